@@ -11,7 +11,6 @@ from transformers import FlaxRobertaForSequenceClassification, FlaxRobertaForTok
 from mlm.model import classifier
 from mlm.model.families import ROBERTA
 from mlm.model.layers import Noise
-from mlm.model.module import Inputs
 from tests.fixtures import INFO, random_batch
 
 LABELS = ("no", "perhaps", "yes")
@@ -63,8 +62,9 @@ def test_logits_of_tokens_are_the_stock_ones():
     key = jax.random.key(1)
     module = classifier.make_module(config)
     seed = module.apply({}, method=lambda bound: jax.random.bits(bound.make_rng("dropout")), rngs={"dropout": key})
-    inputs = Inputs(*columns, None, None, Noise(seed, np.arange(6, dtype=np.uint32)))
-    hidden = module.apply({"params": params}, inputs, None, method="encode").last_BxKxH
+    noise = Noise(seed, np.arange(6, dtype=np.uint32))
+    rows = module.make_rows(*columns, None, None, noise)
+    hidden = module.apply({"params": params}, method=lambda bound: bound.body(columns[0], rows, None))[-1]
     without = hidden @ params["classifier"]["kernel"] + params["classifier"]["bias"]
     assert np.abs(module.logits(params, *columns, None, key) - without).max() > 0.1, "no dropout before it"
 

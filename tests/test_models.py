@@ -209,7 +209,7 @@ def test_the_loop_trains_any_flax_class_of_transformers(family):
     run = tiny_run(f"model.family={family}", "model.implementation=transformers", "model.layers=2")
     state, batch = run.init(), sharding.put_batch(random_batch(16), run.mesh, 16)
     masked = jax.device_get(run.inputs(batch, 0))
-    flax_class = getattr(transformers, f"Flax{run.module.name}ForMaskedLM")
+    flax_class = getattr(transformers, f"Flax{run.module.flax_name}ForMaskedLM")
     model = flax_class(run.module.config, _do_init=False)
     inputs = {"input_ids": masked.ids_BxL, "attention_mask": masked.attention_BxL}
     if family != "distilbert":

@@ -10,7 +10,7 @@ import pytest
 from mlm.model import attention
 from mlm.model.families import family_of
 from mlm.model.layers import Noise
-from mlm.model.module import Compute, Inputs, position_ids, segment_and_position_ids
+from mlm.model.module import Compute, position_ids, segment_and_position_ids
 from mlm.training import sharding
 from tests.fixtures import INFO, random_batch, shared_run, slow, tiny_run
 
@@ -119,8 +119,11 @@ def encode(module, params, ids, mask, tokens=None, key=None, rows=None):
     """The last hidden states, with dropout if there is a key."""
     rows = np.arange(len(ids), dtype=np.uint32) if rows is None else rows
     noise = None if key is None else Noise(jax.random.bits(key), rows)
-    inputs = Inputs(ids, mask, None, None, noise)
-    return module.apply({"params": params}, inputs, tokens, method="encode").last_BxKxH
+
+    def states(bound):
+        return bound.body(ids, bound.make_rows(ids, mask, None, None, noise), tokens)
+
+    return module.apply({"params": params}, method=states)[-1]
 
 
 @pytest.mark.parametrize("remat", [{}, {"recompute_layers": True}, {"recomputed_feed_forwards": 1}])

@@ -140,13 +140,8 @@ def _split(kernel: Attention, mesh: Mesh, *args: Array | Rotation | None) -> Arr
 
 
 def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, window):
-    attend = _whole_rows
     if window and 3 * window < segments_BxL.shape[1]:
-        attend = _blocks
-    return attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window)
-
-
-def _whole_rows(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window):
+        return _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window)
     allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
     return _weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed, dropout_mask_LxL, heads)
 

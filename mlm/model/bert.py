@@ -20,12 +20,9 @@ from mlm.model.module import (
     SEQUENCES,
     AttentionKernel,
     Compute,
-    Encoded,
-    Inputs,
     Layers,
     Model,
     Rows,
-    segment_and_position_ids,
     take_tokens,
     vocabulary_logits,
 )
@@ -48,9 +45,9 @@ class Embeddings(nn.Module):
         self.LayerNorm = LayerNorm(config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def __call__(self, inputs: Inputs, rows: Rows) -> Array:
-        types = 0 if inputs.token_types_BxL is None else inputs.token_types_BxL.astype(jnp.int32)
-        x_BxLxH = self.word_embeddings(inputs.ids_BxL) + self.position_embeddings(rows.positions)
+    def __call__(self, ids_BxL: Array, rows: Rows) -> Array:
+        types = 0 if rows.token_types_BxL is None else rows.token_types_BxL.astype(jnp.int32)
+        x_BxLxH = self.word_embeddings(ids_BxL) + self.position_embeddings(rows.positions)
         x_BxLxH = x_BxLxH + self.token_type_embeddings(types)
         return self.dropout(self.LayerNorm(x_BxLxH), rows.noise)
 
@@ -153,21 +150,17 @@ class Encoder(nn.Module):
     compute: Compute
     layer_class: type[Layer]
 
-    def setup(self) -> None:
-        self.layer = Layers(self.config, self.compute, self.layer_class)
-
+    @nn.compact
     def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
-        return self.layer(x_BxLxH, rows, tokens_BxK)
+        return Layers(self.config, self.compute, self.layer_class, name="layer")(x_BxLxH, rows, tokens_BxK)
 
 
 class Pooler(nn.Module):
     config: PretrainedConfig
 
-    def setup(self) -> None:
-        self.dense = Dense(self.config.hidden_size, normal(self.config))
-
+    @nn.compact
     def __call__(self, x_BxKxH: Array) -> Array:
-        return jnp.tanh(self.dense(x_BxKxH))
+        return jnp.tanh(Dense(self.config.hidden_size, normal(self.config), name="dense")(x_BxKxH))
 
 
 class Body(nn.Module):
@@ -177,55 +170,42 @@ class Body(nn.Module):
     dtype: Any
     compute: Compute
     layer_class: type[Layer]
-    first_position: int = 0  # of a document
 
     def setup(self) -> None:
         self.embeddings = Embeddings(self.config, self.dtype)
         self.encoder = Encoder(self.config, self.compute, self.layer_class)
         self.pooler = Pooler(self.config)  # of BERT's classifiers of rows
 
-    def __call__(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
-        """Returns the hidden states, as `Model.encode` does."""
-        segments_BxL, positions_BxL = segment_and_position_ids(
-            inputs.ids_BxL, inputs.attention_BxL, self.first_position, self.compute.cls_id
-        )
-        if inputs.positions_BxL is not None:
-            positions_BxL = inputs.positions_BxL
-        rows = Rows(segments_BxL, positions_BxL, inputs.noise)
-        states = self.encoder(self.embeddings(inputs, rows), rows, tokens_BxK)
-        return Encoded(states, states[-1])
+    def __call__(self, ids_BxL: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
+        return self.encoder(self.embeddings(ids_BxL, rows), rows, tokens_BxK)
 
 
 class PredictionTransform(nn.Module):
     config: PretrainedConfig
 
-    def setup(self) -> None:
-        self.dense = Dense(self.config.hidden_size, normal(self.config))
-        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
-
+    @nn.compact
     def __call__(self, x_NxH: Array) -> Array:
-        return self.LayerNorm(layers.ACTIVATIONS[self.config.hidden_act](self.dense(x_NxH)))
+        x_NxH = Dense(self.config.hidden_size, normal(self.config), name="dense")(x_NxH)
+        x_NxH = layers.ACTIVATIONS[self.config.hidden_act](x_NxH)
+        return LayerNorm(self.config.layer_norm_eps, name="LayerNorm")(x_NxH)
 
 
 class Predictions(nn.Module):
     config: PretrainedConfig
 
-    def setup(self) -> None:
-        self.transform = PredictionTransform(self.config)
-        self.bias = self.param("bias", nn.initializers.zeros, (self.config.vocab_size,))
-
+    @nn.compact
     def __call__(self, x_BxKxH: Array, embedding_VxH: Array) -> Array:
-        return vocabulary_logits(self.transform, x_BxKxH, embedding_VxH, self.bias)
+        bias_V = self.param("bias", nn.initializers.zeros, (self.config.vocab_size,))
+        transform = PredictionTransform(self.config, name="transform")
+        return vocabulary_logits(transform, x_BxKxH, embedding_VxH, bias_V)
 
 
 class LMHead(nn.Module):
     config: PretrainedConfig
 
-    def setup(self) -> None:
-        self.predictions = Predictions(self.config)
-
+    @nn.compact
     def __call__(self, x_BxKxH: Array, embedding_VxH: Array) -> Array:
-        return self.predictions(x_BxKxH, embedding_VxH)
+        return Predictions(self.config, name="predictions")(x_BxKxH, embedding_VxH)
 
 
 class BertModule(Model):
@@ -234,23 +214,23 @@ class BertModule(Model):
     layer_class = Layer
 
     def setup(self) -> None:
-        self.bert = Body(self.config, self.dtype, self.settings, self.layer_class)
+        self.body = Body(self.config, self.dtype, self.settings, self.layer_class, name="bert")
         if self.head_name == MASKED_LM:
             self.cls = LMHead(self.config)
         else:
             self.dropout = Dropout(classifier_dropout(self.config))
             self.classifier = Logits(self.config.num_labels, normal(self.config))
 
-    def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
+    def make_rows(self, ids_BxL: Array, attention_BxL: Array, token_types_BxL: Array | None, *rest: Any) -> Rows:
         sep_id = self.config.sep_token_id
-        if self.head_name == SEQUENCES and inputs.token_types_BxL is None and sep_id is not None:
-            inputs = inputs._replace(token_types_BxL=second_texts(inputs.ids_BxL, inputs.attention_BxL, sep_id))
-        return self.bert(inputs, tokens_BxK)
+        if self.head_name == SEQUENCES and token_types_BxL is None and sep_id is not None:
+            token_types_BxL = second_texts(ids_BxL, attention_BxL, sep_id)
+        return super().make_rows(ids_BxL, attention_BxL, token_types_BxL, *rest)
 
     def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
         if self.head_name == MASKED_LM:
-            return self.cls(x_BxKxH, self.bert.embeddings.word_embeddings.embedding)
-        x_BxKxH = self.bert.pooler(x_BxKxH) if self.head_name == SEQUENCES else x_BxKxH
+            return self.cls(x_BxKxH, self.body.embeddings.word_embeddings.embedding)
+        x_BxKxH = self.body.pooler(x_BxKxH) if self.head_name == SEQUENCES else x_BxKxH
         return self.classifier(self.dropout(x_BxKxH, noise))
 
     @nn.nowrap

@@ -59,7 +59,6 @@ class Family:
     name: str  # in transformers' classes: NAMEForMaskedLM
     config_class: type[PretrainedConfig]
     module: type[Model] | None  # None if transformers' own class alone computes it
-    counts_from_pad: bool = False  # whether positions start at the padding id + 1, as in RoBERTa
 
     @functools.cached_property
     def _small_config(self) -> PretrainedConfig:
@@ -70,7 +69,7 @@ class Family:
     @functools.cached_property
     def _shapes(self) -> dict[Path, tuple[int, ...]]:
         if self.module is None:
-            model = TransformersModel(self.name, self._small_config, "float32", 0, REPLICATED)
+            model = TransformersModel(self._small_config, flax_name=self.name)
         else:
             model = self.module(self._small_config)
         leaves = flatten_dict(jax.eval_shape(lambda: model.init_params(jax.random.key(0))))
@@ -124,8 +123,8 @@ class Family:
             config.classifier_activation = model.activation
             config.global_rope_theta, config.local_rope_theta = model.global_rope_theta, model.local_rope_theta
             config.cls_token_id, config.sep_token_id = special_ids["cls"], special_ids["sep"]
-        elif self.counts_from_pad:
-            config.max_position_embeddings += special_ids["pad"] + 1
+        elif first := first_position(config):  # RoBERTa
+            config.max_position_embeddings += first
             config.type_vocab_size = 1
         if hasattr(config, "attention_type"):  # BigBird's other one takes rows of whole blocks alone
             config.attention_type = "original_full"
@@ -140,7 +139,7 @@ class Family:
 
     def make_module(
         self, config: PretrainedConfig, head: str = MASKED_LM, dtype: str = "float32", compute: Compute = DEFAULT
-    ) -> Model | TransformersModel:
+    ) -> Model:
         """Returns the model with a head."""
         if self.module is None:
             return self.transformers_model(config, dtype, recompute_layers=compute.recompute_layers)
@@ -148,8 +147,14 @@ class Family:
 
     def transformers_model(self, config: PretrainedConfig, dtype: str, *, recompute_layers: bool) -> TransformersModel:
         """Returns transformers' own masked language model."""
-        rules = REPLICATED if self.module is None else self.module(config).partition_rules()
-        return TransformersModel(self.name, config, dtype, first_position(config), rules, recompute_layers)
+        return TransformersModel(
+            config,
+            dtype,
+            compute=Compute(recompute_layers=recompute_layers),
+            flax_name=self.name,
+            first_position=first_position(config),
+            rules=REPLICATED if self.module is None else self.module(config).partition_rules(),
+        )
 
     def resize_vocabulary(self, params: Params, size: int) -> Params:
         """Returns the parameters with `size` rows in word embedding and decoder's bias: cut off, or zeros added."""
@@ -160,10 +165,10 @@ class Family:
         return unflatten_dict(flat)
 
 
-ROBERTA = Family("Roberta", RobertaConfig, roberta.RobertaModule, counts_from_pad=True)
-XLM_ROBERTA = Family("XLMRoberta", XLMRobertaConfig, roberta.RobertaModule, counts_from_pad=True)
-CAMEMBERT = Family("Camembert", CamembertConfig, roberta.RobertaModule, counts_from_pad=True)
-PRE_NORM = Family("RobertaPreLayerNorm", RobertaPreLayerNormConfig, roberta.PreNormModule, counts_from_pad=True)
+ROBERTA = Family("Roberta", RobertaConfig, roberta.RobertaModule)
+XLM_ROBERTA = Family("XLMRoberta", XLMRobertaConfig, roberta.RobertaModule)
+CAMEMBERT = Family("Camembert", CamembertConfig, roberta.RobertaModule)
+PRE_NORM = Family("RobertaPreLayerNorm", RobertaPreLayerNormConfig, roberta.PreNormModule)
 BERT = Family("Bert", BertConfig, bert.BertModule)
 MODERNBERT = Family("ModernBert", ModernBertConfig, modernbert.ModernBertModule)
 FAMILIES = {
@@ -235,7 +240,8 @@ def set_dropout(config: PretrainedConfig, model: ConfigDict) -> None:
 
 def first_position(config: PretrainedConfig) -> int:
     """Returns the first entry of the position table that a token reads: RoBERTa counts from pad id + 1."""
-    return config.pad_token_id + 1 if family_of(config).counts_from_pad else 0
+    module = family_of(config).module
+    return module(config).first_position if module else 0
 
 
 def at_path(params: Params, path: Path) -> Any:
@@ -245,7 +251,7 @@ def at_path(params: Params, path: Path) -> Any:
 
 def make_module(
     model: ConfigDict, info: DatasetInfo, *, isolated: bool = False, module_class: type[Model] | None = None
-) -> Model | TransformersModel:
+) -> Model:
     """Returns the language model of the config's group `model`, with the attention that runs on any device.
 
     `module_class` is a subclass of the family's own module, in its place.

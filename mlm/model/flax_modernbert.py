@@ -53,13 +53,7 @@ class FlaxModernBertPreTrainedModel(FlaxPreTrainedModel):
 
     def init_weights(self, rng: Array, input_shape: tuple[int, int], params: dict | None = None) -> dict:
         """Returns drawn parameters, or `params` with those that it lacks."""
-        drawn = self.module.init_params(rng)
-        if params is None:
-            return drawn
-        flat, missing = flatten_dict(unfreeze(params)), flatten_dict(drawn)
-        flat |= {name: missing[name] for name in self._missing_keys}
-        self._missing_keys = set()
-        return unflatten_dict(flat)
+        return unflatten_dict(flatten_dict(self.module.init_params(rng)) | flatten_dict(unfreeze(params or {})))
 
     def __call__(
         self,

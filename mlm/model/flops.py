@@ -10,8 +10,8 @@ WORD_EMBEDDING = re.compile(r".*/(word|tok)_embeddings/embedding")
 
 
 def mean_keys(length: int, window: int) -> float:
-    """Returns how many tokens one attends to on average, given the row and how far it sees to each side."""
-    return 2 * window + 1 - window * (window + 1) / length if window < length else length
+    """Returns how many tokens of a row one attends to on average, `window` on each side, or all if that is 0."""
+    return 2 * window + 1 - window * (window + 1) / length if 0 < window < length else length
 
 
 def train_flops_per_token(

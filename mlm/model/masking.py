@@ -9,7 +9,8 @@ Dimensions: B rows, L tokens in a row, K predictions in a row (static), V entrie
 import dataclasses
 import functools
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,19 +35,9 @@ class Masked(NamedTuple):
     weights_BxK: Array  # float32: 1 for a prediction, 0 for a filler
 
 
-class Masking(Protocol):
-    """A way to draw masks: TokenMasking, or your own, a pure function of the key and each row's record and epoch."""
-
-    def __call__(
-        self,
-        key: Array,
-        ids_BxL: Array,
-        attention_BxL: Array,
-        record_B: Array,
-        epoch_B: Array,
-        rate: Rate | None = None,
-    ) -> Masked:
-        """Draws the masks of a batch; `rate` is the step's, None where it is constant."""
+# (key, ids_BxL, attention_BxL, record_B, epoch_B, the step's rate or None where it is constant) -> the batch's masks, a
+# pure function of the key and of each row's record and epoch: a TokenMasking, or your own.
+Masking = Callable[[Array, Array, Array, Array, Array, Rate | None], Masked]
 
 
 def rate_schedule(rate: float, end_rate: float, steps: int) -> optax.Schedule | None:
@@ -258,9 +249,6 @@ def _uniform(bits: Array) -> Array:
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
 
 
-MASKING = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
-
-
 def make_masking(config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarray | None) -> TokenMasking:
     """Returns the masking of the config's group `masking`; words and spans need the word starts to draw masks."""
     if word_starts_V is not None and len(word_starts_V) != info.vocab_size:
@@ -268,8 +256,13 @@ def make_masking(config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarra
             f"config.masking.kind = {config.kind}: the tokenizer has {len(word_starts_V)} entries, the shards were "
             f"made with one of {info.vocab_size}; use a tokenizer and shards that belong together."
         )
-    make = functools.partial(
-        MASKING[config.kind],
+    starts, longest = None if word_starts_V is None else word_starts_V.tobytes(), config.longest
+    make = {
+        "token": TokenMasking,
+        "word": functools.partial(WordMasking, starts=starts, longest=longest),
+        "span": functools.partial(SpanMasking, starts=starts, longest=longest, span_p=config.span_p),
+    }
+    return make[config.kind](
         rate=config.rate,
         mask_share=config.mask_share,
         random_share=config.random_share,
@@ -279,12 +272,6 @@ def make_masking(config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarra
         end_rate=config.end_rate,
         static=config.static,
     )
-    if config.kind == "token":
-        return make()
-    starts, longest = None if word_starts_V is None else word_starts_V.tobytes(), config.longest
-    if config.kind == "word":
-        return make(starts=starts, longest=longest)
-    return make(starts=starts, longest=longest, span_p=config.span_p)
 
 
 def make_eval_masking(masking: TokenMasking, count: str) -> TokenMasking:

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 from transformers import ModernBertConfig
 
-from mlm.model import flops, layers
+from mlm.model import layers
 from mlm.model import partition_rules as rules
 from mlm.model.attention import Rotation
 from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, Noise, SplitDense
@@ -26,12 +26,9 @@ from mlm.model.module import (
     MASKED_LM,
     AttentionKernel,
     Compute,
-    Encoded,
-    Inputs,
     Layers,
     Model,
     Rows,
-    segment_and_position_ids,
     take_tokens,
     vocabulary_logits,
 )
@@ -144,18 +141,8 @@ class Body(nn.Module):
         self.layers = Layers(self.config, self.compute, self.layer_class)
         self.final_norm = LayerNorm(self.config.norm_eps, use_bias=False)
 
-    def __call__(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
-        """Returns the hidden states, as `Model.encode` does."""
-        segments_BxL, positions_BxL = segment_and_position_ids(
-            inputs.ids_BxL, inputs.attention_BxL, 0, self.compute.cls_id
-        )
-        if inputs.positions_BxL is not None:
-            positions_BxL = inputs.positions_BxL
-        elif self.compute.cls_id is None:
-            positions_BxL = jnp.arange(inputs.ids_BxL.shape[1])[None]  # rotations that all rows share
-        rows = Rows(segments_BxL, rotations(self.config, positions_BxL), inputs.noise)
-        states = self.layers(self.embeddings(inputs.ids_BxL, inputs.noise), rows, tokens_BxK)
-        return Encoded(states, self.final_norm(states[-1]))
+    def __call__(self, ids_BxL: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
+        return self.layers(self.embeddings(ids_BxL, rows.noise), rows, tokens_BxK)
 
 
 def rotations(config: ModernBertConfig, positions_BxL: Array) -> dict[str, Rotation]:
@@ -175,12 +162,11 @@ def rotations(config: ModernBertConfig, positions_BxL: Array) -> dict[str, Rotat
 class PredictionHead(nn.Module):
     config: ModernBertConfig
 
-    def setup(self) -> None:
-        self.dense = Dense(self.config.hidden_size, narrow(self.config), use_bias=False)
-        self.norm = LayerNorm(self.config.norm_eps, use_bias=False)
-
+    @nn.compact
     def __call__(self, x_BxKxH: Array) -> Array:
-        return self.norm(layers.ACTIVATIONS[self.config.classifier_activation](self.dense(x_BxKxH)))
+        x_BxKxH = Dense(self.config.hidden_size, narrow(self.config), use_bias=False, name="dense")(x_BxKxH)
+        x_BxKxH = layers.ACTIVATIONS[self.config.classifier_activation](x_BxKxH)
+        return LayerNorm(self.config.norm_eps, use_bias=False, name="norm")(x_BxKxH)
 
 
 class DecoderBias(nn.Module):
@@ -200,7 +186,7 @@ class ModernBertModule(Model):
 
     def setup(self) -> None:
         config = self.config
-        self.model = Body(config, self.dtype, self.settings, self.layer_class)
+        self.body = Body(config, self.dtype, self.settings, self.layer_class, name="model")
         self.head = PredictionHead(config)
         if self.head_name == MASKED_LM:
             self.decoder = DecoderBias(config.vocab_size)
@@ -208,12 +194,23 @@ class ModernBertModule(Model):
             self.dropout = Dropout(config.classifier_dropout)
             self.classifier = Logits(config.num_labels, truncated_normal(config, config.hidden_size**-0.5))
 
-    def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
-        return self.model(inputs, tokens_BxK)
+    def make_rows(
+        self,
+        ids_BxL: Array,
+        attention_BxL: Array,
+        token_types_BxL: Array | None,
+        positions_BxL: Array | None,
+        noise: Noise | None,
+    ) -> Rows:
+        if positions_BxL is None and self.compute.cls_id is None:
+            positions_BxL = jnp.arange(ids_BxL.shape[1])[None]  # rotations that all rows share
+        rows = super().make_rows(ids_BxL, attention_BxL, token_types_BxL, positions_BxL, noise)
+        return rows._replace(positions=rotations(self.config, rows.positions))
 
     def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
+        x_BxKxH = self.body.final_norm(x_BxKxH)
         if self.head_name == MASKED_LM:
-            embedding_VxH = self.model.embeddings.tok_embeddings.embedding
+            embedding_VxH = self.body.embeddings.tok_embeddings.embedding
             return vocabulary_logits(self.head, x_BxKxH, embedding_VxH, self.decoder())
         return self.classifier(self.dropout(self.head(x_BxKxH), noise))
 
@@ -222,11 +219,6 @@ class ModernBertModule(Model):
         head = rules.MODERNBERT_LM_HEAD if self.head_name == MASKED_LM else rules.MODERNBERT_CLASSIFIER
         return rules.MODERNBERT + head
 
-    @property
-    def local_window(self) -> int:
-        return window(self.config, 1) if self.config.num_hidden_layers > 1 else 0
-
     @nn.nowrap
-    def attention_keys(self, length: int) -> list[float]:
-        windows = [window(self.config, index) for index in range(self.config.num_hidden_layers)]
-        return [flops.mean_keys(length, tokens) if tokens else length for tokens in windows]
+    def windows(self) -> list[int]:
+        return [window(self.config, index) for index in range(self.config.num_hidden_layers)]

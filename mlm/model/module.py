@@ -34,28 +34,12 @@ MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClass
 OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutput, TOKENS: FlaxTokenClassifierOutput}
 
 
-class Inputs(NamedTuple):
-    """What a model reads, int32 [B, L]."""
-
-    ids_BxL: Array
-    attention_BxL: Array
-    token_types_BxL: Array | None
-    positions_BxL: Array | None
-    noise: Noise | None  # None for no dropout
-
-
-class Encoded(NamedTuple):
-    """Hidden states [B, L, H]."""
-
-    states: list[Array]  # of the embeddings, then of each layer
-    last_BxKxH: Array  # that the heads read: the last ones, of pre-norm models normed
-
-
 class Rows(NamedTuple):
     """What the layers are told of a batch of rows besides their vectors."""
 
     segments_BxL: Array  # int32: the document of each token, 0 for padding
     positions: Any  # of the tokens, as the family has them: int32 [B, L], or rotations
+    token_types_BxL: Array | None  # int32; None for 0
     noise: Noise | None  # None for no dropout
 
 
@@ -147,8 +131,9 @@ class Layers(nn.Module):
 class Model(nn.Module):
     """A body and a head, called as transformers calls its modules.
 
-    A changed one has `partition_rules` for parameters of other names, and `in_transformers = True` if some class of
-    transformers computes as it does; otherwise an export has Flax weights alone.
+    Its `setup` makes `self.body` and a head for each `head_name`. A changed model has `partition_rules` for parameters
+    of other names, and `in_transformers = True` if some class of transformers computes as it does; otherwise an export
+    has Flax weights alone.
     """
 
     in_transformers = True  # a class attribute, not a field
@@ -171,12 +156,28 @@ class Model(nn.Module):
             self.compute, recompute_layers=self.compute.recompute_layers or self.gradient_checkpointing
         )
 
-    def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
-        """Returns the hidden states; those of the last layer are of `tokens_BxK` alone."""
-        raise NotImplementedError
+    @property
+    def first_position(self) -> int:
+        """The position of a document's first token."""
+        return 0
+
+    def make_rows(
+        self,
+        ids_BxL: Array,
+        attention_BxL: Array,
+        token_types_BxL: Array | None,
+        positions_BxL: Array | None,
+        noise: Noise | None,
+    ) -> Rows:
+        """Returns what the layers are told; `positions_BxL` is None for those that transformers counts."""
+        segments_BxL, counted_BxL = segment_and_position_ids(
+            ids_BxL, attention_BxL, self.first_position, self.compute.cls_id
+        )
+        positions_BxL = counted_BxL if positions_BxL is None else positions_BxL
+        return Rows(segments_BxL, positions_BxL, token_types_BxL, noise)
 
     def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
-        """Returns the logits of the head [B, K, V or classes]; a row is classified by its first token, K = 1."""
+        """Returns the head's logits [B, K, V or classes] of last hidden states; a row is classified by its first."""
         raise NotImplementedError
 
     def __call__(
@@ -211,18 +212,16 @@ class Model(nn.Module):
         if not deterministic:
             rows_B = jnp.arange(len(input_ids), dtype=jnp.uint32) if rows_B is None else rows_B
             noise = Noise(jax.random.bits(self.make_rng("dropout")), rows_B)
-        inputs = Inputs(input_ids, attention_mask, token_type_ids, position_ids, noise)
-        if self.head_name == SEQUENCES:
-            first_Bx1 = None if output_hidden_states else jnp.zeros((len(input_ids), 1), jnp.int32)
-            encoded = self.encode(inputs, first_Bx1)
-            logits = self.predict(encoded.last_BxKxH[:, :1], noise)[:, 0]
-        else:
-            encoded = self.encode(inputs, predicted_BxK)
-            logits = self.predict(encoded.last_BxKxH, noise)
-        states = tuple(encoded.states) if output_hidden_states else None
+        rows = self.make_rows(input_ids, attention_mask, token_type_ids, position_ids, noise)
+        of_rows, tokens_BxK = self.head_name == SEQUENCES, predicted_BxK
+        if of_rows:
+            tokens_BxK = None if output_hidden_states else jnp.zeros((len(input_ids), 1), jnp.int32)
+        states = self.body(input_ids, rows, tokens_BxK)  # [B, L, H] of the embeddings and of each layer
+        logits = self.predict(states[-1][:, :1], noise)[:, 0] if of_rows else self.predict(states[-1], noise)
+        hidden_states = tuple(states) if output_hidden_states else None
         if return_dict:
-            return OUTPUTS[self.head_name](logits=logits, hidden_states=states)
-        return (logits,) if states is None else (logits, states)
+            return OUTPUTS[self.head_name](logits=logits, hidden_states=hidden_states)
+        return (logits,) if hidden_states is None else (logits, hidden_states)
 
     @nn.nowrap
     def partition_rules(self) -> PartitionRules:
@@ -232,19 +231,14 @@ class Model(nn.Module):
     @nn.nowrap
     def with_attention(self, make: Callable[[int], Attention]) -> Self:
         """Returns the module with the kernels `make(window)`; a window of 0 is the whole row."""
-        window = self.local_window
+        window = max(self.windows())
         local = make(window) if window else None
         return self.clone(compute=dataclasses.replace(self.compute, attend=make(0), attend_locally=local))
 
-    @property
-    def local_window(self) -> int:
-        """How many tokens local layers see on each side, 0 if there are no such layers."""
-        return 0
-
     @nn.nowrap
-    def attention_keys(self, length: int) -> list[float]:
-        """Returns, for each layer, how many tokens of a row one attends to on average."""
-        return [length] * self.config.num_hidden_layers
+    def windows(self) -> list[int]:
+        """Returns for each layer how many tokens it sees on each side, 0 for the whole row."""
+        return [0] * self.config.num_hidden_layers
 
     @nn.nowrap
     def flops_per_token(self, params: Params, *, length: int, predicted_share: float, vocab_size: int) -> float:
@@ -252,7 +246,7 @@ class Model(nn.Module):
         return flops.train_flops_per_token(
             {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()},
             hidden=self.config.hidden_size,
-            keys=self.attention_keys(length),
+            keys=[flops.mean_keys(length, window) for window in self.windows()],
             predicted_share=predicted_share,
             vocab_size=vocab_size if self.head_name == MASKED_LM else 0,
         )

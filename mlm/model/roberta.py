@@ -14,7 +14,7 @@ from mlm.model import layers
 from mlm.model import partition_rules as rules
 from mlm.model.bert import Body, Layer, PreNormLayer, classifier_dropout, normal
 from mlm.model.layers import Dense, Dropout, LayerNorm, Logits, Noise
-from mlm.model.module import MASKED_LM, SEQUENCES, Encoded, Inputs, Model, vocabulary_logits
+from mlm.model.module import MASKED_LM, SEQUENCES, Model, vocabulary_logits
 
 
 class PreNormBody(Body):
@@ -23,10 +23,6 @@ class PreNormBody(Body):
     def setup(self) -> None:
         super().setup()
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
-
-    def __call__(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
-        encoded = super().__call__(inputs, tokens_BxK)
-        return encoded._replace(last_BxKxH=self.LayerNorm(encoded.last_BxKxH))
 
 
 class LMHead(nn.Module):
@@ -47,32 +43,24 @@ class LMHead(nn.Module):
 class ClassificationHead(nn.Module):
     config: PretrainedConfig
 
-    def setup(self) -> None:
-        self.dense = Dense(self.config.hidden_size, normal(self.config))
-        self.out_proj = Logits(self.config.num_labels, normal(self.config))
-        self.first_dropout = Dropout(classifier_dropout(self.config))
-        self.last_dropout = Dropout(classifier_dropout(self.config))
-
+    @nn.compact
     def __call__(self, x_BxKxH: Array, noise: Noise | None) -> Array:
-        x_BxKxH = jnp.tanh(self.dense(self.first_dropout(x_BxKxH, noise)))
-        return self.out_proj(self.last_dropout(x_BxKxH, noise))
+        config, rate = self.config, classifier_dropout(self.config)
+        x_BxKxH = Dropout(rate, name="first_dropout")(x_BxKxH, noise)
+        x_BxKxH = jnp.tanh(Dense(config.hidden_size, normal(config), name="dense")(x_BxKxH))
+        x_BxKxH = Dropout(rate, name="last_dropout")(x_BxKxH, noise)
+        return Logits(config.num_labels, normal(config), name="out_proj")(x_BxKxH)
 
 
 class RobertaModule(Model):
     """RoBERTa under any head."""
 
+    body_class = Body
+    body_name = "roberta"
     layer_class = Layer
 
     def setup(self) -> None:
-        first = self.config.pad_token_id + 1
-        self.roberta = Body(self.config, self.dtype, self.settings, self.layer_class, first)
-        self.setup_head()
-
-    @property
-    def body(self) -> Body:
-        return self.roberta
-
-    def setup_head(self) -> None:
+        self.body = self.body_class(self.config, self.dtype, self.settings, self.layer_class, name=self.body_name)
         if self.head_name == MASKED_LM:
             self.lm_head = LMHead(self.config)
         elif self.head_name == SEQUENCES:
@@ -81,8 +69,9 @@ class RobertaModule(Model):
             self.dropout = Dropout(classifier_dropout(self.config))
             self.classifier = Logits(self.config.num_labels, normal(self.config))
 
-    def encode(self, inputs: Inputs, tokens_BxK: Array | None) -> Encoded:
-        return self.body(inputs, tokens_BxK)
+    @property
+    def first_position(self) -> int:
+        return self.config.pad_token_id + 1
 
     def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
         if self.head_name == MASKED_LM:
@@ -99,13 +88,9 @@ class RobertaModule(Model):
 class PreNormModule(RobertaModule):
     """RoBERTa with pre-norm under any head."""
 
+    body_class = PreNormBody
+    body_name = "roberta_prelayernorm"
     layer_class = PreNormLayer
 
-    def setup(self) -> None:
-        first = self.config.pad_token_id + 1
-        self.roberta_prelayernorm = PreNormBody(self.config, self.dtype, self.settings, self.layer_class, first)
-        self.setup_head()
-
-    @property
-    def body(self) -> Body:
-        return self.roberta_prelayernorm
+    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
+        return super().predict(self.body.LayerNorm(x_BxKxH), noise)
