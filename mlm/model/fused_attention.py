@@ -19,7 +19,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mlm.model.fused_kernels import LANES, Sizes, backward, forward, step
+from mlm.model.fused_kernels import LANES, Backward, Forward, Sizes, step
 
 LONGEST = 8192  # tokens: the gradient of a row's queries stays in a core's memory, in float32
 LONGEST_WITH_DROPOUT = 512  # tokens: so does the mask
@@ -89,6 +89,18 @@ def width_of(hidden: int, heads: int) -> int:
     return max(LANES, hidden // heads) if hidden % LANES == 0 else hidden
 
 
+def _parts(chunk: int, halo: int, length: int) -> list[tuple[int, Callable]]:
+    """Returns [(tokens, chunk's index -> its index)] of a chunk; with a halo, of those before and after it as well."""
+    if not halo:
+        return [(chunk, lambda c: c)]
+    halos_of_chunk, last_halo = chunk // halo, length // halo - 1
+    return [
+        (halo, lambda c: jnp.maximum(c * halos_of_chunk - 1, 0)),
+        (chunk, lambda c: c),
+        (halo, lambda c: jnp.minimum((c + 1) * halos_of_chunk, last_halo)),
+    ]
+
+
 def _specs(size: Sizes, length: int, at: Callable) -> Callable:
     """Returns `(of_keys, halo, shape, index) -> [specs]` of a chunk and its halos.
 
@@ -96,18 +108,14 @@ def _specs(size: Sizes, length: int, at: Callable) -> Callable:
     """
 
     def specs(of_keys: bool, halo: int, shape: Callable, index: Callable) -> list[pl.BlockSpec]:
-        chunk = size.keys if of_keys else size.queries
-        parts = [(chunk, lambda c: c)]
-        if halo:
-            halos_of_chunk, last_halo = chunk // halo, length // halo - 1
-            before = lambda c: jnp.maximum(c * halos_of_chunk - 1, 0)  # noqa: E731
-            after = lambda c: jnp.minimum((c + 1) * halos_of_chunk, last_halo)  # noqa: E731
-            parts = [(halo, before), *parts, (halo, after)]
-
         def spec(tokens: int, chunk_index: Callable) -> pl.BlockSpec:
-            return pl.BlockSpec(shape(tokens), lambda *g: index(*at(*g)[:2], chunk_index(at(*g)[2 + of_keys])))
+            def block_index(*grid: Array) -> tuple[Array, ...]:
+                row, block, *chunks = at(*grid)
+                return index(row, block, chunk_index(chunks[of_keys]))
 
-        return [spec(*part) for part in parts]
+            return pl.BlockSpec(shape(tokens), block_index)
+
+        return [spec(*part) for part in _parts(size.keys if of_keys else size.queries, halo, length)]
 
     return specs
 
@@ -157,11 +165,10 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
         out_specs = specs(False, 0, *x) + stats_spec
         out_shape = [x_shape, jax.ShapeDtypeStruct((rows, blocks, together, length), jnp.float32)]
         scratch = [(n, size.queries) for n in (width, together, together)] if size.key_steps > 1 else []
-    stages_of = backward if is_backward else forward
-    rotated = "" if rotation is None else "_rotated"
+    kernel, rotated = Backward if is_backward else Forward, "" if rotation is None else "_rotated"
     call = pl.pallas_call(
-        functools.partial(step, stages_of=stages_of, head_size=head_size, window=window, size=size, operand=operand),
-        name=f"fused_attention_{stages_of.__name__}_{window}{rotated}",  # as plan reads it
+        functools.partial(step, kernel=kernel, head_size=head_size, window=window, size=size, operand=operand),
+        name=f"fused_attention_{kernel.__name__.lower()}_{window}{rotated}",  # as plan reads it
         grid=grid,
         in_specs=[spec for _, spec in inputs],
         out_specs=out_specs,

@@ -1,16 +1,16 @@
 """The kernels of fused_attention.py.
 
 A step of the grid has a chunk of queries and one of keys of a row, or several short rows. The work on a tile of a chunk
-is emitted in stages: the compiler keeps to the order of independent operations, and has the vector units work on one
-tile while the matrix units work on the next. The scores' units are those of 2^x: queries are scaled by log2(e) too.
+is a generator of STAGES stages: the compiler keeps to the order of independent operations, and has the vector units
+work on one tile while the matrix units work on the next. The scores' units are those of 2^x: queries are scaled by
+log2(e) too.
 
 Dimensions: W entries of H in a block, N heads in a block, D head size, Q queries and K keys of a chunk, halos included,
 C queries of a tile, S the keys that they read, T tokens.
 """
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +20,13 @@ from jax.experimental import pallas as pl
 
 LANES = 128
 INPUTS = 10  # of both kernels: a `Chunk`'s
+STAGES = 3  # of both kernels' tiles
 ALIGNED = 32  # keys: where the keys of a tile may start
 MASK_VALUE = -1e30
 NT = (((1,), (1,)), ((), ()))  # x @ y.T
 NN = (((1,), (0,)), ((), ()))  # x @ y
 
-Stages = list[Callable[[], None]]  # of a tile
+Stages = Iterator[None]  # of a tile, to be advanced STAGES times
 
 
 class Sizes(NamedTuple):
@@ -45,17 +46,25 @@ class Sizes(NamedTuple):
         return self.tile == self.queries and self.query_steps == self.key_steps == 1
 
 
-def step(*refs: Any, stages_of: Callable[..., list[Stages]], size: Sizes, **settings: Any) -> None:
+class Tile(NamedTuple):
+    """Queries of a chunk, and the keys that they read."""
+
+    queries: slice  # of Q
+    keys: slice  # of K
+    offset: int  # of the first key from the first query; 0 without a window
+
+
+def step(*refs: Any, kernel: "type[Forward | Backward]", size: Sizes, **settings: Any) -> None:
     """Runs the tiles of a grid step as a software pipeline: each stage beside the previous stage of the next tile."""
     tiles = []
     for row in range(size.rows):
         of_row = jax.tree.map(lambda ref: ref.at[min(row, ref.shape[0] - 1)], refs)  # noqa: B023
-        tiles += stages_of(*of_row, size=size, **settings)
-    behind_most = len(tiles[0])
-    for number in range(len(tiles) + behind_most - 1):
-        for behind in range(behind_most):
-            if 0 <= number - behind < len(tiles):
-                tiles[number - behind][behind]()
+        chunk = kernel(*of_row, size=size, **settings)
+        tiles += [chunk.work(tile) for tile in chunk.tiles]
+    for newest in range(len(tiles) + STAGES - 1):
+        for behind in range(STAGES):
+            if 0 <= newest - behind < len(tiles):
+                next(tiles[newest - behind], None)
 
 
 def _dot(x: Array, y: Array, dims: tuple) -> Array:
@@ -96,8 +105,10 @@ class Chunk:
     Arguments are lists of refs: the chunk, or halo before, chunk and halo after.
     """
 
-    def __init__(self, q, k, v, keys, queries, mask, *angles, backward, head_size, window, size, operand):
-        self.size, self.window, self.mask = size, window, mask
+    is_backward = False
+
+    def __init__(self, q, k, v, keys, queries, mask, *angles, head_size, window, size, operand):
+        self.size, self.window, self.mask, self.head_size, self.operand = size, window, mask, head_size, operand
         angles = [_joined(refs, 1) for refs in angles if refs]
         self.q_angles, self.k_angles = (angles[:2], angles[2:]) if angles else (None, None)
         scale = math.log2(math.e) / math.sqrt(head_size)
@@ -110,18 +121,19 @@ class Chunk:
         self.head_k = self.of_heads(self.k_KxW)
         self.keys_Kx1 = _joined(keys, steps=size.query_steps)
         self.queries_1xQ = _joined(queries, 1) if queries else None
-        # Of each tile: its queries among Q, its keys among K, and how far the first key is from the first query.
-        total, halo = size.keys + 2 * size.halo, size.halo
-        reach = -(-window // ALIGNED) * ALIGNED if window else total
+        self.tiles = list(self._tiles())
+
+    def _tiles(self) -> Iterator[Tile]:
+        size, halo, backward = self.size, self.size.halo, self.is_backward
+        reach = -(-self.window // ALIGNED) * ALIGNED if self.window else size.keys + 2 * halo
         first = -halo if backward else 0
-        self.tiles = []
         for start in range(first, size.queries - first, size.tile):
             # Keys in the halo matter to the queries of the chunk alone.
             halo_read = 0 if backward and not 0 <= start < size.queries else halo
             begin = max(start - reach, -halo_read)
             end = min(start + size.tile + reach, size.keys + halo_read)
-            here = slice(start - first, start - first + size.tile)
-            self.tiles.append((here, slice(begin + halo, end + halo), begin - start if window else 0))
+            queries = slice(start - first, start - first + size.tile)
+            yield Tile(queries, slice(begin + halo, end + halo), begin - start if self.window else 0)
 
     def of_heads(self, x_KxW: Array) -> list[Array]:
         """Returns for each head x with 0 for the entries of other heads."""
@@ -134,137 +146,140 @@ class Chunk:
         x_WxK = x_KxW.T
         return lambda near: x_WxK
 
-    def bias(self, tile: int) -> Array:
+    def bias(self, tile: Tile) -> Array:
         """Returns the mask bias of a tile's scores, [S, C] or [S, 1]: 0, or MASK_VALUE."""
-        here, near, offset = self.tiles[tile]
-        keys_Sx1 = self.keys_Kx1[near]
+        keys_Sx1 = self.keys_Kx1[tile.keys]
         allowed = keys_Sx1 > 0
         if self.queries_1xQ is not None:
-            allowed = allowed & (keys_Sx1 == self.queries_1xQ[:, here])
+            allowed = allowed & (keys_Sx1 == self.queries_1xQ[:, tile.queries])
         if self.window:
-            key, query = (lax.broadcasted_iota(jnp.int32, (near.stop - near.start, self.size.tile), i) for i in (0, 1))
-            allowed = allowed & (jnp.abs(key - query + offset) <= self.window)
+            shape = tile.keys.stop - tile.keys.start, self.size.tile
+            key, query = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+            allowed = allowed & (jnp.abs(key - query + tile.offset) <= self.window)
         return jnp.where(allowed, 0.0, MASK_VALUE)
 
-    def dropped(self, tile: int, x_SxC: Array) -> Array:
+    def dropped(self, tile: Tile, x_SxC: Array) -> Array:
         """Applies the dropout mask to a tile, if there is one."""
-        here, near, _ = self.tiles[tile]
-        return x_SxC * self.mask[0][near, here].astype(x_SxC.dtype) if self.mask else x_SxC
-
-    def stages(self, *stages: Callable[[int], None]) -> list[Stages]:
-        """Returns the stages of each tile."""
-        return [[functools.partial(stage, tile) for stage in stages] for tile in range(len(self.tiles))]
+        return x_SxC * self.mask[0][tile.keys, tile.queries].astype(x_SxC.dtype) if self.mask else x_SxC
 
 
-def forward(*refs, operand, **settings):
-    """Returns the forward stages of a row's tiles; `scratch` carries the online softmax over several key chunks."""
-    chunk = Chunk(*refs[:INPUTS], backward=False, operand=operand, **settings)
-    out_ref, logsumexp_ref, *scratch = refs[INPUTS:]
-    v_near, is_first, work = chunk.transposed(chunk.v_KxW), pl.program_id(3) == 0 if scratch else None, {}
+class Forward(Chunk):
+    """The forward kernel; `scratch` carries the online softmax over several key chunks."""
 
-    def scores(tile: int) -> None:
-        here, near, _ = chunk.tiles[tile]
-        bias = chunk.bias(tile)
-        work[tile] = [_dot(k_KxW[near], chunk.q_QxW[here], NT) + bias for k_KxW in chunk.head_k]
+    def __init__(self, *refs, **settings):
+        super().__init__(*refs[:INPUTS], **settings)
+        self.out_ref, self.logsumexp_ref, *self.scratch = refs[INPUTS:]
+        self.v_near = self.transposed(self.v_KxW)
+        self.is_first = pl.program_id(3) == 0 if self.scratch else None
 
-    def softmax(tile: int) -> None:
-        here, heads = chunk.tiles[tile][0], []
-        for head, scores_SxC in enumerate(work[tile]):
-            largest_1xC, rest_1xC = jnp.max(scores_SxC, axis=0, keepdims=True), None
-            row = slice(head, head + 1)
-            if scratch:
-                before_1xC = jnp.where(is_first, MASK_VALUE, scratch[1][row, here])
-                largest_1xC = jnp.maximum(largest_1xC, before_1xC)
-                rest_1xC = jnp.where(is_first, 0.0, jnp.exp2(before_1xC - largest_1xC))
-            exp_SxC = jnp.exp2(scores_SxC - largest_1xC)
-            total_1xC = jnp.sum(exp_SxC, axis=0, keepdims=True)
-            if scratch:
-                total_1xC = total_1xC + jnp.where(is_first, 0.0, scratch[2][row, here] * rest_1xC)
-                scratch[1][row, here], scratch[2][row, here] = largest_1xC, total_1xC
-            logsumexp_ref[row, here] = largest_1xC + jnp.log2(total_1xC)
-            heads.append((chunk.dropped(tile, exp_SxC.astype(operand)), 1 / total_1xC, rest_1xC))
-        work[tile] = heads
-
-    def context(tile: int) -> None:
-        here, near, _ = chunk.tiles[tile]
-        v_WxS, out = v_near(near), []
-        for rows, (exp_SxC, inverse_1xC, rest_1xC) in zip(chunk.heads, work.pop(tile), strict=True):
+    def work(self, tile: Tile) -> Stages:
+        """Scores, softmax, context."""
+        bias = self.bias(tile)
+        scores = [_dot(k_KxW[tile.keys], self.q_QxW[tile.queries], NT) + bias for k_KxW in self.head_k]
+        yield
+        heads = [self.softmax(tile, slice(head, head + 1), scores_SxC) for head, scores_SxC in enumerate(scores)]
+        yield
+        v_WxS, out = self.v_near(tile.keys), []
+        for rows, (exp_SxC, inverse_1xC, rest_1xC) in zip(self.heads, heads, strict=True):
             sum_DxC = _dot(v_WxS[rows], exp_SxC, NN)
-            if scratch:
-                sum_DxC = sum_DxC + jnp.where(is_first, 0.0, scratch[0][rows, here] * rest_1xC)
-                scratch[0][rows, here] = sum_DxC
+            if self.scratch:
+                sums_WxQ = self.scratch[0]
+                sum_DxC = sum_DxC + jnp.where(self.is_first, 0.0, sums_WxQ[rows, tile.queries] * rest_1xC)
+                sums_WxQ[rows, tile.queries] = sum_DxC
             out.append(sum_DxC * inverse_1xC)
-        out_ref[here] = jnp.concatenate(out, axis=0).T.astype(out_ref.dtype)
+        self.out_ref[tile.queries] = jnp.concatenate(out, axis=0).T.astype(self.out_ref.dtype)
 
-    return chunk.stages(scores, softmax, context)
+    def softmax(self, tile: Tile, head: slice, scores_SxC: Array) -> tuple[Array, Array, Array | None]:
+        """Returns exponentials, the inverse of their sum, and the factor by which sums of earlier chunks shrink."""
+        largest_1xC, rest_1xC = jnp.max(scores_SxC, axis=0, keepdims=True), None
+        if self.scratch:
+            _, largest_NxQ, total_NxQ = self.scratch
+            before_1xC = jnp.where(self.is_first, MASK_VALUE, largest_NxQ[head, tile.queries])
+            largest_1xC = jnp.maximum(largest_1xC, before_1xC)
+            rest_1xC = jnp.where(self.is_first, 0.0, jnp.exp2(before_1xC - largest_1xC))
+        exp_SxC = jnp.exp2(scores_SxC - largest_1xC)
+        total_1xC = jnp.sum(exp_SxC, axis=0, keepdims=True)
+        if self.scratch:
+            total_1xC = total_1xC + jnp.where(self.is_first, 0.0, total_NxQ[head, tile.queries] * rest_1xC)
+            largest_NxQ[head, tile.queries], total_NxQ[head, tile.queries] = largest_1xC, total_1xC
+        self.logsumexp_ref[head, tile.queries] = largest_1xC + jnp.log2(total_1xC)
+        return self.dropped(tile, exp_SxC.astype(self.operand)), 1 / total_1xC, rest_1xC
 
 
-def backward(*refs, operand, **settings):
-    """Returns the backward stages of a row's tiles; `sums_KxW` are float32 scratch, for rows of more than one tile."""
-    chunk = Chunk(*refs[:INPUTS], backward=True, operand=operand, **settings)
-    out, logsumexp, grad, dq_ref, dk_ref, dv_ref, *sums_KxW = refs[INPUTS:]
-    size, head_size, halo, work = chunk.size, settings["head_size"], chunk.size.halo, {}
-    out_QxW, grad_QxW = _joined(out), _joined(grad).astype(operand)
-    # Queries beyond the row have no probabilities.
-    logsumexp_NxQ = _joined(logsumexp, 1, steps=size.query_steps, beyond=-MASK_VALUE)
-    head_v, k_near = chunk.of_heads(chunk.v_KxW), chunk.transposed(chunk.k_KxW)
-    # Without a window all chunks of queries add to the same keys.
-    last_q_chunk = 0 if chunk.window else size.query_steps - 1
-    q_chunk = pl.program_id(3) if last_q_chunk else 0
+class Backward(Chunk):
+    """The backward kernel; `sums` are float32 scratch, for rows of more than one tile."""
 
-    def products(tile: int) -> None:
-        (here, near, _), bias, pairs = chunk.tiles[tile], chunk.bias(tile), zip(chunk.head_k, head_v, strict=True)
-        q_CxW, grad_CxW = chunk.q_QxW[here], grad_QxW[here]
-        work[tile] = [(_dot(k[near], q_CxW, NT) + bias, _dot(v[near], grad_CxW, NT)) for k, v in pairs]
+    is_backward = True
 
-    def gradients(tile: int) -> None:
-        here, heads = chunk.tiles[tile][0], []
-        product_WxC = (grad_QxW[here].astype(jnp.float32) * out_QxW[here].astype(jnp.float32)).T
-        for head, (scores_SxC, d_dropped_SxC) in enumerate(work[tile]):
-            inner_1xC = jnp.sum(product_WxC[chunk.heads[head]], axis=0, keepdims=True)
-            probs_SxC = jnp.exp2(scores_SxC - logsumexp_NxQ[head : head + 1, here])
-            d_scores_SxC = probs_SxC * (chunk.dropped(tile, d_dropped_SxC) - inner_1xC)
-            heads.append((chunk.dropped(tile, probs_SxC.astype(operand)), d_scores_SxC.astype(operand)))
-        work[tile] = heads
+    def __init__(self, *refs, **settings):
+        super().__init__(*refs[:INPUTS], **settings)
+        out, logsumexp, grad, self.dq_ref, self.dk_ref, self.dv_ref, *self.sums = refs[INPUTS:]
+        self.out_QxW, self.grad_QxW = _joined(out), _joined(grad).astype(self.operand)
+        # Queries beyond the row have no probabilities.
+        self.logsumexp_NxQ = _joined(logsumexp, 1, steps=self.size.query_steps, beyond=-MASK_VALUE)
+        self.head_v, self.k_near = self.of_heads(self.v_KxW), self.transposed(self.k_KxW)
+        # Without a window all chunks of queries add to the same keys.
+        self.last_q_chunk = 0 if self.window else self.size.query_steps - 1
+        self.q_chunk = pl.program_id(3) if self.last_q_chunk else 0
 
-    def sums(tile: int) -> None:
-        here, near, _ = chunk.tiles[tile]
-        q_WxC, grad_WxC, k_WxS, parts = chunk.q_QxW[here].T, grad_QxW[here].T, k_near(near), []
-        for rows, (probs_SxC, d_scores_SxC) in zip(chunk.heads, work.pop(tile), strict=True):
+        @pl.when(self.q_chunk == 0)
+        def _clear() -> None:
+            for sum_KxW in self.sums[:2]:
+                sum_KxW[...] = jnp.zeros_like(sum_KxW)
+
+    def work(self, tile: Tile) -> Stages:
+        """Products of keys and queries, values and gradients; gradients of the scores; sums over queries and keys."""
+        bias, q_CxW, grad_CxW = self.bias(tile), self.q_QxW[tile.queries], self.grad_QxW[tile.queries]
+        products = [
+            (_dot(k_KxW[tile.keys], q_CxW, NT) + bias, _dot(v_KxW[tile.keys], grad_CxW, NT))
+            for k_KxW, v_KxW in zip(self.head_k, self.head_v, strict=True)
+        ]
+        yield
+        heads = []
+        grad_CxW, out_CxW = (x_QxW[tile.queries].astype(jnp.float32) for x_QxW in (self.grad_QxW, self.out_QxW))
+        product_WxC = (grad_CxW * out_CxW).T
+        for head, (scores_SxC, d_dropped_SxC) in enumerate(products):
+            inner_1xC = jnp.sum(product_WxC[self.heads[head]], axis=0, keepdims=True)
+            probs_SxC = jnp.exp2(scores_SxC - self.logsumexp_NxQ[head : head + 1, tile.queries])
+            d_scores_SxC = probs_SxC * (self.dropped(tile, d_dropped_SxC) - inner_1xC)
+            heads.append((self.dropped(tile, probs_SxC.astype(self.operand)), d_scores_SxC.astype(self.operand)))
+        yield
+        q_WxC, grad_WxC, k_WxS = self.q_QxW[tile.queries].T, self.grad_QxW[tile.queries].T, self.k_near(tile.keys)
+        parts = []
+        for rows, (probs_SxC, d_scores_SxC) in zip(self.heads, heads, strict=True):
             dq_DxC = _dot(k_WxS[rows], d_scores_SxC, NN)
             parts.append((dq_DxC, _dot(q_WxC[rows], d_scores_SxC, NT), _dot(grad_WxC[rows], probs_SxC, NT)))
-        dq_WxC, dk_WxS, dv_WxS = (jnp.concatenate(heads, axis=0) for heads in zip(*parts, strict=True))
-        angles = chunk.k_angles and [angle[:, near] for angle in chunk.k_angles]
-        add_keys(tile, _rotate(dk_WxS, angles, head_size, -1).T, dv_WxS.T)
-        place = slice(here.start - halo, here.stop - halo)
-        if not 0 <= place.start < size.queries:
-            return
+        dq_WxC, dk_WxS, dv_WxS = (jnp.concatenate(column, axis=0) for column in zip(*parts, strict=True))
+        angles = self.k_angles and [angle[:, tile.keys] for angle in self.k_angles]
+        self.add_keys(tile, _rotate(dk_WxS, angles, self.head_size, -1).T, dv_WxS.T)
+        if 0 <= tile.queries.start - self.size.halo < self.size.queries:
+            self.write_queries(tile, dq_WxC)
+
+    def write_queries(self, tile: Tile, dq_WxC: Array) -> None:
+        """Writes the gradient of a tile's queries, added to that from earlier chunks of keys."""
+        size = self.size
+        place = slice(tile.queries.start - size.halo, tile.queries.stop - size.halo)
         if size.key_steps > 1:
             columns = pl.ds(pl.multiple_of(pl.program_id(3) * size.queries + place.start, LANES), size.tile)
-            dq_WxC = dq_WxC + jnp.where(pl.program_id(2) == 0, 0.0, sums_KxW[2][:, columns])
-            sums_KxW[2][:, columns] = dq_WxC
-        angles = chunk.q_angles and [angle[:, here] for angle in chunk.q_angles]
-        dq_WxC = _rotate(dq_WxC, angles, head_size, -1) / math.sqrt(head_size)
-        dq_ref[place] = dq_WxC.T.astype(dq_ref.dtype)
+            dq_WxC = dq_WxC + jnp.where(pl.program_id(2) == 0, 0.0, self.sums[2][:, columns])
+            self.sums[2][:, columns] = dq_WxC
+        angles = self.q_angles and [angle[:, tile.queries] for angle in self.q_angles]
+        dq_WxC = _rotate(dq_WxC, angles, self.head_size, -1) / math.sqrt(self.head_size)
+        self.dq_ref[place] = dq_WxC.T.astype(self.dq_ref.dtype)
 
-    def add_keys(tile: int, dk_SxW: Array, dv_SxW: Array) -> None:
-        """Adds to the gradients of the keys that a tile reads."""
-        if not sums_KxW:
-            write_keys(dk_SxW, dv_SxW)
+    def add_keys(self, tile: Tile, dk_SxW: Array, dv_SxW: Array) -> None:
+        """Adds to the gradients of the keys that a tile reads, and writes them after the last tile."""
+        if not self.sums:
+            self.write_keys(dk_SxW, dv_SxW)
             return
-        near, without_halo = chunk.tiles[tile][1], slice(halo, halo + size.keys)
-        sums_KxW[0][near] += dk_SxW
-        sums_KxW[1][near] += dv_SxW
-        if tile == len(chunk.tiles) - 1:
-            pl.when(q_chunk == last_q_chunk)(lambda: write_keys(*(total[without_halo] for total in sums_KxW[:2])))
+        dk_sum, dv_sum = self.sums[:2]
+        dk_sum[tile.keys] += dk_SxW
+        dv_sum[tile.keys] += dv_SxW
+        if tile is self.tiles[-1]:
+            chunk_K = slice(self.size.halo, self.size.halo + self.size.keys)
+            is_last = self.q_chunk == self.last_q_chunk
+            pl.when(is_last)(lambda: self.write_keys(dk_sum[chunk_K], dv_sum[chunk_K]))
 
-    def write_keys(dk_KxW: Array, dv_KxW: Array) -> None:
-        dk_ref[...] = (dk_KxW * math.log(2)).astype(dk_ref.dtype)
-        dv_ref[...] = dv_KxW.astype(dv_ref.dtype)
-
-    @pl.when(q_chunk == 0)
-    def _clear() -> None:
-        for sum_KxW in sums_KxW[:2]:
-            sum_KxW[...] = jnp.zeros_like(sum_KxW)
-
-    return chunk.stages(products, gradients, sums)
+    def write_keys(self, dk_KxW: Array, dv_KxW: Array) -> None:
+        self.dk_ref[...] = (dk_KxW * math.log(2)).astype(self.dk_ref.dtype)
+        self.dv_ref[...] = dv_KxW.astype(self.dv_ref.dtype)
