@@ -113,9 +113,10 @@ def _eval_masking(
 def _check_extras(shards: Manifest, extras: Extras) -> None:
     if extras.pseudo < 0:
         raise InputError(f"--pseudo={extras.pseudo}: must be a number of rows, from 0 up.")
-    for flag in ("pseudo", "breakdown", "dtypes"):
-        if getattr(extras, flag) and len(mixture.parts(shards)) > 1:
-            raise InputError(f"--{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
+    flags = {f"--pseudo={extras.pseudo}": extras.pseudo, "--breakdown": extras.breakdown, "--dtypes": extras.dtypes}
+    for flag, is_set in flags.items():
+        if is_set and len(mixture.parts(shards)) > 1:
+            raise InputError(f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
     if extras.breakdown and shards.length > LONGEST:
         raise InputError(
             f"--breakdown: takes rows of at most {LONGEST:,} tokens, the rows in {shards.folder} have "
