@@ -76,7 +76,7 @@ def test_ids_with_holes_work(folders, texts, tmp_path, kind, change, size):
     assert load_manifest(manifest.folder).vocab_size == size
     info = DatasetInfo.from_manifest(manifest)
     masking = dataclasses.asdict(masks.make_masking(tiny_config().masking, info, None))
-    masking = masks.MASKING["token"](**masking | {"rate": 0.9, "mask_share": 0.0, "random_share": 1.0})
+    masking = masks.TokenMasking(**masking | {"rate": 0.9, "mask_share": 0.0, "random_share": 1.0})
     ids_BxL = np.concatenate(shard_rows(manifest, "train"))[:200].astype(np.int32)
     rows = np.arange(len(ids_BxL), dtype=np.uint32)
     drawn = jax.jit(masking)(jax.random.key(0), ids_BxL, np.ones_like(ids_BxL), rows, 0 * rows).ids_BxL
