@@ -11,12 +11,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm import logs
+from mlm import config_mine, logs
 from mlm.config_across import across
-from mlm.config_rules import MINE, RULES, Rule, check_mine, is_mine, rules_of_file
+from mlm.config_mine import MINE, hint, is_mine
+from mlm.config_rules import RULES, Rule
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, expand, expand_source
-from mlm.text import nearest
 
 BASE = Path(__file__).parents[1] / "configs" / "base.py"
 # Keys that may change on resume: they change no number, or by rounding alone (mesh, remat, train.accumulate).
@@ -71,7 +71,7 @@ def load(
     config, names = run_file(path, "get_config", f"{flag}={path}")
     if not isinstance(config, ConfigDict):
         raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
-    rules = rules_of_file(names, flatten(config).keys(), f"{flag}={path}")
+    rules = config_mine.rules_of(names, flatten(config).keys(), f"{flag}={path}")
     return _finish(config, parse(config, overrides), task, rules, derive)
 
 
@@ -158,7 +158,7 @@ def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
         if not equals:
             raise InputError(f"--config.{key}: give the value as --config.{key}=VALUE.")
         if is_mine(key):
-            check_mine(key, flat[key], {})
+            config_mine.check(key, flat[key], {})
         values[key] = _parse(key, text, flat[key])
     return values
 
@@ -166,8 +166,8 @@ def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
 def _advice(key: str, flat: Mapping[str, Any]) -> str:
     """Returns the end of a sentence about a key that is not among those of a config."""
     if is_mine(key):
-        return nearest(key, filter(is_mine, flat)) or f"; the config file has to define it: config.{key} = 0.5."
-    if near := nearest(key, flat):
+        return hint(key, filter(is_mine, flat)) or f"; {config_mine.DEFINE}{key.removeprefix(MINE)} = 0.5."
+    if near := hint(key, flat):
         return near
     if "." in key and key.partition(".")[0] not in {known.partition(".")[0] for known in RULES}:
         return f"; keys of your own stand in the group {MINE} of your config file."
@@ -223,10 +223,10 @@ def _check_keys(config: ConfigDict, rules: Mapping[str, Rule]) -> None:
     flat = flatten(config)
     for key, value in flat.items():
         if is_mine(key):
-            check_mine(key, value, rules)
+            config_mine.check(key, value, rules)
             continue
         if key not in RULES:
-            advice = nearest(key, RULES) or f"; keys of your own stand in config.{MINE}."
+            advice = hint(key, RULES) or f"; keys of your own stand in config.{MINE}."
             raise InputError(f"config.{key} is not a key of configs/base.py{advice}")
         check, allowed = RULES[key]
         if not check(value):

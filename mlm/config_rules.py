@@ -1,16 +1,10 @@
-"""What each key of a config may be, by itself; mlm/config.py applies these rules.
-
-Keys of the group `mine` are a researcher's own: of any plain type, with the rules of their config file.
-"""
+"""What each key of a config may be, by itself; mlm/config.py applies these rules."""
 
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-from mlm.errors import InputError
-from mlm.text import nearest, printable
 
 Check = Callable[[Any], bool]
 Rule = tuple[Check, str]  # the second says what is allowed
@@ -209,43 +203,3 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "pod.start_timeout": _number(1, 86_400),
     "pod.heartbeat": _number(2, 3_600),
 }
-
-MINE = "mine"  # configs/base.py leaves this group empty
-PLAIN = "true or false, a finite number, a text, or a tuple of these"  # what its keys may be
-
-
-def is_mine(key: str) -> bool:
-    """Returns whether a key is of the group `mine`, or is the group itself."""
-    return key.partition(".")[0] == MINE
-
-
-def rules_of_file(names: Mapping[str, Any], keys: Collection[str], flag: str) -> dict[str, Rule]:
-    """Returns the RULES among the names of a config file with some keys, {"mine.KEY": (check, what is allowed)}."""
-    rules = names.get("RULES", {})
-    pairs = rules.values() if isinstance(rules, dict) else [None]
-    if not all(isinstance(rule, tuple) and len(rule) == 2 and callable(rule[0]) for rule in pairs):
-        form = '{"mine.KEY": (function of the value, "what is allowed")}'
-        raise InputError(f"{flag}: RULES must have the form {form}.")
-    known = list(filter(is_mine, keys))
-    for key in rules.keys() - set(known):
-        raise InputError(f"{flag}: RULES[{key!r}] is for no key of config.{MINE}{nearest(str(key), known) or '.'}")
-    return rules
-
-
-def check_mine(key: str, value: Any, rules: Mapping[str, Rule]) -> None:
-    """Raises InputError for a key of `mine` that is not plain, or that its file's rule does not allow."""
-    if key == MINE:
-        raise InputError(f"config.{key} = {value!r}: must be a group, as in config.{MINE} = ConfigDict().")
-    if not key.removeprefix(f"{MINE}.").isidentifier():
-        raise InputError(f"config.{key}: the name of a key must be one of letters, digits and _, as in config.mine.x.")
-    if not _is_plain(value):
-        raise InputError(f"config.{key} = {printable(repr(value)):.80}: must be {PLAIN}.")
-    is_allowed, allowed = rules.get(key, (_is_plain, PLAIN))
-    if not is_allowed(value):
-        raise InputError(f"config.{key} = {value!r}: must be {allowed}.")
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) is tuple:
-        return all(map(_is_plain, value))
-    return type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))

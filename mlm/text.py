@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import locale
 import os
@@ -31,12 +30,6 @@ def is_text(value: Any) -> bool:
 def printable(text: str) -> str:
     r"""Returns the text with control characters, line breaks too, as \uXXXX."""
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns "; did you mean ...?" with the nearest of the known names, "" if none is near."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def markdown(text: str) -> Markup:

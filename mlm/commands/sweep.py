@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import itertools
 import math
@@ -9,13 +10,12 @@ from typing import NoReturn
 
 from mlm import config as configs
 from mlm.commands import common
-from mlm.config_rules import is_mine
+from mlm.config_mine import is_mine
 from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
 from mlm.paths import canonical
 from mlm.pretrained import locate
 from mlm.sweep import grid
-from mlm.text import nearest
 from mlm.workdir import Workdir, lock
 
 COMMANDS = ("train", "run", "classify", "evaluate")
@@ -128,7 +128,8 @@ def _check_keys(varied: dict[str, list[str]], flags: _Flags, fixed: set[str]) ->
     known = variable | configs.flatten(configs.load(str(configs.BASE), [])).keys()
     for key in varied:
         if key.replace("-", "_") not in known and not is_mine(key):  # the config of each run has to have those
-            advice = nearest(key, known) or "; configs/base.py lists the keys."
-            raise InputError(f"--vary {key}: is no config key and no flag that {flags.prog} can vary{advice}")
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "configs/base.py lists the keys."
+            raise InputError(f"--vary {key}: is no config key and no flag that {flags.prog} can vary; {hint}")
         if _flag(key) in fixed:
             raise InputError(f"--vary {key}: {_flag(key)} sets it for all runs; remove one of the two.")

@@ -1,0 +1,61 @@
+"""The group `mine` of a config: a researcher's own keys, of any plain type, with the rules of their config file."""
+
+import difflib
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from mlm.config_rules import Rule
+from mlm.errors import InputError
+from mlm.text import printable
+
+MINE = "mine"  # configs/base.py leaves it empty
+PLAIN = "true or false, a finite number, a text, or a tuple of these"  # what its keys may be
+DEFINE = f"the config file has to define it, as in config.{MINE}"
+
+
+def is_mine(key: str) -> bool:
+    """Returns whether a key is of the group, or is the group itself."""
+    return key.partition(".")[0] == MINE
+
+
+def hint(key: str, known: Iterable[str]) -> str:
+    """Returns "; did you mean ...?" with the nearest key, "" if none is near."""
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def rules_of(names: Mapping[str, Any], keys: Collection[str], flag: str) -> dict[str, Rule]:
+    """Returns the RULES among the names of a config file with some keys, {"mine.KEY": (check, what is allowed)}."""
+    rules, known = names.get("RULES", {}), list(filter(is_mine, keys))
+    for key, rule in rules.items() if isinstance(rules, dict) else [("", None)]:
+        if not (isinstance(rule, tuple) and len(rule) == 2 and callable(rule[0]) and isinstance(rule[1], str)):
+            form = '{"mine.KEY": (function of the value, "what is allowed")}'
+            raise InputError(f"{flag}: RULES{f'[{key!r}]' if key else ''} must have the form {form}.")
+        if key not in known:
+            raise InputError(f"{flag}: RULES[{key!r}] is for no key of config.{MINE}{hint(str(key), known) or '.'}")
+    return rules
+
+
+def check(key: str, value: Any, rules: Mapping[str, Rule]) -> None:
+    """Raises InputError for a key that is not plain, or that its file's rule does not allow."""
+    if key == MINE:
+        raise InputError(f"config.{key} = {value!r}: must be a group, as in config.{MINE} = ConfigDict().")
+    if not key.removeprefix(f"{MINE}.").isidentifier():
+        raise InputError(f"config.{key}: the name of a key must be one of letters, digits and _, as in config.mine.x.")
+    if not _is_plain(value):
+        raise InputError(f"config.{key} = {printable(repr(value)):.80}: must be {PLAIN}.")
+    is_allowed, allowed = rules.get(key, (_is_plain, PLAIN))
+    try:
+        good = bool(is_allowed(value))
+    except Exception as error:
+        reason = printable(f"{type(error).__name__}: {error}")
+        raise InputError(f"config.{key} = {value!r}: its rule in RULES can't check it ({reason}).") from error
+    if not good:
+        raise InputError(f"config.{key} = {value!r}: must be {allowed}.")
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
