@@ -11,7 +11,7 @@ import traceback
 import types
 
 from mlm import config as configs
-from mlm import entry, logs
+from mlm import config_mine, entry, logs
 from mlm.cluster import watch
 from mlm.errors import InputError, PreemptedError, StopError, of_storage
 from mlm.text import prepare_streams, use_utf8
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
             return watching.failed(StopError("nobody reads the output any more; run the same command to continue."), 1)
         return watching.end(0)
     except Exception as error:
-        if (refused := of_storage(error)) is None:
+        if (refused := of_storage(error) or config_mine.of_missing_key(error)) is None:
             traceback.print_exc()
             message = (str(error).splitlines() or [""])[0]  # jax puts a note after it
             print(f"mlm {args.name}: {type(error).__name__}: {message:.300}", file=sys.stderr, flush=True)

@@ -75,6 +75,12 @@ def load(
     return _finish(config, parse(config, overrides), task, rules, derive)
 
 
+def load_rules(path: str) -> dict[str, Rule]:
+    """Returns the rules that a config file, which `load` has taken, has for its keys of the group `mine`."""
+    config, names = run_file(path, "get_config", f"--config={path}")
+    return config_mine.rules_of(names, flatten(config).keys(), f"--config={path}")
+
+
 def run_file(path: str, function: str, flag: str) -> tuple[Any, dict[str, Any]]:
     """Returns (what a function of a Python file returns, None without it; all names of the file); raises InputError."""
     try:
@@ -112,9 +118,11 @@ def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) ->
         raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
 
 
-def replace(config: ConfigDict, values: dict[str, Any], *, task: str = PRETRAINING) -> ConfigDict:
-    """Returns a copy with the values of some "group.key" replaced, validated by mlm's own rules, and locked."""
-    return _finish(unflatten(flatten(config)), values, task, {})
+def replace(
+    config: ConfigDict, values: dict[str, Any], *, task: str = PRETRAINING, rules: Mapping[str, Rule] | None = None
+) -> ConfigDict:
+    """Returns a copy with the values of some "group.key" replaced, validated (`rules`: of the file) and locked."""
+    return _finish(unflatten(flatten(config)), values, task, rules or {})
 
 
 def _finish(
@@ -238,12 +246,8 @@ def _check_keys(config: ConfigDict, rules: Mapping[str, Rule]) -> None:
 
 def _check_across(config: ConfigDict, task: str) -> None:
     flat = flatten(config)
-    fixes = {
-        "branch_from": "start with train.init_from",
-        "hours": "set train.epochs or train.steps",
-        "init_tiled": "set it to false",
-    }
-    for key, fix in fixes.items():
+    fixes = {"branch_from": "start with train.init_from", "hours": "set train.epochs or train.steps"}
+    for key, fix in (fixes | {"init_tiled": "set it to false"}).items():
         if task == CLASSIFICATION and flat[f"train.{key}"]:
             raise InputError(f"config.train.{key}: is for pretraining alone; {fix}.")
     if task == CLASSIFICATION and flat["model.implementation"] != "mlm":

@@ -2,10 +2,13 @@
 
 import difflib
 import math
+import traceback
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from mlm.config_rules import Rule
+from ml_collections import ConfigDict
+
+from mlm.config_rules import RULES, Rule
 from mlm.errors import InputError
 from mlm.text import printable
 
@@ -59,3 +62,19 @@ def _is_plain(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(_is_plain, value))
     return type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+
+
+def of_missing_key(error: Exception) -> InputError | None:
+    """Returns the sentence for code that reads a key which the group lacks, None for any other error."""
+    group, name = getattr(error, "obj", None), getattr(error, "name", None)
+    if isinstance(error, KeyError) and error.__traceback__ is not None:  # config.mine["x"]
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        group, name = frame.f_locals.get("self"), frame.f_locals.get("key")
+    if not isinstance(error, AttributeError | KeyError) or not isinstance(group, ConfigDict):
+        return None
+    groups: dict[str, set[str]] = {}
+    for key in RULES:
+        groups.setdefault(key.partition(".")[0], set()).add(key.partition(".")[2])
+    if MINE in group or any(keys <= set(group) for keys in groups.values()):
+        return None  # the config as a whole, or another group
+    return InputError(f"config.{MINE}.{name}: is read, but there is no such key; {DEFINE}.{name} = 0.5.")

@@ -54,28 +54,38 @@ def _unreachable(scheme: str, host: str) -> str:
         return str(error)
     servers = {"gs": os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"}
     servers |= {"gcs": servers["gs"], "http": f"http://{host}", "https": f"https://{host}"}
-    server, deadline = urllib.parse.urlsplit(servers.get(scheme, "")), time.monotonic() + ANSWER
-    if not server.hostname:
-        return ""
-    port = server.port or {"http": 80, "https": 443}[server.scheme]
-    while True:
+    server = urllib.parse.urlsplit(servers.get(scheme, ""))
+    deadline = time.monotonic() + ANSWER
+    while server.hostname:
         try:
+            port = server.port or {"http": 80, "https": 443}[server.scheme]
             socket.create_connection((server.hostname, port), max(0.1, deadline - time.monotonic())).close()
-            return ""
+            break
         except OSError as error:
             if time.monotonic() + 1 > deadline:
                 return f"{server.hostname}: {error.strerror or error}"
             time.sleep(1)
+    return ""
 
 
 def expand(path: str) -> str:
-    """Returns a path with its home folder for a leading ~ or ~USER, and without file://."""
+    """Returns a path with its home folder for a leading ~ or ~USER, and without file://; raises ValueError."""
     path = _expand(path)
     return path if is_remote(path) or not re.match("[^/]*:", path) else f"./{path}"  # "x:/y" would be a scheme to UPath
 
 
 def _expand(path: str) -> str:
-    return os.path.expanduser(re.sub(r"^(file|local)://", "", path))  # noqa: PTH111, which would change "gs://"
+    path = re.sub(r"^(file|local)://", "", path)
+    user, slash, rest = path.partition("/")
+    if not user.startswith("~"):
+        return path
+    try:
+        home = str(Path(user).expanduser())
+    except RuntimeError:
+        if os.path.lexists(user):
+            return path
+        raise ValueError(f"{user} is not the home of a user of this machine; write the path from / on") from None
+    return (home.rstrip("/") if slash else home) + slash + rest
 
 
 def expand_source(source: str) -> str:
@@ -258,20 +268,21 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
     """
     if not is_remote(folder):
         target = Path(canonical(str(folder)))  # of a link, what it leads to
-        new, old = (target.with_name(f".{target.name}.{end}") for end in ("tmp", "old"))
+        temporary = target.with_name(f".{target.name}.tmp")
+        new, old = temporary / "new", temporary / "old"
         if old.exists() and not target.exists():
             old.rename(target)  # a process was killed between the two renames below
-        shutil.rmtree(new, ignore_errors=True)
-        new.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
         try:
             yield new
             if target.exists():
-                shutil.rmtree(old, ignore_errors=True)
                 target.rename(old)
             new.rename(target)
         finally:
-            shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+            if old.exists() and not target.exists():
+                old.rename(target)
+            shutil.rmtree(temporary, ignore_errors=True)
         return
     with tempfile.TemporaryDirectory(prefix="mlm-new-") as parent:
         new = Path(parent, folder.name)

@@ -2,8 +2,8 @@
 
 In a bucket, and on a file system without locks, the lock is a lease: an object or file created on condition that it
 does not exist. Its holder renews it every RENEW seconds; one that is not renewed for STALE seconds was left by a killed
-process and is taken over. A holder that finds another's lease exits at once: it was stopped for so long that another
-process has taken over, or two did at the same moment.
+process and is taken over. A holder that finds it gone exits at once: it was stopped for so long that another process
+has taken over.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import psutil
 from ml_collections import ConfigDict
 
 from mlm.errors import InputError
-from mlm.paths import UPath, canonical, check_reachable, is_remote, make_folder, refusing, write_text
+from mlm.paths import UPath, canonical, check_reachable, is_remote, make_folder, refusing
 from mlm.text import is_text, printable
 
 LOCK = ".lock"
@@ -47,12 +47,11 @@ class Workdir:
         root = UPath(path)
         self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
         if not is_remote(path) and ("\\" in str(self.root) or self.root.parts[1:2] in BUCKETS):
-            raise InputError(
-                f"--workdir={path}: has a backslash in it, or begins with the name of a kind of bucket (/gs/), which "
-                "orbax takes for another path; choose another folder."
-            )
+            reason = f"{self.root} has a backslash in it, or begins with the name of a kind of bucket (/gs/)"
+            raise InputError(f"--workdir={path}: {reason}, which orbax takes for another path; choose another folder.")
         if not is_text(str(self.root)):
-            raise InputError(f"--workdir={printable(path)}: is not UTF-8, as libraries need it; rename that part.")
+            shown = printable(str(self.root))
+            raise InputError(f"--workdir={shown}: is not UTF-8, as libraries need it; rename that part of the path.")
         if create:
             _make_writable(self.root)
         elif create is False and not self.root.is_dir():
@@ -100,7 +99,7 @@ def lock(folder: UPath) -> Iterator[None]:
     """Keeps other processes out of a folder, local or gs://; raises InputError if one has locked it, or it can't be."""
     with contextlib.ExitStack() as stack:
         if str(folder).startswith("gs://"):
-            stack.enter_context(_held(_Lease(folder / LOCK), folder))
+            stack.enter_context(_held(_Object(folder / LOCK), folder))
         elif not is_remote(folder):
             _make_writable(folder)
             file = stack.enter_context(_open_lock(folder / LOCK))
@@ -111,13 +110,9 @@ def lock(folder: UPath) -> Iterator[None]:
                     raise _in_use(folder) from None
                 if error.errno not in NO_LOCKS:
                     raise _unusable(folder / LOCK, error) from None
-                print(
-                    f"--workdir={folder}: there are no locks on its file system ({error.strerror}); {LEASE} keeps "
-                    "other runs out",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                stack.enter_context(_held(_Lease(folder / LEASE), folder))
+                remark = f"there are no locks on its file system ({error.strerror}); {LEASE} keeps other runs out"
+                print(f"--workdir={folder}: {remark}", file=sys.stderr, flush=True)
+                stack.enter_context(_held(_File(folder / LEASE), folder))
         yield
 
 
@@ -141,61 +136,97 @@ def _open_lock(path: UPath) -> io.FileIO:
 
 
 def _unusable(path: UPath, error: OSError) -> InputError:
-    return InputError(
-        f"{path}: can't be locked ({error.strerror}), which keeps a second run out of the folder; ask its owner for "
-        "`chmod a+rw` on it, remove it if no run uses the folder, or choose another --workdir."
-    )
+    fix = "ask its owner for `chmod a+rw` on it, remove it if no run uses the folder, or choose another --workdir"
+    return InputError(f"{path}: can't be locked ({error.strerror}), which keeps a second run out of the folder; {fix}.")
 
 
 def _in_use(folder: UPath, holder: str = "") -> InputError:
     return InputError(f"--workdir={folder}: another process{holder} is using it; wait for it, or stop it.")
 
 
-class _Lease:
-    """A file that is created only where there is none: its token tells it from others, each renewal changes it."""
+class _Object:
+    """A lease in a bucket: a new one has another generation, and a renewal changes its metadata."""
 
     def __init__(self, path: UPath):
-        self.path, self._token = path, uuid.uuid4().hex
+        self.path = path
 
-    def create(self) -> None:
-        """Raises FileExistsError."""
-        self.path.fs.pipe_file(self.path.path, self._text(0).encode(), mode="create")
+    def create(self, holder: dict[str, Any]) -> str:
+        """Returns what tells this lease from others; raises FileExistsError."""
+        self.path.fs.pipe_file(self.path.path, json.dumps(holder).encode(), mode="create")
+        return self.path.fs.info(self.path.path)["generation"]
 
-    def read(self) -> tuple[str, dict[str, Any]]:
-        """Returns the text and its content, {} if a kill has cut it off; raises FileNotFoundError."""
-        text = self.path.read_text(encoding="utf-8", errors="replace")
-        try:
-            return text, dict(json.loads(text))
-        except (ValueError, TypeError):
-            return text, {}
+    def read(self) -> tuple[str, str, dict[str, Any]]:
+        """Returns (what `create` returned, what each renewal changes, holder); raises FileNotFoundError."""
+        info = self.path.fs.info(self.path.path)
+        return info["generation"], str(info.get("metadata")), json.loads(self.path.read_text())
 
-    def renew(self, count: int) -> bool:
+    def renew(self, generation: str, count: int) -> bool:
         """Returns whether the lease is still there, which a failing network is no reason to doubt."""
         try:
-            if self.read()[1].get("token") != self._token:
-                return False
-            write_text(self.path, self._text(count))
+            self._call("PATCH", generation, {"metadata": {"renewed": str(count)}})
+            return self.path.fs.info(self.path.path)["generation"] == generation
         except FileNotFoundError:
             return False
-        except Exception:
+        except Exception as error:
+            return "412" not in str(error) and getattr(error, "code", None) != 412
+
+    def delete(self, generation: str) -> None:
+        self._call("DELETE", generation)
+
+    def _call(self, method: str, generation: str, body: dict[str, Any] | None = None) -> None:
+        bucket, _, key = self.path.path.partition("/")
+        self.path.fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, json=body)
+
+
+class _File:
+    """A lease on a file system without locks, where a file can at least be created once: the same methods."""
+
+    def __init__(self, path: UPath):
+        self.path, self._holder = path, {}
+
+    def create(self, holder: dict[str, Any]) -> str:
+        self._holder = holder | {"token": uuid.uuid4().hex}
+        with self.path.open("x", encoding="utf-8") as file:
+            file.write(self._line(0))
+        return self._holder["token"]
+
+    def read(self) -> tuple[str, str, dict[str, Any]]:
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        try:
+            holder = dict(json.loads(text))
+        except (ValueError, TypeError):  # its process was killed before it had written it
+            holder = {}
+        return holder.get("token", ""), text, holder
+
+    def renew(self, token: str, count: int) -> bool:
+        try:
+            if self.read()[0] != token:
+                return False
+            with self.path.open("r+", encoding="utf-8") as file:
+                file.write(self._line(count))
+        except FileNotFoundError:
+            return False
+        except OSError:
             pass  # as of a network's file system that does not answer
         return True
 
-    def release(self) -> None:
-        if self.read()[1].get("token") == self._token:
-            self.path.unlink()
+    def delete(self, token: str) -> None:
+        taken = _File(self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}"))
+        self.path.rename(taken.path)  # of several processes, one succeeds
+        if taken.read()[0] == token:
+            taken.path.unlink()
+        else:  # another process has replaced it since it was read
+            taken.path.rename(self.path)
 
-    def _text(self, count: int) -> str:
-        holder = {"host": platform.node(), "process": os.getpid(), "token": self._token, "renewed": count}
-        return json.dumps(holder) + "\n"
+    def _line(self, count: int) -> str:
+        return json.dumps(self._holder | {"renewed": f"{count:010}"}) + "\n"  # always of one length
 
 
 @contextlib.contextmanager
-def _held(lease: _Lease, folder: UPath) -> Iterator[None]:
+def _held(lease: _Object | _File, folder: UPath) -> Iterator[None]:
     """Holds a lease and renews it; raises InputError if another process does."""
-    _acquire(lease, folder)
-    released = threading.Event()
-    renewing = threading.Thread(target=_renew, args=(lease, released), daemon=True, name="lock")
+    generation, released = _acquire(lease, folder), threading.Event()
+    renewing = threading.Thread(target=_renew, args=(lease, generation, released), daemon=True, name="lock")
     renewing.start()
     try:
         yield
@@ -203,45 +234,42 @@ def _held(lease: _Lease, folder: UPath) -> Iterator[None]:
         released.set()
         renewing.join()
         with contextlib.suppress(Exception):  # it becomes stale by itself
-            lease.release()
+            lease.delete(generation)
 
 
-def _acquire(lease: _Lease, folder: UPath) -> None:
-    """Creates the lease; raises InputError if another process renews it."""
+def _acquire(lease: _Object | _File, folder: UPath) -> str:
+    """Creates the lease and returns its generation; raises InputError if another process renews it."""
     first, since = None, time.monotonic()
     while True:
         with contextlib.suppress(FileExistsError):
-            return lease.create()
+            return lease.create({"host": platform.node(), "process": os.getpid()})
         try:
-            text, holder = lease.read()
+            generation, renewal, holder = lease.read()
         except FileNotFoundError:
             time.sleep(0.1)  # released between the two
             continue
-        host, process = holder.get("host"), holder.get("process")
+        host, process, state = holder.get("host"), holder.get("process"), (generation, renewal)
         name = printable(f" (on {host}, process {process})") if holder else ""
         if first is None:
-            first = text
+            first = state
             print(f"{lease.path}: is held by another process{name}; waiting to see if it is alive", file=sys.stderr)
-        if text != first:
+        if state != first:
             raise _in_use(folder, name)
         dead = host == platform.node() and isinstance(process, int) and not psutil.pid_exists(process)
         if dead or time.monotonic() - since > STALE:
-            lease.path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                lease.delete(generation)
             first, since = None, time.monotonic()
         else:
             time.sleep(1)
 
 
-def _renew(lease: _Lease, released: threading.Event) -> None:
+def _renew(lease: _Object | _File, generation: str, released: threading.Event) -> None:
     """Renews the lease every RENEW seconds; exits the process if another one has taken it."""
     for count in itertools.count(1):
         if released.wait(RENEW):
             return
-        if not lease.renew(count) and not released.is_set():
-            print(
-                f"{lease.path}: another process took this lock over, as if this one had been stopped; restart it if no "
-                "other is running.",
-                file=sys.stderr,
-                flush=True,
-            )
+        if not lease.renew(generation, count) and not released.is_set():
+            message = "this process was stopped so long that it lost its lock; restart it if no other is running."
+            print(f"{lease.path}: {message}", file=sys.stderr, flush=True)
             os._exit(InputError.code)

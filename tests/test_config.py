@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from mlm import config as configs
+from mlm import config_mine
 from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import UPath
 from tests import processes
@@ -306,6 +307,8 @@ def test_keys_of_ones_own(tmp_path):
     changed = [configs.load(path, [f"mine.n={n}"]) for n in (2, 3)]
     assert configs.diff(*changed) == ["mine.n: 2 -> 3"] and not configs.diff(*changed, configs.BRANCH_MAY_CHANGE)
     assert configs.replace(config, {"mine.n": 5}).mine.n == 5 and configs.load(BASE, []).mine.to_dict() == {}
+    with pytest.raises(InputError, match=r"mine\.alpha = -1.*above 0"):
+        configs.replace(config, {"mine.alpha": -1.0}, rules=configs.load_rules(path))
 
 
 @pytest.mark.parametrize(
@@ -337,3 +340,26 @@ def test_keys_of_ones_own(tmp_path):
 def test_keys_of_ones_own_that_are_refused(tmp_path, text, override, words):
     sentence = refused(*[override] * bool(override), path=write(tmp_path, text))
     assert all(word in sentence for word in words.split()), sentence
+
+
+def test_a_config_imports_the_file_beside_it(tmp_path):
+    """Two folders may have a file of one name; each config gets its own."""
+    found = []
+    for size in (3, 4):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        write(folder, f"SIZE = {size}\n", "sizes_of_mine.py")
+        path = write(folder, "from sizes_of_mine import SIZE\n" + BODY.format("c.mine.size = SIZE"))
+        found.append(configs.load(path, []).mine.size)
+    assert found == [3, 4] and "sizes_of_mine" not in sys.modules
+    assert not {str(tmp_path / "3"), str(tmp_path / "4")} & set(sys.path)
+
+
+@pytest.mark.parametrize("read", [lambda group: group.powr, lambda group: group["powr"]])
+def test_a_key_of_mine_that_code_reads_and_the_config_lacks_is_named(read):
+    config = configs.load(BASE, [])
+    for group, is_named in ((config.mine, True), (config.train, False)):
+        with pytest.raises((AttributeError, KeyError)) as error:
+            read(group)
+        refused = config_mine.of_missing_key(error.value)
+        assert ("config.mine.powr" in str(refused)) == is_named and (refused is None) != is_named

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import operator
 import shutil
 import socket
 import subprocess
@@ -180,6 +181,25 @@ def test_a_loss_that_reads_the_data_is_refused_where_there_is_none():
 
     with pytest.raises(InputError, match=r"Counts reads self\.manifest.*--workdir"):
         Counts.without_data(tiny_config())
+
+
+def test_a_key_that_the_config_lacks_is_named(tmp_path, manifest, capsys, monkeypatch):
+    """Of the group mine; any other attribute that is missing is a mistake in code, with its traceback."""
+    for name, code in (("mine.power", 2), ("model.power", 1), ("mine.power.x", 1)):
+
+        class Reads(Pretraining):
+            def __init__(self, config, *arguments, **more):
+                operator.attrgetter(name)(config)  # noqa: B023
+
+        keys = [f"--config.{key}" for key in (*TINY, "data.lanes=4", f"shards.dir={manifest.folder}")]
+        path = str(configs.BASE)
+        if code == 1 and name.startswith("mine"):
+            write(tmp_path / "own")
+            path = str(tmp_path / "own" / "own_config.py")
+        assert main(["train", f"--config={path}", f"--workdir={tmp_path}/{name}", *keys], pretraining=Reads) == code
+        said = capsys.readouterr().err
+        assert (f"config.{name}" in said.splitlines()[-1]) == (code == 2) != ("Traceback" in said)
+        assert ("mlm train: AttributeError: " in said.splitlines()[-1]) == (code == 1), "after notes, as jax adds them"
 
 
 @pytest.fixture(scope="module")

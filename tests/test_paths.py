@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mlm import config as configs
-from mlm.__main__ import COMMANDS, parser
+from mlm.__main__ import COMMANDS, main, parser
+from mlm.errors import InputError
 from mlm.paths import UPath, expand, expand_source, inside
 
 HOME_KEYS = {  # a value of each key that holds paths, with HOME for the home folder
@@ -69,7 +70,19 @@ def test_the_home_folder_in_every_flag_that_takes_a_path(monkeypatch):
                 assert action.type("~/x@5") == "/home/of mine/x@5", f"{command} {flag}"
 
 
-@pytest.mark.parametrize("name", ["", "a~", "a/~/b", "./~", "gs://b/~/c", "docstrings", "#~", "~no_such_user/x"])
+def test_a_home_that_is_not_there_is_refused_and_nothing_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["average", "a", "b", "--workdir=~no_such_user/x"])
+    assert ended.value.code == 2 and "~no_such_user" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"evaluate\.sets.*~no_such_user"):
+        configs.load(str(configs.BASE), ["evaluate.sets=(('a', '~no_such_user'),)"])
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "~no_such_user").mkdir()
+    assert expand("~no_such_user/x") == "~no_such_user/x"
+
+
+@pytest.mark.parametrize("name", ["", "a~", "a/~/b", "./~", "gs://b/~/c", "docstrings", "#~"])
 def test_other_names_stay(name):
     assert expand(name) == expand_source(name) == name
 

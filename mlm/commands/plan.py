@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlm import config as configs
 from mlm.commands import common
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
@@ -56,7 +57,8 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
     job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining)
     if args.sweep:
         cells = plan.cells(args.sweep, args.topology)
-        rows = [plan.plan_cell(config, job, args.slices, cell) for cell in cells]
+        rules = configs.load_rules(args.config)
+        rows = [plan.plan_cell(config, job, args.slices, cell, rules) for cell in cells]
         return {"sweep": rows, "calibration": tables.CALIBRATION}
     if not args.topology:
         raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; --topology=v5e:? lists those of v5e.")

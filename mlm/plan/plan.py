@@ -8,12 +8,14 @@ import dataclasses
 import functools
 import itertools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from mlm import config as configs
+from mlm.config_rules import Rule
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import check_branch, make_stages, total_steps
 from mlm.errors import InputError
@@ -166,8 +168,10 @@ def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def plan_cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -> dict[str, Any]:
-    """Returns {"cell", "plan" or "error"} of one combination."""
+def plan_cell(
+    config: ConfigDict, job: Job, slices: int, cell: dict[str, str], rules: Mapping[str, Rule] | None = None
+) -> dict[str, Any]:
+    """Returns {"cell", "plan" or "error"} of one combination; `rules` as in `config.replace`."""
     try:
         place = topology.find(cell["topology"], slices)
         values = configs.parse(config, [f"{key}={value}" for key, value in cell.items() if "." in key])
@@ -178,7 +182,7 @@ def plan_cell(config: ConfigDict, job: Job, slices: int, cell: dict[str, str]) -
             accumulate = values.get("train.accumulate", config.train.accumulate)
             rows = int(cell["per_chip_batch"]) * place.chips * accumulate
             values |= {"data.global_batch": rows, "data.batch_stages": ()}  # whose ROWS may be more
-        changed = configs.replace(config, values)
+        changed = configs.replace(config, values, rules=rules)
         vocab_size = job.info.vocab_size if job.has_shards else changed.tokenizer.vocab_size
         info = dataclasses.replace(job.info, length=changed.shards.length, vocab_size=vocab_size)
         return {"cell": cell, "plan": measure(changed, dataclasses.replace(job, info=info), place)[1]}
