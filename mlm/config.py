@@ -1,11 +1,13 @@
 """Load a config file, apply overrides, validate, fingerprint and compare configs; at once, so without jax or numpy."""
 
 import ast
+import contextlib
 import hashlib
 import json
 import re
 import runpy
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +86,28 @@ def load_rules(path: str) -> dict[str, Rule]:
 def run_file(path: str, function: str, flag: str) -> tuple[Any, dict[str, Any]]:
     """Returns (what a function of a Python file returns, None without it; all names of the file); raises InputError."""
     try:
-        names = runpy.run_path(path)
-        return names.get(function, lambda: None)(), names
+        with _imports_beside(path):
+            names = runpy.run_path(path)
+            return names.get(function, lambda: None)(), names
     except Exception as error:
         message = " ".join(str(error).split())  # on one line
         raise InputError(f"{flag}: {type(error).__name__} while reading it: {message}") from error
+
+
+@contextlib.contextmanager
+def _imports_beside(path: str) -> Iterator[None]:
+    """Lets a file import the files beside it, which another folder's file may have under the same names."""
+    folder, before = Path(path).absolute().parent, set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            top = name.partition(".")[0]
+            file = getattr(sys.modules.get(top), "__file__", None)
+            if top not in before and file and folder in Path(file).parents[:2]:
+                del sys.modules[name]
 
 
 def read(path: UPath) -> ConfigDict | None:
@@ -98,10 +117,8 @@ def read(path: UPath) -> ConfigDict | None:
     try:
         config = from_dict(logs.read_object(path))
         if missing := RULES.keys() - flatten(config).keys():
-            raise InputError(
-                f"{path}: has no {min(missing)}, as if another version of this code had written it; give --config, or "
-                "use another --workdir."
-            )
+            what = f"has no {min(missing)}, as if another version of this code had written it"
+            raise InputError(f"{path}: {what}; give --config, or use another --workdir.")
         return config
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
@@ -109,11 +126,11 @@ def read(path: UPath) -> ConfigDict | None:
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
     """Reads the config.json of a workdir, then does as `load`; raises DamageError if it is not a config."""
-    config = read(path)
-    if config is None:
+    if not path.is_file():
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
     try:
-        return replace(config, parse(config, overrides), task=task)
+        config = unflatten(flatten(read(path)))
+        return _finish(config, parse(config, overrides), task, {})
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
 
@@ -152,8 +169,13 @@ def _expanded(flat: dict[str, Any]) -> dict[str, Any]:
             return type(value)(expand_all(part, function) for part in value)
         return function(value) if isinstance(value, str) else value
 
-    keys = flat.keys() & {*PATHS, *SOURCES}
-    return {key: expand_all(flat[key], expand if key in PATHS else expand_source) for key in keys}
+    values = {}
+    for key in flat.keys() & {*PATHS, *SOURCES}:
+        try:
+            values[key] = expand_all(flat[key], expand if key in PATHS else expand_source)
+        except ValueError as error:
+            raise InputError(f"config.{key} = {flat[key]!r}: {error}.") from None
+    return values
 
 
 def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checkpoints in their folder: what kills leave goes at the next start, and nothing else does."""
+"""Checkpoints in their folder: what kills leave goes when a later one is complete, and nothing else does."""
 
 import logging
 import pathlib
@@ -48,14 +48,16 @@ for kill in (True, True, False, True, True, True, True, False):
 
 
 @pytest.mark.slow
-def test_what_six_kills_leave_goes_at_the_next_start(tmp_path):
+def test_what_six_kills_leave_goes_when_a_later_step_is_complete(tmp_path):
     """Each between orbax's commit and the hashes, at two steps of one run."""
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environment(1), capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     after = [set(line.split()) for line in done.stdout.splitlines()]
-    assert after[0] == after[1] == {"5"} and after[2] == {"10", "15", "20"}
-    assert after[6] == {"10", "15", "20", "25"}, "four kills at step 25"
+    assert after[0] == {"5"} and after[1] == {"5", "incomplete.5"}, "it is set aside at the next start"
+    assert after[2] == {"10", "15", "20"}
+    aside = {"incomplete.25", "incomplete.25.2", "incomplete.25.3"}
+    assert after[6] == {"10", "15", "20", "25"} | aside, "four kills at step 25, nothing complete since"
     assert after[7] == {"30", "35", "40"}
     assert [checkpoint_files.find_damage(UPath(tmp_path), step) for step in (30, 35, 40)] == [None] * 3
 
@@ -82,17 +84,31 @@ def test_other_hosts_go_on_when_all_is_complete(tmp_path, monkeypatch):
 
 def test_nothing_else_is_removed(saved, tmp_path):
     elsewhere = tmp_path.with_name(f"{tmp_path.name} elsewhere")
-    shutil.copytree(saved / "10", elsewhere, ignore=shutil.ignore_patterns(checkpoint_files.HASHES))
-    for name in ("damaged.10", "10.copy", "notes.10"):
+    shutil.copytree(saved / "10", elsewhere)
+    for name in ("damaged.10", "incomplete.21", "incomplete.10.copy", "notes.incomplete.10", "incomplete.9"):
         shutil.copytree(saved / "10", saved / name)
-    (saved / "2026").mkdir()
-    (saved / "2026" / "notes.txt").write_text("a person's")
-    (saved / "7").symlink_to(elsewhere)
-    (saved / "6").write_text("a file")
+    (saved / "incomplete.8").mkdir()
+    (saved / "incomplete.8" / "notes.txt").write_text("a person's")
+    (saved / "incomplete.7").symlink_to(elsewhere)
+    (saved / "incomplete.6").write_text("a file")
     save(saved, 20)
-    names = {path.name for path in saved.iterdir()}
-    assert names - {"7"} == {"6", "10", "20", "damaged.10", "10.copy", "notes.10", "incomplete.2026"}
-    assert (elsewhere / "state").is_dir() and (saved / "incomplete.2026" / "notes.txt").is_file()
+    kept = {"damaged.10", "incomplete.21", "incomplete.10.copy", "notes.incomplete.10"}
+    assert {path.name for path in saved.iterdir()} == {
+        "10",
+        "20",
+        "incomplete.6",
+        "incomplete.7",
+        "incomplete.8",
+    } | kept
+    assert (elsewhere / "state").is_dir() and (saved / "incomplete.8" / "notes.txt").is_file()
+
+
+def test_a_removal_that_was_cut_short_is_taken_up_again(saved):
+    left = saved / "incomplete.5"
+    left.mkdir()
+    (left / checkpoint.COMMITTED).write_text("")
+    save(saved, 20)
+    assert not left.exists()
 
 
 LETTERS = ["[1]", "*", "a**b", "what?", "{a,b}", "#1", "c:d", "a::b", "@5", "50%", "~", "é 'x\"", "-x", "a\nb", "end~"]

@@ -17,7 +17,6 @@ from mlm.data import tokenizer
 from mlm.data.manifest import Manifest
 from mlm.doctor import preflight
 from mlm.errors import InputError
-from mlm.paths import expand
 from mlm.text import show
 from mlm.workdir import Workdir
 
@@ -30,14 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = "what to measure; shards takes the workdir's tokenizer, batches, loop and quality its shards; default: step"
     parser.add_argument("--parts", nargs="+", default=["step"], choices=names, help=parts)
     torch = "Python with PyTorch, for its step too, and for quality its run_mlm.py"
-    parser.add_argument("--torch", type=expand, default="", metavar="PYTHON", help=torch)
+    parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=torch)
     seconds = "of each comparison, default: 20; for quality, of training each recipe"
     parser.add_argument("--seconds", type=float, metavar="S", help=seconds)
     parser.add_argument("--megabytes", type=float, default=20.0, metavar="MB", help="text for shards; default: 20")
     against = "quality: the other config, as its file has it; default: run_mlm.py's recipe in our step"
-    parser.add_argument("--against", type=expand, default="", metavar="FILE", help=against)
+    parser.add_argument("--against", type=common.path, default="", metavar="FILE", help=against)
     plot = "quality: write its curves as .png or .svg"
-    parser.add_argument("--plot", type=expand, default="", metavar="FILE", help=plot)
+    parser.add_argument("--plot", type=common.path, default="", metavar="FILE", help=plot)
     common.add_json_flag(parser)
 
 

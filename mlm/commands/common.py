@@ -5,7 +5,7 @@ import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.doctor import preflight
 from mlm.errors import DamageError, InputError, StopError
-from mlm.paths import expand, is_remote
+from mlm.paths import expand, expand_source, is_remote
 from mlm.pretrained import locate
 from mlm.text import printable
 from mlm.workdir import Workdir, lock
@@ -29,15 +29,26 @@ INIT_FROM = "train.init_from"
 SHARED_FIELDS = ("tokenizer_fingerprint", "length", "special_ids", "all_special_ids", "vocab_size")
 
 
+def path(text: str, expanded: Callable[[str], str] = expand) -> str:
+    """Returns the path of a flag, ~ expanded; the `type` of argparse."""
+    try:
+        return expanded(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}.") from None
+
+
+source = functools.partial(path, expanded=expand_source)  # of a flag such as --pairs=jsonl:~/x
+
+
 def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Adds --config and --workdir; a --config that is not `required` defaults to the workdir's."""
     file = "config file, such as configs/quickstart.py" if required else "config file; default: that of the workdir"
-    parser.add_argument("--config", type=expand, required=required, metavar="FILE", help=file)
+    parser.add_argument("--config", type=path, required=required, metavar="FILE", help=file)
     add_workdir_flag(parser)
 
 
 def add_workdir_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", type=expand, default="", metavar="DIR", help="folder of the run, local or gs://")
+    parser.add_argument("--workdir", type=path, default="", metavar="DIR", help="folder of the run, local or gs://")
 
 
 def refuse_overrides(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -61,7 +72,7 @@ def add_engine_flags(
     group = parser.add_argument_group("engine", description)
     group.add_argument("--engine", default="", metavar="tls://HOST:PORT", help="scheduler of a Dask cluster")
     folder = "folder of ca.pem, cert.pem and key.pem; default: WORKDIR/hosts/certificates"
-    group.add_argument("--engine-certificates", type=expand, default="", metavar="DIR", help=folder)
+    group.add_argument("--engine-certificates", type=path, default="", metavar="DIR", help=folder)
     timeout = "time for the scheduler to answer and to have a worker"
     group.add_argument("--engine-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout)
     insecure = "allow tcp://, without TLS: whoever reaches a worker can run code on it"
@@ -77,7 +88,7 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_model_flag(parser: argparse.ArgumentParser) -> None:
     models = "workdir, WORKDIR@STEP, folder or name on the Hugging Face Hub; default: the checkpoint of the workdir"
-    parser.add_argument("--model", type=expand, default="", metavar="MODEL", help=models)
+    parser.add_argument("--model", type=path, default="", metavar="MODEL", help=models)
     add_step_flag(parser)
 
 

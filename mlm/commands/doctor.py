@@ -12,7 +12,6 @@ from mlm.data import tokenizer
 from mlm.data.manifest import Manifest
 from mlm.doctor import preflight
 from mlm.errors import DamageError, InputError
-from mlm.paths import expand_source
 from mlm.plan import topology
 from mlm.text import printable, show, table
 from mlm.workdir import Workdir
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = "training rows to search for duplicates; default: 200,000"
     parser.add_argument("--rows", type=int, default=200_000, metavar="N", help=rows)
     against = "benchmarks, as sources of a corpus (hf:nyu-mll/glue:rte, jsonl:FILE#FIELD): what training has of them"
-    parser.add_argument("--against", nargs="+", type=expand_source, default=[], metavar="SOURCE", help=against)
+    parser.add_argument("--against", nargs="+", type=common.source, default=[], metavar="SOURCE", help=against)
     dtypes = "also compare float32 and bfloat16 on a few rows, by the newest checkpoint, or the initial model"
     parser.add_argument("--dtypes", action="store_true", help=dtypes)
     record = "only print the text of a training record (validation:ID, test:ID for others) and its documents"

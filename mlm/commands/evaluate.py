@@ -6,7 +6,6 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.doctor import preflight
 from mlm.errors import InputError
-from mlm.paths import expand_source
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     dtypes = "also how far bfloat16 is from float32 on the same rows and masks: loss, accuracy, predictions, logits"
     parser.add_argument("--dtypes", action="store_true", help=dtypes)
     pairs = "score minimal pairs instead: jsonl:FILE (a pattern, too), csv:FILE, hf:NAME[:CONFIG][#SPLIT]"
-    parser.add_argument("--pairs", type=expand_source, default="", metavar="SOURCE", help=pairs)
+    parser.add_argument("--pairs", type=common.source, default="", metavar="SOURCE", help=pairs)
     phenomenon = "field to group the pairs by; default: UID if there is one, else the file"
     parser.add_argument("--phenomenon", default="", metavar="FIELD", help=phenomenon)
     common.add_host_flags(parser)

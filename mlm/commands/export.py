@@ -12,7 +12,6 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.doctor import preflight
 from mlm.errors import InputError
-from mlm.paths import expand
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     milestones = "export each milestone of the workdir to export-STEP, and push it to a branch step-STEP"
     parser.add_argument("--milestones", action="store_true", help=milestones)
     torch = "Python with PyTorch to verify the export in"
-    parser.add_argument("--torch", type=expand, default="", metavar="PYTHON", help=torch)
+    parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=torch)
     parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub")
     branch = "with --push: the branch to upload to, such as step-1000; made if it is missing; default: main"
     parser.add_argument("--revision", default="", metavar="BRANCH", help=branch)

@@ -9,7 +9,7 @@ from mlm import logs
 from mlm.commands import common
 from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
-from mlm.paths import UPath, canonical, expand, expand_source, write_text
+from mlm.paths import UPath, canonical, write_text
 from mlm.pretrained import checkpoint_files, locate
 from mlm.workdir import Workdir, lock
 
@@ -18,17 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from mlm.glue.tasks import GLUE, NAMES, TASKS
 
     models = "model to evaluate: workdir, WORKDIR@STEP, folder or Hub name"
-    parser.add_argument("--model", type=expand, required=True, metavar="MODEL", help=models)
-    parser.add_argument("--workdir", type=expand, default="", metavar="DIR", help="of the table and its runs")
+    parser.add_argument("--model", type=common.path, required=True, metavar="MODEL", help=models)
+    parser.add_argument("--workdir", type=common.path, default="", metavar="DIR", help="of the table and its runs")
     protocol = f"{', '.join(NAMES)} (configs/glue/), or a file like theirs; default: roberta"
-    parser.add_argument("--protocol", type=expand, default="roberta", metavar="NAME", help=protocol)
+    parser.add_argument("--protocol", type=common.path, default="roberta", metavar="NAME", help=protocol)
     names = "default: those of GLUE"
     parser.add_argument("--tasks", nargs="+", default=list(GLUE), choices=list(TASKS), help=names)
     data = "copy of the data: hf:FOLDER as on the Hub, or jsonl:FOLDER with TASK/SPLIT.jsonl; default: from the Hub"
-    parser.add_argument("--data", type=expand_source, default="", metavar="FOLDER", help=data)
+    parser.add_argument("--data", type=common.source, default="", metavar="FOLDER", help=data)
     config = "config of the runs; default: base.py"
-    parser.add_argument("--config", type=expand, default=str(configs.BASE), metavar="FILE", help=config)
-    parser.add_argument("--against", type=expand, default="", metavar="DIR", help="other table to compare")
+    parser.add_argument("--config", type=common.path, default=str(configs.BASE), metavar="FILE", help=config)
+    parser.add_argument("--against", type=common.path, default="", metavar="DIR", help="other table to compare")
     common.add_engine_flags(parser, "Its workers do the runs, each one at a time; by default, this machine does.")
     common.add_json_flag(parser)
 

@@ -3,14 +3,13 @@
 import argparse
 
 from mlm.commands import common
-from mlm.paths import expand
 from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_workdir_flag(parser)
     others = "other runs to compare this one with, on one page"
-    parser.add_argument("--compare", nargs="+", type=expand, default=[], metavar="DIR", help=others)
+    parser.add_argument("--compare", nargs="+", type=common.path, default=[], metavar="DIR", help=others)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:

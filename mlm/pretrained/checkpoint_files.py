@@ -81,7 +81,8 @@ def set_aside(folder: UPath, step: int, reason: str) -> None:
     """Renames a step's folder to "{reason}.{step}", where orbax does not see it."""
     names = itertools.chain([f"{reason}.{step}"], (f"{reason}.{step}.{number}" for number in itertools.count(2)))
     target = next(folder / name for name in names if not (folder / name).exists())
-    logger.warning("%s is %s; it is kept as %s.", folder / str(step), reason, target.name)
+    until = " until a later one is complete" if reason == "incomplete" else ""
+    logger.warning("%s is %s; it is kept as %s%s.", folder / str(step), reason, target.name, until)
     move(folder / str(step), target, first=HASHES)
 
 

@@ -4,7 +4,9 @@ import concurrent.futures
 import glob
 import itertools
 import json
+import logging
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -19,12 +21,14 @@ from orbax.checkpoint.checkpoint_managers import LatestN
 
 from mlm import cluster
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, is_remote, make_folder, remove
+from mlm.paths import UPath, children, is_remote, make_folder, remove
 from mlm.pretrained.checkpoint_files import complete_steps, remove_steps, set_aside, step_folders, write_hashes
 from mlm.training.sharding import named_leaves
 
-COMMITTED = "commit_success.txt"  # orbax writes this file last
+COMMITTED = "commit_success.txt"  # in a bucket, orbax writes this file last
+INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step that was not fully written or hashed
 READ_BACK_BYTES = 256 * 10**6  # of the arrays that are read back at once
+logger = logging.getLogger(__name__)
 
 
 def _glob(self: epath.Path, pattern: str) -> Iterator[epath.Path]:
@@ -39,16 +43,13 @@ class Checkpoints(AbstractContextManager):
     """The checkpoints of one run; a context manager that ends when, on every host, all of them are complete."""
 
     def __init__(self, folder: UPath, *, keep: int, milestones: Iterable[int] = ()):
-        """Keeps the newest `keep` checkpoints, the one of lowest score, and `milestones`; removes those without hashes.
-
-        A step's folder that is not orbax's is set aside.
-        """
+        """Keeps the newest `keep` checkpoints, the one of lowest score, and `milestones`; hides incomplete ones."""
         self.folder, self._keep, self._milestones = folder, keep, list(milestones)
         if cluster.is_primary():
             make_folder(folder)
             for step in sorted(set(step_folders(folder)) - set(complete_steps(folder))):
-                if is_remote(folder) or (folder / str(step) / COMMITTED).is_file():
-                    remove(folder / str(step))  # a kill came before its hashes
+                if is_remote(folder) and not (folder / str(step) / COMMITTED).is_file():
+                    remove(folder / str(step))
                 else:
                     set_aside(folder, step, "incomplete")
         cluster.barrier("checkpoints opened")
@@ -106,10 +107,11 @@ class Checkpoints(AbstractContextManager):
                 hashing.result()
 
     def _complete(self, step: int, arrays: dict[str, str], meta: dict) -> None:
-        """Reads a step back and hashes it, then removes the older ones."""
+        """Reads a step back and hashes it, then removes the older ones and the incomplete ones up to it."""
         _read_back(self.folder, step, arrays, meta)
         write_hashes(self.folder, step)
         remove_steps(self.folder, keep=self._keep, milestones=self._milestones)
+        _remove_incomplete(self.folder, step)
 
 
 def saved_tree(folder: UPath, step: int) -> Any:
@@ -158,6 +160,22 @@ def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> 
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         what = f"can't be read back after it was saved ({reason}); the earlier checkpoints are untouched"
         raise DamageError(f"{folder / str(step)}: {what}: check the disk, and start the same command again.") from error
+
+
+def _remove_incomplete(folder: UPath, step: int) -> None:
+    """Removes the incomplete steps up to a complete one."""
+    for path in children(folder):
+        match = INCOMPLETE.fullmatch(path.name)
+        ours = match and int(match[1]) <= step and (is_remote(path) or not path.is_symlink())
+        if not ours or not (path / COMMITTED).is_file():
+            continue
+        try:
+            for part in children(path):
+                if part.name != COMMITTED:  # removed last, so that an interrupted removal is taken up again
+                    remove(part) if part.is_dir() else part.unlink()
+            remove(path)
+        except Exception as error:  # a bucket's client raises its own; the next checkpoint tries again
+            logger.warning("%s can't be removed (%s).", path, error)
 
 
 @contextmanager
