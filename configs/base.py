@@ -175,8 +175,8 @@ def get_config() -> ConfigDict:
     config.log.profile_steps = 5  # steps in the trace
 
     config.pod = ConfigDict()  # of several processes, and `hang` also of one on a TPU; see mlm/cluster/
-    config.pod.port = 8474  # where the processes connect, on process 0's host; open it and jax_port between hosts
-    config.pod.jax_port = 8476  # on the same host: of Dask while data is made, then of jax; not one of libtpu's (8471)
+    config.pod.port = 8474  # of jax's coordination service on process 0's host; open it to the hosts alone
+    config.pod.engine_port = 8476  # of Dask while data is made, on every host; neither may be libtpu's 8471
     config.pod.start_timeout = 600.0  # seconds that process 0 waits for the others to be ready
     config.pod.heartbeat = 60.0  # seconds without a sign of life after which a process counts as dead
     config.pod.hang = 900.0  # seconds without progress after which a process exits with its stacks; 0 = never

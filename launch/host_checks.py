@@ -21,7 +21,7 @@ import time
 
 from host_setup import HostError, is_name, read
 
-PORTS = (8474, 8476)  # of the coordinator: ours and jax's (config keys pod.port and pod.jax_port)
+PORTS = (8474, 8476)  # of jax's coordination service and of Dask (config keys pod.port and pod.engine_port)
 WAIT = 20.0  # seconds in which all hosts come to the first one's ports
 GREETING = b"mlm-host ports\n"
 GOOGLE = "0x1ae0"  # PCI vendor

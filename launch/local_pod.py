@@ -52,8 +52,8 @@ class Pod:
     def start(self, *, changes: dict[int, list[str]] | None = None, environment: dict[int, dict] | None = None) -> None:
         """Starts all processes; {process: further arguments or variables} make hosts that differ."""
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-            port, jax_port = (free.getsockname()[1] for free in (one, other))  # several pods may run on this machine
-        ports = [f"--coordinator=127.0.0.1:{port}", f"--config.pod.jax_port={jax_port}"]
+            port, engine_port = (free.getsockname()[1] for free in (one, other))  # several pods may run on this machine
+        ports = [f"--coordinator=127.0.0.1:{port}", f"--config.pod.engine_port={engine_port}"]
         venv = ROOT / ".venv" / "bin" / "python"
         python = str(venv) if venv.exists() else sys.executable
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self._devices}"

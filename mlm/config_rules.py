@@ -158,7 +158,7 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
     ABOVE_ZERO: """tokenizer.sample_megabytes model.layer_norm_eps model.init_stddev model.global_rope_theta
         model.local_rope_theta optimizer.learning_rate optimizer.eps""",
     FROM_ZERO: "optimizer.weight_decay optimizer.clip_norm train.epochs train.hours pod.hang",
-    whole(1024, 65_536, "to 65,535"): "pod.port pod.jax_port",
+    whole(1024, 65_536, "to 65,535"): "pod.port pod.engine_port",
     AXIS: "mesh.data mesh.fsdp mesh.tensor",
     TABLE: "classify.train classify.validation classify.test",
     whole(8): "shards.length classify.length",

@@ -4,7 +4,18 @@ import http.server
 import threading
 
 # the beginnings of what says where a process is: a test sets its own
-PLATFORM = ("TPU_", "MEGASCALE_", "SLURM_", "OMPI_", "GCE_METADATA_IP", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS")
+PLATFORM = (
+    "TPU_",
+    "MEGASCALE_",
+    "SLURM_",
+    "OMPI_",
+    "PMI_",
+    "MPI_LOCAL",
+    "JAX_FORCE_TPU",
+    "GCE_METADATA_IP",
+    "CUDA_VISIBLE_DEVICES",
+    "JAX_PLATFORMS",
+)
 
 
 class MetadataServer:

@@ -60,10 +60,10 @@ def finish(process: subprocess.Popen, *, code: int = 0, timeout: float = 300.0) 
 def run_together(arguments: list[str], *, processes: int, devices: int, program: str = "-m mlm") -> list[str]:
     """Runs `processes` processes of `devices` devices each as one; returns what each wrote to stderr."""
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        port, jax_port = (free.getsockname()[1] for free in (one, other))
+        port, engine_port = (free.getsockname()[1] for free in (one, other))
     arguments = [*arguments, f"--coordinator=127.0.0.1:{port}", f"--processes={processes}"]
     if program != "-m tests.order_dump":  # several of these may run at once, and the default is one port
-        arguments.append(f"--config.pod.jax_port={jax_port}")
+        arguments.append(f"--config.pod.engine_port={engine_port}")
     started = [
         start(
             [*arguments, f"--process-id={index}"],

@@ -187,7 +187,7 @@ MAY_CHANGE = {
     "tokenizer.lowercase", "shards.dir", "shards.length", "shards.count", "shards.validation_count", "shards.workers",
     "shards.seed", "corpus.group", "corpus.validation_groups", "corpus.keep_out", "corpus.near_duplicates",
     "corpus.test_fraction", "corpus.test_groups", "data.skip_batches", "data.mixture", "evaluate.sets",
-    "pod.port", "pod.jax_port", "pod.start_timeout", "pod.heartbeat", "pod.hang",
+    "pod.port", "pod.engine_port", "pod.start_timeout", "pod.heartbeat", "pod.hang",
     "classify.train", "classify.validation", "classify.test", "classify.predict",
 }  # fmt: skip
 

@@ -156,7 +156,7 @@ BAD = {
     "log.profile_start": ["-1"],
     "log.profile_steps": ["0"],
     "pod.port": ["80", "65536"],
-    "pod.jax_port": ["0"],
+    "pod.engine_port": ["0"],
     "pod.start_timeout": ["0.5", "inf"],
     "pod.heartbeat": ["1", "nan"],
     "pod.hang": ["-1", "inf"],
@@ -219,7 +219,7 @@ OF_MODERNBERT = {
             "config.model.heads = 256: must leave heads of an even size, as rotary positions need.",
         ),
         (["shards.length=513"], "config.shards.length = 513: must be at most model.positions = 512."),
-        (["pod.port=8476"], "config.pod.jax_port = 8476: must be another port than pod.port = 8476."),
+        (["pod.port=8476"], "config.pod.engine_port = 8476: must be another port than pod.port = 8476."),
         (["data.lanes=128"], "config.shards.count = 64: must be at least data.lanes = 128."),
         (["data.global_batch=252"], "config.data.global_batch = 252: must be a multiple of data.lanes = 8."),
         *(

@@ -30,8 +30,15 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_MCA_orte_hnp_uri": "1287979008.0;tcp://10.0.0.7,172.17.0.1:33363;tcp6://[fd00::2]:43429",
 }
-GKE = {"TPU_WORKER_HOSTNAMES": "run-0-0.run,run-0-1.run,run-0-2.run,run-0-3.run", "TPU_WORKER_ID": "2"}
-ADDRESSES = {"TPU_PROCESS_ADDRESSES": "10.0.0.5:8478,10.0.0.6:8478", "TPU_WORKER_ID": "1", "TPU_PROCESS_PORT": "8478"}
+HOSTS = ("run-0-0.run", "run-0-1.run", "run-0-2.run", "run-0-3.run")
+FORCED = {"JAX_FORCE_TPU_INIT": "1"}  # as on a machine with a TPU, for jax too
+GKE = FORCED | {"TPU_WORKER_HOSTNAMES": ",".join(HOSTS), "TPU_WORKER_ID": "2"}
+MPICH = {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}
+ADDRESSES = FORCED | {
+    "TPU_PROCESS_ADDRESSES": "10.0.0.5:8478,10.0.0.6:8478",
+    "TPU_WORKER_ID": "1",
+    "TPU_PROCESS_PORT": "8478",
+}
 SLICES = {
     "MEGASCALE_NUM_SLICES": "2",
     "MEGASCALE_SLICE_ID": "1",
@@ -78,11 +85,11 @@ def test_alone_on_a_laptop():
     [
         (SLURM, Cluster("Slurm", "tpu007", 8, 5, 2, 1)),
         (OPEN_MPI, Cluster("Open MPI", "10.0.0.7", 4, 3, 2, 1)),
-        (GKE, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2)),
+        (GKE, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2, hosts=HOSTS)),
         (GKE | SLICES, Cluster("$TPU_WORKER_HOSTNAMES, 2 slices", "run-0-0.run", 8, 6)),
-        (ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1)),
-        (GKE | ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1)),
-        (GKE | SLURM, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2)),
+        (ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1, hosts=("10.0.0.5", "10.0.0.6"))),
+        (GKE | ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1, hosts=("10.0.0.5", "10.0.0.6"))),
+        (GKE | SLURM, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2, hosts=HOSTS)),
         (SLURM | OPEN_MPI, Cluster("Open MPI", "10.0.0.7", 4, 3, 2, 1)),  # mpirun in a job: its daemon's variables
     ],
 )
@@ -130,6 +137,35 @@ def test_flags_replace_what_is_found(platform):
     assert detect.detect(processes=1) == Cluster()
 
 
+@pytest.mark.parametrize("old", [True, False])
+def test_metadata_with_addresses_of_ipv6(platform, old):
+    with MetadataServer(tpu_vm(["fd00::2", "fd00::3"], 1, old=old)) as server:
+        platform({"GCE_METADATA_IP": server.address})
+        assert detect.detect() == Cluster("the TPU VM's metadata", "[fd00::2]", 2, 1, hosts=("fd00::2", "fd00::3"))
+
+
+def test_metadata_that_nobody_shall_ask(platform, tpu, monkeypatch):
+    monkeypatch.setattr(detect, "_metadata", lambda key: pytest.fail("asked"))
+    platform({"TPU_SKIP_MDS_QUERY": "1"})
+    assert detect.detect() == Cluster()
+
+
+def test_mpich_and_intel_mpi_need_a_coordinator(platform):
+    platform(MPICH)
+    assert "--coordinator=HOST: give the address of process 0; MPICH does not say" in refused()
+    assert detect.detect(coordinator="10.0.0.7") == Cluster("MPICH and flags", "10.0.0.7", 4, 3, 2, 1)
+    platform(SLURM)  # of the daemon that mpiexec has started on this node
+    assert detect.detect(coordinator="10.0.0.7").source == "MPICH and flags"
+    platform({"PMI_RANK": SLURM["SLURM_PROCID"]})  # srun --mpi=pmi2
+    assert detect.detect().source == "Slurm"
+
+
+def test_slurm_that_does_not_say_where_process_0_is(platform):
+    platform(SLURM | {"SLURM_DISTRIBUTION": "arbitrary"})
+    assert "--coordinator=HOST: give the address of process 0; Slurm does not say" in refused()
+    assert detect.detect(coordinator="gpu2") == Cluster("Slurm and flags", "gpu2", 8, 5, 2, 1)
+
+
 def test_open_mpi_5_needs_a_coordinator(platform):
     platform({key: value for key, value in OPEN_MPI.items() if "orte" not in key})
     assert refused() == "--coordinator=HOST: give the address of process 0; Open MPI does not say where that is."
@@ -144,9 +180,19 @@ def test_open_mpi_5_needs_a_coordinator(platform):
         ({}, {"processes": 2, "process_id": 0}, "--coordinator=HOST: give the address of process 0; several"),
         ({}, {"coordinator": "a", "processes": 2, "process_id": 2}, "--process-id=2: must be from 0 to 1"),
         (GKE, {"processes": 2}, "--process-id=2: must be from 0 to 1 (--processes=2, from $TPU_WORKER_HOSTNAMES and"),
+        (
+            {key: value for key, value in GKE.items() if key not in FORCED},
+            {},
+            "and this machine has no TPU chip; unset",
+        ),
+        (
+            {"SLURM_JOB_NUM_NODES": "4", "SLURM_NODEID": "0"},
+            {},
+            "a Slurm job of 4 nodes, and the command was started on",
+        ),
         (GKE | {"TPU_WORKER_ID": "x"}, {}, "$TPU_WORKER_ID is 'x': it must be a whole number"),
         (GKE | {"TPU_WORKER_ID": "4"}, {}, "$TPU_WORKER_HOSTNAMES names 4 hosts, and this one is number 4"),
-        ({"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "$TPU_WORKER_ID does not say which this is"),
+        (FORCED | {"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "$TPU_WORKER_ID does not say which this is"),
         (GKE | SLICES | {"MEGASCALE_SLICE_ID": "2"}, {}, "they do not say which slice this is"),
         (SLURM | {"SLURM_PROCID": ""}, {}, "$SLURM_PROCID is ''"),
     ],
@@ -160,7 +206,7 @@ def test_what_contradicts_itself_is_refused(platform, variables, flags, message)
 def test_metadata_of_a_tpu_vm(platform, old):
     with MetadataServer(tpu_vm(["10.0.0.2", "10.0.0.3"], 1, old=old)) as server:
         platform({"GCE_METADATA_IP": server.address})
-        assert detect.detect() == Cluster("the TPU VM's metadata", "10.0.0.2", 2, 1)
+        assert detect.detect() == Cluster("the TPU VM's metadata", "10.0.0.2", 2, 1, hosts=("10.0.0.2", "10.0.0.3"))
 
 
 def test_metadata_of_several_slices(platform):
@@ -272,7 +318,7 @@ def test_jax_finds_the_same(platform, name, variables):
     with MetadataServer(tpu_vm(["10.0.0.2", "10.0.0.3"], 1, old=bool(variables.pop("old", "")))) as server:
         platform(variables | ({"GCE_METADATA_IP": server.address} if "Tpu" in name else {}))
         found = detect.detect()
-        environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_FORCE_TPU_INIT": "1"}
+        environment = os.environ | FORCED | {"JAX_PLATFORMS": "cpu"}
         done = subprocess.run(
             [sys.executable, "-c", AS_JAX, name], env=environment, capture_output=True, text=True, timeout=120
         )

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mlm import config as configs
-from mlm.cluster import distributed, fingerprints, watch
+from mlm.cluster import distributed, fingerprints, service, watch
 from mlm.cluster.detect import Cluster
 from mlm.errors import InputError
 from tests.fixtures import tiny_config
@@ -89,12 +89,12 @@ def test_handler_of_another_library():
 
     received = []
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(received.append)
-    assert distributed._handler_in_c(signal.SIGUSR2) is None
+    assert service.handler_in_c(signal.SIGUSR2) is None
     library = ctypes.CDLL(None)
     library.signal.restype = ctypes.c_void_p
     library.signal(signal.SIGUSR2, handler)
     try:
-        distributed._handler_in_c(signal.SIGUSR2)(signal.SIGUSR2)
+        service.handler_in_c(signal.SIGUSR2)(signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
     assert received == [signal.SIGUSR2]

@@ -297,8 +297,8 @@ def test_every_run_of_a_sweep_trains_the_class(tmp_path, manifest):
 def test_a_host_with_another_file_is_named(tmp_path, manifest):
     scripts = [write(tmp_path / "a"), write(tmp_path / "b", scale_of_mine="SCALE = 2.5\n")]
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        port, jax_port = (free.getsockname()[1] for free in (one, other))
-    line = processes.train_arguments(tmp_path / "runs", manifest.folder, f"pod.jax_port={jax_port}")
+        port, engine_port = (free.getsockname()[1] for free in (one, other))
+    line = processes.train_arguments(tmp_path / "runs", manifest.folder, f"pod.engine_port={engine_port}")
     line[1] = f"--config={tmp_path}/a/own_config.py"
     line += [f"--coordinator=127.0.0.1:{port}", "--processes=2"]
     started = [

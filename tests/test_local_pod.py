@@ -144,7 +144,7 @@ def test_command_line(tmp_path):
     assert "local_pod: host" in done.stderr
     assert "config.train.steps = -3: must be" in done.stderr.splitlines()[-1]
     assert done.stdout.count("mlm run: config.train.steps = -3") >= 1
-    assert {path.name for path in (tmp_path / "hosts").iterdir()} == {"0", "1", "token"}
+    assert {path.name for path in (tmp_path / "hosts").iterdir()} == {"0", "1"}
     refused = subprocess.run([*command[:2], "0", "x.py"], cwd=ROOT, capture_output=True, text=True)
     assert "N and --devices must be at least 1" in refused.stderr
 

@@ -15,7 +15,7 @@ import pytest
 
 from mlm.cluster import ports
 from mlm.errors import InputError, StopError
-from tests.clients import free_port
+from tests.dask_cluster import free_port
 from tests.processes import ROOT
 
 
@@ -95,7 +95,7 @@ def test_who_listens_on_another_address_is_not_the_holder():
     port = free_port()
     with held(port, "127.0.0.2"):
         assert ports.holder(("127.0.0.1", port)) == "a process that cannot be seen from here"
-        ports.listen(("127.0.0.1", port), 0).close()
+        ports.wait_until_free(("127.0.0.1", port), 0)
 
 
 def test_a_name_of_a_process_with_escape_sequences():
@@ -108,7 +108,7 @@ def test_a_name_of_a_process_with_escape_sequences():
         child.stdout.readline()
         found = ports.holder(("127.0.0.1", port))
         child.kill()
-    assert found == f"?[2Jx (process {child.pid})"
+    assert found == f"\\u001b[2Jx (process {child.pid})"
 
 
 def test_the_process_of_another_user():
@@ -125,7 +125,7 @@ def test_a_port_is_waited_for_and_its_holder_named_once(capfd):
     port = free_port()
     with held(port, seconds=1.5) as child:
         begin = time.monotonic()
-        ports.listen(("127.0.0.1", port), 10).close()
+        ports.wait_until_free(("127.0.0.1", port), 10)
         assert time.monotonic() - begin > 0.5
     expected = (
         rf"mlm: port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); stop that process, or set "
@@ -138,15 +138,17 @@ def test_a_port_is_waited_for_and_its_holder_named_once(capfd):
 def test_a_port_that_stays_held():
     port = free_port()
     with held(port) as child:
-        expected = rf"port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); .* \(config.pod.jax_port\)"
+        expected = (
+            rf"port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); .* \(config.pod.engine_port\)"
+        )
         with pytest.raises(StopError, match=expected + r" \(waited 0.3 s, config.pod.start_timeout\).$") as raised:
-            ports.listen(("127.0.0.1", port), 0.3, key="config.pod.jax_port")
+            ports.wait_until_free(("127.0.0.1", port), 0.3, key="config.pod.engine_port")
     assert raised.value.code == 1, "another start may find it free"
 
 
 def test_connections_that_have_just_been_closed_are_no_obstacle():
     """Those are in TIME_WAIT, as after an attempt that has ended."""
-    server = ports.listen(("127.0.0.1", 0), 0)
+    server = socket.create_server(("127.0.0.1", 0))
     where = server.getsockname()
     client = socket.create_connection(where)
     server.accept()[0].close()
@@ -154,7 +156,7 @@ def test_connections_that_have_just_been_closed_are_no_obstacle():
     server.close()
     rows = [row.split() for row in pathlib.Path("/proc/net/tcp").read_text().splitlines()]
     assert any(row[3] == "06" and row[1].endswith(f":{where[1]:04X}") for row in rows), "none is in TIME_WAIT"
-    ports.listen(where, 0).close()
+    ports.wait_until_free(where, 0)
 
 
 def test_an_address_of_another_machine():
@@ -162,7 +164,7 @@ def test_an_address_of_another_machine():
     with pytest.raises(
         InputError, match=r"coordinator 192.0.2.1: not an address of host 0 \(.*\); give an address of host 0"
     ):
-        ports.listen(("192.0.2.1", 8474), 60)
+        ports.wait_until_free(("192.0.2.1", 8474), 60)
     assert time.monotonic() - begin < 1
 
 
@@ -182,7 +184,7 @@ def resolving(monkeypatch, to: list[str]) -> None:
 
 def test_a_name_that_does_not_resolve_yet(monkeypatch, capfd):
     resolving(monkeypatch, ["", "", "127.0.0.1"])
-    ports.listen(("train-0", 0), 10).close()
+    ports.wait_until_free(("train-0", 0), 10)
     assert capfd.readouterr().err == (
         "mlm: coordinator train-0: the name does not resolve on host 0; check the name and the DNS; "
         "waiting for up to 10 s.\n"
@@ -192,12 +194,12 @@ def test_a_name_that_does_not_resolve_yet(monkeypatch, capfd):
 def test_a_name_that_never_resolves(monkeypatch):
     resolving(monkeypatch, [""])
     with pytest.raises(StopError, match=r"the name does not resolve on host 0; .* \(waited 0.2 s, config.pod.start_t"):
-        ports.listen(("train-0", 0), 0.2)
+        ports.wait_until_free(("train-0", 0), 0.2)
 
 
 def test_a_name_that_still_has_the_address_of_an_earlier_pod(monkeypatch, capfd):
     resolving(monkeypatch, ["192.0.2.1", "192.0.2.1", "127.0.0.1"])  # asked twice for each try
-    ports.listen(("train-0", 0), 10).close()
+    ports.wait_until_free(("train-0", 0), 10)
     assert "coordinator train-0: not an address of host 0" in capfd.readouterr().err
 
 
@@ -209,27 +211,35 @@ def test_a_port_that_nobody_may_open(monkeypatch):
 
     monkeypatch.setattr(socket, "create_server", refuse)
     with pytest.raises(InputError, match=r"127.0.0.1:80: host 0 can't listen there \(Permission denied\)"):
-        ports.listen(("127.0.0.1", 80), 60)
+        ports.wait_until_free(("127.0.0.1", 80), 60)
 
 
-def test_listens_for_several_at_once():
-    """A port that is released while two wait goes to one of them."""
-    port, got = free_port(), []
-    with held(port, seconds=1.0):
-        waiting = [threading.Thread(target=lambda: _try(port, got)) for _ in range(2)]
-        for thread in waiting:
-            thread.start()
-        for thread in waiting:
-            thread.join(10)
-    assert sorted(type(each).__name__ for each in got) == ["StopError", "socket"]
-    next(each for each in got if isinstance(each, socket.socket)).close()
+def test_host_0_is_waited_for(capfd, monkeypatch):
+    monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
+    port = free_port()
+    threading.Timer(1.0, lambda: socket.create_server(("127.0.0.1", port))).start()
+    begin = time.monotonic()
+    ports.wait_for_host_0(("127.0.0.1", port), 20)
+    assert 0.9 < time.monotonic() - begin < 10
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 1 and f"host 0 has not answered at 127.0.0.1:{port}" in printed
 
 
-def _try(port: int, got: list) -> None:
-    try:
-        got.append(ports.listen(("127.0.0.1", port), 3))
-    except StopError as error:
-        got.append(error)
+def test_host_0_that_is_not_there(monkeypatch):
+    place = ("127.0.0.1", free_port())
+    with pytest.raises(StopError, match=r"host 0 has not answered at .* \(tried for 0.2 s, config.pod.start_timeout\)"):
+        ports.wait_for_host_0(place, 0.2)
+    resolving(monkeypatch, [""])
+    with pytest.raises(StopError, match=r"the coordinator's name train-0 does not resolve"):
+        ports.wait_for_host_0(("train-0", 1), 0.2)
+
+
+def test_who_is_connected_to_a_port_of_this_process():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0]:
+            assert ports.connected(port) == {client.getsockname()}
+        assert ports.connected(free_port()) == set()
 
 
 @pytest.mark.parametrize(

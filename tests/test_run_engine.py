@@ -64,8 +64,8 @@ class Started:
     """The processes of a run."""
 
     def __init__(self, arguments: list[str], count: int, program: str = DELAYED):
-        self.port, self.jax_port = free_port(), free_port()
-        line = [*arguments, f"--coordinator=127.0.0.1:{self.port}", f"--config.pod.jax_port={self.jax_port}"]
+        self.port, self.engine_port = free_port(), free_port()
+        line = [*arguments, f"--coordinator=127.0.0.1:{self.port}", f"--config.pod.engine_port={self.engine_port}"]
         line.append(f"--processes={count}")
         self.all = [processes.start([*line, f"--process-id={index}"], program=program) for index in range(count)]
 
@@ -161,7 +161,7 @@ def test_strangers_are_refused_by_the_scheduler_and_the_workers_of_a_run(argumen
 
         until(lambda: len(engine_ports()) == 3)  # a scheduler and two workers
         ports = engine_ports()
-        assert started.jax_port in ports
+        assert started.engine_port in ports
         for port in ports:
             assert not greeted(port, contexts["stranger"]) and not greeted(port, None)
 
@@ -224,7 +224,7 @@ def test_flags_of_the_engine_are_checked(arguments, tmp_path, capfd, flags, word
 def test_the_port_is_named_when_it_is_taken(arguments, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = [*arguments(tmp_path, "--config.pod.start_timeout=3"), f"--config.pod.jax_port={port}"]
+        line = [*arguments(tmp_path, "--config.pod.start_timeout=3"), f"--config.pod.engine_port={port}"]
         line += [f"--coordinator=127.0.0.1:{free_port()}", "--processes=2"]
         _, words = processes.run([*line, "--process-id=0"], code=1)
-    assert f"port {port} of 127.0.0.1 is held by" in words and "config.pod.jax_port" in words
+    assert f"port {port} of 127.0.0.1 is held by" in words and "config.pod.engine_port" in words

@@ -185,6 +185,6 @@ def test_failed_returns_the_code_where_nothing_is_written():
 
 def test_a_port_of_libtpu_is_refused(monkeypatch):
     monkeypatch.setenv("TPU_PROCESS_PORT", "8476")
-    pod = ConfigDict({"hang": 0.0, "port": 8474, "jax_port": 8476})
-    with pytest.raises(InputError, match=r"config.pod.jax_port = 8476: libtpu uses this port; choose another one."):
+    pod = ConfigDict({"hang": 0.0, "port": 8474, "engine_port": 8476})
+    with pytest.raises(InputError, match=r"config.pod.engine_port = 8476: libtpu uses this port; choose another one."):
         watch.Watch("train", None).join(Cluster("flags", "127.0.0.1", 2, 1), "gs://bucket/run", pod)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from mlm.cluster.ports import is_ip
 from mlm.errors import InputError
 
 # Variables and metadata keys are those of jax's own detection (jax/_src/clusters).
@@ -28,6 +29,7 @@ class Cluster:
     process_id: int = 0
     local_processes: int = 1  # on this machine, as far as the platform says it
     local_id: int = 0
+    hosts: tuple[str, ...] = ()  # of all processes, in their order, if the platform names them
 
     @property
     def sentence(self) -> str:
@@ -110,7 +112,8 @@ def _platform(environment: Mapping[str, str]) -> Cluster | None:
     """Returns what the first platform that answers says; None for a single process."""
     # Where libtpu finds no TPU, it writes such a text into the variables of its process and so of the children.
     environment = {name: value for name, value in environment.items() if not value.startswith("WARNING: ")}
-    cluster = next(filter(None, (ask(environment) for ask in (_gke, _slurm, _open_mpi, _tpu_vm))), None)
+    platforms = (_gke, _slurm, _open_mpi, _pmi, _tpu_vm)
+    cluster = next(filter(None, (ask(environment) for ask in platforms)), None)
     return cluster if cluster and cluster.processes > 1 else None
 
 
@@ -121,12 +124,22 @@ def _gke(environment: Mapping[str, str]) -> Cluster | None:
     hosts = [address.rpartition(":")[0] or address for address in environment[name].split(",")]
     if len(hosts) > 1 and "TPU_WORKER_ID" not in environment:
         raise InputError(f"${name} names {len(hosts)} hosts, and $TPU_WORKER_ID does not say which this is; set it.")
+    if len(hosts) > 1 and not (tpu_is_attached() or environment.get("JAX_FORCE_TPU_INIT")):
+        problem = f"${name} names {len(hosts)} hosts of a TPU, and this machine has no TPU chip"
+        raise InputError(f"{problem}; unset it, or give --processes=1 to run here alone.")
     return _of_slices(f"${name}", hosts, _number(environment, "TPU_WORKER_ID", "0"), environment)
 
 
 def _slurm(environment: Mapping[str, str]) -> Cluster | None:
     # Under mpirun in a Slurm job the variables are those of the daemon that mpirun has started.
-    if not environment.get("SLURM_STEP_NODELIST") or "OMPI_COMM_WORLD_RANK" in environment:
+    rank = environment.get("PMI_RANK")
+    if "OMPI_COMM_WORLD_RANK" in environment or (rank and rank != environment.get("SLURM_PROCID")):
+        return None
+    if not environment.get("SLURM_STEP_NODELIST"):
+        nodes = environment.get("SLURM_JOB_NUM_NODES", "1")
+        if nodes != "1":
+            problem = f"this is a Slurm job of {nodes} nodes, and the command was started on one of them"
+            raise InputError(f"{problem}; start it with srun, or give --processes=1 to run here alone.")
         return None
     per_node: list[int] = []
     for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):  # such as 2(x3),1
@@ -135,7 +148,9 @@ def _slurm(environment: Mapping[str, str]) -> Cluster | None:
     node, names = _number(environment, "SLURM_NODEID", "0"), ("STEP_NUM_TASKS", "PROCID", "LOCALID")
     processes, process_id, local_id = (_number(environment, f"SLURM_{name}") for name in names)
     here = per_node[node] if node < len(per_node) else 1
-    return Cluster("Slurm", first_node(environment["SLURM_STEP_NODELIST"]), processes, process_id, here, local_id)
+    is_listed = "arbitrary" not in environment.get("SLURM_DISTRIBUTION", "")  # then process 0 is on the first node
+    first = first_node(environment["SLURM_STEP_NODELIST"]) if is_listed else ""
+    return Cluster("Slurm", first, processes, process_id, here, local_id)
 
 
 def first_node(nodes: str) -> str:
@@ -155,20 +170,32 @@ def _open_mpi(environment: Mapping[str, str]) -> Cluster | None:
     return Cluster("Open MPI", f"[{address}]" if ":" in address else address, *numbers)
 
 
+def _pmi(environment: Mapping[str, str]) -> Cluster | None:
+    """MPICH and Intel MPI, which do not say where process 0 is."""
+    if "PMI_RANK" not in environment:
+        return None
+    names = {"PMI_SIZE": "", "PMI_RANK": "", "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
+    return Cluster("MPICH", "", *(_number(environment, name, default) for name, default in names.items()))
+
+
 def _tpu_vm(environment: Mapping[str, str]) -> Cluster | None:
-    if not (tpu_is_attached() or environment.get("GCE_METADATA_IP")):
+    if "TPU_SKIP_MDS_QUERY" in environment or not (tpu_is_attached() or environment.get("GCE_METADATA_IP")):
         return None
     endpoints, worker = _metadata("worker-network-endpoints"), _metadata("agent-worker-number")
     if not endpoints or worker is None:
         return None
-    hosts = []
-    for endpoint in endpoints.strip().split(","):  # "id:port:address", or on newer VMs the address alone
-        parts = endpoint.split(":")
-        if len(parts) not in (1, 3) or not parts[-1]:
-            raise InputError(f"the metadata server's worker-network-endpoints holds {endpoint!r}: not an address.")
-        hosts.append(parts[-1])
+    hosts = [_address(endpoint) for endpoint in endpoints.strip().split(",")]
     number = _number({"agent-worker-number": worker}, "agent-worker-number")
     return _of_slices("the TPU VM's metadata", hosts, number, {**_tpu_env(), **environment})
+
+
+def _address(endpoint: str) -> str:
+    """Returns the host of "id:port:address", or of an address alone as on newer VMs; it may be one of IPv6."""
+    parts = [endpoint] if is_ip(endpoint) else endpoint.split(":", 2)
+    address = parts[-1].strip("[]")
+    if len(parts) == 2 or not address or (":" in address and not is_ip(address)):
+        raise InputError(f"the metadata server's worker-network-endpoints holds {endpoint!r}: not an address.")
+    return address
 
 
 def _of_slices(source: str, hosts: list[str], worker: int, variables: Mapping[str, str]) -> Cluster:
@@ -177,7 +204,8 @@ def _of_slices(source: str, hosts: list[str], worker: int, variables: Mapping[st
         raise InputError(f"{source} names {len(hosts)} hosts, and this one is number {worker}: they contradict.")
     slices = _number(variables, "MEGASCALE_NUM_SLICES") if variables.get("MEGASCALE_NUM_SLICES") else 1
     if slices == 1:
-        return Cluster(source, hosts[0], len(hosts), worker)
+        first = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
+        return Cluster(source, first, len(hosts), worker, hosts=tuple(hosts))
     number, address = _number(variables, "MEGASCALE_SLICE_ID"), variables.get("MEGASCALE_COORDINATOR_ADDRESS", "")
     if not address or not number < slices:
         names = f"_NUM_SLICES = {slices}, MEGASCALE_SLICE_ID = {number}, MEGASCALE_COORDINATOR_ADDRESS = {address!r}"
@@ -196,6 +224,8 @@ def _number(variables: Mapping[str, str], name: str, default: str = "") -> int:
 
 def _tpu_env() -> dict[str, str]:
     """Returns the VM's tpu-env, lines of `KEY: 'value'`."""
+    if "TPU_SKIP_MDS_QUERY" in os.environ:
+        return {}
     lines = (line.partition(":") for line in (_metadata("tpu-env") or "").splitlines())
     return {key.strip(): value.strip().strip("'") for key, _, value in lines}
 

@@ -1,6 +1,5 @@
 """Starting jax in the processes of a run, and stopping all of them at the same step."""
 
-import ctypes
 import signal
 import sys
 import threading
@@ -9,17 +8,14 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import jax
-from jax._src import distributed as jax_distributed
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from mlm.cluster import detect, fingerprints, ports, watch
+from mlm.cluster import detect, fingerprints, watch
 from mlm.entry import Entry
 from mlm.errors import InputError
 from mlm.workdir import Workdir
 
-MARGIN = 10  # seconds by which jax's own timeouts, which abort a process without a reason, come after ours
-SHARE_TIMEOUT = 3_600_000  # milliseconds
 SLOW_START = 45.0  # seconds until a warning says that the devices have not started
 _compiled: set[tuple] = set()
 
@@ -33,31 +29,17 @@ def initialize(
     saves: bool,
     entry: Entry | None = None,
 ) -> None:
-    """Joins the processes of a run, if they are alike; must come before anything else touches jax's devices.
+    """Starts the devices of a run's processes, if they read the same; must come before anything touches the devices.
 
     `shards` and `tokenizer` are fingerprints of the data, if any is read; `entry` has the class that is used. One that
-    `saves` answers SIGTERM so, and caches its compiled programs in the workdir, unless JAX_COMPILATION_CACHE_DIR names
-    another folder.
+    `saves` caches its compiled programs in the workdir, unless JAX_COMPILATION_CACHE_DIR names another folder.
     """
-    pod, current = config.pod, watch.current
-    cluster, client = current.cluster, current.client
-    current.set_limits(hang=pod.hang, heartbeat=pod.heartbeat if client is not None else 0)
-    if client is not None:
+    current, pod = watch.current, config.pod
+    cluster, service = current.cluster, current.service
+    current.set_limits(hang=pod.hang, heartbeat=pod.heartbeat if service is not None else 0)
+    if service is not None:
         data = {"shards": shards, "tokenizer": tokenizer} | (entry or Entry()).fingerprint()
-        host, port = client.ready(fingerprints.host_fingerprint(config, current.command, str(workdir.root), data))
-        interface = ports.interface(host) if cluster.process_id == 0 else host
-        jax.config.update("jax_enable_preemption_service", saves)  # it handles SIGTERM itself
-        jax.distributed.initialize(
-            ports.format_address((host, port)),
-            cluster.processes,
-            cluster.process_id,
-            detect.gpus_of(cluster),
-            "deactivate",  # jax's own detection
-            coordinator_bind_address=ports.format_address((interface, port)),
-            initialization_timeout=int(pod.start_timeout),
-            heartbeat_timeout_seconds=int(pod.heartbeat) + MARGIN,
-            shutdown_timeout_seconds=int(pod.heartbeat) + MARGIN,
-        )
+        service.agree("data", fingerprints.host_fingerprint(config, current.command, str(workdir.root), data))
     if saves and jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
     _start_devices()
@@ -82,7 +64,7 @@ def _start_devices() -> None:
 
 def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array], *static: Any) -> None:
     """Compiles a jitted `(tree, batch, *static) -> ...` on all hosts before any runs it and its collectives."""
-    if watch.current.client is None:
+    if watch.current.service is None:
         return
     shapes = (function, static, *(column.shape for column in batch.values()))
     if shapes not in _compiled:
@@ -93,21 +75,15 @@ def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array], *sta
 
 def share_of_primary(step: int, share: int) -> int:
     """Returns process 0's share of the budget on every process: through jax's service, so that no device waits."""
-    client = jax_distributed.global_state.client
-    if jax.process_count() == 1:
-        return share
-    if jax.process_index() > 0:
-        return int(client.blocking_key_value_get(f"share/{step}", SHARE_TIMEOUT))
-    client.key_value_set(f"share/{step}", str(share))
-    client.key_value_delete(f"share/{step - 1000}")  # every process has long read it
-    return share
+    service = watch.current.service
+    return share if service is None else service.from_primary("share", step, share)
 
 
 class StopSignal:
     """Notices SIGTERM and Ctrl-C, at the same step on every host; a context manager.
 
-    In a single process, a second Ctrl-C ends at once. With several, jax's preemption service agrees on the step: it
-    installs its handler of SIGTERM in C, where Python can't see it, and ours must call it.
+    In a single process, a second Ctrl-C ends at once. With several, jax's preemption service agrees on the step, of
+    which ours must call the handler.
     """
 
     def __init__(self) -> None:
@@ -116,10 +92,8 @@ class StopSignal:
         self._old: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        if jax.process_count() > 1:
-            self._jax_handler = _handler_in_c(signal.SIGTERM)
-            if self._jax_handler is None:  # ours would only replace Python's
-                return self
+        if watch.current.service is not None:
+            self._jax_handler = watch.current.service.jax_sigterm
         for number in (signal.SIGTERM, signal.SIGINT):
             self._old[number] = signal.signal(number, self._handle)
         return self
@@ -141,11 +115,3 @@ class StopSignal:
         if jax.process_count() == 1:
             return self._requested
         return multihost_utils.reached_preemption_sync_point(step)
-
-
-def _handler_in_c(number: int) -> Callable[[int], None] | None:
-    """Returns the signal handler that a library has installed in C; None for the default, or none."""
-    buffer = (ctypes.c_void_p * 64)()  # struct sigaction: the handler comes first, on Linux and on macOS
-    if ctypes.CDLL(None).sigaction(number, None, buffer) or buffer[0] in (None, 0, 1):  # the default, ignored
-        return None
-    return ctypes.CFUNCTYPE(None, ctypes.c_int)(buffer[0])

@@ -1,6 +1,6 @@
 """The engine of a run of several processes: Dask's scheduler in process 0 and a worker in each, while data is made.
 
-Both live in threads and end with the process. They listen on config.pod.jax_port, which jax takes later.
+Both live in threads and end with the process. They listen on config.pod.engine_port.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
     from distributed import Scheduler, Worker
     from distributed.utils import LoopRunner
 
-    place, jax_port, timeout = watch.current.cluster, pod.jax_port, pod.start_timeout
+    place, engine_port, timeout = watch.current.cluster, pod.engine_port, pod.start_timeout
     host, _ = ports.parse_address(place.coordinator, pod.port)
-    address = f"tls://{ports.format_address((host, jax_port))}"
+    address = f"tls://{ports.format_address((host, engine_port))}"
     loop = LoopRunner(asynchronous=False)
     loop.start()
     scheduler = None
     if watch.is_primary():
         certificates.make(UPath(folder))
-        ports.listen((host, jax_port), timeout, key="config.pod.jax_port").close()
+        ports.wait_until_free((host, engine_port), timeout, key="config.pod.engine_port")
         scheduler = loop.run_sync(
             Scheduler,
             host=ports.interface(host),
-            port=jax_port,
+            port=engine_port,
             protocol="tls",
             security=dask_engine.security_of(UPath(folder)),
             dashboard=False,
@@ -59,8 +59,8 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
             Worker,
             address,
             security=security,
-            host=_local_address(host, jax_port),
-            port=[jax_port, 0],  # 0: any, if the first one is in use
+            host=_local_address(host, engine_port),
+            port=[engine_port, 0],  # 0: any, if the first one is in use
             nthreads=workers,
             name=f"process {place.process_id}",
             death_timeout=timeout,

@@ -20,16 +20,19 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ml_collections import ConfigDict
 
-from mlm.cluster import detect, messages
-from mlm.cluster.client import Client
+from mlm.cluster import detect
 from mlm.cluster.detect import Cluster
-from mlm.cluster.messages import Termination
+from mlm.cluster.termination import OWN_KINDS, Termination
 from mlm.errors import InputError, PreemptedError, StopError
-from mlm.paths import UPath, is_remote, write_text
+from mlm.paths import is_remote, write_text
+from mlm.text import printable
+
+if TYPE_CHECKING:  # which imports jax
+    from mlm.cluster.service import Service
 
 INTERVAL = 0.5  # seconds between two checks of the thread
 UNTIMED = "data"  # the phase of tokenizer and shards, but for their tasks:
@@ -37,6 +40,7 @@ TASKS = "tasks"  # each one that is finished is progress
 SLOW_PHASES = ("start", "compile", "save")  # they report no progress of their own, and so may take
 SLOW_FACTOR = 4  # times as long as config.pod.hang
 CAUSE_WAIT = 2.0  # seconds that a crash waits for the news that another process failed first
+NO_PEERS_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")  # of jax's errors, which a lost process can cause, too
 Item = TypeVar("Item")
 
 
@@ -45,8 +49,8 @@ class Watch:
 
     def __init__(self, command: str, folder: Path | None):
         self.command, self.cluster = command, Cluster()
-        self.client: Client | None = None
-        self._folder, self._host = folder, socket.gethostname()
+        self.service: Service | None = None
+        self._folder, self._host = folder, printable(socket.gethostname())
         self._position: tuple[str, int | None, float, float] = ("start", None, time.monotonic(), time.time())
         self._hang = self._heartbeat = 0.0
         self._signal: tuple[str, float] | None = None  # that asked this process to end, and when
@@ -56,8 +60,8 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def join(self, cluster: Cluster, workdir: str, pod: ConfigDict) -> None:
-        """Starts to watch this process, and to connect to the others; raises InputError, or as `Client`."""
-        self.cluster, self._hang = cluster, pod.hang
+        """Starts to watch this process, and meets the others; raises as `Service`."""
+        self.cluster = cluster
         several = cluster.processes > 1
         if self._folder is None and several and workdir and not is_remote(workdir):
             self._folder = Path(workdir) / "hosts" / str(cluster.process_id)
@@ -65,10 +69,14 @@ class Watch:
             self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
             self._thread.start()
         if several and cluster.coordinator:
-            for name in ("port", "jax_port"):
+            for name in ("port", "engine_port"):
                 if pod[name] in detect.libtpu_ports():
                     raise InputError(f"config.pod.{name} = {pod[name]}: libtpu uses this port; choose another one.")
-            self.client = Client(cluster, pod, UPath(workdir) / "hosts" / "token", self._run_ended)
+            from mlm.cluster.service import Service
+
+            self.service = Service(cluster, pod, self._run_ended)
+        self._hang = pod.hang
+        self.progress("start")
 
     def set_limits(self, *, hang: float, heartbeat: float) -> None:
         """Sets the seconds without progress, and without any Python thread running, after which the process ends."""
@@ -76,7 +84,7 @@ class Watch:
         self.progress("start")
 
     def progress(self, phase: str, step: int | None = None) -> None:
-        """Notes that the process has come to a phase of a step (see `messages.PHASES`)."""
+        """Notes that the process has come to a phase of a step (see `termination.PHASES`)."""
         self._position = (phase, step, time.monotonic(), time.time())
 
     @property
@@ -86,9 +94,9 @@ class Watch:
 
     def barrier(self, name: str) -> None:
         """Waits until every process has come here, however long it takes."""
-        if self.client is not None:
+        if self.service is not None:
             hang, self._hang = self._hang, 0.0
-            self.client.barrier(name)
+            self.service.barrier(name)
             self.progress(*self._position[:2])
             self._hang = hang
 
@@ -103,10 +111,8 @@ class Watch:
             self.barrier("done")
         self._done = True
         self._write_progress()
-        if self.client is not None:
-            if "jax" in sys.modules:  # it waits for the other processes, and they are still watched
-                sys.modules["jax"].distributed.shutdown()
-            self.client.close()
+        if self.service is not None:
+            self.service.close()
         if self._thread is not None:
             self._thread.join(2 * INTERVAL)
         if self._stacks is not None and not self._stacks.tell():
@@ -117,8 +123,10 @@ class Watch:
     def failed(self, error: BaseException, code: int) -> int:
         """Records why the process ends, notifies the others, and exits if there are any; returns the exit code."""
         expected = isinstance(error, StopError | KeyboardInterrupt)
-        if self.client is not None and not expected:
-            time.sleep(CAUSE_WAIT)  # a collective breaks when another process dies: then `_run_ended` ends this one
+        if self.service is not None and not expected:  # a collective breaks when another process dies:
+            if _is_of_jax(error):  # then `_run_ended` ends this one
+                self.service.wait_for_end()
+            time.sleep(CAUSE_WAIT)
         agreed = isinstance(error, PreemptedError) and self._position[0] not in (UNTIMED, TASKS)  # by all processes
         kind, what, when, stack = "exception", str(error) or type(error).__name__, time.time(), ""
         if not expected:
@@ -132,7 +140,7 @@ class Watch:
         self._record(end, traceback=stack, time=when)
         if agreed:
             return self.end(code)
-        if self.client is not None:
+        if self.service is not None:
             self._quit(end)
         return code
 
@@ -149,18 +157,19 @@ class Watch:
 
     def _quit(self, end: Termination) -> NoReturn:
         """Notifies the other processes and ends this one at once: jax's own exit waits for the others."""
-        if self.client is not None:
-            self.client.notify(end)
+        if self.service is not None:
+            self.service.notify(end)
         _exit(end.code)
 
     def _run_ended(self, termination: Termination) -> None:
         """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
-        is_here = termination.process == self.cluster.process_id and termination.kind in messages.OWN_KINDS
+        is_here = termination.process == self.cluster.process_id and termination.kind in OWN_KINDS
         kind, what = (termination.kind, termination.what) if is_here else ("peer", termination.sentence)
         cause = None if is_here else termination
         if self._record(self._termination(kind, termination.code, what), cause):
             print(f"mlm {self.command}: {what}", file=sys.stderr, flush=True)
-            self.client.leave()
+            if self.service is not None:
+                self.service.leave()
             _exit(termination.code)
 
     def _run(self) -> None:
@@ -219,6 +228,15 @@ class Watch:
                 self._stacks = (self._folder / "stacks.txt").open("w")
                 faulthandler.enable(self._stacks, all_threads=True)
         return self._stacks is not None
+
+
+def _is_of_jax(error: BaseException | None) -> bool:
+    """Returns whether jax's runtime raised an error, or what caused it: a lost process may be the reason."""
+    while error is not None:
+        if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
+            return not str(error).startswith(NO_PEERS_FAULT)
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _exit(code: int) -> NoReturn:

@@ -111,7 +111,7 @@ def open_run(
 ) -> tuple[ConfigDict, Workdir]:
     """Joins the other processes if the command has flags for them; returns the config and the workdir, created."""
     if "processes" in args:
-        join(args, overrides, task=task, create=True)
+        join(args, overrides, task=task)
     config = read_config(args, overrides, task=task, starts=True)
     if getattr(args, "skip_batches", []):
         ranges = tuple(dict.fromkeys([*config.data.skip_batches, *args.skip_batches]))
@@ -127,18 +127,26 @@ def open_run(
     return config, Workdir(args.workdir)
 
 
-def join(args: argparse.Namespace, overrides: list[str], *, task: str, create: bool = False) -> None:
-    """Detects which process of the run this is, sets `args.processes` and `args.process_id`, and connects."""
+def join(args: argparse.Namespace, overrides: list[str], *, task: str) -> None:
+    """Detects which process of the run this is, sets `args.processes` and `args.process_id`, and meets the others."""
     place = detect.detect(coordinator=args.coordinator, processes=args.processes, process_id=args.process_id)
     args.processes, args.process_id = place.processes, place.process_id
     if place.processes > 1:
         say(f"mlm {args.name}: {printable(place.sentence)}")
-        Workdir(args.workdir, create=create)  # which holds the secret that proves that a process belongs to the run
+    problem = None
     try:
         config = read_config(args, overrides, task=task)
-    except StopError:  # raised again by the command, once the other processes can be notified
-        config = configs.load(str(configs.BASE), [])
+    except StopError as error:  # which the other processes shall hear
+        config, problem = configs.load(str(configs.BASE), []), error
     watch.current.join(place, args.workdir, config.pod)
+    if problem is not None:
+        raise problem
+    if watch.current.service is not None:
+        from mlm.cluster import fingerprints
+
+        flags = {"--processes": str(place.processes)}
+        fingerprint = fingerprints.host_fingerprint(config, args.name, args.workdir, flags)
+        watch.current.service.agree("config", fingerprint)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,197 @@
+"""The processes of a run in jax's coordination service: they meet, agree, and end together with one sentence."""
+
+import http.server
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.dask_cluster import free_port
+from tests.fixtures import slow
+from tests.processes import ROOT
+
+HEARTBEAT, START_TIMEOUT = 10.0, 40.0
+HEAD = """
+import os, signal, sys, time
+from ml_collections import ConfigDict
+from mlm.cluster import watch
+from mlm.cluster.detect import Cluster
+from mlm.errors import DamageError, StopError
+
+address, count, process, folder, timeout = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+w = watch.begin("test")
+pod = ConfigDict({"port": 1, "engine_port": 2, "start_timeout": float(timeout), "heartbeat": HEARTBEAT, "hang": 0.0})
+try:
+    w.join(Cluster("flags", address, count, process), folder, pod)
+    print("met", flush=True)
+    exec(sys.argv[6])
+except StopError as error:
+    print(f"mlm test: {error}", file=sys.stderr, flush=True)
+    sys.exit(w.failed(error, error.code))
+except Exception as error:
+    sys.exit(w.failed(error, 1))
+sys.exit(w.end(0))
+""".replace("HEARTBEAT", str(HEARTBEAT))
+
+
+class Started:
+    """Processes that run `body` once they have met."""
+
+    def __init__(self, folder: pathlib.Path, body: str, processes: list[int], count: int, **options):
+        self.address = options.pop("address", f"127.0.0.1:{free_port()}")
+        self.folder, self.body, self.count, self.timeout = folder, body, count, options.pop("timeout", START_TIMEOUT)
+        self.all: dict[int, subprocess.Popen] = {}
+        for process in processes:
+            self.all[process] = self.start(process)
+
+    def start(self, process: int, *, count: int = 0) -> subprocess.Popen:
+        arguments = [
+            self.address,
+            str(count or self.count),
+            str(process),
+            str(self.folder),
+            str(self.timeout),
+            self.body,
+        ]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+        return subprocess.Popen([sys.executable, "-c", HEAD, *arguments], env=environment, **pipes)
+
+    def met(self) -> None:
+        for process in self.all.values():
+            assert process.stdout.readline() == "met\n", process.communicate()[1]
+
+    def ends(self) -> dict[int, tuple[int, str]]:
+        """The exit code and the stderr of each."""
+        errors = {number: process.communicate(timeout=120)[1] for number, process in self.all.items()}
+        return {number: (process.returncode, errors[number]) for number, process in self.all.items()}
+
+
+def cause_of(folder: pathlib.Path, process: int) -> dict:
+    return json.loads((folder / "hosts" / str(process) / "cause.json").read_text())
+
+
+def test_they_meet_agree_wait_and_are_done(tmp_path):
+    body = """
+for name in ("config", "data"):
+    w.service.agree(name, {"key": 1.5, "code": "a" * 30_000})
+time.sleep(process)
+w.barrier("data")
+assert w.service.from_primary("share", 3, 7 + process) == 7
+print(time.monotonic(), flush=True)
+"""
+    started = Started(tmp_path, body, [0, 1, 2], 3)
+    started.met()
+    passed = [float(process.stdout.readline()) for process in started.all.values()]
+    assert max(passed) - min(passed) < 1.0, "they wait for the last one"
+    assert {code for code, _ in started.ends().values()} == {0}
+    assert [path.name for path in sorted(tmp_path.rglob("*")) if path.is_file()] == ["progress.json"] * 3
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_one_that_differs_is_named_by_all(tmp_path, odd):
+    body = (
+        f"w.service.agree('config', {{'config.train.seed': int(process == {odd}), 'same': '\\x1b[2J'}})\ntime.sleep(60)"
+    )
+    ends = Started(tmp_path, body, [0, 1, 2], 3).ends()
+    for process, (code, error) in ends.items():
+        assert code == 2, error
+        assert "differs from 2 others in config.train.seed (1, not 0)" in error
+        assert process == odd or f"host {odd} (" in error
+    assert cause_of(tmp_path, odd)["kind"] == "exception"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_all_end_with_the_code_and_the_sentence_of_the_one_that_fails(tmp_path, victim):
+    body = f"if process == {victim}:\n    raise DamageError('x: is damaged \\x1b[2J')\ntime.sleep(60)"
+    started = Started(tmp_path, body, [0, 1, 2], 3)
+    started.met()
+    begin = time.monotonic()
+    ends = started.ends()
+    assert time.monotonic() - begin < 15
+    for process, (code, error) in ends.items():
+        assert code == 4, error
+        assert "\x1b" not in error or process == victim
+        assert process == victim or (f"host {victim} " in error.splitlines()[-1] and "x: is damaged" in error)
+    assert cause_of(tmp_path, 2)["of"]["process"] == victim
+    assert not any("Fatal" in error or "Check failure" in error for _, error in ends.values()), ends
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [(1, signal.SIGKILL), (0, signal.SIGKILL), slow(1, signal.SIGSTOP), (0, signal.SIGSTOP), slow(1, signal.SIGABRT)],
+)
+def test_one_that_is_lost_is_named(tmp_path, victim, number):
+    """Within the heartbeat and some seconds, by the others themselves."""
+    started = Started(tmp_path, "time.sleep(90)", [0, 1, 2], 3)
+    started.met()
+    lost, begin = started.all.pop(victim), time.monotonic()
+    lost.send_signal(number)
+    ends = started.ends()
+    assert time.monotonic() - begin < 2 * HEARTBEAT + 5
+    lost.kill()
+    lost.communicate()
+    for process, (code, error) in ends.items():
+        assert code == 1, error
+        assert re.search(rf"^mlm test: host {victim} \(.*(is lost|was aborted)", error, re.MULTILINE), error
+        assert cause_of(tmp_path, process)["of"]["process"] == victim
+
+
+def test_of_hangs_the_one_that_is_behind(tmp_path):
+    body = "w.progress('input' if process == 1 else 'step', 7)\nw._hang = 1.0\ntime.sleep(60)"
+    ends = Started(tmp_path, body, [0, 1], 2).ends()
+    assert [code for code, _ in ends.values()] == [1, 1]
+    assert [cause_of(tmp_path, process)["kind"] for process in (0, 1)] == ["hang", "hang"]
+    assert "time.sleep" in ends[0][1] + ends[1][1] or (tmp_path / "hosts" / "1" / "stacks.txt").stat().st_size
+
+
+def test_a_crash_of_jax_waits_for_the_loss_that_caused_it(tmp_path):
+    """A collective breaks at once where a process dies, long before its heartbeats are missed."""
+    body = """
+if process == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1)
+import jax
+raise jax.errors.JaxRuntimeError("INTERNAL: Gloo: connection closed by peer")
+"""
+    code, error = Started(tmp_path, body, [0, 1], 2).ends()[0]
+    assert (code == 1 and "host 1 (" in error.splitlines()[-1]) or "host 1 (" in error
+    assert cause_of(tmp_path, 0)["of"]["process"] == 1
+
+
+@pytest.mark.parametrize(("count", "present", "missing"), [(2, [0], "host 1 never"), (4, [0, 1], "2 of 4 hosts")])
+def test_who_never_comes_is_named(tmp_path, count, present, missing):
+    ends = Started(tmp_path, "", present, count, timeout=8).ends()
+    code, error = ends[0]
+    assert code == 1
+    assert f"within 8 s (config.pod.start_timeout) {missing}" in error and "never connected" in error
+    assert {code for code, _ in ends.values()} == {1}
+
+
+def test_where_process_0_is_not(tmp_path):
+    alone = Started(tmp_path, "", [1], 2, timeout=2)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        other = Started(tmp_path, "", [1], 2, timeout=2, address=f"127.0.0.1:{server.server_port}")
+        ends = [started.ends()[1] for started in (alone, other)]
+        server.shutdown()
+    for (code, error), started in zip(ends, (alone, other), strict=True):
+        assert code == 1 and started.address in error and "config.pod.start_timeout" in error, error
+    assert "see whether it runs there" in ends[0][1]
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_or_one_twice(tmp_path):
+    started = Started(tmp_path, "time.sleep(25)", [0, 1], 2, timeout=12)
+    started.met()
+    stranger = started.start(2, count=3)
+    _, error = stranger.communicate(timeout=60)
+    assert stranger.returncode == 1 and "process 2 of 3" in error, error
+    assert [code for code, _ in started.ends().values()] == [0, 0], "the run goes on"
