@@ -7,7 +7,7 @@ import pytest
 from pods import causes
 from pods.causes import HostReport, first_cause
 
-from mlm.cluster import messages
+from mlm.cluster import termination
 
 NOON = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
 KILL, ABORT, TERM = 9, 6, 15
@@ -15,7 +15,7 @@ KILL, ABORT, TERM = 9, 6, 15
 
 def test_launcher_and_run_know_the_same_phases():
     """launch/ imports nothing of mlm/, so each has its own list."""
-    assert causes.PHASES == messages.PHASES
+    assert causes.PHASES == termination.PHASES
 
 
 def ended(process, *, code=None, signal=None, at=0.0, step=7, phase="step", cause=None, stopped=None, us=False):

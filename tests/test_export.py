@@ -298,8 +298,9 @@ def test_a_python_without_torch_or_none_at_all_is_named(model, tmp_path):
 
 def test_a_kill_between_the_two_renames_loses_nothing(model, copy, monkeypatch):
     """The earlier export is put back by the next attempt, even if that one fails."""
-    hidden = copy.parent / ".copy.old"
-    copy.rename(hidden)
+    hidden = copy.parent / ".copy.tmp"
+    (hidden / "new").mkdir(parents=True)
+    copy.rename(hidden / "old")
     monkeypatch.setattr(export, "write_model", lambda *_: (_ for _ in ()).throw(DamageError("fails")))
     with pytest.raises(DamageError):
         export.export(model, UPath(copy), scores=None, name="small")

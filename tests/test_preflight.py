@@ -20,7 +20,7 @@ from mlm.export import export
 from mlm.pretrained import load
 from mlm.workdir import Workdir
 from tests import labelled_texts
-from tests.clients import free_port
+from tests.dask_cluster import free_port
 from tests.fixtures import TINY
 from tests.fixtures_data import train_tokenizer, write_jsonl
 from tests.test_bad_input import refuse

@@ -139,9 +139,9 @@ def join(args: argparse.Namespace, overrides: list[str], *, task: str) -> None:
     except StopError as error:  # which the other processes shall hear
         config, problem = configs.load(str(configs.BASE), []), error
     watch.current.join(place, args.workdir, config.pod)
-    if problem is not None:
-        raise problem
     if watch.current.service is not None:
+        if problem is not None:
+            raise problem
         from mlm.cluster import fingerprints
 
         flags = {"--processes": str(place.processes)}
