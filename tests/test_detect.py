@@ -156,8 +156,16 @@ def test_mpich_and_intel_mpi_need_a_coordinator(platform):
     assert detect.detect(coordinator="10.0.0.7") == Cluster("MPICH and flags", "10.0.0.7", 4, 3, 2, 1)
     platform(SLURM)  # of the daemon that mpiexec has started on this node
     assert detect.detect(coordinator="10.0.0.7").source == "MPICH and flags"
-    platform({"PMI_RANK": SLURM["SLURM_PROCID"]})  # srun --mpi=pmi2
+    platform({"PMI_RANK": SLURM["SLURM_PROCID"], "PMI_SIZE": "16"})  # by chance the number of its daemon
+    assert detect.detect(coordinator="10.0.0.7").processes == 16
+    platform({"PMI_SIZE": SLURM["SLURM_STEP_NUM_TASKS"]})  # srun --mpi=pmi2
     assert detect.detect().source == "Slurm"
+
+
+def test_the_first_process_of_mpiexec_in_a_batch_script(platform):
+    """The script's own shell has SLURM_PROCID=0, and no step of several tasks."""
+    platform(MPICH | {"PMI_RANK": "0", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"})
+    assert detect.detect(coordinator="a") == Cluster("MPICH and flags", "a", 4, 0, 2, 1)
 
 
 def test_slurm_that_does_not_say_where_process_0_is(platform):

@@ -144,12 +144,29 @@ def test_one_that_is_lost_is_named(tmp_path, victim, number):
         assert cause_of(tmp_path, process)["of"]["process"] == victim
 
 
+@pytest.mark.parametrize(
+    ("said", "process"),
+    [  # by the service of jax 0.10.2, when process 12 was killed, and process 0
+        ("INTERNAL: Barrier failed because: task is set to ERROR: UNAVAILABLE: Task 12 heartbeat timeout. This", "12"),
+        ("UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n12\nThe tasks have", "12"),
+        ("UNAVAILABLE: Failed to send RPC to coordination service. ... logs from 1) this task (usually task 0)", None),
+    ],
+)
+def test_a_loss_in_the_words_of_the_service(said, process):
+    from mlm.cluster.service import LOST
+
+    match = LOST.search(said)
+    assert (match and match[1]) == process
+
+
 def test_of_hangs_the_one_that_is_behind(tmp_path):
-    body = "w.progress('input' if process == 1 else 'step', 7)\nw._hang = 1.0\ntime.sleep(60)"
-    ends = Started(tmp_path, body, [0, 1], 2).ends()
-    assert [code for code, _ in ends.values()] == [1, 1]
+    """Process 2 does not hang, and hears which of the two others is the cause."""
+    body = "w.progress('input' if process == 1 else 'step', 7)\nw._hang = 1.0 if process < 2 else 0.0\ntime.sleep(60)"
+    ends = Started(tmp_path, body, [0, 1, 2], 3).ends()
+    assert [code for code, _ in ends.values()] == [1, 1, 1]
     assert [cause_of(tmp_path, process)["kind"] for process in (0, 1)] == ["hang", "hang"]
-    assert "time.sleep" in ends[0][1] + ends[1][1] or (tmp_path / "hosts" / "1" / "stacks.txt").stat().st_size
+    assert cause_of(tmp_path, 2)["of"]["process"] == 1 and "host 1 (" in ends[2][1]
+    assert all((tmp_path / "hosts" / str(process) / "stacks.txt").stat().st_size for process in (0, 1))
 
 
 def test_a_crash_of_jax_waits_for_the_loss_that_caused_it(tmp_path):

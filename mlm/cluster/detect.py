@@ -132,8 +132,9 @@ def _gke(environment: Mapping[str, str]) -> Cluster | None:
 
 def _slurm(environment: Mapping[str, str]) -> Cluster | None:
     # Under mpirun in a Slurm job the variables are those of the daemon that mpirun has started.
-    rank = environment.get("PMI_RANK")
-    if "OMPI_COMM_WORLD_RANK" in environment or (rank and rank != environment.get("SLURM_PROCID")):
+    by_mpi, by_slurm = ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    is_of_srun = [environment.get(name) for name in by_mpi] == [environment.get(name) for name in by_slurm]
+    if "OMPI_COMM_WORLD_RANK" in environment or ("PMI_RANK" in environment and not is_of_srun):
         return None
     if not environment.get("SLURM_STEP_NODELIST"):
         nodes = environment.get("SLURM_JOB_NUM_NODES", "1")

@@ -35,6 +35,8 @@ from mlm.text import printable
 
 FOREVER = 10**12  # milliseconds
 PRIMARY_DONE, OTHERS_DONE = "process 0 is done", "the others are done"  # barriers, see `Service._wait_for_loss`
+# A loss in the words of a barrier that fails by it, of one that ends, and of the error that all clients poll.
+LOST = re.compile(r"(?:Task |, Task: |stopped sending heartbeats\):\s*)(\d+)")
 LINGER = 5.0  # seconds for which process 0 waits until the others know the cause
 LATER = 10  # seconds by which the others wait longer than process 0, which can say who is missing
 EXIT = 0.5  # seconds for them to exit
@@ -185,9 +187,13 @@ class Service:
         try:
             self._client.wait_at_barrier(self._waits_at, FOREVER)
         except JaxRuntimeError as error:
-            match = re.search(r"Task (\d+) heartbeat timeout", str(error))
-            if not self._closed:
+            if self._closed:
+                return
+            match = LOST.search(str(error))
+            if match is not None or self._cluster.process_id > 0:  # whose service is gone
                 self._lose(int(match[1]) if match else 0)
+            self._lost = True
+            self._on_end(Termination(0, self._hosts[0], "exception", 1, printable(str(error))))
 
     def _lose(self, process: int) -> None:
         self._lost = True

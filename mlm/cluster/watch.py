@@ -40,7 +40,7 @@ TASKS = "tasks"  # each one that is finished is progress
 SLOW_PHASES = ("start", "compile", "save")  # they report no progress of their own, and so may take
 SLOW_FACTOR = 4  # times as long as config.pod.hang
 CAUSE_WAIT = 2.0  # seconds that a crash waits for the news that another process failed first
-NO_PEERS_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")  # of jax's errors, which a lost process can cause, too
+OF_THIS_PROCESS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")  # jax's errors that no other process can cause
 Item = TypeVar("Item")
 
 
@@ -234,7 +234,7 @@ def _is_of_jax(error: BaseException | None) -> bool:
     """Returns whether jax's runtime raised an error, or what caused it: a lost process may be the reason."""
     while error is not None:
         if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
-            return not str(error).startswith(NO_PEERS_FAULT)
+            return not str(error).startswith(OF_THIS_PROCESS)
         error = error.__cause__ or error.__context__
     return False
 
