@@ -217,10 +217,12 @@ def test_a_port_that_nobody_may_open(monkeypatch):
 def test_host_0_is_waited_for(capfd, monkeypatch):
     monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
     port = free_port()
-    threading.Timer(1.0, lambda: socket.create_server(("127.0.0.1", port))).start()
+    servers = []  # holds the server: without a reference it is closed as soon as it listens
+    threading.Timer(1.0, lambda: servers.append(socket.create_server(("127.0.0.1", port)))).start()
     begin = time.monotonic()
     ports.wait_for_host_0(("127.0.0.1", port), 20)
     assert 0.9 < time.monotonic() - begin < 10
+    servers[0].close()
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1 and f"host 0 has not answered at 127.0.0.1:{port}" in printed
 
