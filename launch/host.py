@@ -6,8 +6,8 @@ Every command prints one line, `mlm-host ` and a JSON object, and ends with code
 {"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and the other host_*.py
 through ssh with each command, so nothing has to be on the host, and both ends are always of one version.
 
-A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, keeper.json, exit.json, stopped.json, and what its
-process says there itself (mlm/cluster/watch.py). Its keeper (host_keeper.py) holds `lock` for as long as it lives.
+A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, exit.json, and what its process says there itself
+(mlm/cluster/watch.py). Its keeper (host_keeper.py) holds `lock` for as long as it lives.
 """
 
 from __future__ import annotations
@@ -53,41 +53,34 @@ def start(root: pathlib.Path, text: str) -> dict:
 
     text: JSON, {"id", "attempt", "code": hash, "requirements": hash, "argv": after `python -m mlm`, "program": a file
     of the code in the place of `-m mlm`, "env": {name: value}, "process", "processes", "launch": whose start it is}.
-    Raises HostError if it is not complete, or not synced.
+    Raises HostError if it was cut off on its way, or is not synced.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a connection that drops must not leave half a start
     try:
         job = json.loads(text)
-        run, code, requirements = texts = [job[name] for name in ("id", "code", "requirements")]
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError(texts)
-        attempt, argv = int(job["attempt"]), [str(word) for word in job["argv"]]
-        program = [str(job["program"])] if job.get("program") else ["-m", "mlm"]
-        environment = {str(name): str(value) for name, value in job.get("env", {}).items()}
-        kept = {**job, "env": sorted(environment)}  # the values are secrets: they go to the process, and nowhere else
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        final = folder_of(root, job["id"], job["attempt"])
+    except (ValueError, KeyError, TypeError) as error:
         raise HostError(f"the job is not complete ({type(error).__name__}): nothing was started") from None
-    if not 0 < attempt < 10**6:
-        raise HostError(f"attempt {attempt} of the job can't be one: nothing was started")
-    final, source = folder_of(root, run, attempt), host_setup.source(root, code)
-    python = host_setup.interpreter(root, requirements)
+    source, python = host_setup.source(root, job["code"]), host_setup.interpreter(root, job["requirements"])
+    kept = {**job, "env": sorted(job["env"])}  # the values are secrets: they go to the process, and nowhere else
     new = _hidden(final)
     lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    # taken before the folder has its name: a run that is seen is held
-    host_setup.flock(lock, fcntl.LOCK_EX, new / "lock")
+    fcntl.flock(lock, fcntl.LOCK_EX)  # before the folder has its name: a run that is seen is held
     host_setup.write(new / "job.json", kept)
     if not _rename(new, final):  # it was started before, or another `start` was faster
         os.close(lock)
         return {"started": False, **_state(final), "job": host_setup.read(final / "job.json")}
-    environment = {**os.environ, **environment, "MLM_HOST_DIR": str(final), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, **job["env"], "MLM_HOST_DIR": str(final), "PYTHONUNBUFFERED": "1"}
+    program = ["-m", "mlm"]
     if job.get("program"):  # Python looks for modules in its folder, and not in that of the code
+        program = [job["program"]]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), environment.get("PYTHONPATH")]))
     try:
-        process = host_keeper.launch(final, lock, [python, *program, *argv], str(source), environment)
+        process = host_keeper.launch(final, lock, [python, *program, *job["argv"]], str(source), environment)
     except HostError:
         shutil.rmtree(final, ignore_errors=True)  # nothing runs: it may be tried again
         raise
-    return {"started": True, "process": process, "attempt": attempt, "state": "running", "job": kept}
+    return {"started": True, "process": process, "attempt": job["attempt"], "state": "running", "job": kept}
 
 
 def _hidden(final: pathlib.Path) -> pathlib.Path:
@@ -134,9 +127,9 @@ def status(root: pathlib.Path, run: str, attempt: int | None) -> dict:
         attempt = max(attempts(root, run), default=0)
     folder = folder_of(root, run, attempt)
     answer = {"attempt": attempt, **_state(folder), "host": socket.gethostname()}
-    for name in ("progress", "cause", "stopped", "job"):
+    for name in ("progress", "cause", "job"):
         answer[name] = host_setup.read(folder / f"{name}.json")
-    answer["orphan"] = answer["state"] == "lost" and bool(host_keeper.alive(folder))
+    answer["orphan"] = answer["state"] == "lost" and bool(host_keeper.processes(folder))
     return answer
 
 
@@ -153,7 +146,7 @@ def logs(root: pathlib.Path, run: str, attempt: int, offset: int, limit: int) ->
 
 
 def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
-    """Sends SIGTERM to the process group of a run, waits up to `grace` seconds, then SIGKILL. Nobody else's process."""
+    """Sends SIGTERM to the processes of a run, waits up to `grace` seconds, then SIGKILL. Nobody else's process."""
     folder = folder_of(root, run, attempt)
     if not folder.exists():  # it was never started: a start that is still on its way is to find the name taken
         new = _hidden(folder)
@@ -163,15 +156,13 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     def ended() -> bool:
         return _state(folder)["state"] != "running"
 
-    host_setup.wait_until(lambda: ended() or (folder / "keeper.json").exists(), SECONDS_TO_START)
-    host_keeper.end_group(folder, [signal.SIGTERM, signal.SIGCONT], grace)  # a stopped process must go on to save
-    host_keeper.end_group(folder, [signal.SIGKILL], 10.0)
-    for process in host_keeper.stragglers(folder):  # what its children left, if no keeper is there to end it
-        with contextlib.suppress(OSError):
-            os.kill(process, signal.SIGKILL)
+    host_setup.wait_until(lambda: ended() or host_keeper.processes(folder), SECONDS_TO_START)
+    host_keeper.send(folder, signal.SIGTERM, signal.SIGCONT)  # a stopped process must go on to save
+    host_setup.wait_until(lambda: not host_keeper.processes(folder), grace)
+    host_setup.wait_until(lambda: not host_keeper.send(folder, signal.SIGKILL), 10.0)
     host_setup.wait_until(ended, 5.0)  # the keeper is about to write it down
-    if process := host_keeper.alive(folder):
-        raise HostError(f"process {process} of the run does not end, not even by SIGKILL")
+    if left := host_keeper.processes(folder):
+        raise HostError(f"process {left[0]} of the run does not end, not even by SIGKILL")
     return {"attempt": attempt, **_state(folder)}
 
 
@@ -179,8 +170,8 @@ def _all_attempts(root: pathlib.Path) -> Iterator[tuple[str, int, bool]]:
     """Yields (id, attempt, whether it holds this host) of every run here, orphans too."""
     for run in sorted(urllib.parse.unquote(path.name) for path in (root / "runs").glob("*")):
         for attempt in attempts(root, run):
-            folder = folder_of(root, run, attempt)
-            yield run, attempt, _state(folder)["state"] == "running" or bool(host_keeper.alive(folder))
+            answer = status(root, run, attempt)
+            yield run, attempt, answer["state"] == "running" or answer["orphan"]
 
 
 def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
@@ -201,10 +192,8 @@ def clean(root: pathlib.Path, keep: list[str]) -> dict:
             removed.append(f"run {run} attempt {attempt}")
         with contextlib.suppress(OSError):  # another attempt is left
             folder.parent.rmdir()
-    unpacked = list((root / "code").glob("[0-9a-f]*"))
-    if unpacked:  # the newest is what the next run is for
-        codes.add(max(unpacked, key=lambda path: path.stat().st_mtime).name)
-    for folder in unpacked:
+    unpacked = sorted((root / "code").glob("[0-9a-f]*"), key=lambda path: path.stat().st_mtime)
+    for folder in unpacked[:-1]:  # the newest is what the next run is for
         if folder.name not in codes:
             shutil.rmtree(folder)
             removed.append(f"code {folder.name[:12]}")
@@ -214,7 +203,7 @@ def clean(root: pathlib.Path, keep: list[str]) -> dict:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands; the arguments' `answer` runs one of them in a folder, with the others."""
     root = argparse.ArgumentParser(prog="host.py", allow_abbrev=False)
-    root.add_argument("--root", default=os.environ.get("MLM_POD_ROOT") or "~/.mlm-pod", help="~ is the home here")
+    root.add_argument("--root", default="~/.mlm-pod", help="~ is the home here")
     table = root.add_subparsers(required=True, metavar="COMMAND")
 
     def command(words: str, function: Callable[..., dict]) -> argparse.ArgumentParser:
@@ -228,7 +217,7 @@ def parser() -> argparse.ArgumentParser:
     command("unpack code", lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()))  # the archive
     install = command("install code", host_setup.install)
     install.add_argument("--extra", action="append", default=[], dest="extras", metavar="SPEC")
-    install.add_argument("--python", default=os.environ.get("MLM_POD_PYTHON", ""), dest="python")
+    install.add_argument("--python", default="")
     check = command("preflight", preflight)
     check.add_argument("--code", default="")
     check.add_argument("--clear-lock", action="store_true")

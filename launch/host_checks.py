@@ -7,7 +7,6 @@ and $MLM_POD_LIBTPU_LOCK name others than a TPU VM's.
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import os
 import pathlib
@@ -19,7 +18,7 @@ import socket
 import subprocess
 import time
 
-from host_setup import HostError, is_name, read
+from host_setup import HostError, read
 
 PORTS = (8474, 8476)  # of jax's coordination service and of Dask (config keys pod.port and pod.engine_port)
 WAIT = 20.0  # seconds in which all hosts come to the first one's ports
@@ -42,17 +41,15 @@ def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
             state = "absent"
         except OSError as error:
             raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error
-    memory = re.search(r"MemAvailable:\s+([0-9]+) kB", pathlib.Path("/proc/meminfo").read_text())
-    codes = [path.name for path in (root / "code").glob("*") if is_name(path.name) and code in ("", path.name)]
     installed = (read(root / "code" / f".{code}.json") or {}).get("requirements")
     complete = installed and (root / "venv" / installed / "python.json").exists()
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
-        "code": codes,
+        "code": [path.name for path in (root / "code").glob("[0-9a-f]*") if code in ("", path.name)],
         "installed": installed if complete else None,
         "disk_free": shutil.disk_usage(root).free,
-        "memory_free": int(memory[1]) * 1024 if memory else 0,
+        "memory_free": 1024 * int(re.search("MemAvailable: +([0-9]+)", pathlib.Path("/proc/meminfo").read_text())[1]),
         "accelerators": accelerators,
         "holders": holders,
         "libtpu_lock": state,
@@ -108,21 +105,19 @@ def ports(address: str, worker: int, workers: int) -> dict:
     limit = time.monotonic() + WAIT
     if worker:
         return {"ports": {str(number): _connect(address, number, worker, limit) for number in numbers}}
-    faults, servers = {}, {}
+    faults, missing = dict.fromkeys(map(str, numbers), ""), {}
     for number in numbers:
         try:
-            servers[socket.create_server((address, number), backlog=workers)] = set(range(1, workers))
-            faults[str(number)] = ""
+            missing[socket.create_server((address, number), backlog=workers)] = set(range(1, workers))
         except OSError as error:
-            reason = f"can't be bound ({os.strerror(error.errno)})"
-            faults[str(number)] = _who_holds(number) if error.errno == errno.EADDRINUSE else reason
-    while any(servers.values()) and time.monotonic() < limit:
-        for server in select.select(list(servers), [], [], 0.5)[0]:
+            faults[str(number)] = f"can't be bound ({os.strerror(error.errno)})"
+    while any(missing.values()) and time.monotonic() < limit:
+        for server in select.select(list(missing), [], [], 0.5)[0]:
             with contextlib.suppress(OSError, ValueError), server.accept()[0] as connection:
                 connection.settimeout(2.0)
-                servers[server].discard(int(connection.recv(8)))
+                missing[server].discard(int(connection.recv(8)))
                 connection.sendall(GREETING)
-    for server in servers:
+    for server in missing:
         server.close()
     return {"ports": faults}
 
@@ -138,16 +133,3 @@ def _connect(address: str, number: int, worker: int, limit: float) -> str:
             if time.monotonic() > limit:
                 return error.strerror or str(error)
             time.sleep(0.2)
-
-
-def _who_holds(number: int) -> str:
-    """Returns "is held by ...": whoever listens on a TCP port here."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in pathlib.Path(table).read_text().splitlines()[1:]:
-                words = line.split()
-                if int(words[1].rpartition(":")[2], 16) == number and words[3] == "0A":  # it listens
-                    inodes.add(f"socket:[{words[9]}]")
-    holders = ", ".join(f"{holder['pid']} ({holder['command']})" for holder in _holders(inodes))
-    return f"is held by process {holders}" if holders else "is held by a process of another user"

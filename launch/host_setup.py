@@ -12,7 +12,6 @@ import io
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -44,11 +43,6 @@ def read(path: pathlib.Path) -> dict | None:
     return None
 
 
-def is_name(code: str) -> bool:
-    """Returns whether this can be a code hash: SHA-256 in hex."""
-    return re.fullmatch(r"[0-9a-f]{64}", code) is not None
-
-
 def folder_name(run: str) -> str:
     """Returns the name of a run's folder. Raises HostError for an id that can't be one."""
     try:
@@ -66,21 +60,13 @@ def alone(file: pathlib.Path, refusal: Exception | None = None):
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(file, "a") as lock:
         try:
-            flock(lock.fileno(), fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0), file)
+            fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
         except BlockingIOError:
             raise refusal from None
+        except OSError as error:
+            where = "keep it on a local disk (on a host: root in pod.toml)"
+            raise HostError(f"{file.parent} can't be locked ({error.strerror}): {where}") from None
         yield
-
-
-def flock(lock: int, operation: int, file: pathlib.Path) -> None:
-    """As fcntl.flock, with BlockingIOError if another process holds it; raises HostError where there are no locks."""
-    try:
-        fcntl.flock(lock, operation)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        where = "keep it on a local disk (root in pod.toml, or MLM_POD_ROOT, on a host)"
-        raise HostError(f"{file.parent} can't be locked ({error.strerror}): {where}") from None
 
 
 def prepare_streams() -> None:
@@ -101,15 +87,13 @@ def wait_until(condition: Callable[[], object], seconds: float) -> None:
 def source(root: pathlib.Path, code: str) -> pathlib.Path:
     """Returns the folder of unpacked code. Raises HostError if it is not here."""
     folder = root / "code" / code
-    if not is_name(code) or not folder.is_dir():
+    if not folder.is_dir():
         raise HostError(f"code {code[:12]} is not here: sync first")
     return folder
 
 
 def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
     """Unpacks an archive whose SHA-256 is `code` to ROOT/code/{code}."""
-    if not is_name(code):
-        raise HostError(f"{code!r} is no SHA-256")
     final = root / "code" / code
     with alone(root / ".unpack.lock"):
         if fresh := not final.is_dir():
@@ -152,23 +136,22 @@ def install(root: pathlib.Path, code: str, extras: list[str], python: str) -> di
     return {"requirements": name, "fresh": fresh, "python": version}
 
 
-def _run(argv: list[str], failure: str, folder: pathlib.Path | None = None, **variables: str) -> str:
+def _run(argv: list[str], failure: str, folder: pathlib.Path, **variables: str) -> str:
     """Returns what a program prints. Raises HostError, which begins with `failure`."""
     environment = {**os.environ, **variables}
     try:
-        done = subprocess.run(argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True)
+        done = subprocess.run(argv, cwd=folder, env=environment, input="", capture_output=True, errors="replace")
     except OSError as error:
         raise HostError(f"{failure} ({error.strerror})") from None
     if done.returncode:
-        stderr = done.stderr.decode(errors="replace").splitlines()
-        lines = [line.strip().removeprefix("launch: ") for line in stderr if line.strip()]
+        lines = [line.strip().removeprefix("launch: ") for line in done.stderr.splitlines() if line.strip()]
         raise HostError(f"{failure} ({'; '.join(lines[-3:]) or f'code {done.returncode}'})")
-    return done.stdout.decode(errors="replace").strip()
+    return done.stdout.strip()
 
 
 def interpreter(root: pathlib.Path, requirements: str) -> str:
     """Returns the interpreter of an environment that `install` has completed."""
-    known = read(root / "venv" / requirements / "python.json")
-    if not known or not re.fullmatch(r"[0-9a-f]{16}", requirements):
-        raise HostError(f"the packages {requirements or 'of this code'} are not installed here: sync first")
-    return known["python"]
+    environment = read(root / "venv" / requirements / "python.json")
+    if environment is None:
+        raise HostError(f"the packages {requirements} are not installed here: sync first")
+    return environment["python"]

@@ -3,9 +3,9 @@
     python launch/local_pod.py 4 configs/quickstart.py --workdir=runs/pod --config.train.steps=200
 
 Each process has CPU devices of its own (--devices) and a folder, WORKDIR/hosts/I, with its log, its progress and the
-cause of its end. Ctrl-C (or SIGTERM) asks all to save and to end, a second one kills them. When one dies, the others
-end within the heartbeat and some seconds. The last line names the first cause; its exit code is the exit code.
-Python's standard library alone; the processes run in .venv where there is one.
+cause of its end. Ctrl-C (or SIGTERM) asks all to save and to end, a second one kills them. When one is killed or
+stopped, the others miss it after the heartbeat, and end. The last line names the first cause; its exit code is the exit
+code. Python's standard library alone; the processes run in .venv where there is one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ import host_setup
 from pods.causes import Cause, HostReport, first_cause
 
 ROOT = Path(__file__).resolve().parents[1]
-HEARTBEAT = 30  # seconds; one that dies is noticed at once, this is for one that is stopped
+HEARTBEAT = 30.0  # seconds after which a process that is killed or stopped is missed, unless the config says otherwise
 GRACE = 5.0  # seconds beyond the heartbeat after which the others are killed
 TICK = 0.1
-OWN_FILES = ("progress.json", "cause.json", "stopped.json", "stacks.txt")
 
 
 class Pod:
@@ -37,14 +36,14 @@ class Pod:
 
     def __init__(self, processes: int, arguments: list[str], folder: Path, *, devices: int, program=("-m", "mlm")):
         """arguments: of each process; folder: holds one for each, named by its number; devices: of each, CPUs."""
-        beats = [a.partition("=")[2] for a in arguments if a.startswith("--config.pod.heartbeat=")]
-        self.heartbeat = float(beats[-1]) if beats else HEARTBEAT
-        self.arguments = arguments if beats else [*arguments, f"--config.pod.heartbeat={HEARTBEAT}"]
+        key = "--config.pod.heartbeat="
+        heartbeats = [word.removeprefix(key) for word in arguments if word.startswith(key)]
+        self.heartbeat = float(heartbeats[-1]) if heartbeats else HEARTBEAT
+        self.arguments = arguments if heartbeats else [*arguments, f"{key}{HEARTBEAT}"]
         self.folders = [folder / str(index) for index in range(processes)]
         self.children: list[subprocess.Popen] = []
         self._devices, self._program = devices, program
         self._exits: dict[int, dict] = {}
-        self._stopped: dict[int, float] = {}
         self._killed: set[int] = set()  # by us
         self._readers: list[threading.Thread] = []
         self._asked = 0
@@ -61,12 +60,11 @@ class Pod:
         everywhere |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
         for index, folder in enumerate(self.folders):
             folder.mkdir(parents=True, exist_ok=True)
-            for name in OWN_FILES:
+            for name in ("progress.json", "cause.json", "stacks.txt"):
                 (folder / name).unlink(missing_ok=True)
             place = [*ports, f"--processes={len(self.folders)}", f"--process-id={index}"]
-            command = [python, *self._program, *self.arguments, *(changes or {}).get(index, []), *place]
             child = subprocess.Popen(
-                command,
+                [python, *self._program, *self.arguments, *(changes or {}).get(index, []), *place],
                 cwd=ROOT,
                 env=everywhere | {"MLM_HOST_DIR": str(folder)} | (environment or {}).get(index, {}),
                 start_new_session=True,  # a Ctrl-C at the terminal comes to us alone
@@ -77,44 +75,36 @@ class Pod:
                 errors="replace",
             )
             self.children.append(child)
-            reader = threading.Thread(target=_copy, args=(child, index, folder / "log"), daemon=True)
-            reader.start()
-            self._readers.append(reader)
+            self._readers.append(threading.Thread(target=_copy, args=(child, index, folder / "log"), daemon=True))
+            self._readers[-1].start()
 
     def wait(self) -> Cause | None:
         """Waits until all processes have ended, whatever it takes; returns why, None if all is well."""
-        failed: float | None = None
+        limit = None
         while self.poll():
             time.sleep(TICK)
-            bad = self._stopped or [end for end in self._exits.values() if end["code"] != 0]
-            failed = (failed or time.monotonic()) if bad else None
-            if failed is not None and time.monotonic() - failed > self.heartbeat + GRACE:
-                self.kill()
+            if any(end["code"] != 0 for end in self._exits.values()):
+                limit = limit or time.monotonic() + self.heartbeat + GRACE
+                if time.monotonic() > limit:
+                    self.kill()
         for reader in self._readers:
             reader.join(GRACE)
         return first_cause(self.reports())
 
     def poll(self) -> bool:
-        """Notes who has ended or was stopped; returns whether any process is still there."""
+        """Notes who has ended; returns whether any process is still there."""
         for index, child in enumerate(self.children):
-            if index in self._exits:
-                continue
-            code = child.poll()
-            if code is not None:
+            if index not in self._exits and (code := child.poll()) is not None:
                 self._exits[index] = host_keeper.how_it_ended(code)
-            elif not host_keeper.is_stopped(child.pid):
-                self._stopped.pop(index, None)
-            elif time.time() - self._stopped.setdefault(index, time.time()) > host_keeper.STOPPED_AFTER:
-                host_setup.write(self.folders[index] / "stopped.json", {"time": self._stopped[index]})
         return len(self._exits) < len(self.children)
 
     def reports(self) -> list[HostReport]:
         """Returns what each process has left."""
         host, reports = socket.gethostname(), []
         for i, folder in enumerate(self.folders):
-            files = [host_setup.read(folder / name) for name in ("progress.json", "cause.json", "stopped.json")]
-            state = "exited" if i in self._exits else "running"
-            reports.append(HostReport(i, host, state, self._exits.get(i), *files, ended_by_us=i in self._killed))
+            progress, cause = (host_setup.read(folder / name) for name in ("progress.json", "cause.json"))
+            state, by_us = "exited" if i in self._exits else "running", i in self._killed
+            reports.append(HostReport(i, host, state, self._exits.get(i), progress, cause, ended_by_us=by_us))
         return reports
 
     def ask(self, *_: object) -> None:

@@ -43,7 +43,6 @@ class HostFolder:
 
     def __init__(self, root: pathlib.Path):
         self.root = root
-        self.environment = {**os.environ, "MLM_POD_ROOT": str(root), "MLM_POD_PYTHON": self.PYTHON}
         files = {"requirements.txt": b"", "stub.py": b"", "mlm/__init__.py": b"", "mlm/__main__.py": STUB.encode()}
         self.archive, self.code = self.pack(files)
         self.unpack(self.code, self.archive)
@@ -67,11 +66,13 @@ class HostFolder:
         return self.ask("unpack", code, stdin=archive, **more)
 
     def popen(self, *argv: str, **more) -> subprocess.Popen:
-        program = [self.PYTHON, "-S", str(LAUNCH / "host.py"), *argv]
+        program = [self.PYTHON, "-S", str(LAUNCH / "host.py"), "--root", str(self.root), *argv]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(program, text=True, env={**self.environment, **more}, **pipes)
+        return subprocess.Popen(program, text=True, env={**os.environ, **more}, **pipes)
 
     def ask(self, *argv: str, stdin: str | bytes = "", code: int = 0, **more: str) -> dict:
+        if argv[0] == "install" and "--python=" not in argv:  # which has it make an environment
+            argv = (*argv, f"--python={self.PYTHON}")
         if argv[0] == "start":  # it forks, which this process of many threads must not
             process = self.popen(*argv, **more)
             out, err = process.communicate(stdin, timeout=60)
@@ -80,10 +81,10 @@ class HostFolder:
             import host
 
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:
-                for name, value in {**self.environment, **more}.items():
+                for name, value in more.items():
                     patch.setenv(name, value)
                 patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin or b"")))
-                found = host.main(list(argv))
+                found = host.main(["--root", str(self.root), *argv])
             out, err = stdout.getvalue(), ""
         assert found == code, (out, err)
         lines = [line for line in out.splitlines() if line.startswith("mlm-host ")]

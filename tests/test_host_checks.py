@@ -95,14 +95,13 @@ def test_ports_that_all_reach(host, free_ports):
     assert together(host, "127.0.0.1", free_ports, 3) == [{str(number): "" for number in free_ports}] * 3
 
 
-def test_a_port_that_is_held_and_by_whom(host, free_ports, monkeypatch):
+def test_a_port_that_is_held(host, free_ports, monkeypatch):
     import host_checks
 
     monkeypatch.setattr(host_checks, "WAIT", 0.5)
     with socket.create_server(("127.0.0.1", free_ports[0])):
         found = host.ask("ports", "127.0.0.1", "0", "1", MLM_POD_PORTS=",".join(map(str, free_ports)))["ports"]
-    holder = f"is held by process {os.getpid()} ({pathlib.Path('/proc/self/comm').read_text().strip()})"
-    assert found == {str(free_ports[0]): holder, str(free_ports[1]): ""}
+    assert found == {str(free_ports[0]): "can't be bound (Address already in use)", str(free_ports[1]): ""}
 
 
 def test_a_port_that_nobody_reaches(host, free_ports, monkeypatch):

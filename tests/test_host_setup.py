@@ -86,7 +86,7 @@ def test_a_host_with_too_old_a_python_and_no_way_to_another(host, tmp_path, refu
     archive, code = host.pack({"requirements.txt": b"six", "launch/environment.sh": script})
     host.unpack(code, archive)
     for _ in range(2):  # what is half made is not taken for made
-        error = host.ask("install", code, code=1, MLM_POD_PYTHON="", PATH=str(programs))["error"]
+        error = host.ask("install", code, "--python=", code=1, PATH=str(programs))["error"]
         assert said in error and "error: no network; cause: dns error" in error
         assert refused == "sync" or error.endswith("name one that has the packages: python in pod.toml)")
     assert host.ask("preflight", "--code", code)["installed"] is None
@@ -96,13 +96,13 @@ def test_an_environment_of_the_code_s_own_script(host):
     script = b'[ -n "${MLM_FIND:-}" ] && echo 3.12 || { cat "$MLM_EXTRAS" >"$MLM_VENV/made"; }'
     archive, code = host.pack({"requirements.txt": b"six", "launch/environment.sh": script})
     host.unpack(code, archive)
-    found = host.ask("install", code, "--extra=a", "--extra=b>1", MLM_POD_PYTHON="")
+    found = host.ask("install", code, "--python=", "--extra=a", "--extra=b>1")
     assert found["fresh"] is True and found["python"] == "3.12"
     folder = host.root / "venv" / found["requirements"]
     assert (folder / "made").read_text() == "a\nb>1"
     assert json.loads((folder / "python.json").read_text()) == {"python": f"{folder}/bin/python"}
-    assert host.ask("install", code, "--extra=a", "--extra=b>1", MLM_POD_PYTHON="") == {**found, "fresh": False}
-    assert host.ask("install", code, MLM_POD_PYTHON="")["requirements"] != found["requirements"]
+    assert host.ask("install", code, "--python=", "--extra=a", "--extra=b>1") == {**found, "fresh": False}
+    assert host.ask("install", code, "--python=")["requirements"] != found["requirements"]
 
 
 def test_a_folder_without_locks_is_named(monkeypatch, tmp_path):

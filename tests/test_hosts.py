@@ -186,8 +186,8 @@ def test_no_coordinator_given(manifest, tmp_path):
 FAULTS = [
     slow("killed", 1, signal.SIGKILL, "", "signal"),
     slow("killed", 0, signal.SIGKILL, "", "signal"),
-    slow("stopped", 1, signal.SIGSTOP, "", "stopped"),
-    slow("stopped", 0, signal.SIGSTOP, "", "stopped"),
+    slow("stopped", 1, signal.SIGSTOP, "", "lost"),
+    slow("stopped", 0, signal.SIGSTOP, "", "lost"),
     slow("hangs", 1, None, "hang:5", "hang"),
     slow("hangs", 0, None, "hang:5", "hang"),
     slow("blocked", 1, None, "block:5", "exit silent"),

@@ -9,6 +9,7 @@ import socket
 import threading
 import types
 
+import host_keeper
 import pytest
 from pods import preflight
 from pods.backend import Host
@@ -18,15 +19,14 @@ from pods.runs import Job, RunStatus, difference
 
 from tests.fixtures import slow
 from tests.fixtures_pods import wait_for
-from tests.test_host import HOSTILE, alive
+from tests.test_host import HOSTILE, alive, keeper_of
 
 RUN = ("run", "configs/a.py", "--every=0.05")
 WAITS = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); time.sleep(60)"
 
 
 def processes(pod, run="a", attempt=1) -> list[int]:
-    files = [pod.host_folder(worker, run, attempt) / "keeper.json" for worker in range(2)]
-    return [json.loads(file.read_text())["process"] for file in files]
+    return [process for worker in range(2) for process in host_keeper.processes(pod.host_folder(worker, run, attempt))]
 
 
 def starts(pod) -> int:
@@ -130,7 +130,7 @@ def test_in_what_two_jobs_differ():
 def test_what_lives_without_a_keeper_is_not_overlooked(ready_pod):
     ready_pod.ready(WAITS)
     ready_pod.tpu(*RUN, "--command=shards", "--detach")
-    os.kill(json.loads((ready_pod.host_folder(0) / "keeper.json").read_text())["keeper"], signal.SIGKILL)
+    os.kill(keeper_of(processes(ready_pod)[0]), signal.SIGKILL)
     os.kill(processes(ready_pod)[1], signal.SIGKILL)
     wait_for((ready_pod.host_folder(1) / "exit.json").exists)
     said = ready_pod.tpu(*RUN, code=1)
@@ -179,12 +179,8 @@ def test_a_silent_host_stops_the_start(ready_pod):
     said = ready_pod.tpu(*RUN, "--timeout=5", code=1)
     assert "the run could not be started on all hosts (host 1 (127.0.0.2): no answer within 5 s)" in said
     assert "it was stopped where it had started. Then: run --again" in said
-    assert ready_pod.tpu("status", "a").count("running") == 0 and not alive(processes_of_worker_0(ready_pod))
+    assert ready_pod.tpu("status", "a").count("running") == 0 and processes(ready_pod) == []
     assert "attempt 2: started" in ready_pod.tpu(*RUN, "--again", "--detach")
-
-
-def processes_of_worker_0(pod) -> int:
-    return json.loads((pod.host_folder(0) / "keeper.json").read_text())["process"]
 
 
 @pytest.mark.slow
@@ -219,7 +215,7 @@ def test_preflight_tries_the_ports(ready_pod):
     assert "ready: 2 hosts" in ready_pod.tpu("preflight")
     with socket.create_server(("127.0.0.1", ready_pod.numbers[1])):  # of host 0, which is this machine
         said = ready_pod.tpu("preflight", code=1)
-    assert f"host 0 (127.0.0.1): port {ready_pod.numbers[1]} is held by process {os.getpid()} (" in said
+    assert f"host 0 (127.0.0.1): port {ready_pod.numbers[1]} can't be bound (Address already in use)" in said
     assert "not ready" in said and "can't reach" not in said
 
 
