@@ -32,7 +32,6 @@ pytest_plugins = [
     "tests.fixtures",
     "tests.fixtures_bucket",
     "tests.fixtures_data",
-    "tests.fixtures_fake_gcloud",
     "tests.fixtures_pods",
     "tests.trained_family",
     "tests.trained_model",

@@ -222,9 +222,7 @@ class FakePod:
 
 def fake_cloud():
     """Returns the module of the fake gcloud."""
-    if str(FAKE) not in sys.path:
-        sys.path.append(str(FAKE))
-    import cloud
+    from tests.fake_gcloud import cloud
 
     return cloud
 

@@ -1,215 +1,176 @@
-"""The fake gcloud: other proofs rest on it, so its states, refusals and faults of the cloud are tested here."""
+"""The stand-in for gcloud says what the real one says, where that is installed: both are asked the same, of one API.
 
-import json
+Where it is not, the names of the tests say so, and the stand-in is asked alone.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
-from tests.fake_gcloud import cloud as clouds
-from tests.fake_gcloud import synopsis
-from tests.fixtures_fake_gcloud import PLACE
+from tests.fake_gcloud.cloud import Cloud
+from tests.fixtures_pods import FAKE
+from tests.tpu_api import server
+from tests.tpu_api.errors import FAILED, REFUSED
 
-NODE = "projects/p/locations/us-central2-b/nodes/pod"
-
-# Command lines and the words with which Google Cloud SDK 528.0.0 refused each (its suggestions left out).
-CREATE = "tpu-vm create x --zone=z --project=p"
-QUEUED = "queued-resources create q --zone=z --project=p --runtime-version=v"
-CHIPS = "(--accelerator-type | --topology --type)"
-NODES = "(--node-id | [--node-count : --node-prefix])"
-ELSEWHERE = (
-    "unrecognized arguments:\n  \n {flag} flag is available in one or more alternate release tracks. Try:\n\n"
-    "  gcloud alpha compute tpus {command} {flag}\n"
-)
-DICT = (
-    "argument {flag}: Bad syntax for dict arg: [{value}]. Please see `gcloud topic flags-file` or `gcloud topic "
-    "escaping` for information on providing list or dictionary flag values with special characters."
-)
-REFUSED = {
-    f"{CREATE} --version=v --bogus=3": "unrecognized arguments: --bogus=3",
-    f"{CREATE} --version=v y": "unrecognized arguments: y",
-    CREATE: "argument --version: Must be specified.",
-    f"{CREATE} --version=v --spot=3": "argument --spot: ignored explicit argument '3'",
-    f"{CREATE} --version=v --accelerator-type": "argument --accelerator-type: expected one argument",
-    f"{CREATE} --version=v --runtime-version=v": "unrecognized arguments: --runtime-version=v",
-    f"{CREATE} --version=v --force": "unrecognized arguments: --force",
-    "tpu-vm describe x --zone=z --project=p --spot": "unrecognized arguments: --spot",
-    "tpu-vm delete x --zone=z --project=p --force": "unrecognized arguments: --force",
-    "tpu-vm ssh --zone=z --project=p": "argument [USER@]TPU: Must be specified.",
-    "tpu-vm ssh x --zone=z --project=p --batch-size=3": ELSEWHERE.format(flag="--batch-size", command="tpu-vm ssh"),
-    "tpu-vm ssh x --zone=z --project=p --tunnel-through-iap": (
-        ELSEWHERE.format(flag="--tunnel-through-iap", command="tpu-vm ssh")
-    ),
-    "tpu-vm ssh x --zone=z --project=p --scp-flag=-C": "unrecognized arguments: --scp-flag=-C",
-    "tpu-vm ssh x --zone=z --project=p --strict-host-key-checking=maybe": (
-        "argument --strict-host-key-checking: Invalid choice: 'maybe'.\n\nValid choices are [ask, no, yes]."
-    ),
-    "alpha tpu-vm ssh x --zone=z --project=p --internal-ip --tunnel-through-iap": (
-        f"argument --internal-ip: {synopsis.IAP_TEXT}"
-    ),
-    "tpu-vm start x --zone=z --project=p --force": "unrecognized arguments: --force",
-    f"{CREATE} --version=v --labels=foo": DICT.format(flag="--labels", value="foo"),
-    f"{CREATE} --version=v --data-disk=foo": DICT.format(flag="--data-disk", value="foo"),
-    f"{CREATE} --version=v --scopes": "argument --scopes: expected one argument",
-    f"{CREATE} --version=v --provisioning-model=flex-start": (
-        ELSEWHERE.format(flag="--provisioning-model", command="tpu-vm create")
-    ),
-    f"alpha {CREATE} --version=v --max-run-duration=4h": "unrecognized arguments: --max-run-duration=4h",
-    f"{QUEUED} --accelerator-type=a --node-id=n --reservation=r": (
-        ELSEWHERE.format(flag="--reservation", command="queued-resources create")
-    ),
-    "queued-resources delete q --zone=z --project=p --forced": "unrecognized arguments: --forced",
-    f"{QUEUED} --node-id=n": f"Exactly one of {CHIPS} must be specified.",
-    f"{QUEUED} --accelerator-type=a": f"Exactly one of {NODES} must be specified.",
-    f"{QUEUED} --accelerator-type=a --node-id=n --node-count=3": (
-        f"argument --node-id: Exactly one of {NODES} must be specified."
-    ),
-    f"{QUEUED} --accelerator-type=a --node-id=n --version=v": "unrecognized arguments: --version=v",
-    "queued-resources create q --zone=z --project=p --accelerator-type=a --node-id=n": (
-        "argument --runtime-version: Must be specified."
-    ),
-}
+REAL = shutil.which("gcloud")
+AGAINST = [pytest.param(REAL, id="against_gcloud" if REAL else "no_gcloud_here")]
+PLACE = "--project=p --zone=us-central2-b"
+NODE = "--accelerator-type=v4-16 --version=v"
+QUEUED = "--accelerator-type=v6e-16 --runtime-version=v"
+SSH = "tpu-vm ssh me@pod --ssh-key-file={key}"
 
 
-def argv(line: str) -> list[str]:
-    words = line.split()
-    at = words[0] == "alpha"
-    return [*words[:at], "compute", "tpus", *words[at:]]
+@dataclasses.dataclass
+class Asked:
+    """One gcloud and the cloud that it asks."""
+
+    gcloud: list[str]
+    cloud: Cloud
+    environment: dict[str, str]
+
+    def __call__(self, command: str, *words: str) -> tuple[int, str, str]:
+        """Returns exit code, stdout and stderr, without what differs from call to call."""
+        track = "alpha " * command.startswith("alpha ")
+        argv = f"{track}compute tpus {command.removeprefix('alpha ')} {PLACE}".split()
+        argv = [word.format(key=f"{self.environment['HOME']}/key") for word in argv]
+        done = subprocess.run([*self.gcloud, *argv, *words], env=self.environment, capture_output=True, text=True)
+        return done.returncode, steady(done.stdout), steady(done.stderr)
 
 
-@pytest.mark.parametrize("line", REFUSED)
-def test_what_gcloud_refuses_is_refused_in_its_words(line):
-    with pytest.raises(synopsis.RefusedError) as caught:
-        synopsis.parse(argv(line))
-    where = ".".join(["gcloud", *argv(line)][: 6 if line.startswith("alpha") else 5])
-    assert str(caught.value) == f"ERROR: ({where}) {REFUSED[line]}"
-    assert caught.value.code == 2
+def steady(text: str) -> str:
+    """Returns what gcloud says without ids, times, folders, dots of progress, and its proposals."""
+    text = re.sub(r"operation-[0-9a-f-]+", "OPERATION", text)
+    text = re.sub(r"\n\.+(done|failed)", r"\n\1", text)
+    text = re.sub(r'("id": "|tpu\.|t1v-n-)[0-9]+', r"\1ID", text)
+    text = re.sub(r"[0-9]{4}-[0-9-]{5}T[0-9:.]+Z", "TIME", text)
+    text = re.sub(r"[^ =]*/(home|some one)/", "HOME/", text)
+    text = re.sub(r"/\S*python\S* \S*gcloud.py", "GCLOUD", text)
+    text = re.sub(r"(?s)response: <.*?>, content", "content", re.sub("accessing <.*?>", "accessing", text))
+    text = re.sub(r"(?s)(Usage: |\n *To search the help).*", "", re.sub(r" \(did you mean .*\)", "", text))
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
-def test_the_tracks_take_different_flags():
-    flex = f"{QUEUED} --accelerator-type=a --node-id=n --provisioning-model=flex-start --max-run-duration=4h"
-    assert synopsis.parse(argv(f"alpha {flex}")).flags["--provisioning-model"] == "flex-start"
-    with pytest.raises(synopsis.RefusedError, match=r"must be one of \[standard, spot, reservation-bound\]"):
-        synopsis.parse(argv(f"alpha {CREATE} --version=v --provisioning-model=flex-start"))
-    with pytest.raises(synopsis.RefusedError) as caught:
-        synopsis.parse(["beta", "compute", "tpus", "tpu-vm", "list"])
-    assert str(caught.value).startswith("ERROR: (gcloud.beta.compute.tpus) Invalid choice: 'tpu-vm'.\n")
+@pytest.fixture
+def both(tmp_path):
+    """The stand-in and the real one, or the stand-in alone."""
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    clouds = [Cloud(tmp_path / name) for name in ("first", "second")]
+    for cloud in clouds:
+        cloud.settings(creating_describes=0, queue_describes=0, retry_seconds=0)
+    alone = server.environment("", tmp_path / "home") | {"FAKE_GCLOUD_STATE": str(clouds[0].root), "PATH": path}
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "home" / "key"], check=True)
+    with server.serving(clouds[1]) as address:
+        real = server.environment(address, tmp_path / "home")
+        yield [Asked([str(FAKE / "gcloud")], clouds[0], alone)] + [Asked([REAL], clouds[1], real)] * bool(REAL)
+    for cloud in clouds:
+        cloud.kill("pod")
 
 
-def test_a_refusal_ends_the_command_and_changes_nothing(fake):
-    done = fake("create", "pod", "--version=v", "--bogus", code=2)
-    assert done.stderr == "ERROR: (gcloud.compute.tpus.tpu-vm.create) unrecognized arguments: --bogus\n"
-    assert fake.cloud.names("nodes") == []
-    assert fake.cloud.calls() == [["compute", "tpus", "tpu-vm", "create", "pod", "--version=v", "--bogus", *PLACE]]
-    with pytest.raises(synopsis.RefusedError, match="project"):
-        synopsis.parse(["compute", "tpus", "tpu-vm", "describe", "x", "--zone=z"])
+def slow(kind: str):
+    """A case that takes the real one half a minute."""
+    return pytest.param(kind, marks=pytest.mark.slow)
 
 
-def test_values_are_taken_with_an_equals_sign_or_as_the_next_word():
-    words = ["me@pod", "--worker", "3", "--command=a=b --c", "--ssh-flag=-L 1:h:2", "--ssh-flag=-N", *PLACE, "--", "-v"]
-    call = synopsis.parse(["compute", "tpus", "tpu-vm", "ssh", *words])
-    assert call.positionals == ["me@pod"]
-    assert call.flags["--worker"] == "3"
-    assert call.flags["--command"] == "a=b --c"
-    assert call.flags["--ssh-flag"] == ["-L 1:h:2", "-N"]
-    assert call.remainder == ["-v"]
+@pytest.mark.parametrize("gcloud", AGAINST)
+@pytest.mark.parametrize("kind", [slow(kind) if kind == "unavailable" else kind for kind in (*REFUSED, *FAILED)])
+def test_an_error_is_worded_as_gcloud_words_it(both, gcloud, kind):
+    answers = []
+    for ask in both:
+        ask.cloud.add_fault("create", kind, times=20)  # UNAVAILABLE is tried again
+        answers.append(ask(f"tpu-vm create pod {NODE}"))
+        assert ask.cloud.names("nodes") == []
+    code, out, err = answers[0]
+    assert (code, out) == (1, "") and "ERROR: (gcloud.compute.tpus.tpu-vm.create) " in err
+    assert answers[0] == answers[-1]
+    texts = [*REFUSED.get(kind, ("", "", ""))[:2], FAILED.get(kind, ("", ""))[1]]
+    assert all(part in err for text in texts for part in re.split(r"\{.*?\}|['\"\[]", text))
 
 
-def test_a_tpu_takes_time_and_is_described_as_the_real_one(fake):
-    clouds.settings(fake.state, creating_describes=2)
-    fake("create", "pod", "--accelerator-type=v4-32", "--version=tpu-ubuntu2204-base", "--spot")
-    states = [fake.describe()["state"] for _ in range(4)]
-    assert states == ["CREATING", "CREATING", "READY", "READY"]
-    node = fake.describe()
-    assert node["name"] == NODE
-    assert node["acceleratorType"] == "v4-32"
-    assert node["runtimeVersion"] == "tpu-ubuntu2204-base"
-    assert node["schedulingConfig"] == {"spot": True}
-    assert node["health"] == "HEALTHY"
-    assert [end["ipAddress"] for end in node["networkEndpoints"]] == [f"127.0.0.{i}" for i in (1, 2, 3, 4)]
-    assert all(end["port"] == 8470 and end["accessConfig"]["externalIp"] for end in node["networkEndpoints"])
-    assert [one["name"] for one in json.loads(fake("list", "--format=json").stdout)] == [NODE]
-    again = fake("create", "pod", "--accelerator-type=v4-32", "--version=tpu-ubuntu2204-base", code=1)
-    assert f"ALREADY_EXISTS: Resource '{NODE}' already exists" in again.stderr
-    fake("delete", "pod", "--quiet")
-    gone = fake("describe", "pod", "--format=json", code=1)
-    assert gone.stderr.startswith(f"ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource '{NODE}' was not")
-    assert not (fake.state / "pod").exists()
-    fake("delete", "pod", "--quiet", code=1)
+# Lines to gcloud, one after the other; in capitals what meanwhile becomes of the TPU, or of what is asked for next.
+TPU = f"""
+    tpu-vm create pod {NODE} --spot --labels=a=b,c=d
+    tpu-vm create pod {NODE}
+    tpu-vm describe pod --format=json
+    tpu-vm list --format=json
+    STOPPED
+    {SSH} --command=true
+    tpu-vm start pod --format=none
+    tpu-vm describe pod --format=json
+    {SSH} --worker=4 --command=true
+    {SSH} --worker=all --dry-run --command=true --strict-host-key-checking=yes --ssh-flag=-C
+    alpha {SSH} --worker=all --dry-run --command=true --tunnel-through-iap
+    PREEMPTED
+    {SSH} --command=true
+    tpu-vm delete pod --quiet
+    tpu-vm describe pod --format=json
+    tpu-vm delete pod --quiet
+    tpu-vm start pod --format=none
+    {SSH} --command=true
+    tpu-vm list --format=json
+    tpu-vm create Pod {NODE}
+    tpu-vm create pod --accelerator-type=v9-8 --version=v
+"""
+QUEUE = f"""
+    queued-resources create q --node-id=pod {QUEUED} --spot --labels=a=b
+    queued-resources describe q --format=json
+    ACTIVE
+    tpu-vm describe pod --format=json
+    queued-resources describe q --format=json
+    queued-resources delete q --quiet
+    PREEMPTED
+    queued-resources describe q --format=json
+    queued-resources delete q --quiet --force
+    tpu-vm describe pod --format=json
+    FAILED
+    queued-resources create q --node-id=pod {QUEUED}
+    ACTIVE
+    queued-resources describe q --format=json
+    queued-resources list --format=json
+    queued-resources create r --node-id=pod {QUEUED}
+    queued-resources delete q --quiet
+    alpha queued-resources create q --node-id=pod {QUEUED} --network-config=network=a --network-config=network=b
+    ACTIVE
+    alpha queued-resources describe q --format=json
+    alpha tpu-vm describe pod --format=json
+    alpha {SSH} --worker=all --dry-run --command=true
+"""
+REFUSED_LINES = f"""
+    tpu-vm create pod {NODE} --bogus=3
+    tpu-vm create pod {NODE} --spot=3
+    tpu-vm create pod --accelerator-type=v4-8
+    tpu-vm create pod {NODE} --reservation=r
+    queued-resources create q --node-id=pod {QUEUED} --max-run-duration=4h
+    tpu-vm delete pod --force
+"""
 
 
-def test_hosts_by_type(fake):
-    hosts = {
-        "v2-8": 1, "v3-32": 4, "v4-8": 1, "v4-32": 4, "v5p-8": 1, "v5p-512": 64, "v5litepod-1": 1, "v5litepod-8": 1,
-        "v5litepod-16": 4, "v6e-8": 1, "v6e-256": 64,
-    }  # fmt: skip
-    clouds.settings(fake.state, creating_describes=0)
-    for name in hosts:
-        fake("create", f"pod-{name}", f"--accelerator-type={name}", "--version=v")
-    shown = json.loads(fake("list", "--format=json").stdout)
-    assert {node["acceleratorType"]: len(node["networkEndpoints"]) for node in shown} == hosts
+@pytest.mark.parametrize("gcloud", AGAINST)
+@pytest.mark.parametrize("lines", [TPU, QUEUE, REFUSED_LINES], ids=["tpu", "queue", "refused"])
+def test_what_gcloud_says_and_shows(both, gcloud, lines):
+    for ask in both:
+        ask.cloud.settings(quota_chips=16, queue_describes=3)
+    for line in filter(None, map(str.strip, lines.splitlines())):
+        if line.isupper():
+            for ask in both:
+                become(ask.cloud, line)
+            continue
+        answers = [ask(line) for ask in both]
+        assert answers[0] == answers[-1], f"{line}\n{answers[0][1:]}\n{answers[-1][1:]}"
 
 
-def test_a_type_that_is_not_there(fake):
-    done = fake("create", "pod", "--accelerator-type=v9-8", "--version=v", code=1)
-    assert "INVALID_ARGUMENT" in done.stderr
-    assert "the accelerator v9-8 was not found in zone us-central2-b" in done.stderr
-
-
-def test_queued_resource_goes_through_its_states_and_deletes_with_force(fake):
-    clouds.settings(fake.state, queue_describes=0)
-    fake.queued(
-        "create", "q", "--node-id=pod", "--accelerator-type=v6e-16", "--runtime-version=v2-alpha-tpuv6e", "--spot"
-    )
-    states = [fake.state_of_queued() for _ in range(4)]
-    assert states == ["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE", "ACTIVE"]
-    assert fake.describe()["state"] == "READY"
-    assert fake.describe()["queuedResource"].endswith("/queuedResources/q")
-    refused = fake.queued("delete", "q", "--quiet", code=1)
-    assert "FAILED_PRECONDITION" in refused.stderr
-    assert fake.describe()["state"] == "READY"
-    fake.queued("delete", "q", "--quiet", "--force")
-    assert "NOT_FOUND" in fake("describe", "pod", "--format=json", code=1).stderr
-    assert json.loads(fake.queued("list", "--format=json").stdout) == []
-
-
-@pytest.mark.parametrize("fault", ["suspended", "failed"])
-def test_a_suspended_or_failed_request_eats_quota_until_it_is_deleted(fake, fault):
-    clouds.settings(fake.state, queue_describes=0, quota_chips=16)
-    wanted = ("--node-id=pod", "--accelerator-type=v6e-16", "--runtime-version=v2-alpha-tpuv6e")
-    clouds.add_fault(fake.state, "queued-resources create", fault)
-    fake.queued("create", "q", *wanted)
-    assert [fake.state_of_queued() for _ in range(3)][-1] == fault.upper()
-    full = fake.queued("create", "r", *wanted, code=1)
-    assert "RESOURCE_EXHAUSTED: Quota limit 'TPUV6EPerProjectPerZoneForTPUAPI' has been exceeded" in full.stderr
-    assert "Limit: 16 in zone us-central2-b" in full.stderr
-    assert "RESOURCE_EXHAUSTED" in fake("create", "pod", "--accelerator-type=v6e-16", "--version=v", code=1).stderr
-    fake.queued("delete", "q", "--quiet", "--force")
-    fake.queued("create", "r", *wanted)
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("stockout", '"message": "There is no more capacity in the zone \\"us-central2-b\\"; you can try in another'),
-        ("quota", "RESOURCE_EXHAUSTED: Quota limit 'TPUV4PreemptiblePerProjectPerZoneForTPUAPI' has been exceeded."),
-        ("permission", "PERMISSION_DENIED: Permission denied on 'locations/us-central2-b' (or it may not exist)."),
-        ("unavailable", "UNAVAILABLE: The service is currently unavailable."),
-    ],
-)
-def test_a_create_that_fails_as_often_as_the_fault_says(fake, fault, words):
-    clouds.add_fault(fake.state, "create", fault, times=2)
-    create = ("create", "pod", "--accelerator-type=v4-32", "--version=v", "--spot")
-    for _ in range(2):
-        done = fake(*create, code=1)
-        assert words in done.stderr
-        assert "ERROR: (gcloud.compute.tpus.tpu-vm.create) " in done.stderr
-    assert fake.cloud.names("nodes") == []
-    fake(*create)
-
-
-def test_preemption_suspends_the_queued_resource(fake):
-    clouds.settings(fake.state, queue_describes=0)
-    fake.queued("create", "q", "--node-id=pod", "--accelerator-type=v4-8", "--runtime-version=v", "--spot")
-    assert [fake.state_of_queued() for _ in range(3)][-1] == "ACTIVE"
-    clouds.preempt(fake.state, "pod")
-    assert fake.state_of_queued() == "SUSPENDED"
-    assert "FAILED_PRECONDITION" in fake.queued("delete", "q", "--quiet", code=1).stderr
+def become(cloud: Cloud, state: str) -> None:
+    if state == "FAILED":
+        cloud.add_fault("queued-resources create", "failed")
+    elif state == "PREEMPTED":
+        cloud.preempt("pod")
+    elif state == "ACTIVE":  # or whatever else its end is
+        for _ in range(20):
+            cloud.request("GET", "/v2/projects/p/locations/us-central2-b/queuedResources/q")
+    else:
+        cloud.change("nodes", "pod", state=state)

@@ -1,0 +1,178 @@
+"""ssh to a host, with gcloud's own reruns and the faults of a connection, and ssh without gcloud.
+
+What the real `tpu-vm ssh` does when ssh itself fails (exit code 255: no connection, a lost one, or a remote command
+that a signal ended): it runs the same command line again, up to ten times in all, with whatever is left on its standard
+input. Any other exit code is passed on.
+Source: lib/googlecloudsdk/command_lib/compute/tpus/tpu_vm/ssh.py (AttemptRunWithRetries) of Google Cloud SDK 528.0.0.
+"""
+
+import functools
+import getopt
+import os
+import re
+import subprocess
+import sys
+import time
+
+from tests.fake_gcloud.cloud import SSH_FAULTS, Cloud
+from tests.fake_gcloud.commands import parent, worded
+from tests.fake_gcloud.synopsis import Call
+from tests.tpu_api.errors import ApiError
+
+ATTEMPTS = 10
+# What ssh says to each fault.
+REASONS = {
+    "ssh255_before": "ssh: connect to host {ip} port 22: Connection timed out",
+    "ssh255_after": "client_loop: send disconnect: Broken pipe",
+    "drop_midstream": "Connection to {ip} closed by remote host.\nclient_loop: send disconnect: Broken pipe",
+    "keys_not_propagated": "me@{ip}: Permission denied (publickey).",
+}
+FAILED = "[/usr/bin/ssh] exited with return code [255]."
+
+
+def connect(cloud: Cloud, call: Call) -> int:
+    """Does an ssh command and returns its exit code; raises RefusedError."""
+    name, worker = call.target.rpartition("@")[2], call.flags.get("--worker", "0")
+    node = ready_node(cloud, call, name)
+    addresses = [end["ipAddress"] for end in node["networkEndpoints"]][:: max(1, len(node.get("networkConfigs", ())))]
+    workers = len(addresses) if worker == "all" else 1
+    batch = workers if call.track else 1
+    begin = f"Using ssh batch size of {batch}. Attempting to SSH into 1 nodes with a total of {workers} workers."
+    if worker == "all" and "--dry-run" in call.flags:
+        print(begin, file=sys.stderr)
+        for index, address in enumerate(addresses):
+            print(" ".join(line(cloud, call, node, index, address)))  # nothing is quoted
+        return 0
+    if not worker.isdigit():
+        # The real one takes "all", lists and ranges. Nobody here should: see the module's text.
+        raise call.refuse(f"Invalid value for [--worker]: one ssh per host here, not {worker!r}", 2)
+    if int(worker) >= len(addresses):
+        raise call.refuse(
+            f"Invalid value for [--worker]: worker index {worker} is larger than the valid worker indexes on this TPU "
+            f"VM. Please only use indexes in the range [0, {len(addresses) - 1}], inclusive."
+        )
+    words = line(cloud, call, node, int(worker), addresses[int(worker)])
+    connection = getattr(cloud, "Connection", Connection)(cloud, name, int(worker), words)
+    print(begin, file=sys.stderr)
+    for attempt in range(ATTEMPTS):
+        print(f"SSH: Attempting to connect to worker {worker}...", file=sys.stderr, flush=True)
+        code = connection.attempt(attempt)
+        if code != 255:
+            return code
+        if attempt < ATTEMPTS - 1:
+            print(f"Retrying: SSH command error: {FAILED}", file=sys.stderr, flush=True)
+            time.sleep(cloud.settings()["retry_seconds"])
+    raise call.refuse(FAILED, 255)
+
+
+def ready_node(cloud: Cloud, call: Call, name: str) -> dict:
+    """Returns the node, if ssh may go there; raises RefusedError."""
+    resource = f"{parent(call)}/nodes/{name}"
+    node = cloud.look(resource)
+    if node is None:
+        raise call.refuse(worded(ApiError.named("absent", resource=resource).error))
+    state = node["state"]
+    if state in ("PREEMPTED", "TERMINATED"):
+        raise call.refuse(f'This TPU has terminal state "{state}", so it cannot be used anymore.')
+    if state in ("STOPPED", "STOPPING", "DELETING"):
+        raise call.refuse(f'This TPU has state "{state}", so it cannot be currently connected to.')
+    if state != "READY":
+        print(
+            f'WARNING: The TPU VM "{name}" is in state "{state}", therefore the TPU may not be available or reachable. '
+            "If the connection fails, please try again later.",
+            file=sys.stderr,
+        )
+    return {"networkEndpoints": []} | node
+
+
+def line(cloud: Cloud, call: Call, node: dict, worker: int, address: str) -> list[str]:
+    """Returns the ssh command of one worker; an option is one word, "-o NAME=VALUE"."""
+    user, flags, folder = call.target.rpartition("@")[0] or cloud.user, call.flags, f"{cloud.user_home}/.ssh"
+    options = {
+        "CheckHostIP": "no", "HashKnownHosts": "no", "HostKeyAlias": f"tpu.{node['id']}-{worker}-0+Sf9A",
+        "IdentitiesOnly": "yes", "StrictHostKeyChecking": flags.get("--strict-host-key-checking", "no"),
+        "UserKnownHostsFile": f"{folder}/google_compute_known_hosts",
+    }  # fmt: skip
+    words = [f"-o {name}={value}" for name, value in options.items()]
+    if "--tunnel-through-iap" in flags:
+        place = f"--project={flags['--project']} --zone={flags['--zone']} --verbosity=warning"
+        host = f"t1v-n-{node['id']}-w-{worker}"
+        tunnel = f"alpha compute start-iap-tunnel '{host}' '%p' --listen-on-stdin {place}"
+        words += [f"-o ProxyCommand /usr/bin/python3 /usr/lib/gcloud.py {tunnel}", "-o ProxyUseFdpass=no"]
+    words += [part for flag in flags.get("--ssh-flag", ()) for part in flag.split()]
+    program = next(f"{path}/ssh" for path in os.environ["PATH"].split(os.pathsep) if os.access(f"{path}/ssh", os.X_OK))
+    key = flags.get("--ssh-key-file", f"{folder}/google_compute_engine")
+    return [program, "-T", "-i", key, *words, f"{user}@{address}", "--", flags["--command"]]
+
+
+class Connection:
+    """To a host that is a folder; `attempt` returns ssh's exit code."""
+
+    def __init__(self, cloud: Cloud, name: str, worker: int, words: list[str], kept: tuple[str, ...] = ()):
+        """Takes the fault that waits for it, and counts it down unless it is kept."""
+        self.cloud, self.name, self.worker, self.command = cloud, name, worker, words[-1]
+        self.ip = words[-3].rpartition("@")[2]
+        with cloud.lock():
+            self.fault = cloud.fault("tpu-vm ssh", SSH_FAULTS, self.command, worker, kept)
+        if self.fault.get("fault") == "silent":
+            time.sleep(24 * 3600)
+
+    def attempt(self, number: int) -> int:
+        kind = self.fault.get("fault") if number < self.fault.get("attempts", ATTEMPTS) else None
+        node = self.cloud.load("nodes", self.name)
+        if node is None or node["state"] != "READY":
+            kind = "ssh255_before"
+        elif kind in ("ssh255_after", "drop_midstream") and number == 0:
+            self._start_and_lose(kind)
+        elif kind:  # while a fault lasts, the reruns don't even get there
+            kind = kind if kind == "keys_not_propagated" else "ssh255_before"
+        else:
+            code = self._start().wait()
+            # A shell that a signal ended has no exit status to send: ssh gives 255, as for a lost connection.
+            return 255 if code < 0 else code
+        print(REASONS[kind].format(ip=self.ip), file=sys.stderr)
+        return 255
+
+    def _start(self, stdout: int | None = None, stderr: int | None = None) -> subprocess.Popen:
+        """Starts a command on the host, as sshd does: a shell of its own session, nothing of our environment."""
+        return subprocess.Popen(
+            ["/bin/bash", "-c", self.command],
+            cwd=self.cloud.home(self.name, self.worker),
+            env=self.cloud.environment(self.name, self.worker),
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+
+    def _start_and_lose(self, kind: str) -> None:
+        """Starts the command, lets half of its first output through (drop_midstream), and goes away: it goes on."""
+        with open(self.cloud.root / f"output-{os.getpid()}", "w+b") as output:
+            # Not our stderr: the command lives on, and whoever reads that of gcloud would wait for it.
+            process = self._start(output, subprocess.DEVNULL)
+            deadline = time.monotonic() + (0.3 if kind == "ssh255_after" else 5)
+            while time.monotonic() < deadline:
+                size = os.fstat(output.fileno()).st_size
+                if kind == "drop_midstream" and (size or process.poll() is not None):
+                    sys.stdout.buffer.write(os.pread(output.fileno(), size // 2, 0))
+                    sys.stdout.buffer.flush()
+                    break
+                time.sleep(0.01)
+
+
+def alone(cloud: Cloud, argv: list[str]) -> int:
+    """Does an ssh that gcloud has not started, and returns its exit code: 255 for what is wrong with it."""
+    try:
+        flags, (target, *words) = getopt.getopt(argv, "TNCvqi:o:l:p:F:L:")
+    except (getopt.GetoptError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 255
+    alias = "".join(value.strip() for flag, value in flags if flag == "-o" and "HostKeyAlias" in value)
+    match = re.fullmatch(r"HostKeyAlias=tpu\.([0-9]+)-([0-9]+)-.*", alias)
+    nodes = {node["id"]: node for node in map(functools.partial(cloud.load, "nodes"), cloud.names("nodes"))}
+    ends = nodes.get(match and match[1], {}).get("networkEndpoints", [])
+    if target.rpartition("@")[2] not in [end["ipAddress"] for end in ends]:
+        print(REASONS["ssh255_before"].format(ip=target.rpartition("@")[2]), file=sys.stderr)
+        return 255
+    name = nodes[match[1]]["name"].rpartition("/")[2]
+    # a fault of the connection meets gcloud's ssh after this one as well
+    return Connection(cloud, name, int(match[2]), [target, "--", words[-1]], kept=tuple(REASONS)).attempt(0)
