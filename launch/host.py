@@ -37,12 +37,6 @@ SECONDS_TO_START = 10.0  # between the folder of a run and its process
 NUMBERS = dict.fromkeys(("attempt", "offset", "limit", "worker", "workers"), int) | {"grace": float}  # arguments
 
 
-def attempts(root: pathlib.Path, run: str) -> list[int]:
-    """Returns the attempts of a run, in order."""
-    folder = root / "runs" / host_setup.folder_name(run)
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
-
-
 def folder_of(root: pathlib.Path, run: str, attempt: int) -> pathlib.Path:
     """Returns the folder of an attempt. Raises HostError for an id that can't be one."""
     return root / "runs" / host_setup.folder_name(run) / str(attempt)
@@ -103,13 +97,15 @@ def _rename(new: pathlib.Path, final: pathlib.Path) -> bool:
 
 
 def _state(folder: pathlib.Path) -> dict:
-    """Returns {"state", "exit"} of an attempt. "lost": its keeper is gone and has not said how it ended."""
+    """Returns {"state", "exit"} of an attempt. "lost": it is gone, and its keeper has not said how it ended."""
     if not folder.is_dir():
         return {"state": "absent", "exit": None}
-    has_keeper = _has_keeper(folder)  # asked first: the keeper writes exit.json before it lets go
-    if end := host_setup.read(folder / "exit.json"):
+    file = folder / "exit.json"
+    # asked before it is read: the keeper writes it, and then ends
+    is_alive = not file.exists() and (_has_keeper(folder) or bool(host_keeper.processes(folder)))
+    if end := host_setup.read(file):
         return {"state": "exited", "exit": end}
-    return {"state": "running" if has_keeper else "lost", "exit": None}
+    return {"state": "running" if is_alive else "lost", "exit": None}
 
 
 def _has_keeper(folder: pathlib.Path) -> bool:
@@ -124,13 +120,11 @@ def _has_keeper(folder: pathlib.Path) -> bool:
 def status(root: pathlib.Path, run: str, attempt: int | None) -> dict:
     """Returns what is known of an attempt (default: the last) of a run."""
     if attempt is None:
-        attempt = max(attempts(root, run), default=0)
+        folders = folder_of(root, run, 0).parent.glob("[0-9]*")
+        attempt = max((int(folder.name) for folder in folders), default=0)
     folder = folder_of(root, run, attempt)
-    answer = {"attempt": attempt, **_state(folder), "host": socket.gethostname()}
-    for name in ("progress", "cause", "job"):
-        answer[name] = host_setup.read(folder / f"{name}.json")
-    answer["orphan"] = answer["state"] == "lost" and bool(host_keeper.processes(folder))
-    return answer
+    files = {name: host_setup.read(folder / f"{name}.json") for name in ("progress", "cause", "job")}
+    return {"attempt": attempt, **_state(folder), "host": socket.gethostname(), **files}
 
 
 def logs(root: pathlib.Path, run: str, attempt: int, offset: int, limit: int) -> dict:
@@ -166,37 +160,28 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     return {"attempt": attempt, **_state(folder)}
 
 
-def _all_attempts(root: pathlib.Path) -> Iterator[tuple[str, int, bool]]:
-    """Yields (id, attempt, whether it holds this host) of every run here, orphans too."""
-    for run in sorted(urllib.parse.unquote(path.name) for path in (root / "runs").glob("*")):
-        for attempt in attempts(root, run):
-            answer = status(root, run, attempt)
-            yield run, attempt, answer["state"] == "running" or answer["orphan"]
+def _all_attempts(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, int, bool]]:
+    """Yields (folder, id, attempt, whether it is running) of every run here."""
+    for folder in sorted((root / "runs").glob("*/[0-9]*")):
+        run = urllib.parse.unquote(folder.parent.name)
+        yield folder, run, int(folder.name), _state(folder)["state"] == "running"
 
 
 def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
     """Returns what this host has, and the runs that hold it."""
-    alive = [{"id": run, "attempt": attempt} for run, attempt, holds in _all_attempts(root) if holds]
+    alive = [{"id": run, "attempt": attempt} for _, run, attempt, running in _all_attempts(root) if running]
     return {**host_checks.preflight(root, code, clear_lock), "runs": alive}
 
 
 def clean(root: pathlib.Path, keep: list[str]) -> dict:
-    """Removes the folders of runs that have ended, but for `keep`, and the code that no run is left for."""
-    removed, codes = [], set()
-    for run, attempt, holds in _all_attempts(root):
-        folder = folder_of(root, run, attempt)
-        if run in keep or holds:
-            codes.add((host_setup.read(folder / "job.json") or {}).get("code"))
-        else:
+    """Removes the folders of runs that have ended, but for `keep`."""
+    removed = []
+    for folder, run, attempt, running in _all_attempts(root):
+        if not running and run not in keep:
             shutil.rmtree(folder)
             removed.append(f"run {run} attempt {attempt}")
-        with contextlib.suppress(OSError):  # another attempt is left
-            folder.parent.rmdir()
-    unpacked = sorted((root / "code").glob("[0-9a-f]*"), key=lambda path: path.stat().st_mtime)
-    for folder in unpacked[:-1]:  # the newest is what the next run is for
-        if folder.name not in codes:
-            shutil.rmtree(folder)
-            removed.append(f"code {folder.name[:12]}")
+            with contextlib.suppress(OSError):  # another attempt is left
+                folder.parent.rmdir()
     return {"removed": removed}
 
 

@@ -22,7 +22,6 @@ from host_setup import HostError, read
 
 PORTS = (8474, 8476)  # of jax's coordination service and of Dask (config keys pod.port and pod.engine_port)
 WAIT = 20.0  # seconds in which all hosts come to the first one's ports
-GREETING = b"mlm-host ports\n"
 GOOGLE = "0x1ae0"  # PCI vendor
 EAGER = ("0x0063", "0x006f", "0x0076")  # PCI devices v5e, v6e and TPU7x: for them jax asks for huge pages
 
@@ -116,19 +115,18 @@ def ports(address: str, worker: int, workers: int) -> dict:
             with contextlib.suppress(OSError, ValueError), server.accept()[0] as connection:
                 connection.settimeout(2.0)
                 missing[server].discard(int(connection.recv(8)))
-                connection.sendall(GREETING)
     for server in missing:
         server.close()
     return {"ports": faults}
 
 
 def _connect(address: str, number: int, worker: int, limit: float) -> str:
-    """Returns "" once the first host has greeted us, or why it has not."""
+    """Returns "" once the first host has taken our number, or why it has not."""
     while True:
         try:
             with socket.create_connection((address, number), timeout=5.0) as connection:
                 connection.sendall(str(worker).encode())
-                return "" if connection.recv(len(GREETING)) == GREETING else "something else answers there"
+                return ""
         except OSError as error:  # the first host may come later than we do
             if time.monotonic() > limit:
                 return error.strerror or str(error)

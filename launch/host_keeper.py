@@ -19,16 +19,11 @@ from host_setup import HostError, write
 def launch(folder: pathlib.Path, lock: int, argv: list[str], cwd: str, environment: dict[str, str]) -> int:
     """Starts argv under a detached keeper, which inherits `lock`, and returns its process id. Raises HostError."""
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        if os.fork():  # the keeper is nobody's child, so nobody waits for it
-            os._exit(0)
+    if os.fork() == 0:
         os.close(reader)
         _keep(folder, writer, argv, cwd, environment)  # does not return
-    for descriptor in (writer, lock):
-        os.close(descriptor)
-    os.waitpid(child, 0)
+    os.close(writer)
+    os.close(lock)
     with os.fdopen(reader, errors="replace") as pipe:
         answer = pipe.read()
     if not answer.isdecimal():
@@ -38,6 +33,7 @@ def launch(folder: pathlib.Path, lock: int, argv: list[str], cwd: str, environme
 
 def _keep(folder: pathlib.Path, writer: int, argv: list[str], cwd: str, environment: dict[str, str]) -> None:
     try:
+        os.setsid()
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
             # a host that shuts down asks everybody; the process is to save, and it starts with none of these handlers
             signal.signal(number, lambda *_: None)

@@ -110,7 +110,6 @@ def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
             except tarfile.TarError as error:
                 raise HostError(f"the archive holds what does not belong into it: {error}") from None
             new.rename(final)
-        os.utime(final)  # the newest is the one in use
     return {"code": code, "fresh": fresh}
 
 

@@ -151,13 +151,10 @@ def main(argv: list[str]) -> int:
     args, rest = parser.parse_known_args(argv)
     if args.processes < 1 or args.devices < 1:
         parser.error("N and --devices must be at least 1")
-    file = Path(args.program).expanduser().absolute()
-    if args.program and not file.is_file():
-        parser.error(f"--program {args.program}: there is no such file")
     config = Path(args.config).expanduser().absolute()
     workdir = Path(args.workdir or f"runs/{config.stem}-pod").expanduser().absolute()
     arguments = [args.command, f"--config={config}", f"--workdir={workdir}", *rest]
-    program = (str(file),) if args.program else ("-m", "mlm")
+    program = (str(Path(args.program).expanduser().absolute()),) if args.program else ("-m", "mlm")
     pod = Pod(args.processes, arguments, workdir / "hosts", devices=args.devices, program=program)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pod.ask)

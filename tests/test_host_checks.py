@@ -105,7 +105,7 @@ def test_a_port_that_is_held(host, free_ports, monkeypatch):
 
 
 def test_a_port_that_nobody_reaches(host, free_ports, monkeypatch):
-    """A stranger who connects is no host, and one who answers is not the first host."""
+    """A stranger who connects is no host."""
     import host_checks
 
     monkeypatch.setattr(host_checks, "WAIT", 1.0)
@@ -118,14 +118,5 @@ def test_a_port_that_nobody_reaches(host, free_ports, monkeypatch):
     threading.Timer(0.3, knock).start()
     assert host.ask("ports", "127.0.0.1", "0", "2", **variables)["ports"] == {str(free_ports[0]): ""}
     assert host.ask("ports", "127.0.0.1", "1", "2", **variables)["ports"] == {str(free_ports[0]): "Connection refused"}
-    with socket.create_server(("127.0.0.1", free_ports[0])) as server:
-
-        def answer() -> None:
-            with server.accept()[0] as connection:
-                connection.sendall(b"SSH-2.0")
-
-        threading.Thread(target=answer).start()
-        found = host.ask("ports", "127.0.0.1", "1", "2", **variables)["ports"][str(free_ports[0])]
-    assert found == "something else answers there"
     found = host.ask("ports", "203.0.113.1", "0", "1", **variables)["ports"][str(free_ports[0])]
     assert found == "can't be bound (Cannot assign requested address)"
