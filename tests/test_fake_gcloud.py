@@ -3,44 +3,38 @@
 Where it is not, the names of the tests say so, and the stand-in is asked alone.
 """
 
-import dataclasses
-import os
+import contextlib
 import pathlib
 import re
-import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 
 from tests.fake_gcloud.cloud import Cloud
-from tests.fixtures_pods import FAKE
-from tests.tpu_api import server
+from tests.fixtures_pods import FAKE, HostFolder
+from tests.tpu_api import real, server
 from tests.tpu_api.errors import FAILED, REFUSED
 
-REAL = shutil.which("gcloud")
-AGAINST = [pytest.param(REAL, id="against_gcloud" if REAL else "no_gcloud_here")]
+AGAINST = [pytest.param(real.INSTALLED, id=real.NAME)]
 PLACE = "--project=p --zone=us-central2-b"
 NODE = "--accelerator-type=v4-16 --version=v"
 QUEUED = "--accelerator-type=v6e-16 --runtime-version=v"
 SSH = "tpu-vm ssh me@pod --ssh-key-file={key}"
 
 
-@dataclasses.dataclass
 class Asked:
-    """One gcloud and the cloud that it asks."""
+    """A gcloud, and the cloud that it asks."""
 
-    gcloud: list[str]
-    cloud: Cloud
-    environment: dict[str, str]
+    def __init__(self, run: Callable[[list[str]], tuple[int, str, str]], cloud: Cloud, key: pathlib.Path):
+        self.run, self.cloud, self.key = run, cloud, key
 
-    def __call__(self, command: str, *words: str) -> tuple[int, str, str]:
+    def __call__(self, line: str) -> tuple[int, str, str]:
         """Returns exit code, stdout and stderr, without what differs from call to call."""
-        track = "alpha " * command.startswith("alpha ")
-        argv = f"{track}compute tpus {command.removeprefix('alpha ')} {PLACE}".split()
-        argv = [word.format(key=f"{self.environment['HOME']}/key") for word in argv]
-        done = subprocess.run([*self.gcloud, *argv, *words], env=self.environment, capture_output=True, text=True)
-        return done.returncode, steady(done.stdout), steady(done.stderr)
+        track = "alpha " * line.startswith("alpha ")
+        words = f"{track}compute tpus {line.removeprefix('alpha ')} {PLACE}".format(key=self.key).split()
+        code, *texts = self.run(words)
+        return code, *map(steady, texts)
 
 
 def steady(text: str) -> str:
@@ -56,29 +50,43 @@ def steady(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """The stand-in, and the real one if it is installed."""
+    folder = tmp_path_factory.mktemp("pair")
+    clouds = [Cloud(folder / name) for name in ("first", "second")]
+    key = folder / "home" / "key"
+    variables = server.environment("", key.parent) | {"FAKE_GCLOUD_STATE": str(clouds[0].root)}
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+
+    def stand_in(argv: list[str]) -> tuple[int, str, str]:
+        program = [HostFolder.PYTHON, "-S", "-E", FAKE / "gcloud", *argv]
+        done = subprocess.run(program, env=variables, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    with contextlib.ExitStack() as stack:
+        asked = [Asked(stand_in, clouds[0], key)]
+        if real.INSTALLED:
+            address = stack.enter_context(server.serving(clouds[1]))
+            gcloud = stack.enter_context(real.Gcloud(server.environment(address, key.parent)))
+            asked.append(Asked(gcloud, clouds[1], key))
+        yield asked
+
+
 @pytest.fixture
-def both(tmp_path):
-    """The stand-in and the real one, or the stand-in alone."""
-    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-    clouds = [Cloud(tmp_path / name) for name in ("first", "second")]
-    for cloud in clouds:
-        cloud.settings(creating_describes=0, queue_describes=0, retry_seconds=0)
-    alone = server.environment("", tmp_path / "home") | {"FAKE_GCLOUD_STATE": str(clouds[0].root), "PATH": path}
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "home" / "key"], check=True)
-    with server.serving(clouds[1]) as address:
-        real = server.environment(address, tmp_path / "home")
-        yield [Asked([str(FAKE / "gcloud")], clouds[0], alone)] + [Asked([REAL], clouds[1], real)] * bool(REAL)
-    for cloud in clouds:
-        cloud.kill("pod")
-
-
-def slow(kind: str):
-    """A case that takes the real one half a minute."""
-    return pytest.param(kind, marks=pytest.mark.slow)
+def both(pair):
+    """That pair, each in an empty cloud."""
+    for ask in pair:
+        for path in ask.cloud.root.glob("*/*.json"):
+            path.unlink()
+        ask.cloud.settings(creating_describes=0, queue_describes=0, retry_seconds=0)
+    yield pair
+    for ask in pair:
+        ask.cloud.kill("pod")
 
 
 @pytest.mark.parametrize("gcloud", AGAINST)
-@pytest.mark.parametrize("kind", [slow(kind) if kind == "unavailable" else kind for kind in (*REFUSED, *FAILED)])
+@pytest.mark.parametrize("kind", [*REFUSED, *FAILED])
 def test_an_error_is_worded_as_gcloud_words_it(both, gcloud, kind):
     answers = []
     for ask in both:
