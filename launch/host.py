@@ -57,11 +57,11 @@ def start(root: pathlib.Path, text: str) -> dict:
         raise HostError(f"the job is not complete ({type(error).__name__}): nothing was started") from None
     source, python = host_setup.source(root, job["code"]), host_setup.interpreter(root, job["requirements"])
     kept = {**job, "env": sorted(job["env"])}  # the values are secrets: they go to the process, and nowhere else
-    new = _hidden(final)
+    new = host_setup.hidden(final)
     lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)  # before the folder has its name: a run that is seen is held
     host_setup.write(new / "job.json", kept)
-    if not _rename(new, final):  # it was started before, or another `start` was faster
+    if not host_setup.rename(new, final):  # it was started before, or another `start` was faster
         os.close(lock)
         return {"started": False, **_state(final), "job": host_setup.read(final / "job.json")}
     environment = {**os.environ, **job["env"], "MLM_HOST_DIR": str(final), "PYTHONUNBUFFERED": "1"}
@@ -75,25 +75,6 @@ def start(root: pathlib.Path, text: str) -> dict:
         shutil.rmtree(final, ignore_errors=True)  # nothing runs: it may be tried again
         raise
     return {"started": True, "process": process, "attempt": job["attempt"], "state": "running", "job": kept}
-
-
-def _hidden(final: pathlib.Path) -> pathlib.Path:
-    """Returns a new folder beside that of an attempt, to be renamed to it."""
-    new = final.with_name(f".{final.name}.{os.getpid()}")
-    new.mkdir(parents=True, mode=0o700)
-    return new
-
-
-def _rename(new: pathlib.Path, final: pathlib.Path) -> bool:
-    """Gives a folder its name; returns False, and removes it, if the name is taken."""
-    try:
-        new.rename(final)
-    except OSError:
-        shutil.rmtree(new)
-        if not final.exists():
-            raise
-        return False
-    return True
 
 
 def _state(folder: pathlib.Path) -> dict:
@@ -143,9 +124,9 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     """Sends SIGTERM to the processes of a run, waits up to `grace` seconds, then SIGKILL. Nobody else's process."""
     folder = folder_of(root, run, attempt)
     if not folder.exists():  # it was never started: a start that is still on its way is to find the name taken
-        new = _hidden(folder)
+        new = host_setup.hidden(folder)
         host_setup.write(new / "exit.json", {"code": None, "signal": None, "ended": time.time()})
-        _rename(new, folder)
+        host_setup.rename(new, folder)
 
     def ended() -> bool:
         return _state(folder)["state"] != "running"

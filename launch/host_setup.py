@@ -92,25 +92,42 @@ def source(root: pathlib.Path, code: str) -> pathlib.Path:
     return folder
 
 
+def hidden(final: pathlib.Path) -> pathlib.Path:
+    """Returns a new folder beside another one, to be renamed to it once it is complete."""
+    new = final.with_name(f".{final.name}.{os.getpid()}")
+    new.mkdir(parents=True, mode=0o700)
+    return new
+
+
+def rename(new: pathlib.Path, final: pathlib.Path) -> bool:
+    """Gives a folder its name; returns False, and removes it, if the name is taken."""
+    try:
+        new.rename(final)
+    except OSError:
+        shutil.rmtree(new)
+        if not final.exists():
+            raise
+        return False
+    return True
+
+
 def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
     """Unpacks an archive whose SHA-256 is `code` to ROOT/code/{code}."""
     final = root / "code" / code
-    with alone(root / ".unpack.lock"):
-        if fresh := not final.is_dir():
-            digest = hashlib.sha256(archive).hexdigest()
-            if digest != code:
-                raise HostError(f"the archive arrived damaged (SHA-256 {digest[:12]}, not {code[:12]}): sync again")
-            new = final.with_name(f".{code}.new")
-            shutil.rmtree(new, ignore_errors=True)
-            try:
-                with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                    # nothing leads out of the folder; the first releases of Python 3.10 have no such filter
-                    tar.extraction_filter = getattr(tarfile, "data_filter", None)
-                    tar.extractall(new)
-            except tarfile.TarError as error:
-                raise HostError(f"the archive holds what does not belong into it: {error}") from None
-            new.rename(final)
-    return {"code": code, "fresh": fresh}
+    if final.is_dir():
+        return {"code": code, "fresh": False}
+    digest = hashlib.sha256(archive).hexdigest()
+    if digest != code:
+        raise HostError(f"the archive arrived damaged (SHA-256 {digest[:12]}, not {code[:12]}): sync again")
+    new = hidden(final)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            # nothing leads out of the folder; the first releases of Python 3.10 have no such filter
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)
+            tar.extractall(new)
+    except tarfile.TarError as error:
+        raise HostError(f"the archive holds what does not belong into it: {error}") from None
+    return {"code": code, "fresh": rename(new, final)}
 
 
 def install(root: pathlib.Path, code: str, extras: list[str], python: str) -> dict:

@@ -88,7 +88,7 @@ def test_the_keeper_holds_nothing_of_the_connection(host):
     os.kill(keeper, signal.SIGHUP)
     os.kill(keeper, signal.SIGTERM)  # a host that shuts down: the process is to save, and is to be seen
     time.sleep(0.3)
-    assert status(host)["state"] == "running"
+    assert status(host)["state"] == "running" and alive(keeper)
 
 
 def test_it_is_never_started_twice(host):
