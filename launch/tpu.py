@@ -178,15 +178,14 @@ def _run(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     if not args.id:
         pod = args.cloud.describe()
-        hosts = connect(args.cloud, args.timeout, pod) if pod.state == "READY" else None
-        detail = f" ({pod.detail})" if pod.detail not in ("", pod.state) else ""
-        print(f"{pod.name}: {pod.state}{detail}, {len(pod.hosts)} hosts")
+        hosts = connect(args.cloud, args.timeout, pod, partial=True) if pod.state == "READY" else None
+        print(f"{pod.name}: {pod.condition}, {len(pod.hosts)} hosts")
         answers = hosts.require(hosts.ask(["preflight"]), "status") if hosts else []
         alive = {(run["id"], run["attempt"]) for answer in answers for run in answer.get("runs", ())}
         for run, attempt in sorted(alive):
             print(f"run {run!r}, attempt {attempt}, is alive")
         return 0
-    hosts = connect(args.cloud, args.timeout)
+    hosts = connect(args.cloud, args.timeout, partial=True)
     seen = runs.status(hosts, args.id)
     if not hosts.dry:
         print(f"run {args.id!r}, attempt {seen.attempt}" if seen.attempt else f"there is no run {args.id!r}")
@@ -195,7 +194,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _logs(args: argparse.Namespace) -> int:
-    hosts = connect(args.cloud, args.timeout)
+    hosts = connect(args.cloud, args.timeout, partial=True)
     seen = runs.status(hosts, args.id)
     if not seen.attempt and not hosts.dry:
         errors = "".join(f"; {error}" for error in seen.errors)
@@ -204,7 +203,7 @@ def _logs(args: argparse.Namespace) -> int:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    hosts = connect(args.cloud, args.timeout)
+    hosts = connect(args.cloud, args.timeout, partial=True)
     supervise.note_stop(hosts, args.id)
     seen = runs.stop(hosts, args.id, args.grace)
     if not hosts.dry:

@@ -72,6 +72,7 @@ TABLE = {
     "what we deleted is not gone yet": (Seen("DELETING", 1.0), {"deleted": 1.0}, "wait", 0, {"deleted": 1.0}),
     "suspended": (Seen("SUSPENDED", 1.0), {}, "delete", 0, {"preemptions": 1}),
     "failed while it was queued": (Seen("FAILED", 1.0), {"held": False}, "delete", 0, {"preemptions": 1}),
+    "failed for good": (Seen("FAILED", 1.0, "FAILED: x", permanent=True), {"held": False}, "give up", 1, {}),
     "deleted behind our back": (Seen("ABSENT", 1.0), {}, "create", 0, {"preemptions": 1, "held": False}),
     "preempted too often": (Seen("PREEMPTED", 1.0), {"preemptions": 2}, "give up", 75, {"preemptions": 3}),
     "a new pod": (ready(status(report(0, "absent"), report(1, "absent"), attempt=0)), {"held": False}, "start", 0, {}),

@@ -17,7 +17,7 @@ from tests.test_tpu_cloud import by_hand
 from pods.backend import Host, Pod, Runner  # isort: skip
 from pods.decision import Memory, Seen, decide  # isort: skip
 from pods.code import Code  # isort: skip
-from pods.errors import PodError  # isort: skip
+from pods.errors import PodError, SettingsError  # isort: skip
 from pods.gcloud import TpuVm  # isort: skip
 from pods.hosts import Hosts  # isort: skip
 from pods.runs import Job  # isort: skip
@@ -62,6 +62,36 @@ def test_what_waiting_fixes_is_waited_for_longer_and_longer(tmp_path, monkeypatc
             supervisor([])._refuse(PodError("why.", kind))
 
 
+def test_a_lost_network_never_ends_it_and_a_mistake_always_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one, problems = supervisor([]), {}
+
+    def fail(*_, **__):
+        raise problems["error"]
+
+    monkeypatch.setattr(one.cloud, "describe", fail)
+    for _ in range(20):  # from the first poll on
+        problems["error"] = PodError("Google Cloud can't be reached.", "network")
+        assert one.step() is None
+        one._refuse(problems["error"])
+    problems["error"] = PodError("gcloud isn't logged in.", "login")
+    assert one.step() is None, "a login that ran out later may come back"
+    problems["error"] = SettingsError("gcloud refuses the flags.")
+    with pytest.raises(SettingsError):
+        one.step()
+    monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", "READY"))
+    monkeypatch.setattr("pods.supervise.connect", fail)
+    with pytest.raises(SettingsError):
+        one.step()
+    problems["error"] = PodError("can't be reached.", "network")
+    one.polls = 0
+    assert one.step() is None
+    problems["error"] = PodError("gcloud isn't logged in.", "login")
+    one.polls = 0
+    with pytest.raises(PodError, match="logged in"):
+        one.step()
+
+
 def test_quota_that_our_own_delete_gives_back_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one, now = supervisor(said := []), [1000.0]
@@ -103,7 +133,7 @@ def test_a_stop_counts_only_while_somebody_watches(tmp_path, monkeypatch):
     one = supervisor([])
     pod = Pod("pod", "READY", (Host(0, "x"), Host(1, "y")))
     monkeypatch.setattr(one.cloud, "describe", lambda: pod)
-    monkeypatch.setattr("pods.supervise.connect", lambda *_: Hosts(one.cloud, pod))
+    monkeypatch.setattr("pods.supervise.connect", lambda *_, **__: Hosts(one.cloud, pod))
     monkeypatch.setattr("pods.runs.status", lambda *_: ended(75, 75))
     assert one.see().stopped == 0, "who supervises it after that wants it to go on"
     file.write_text('{"attempt": 2}')

@@ -4,7 +4,7 @@ import sys
 import time
 
 import pytest
-from pods import backend, fanout, hosts
+from pods import backend, fanout, gcloud, hosts, settings
 from pods.backend import Call, Host
 from pods.errors import PodError
 
@@ -16,8 +16,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(fanout, "BACKOFF", (0.02, 0.02))
 
 
-def python(program: str) -> Call:
-    return Call((sys._base_executable, "-I", "-c", program))
+def python(program: str, *, direct: bool = True) -> Call:
+    return Call((sys._base_executable, "-I", "-c", program), direct=direct)
 
 
 def run(programs: dict[int, str], timeout: float = 20.0, **more) -> list[fanout.Answer]:
@@ -61,6 +61,8 @@ def test_ssh_is_tried_again_if_the_call_may_be_repeated(tmp_path, code):
     assert found[1].error == "" and found[1].tries == 3 and len(said) == 2 and said[0].startswith("host 1 (10.0.0.1)")
     (tmp_path / "n").unlink()
     assert run({1: program}, repeatable=False)[1].tries == 1
+    call = {HOSTS[1]: python(program, direct=False)}  # gcloud's, which has tried ten times
+    assert fanout.run(backend.Runner(), call, 20.0, repeatable=True, notify=said.append)[0].tries == 1
     (tmp_path / "n").write_text("xxx")  # it never gets there
     assert run({1: program})[1].error == "ssh failed 3 times: it said nothing"
 
@@ -99,7 +101,8 @@ def test_a_host_given_only_the_rest_of_its_stdin_does_nothing(rest, tmp_path):
 
 
 def test_require_names_all_that_failed():
-    pod = hosts.Hosts(None, backend.Pod("p", "READY", tuple(HOSTS)))
+    cloud = gcloud.TpuVm(settings.Settings("p", "my-project", "z", "v4-32"), backend.Runner())
+    pod = hosts.Hosts(cloud, backend.Pod("p", "READY", tuple(HOSTS)))
     answers = [fanout.Answer(HOSTS[0], {}), fanout.Answer(HOSTS[1], {}, "one"), fanout.Answer(HOSTS[3], {}, "three")]
     with pytest.raises(PodError, match=r"sync failed on 2 of 3 hosts: host 1 \(10.0.0.1\): one; host 3 .*: three\."):
         pod.require(answers, "sync")

@@ -90,17 +90,18 @@ def test_a_new_pod_of_that_name_has_other_routes(pod):
     assert len(aliases) == 4 and len(pod.ssh_calls()) == 4
 
 
-def test_where_ssh_fails_gcloud_takes_over_and_the_route_is_found_anew(pod):
+def test_where_ssh_fails_the_route_is_found_anew(pod):
     pod.tpu("up", "--every=0.01")
     pod.tpu("status")
     file = pod.repository / "runs" / "pods" / "ssh" / "my-pod.json"
     known = json.loads(file.read_text())
     known["lines"][1] = known["lines"][1].replace("127.0.0.2", "127.0.0.9")  # the address of a host that is gone
     file.write_text(json.dumps(known))
+    said = pod.tpu("status", code=1)
+    assert "host 1 (127.0.0.2): ssh failed 3 times" in said and "allow-ssh" in said
+    assert len(of_ssh(pod)) == 2 and not file.exists()
     pod.tpu("status")
-    assert of_ssh(pod)[2:] == ["--worker=1"] and not file.exists()
-    pod.tpu("status")
-    assert of_ssh(pod)[3:] == ["--worker=0", "--worker=all --dry-run"] and file.exists()
+    assert of_ssh(pod)[2:] == ["--worker=0", "--worker=all --dry-run"] and file.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}'])
@@ -113,13 +114,20 @@ def test_a_damaged_file_is_written_anew(pod, text):
     assert len(json.loads(file.read_text())["lines"]) == 2
 
 
-def test_a_first_host_that_does_not_answer_leaves_all_to_gcloud(pod):
+def test_a_first_host_that_cannot_be_reached_says_why(pod):
     pod.tpu("up", "--every=0.01")
+    pod.fault("ssh", "ssh255_before", match="true", times=1)
+    said = pod.tpu("sync", code=1)
+    assert "connecting to 2 hosts of my-pod" in said and of_ssh(pod) == ["--worker=0"]
+    assert "host 0 can't be reached by ssh: ssh: connect to host 127.0.0.1 port 22: Connection timed out" in said
+    assert "allow-ssh" in said and "--internal-ip" in said and "--tunnel-through-iap" in said
     pod.fault("ssh", "keys_not_propagated", match="true", times=1)
-    pod.tpu("status")
-    assert of_ssh(pod) == ["--worker=0", "--worker=0", "--worker=1"] or of_ssh(pod) == [
-        "--worker=0",
-        "--worker=1",
-        "--worker=0",
-    ]
-    assert pod.ssh_calls() == []
+    said = pod.tpu("status")
+    assert "Permission denied (publickey)" in said and pod.ssh_calls() == [], "gcloud's own asks the others"
+    assert sorted(of_ssh(pod)[2:]) == ["--worker=0", "--worker=1"]
+
+
+def test_flags_that_gcloud_refuses_end_it_at_once(pod):
+    pod.tpu("up", "--every=0.01")
+    said = pod.tpu("sync", "--ssh-flags=--bogus=1", code=2)
+    assert "gcloud refuses the flags of ssh" in said and "--bogus=1" in said and len(of_ssh(pod)) == 1

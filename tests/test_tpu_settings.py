@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import shutil
 import tomllib
 
 import pytest
@@ -158,7 +159,9 @@ def test_every_line_of_the_example_is_right(tmp_path):
         if name not in settings.FIELDS:
             continue
         others = [one for one in keys if not one.startswith(f"{name} ")]
-        found = getattr(settings.load(write(tmp_path, "\n".join([*others, line.removeprefix("# ")])), {}), name)
+        needs = ['track = "alpha"'] if "# alpha" in value else []
+        file = write(tmp_path, "\n".join([*others, *needs, line.removeprefix("# ")]))
+        found = getattr(settings.load(file, {}), name)
         for flag in found if name in CALLS else ():
             seen.add(flag.partition("=")[0])
             call = ["compute", "tpus", *CALLS[name].split(), "--project=p", "--zone=z", flag]
@@ -169,3 +172,48 @@ def test_every_line_of_the_example_is_right(tmp_path):
                 with pytest.raises(synopsis.RefusedError, match="gcloud alpha compute tpus"):
                     synopsis.parse(call)
     assert len(seen) >= 14
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('ssh_flags = ["--tunnel-through-iap"]', ["ssh_flags", "--tunnel-through-iap", 'track = "alpha"']),
+        ('create_flags = ["--reservation=r"]', ["create_flags", "--reservation", 'track = "alpha"']),
+        ('create_flags = ["--valid-until-duration=6h"]', ["--valid-until-duration", "queued = true"]),
+        ('create_flags = ["--max-run-duration=4h"]', ['track = "alpha" and queued = true']),
+        ('queued = true\ncreate_flags = ["--preemptible"]', ["--preemptible", "queued = false"]),
+    ],
+)
+def test_flags_that_gcloud_takes_elsewhere_alone(tmp_path, text, words):
+    file = write(tmp_path, f"{toml(GOOD)}{text}\n")
+    with pytest.raises(SettingsError) as raised:
+        settings.load(file, {})
+    assert [word for word in [*words, "pod.toml"] if word not in str(raised.value)] == []
+    settings.load(file, {"track": "alpha", "queued": "--preemptible" not in text})
+
+
+GCLOUD = pathlib.Path(shutil.which("gcloud") or "/no/gcloud").resolve()
+COMPLETIONS = GCLOUD.parents[1] / "data/cli/gcloud_completions.py"
+
+
+@pytest.mark.parametrize("file", [COMPLETIONS], ids=["as gcloud has it" if COMPLETIONS.is_file() else "no gcloud here"])
+def test_the_flags_that_gcloud_takes_elsewhere_are_those_of_its_own_table(file):
+    assert set(settings.QUEUED).isdisjoint(settings.NOT_QUEUED)
+    if not file.is_file():
+        return
+    tree: dict = {}
+    exec(file.read_text(), tree)
+
+    def flags(*words: str) -> set[str]:
+        node = tree["STATIC_COMPLETION_CLI_TREE"]
+        for word in words:
+            node = node["commands"][word]
+        return set(node["flags"])
+
+    create, queue, ssh = ("tpu-vm", "create"), ("queued-resources", "create"), ("tpu-vm", "ssh")
+    place = ("compute", "tpus")
+    alpha = [flags("alpha", *place, *command) - flags(*place, *command) for command in (create, queue, ssh)]
+    assert set(settings.ALPHA) == set().union(*alpha) - {"--boot-disk"}  # which is for everybody by now
+    queued = flags("alpha", *place, *queue) - flags("alpha", *place, *create) - set(settings.OWN_FLAGS)
+    assert set(settings.QUEUED) == queued
+    assert set(settings.NOT_QUEUED) == flags(*place, *create) - flags(*place, *queue) - set(settings.OWN_FLAGS)

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from subprocess import PIPE
 
 from pods.errors import PodError
@@ -42,9 +41,17 @@ class Pod:
     hosts: tuple[Host, ...] = ()
     kind: str = "tpu-vm"  # or "queued"
     detail: str = ""  # the cloud's own name for the state
+    reason: str = ""  # why it failed, or what is wrong with it, "" for nothing
+    permanent: bool = False  # it failed for a reason that another try can't change
     accelerator_type: str = ""
     ours: bool = False  # made by our `up`
     identity: str = ""  # the same as long as it is the same machines at the same addresses
+
+    @property
+    def condition(self) -> str:
+        """The state for a person, with the cloud's own name of it and the reason."""
+        detail = f" ({self.detail})" if self.detail not in ("", self.state) else ""
+        return f"{self.state}{detail}{': ' if self.reason else ''}{self.reason.rstrip('.')}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Call:
     argv: tuple[str, ...]
     stdin: bytes = b""
     note: str = ""  # what a dry run prints of stdin
-    instead: Callable[[], Call] | None = None  # gives the call to make where ssh itself fails
+    direct: bool = False  # ssh itself: gcloud's own tries again by itself
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,8 @@ class Seen:
 
     state: str  # of the pod
     now: float  # unix seconds
-    detail: str = ""
+    detail: str = ""  # more of the state, for a person
+    permanent: bool = False  # another pod would fail for the same reason
     status: RunStatus | None = None  # of the newest attempt on its hosts, None if there was nobody to ask
     hosts: int = 0  # how many there are
     stopped: int = 0  # the attempt that a person has ended by `stop`, 0 for none
@@ -86,6 +87,9 @@ def decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
     memory = dataclasses.replace(memory)  # what follows changes it
     _notice(seen, memory)
     action = _decide(seen, memory, limits)
+    if seen.permanent and action.kind == DELETE:
+        why = f"{action.why}, and another one would fail too: change pod.toml, and launch/tpu.py clean deletes this one"
+        return Action(GIVE_UP, why, 1), memory
     if action.kind in (DELETE, CREATE) and not memory.ours and not limits.recreate:
         why = f"{action.why}; your `up` has not made it, so only --recreate deletes it and makes it again"
         return Action(GIVE_UP, why, SAVED), memory
@@ -129,7 +133,7 @@ def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
     if seen.state == STOPPED:
         return Action(RESUME, "the pod is STOPPED")
     if seen.state != READY or seen.status is None:
-        return Action(WAIT, f"the pod is {seen.state} ({seen.detail})".removesuffix(" ()"))
+        return Action(WAIT, f"the pod is {seen.detail or seen.state}")
     status, quiet = seen.status, seen.hosts - len(seen.status.reports)
     if not quiet or status.running:
         memory.silent = 0
@@ -160,8 +164,9 @@ def _preempted(action: Action, memory: Memory, limits: Limits) -> Action:
 
 def _lost(seen: Seen, memory: Memory, limits: Limits) -> Action:
     """The pod is gone: it is counted once, and deleted (it counts against the quota), or started if it is stopped."""
-    detail = f" ({seen.detail})" if seen.detail not in ("", seen.state) else ""
-    action = Action({ABSENT: CREATE, STOPPED: RESUME}.get(seen.state, DELETE), f"the pod is {seen.state}{detail}")
+    action = Action(
+        {ABSENT: CREATE, STOPPED: RESUME}.get(seen.state, DELETE), f"the pod is {seen.detail or seen.state}"
+    )
     memory.held, memory.judged = False, max(memory.judged, memory.attempt)
     if memory.gone:
         return action

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+# kinds of PodError that may pass by themselves; the second ones only so many times
+PASSING = ("network", "absent", "exists", "stockout")
+TRIED = ("hosts", "internal", "other")
+
 
 class PodError(Exception):
     """A foreseen end of a command."""
 
-    # kind: "stockout", "quota", "permission", "login", "api", "absent" (no such resource), "exists", "missing" (no
-    # gcloud here), "network", "internal" (a fault of the cloud's own), "hosts" (some failed), "settings" or "other"
+    # kind: one of those above, "absent" being a pod that is not there; or "quota", "permission", "login", "api",
+    # "billing", "missing" (no gcloud here) or "settings", which no new try can fix
     code, kind = 1, "other"
 
     def __init__(self, message: str, kind: str = ""):

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from pods import answers
 from pods.backend import Call, Host, Result, Runner
 
 SSH_FAILED = (255, 254)  # ssh's own code, and that of host.py run again without its stdin: it may have run, or not
-BACKOFF = (2.0, 5.0, 10.0, 20.0)  # seconds before each new try; the keys for a new VM take up to half a minute
+BACKOFF = (2.0, 5.0, 10.0)  # seconds before each new try: with ssh's own time-out, a minute in all
 AT_ONCE = 64
 
 
@@ -29,7 +30,8 @@ def run(
 ) -> list[Answer]:
     """Returns one answer per host, without data, in the order of `calls`; each try has `timeout` seconds.
 
-    A call is tried again, and reported to `notify`, if ssh itself failed and a second call does no harm (repeatable).
+    A call is tried again, and reported to `notify`, if ssh itself failed and a second call does no harm (repeatable);
+    gcloud's own ssh has then made ten tries already.
     """
     if runner.dry:
         return [Answer(host, {}, result=runner.run(call, timeout)) for host, call in calls.items()]
@@ -47,15 +49,12 @@ def run(
 def _one(
     runner: Runner, host: Host, call: Call, timeout: float, repeatable: bool, notify: Callable[[str], None]
 ) -> Answer:
-    for tries, wait in enumerate((*(BACKOFF if repeatable else ()), None), 1):
+    for tries, wait in enumerate((*(BACKOFF if repeatable and call.direct else ()), None), 1):
         result = runner.run(call, timeout)
-        if result.code in SSH_FAILED and call.instead:
-            call = call.instead()
-            result = runner.run(call, timeout)
         answer = Answer(host, {}, _error(result, timeout, tries), result, tries)
         if result.code not in SSH_FAILED or wait is None:
             break
-        notify(f"{label(host)}: ssh failed ({last_line(result.stderr)}); again in {wait:g} s.")
+        notify(f"{label(host)}: ssh failed ({answers.reason(result.stderr)}); again in {wait:g} s.")
         if runner.over.wait(wait):
             break
     return answer
@@ -64,9 +63,9 @@ def _one(
 def _error(result: Result, timeout: float, tries: int) -> str:
     if result.code == 0:
         return ""
-    said = last_line(result.stderr)
+    said = answers.reason(result.stderr)
     if result.code is None:
-        return f"no answer within {timeout:g} s"
+        return f"no answer within {timeout:g} s{f' ({said})' if result.stderr.strip() else ''}"
     if result.code in SSH_FAILED:
         return f"ssh failed{f' {tries} times' if tries > 1 else ''}: {said}"
     if result.code < 0:
@@ -77,8 +76,3 @@ def _error(result: Result, timeout: float, tries: int) -> str:
 def label(host: Host) -> str:
     """Returns how a host is named to a person."""
     return f"host {host.worker} ({host.address})" if host.address else f"host {host.worker}"
-
-
-def last_line(text: str) -> str:
-    """Returns the last line that says something."""
-    return next((line.strip().rstrip(".") for line in reversed(text.splitlines()) if line.strip()), "it said nothing")

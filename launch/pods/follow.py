@@ -88,8 +88,17 @@ def follow(follower: Follower, *, every: float, check: Callable[[], str]) -> Run
         while not follower.round():
             if hosts.dry:
                 break
-            if follower.faults and (state := check()) in (*GONE, ABSENT):
+            if follower.faults and (state := _state(check)) in (*GONE, ABSENT):
                 sentence = f"{hosts.pod.name} is {state}: launch/tpu.py supervise gets another and goes on."
                 raise PodError(sentence, "absent")
             time.sleep(pause)
     return status(hosts, follower.run, follower.attempt)
+
+
+def _state(check: Callable[[], str]) -> str:
+    try:
+        return check()
+    except PodError as error:
+        if error.kind != "network":
+            raise
+        return ""

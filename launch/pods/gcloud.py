@@ -14,9 +14,10 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from pods import backend, route
+from pods import answers, backend, route
+from pods.answers import Refusal
 from pods.backend import Call, Host, Pod
-from pods.errors import PodError
+from pods.errors import PASSING, TRIED, PodError, SettingsError
 from pods.route import Route
 from pods.settings import Settings
 
@@ -26,29 +27,9 @@ STATES = {"PROVISIONING": backend.CREATING, "SUSPENDING": backend.SUSPENDED, "TE
     name: name for name in (*backend.GONE, backend.CREATING, backend.READY, backend.STOPPED, backend.DELETING)
 }
 ASK, CHANGE = 120.0, 1800.0  # seconds that gcloud may take to answer, and to create or delete
-
-# (kind, pattern, what a person reads): the first whose pattern gcloud's message matches
-ERRORS = (
-    ("stockout", "no more capacity|not enough resources|stockout|resource_pool_exhausted|insufficient capacity",
-     "{zone} has no {accelerator_type} to give right now: try another zone, set queued = true to wait in line, or "
-     "try later"),
-    ("quota", "quota",
-     "the quota of {project} for {accelerator_type} in {zone} is used up: delete what you don't need (`down`, "
-     "`clean`), or ask for more at https://console.cloud.google.com/iam-admin/quotas"),
-    ("api", "has not been used in project|service_disabled|api is not enabled|api not enabled",
-     "the Cloud TPU API is off in {project}: gcloud services enable tpu.googleapis.com --project={project}"),
-    ("login", "auth login|unauthenticated|active account selected|current auth tokens|reauthentication",
-     "gcloud isn't logged in: gcloud auth login"),
-    ("permission", "permission_denied|permission denied|does not have permission|forbidden",
-     "your account may not do this in {project}: ask its owner for the role roles/tpu.admin"),
-    ("absent", "not_found|not found", "{project} has no {name} in {zone}"),
-    ("exists", "already_exists|already exists", "{name} is there already in {zone}"),
-    ("internal", '"code": 13\\b|internal error|internal: ',
-     "Google Cloud failed internally (code 13): try again in some minutes; if it stays so, the TPU service agent may "
-     "be missing: gcloud compute tpus tpu-vm service-identity create --project={project} --zone={zone}"),
-    ("network", "unable to find the server|network is unreachable|could not resolve|unavailable|deadline_exceeded",
-     "Google Cloud can't be reached: try again"),
-)  # fmt: skip
+COLLECTION = {"tpu-vm": "nodes", "queued-resources": "queuedResources"}  # of the API, by gcloud's name
+CONNECT = 50.0  # seconds for the first connection, in which gcloud makes a key and brings it to the hosts
+PATIENCE = "--ssh-flag=-o ConnectTimeout=10"  # or a closed port takes ssh two minutes, and gcloud tries ten times
 
 
 class TpuVm:
@@ -67,6 +48,8 @@ class TpuVm:
         for flag in chosen.create_flags:  # gcloud takes the last --labels alone
             labels, flags = ([*labels, flag[9:]], flags) if flag.startswith("--labels=") else (labels, [*flags, flag])
         flags += ["--spot"] if chosen.spot else []
+        if chosen.spot and chosen.queued and chosen.track == "alpha":  # gcloud alpha would ask for STANDARD beside it
+            flags += ["--provisioning-model=spot"]
         flags += [f"--network={chosen.network}"] if chosen.network else []
         flags += [f"--labels={','.join(labels)}", f"--accelerator-type={chosen.accelerator_type}"]
         version = f"version={chosen.runtime_version or chosen.accelerator.runtime}"
@@ -109,62 +92,88 @@ class TpuVm:
         """Returns all queued resources of the project and zone, without their hosts."""
         return [self._request(request) for request in self._ask("queued-resources", "list") or ()]
 
+    def is_connected(self, pod: Pod) -> bool:
+        """Returns whether the routes of `ssh` are known, from this command or an earlier one."""
+        if self.routed != pod.identity:
+            self._take(pod, route.load(self.settings.name, self._key(pod)))
+        return self.routed == pod.identity
+
     def connect(self, pod: Pod) -> None:
-        """Finds the routes of `ssh`, once for a pod that is READY; where none is, gcloud's own ssh goes."""
-        if self.routed == pod.identity:
-            return
-        chosen, self.routed = self.settings, pod.identity
-        flags = [word for flag in chosen.ssh_flags if flag.startswith("--ssh-flag=") for word in flag[11:].split()]
-        key = [pod.identity, self.target, chosen.track, *chosen.ssh_flags]
-        lines = route.load(chosen.name, key)
-        if not lines and (lines := self._dry_ssh(len(pod.hosts))):
-            route.save(chosen.name, key, lines)
-        routes = [Route.parse(line, flags) for line in lines]
-        self.routes = {} if None in routes else dict(enumerate(routes))
+        """Finds the routes of `ssh`, for a pod that is READY. Raises PodError if the first host can't be reached.
+
+        Where gcloud names no routes that we can take apart, its own ssh goes.
+        """
+        lines = self._dry_ssh(len(pod.hosts))
+        if lines:
+            route.save(self.settings.name, self._key(pod), lines)
+        self._take(pod, lines)
+        self.routed = pod.identity
 
     def ssh(self, worker: int, argv: Sequence[str], stdin: bytes = b"") -> Call:
         """Returns the call that runs argv on a worker."""
         command, known = shlex.join(argv), self.routes.get(worker)
-        flags = [f"--worker={worker}", f"--command={command}", *self.settings.ssh_flags]
-        call = Call(self._argv("tpu-vm", "ssh", self.target, *flags), stdin)
         if known is None:
-            return call
-        words = (known.program, "-T", *known.shared(), known.target, "--", command)
-        return Call(words, stdin, instead=lambda: self._forget(worker, call))
+            flags = [f"--worker={worker}", f"--command={command}", *self._ssh_flags()]
+            return Call(self._argv("tpu-vm", "ssh", self.target, *flags), stdin)
+        return Call((known.program, "-T", *known.shared(), known.target, "--", command), stdin, direct=True)
+
+    def forget(self) -> None:
+        """Forgets the routes, since one of them led nowhere: the next command asks for new ones."""
+        self.routed = ""
+        route.forget(self.settings.name)
 
     def _dry_ssh(self, hosts: int) -> list[str]:
-        """Returns a line of `ssh --dry-run` for each host, [] if there are none."""
+        """Returns a line of `ssh --dry-run` for each host, [] if there are none. Raises PodError as `connect` does."""
+        words = ["tpu-vm", "ssh", self.target, "--command=true", *self._ssh_flags()]
         # the first connection makes the keys and gives them to the pod: it is made alone, before all others
-        words = ["tpu-vm", "ssh", self.target, "--command=true", *self.settings.ssh_flags]
-        if self.runner.run(Call(self._argv(*words, "--worker=0")), ASK).code != 0:
-            return []
+        first = self.runner.run(Call(self._argv(*words, "--worker=0")), CONNECT)
+        if first.code in (None, 255):
+            why = answers.reason(first.stderr)
+            sentence = f"host 0 can't be reached by ssh: {why}. {answers.advice(why, self.settings)}"
+            raise PodError(sentence.rstrip(), "hosts")
+        if first.code != 0:
+            raise self._explain("ssh", first, f"nodes/{self.settings.name}")
         result = self.runner.run(Call(self._argv(*words, "--worker=all", "--dry-run")), ASK)
         lines = result.stdout.splitlines()
         return lines if result.code == 0 and len(lines) == hosts else []
 
-    def _forget(self, worker: int, call: Call) -> Call:
-        """Returns gcloud's own call, for a route that leads nowhere any more; the next command finds a new one."""
-        self.routes.pop(worker, None)
-        route.forget(self.settings.name)
-        return call
+    def _key(self, pod: Pod) -> list[str]:
+        return [pod.identity, self.target, self.settings.track, *self._ssh_flags()]
+
+    def _take(self, pod: Pod, lines: list[str]) -> None:
+        """Takes the routes of gcloud's lines, none if one of them is no route."""
+        flags = [word for flag in self._ssh_flags() if flag.startswith("--ssh-flag=") for word in flag[11:].split()]
+        routes = [Route.parse(line, flags) for line in lines]
+        self.routes = {} if None in routes else dict(enumerate(routes))
+        self.routed = pod.identity if self.routes else ""
+
+    def _ssh_flags(self) -> tuple[str, ...]:
+        return (*self.settings.ssh_flags, PATIENCE)  # of two, ssh takes the first
 
     def _node(self, node: dict) -> Pod:
         ends, state = node.get("networkEndpoints") or [], node.get("state", "UNKNOWN")
+        primary = ends[:: max(1, len(node.get("networkConfigs") or []))]  # of each host's interfaces the first
         return Pod(
             self.settings.name,
             STATES.get(state, backend.BUSY),
-            tuple(Host(i, end.get("ipAddress", "")) for i, end in enumerate(ends)),
+            tuple(Host(i, end.get("ipAddress", "")) for i, end in enumerate(primary)),
             "queued" if node.get("queuedResource") else "tpu-vm",
             detail=state,
+            reason=_health(node),
             accelerator_type=node.get("acceleratorType", ""),
             ours=node.get("labels", {}).get(LABEL) == self.owner,
             identity=json.dumps([node.get("id"), ends]),
         )
 
     def _request(self, request: dict) -> Pod:
-        name, state = request.get("name", "").rpartition("/")[2], request.get("state", {}).get("state", "UNKNOWN")
-        ours = _spec(request).get("node", {}).get("labels", {}).get(LABEL) == self.owner
-        return Pod(name, STATES.get(state, backend.WAITING), kind="queued", detail=state, ours=ours)
+        name, state = request.get("name", "").rpartition("/")[2], request.get("state", {})
+        detail, ours = state.get("state", "UNKNOWN"), _spec(request).get("node", {}).get("labels", {}).get(LABEL)
+        pod = Pod(name, STATES.get(detail, backend.WAITING), kind="queued", detail=detail, ours=ours == self.owner)
+        if error := state.get("failedData", {}).get("error"):
+            failure = answers.explain(Refusal.of(error), self.settings)
+            return dataclasses.replace(pod, reason=str(failure), permanent=failure.kind not in (*PASSING, *TRIED))
+        by = {"USER": "by a person", "SERVICE": "by Google Cloud"}.get(state.get("stateInitiator"))
+        return dataclasses.replace(pod, reason=by or "") if pod.state == backend.SUSPENDED else pod
 
     def _argv(self, *words: str) -> tuple[str, ...]:
         track = [self.settings.track] if self.settings.track else []
@@ -189,21 +198,31 @@ class TpuVm:
         result = self.runner.run(Call(self._argv(*words)), timeout)
         if result.code == 0:
             return result.stdout
-        what = " ".join(words[:2])
-        if result.code is None:
-            raise PodError(f"gcloud {what} gave no answer within {timeout:.0f} s: try again.", "network")
-        raise self._explain(what, result)
+        group, verb = words[:2]
+        asked_of = f"{COLLECTION[group]}/{words[2]}" if verb in ("describe", "start", "delete") else ""
+        raise self._explain(f"{group} {verb}", result, asked_of, timeout)
 
-    def _explain(self, what: str, result: backend.Result) -> PodError:
-        said = result.stderr[max(result.stderr.rfind("ERROR:"), 0) :]  # warnings before it name quotas too
-        said = re.sub(r"This command is authenticated as .* property\.", "", said).strip()  # true of every error
-        message = re.search(r'"message": *("(?:[^"\\]|\\.)*")', said)
-        first = json.loads(message[1]) if message else re.sub(r"^ERROR: (\([^)]*\) )?", "", said).partition("\n")[0]
-        for kind, pattern, sentence in ERRORS:
-            if re.search(pattern, said.lower()):
-                return PodError(f"{sentence.format_map(vars(self.settings))}. (gcloud: {first.strip()})", kind)
-        return PodError(f"gcloud {what} failed with code {result.code}: {said or 'it said nothing'}", "other")
+    def _explain(self, what: str, result: backend.Result, asked_of: str = "", timeout: float = ASK) -> PodError:
+        """Returns why gcloud failed; asked_of: as in `answers.explain`."""
+        if result.code is None:
+            return PodError(f"gcloud {what} gave no answer within {timeout:.0f} s: try again.", "network")
+        refusal = Refusal.parse(result.stderr)
+        if result.code == 2:  # its parser's: the same words are refused again
+            advice = "see create_flags, ssh_flags and track in pod.toml"
+            return SettingsError(f"gcloud refuses the flags of {what}: {advice}. (gcloud: {refusal.message})")
+        return answers.explain(refusal, self.settings, asked_of)
 
 
 def _spec(request: dict) -> dict:
     return next(iter(request.get("tpu", {}).get("nodeSpec") or []), {})
+
+
+def _health(node: dict) -> str:
+    """Returns what the cloud says is wrong with a TPU VM: its health, and its last three symptoms."""
+    health = node.get("health", "HEALTHY")
+    unwell = health not in ("HEALTHY", "HEALTH_UNSPECIFIED")
+    sentences = [" ".join([health, node.get("healthDescription", "")]).strip()] if unwell else []
+    for symptom in sorted(node.get("symptoms") or [], key=lambda symptom: symptom.get("createTime", ""))[-3:]:
+        worker, details = symptom.get("workerId", "?"), symptom.get("details", "")
+        sentences.append(f"{symptom.get('symptomType')} on worker {worker} {details}".strip())
+    return "; ".join(sentences)

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from pods import fanout
+from pods.answers import advice
 from pods.backend import READY, Host, Pod, say
 from pods.errors import PodError
 from pods.fanout import Answer
@@ -80,21 +81,26 @@ class Hosts:
             calls[host] = dataclasses.replace(call, note=texts[host].decode()) if self.dry else call
         timeout = timeout or self.timeout
         answers = fanout.run(self.cloud.runner, calls, timeout, repeatable=self.retry, notify=self.notify)
+        if any(answer.result.code in fanout.SSH_FAILED for answer in answers):
+            self.cloud.forget()
         return answers if self.dry else [_read(answer) for answer in answers]
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:
         """Returns what all hosts have said. Raises PodError, which names every host that failed and says why."""
         if bad := [f"{fanout.label(answer.host)}: {answer.error}" for answer in answers if answer.error]:
-            raise PodError(f"{what} failed on {len(bad)} of {len(answers)} hosts: {'; '.join(bad)}.", "hosts")
+            sentence = f"{what} failed on {len(bad)} of {len(answers)} hosts: {'; '.join(bad)}."
+            raise PodError(f"{sentence} {advice(sentence, self.cloud.settings)}".rstrip(), "hosts")
         return [answer.data for answer in answers]
 
 
-def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None) -> Hosts:
-    """Returns the hosts of the pod (asked for, if not given). Raises PodError unless all of them are ready."""
+def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None, *, partial: bool = False) -> Hosts:
+    """Returns the hosts of the pod (asked for, if not given). Raises PodError unless all of them are ready.
+
+    partial: a first host that ssh can't reach is reported, and is no error: what the others say is of use.
+    """
     pod, settings = pod or cloud.describe(), cloud.settings
     if pod.state != READY:
-        state = f"{pod.state} ({pod.detail})" if pod.detail not in ("", pod.state) else pod.state
-        raise PodError(f"{pod.name} is {state}, not ready: launch/tpu.py up.", "absent")
+        raise PodError(f"{pod.name} is {pod.condition}, not ready: launch/tpu.py up.", "absent")
     missing = [f"host {host.worker}" for host in pod.hosts if not host.address]
     if missing or len(pod.hosts) != settings.host_count:
         reason = f"{', '.join(missing)} without an address" if missing else f"{len(pod.hosts)} hosts are there"
@@ -103,9 +109,17 @@ def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None) -> Hosts:
             "wait, or set hosts in pod.toml; a run starts on all hosts or on none.",
             "hosts",
         )
-    if not cloud.dry:
+    hosts = Hosts(cloud, pod, timeout, (lambda sentence: None) if cloud.dry else say)
+    if cloud.dry or cloud.is_connected(pod):
+        return hosts
+    hosts.notify(f"connecting to {len(pod.hosts)} hosts of {pod.name}")
+    try:
         cloud.connect(pod)
-    return Hosts(cloud, pod, timeout, (lambda sentence: None) if cloud.dry else say)
+    except PodError as error:
+        if not (partial and error.kind == "hosts"):
+            raise
+        hosts.notify(f"{error} The others are asked.")
+    return hosts
 
 
 def _read(answer: Answer) -> Answer:

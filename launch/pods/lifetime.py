@@ -33,20 +33,21 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
             cloud.start()
         elif pod.state not in GONE:
             minutes = (time.monotonic() - begin) // 60
-            line = f"{pod.name} {PHRASES[pod.state]} ({pod.detail}), {minutes:.0f} min so far"
+            reason = f": {pod.reason}" if pod.reason else ""
+            line = f"{pod.name} {PHRASES[pod.state]} ({pod.detail}{reason}), {minutes:.0f} min so far"
             if line != said:
                 say(said := line)
             time.sleep(every)
         elif recreate:
-            say(f"{pod.name} is {pod.state}; deleting it")
+            say(f"{pod.name} is {pod.condition}; deleting it")
             cloud.delete(pod)
         else:
             raise PodError(
-                f"{pod.name} is {pod.state} and won't come back, but counts against the quota: launch/tpu.py up "
+                f"{pod.name} is {pod.condition}; it won't come back, but counts against the quota: launch/tpu.py up "
                 "--recreate deletes it and creates another one, as launch/tpu.py supervise does.",
                 "absent",
             )
-        pod = cloud.describe()
+        pod = _describe(cloud, pod, every)
     if pod.accelerator_type not in ("", settings.accelerator_type):
         raise SettingsError(
             f"{pod.name} is there, but it is a {pod.accelerator_type}, and pod.toml says {settings.accelerator_type}: "
@@ -55,6 +56,20 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
     price = f", {settings.dollars_per_hour:.2f} dollars an hour" if settings.price else ""
     chips = settings.accelerator.chips
     say(f"{pod.name} is ready: {settings.accelerator_type}, {chips} chips on {len(pod.hosts)} hosts{price}")
+    if pod.reason:
+        say(f"but Google Cloud says of it: {pod.reason}")
+
+
+def _describe(cloud: TpuVm, last: Pod, every: float) -> Pod:
+    """Returns the pod; while the network is away, it is taken to be as it was last."""
+    try:
+        return cloud.describe()
+    except PodError as error:
+        if error.kind != "network":
+            raise
+        say(f"{error} It is asked again in {every:g} s.")
+        time.sleep(every)
+        return last
 
 
 def create(cloud: TpuVm) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import host_setup
 
 FOLDER = pathlib.Path("runs/pods/ssh")  # under the folder we are in
-SHARED = ("ControlMaster=auto", "ControlPersist=600", "BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15")
+SHARED = ("ControlMaster=auto", "ControlPersist=600", "BatchMode=yes", "ServerAliveInterval=15")
 
 
 @dataclasses.dataclass(frozen=True)

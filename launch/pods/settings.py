@@ -26,8 +26,19 @@ FLAG = re.compile(r"--[a-z][-a-z0-9]*(=.*)?", re.DOTALL)
 # what the launcher itself says to gcloud, or depends on
 OWN_FLAGS = (
     "--project", "--zone", "--accelerator-type", "--version", "--runtime-version", "--node-id", "--spot", "--network",
-    "--async", "--format", "--worker", "--command", "--dry-run", "--output-directory",
+    "--node-count", "--node-prefix", "--async", "--format", "--worker", "--command", "--dry-run", "--output-directory",
 )  # fmt: skip
+# flags that gcloud takes elsewhere alone (Google Cloud SDK 528): with track = "alpha", and of requests in the queue
+ALPHA = (
+    "--autocheckpoint-enabled", "--batch-size", "--best-effort", "--max-run-duration", "--network-config",
+    "--provisioning-model", "--reservation", "--tunnel-through-iap", "--workload-type",
+)  # fmt: skip
+QUEUED = (
+    "--best-effort", "--guaranteed", "--max-run-duration", "--network-config", "--reservation-host-folder",
+    "--reservation-host-organization", "--reservation-host-project", "--valid-after-duration", "--valid-after-time",
+    "--valid-until-duration", "--valid-until-time", "--workload-type",
+)  # fmt: skip
+NOT_QUEUED = ("--preemptible", "--queue-count")
 REQUIRED = ("name", "project", "zone", "accelerator_type")
 
 
@@ -108,7 +119,20 @@ def load(file: str, flags: dict[str, object]) -> Settings:
             raise SettingsError(f"{where}: copy launch/pod.toml.example to pod.toml and fill it in.")
     settings = {name: _check(name, value, f"{path}: {name}") for name, value in values.items()}
     settings |= {name: _check(name, value, "--" + name.replace("_", "-")) for name, value in flags.items()}
-    return Settings(**settings)
+    _check_flags(chosen := Settings(**settings), path)
+    return chosen
+
+
+def _check_flags(settings: Settings, path: pathlib.Path) -> None:
+    """Raises SettingsError for a flag that gcloud does not take on this track, or with or without the queue."""
+    for key_, flags in (("create_flags", settings.create_flags), ("ssh_flags", settings.ssh_flags)):
+        for flag in flags:
+            name, needs = flag.partition("=")[0], []
+            needs += ['track = "alpha"'] if name in ALPHA and settings.track != "alpha" else []
+            needs += ["queued = true"] if name in QUEUED and not settings.queued else []
+            needs += ["queued = false"] if name in NOT_QUEUED and settings.queued else []
+            if needs:
+                raise SettingsError(f"{path}: {key_}: gcloud takes {name} only with {' and '.join(needs)}.")
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:

@@ -18,14 +18,11 @@ from pods import decision, lifetime, runs, sync
 from pods import follow as following
 from pods.backend import READY
 from pods.decision import Action, Limits, Memory, Seen
-from pods.errors import PodError, SettingsError
+from pods.errors import PASSING, TRIED, PodError, SettingsError
 from pods.gcloud import TpuVm
 from pods.hosts import Hosts, connect, quoted
 from pods.settings import Settings
 
-# kinds of PodError that may pass; the second ones only so many times
-PASSING = ("network", "absent", "exists", "stockout")
-TRIED = ("hosts", "internal", "other")
 RETURN = 1800.0  # seconds in which the quota of a pod that was deleted comes back
 LOGS_EVERY = 20  # polls between two visits to the logs: those of a pod that is taken away are gone
 SAY_EVERY = 600.0  # seconds between two lines that say that all is well
@@ -103,19 +100,20 @@ class Supervisor:
             self.pod = pod = self.cloud.describe()
         except PodError as error:
             # a login that has run out after a week is no reason to stop watching; one that never was, is
-            if not self.polls and error.kind not in ("network", "other"):
+            if error.kind == "settings" or not (self.polls or error.kind in (*PASSING, *TRIED)):
                 raise
             return Seen(decision.UNKNOWN, now, str(error).rstrip("."))
-        seen = Seen(pod.state, now, pod.detail, ours=pod.ours)
+        seen = Seen(pod.state, now, pod.condition, permanent=pod.permanent, ours=pod.ours)
         if pod.state != READY:
             self.synced = False
             return seen
         try:
-            self.hosts = dataclasses.replace(connect(self.cloud, self.timeout, pod), notify=lambda sentence: None)
+            hosts = connect(self.cloud, self.timeout, pod, partial=True)
+            self.hosts = dataclasses.replace(hosts, notify=lambda sentence: None)
         except PodError as error:
-            if not self.polls:  # it is there, and is another one than pod.toml says
-                raise
-            return dataclasses.replace(seen, detail=str(error).rstrip("."))
+            if error.kind == "settings" or not (self.polls or error.kind == "network"):
+                raise  # it is there, and is another one than pod.toml says
+            return dataclasses.replace(seen, detail=f"{pod.condition}: {error}".rstrip("."))
         status = runs.status_of(dataclasses.replace(self.hosts, retry=False), self.job)  # the next poll is the next try
         count = len(self.hosts.all)
         return dataclasses.replace(seen, now=self.clock(), status=status, hosts=count, stopped=self._stopped())

@@ -108,12 +108,12 @@ def line(cloud: Cloud, call: Call, node: dict, worker: int, address: str) -> lis
 class Connection:
     """To a host that is a folder; `attempt` returns ssh's exit code."""
 
-    def __init__(self, cloud: Cloud, name: str, worker: int, words: list[str], kept: tuple[str, ...] = ()):
-        """Takes the fault that waits for it, and counts it down unless it is kept."""
+    def __init__(self, cloud: Cloud, name: str, worker: int, words: list[str]):
+        """Takes the fault that waits for it, and counts it down."""
         self.cloud, self.name, self.worker, self.command = cloud, name, worker, words[-1]
         self.ip = words[-3].rpartition("@")[2]
         with cloud.lock():
-            self.fault = cloud.fault("tpu-vm ssh", SSH_FAULTS, self.command, worker, kept)
+            self.fault = cloud.fault("tpu-vm ssh", SSH_FAULTS, self.command, worker)
         if self.fault.get("fault") == "silent":
             time.sleep(24 * 3600)
 
@@ -174,5 +174,4 @@ def alone(cloud: Cloud, argv: list[str]) -> int:
         print(REASONS["ssh255_before"].format(ip=target.rpartition("@")[2]), file=sys.stderr)
         return 255
     name = nodes[match[1]]["name"].rpartition("/")[2]
-    # a fault of the connection meets gcloud's ssh after this one as well
-    return Connection(cloud, name, int(match[2]), [target, "--", words[-1]], kept=tuple(REASONS)).attempt(0)
+    return Connection(cloud, name, int(match[2]), [target, "--", words[-1]]).attempt(0)

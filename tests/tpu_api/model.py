@@ -149,10 +149,8 @@ class Cloud:
         file = self.root / "faults" / f"{number:03d}-{re.sub('[^a-z]', '-', command)}-{fault}.json"
         file.write_text(json.dumps({"command": command, "fault": fault, "times": times, **more}))
 
-    def fault(
-        self, command: str, kinds: set[str], text: str, worker: int | None = None, kept: tuple[str, ...] = ()
-    ) -> dict:
-        """Returns the first fault that waits for such a command, {} if none does. Those kept are not counted down."""
+    def fault(self, command: str, kinds: set[str], text: str, worker: int | None = None) -> dict:
+        """Returns the first fault that waits for such a command, and counts it down; {} if none does."""
         for file in sorted((self.root / "faults").glob("*.json")):
             fault = json.loads(file.read_text())
             if (
@@ -162,7 +160,7 @@ class Cloud:
                 and fault.get("worker") in (None, worker)
                 and fault.get("match", "") in text
             ):
-                file.write_text(json.dumps(fault | {"times": fault["times"] - (fault["fault"] not in kept)}))
+                file.write_text(json.dumps(fault | {"times": fault["times"] - 1}))
                 return fault
         return {}
 

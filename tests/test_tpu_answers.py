@@ -1,0 +1,107 @@
+"""What gcloud says when it fails: which kind it is, and what a person reads.
+
+gcloud_answers.toml has the texts.
+"""
+
+import pathlib
+import tomllib
+
+import pytest
+from pods import answers, backend, gcloud, settings
+from pods.errors import PASSING, TRIED
+
+SAID = tomllib.loads((pathlib.Path(__file__).parent / "gcloud_answers.toml").read_text())
+
+
+@pytest.fixture
+def cloud():
+    chosen = settings.Settings("my-pod", "my-project", "us-central2-b", "v4-16")
+    return gcloud.TpuVm(chosen, backend.Runner())
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_an_answer_is_what_it_is(cloud, name):
+    said = SAID[name]
+    asked_of = "" if said["command"] == "tpu-vm create" else "nodes/my-pod"
+    result = backend.Result(said.get("code", 1), "", said["text"])
+    error = cloud._explain(said["command"], result, asked_of)
+    assert error.kind == said["kind"], str(error)
+    assert [word for word in said["names"] if word not in str(error)] == [], str(error)
+    assert "\n" not in str(error) and "authenticated as" not in str(error) and "gcloud feedback" not in str(error)
+    assert error.code == (2 if error.kind == "settings" else 1)
+    passes = error.kind in ("absent", "network", "stockout", "internal", "exists", "other")
+    assert (error.kind in (*PASSING, *TRIED)) == passes
+
+
+CLOSED = "ssh: connect to host 34.1.2.3 port 22: Connection timed out"
+RETRIED = (
+    "Using ssh batch size of 1. Attempting to SSH into 1 nodes with a total of 1 workers.\n"
+    "SSH: Attempting to connect to worker 0...\n{0}\n"
+    "Retrying: SSH command error: [/usr/bin/ssh] exited with return code [255].\n"
+    "SSH: Attempting to connect to worker 0...\n{0}\n"
+)
+GAVE_UP = "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with return code [255].\n"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "reason", "advice"),
+    [
+        (RETRIED.format(CLOSED) + GAVE_UP, CLOSED, "allow-ssh"),
+        (RETRIED.format(CLOSED), CLOSED, "--tunnel-through-iap"),  # killed while it tried again
+        ("Propagating SSH public key to all TPU workers...\n.................done.\n", "it said nothing", ""),
+        (RETRIED.format("me@34.1.2.3: Permission denied (publickey).") + GAVE_UP,
+         "me@34.1.2.3: Permission denied (publickey)", "roles/compute.osAdminLogin"),
+        (f"{CLOSED.replace('timed out', 'refused')}\n", CLOSED.replace("timed out", "refused"), "--internal-ip"),
+        (SAID["api of ssh"]["text"], "Could not fetch resource: Compute Engine API has not been used", ""),
+        (SAID["absent, to ssh"]["text"], "NOT_FOUND", ""),
+        ("Traceback (most recent call last):\n  File \"host.py\"\nOSError: [Errno 28] No space left on device\n",
+         "OSError: [Errno 28] No space left on device", ""),
+        ("", "it said nothing", ""),
+    ],
+)  # fmt: skip
+def test_why_ssh_failed(cloud, stderr, reason, advice):
+    read = answers.reason(stderr)
+    assert read.startswith(reason)
+    advised = answers.advice(read, cloud.settings)
+    assert advice in advised and bool(advice) == bool(advised)
+
+
+def test_a_closed_port_names_the_network_of_the_pod(cloud):
+    chosen = settings.Settings("n", "my-project", "z", "v4-8", network="my-vpc")
+    assert "--network=my-vpc --allow=tcp:22" in answers.advice(CLOSED, chosen)
+    assert "--network=default" in answers.advice(CLOSED, cloud.settings)
+
+
+def test_a_request_that_failed_says_why_and_whether_another_one_would_too(cloud):
+    def request(**state):
+        return cloud._request({"name": "x/my-pod", "state": state})
+
+    quota = request(state="FAILED", failedData={"error": {"code": 8, "message": "Quota limit 'TPUV4' exceeded"}})
+    assert (quota.state, quota.permanent) == ("FAILED", True) and "Quota limit 'TPUV4' exceeded" in quota.condition
+    capacity = request(state="FAILED", failedData={"error": {"code": 8, "message": "There is no more capacity"}})
+    assert not capacity.permanent and "no more capacity" in capacity.condition
+    assert request(state="SUSPENDED", stateInitiator="USER").condition == "SUSPENDED: by a person"
+    assert request(state="SUSPENDED", stateInitiator="SERVICE").condition == "SUSPENDED: by Google Cloud"
+    assert request(state="ACCEPTED", stateInitiator="USER").condition == "WAITING (ACCEPTED)"
+
+
+def test_what_is_wrong_with_a_node(cloud):
+    symptoms = [
+        {"createTime": "2026-11-26T10:00:00Z", "symptomType": "LOW_MEMORY", "workerId": "3", "details": "2 GB left"},
+        {"createTime": "2026-11-26T09:00:00Z", "symptomType": "OUT_OF_MEMORY", "workerId": "1"},
+    ]
+    node = {"state": "READY", "health": "UNHEALTHY_MAINTENANCE", "healthDescription": "is moved", "symptoms": symptoms}
+    said = cloud._node(node).condition
+    assert said.startswith(
+        "READY: UNHEALTHY_MAINTENANCE is moved; OUT_OF_MEMORY on worker 1; LOW_MEMORY on worker 3 2 GB"
+    )
+    assert cloud._node({"state": "READY", "health": "HEALTHY"}).condition == "READY"
+
+
+def test_several_interfaces_a_host(cloud):
+    ends = [{"ipAddress": f"10.{interface}.0.{host}"} for host in range(2) for interface in range(3)]
+    node = {"state": "READY", "networkConfigs": [{"network": name} for name in "abc"], "networkEndpoints": ends}
+    assert [host.address for host in cloud._node(node).hosts] == ["10.0.0.0", "10.0.0.1"]
+    assert [host.address for host in cloud._node({**node, "networkConfigs": []}).hosts] == [
+        e["ipAddress"] for e in ends
+    ]
