@@ -7,6 +7,7 @@ import shlex
 import shutil
 
 import pytest
+from pods.gcloud import PATIENCE
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 TYPES = {"v2": "v2-8", "v3": "v3-32", "v4": "v4-16", "v5e": "v5litepod-16", "v5p": "v5p-16", "v6e": "v6e-8"}
@@ -61,7 +62,7 @@ def test_transcripts(pod, monkeypatch, generation):
 def as_gcloud(argv: list[str]) -> list[str]:
     """Returns the gcloud call that starts such an ssh."""
     worker = int(argv[-3].rpartition(".")[2]) - 1
-    where = [f"--worker={worker}", f"--command={argv[-1]}", "--project=my-project", "--zone=us-central2-b"]
+    where = [f"--worker={worker}", f"--command={argv[-1]}", PATIENCE, "--project=my-project", "--zone=us-central2-b"]
     return ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "my-pod", *where]
 
 
