@@ -68,10 +68,10 @@ def how_it_ended(returncode: int) -> dict:
 def processes(folder: pathlib.Path) -> list[int]:
     """Returns the processes of a run that are alive."""
     mark, numbers = b"MLM_HOST_DIR=" + os.fsencode(folder), []
-    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # another user's; or it has just ended
-            if mark in path.read_bytes().split(b"\0"):
-                numbers.append(int(path.parent.name))
+            if mark in (path / "environ").read_bytes().split(b"\0"):
+                numbers.append(int(path.name))
     return numbers
 
 

@@ -29,7 +29,7 @@ class HostError(Exception):
 
 def write(path: pathlib.Path, value: object) -> None:
     """Replaces a JSON file as a whole; readable by its owner alone."""
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new = path.with_name(f"{path.name}.{os.urandom(4).hex()}.new")
     with open(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
         json.dump(value, file)
     new.replace(path)
