@@ -65,7 +65,6 @@ def test_what_the_caller_leaves_is_cancelled(cluster: Cluster, tmp_path: pathlib
     with opened(cluster) as dask:
         for _ in dask.each(functools.partial(run_slowly, tmp_path), range(100), label="slow"):
             break
-        assert dict(dask.each(square, range(3), label="square")) == {0: 0, 1: 1, 2: 4}
     time.sleep(1)
     assert len(begun(tmp_path)) < 8
 
@@ -209,7 +208,7 @@ def test_strangers_are_refused_by_scheduler_and_worker(cluster: Cluster, tmp_pat
             assert not greeted(port, own) and not greeted(port, other) and not greeted(port, None, 1.0)
         assert dict(dask.each(square, range(3), label="square")) == {0: 0, 1: 1, 2: 4}
     begin = time.monotonic()
-    refused("other certificates", cluster.address, certificates=str(tmp_path), timeout=3)
+    refused("TLS certificate does not match", cluster.address, certificates=str(tmp_path), timeout=3)
     assert time.monotonic() - begin < 15
 
 
@@ -266,7 +265,7 @@ def test_plain_tcp_on_the_loopback(tmp_path: pathlib.Path) -> None:
 def test_nobody_there(tmp_path: pathlib.Path) -> None:
     certificates.make(tmp_path / "certificates")
     begin = time.monotonic()
-    nobody = r"no Dask scheduler answers there within 2 s \(--engine-timeout; .*\)"
+    nobody = r"no Dask scheduler answers within 2 s \(--engine-timeout; .*\)"
     refused(nobody, f"tls://127.0.0.1:{free_port()}", certificates=str(tmp_path / "certificates"), timeout=2)
     refused(nobody, f"tcp://127.0.0.1:{free_port()}", timeout=2)
     with socket.create_server(("127.0.0.1", 0)) as server:  # listens, and never answers

@@ -18,22 +18,18 @@ SLURM = {
     "SLURM_NTASKS": "8",
     "SLURM_STEP_NUM_TASKS": "8",
     "SLURM_STEP_NODELIST": "tpu[007-010],gpu2",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1(x2)",
-    "SLURM_NODEID": "2",
     "SLURM_PROCID": "5",
     "SLURM_LOCALID": "1",
 }
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_MCA_orte_hnp_uri": "1287979008.0;tcp://10.0.0.7,172.17.0.1:33363;tcp6://[fd00::2]:43429",
 }
 HOSTS = ("run-0-0.run", "run-0-1.run", "run-0-2.run", "run-0-3.run")
 FORCED = {"JAX_FORCE_TPU_INIT": "1"}  # as on a machine with a TPU, for jax too
 GKE = FORCED | {"TPU_WORKER_HOSTNAMES": ",".join(HOSTS), "TPU_WORKER_ID": "2"}
-MPICH = {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}
+MPICH = {"PMI_SIZE": "4", "PMI_RANK": "3"}
 ADDRESSES = FORCED | {
     "TPU_PROCESS_ADDRESSES": "10.0.0.5:8478,10.0.0.6:8478",
     "TPU_WORKER_ID": "1",
@@ -83,14 +79,14 @@ def test_alone_on_a_laptop():
 @pytest.mark.parametrize(
     ("variables", "found"),
     [
-        (SLURM, Cluster("Slurm", "tpu007", 8, 5, 2, 1)),
-        (OPEN_MPI, Cluster("Open MPI", "10.0.0.7", 4, 3, 2, 1)),
+        (SLURM, Cluster("Slurm", "tpu007", 8, 5)),
+        (OPEN_MPI, Cluster("Open MPI", "10.0.0.7", 4, 3)),
         (GKE, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2, hosts=HOSTS)),
         (GKE | SLICES, Cluster("$TPU_WORKER_HOSTNAMES, 2 slices", "run-0-0.run", 8, 6)),
         (ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1, hosts=("10.0.0.5", "10.0.0.6"))),
         (GKE | ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1, hosts=("10.0.0.5", "10.0.0.6"))),
         (GKE | SLURM, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2, hosts=HOSTS)),
-        (SLURM | OPEN_MPI, Cluster("Open MPI", "10.0.0.7", 4, 3, 2, 1)),  # mpirun in a job: its daemon's variables
+        (SLURM | OPEN_MPI, Cluster("Open MPI", "10.0.0.7", 4, 3)),  # mpirun in a job: its daemon's variables
     ],
 )
 def test_a_platform(platform, variables, found):
@@ -153,7 +149,7 @@ def test_metadata_that_nobody_shall_ask(platform, tpu, monkeypatch):
 def test_mpich_and_intel_mpi_need_a_coordinator(platform):
     platform(MPICH)
     assert "--coordinator=HOST: give the address of process 0; MPICH does not say" in refused()
-    assert detect.detect(coordinator="10.0.0.7") == Cluster("MPICH and flags", "10.0.0.7", 4, 3, 2, 1)
+    assert detect.detect(coordinator="10.0.0.7") == Cluster("MPICH and flags", "10.0.0.7", 4, 3)
     platform(SLURM)  # of the daemon that mpiexec has started on this node
     assert detect.detect(coordinator="10.0.0.7").source == "MPICH and flags"
     platform({"PMI_RANK": SLURM["SLURM_PROCID"], "PMI_SIZE": "16"})  # by chance the number of its daemon
@@ -165,19 +161,19 @@ def test_mpich_and_intel_mpi_need_a_coordinator(platform):
 def test_the_first_process_of_mpiexec_in_a_batch_script(platform):
     """The script's own shell has SLURM_PROCID=0, and no step of several tasks."""
     platform(MPICH | {"PMI_RANK": "0", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"})
-    assert detect.detect(coordinator="a") == Cluster("MPICH and flags", "a", 4, 0, 2, 1)
+    assert detect.detect(coordinator="a") == Cluster("MPICH and flags", "a", 4, 0)
 
 
 def test_slurm_that_does_not_say_where_process_0_is(platform):
     platform(SLURM | {"SLURM_DISTRIBUTION": "arbitrary"})
     assert "--coordinator=HOST: give the address of process 0; Slurm does not say" in refused()
-    assert detect.detect(coordinator="gpu2") == Cluster("Slurm and flags", "gpu2", 8, 5, 2, 1)
+    assert detect.detect(coordinator="gpu2") == Cluster("Slurm and flags", "gpu2", 8, 5)
 
 
 def test_open_mpi_5_needs_a_coordinator(platform):
     platform({key: value for key, value in OPEN_MPI.items() if "orte" not in key})
     assert refused() == "--coordinator=HOST: give the address of process 0; Open MPI does not say where that is."
-    assert detect.detect(coordinator="10.0.0.7") == Cluster("Open MPI and flags", "10.0.0.7", 4, 3, 2, 1)
+    assert detect.detect(coordinator="10.0.0.7") == Cluster("Open MPI and flags", "10.0.0.7", 4, 3)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +195,18 @@ def test_open_mpi_5_needs_a_coordinator(platform):
             "a Slurm job of 4 nodes, and the command was started on",
         ),
         (GKE | {"TPU_WORKER_ID": "x"}, {}, "$TPU_WORKER_ID is 'x': it must be a whole number"),
-        (GKE | {"TPU_WORKER_ID": "4"}, {}, "$TPU_WORKER_HOSTNAMES names 4 hosts, and this one is number 4"),
-        (FORCED | {"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "$TPU_WORKER_ID does not say which this is"),
-        (GKE | SLICES | {"MEGASCALE_SLICE_ID": "2"}, {}, "they do not say which slice this is"),
+        (
+            GKE | {"TPU_WORKER_ID": "4"},
+            {},
+            "--process-id=4: must be from 0 to 3 (--processes=4, from $TPU_WORKER_HOSTNAMES)",
+        ),
+        (FORCED | {"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "$TPU_WORKER_ID is ''"),
+        (GKE | SLICES | {"MEGASCALE_SLICE_ID": "2"}, {}, "--process-id=10: must be from 0 to 7"),
+        (
+            GKE | SLICES | {"MEGASCALE_COORDINATOR_ADDRESS": ""},
+            {},
+            "$TPU_WORKER_HOSTNAMES, 2 slices does not say where",
+        ),
         (SLURM | {"SLURM_PROCID": ""}, {}, "$SLURM_PROCID is ''"),
     ],
 )
@@ -273,25 +278,6 @@ def test_one_process_on_a_host_of_several_is_refused(tpu, platform, variables, t
                 assert detect.detect(**flags) == Cluster()
             else:
                 assert "one of the 4 hosts of a TPU slice" in refused(**flags)
-
-
-@pytest.mark.parametrize(
-    ("visible", "cluster", "gpus"),
-    [
-        ("0,1,2,3", Cluster("Slurm", "a", 8, 4, 1, 0), None),  # one task a node has them all
-        ("0,1,2,3", Cluster("Slurm", "a", 8, 5, 4, 1), [1]),
-        ("0,1,2,3", Cluster("Slurm", "a", 8, 5, 2, 1), [2, 3]),
-        ("2", Cluster("Slurm", "a", 8, 5, 4, 1), None),  # its own already
-        ("", Cluster("Slurm", "a", 8, 5, 4, 1), None),
-    ],
-)
-def test_gpus_of_a_process(visible, cluster, gpus):
-    assert detect.gpus_of(cluster, {"CUDA_VISIBLE_DEVICES": visible}) == gpus
-
-
-def test_ports_of_libtpu():
-    assert detect.libtpu_ports({}) == {8471}
-    assert detect.libtpu_ports(ADDRESSES) == {8471, 8478}
 
 
 AS_JAX = """

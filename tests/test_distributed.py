@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 
 import pytest
 
@@ -107,12 +106,3 @@ def test_another_order_than_jax_has_is_refused(monkeypatch):
     monkeypatch.setattr(watch, "current", watching)
     with pytest.raises(InputError, match=r"this is process 1 of 2, .* but its devices are those of process 0 of 1; st"):
         distributed.initialize(tiny_config(), None, saves=False)
-
-
-def test_a_tpu_that_waits_for_other_hosts_is_said(monkeypatch, capfd):
-    monkeypatch.setattr(distributed, "SLOW_START", 0.05)
-    monkeypatch.setattr(distributed.detect, "tpu_is_attached", lambda: True)
-    monkeypatch.setattr(distributed.jax, "devices", lambda: time.sleep(0.5))
-    distributed._start_devices()
-    printed = capfd.readouterr().err
-    assert "the devices have not started for 0.05 s; a TPU waits for every host of its slice" in printed

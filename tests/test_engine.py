@@ -1,5 +1,6 @@
 """Tasks on a process pool."""
 
+import errno
 import functools
 import os
 import pathlib
@@ -17,19 +18,6 @@ from mlm.errors import DamageError, InputError, NumericsError, PreemptedError, S
 from tests.engine_tasks import die, fail, mark, process_of, square
 from tests.processes import environment
 
-WITHOUT = """
-from mlm.cluster import engine
-def fail(context): raise OSError(30, "Read-only file system")  # as in a container without a writable /dev/shm
-engine.Spawn.Lock = fail
-"""
-
-
-@pytest.fixture(params=[True, False], ids=["semaphores", "no_semaphores"])
-def any_pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not request.param:
-        monkeypatch.setattr(engine.Spawn, "Lock", engine.Spawn.Lock)  # restores it
-        exec(WITHOUT)
-
 
 @pytest.mark.parametrize("error", [StopError, InputError, NumericsError, DamageError, PreemptedError])
 def test_errors_cross_processes(error: type[StopError]) -> None:
@@ -38,7 +26,7 @@ def test_errors_cross_processes(error: type[StopError]) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_all_results_come_once(any_pool: None, workers: int) -> None:
+def test_all_results_come_once(workers: int) -> None:
     with engine.open_pool(workers=workers) as opened:
         assert opened.workers == workers
         found = dict(opened.each(square, range(50), label="square"))
@@ -46,23 +34,21 @@ def test_all_results_come_once(any_pool: None, workers: int) -> None:
         assert list(opened.each(square, [], label="nothing")) == []
 
 
-def test_no_process_starts_without_a_task(any_pool: None) -> None:
+def test_no_process_starts_without_a_task() -> None:
     before = set(psutil.Process().children())
     with engine.open_pool(workers=4) as opened:
         assert list(opened.each(square, [], label="nothing")) == []
         assert set(psutil.Process().children()) <= before
 
 
-def test_workers_are_light_processes_of_one_thread(any_pool: None) -> None:
+def test_workers_are_light_processes_of_one_thread() -> None:
     with engine.open_pool(workers=1) as opened:
         (_, (pid, parallel, heavy)), *_ = opened.each(process_of, [0], label="where")
     assert pid != os.getpid() and parallel == "false" and heavy == []
 
 
 @pytest.mark.parametrize(("what", "error"), [("input", InputError), ("damage", DamageError)])
-def test_an_error_arrives_as_it_was_and_cancels_the_rest(
-    any_pool: None, tmp_path: pathlib.Path, what: str, error: type
-) -> None:
+def test_an_error_arrives_as_it_was_and_cancels_the_rest(tmp_path: pathlib.Path, what: str, error: type) -> None:
     begin = time.monotonic()
     with pytest.raises(error, match=rf"^{what}: bad, mend it\.$"), engine.open_pool(workers=2) as opened:
         list(opened.each(fail, [what] * 10, label="fail"))
@@ -73,9 +59,20 @@ def test_an_error_arrives_as_it_was_and_cancels_the_rest(
     assert len(list(tmp_path.iterdir())) < 20
 
 
-def test_a_killed_worker_is_a_reason_to_start_again(any_pool: None) -> None:
+def test_a_killed_worker_is_a_reason_to_start_again() -> None:
     with pytest.raises(PreemptedError, match="start the same command again"), engine.open_pool(workers=2) as opened:
         list(opened.each(die, range(4), label="die"))
+
+
+def test_semaphores_that_processes_cannot_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container without a writable /dev/shm."""
+
+    def refuse(context: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(engine.Spawn, "Lock", refuse)
+    with pytest.raises(InputError, match=r"\(Read-only file system\).*/dev/shm"), engine.open_pool(workers=1):
+        pass
 
 
 class Counted:
@@ -121,11 +118,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("before", ["", WITHOUT], ids=["semaphores", "no_semaphores"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_with_their_parent(tmp_path: pathlib.Path, how: signal.Signals, before: str) -> None:
+def test_workers_end_with_their_parent(tmp_path: pathlib.Path, how: signal.Signals) -> None:
     program = tmp_path / "program.py"
-    program.write_text(before + PROGRAM)
+    program.write_text(PROGRAM)
     (tmp_path / "out").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[1])}
     line = [sys.executable, str(program), str(tmp_path / "out")]

@@ -159,6 +159,27 @@ def test_a_loss_in_the_words_of_the_service(said, process):
     assert (match and match[1]) == process
 
 
+@pytest.mark.parametrize("text", [b"out of \xff disk \x1b[2J", b'{"process": 1, "kind": [], "what": "out of disk"}'])
+def test_a_cause_in_another_form_ends_all_with_what_it_says(tmp_path, text):
+    """As somebody who is none of the processes may write it."""
+    body = f"if process == 1:\n    w.service._client.key_value_set_bytes('cause', {text!r})\ntime.sleep(60)"
+    ends = Started(tmp_path, body, [0, 1], 2).ends()
+    for process, (code, error) in ends.items():
+        assert code == 1 and "disk" in error and error.rstrip("\n").isprintable(), error
+        assert cause_of(tmp_path, process)["of"]["process"] == -1
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [("", "0 1"), ("0,1,2,3", "0 1"), ("2", "all all")])
+def test_processes_on_a_machine_share_its_gpus(tmp_path, monkeypatch, visible, gpus):
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    body = "from jax._src import xla_bridge\nprint(xla_bridge.CUDA_VISIBLE_DEVICES.value, flush=True)"
+    started = Started(tmp_path, body, [0, 1], 2)
+    started.met()
+    assert [process.stdout.readline().strip() for process in started.all.values()] == gpus.split()
+    assert {code for code, _ in started.ends().values()} == {0}
+
+
 def test_of_hangs_the_one_that_is_behind(tmp_path):
     """Process 2 does not hang, and hears which of the two others is the cause."""
     body = "w.progress('input' if process == 1 else 'step', 7)\nw._hang = 1.0 if process < 2 else 0.0\ntime.sleep(60)"
@@ -183,7 +204,7 @@ raise jax.errors.JaxRuntimeError("INTERNAL: Gloo: connection closed by peer")
     assert cause_of(tmp_path, 0)["of"]["process"] == 1
 
 
-@pytest.mark.parametrize(("count", "present", "missing"), [(2, [0], "host 1 never"), (4, [0, 1], "2 of 4 hosts")])
+@pytest.mark.parametrize(("count", "present", "missing"), [(2, [0], "1 of 2 hosts"), (4, [0, 1], "2 of 4 hosts")])
 def test_who_never_comes_is_named(tmp_path, count, present, missing):
     ends = Started(tmp_path, "", present, count, timeout=8).ends()
     code, error = ends[0]

@@ -1,5 +1,10 @@
-"""An engine on a Dask cluster. Dask speaks pickle, so off the loopback it takes mutual TLS only."""
+"""Engines on a Dask cluster: that of an address, and that of a run of several processes.
 
+Of a run, the scheduler is in process 0 and a worker in each, in threads that end with the process. Dask speaks pickle,
+so off the loopback it takes mutual TLS only.
+"""
+
+import asyncio
 import concurrent.futures
 import contextlib
 import functools
@@ -9,26 +14,26 @@ import ipaddress
 import logging
 import os
 import pickle
-import platform
 import socket
-import ssl
 import stat
 import sys
 import time
 import urllib.parse
-import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from mlm.cluster import certificates as pem
-from mlm.cluster import fingerprints
-from mlm.cluster.engine import AGAIN, Engine
+from mlm.cluster import fingerprints, ports, watch
+from mlm.cluster.engine import AGAIN, ONE_THREAD, Engine, available_cores, process_pool
 from mlm.errors import InputError, PreemptedError, StopError
 from mlm.paths import UPath
 
-RETRY = 0.5  # seconds between two tries to connect
 POLL = 2.0  # seconds between two counts of the workers
+CLOSE = 10.0  # seconds to close a worker or the scheduler of a run
+DASHBOARD = "127.0.0.1:0"  # of a run: Dask's HTTP has no TLS of ours
 NO_CODE = "mlm is not on this worker"
 
 
@@ -51,12 +56,43 @@ class DaskEngine(Engine):
     def workers(self) -> int:
         """The threads of all workers that there are now, at least 1."""
         if self._client is None:
-            self._client = _open_client(self._address, self._security, self._timeout)
-            self._executor = self._client.get_executor(pure=False)
+            self._open()
         if time.monotonic() - self._counted > POLL:
             self._workers = max(1, self._client.scheduler_info(n_workers=0)["total_threads"])
             self._counted = time.monotonic()
         return self._workers
+
+    def greet(self) -> None:
+        """Raises InputError unless the scheduler answers, for which Dask itself may wait forever."""
+        quiet()
+        from distributed.comm import connect
+        from distributed.utils import LoopRunner
+
+        context = self._security.get_connection_args("client")["ssl_context"] if self._security else None
+
+        async def connect_once() -> None:
+            opening = connect(self._address, self._timeout, ssl_context=context)
+            (await asyncio.wait_for(opening, self._timeout + 1)).abort()
+
+        try:
+            LoopRunner().run_sync(connect_once)
+        except OSError as error:
+            what = f"no Dask scheduler answers within {self._timeout:g} s (--engine-timeout; {error or 'it is silent'})"
+            raise InputError(f"--engine={self._address}: {what}; check the address, the certificates and it.") from None
+
+    def _open(self) -> None:
+        self.greet()
+        from distributed import Client
+
+        timeout = self._timeout
+        client = Client(self._address, security=self._security, timeout=timeout, set_as_default=False)
+        try:
+            client.wait_for_workers(1, timeout)
+        except TimeoutError:
+            client.close()
+            what = f"the scheduler has no worker after {timeout:g} s (--engine-timeout)"
+            raise InputError(f"--engine={self._address}: {what}; start some, or wait longer.") from None
+        self._client, self._executor = client, client.get_executor(pure=False)
 
     def close(self) -> None:
         """Leaves the cluster."""
@@ -64,13 +100,7 @@ class DaskEngine(Engine):
             self._client.close()
 
     def _submit(self, function: Callable, item: Any) -> concurrent.futures.Future:
-        key = f"{getattr(function, '__name__', 'task')}-{uuid.uuid4().hex}"
-        return self._executor.submit(_entry(), _own_digest(), pickle.dumps((function, item)), key=key)
-
-    def _cancel(self, tasks: Collection[concurrent.futures.Future]) -> None:
-        if tasks and self._client.status == "running":  # all at once
-            self._executor.shutdown(wait=False)
-            self._executor = self._client.get_executor(pure=False)
+        return self._executor.submit(_entry(), _own_digest(), pickle.dumps((function, item)))
 
     def _known(self, error: Exception, label: str) -> StopError | None:
         from distributed import KilledWorker
@@ -80,12 +110,12 @@ class DaskEngine(Engine):
             _, how = fingerprints.difference({0: fingerprints.worker_fingerprint(), 1: fingerprint})
             return InputError(f"{label}: the worker on {host}, whose code is in {folder}, {how}.")
         if isinstance(error, ImportError) and error.args[:1] == (NO_CODE,):
-            _, host, folder, python, missing, why = error.args
-            fix = f"install the packages of requirements.txt for {python} there"
-            if missing is None or missing.partition(".")[0] == "mlm":
-                where = f"the folder that holds mlm/ ({fingerprints.ROOT} here)"
-                fix = f"it was started in {folder}: start it as `PYTHONPATH=DIR dask worker ...`, DIR being {where}"
-            return InputError(f"{label}: the worker on {host} can't import this code ({why}); {fix}.")
+            _, host, folder, python, why = error.args
+            what = (
+                f"the worker on {host}, started in {folder}, can't import this code ({why}); install requirements.txt"
+            )
+            fix = f"start it as `PYTHONPATH=DIR dask worker ...`, DIR being what holds mlm/ ({fingerprints.ROOT} here)"
+            return InputError(f"{label}: {what} for {python} there, and {fix}.")
         if isinstance(error, KilledWorker):
             return PreemptedError(f"{label}: one task killed several workers in turn ({error}); {AGAIN}")
         if isinstance(error, concurrent.futures.CancelledError):
@@ -102,15 +132,14 @@ def _entry() -> Callable:
     """
 
     def entry(expected: str, task: bytes) -> Any:
-        if importlib.util.find_spec("mlm") is None and (Path.cwd() / "mlm").is_dir():
-            state = Path.cwd().stat()
-            if state.st_uid in (0, os.getuid()) and not state.st_mode & stat.S_IWOTH:
-                sys.path.append(str(Path.cwd()))
+        folder = Path.cwd()
+        is_trusted = folder.stat().st_uid in (0, os.getuid()) and not folder.stat().st_mode & stat.S_IWOTH
+        if importlib.util.find_spec("mlm") is None and is_trusted:
+            sys.path.append(str(folder))
         try:
             from mlm.cluster.dask_engine import run_task
         except (ImportError, AttributeError) as error:
-            missing, host = getattr(error, "name", None), socket.gethostname()
-            raise ImportError(NO_CODE, host, str(Path.cwd()), sys.executable, missing, str(error)) from None
+            raise ImportError(NO_CODE, socket.gethostname(), str(folder), sys.executable, str(error)) from None
         return run_task(expected, task)
 
     return entry
@@ -122,7 +151,7 @@ def run_task(expected: str, task: bytes) -> Any:
         raise WorkerDiffersError(socket.gethostname(), str(fingerprints.ROOT), fingerprints.worker_fingerprint())
     if pool is not None:  # in a thread of a run's own worker
         return pool.submit(_run, task).result()
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    os.environ |= ONE_THREAD
     return _run(task)
 
 
@@ -135,70 +164,75 @@ def connect(
     address: str, *, timeout: float = 60.0, insecure: bool = False, certificates: str = ""
 ) -> contextlib.closing[DaskEngine]:
     """Opens an engine on the cluster of a scheduler, to which it connects with the first task; raises InputError."""
-    return contextlib.closing(DaskEngine(address, _security(address, insecure, certificates), timeout))
+    security = pem.read(UPath(certificates)) if check_address(address, insecure=insecure) else None
+    return contextlib.closing(DaskEngine(address, security, timeout))
 
 
 def check(address: str, *, timeout: float, insecure: bool, certificates: str) -> None:
     """Raises InputError unless a scheduler answers at the address, with these certificates, within `timeout`."""
-    security = _security(address, insecure, certificates)
+    with connect(address, timeout=timeout, insecure=insecure, certificates=certificates) as engine:
+        engine.greet()
+
+
+@contextlib.contextmanager
+def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engine | None]:
+    """Yields the engine in process 0, and None in the others, whose workers run its tasks.
+
+    The body ends with a barrier in all processes. When it raises, nothing is closed: the process ends with its threads.
+    Process 0 writes the certificates to `folder`, where the others read them; 0 `workers` are one for each core.
+    """
     quiet()
-    _await_greeting(address, security, timeout)
+    from distributed import Scheduler, Worker
+    from distributed.utils import LoopRunner
 
-
-def _security(address: str, insecure: bool, certificates: str) -> Any:
-    return security_of(UPath(certificates)) if check_address(address, insecure=insecure) else None
-
-
-def _open_client(address: str, security: Any, timeout: float) -> Any:
-    quiet()
-    from distributed import Client
-
-    begin = time.monotonic()
-    _await_greeting(address, security, timeout)
-    try:
-        client = Client(address, security=security, timeout=timeout, set_as_default=False, direct_to_workers=False)
-    except (OSError, ValueError) as error:
-        raise _nobody(address, timeout, error) from None
-    while not client.scheduler_info(n_workers=0)["n_workers"]:
-        if time.monotonic() - begin > timeout:
-            client.close()
-            what = f"the scheduler has no worker after {timeout:g} s (--engine-timeout)"
-            raise InputError(f"--engine={address}: {what}; start some, or wait longer.")
-        time.sleep(RETRY)
-    expected = platform.python_version_tuple()[:2]
-    for worker, versions in client.get_versions()["workers"].items():
-        python = versions["host"]["python"]
-        if tuple(python.split(".")[:2]) != expected:  # it would not understand a function
-            raise InputError(f"--engine={address}: the worker {worker} has Python {python}, not {'.'.join(expected)}.")
-    return client
-
-
-def _await_greeting(address: str, security: Any, timeout: float) -> None:
-    """Waits until a scheduler answers, for which Dask itself may wait forever; raises InputError."""
-    url, deadline = urllib.parse.urlsplit(address), time.monotonic() + timeout
-    context = security.get_connection_args("client")["ssl_context"] if security else None
-    while True:
-        problem: object = "the connection is closed"
+    service, timeout = watch.current.service, pod.start_timeout
+    place = service.address[0], pod.engine_port
+    address = f"tls://{ports.format_address(place)}"
+    loop, scheduler = LoopRunner(), None
+    loop.start()
+    if watch.is_primary():
+        pem.make(UPath(folder))
+        scheduler = loop.run_sync(
+            Scheduler,
+            host=ports.wait_until_free(place, timeout, key="config.pod.engine_port"),
+            port=pod.engine_port,
+            protocol="tls",
+            security=pem.read(UPath(folder)),
+            dashboard=False,
+            dashboard_address=DASHBOARD,
+        )
+    watch.barrier("scheduler")
+    security = pem.read(UPath(folder))
+    workers = workers or max(1, available_cores() // service.local_processes)
+    global pool
+    with process_pool(workers) as pool:
         try:
-            with contextlib.ExitStack() as stack:
-                connection = stack.enter_context(socket.create_connection((url.hostname, url.port), timeout))
-                if context:
-                    connection = stack.enter_context(context.wrap_socket(connection))
-                if connection.recv(1):
-                    return
-        except ssl.SSLError as error:
-            reason = f"what listens there has other certificates, or none ({error.reason})"
-            raise InputError(f"--engine={address}: {reason}; --engine-certificates=DIR names its own.") from None
-        except OSError as error:
-            problem = error
-        if time.monotonic() > deadline:
-            raise _nobody(address, timeout, problem)
-        time.sleep(RETRY)
+            worker = loop.run_sync(
+                Worker,
+                address,
+                security=security,
+                host=service.ip,
+                port=[pod.engine_port, 0],  # 0: any, if the first one is in use
+                nthreads=workers,
+                name=f"process {watch.current.cluster.process_id}",
+                death_timeout=timeout,
+                memory_limit=0,
+                dashboard_address=DASHBOARD,
+            )
+        except Exception as error:
+            raise StopError(f"can't reach host 0's Dask scheduler at {address} ({error}); open its port.") from None
+        context = contextlib.closing(DaskEngine(address, security, timeout))
+        with context if scheduler else contextlib.nullcontext() as engine:
+            yield engine
+        loop.run_sync(_close, worker)
+    if scheduler is not None:
+        loop.run_sync(_close, scheduler)
+    loop.stop()
 
 
-def _nobody(address: str, timeout: float, problem: object) -> InputError:
-    what = f"no Dask scheduler answers there within {timeout:g} s (--engine-timeout; {problem})"
-    return InputError(f"--engine={address}: {what}; check the address and the scheduler.")
+async def _close(server: Any) -> None:
+    with contextlib.suppress(Exception):  # the others close theirs at the same time
+        await asyncio.wait_for(server.close(timeout=CLOSE), CLOSE)
 
 
 def check_address(address: str, *, insecure: bool) -> bool:
@@ -208,35 +242,17 @@ def check_address(address: str, *, insecure: bool) -> bool:
         valid = url.scheme in ("tls", "tcp") and url.hostname and url.port and url.netloc == address[6:]
     except ValueError:
         valid = False
-    if not valid or url.username is not None:
+    if not valid or "@" in address:
         raise InputError(f"--engine={address}: must be tls://HOST:PORT, the address of a Dask scheduler.")
     if url.scheme == "tls":
         return True
-    try:
-        ips = {entry[4][0].partition("%")[0] for entry in socket.getaddrinfo(url.hostname, url.port)}
-    except OSError as error:
-        raise InputError(f"--engine={address}: the host's name does not resolve ({error.strerror}).") from None
+    ips = ports.addresses_of(url.hostname)
+    if not ips:
+        raise InputError(f"--engine={address}: the host's name does not resolve.")
     if not insecure and not all(ipaddress.ip_address(ip).is_loopback for ip in ips):
         fix = "use tls://, or give --engine-insecure where nobody else is on the network"
         raise InputError(f"--engine={address}: without TLS, whoever reaches a worker can run code on it; {fix}.")
     return False
-
-
-def security_of(folder: Any) -> Any:
-    """Returns Dask's mutual TLS with the certificates in a folder."""
-    from distributed.security import Security
-
-    authority, certificate, key = pem.read(folder).values()
-    return Security(
-        require_encryption=True,
-        tls_ca_file=authority,
-        tls_client_cert=certificate,
-        tls_client_key=key,
-        tls_scheduler_cert=certificate,
-        tls_scheduler_key=key,
-        tls_worker_cert=certificate,
-        tls_worker_key=key,
-    )
 
 
 def quiet() -> None:

@@ -14,9 +14,7 @@ from mlm.errors import InputError
 GOOGLE_PCI = "0x1ae0"
 TPU_PCI = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}  # jax/_src/hardware_utils.py
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-LIBTPU_PORT = 8471  # between the hosts of a slice
 METADATA_TIMEOUT = 2.0  # seconds of each try
-METADATA_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +25,6 @@ class Cluster:
     coordinator: str = ""  # HOST or HOST:PORT of process 0
     processes: int = 1
     process_id: int = 0
-    local_processes: int = 1  # on this machine, as far as the platform says it
-    local_id: int = 0
     hosts: tuple[str, ...] = ()  # of all processes, in their order, if the platform names them
 
     @property
@@ -40,10 +36,9 @@ class Cluster:
 
 def detect(*, coordinator: str = "", processes: int | None = None, process_id: int | None = None) -> Cluster:
     """Returns what the flags of these names and the platform say about this process; raises InputError."""
-    flags = {"coordinator": coordinator or None, "processes": processes, "process_id": process_id}
-    missing = [f"--{name.replace('_', '-')}" for name in ("processes", "process_id") if flags[name] is None]
-    has_flags, is_alone = any(value is not None for value in flags.values()), processes == 1 and not process_id
-    platform = None if is_alone or None not in flags.values() else _platform(os.environ)
+    missing = [flag for flag, value in (("--processes", processes), ("--process-id", process_id)) if value is None]
+    has_flags, is_alone = bool(coordinator) or len(missing) < 2, processes == 1 and not process_id
+    platform = None if is_alone or (coordinator and not missing) else _platform(os.environ)
     if has_flags and missing and not is_alone and not platform:
         raise InputError(f"{' and '.join(missing)}: nothing else says which process this is; give them too.")
     base = platform or Cluster()
@@ -71,15 +66,13 @@ def refuse_part_of_a_slice() -> None:
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if (platforms and "tpu" not in platforms) or not tpu_is_attached():
         return
-    name = next((n for n in ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS") if os.environ.get(n)), "")
-    bounds = os.environ[name] if name else _tpu_env().get("HOST_BOUNDS", "")
-    hosts = math.prod(int(part) for part in bounds.split(",") if part.strip().isdecimal())
+    bounds = os.environ.get("TPU_PROCESS_BOUNDS") or os.environ.get("TPU_HOST_BOUNDS") or _tpu_env().get("HOST_BOUNDS")
+    hosts = math.prod(map(int, re.findall(r"\d+", bounds or "")))
     if hosts > 1:
         raise InputError(
-            f"this is one of the {hosts} hosts of a TPU slice ({name or 'HOST_BOUNDS'} = {bounds}), and only one "
-            "process was found: its TPU would wait for the others. Start the same command on every host (gcloud ... "
-            "ssh --worker=all); for the chips of this host alone set TPU_PROCESS_BOUNDS=1,1,1, "
-            "TPU_CHIPS_PER_PROCESS_BOUNDS and TPU_VISIBLE_CHIPS."
+            f"this is one of the {hosts} hosts of a TPU slice (bounds {bounds}), and only one process was found: its "
+            "TPU would wait for the others. Start the same command on every host (gcloud ... ssh --worker=all); for "
+            "this host's chips alone set TPU_PROCESS_BOUNDS=1,1,1, TPU_CHIPS_PER_PROCESS_BOUNDS and TPU_VISIBLE_CHIPS."
         )
 
 
@@ -91,28 +84,11 @@ def tpu_is_attached() -> bool:
     )
 
 
-def libtpu_ports(environment: Mapping[str, str] = os.environ) -> set[int]:
-    """Returns the ports on which libtpu's own processes talk."""
-    named = [environment.get("TPU_PROCESS_PORT", "")]
-    named += [address.rpartition(":")[2] for address in environment.get("TPU_PROCESS_ADDRESSES", "").split(",")]
-    return {LIBTPU_PORT} | {int(port) for port in named if port.isdecimal()}
-
-
-def gpus_of(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> list[int] | None:
-    """Returns this process's part of the GPUs that it can see, None for all: processes on a machine divide them."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    count = len(visible.split(",")) if visible else len(list(Path("/dev").glob("nvidia[0-9]*")))
-    per_process = count // cluster.local_processes
-    if cluster.local_processes == 1 or not per_process or count == 1:
-        return None
-    return list(range(cluster.local_id * per_process, (cluster.local_id + 1) * per_process))
-
-
 def _platform(environment: Mapping[str, str]) -> Cluster | None:
     """Returns what the first platform that answers says; None for a single process."""
     # Where libtpu finds no TPU, it writes such a text into the variables of its process and so of the children.
     environment = {name: value for name, value in environment.items() if not value.startswith("WARNING: ")}
-    platforms = (_gke, _slurm, _open_mpi, _pmi, _tpu_vm)
+    platforms = (_gke, _open_mpi, _slurm, _mpich, _tpu_vm)
     cluster = next(filter(None, (ask(environment) for ask in platforms)), None)
     return cluster if cluster and cluster.processes > 1 else None
 
@@ -121,37 +97,32 @@ def _gke(environment: Mapping[str, str]) -> Cluster | None:
     name = next((n for n in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES") if environment.get(n)), "")
     if not name:
         return None
-    hosts = [address.rpartition(":")[0] or address for address in environment[name].split(",")]
-    if len(hosts) > 1 and "TPU_WORKER_ID" not in environment:
-        raise InputError(f"${name} names {len(hosts)} hosts, and $TPU_WORKER_ID does not say which this is; set it.")
+    hosts = [re.sub(r":\d+$", "", address) for address in environment[name].split(",")]
     if len(hosts) > 1 and not (tpu_is_attached() or environment.get("JAX_FORCE_TPU_INIT")):
         problem = f"${name} names {len(hosts)} hosts of a TPU, and this machine has no TPU chip"
         raise InputError(f"{problem}; unset it, or give --processes=1 to run here alone.")
-    return _of_slices(f"${name}", hosts, _number(environment, "TPU_WORKER_ID", "0"), environment)
+    worker = _number(environment, "TPU_WORKER_ID", "0" if len(hosts) == 1 else "")
+    return _of_slices(f"${name}", hosts, worker, environment)
+
+
+def _open_mpi(environment: Mapping[str, str]) -> Cluster | None:
+    # Such as 1531576320.0;tcp://10.96.0.1,10.148.0.1:34911;tcp6://[fe80::b9b]:43370. Version 5 sets none.
+    match = re.search(r"tcp://([^,:;]+)|tcp6://\[([^,\]]+)", environment.get("OMPI_MCA_orte_hnp_uri", ""))
+    address = (match[1] or match[2]) if match else ""
+    return _launched("Open MPI", address, environment, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
 
 def _slurm(environment: Mapping[str, str]) -> Cluster | None:
-    # Under mpirun in a Slurm job the variables are those of the daemon that mpirun has started.
-    by_mpi, by_slurm = ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    by_slurm, by_mpi = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("PMI_SIZE", "PMI_RANK")
     is_of_srun = [environment.get(name) for name in by_mpi] == [environment.get(name) for name in by_slurm]
-    if "OMPI_COMM_WORLD_RANK" in environment or ("PMI_RANK" in environment and not is_of_srun):
+    if "PMI_RANK" in environment and not is_of_srun:  # mpiexec in a Slurm job leaves the variables of its daemon
         return None
-    if not environment.get("SLURM_STEP_NODELIST"):
-        nodes = environment.get("SLURM_JOB_NUM_NODES", "1")
-        if nodes != "1":
-            problem = f"this is a Slurm job of {nodes} nodes, and the command was started on one of them"
-            raise InputError(f"{problem}; start it with srun, or give --processes=1 to run here alone.")
-        return None
-    per_node: list[int] = []
-    for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):  # such as 2(x3),1
-        tasks, repeat = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part).groups()
-        per_node += [int(tasks)] * int(repeat or 1)
-    node, names = _number(environment, "SLURM_NODEID", "0"), ("STEP_NUM_TASKS", "PROCID", "LOCALID")
-    processes, process_id, local_id = (_number(environment, f"SLURM_{name}") for name in names)
-    here = per_node[node] if node < len(per_node) else 1
+    nodes = environment.get("SLURM_STEP_NODELIST", "")
+    if not nodes and (count := environment.get("SLURM_JOB_NUM_NODES", "1")) != "1":
+        problem = f"this is a Slurm job of {count} nodes, and the command was started on one of them"
+        raise InputError(f"{problem}; start it with srun, or give --processes=1 to run here alone.")
     is_listed = "arbitrary" not in environment.get("SLURM_DISTRIBUTION", "")  # then process 0 is on the first node
-    first = first_node(environment["SLURM_STEP_NODELIST"]) if is_listed else ""
-    return Cluster("Slurm", first, processes, process_id, here, local_id)
+    return _launched("Slurm", first_node(nodes) if is_listed else "", environment, *by_slurm) if nodes else None
 
 
 def first_node(nodes: str) -> str:
@@ -160,63 +131,51 @@ def first_node(nodes: str) -> str:
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first)
 
 
-def _open_mpi(environment: Mapping[str, str]) -> Cluster | None:
-    if "OMPI_COMM_WORLD_RANK" not in environment:
-        return None
-    numbers = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK"))
-    # Such as 1531576320.0;tcp://10.96.0.1,10.148.0.1:34911;tcp6://[fe80::b9b]:43370. Version 5 sets none.
-    uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
-    match = re.search(r"tcp://([^,:;]+)", uri) or re.search(r"tcp6://\[([^,\]]+)", uri)
-    address = match[1] if match else ""
-    return Cluster("Open MPI", f"[{address}]" if ":" in address else address, *numbers)
-
-
-def _pmi(environment: Mapping[str, str]) -> Cluster | None:
+def _mpich(environment: Mapping[str, str]) -> Cluster | None:
     """MPICH and Intel MPI, which do not say where process 0 is."""
-    if "PMI_RANK" not in environment:
-        return None
-    names = {"PMI_SIZE": "", "PMI_RANK": "", "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
-    return Cluster("MPICH", "", *(_number(environment, name, default) for name, default in names.items()))
+    return _launched("MPICH", "", environment, "PMI_SIZE", "PMI_RANK")
 
 
 def _tpu_vm(environment: Mapping[str, str]) -> Cluster | None:
     if "TPU_SKIP_MDS_QUERY" in environment or not (tpu_is_attached() or environment.get("GCE_METADATA_IP")):
         return None
-    endpoints, worker = _metadata("worker-network-endpoints"), _metadata("agent-worker-number")
+    key = "worker-network-endpoints"
+    endpoints, worker = _metadata(key), _metadata("agent-worker-number")
     if not endpoints or worker is None:
         return None
-    hosts = [_address(endpoint) for endpoint in endpoints.strip().split(",")]
+    hosts = []
+    for endpoint in endpoints.strip().split(","):  # "id:port:address", or on newer VMs the address; it may be of IPv6
+        host = endpoint if is_ip(endpoint) else re.sub("^[^:]*:[^:]*:", "", endpoint).strip("[]")
+        if not host or (":" in host and not is_ip(host)):
+            raise InputError(f"the metadata server's {key} holds {endpoint!r}: not an address.")
+        hosts.append(host)
     number = _number({"agent-worker-number": worker}, "agent-worker-number")
     return _of_slices("the TPU VM's metadata", hosts, number, {**_tpu_env(), **environment})
 
 
-def _address(endpoint: str) -> str:
-    """Returns the host of "id:port:address", or of an address alone as on newer VMs; it may be one of IPv6."""
-    parts = [endpoint] if is_ip(endpoint) else endpoint.split(":", 2)
-    address = parts[-1].strip("[]")
-    if len(parts) == 2 or not address or (":" in address and not is_ip(address)):
-        raise InputError(f"the metadata server's worker-network-endpoints holds {endpoint!r}: not an address.")
-    return address
+def _launched(source: str, first: str, environment: Mapping[str, str], size: str, rank: str) -> Cluster | None:
+    """Returns what a launcher's variables say, whose process 0 is on the host `first`; None where it sets none."""
+    if rank not in environment:
+        return None
+    return Cluster(source, _bracketed(first), _number(environment, size), _number(environment, rank))
 
 
 def _of_slices(source: str, hosts: list[str], worker: int, variables: Mapping[str, str]) -> Cluster:
     """Returns the process of a worker of a slice, which may be one of several slices."""
-    if not 0 <= worker < len(hosts):
-        raise InputError(f"{source} names {len(hosts)} hosts, and this one is number {worker}: they contradict.")
-    slices = _number(variables, "MEGASCALE_NUM_SLICES") if variables.get("MEGASCALE_NUM_SLICES") else 1
+    slices = _number(variables, "MEGASCALE_NUM_SLICES", "1")
     if slices == 1:
-        first = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
-        return Cluster(source, first, len(hosts), worker, hosts=tuple(hosts))
-    number, address = _number(variables, "MEGASCALE_SLICE_ID"), variables.get("MEGASCALE_COORDINATOR_ADDRESS", "")
-    if not address or not number < slices:
-        names = f"_NUM_SLICES = {slices}, MEGASCALE_SLICE_ID = {number}, MEGASCALE_COORDINATOR_ADDRESS = {address!r}"
-        raise InputError(f"MEGASCALE{names}: they do not say which slice this is, and where the first one is.")
-    source = f"{source}, {slices} slices"
-    return Cluster(source, address.partition(":")[0], slices * len(hosts), number * len(hosts) + worker)
+        return Cluster(source, _bracketed(hosts[0]), len(hosts), worker, tuple(hosts))
+    process_id = _number(variables, "MEGASCALE_SLICE_ID") * len(hosts) + worker
+    first = variables.get("MEGASCALE_COORDINATOR_ADDRESS", "").partition(":")[0]
+    return Cluster(f"{source}, {slices} slices", first, slices * len(hosts), process_id)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _number(variables: Mapping[str, str], name: str, default: str = "") -> int:
-    text = variables.get(name, default)
+    text = variables.get(name) or default
     if not text.strip().isdecimal():
         name = f"${name}" if name.isupper() else name
         raise InputError(f"{name} is {text!r}: it must be a whole number; it says which process of the run this is.")
@@ -236,14 +195,11 @@ def _metadata(key: str) -> str | None:
     import urllib3  # only where there is a TPU
 
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
-    url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
-    headers = {"Metadata-Flavor": "Google"}
+    url, headers = f"http://{server}/computeMetadata/v1/instance/attributes/{key}", {"Metadata-Flavor": "Google"}
     retries = urllib3.Retry(2, backoff_factor=0.5, status_forcelist=range(500, 600))
     try:
-        with urllib3.request(
-            "GET", url, preload_content=False, headers=headers, timeout=METADATA_TIMEOUT, retries=retries
-        ) as answer:
-            google = answer.status == 200 and answer.headers.get("Metadata-Flavor") == "Google"
-            return answer.read(METADATA_BYTES).decode() if google else None
-    except (urllib3.exceptions.HTTPError, ValueError):
+        answer = urllib3.request("GET", url, headers=headers, timeout=METADATA_TIMEOUT, retries=retries)
+    except urllib3.exceptions.HTTPError:
         return None
+    is_google = answer.status == 200 and answer.headers.get("Metadata-Flavor") == "Google"
+    return answer.data.decode(errors="replace") if is_google else None

@@ -1,22 +1,18 @@
 """Starting jax in the processes of a run, and stopping all of them at the same step."""
 
 import signal
-import sys
-import threading
 import types
-from collections.abc import Callable
 from typing import Any, Self
 
 import jax
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from mlm.cluster import detect, fingerprints, watch
+from mlm.cluster import fingerprints, watch
 from mlm.entry import Entry
 from mlm.errors import InputError
 from mlm.workdir import Workdir
 
-SLOW_START = 45.0  # seconds until a warning says that the devices have not started
 _compiled: set[tuple] = set()
 
 
@@ -42,24 +38,9 @@ def initialize(
         service.agree("data", fingerprints.host_fingerprint(config, current.command, str(workdir.root), data))
     if saves and jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
-    _start_devices()
     if (jax.process_index(), jax.process_count()) != (cluster.process_id, cluster.processes):
         other = f"its devices are those of process {jax.process_index()} of {jax.process_count()}"
         raise InputError(f"this is {cluster.sentence}, but {other}; start the processes in the platform's order.")
-
-
-def _start_devices() -> None:
-    """Starts the devices, and says so if that takes long: a TPU waits silently for the other hosts of its slice."""
-    message = f"mlm {watch.current.command}: the devices have not started for {SLOW_START:g} s"
-    if detect.tpu_is_attached():
-        message += "; a TPU waits for every host of its slice: is this command running on all of them?"
-    timer = threading.Timer(SLOW_START, lambda: print(message, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        jax.devices()
-    finally:
-        timer.cancel()
 
 
 def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array], *static: Any) -> None:
@@ -88,14 +69,11 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._requested = False
-        self._jax_handler: Callable[[int], None] | None = None
+        self._jax_handler = watch.current.service and watch.current.service.jax_sigterm
         self._old: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        if watch.current.service is not None:
-            self._jax_handler = watch.current.service.jax_sigterm
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._old[number] = signal.signal(number, self._handle)
+        self._old = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *exception: object) -> None:

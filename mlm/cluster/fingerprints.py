@@ -44,24 +44,25 @@ def worker_fingerprint() -> dict[str, str]:
 
 def difference(fingerprints: dict[int, dict[str, Any]]) -> tuple[int, str] | None:
     """Returns (the process that differs most from the most common values, how it differs); None if all are alike."""
-    processes = sorted(fingerprints)
-    differing: dict[int, list[str]] = {}
+    differing: dict[int, list[str]] = {process: [] for process in sorted(fingerprints)}
     for key in sorted(set().union(*fingerprints.values())):
-        values = {process: repr(fingerprints[process].get(key)) for process in processes}
+        values = {process: repr(fingerprints[process].get(key)) for process in differing}
         usual = Counter(values.values()).most_common(1)[0][0]
-        for process in processes:
-            if values[process] != usual:
-                differing.setdefault(process, []).append(f"{key} ({values[process]}, not {usual})")
-    if not differing:
+        for process, value in values.items():
+            if value != usual:
+                differing[process].append(f"{key} ({value}, not {usual})")
+    process = max(differing, key=lambda process: len(differing[process]))  # the first of several
+    if not (differences := differing.pop(process)):
         return None
-    process = min(differing, key=lambda p: (-len(differing[p]), p))
-    others = f"; so do hosts {', '.join(str(p) for p in differing if p != process)}" if len(differing) > 1 else ""
-    alike = [p for p in processes if p not in differing]
+    alike = [str(other) for other, theirs in differing.items() if not theirs]
+    others = [str(other) for other, theirs in differing.items() if theirs]
     rest = f"host {alike[0]}" if len(alike) == 1 else f"{len(alike) or 'the'} others"
-    shown = differing[process][:SHOWN]
-    if len(differing[process]) > SHOWN:
-        shown.append(f"{len(differing[process]) - SHOWN} more")
-    return process, f"differs from {rest} in {'; '.join(shown)}{others}; make all hosts alike, and start again"
+    shown = differences[:SHOWN]
+    if len(differences) > SHOWN:
+        shown.append(f"{len(differences) - SHOWN} more")
+    if others:
+        shown.append(f"so do hosts {', '.join(others)}")
+    return process, f"differs from {rest} in {'; '.join(shown)}; make all hosts alike, and start again"
 
 
 def _version(package: str) -> str:

@@ -2,18 +2,18 @@
 
 Process 0 runs it, and each process is its client from the beginning of a command. Its store holds, for process I:
     host/I            the name of its host
-    NAME/I            what it must have in common with the others, see `agree`; NAME digest/I is the SHA-256
+    NAME/I            the digest of what it must have in common with the others, see `agree`; NAME DIGEST is the content
     hung/I            it makes no progress, and where
-    heard/I           it knows the cause
     cause             why the run ends; whoever fails first writes it, and nobody replaces it
 """
 
 import contextlib
 import ctypes
-import dataclasses
 import faulthandler
+import functools
 import hashlib
 import json
+import os
 import re
 import signal
 import socket
@@ -27,7 +27,7 @@ from jax._src import distributed as jax_distributed
 from jax.errors import JaxRuntimeError
 from ml_collections import ConfigDict
 
-from mlm.cluster import detect, fingerprints, ports
+from mlm.cluster import fingerprints, ports
 from mlm.cluster.detect import Cluster
 from mlm.cluster.termination import Termination
 from mlm.errors import StopError
@@ -37,9 +37,8 @@ FOREVER = 10**12  # milliseconds
 PRIMARY_DONE, OTHERS_DONE = "process 0 is done", "the others are done"  # barriers, see `Service._wait_for_loss`
 # A loss in the words of a barrier that fails by it, of one that ends, and of the error that all clients poll.
 LOST = re.compile(r"(?:Task |, Task: |stopped sending heartbeats\):\s*)(\d+)")
-LINGER = 5.0  # seconds for which process 0 waits until the others know the cause
+LINGER = 3.0  # seconds in which the others hear the cause, before process 0 ends the service
 LATER = 10  # seconds by which the others wait longer than process 0, which can say who is missing
-EXIT = 0.5  # seconds for them to exit
 COLLECT = 2.0  # seconds for several processes to report that they hang, before the one that is behind is named
 ABORT_WAIT = 2.0  # seconds in which a process that jax aborts still finds out why
 
@@ -58,27 +57,24 @@ class Service:
         or StopError if process 0 can't listen, or does not answer.
         """
         self._cluster, self._on_end, self._pod = cluster, on_end, pod
-        self._address = host, port = ports.parse_address(cluster.coordinator, pod.port)
+        self.address, self._process = ports.parse_address(cluster.coordinator, pod.port), cluster.process_id
         self._client: Any = None
         self._hosts: dict[int, str] = {}
         self._barriers = 0  # passed
-        self._closed = self._leaving = self._lost = False
-        is_primary = cluster.process_id == 0
+        self._is_lost = False  # this process, or another one
+        is_primary = self._process == 0
         self._arrives_at, self._waits_at = (PRIMARY_DONE, OTHERS_DONE) if is_primary else (OTHERS_DONE, PRIMARY_DONE)
-        if is_primary:
-            ports.wait_until_free(self._address, pod.start_timeout)
-        else:
-            ports.wait_for_host_0(self._address, pod.start_timeout)
+        wait = ports.wait_until_free if is_primary else ports.wait_for_host_0
+        self.ip = wait(self.address, pod.start_timeout)  # where process 0 listens, and how another one reaches it
         self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._abort)
         ctypes.CDLL(None).signal(signal.SIGABRT, self._abort_handler)
         python_handler = signal.getsignal(signal.SIGTERM)
         jax.distributed.initialize(
-            ports.format_address(self._address),
+            ports.format_address(self.address),
             cluster.processes,
-            cluster.process_id,
-            detect.gpus_of(cluster),
-            "deactivate",  # jax's own detection
-            coordinator_bind_address=ports.format_address((ports.interface(host) if is_primary else host, port)),
+            self._process,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=ports.format_address((self.ip, self.address[1])),
             initialization_timeout=int(pod.start_timeout) + (0 if is_primary else LATER),
             heartbeat_timeout_seconds=int(pod.heartbeat),
             shutdown_timeout_seconds=int(pod.heartbeat),
@@ -86,28 +82,36 @@ class Service:
         self.jax_sigterm = handler_in_c(signal.SIGTERM)  # of its preemption service, which the training loop asks
         signal.signal(signal.SIGTERM, python_handler)
         self._client = jax_distributed.global_state.client
-        self._client.key_value_set(f"host/{cluster.process_id}", printable(socket.gethostname()))
+        self._client.key_value_set(f"host/{self._process}", printable(socket.gethostname()))
         self.barrier("met")
         self._hosts = self._read("host/")
+        here = [process for process, host in sorted(self._hosts.items()) if host == self._hosts[self._process]]
+        self.local_processes = len(here)
+        if len(here) > 1 and "," in os.environ.get("CUDA_VISIBLE_DEVICES", ","):  # as jax: one GPU for each process
+            jax.config.update("jax_cuda_visible_devices", str(here.index(self._process)))
+            jax.config.update("jax_rocm_visible_devices", str(here.index(self._process)))
         waits = (self._wait_for_cause, self._wait_for_loss)
-        self._threads = [threading.Thread(target=wait, daemon=True, name=wait.__name__) for wait in waits]
+        self._threads = [threading.Thread(target=wait, daemon=True) for wait in waits]
         for thread in self._threads:
             thread.start()
 
     def agree(self, name: str, fingerprint: dict[str, Any]) -> None:
         """Returns when all processes have come with the same {readable name: value}; else ends the run, with code 2."""
-        client, text = self._client, json.dumps(fingerprint, default=str)
-        client.key_value_set(f"{name}/{self._cluster.process_id}", text)
-        client.key_value_set(f"{name} digest/{self._cluster.process_id}", hashlib.sha256(text.encode()).hexdigest())
+        text = json.dumps(fingerprint, default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        self._client.key_value_set(f"{name} {digest}", text, allow_overwrite=True)
+        self._client.key_value_set(f"{name}/{self._process}", digest)
         self.barrier(f"{name} is known")
-        if self._cluster.process_id == 0:
-            digests = self._read(f"{name} digest/")
-            examples = {digest: process for process, digest in digests.items()}  # few, whatever the number of hosts
-            values = {d: json.loads(client.blocking_key_value_get(f"{name}/{p}", FOREVER)) for d, p in examples.items()}
+        if self._process == 0:
+            digests = self._read(f"{name}/")
+            keys = {digest: f"{name} {digest}" for digest in digests.values()}  # few, whatever the number of hosts
+            values = {d: json.loads(self._client.blocking_key_value_get(key, FOREVER)) for d, key in keys.items()}
             difference = fingerprints.difference({process: values[digest] for process, digest in digests.items()})
             if difference is not None:
                 process, sentence = difference
-                self._set_cause(Termination(process, self._hosts[process], "exception", 2, printable(sentence)))
+                cause = Termination(process, self._hosts[process], "exception", 2, printable(sentence))
+                with contextlib.suppress(JaxRuntimeError):  # another was first
+                    self._client.key_value_set("cause", cause.text)
                 self.wait_for_end()
         self.barrier(f"{name} is the same")
 
@@ -126,7 +130,7 @@ class Service:
 
     def from_primary(self, name: str, number: int, value: int) -> int:
         """Returns process 0's value of this name and number on every process; numbers go up."""
-        if self._cluster.process_id > 0:
+        if self._process > 0:
             return int(self._client.blocking_key_value_get(f"{name}/{number}", FOREVER))
         self._client.key_value_set(f"{name}/{number}", str(value))
         self._client.key_value_delete(f"{name}/{number - 1000}")  # every process has long read it
@@ -137,108 +141,81 @@ class Service:
         time.sleep(2 * self._pod.heartbeat)
 
     def notify(self, termination: Termination) -> None:
-        """Notifies the others that this process ends the run, unless another was first."""
-        process = self._cluster.process_id
-        self._leaving = True
+        """Notifies the others that this process ends, unless they know why; returns when it may exit."""
+        if self._client is None or self._is_lost:  # each finds out by itself
+            return
         with contextlib.suppress(JaxRuntimeError):
             if termination.kind == "hang":  # the others stand still too, and will report it
-                self._client.key_value_set(f"hung/{process}", json.dumps(dataclasses.asdict(termination)))
+                self._client.key_value_set(f"hung/{self._process}", termination.text)
                 time.sleep(COLLECT)
                 termination = min(map(Termination.read, self._read("hung/").values()), key=lambda hung: hung.position)
-            self._set_cause(termination)
-        self.leave()
-
-    def leave(self) -> None:
-        """Returns when this process may exit: process 0, whose end is that of the service, lets the others go first."""
-        if self._client is None or self._lost:  # each finds out by itself
-            return
-        self._leaving = True
-        if self._cluster.process_id > 0:
-            with contextlib.suppress(JaxRuntimeError):
-                self._client.key_value_set(f"heard/{self._cluster.process_id}", "", allow_overwrite=True)
-            return
-        deadline = time.monotonic() + LINGER
-        for process in range(1, self._cluster.processes):
-            with contextlib.suppress(JaxRuntimeError):
-                remaining = max(1, int(1000 * (deadline - time.monotonic())))
-                self._client.blocking_key_value_get(f"heard/{process}", remaining)
-        time.sleep(EXIT)
+            self._client.key_value_set("cause", termination.text)  # an error if another was first
+        if self._process == 0:
+            time.sleep(LINGER)
 
     def close(self) -> None:
         """Waits until all processes are done, and ends the service."""
-        with contextlib.suppress(JaxRuntimeError):
+        try:
             self._client.wait_at_barrier(self._arrives_at, FOREVER)
-            self._threads[1].join()
-        self._closed = True
+        except JaxRuntimeError:
+            self.wait_for_end()
+        for_cause, for_loss = self._threads
+        for_loss.join()
         jax.distributed.shutdown()
-        for thread in self._threads:  # Python's own exit must not meet them in C
-            thread.join(LINGER)
-
-    def _set_cause(self, termination: Termination) -> None:
-        with contextlib.suppress(JaxRuntimeError):  # another was first
-            self._client.key_value_set("cause", json.dumps(dataclasses.asdict(termination)))
+        for_cause.join(LINGER)  # Python's own exit must not meet it in C
 
     def _wait_for_cause(self) -> None:
         with contextlib.suppress(JaxRuntimeError):
-            self._on_end(Termination.read(self._client.blocking_key_value_get("cause", FOREVER)))
+            cause = self._client.blocking_key_value_get_bytes("cause", FOREVER)
+            self._on_end(Termination.read(cause.decode(errors="replace")))
 
     def _wait_for_loss(self) -> None:
         """Waits where the others, or process 0, arrive when they are done: a barrier fails as soon as one is lost."""
         try:
             self._client.wait_at_barrier(self._waits_at, FOREVER)
         except JaxRuntimeError as error:
-            if self._closed:
-                return
             match = LOST.search(str(error))
-            if match is not None or self._cluster.process_id > 0:  # whose service is gone
+            if match is not None or self._process > 0:  # whose service is gone
                 self._lose(int(match[1]) if match else 0)
-            self._lost = True
             self._on_end(Termination(0, self._hosts[0], "exception", 1, printable(str(error))))
 
     def _lose(self, process: int) -> None:
-        self._lost = True
+        self._is_lost = True
         what = f"is lost: no sign of life for up to {self._pod.heartbeat:g} s (it was killed, or is stopped or cut off)"
-        self._on_end(Termination(process, self._hosts.get(process, self._address[0]), "lost", 1, what))
+        self._on_end(Termination(process, self._hosts.get(process, self.address[0]), "lost", 1, what))
 
     def _abort(self, number: int) -> None:
         """Handles SIGABRT, in a thread of C; returns if it was not jax's service that asked for it."""
-        if self._leaving or self._lost:  # another thread ends this process, and knows why
-            time.sleep(LINGER)
-        host, process = printable(socket.gethostname()), self._cluster.process_id
+        end = functools.partial(Termination, self._process, printable(socket.gethostname()), "exception", 1)
         if self._client is None:
-            self._on_end(Termination(process, host, "exception", 1, self._why_nobody_met()))
-            return
-        is_reachable = threading.Event()
+            self._on_end(end(self._why_nobody_met()))
+        has_answered = threading.Event()
 
-        def probe() -> None:
-            self._client.key_value_set(f"abort/{process}", "")
-            is_reachable.set()
+        def ask() -> None:
+            self._client.key_value_set(f"abort/{self._process}", "")
+            has_answered.set()
 
-        threading.Thread(target=probe, daemon=True).start()
-        time.sleep(ABORT_WAIT)
-        if not is_reachable.is_set():
+        threading.Thread(target=ask, daemon=True).start()
+        if not has_answered.wait(ABORT_WAIT):
             self._lose(0)
-        faulthandler.dump_traceback()
-        self._set_cause(Termination(process, host, "exception", 1, "was aborted: the lines before this one say why"))
-        time.sleep(ABORT_WAIT)
+        elif not self._is_lost:
+            faulthandler.dump_traceback()
+            self.notify(end("was aborted: the lines above say why"))
+        time.sleep(LINGER)  # another thread may be ending this process, and knows why
 
     def _why_nobody_met(self) -> str:
         """Returns a sentence for a process that jax's service has not admitted in time, or at all."""
-        place, count, process = ports.format_address(self._address), self._cluster.processes, self._cluster.process_id
+        place, count = ports.format_address(self.address), self._cluster.processes
         limit = f"within {self._pod.start_timeout:g} s (config.pod.start_timeout)"
-        if process > 0:
-            refused = f"host 0 at {place} did not start the run with process {process} of {count} {limit}"
+        if self._process > 0:
+            refused = f"host 0 at {place} did not start the run with process {self._process} of {count} {limit}"
             return f"{refused}; its own last line says who is missing, jax's above whether it refuses this process"
-        addresses = ports.connected(self._address[1])
-        ips = {ip for ip, _ in addresses}
-        if len(addresses) <= 1:
-            missing = "host 1" if count == 2 else f"hosts 1 to {count - 1}"
-        elif self._cluster.hosts:
-            numbers = [str(i) for i, host in enumerate(self._cluster.hosts) if not ips & ports.addresses_of(host)]
-            missing = f"{'host' if len(numbers) == 1 else 'hosts'} {', '.join(numbers)}"
-        else:
-            missing = f"{count - len(addresses)} of {count} hosts (all but {', '.join(sorted(ips))})"
-        return f"{limit} {missing} never connected to {place}; look there for the reason"
+        connections = ports.connected(self.address[1])
+        ips = {ip for ip, _ in connections}
+        hosts = enumerate(self._cluster.hosts)
+        missing = [f"host {number} ({host})" for number, host in hosts if not ips & ports.addresses_of(host)]
+        who = ", ".join(missing) or f"{count - len(connections)} of {count} hosts"
+        return f"{limit} {who} never connected to {place}, but {', '.join(sorted(ips))} did; look there for the reason"
 
 
 def handler_in_c(number: int) -> Callable[[int], None] | None:

@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -26,8 +25,8 @@ from ml_collections import ConfigDict
 
 from mlm.cluster import detect
 from mlm.cluster.detect import Cluster
-from mlm.cluster.termination import OWN_KINDS, Termination
-from mlm.errors import InputError, PreemptedError, StopError
+from mlm.cluster.termination import Termination
+from mlm.errors import PreemptedError, StopError
 from mlm.paths import is_remote, write_text
 from mlm.text import printable
 
@@ -57,7 +56,7 @@ class Watch:
         self._lock = threading.RLock()  # of the files and of the first reason
         self._ended = self._done = False  # the first reason is known; all is done
         self._stacks: Any = None
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
 
     def join(self, cluster: Cluster, workdir: str, pod: ConfigDict) -> None:
         """Starts to watch this process, and meets the others; raises as `Service`."""
@@ -65,18 +64,13 @@ class Watch:
         several = cluster.processes > 1
         if self._folder is None and several and workdir and not is_remote(workdir):
             self._folder = Path(workdir) / "hosts" / str(cluster.process_id)
-        if self._thread is None and (self._folder is not None or several or detect.tpu_is_attached()):
-            self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
+        if self._folder is not None or several or detect.tpu_is_attached():
             self._thread.start()
         if several and cluster.coordinator:
-            for name in ("port", "engine_port"):
-                if pod[name] in detect.libtpu_ports():
-                    raise InputError(f"config.pod.{name} = {pod[name]}: libtpu uses this port; choose another one.")
             from mlm.cluster.service import Service
 
             self.service = Service(cluster, pod, self._run_ended)
-        self._hang = pod.hang
-        self.progress("start")
+        self.set_limits(hang=pod.hang, heartbeat=0.0)
 
     def set_limits(self, *, hang: float, heartbeat: float) -> None:
         """Sets the seconds without progress, and without any Python thread running, after which the process ends."""
@@ -106,14 +100,13 @@ class Watch:
 
     def end(self, code: int) -> int:
         """Leaves the run in good order; returns the code."""
-        if code == 0:
-            self.progress("done", self._position[1])
-            self.barrier("done")
         self._done = True
+        if code == 0:
+            self.progress("done", self.step)
         self._write_progress()
         if self.service is not None:
             self.service.close()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(2 * INTERVAL)
         if self._stacks is not None and not self._stacks.tell():
             with contextlib.suppress(OSError):
@@ -128,49 +121,51 @@ class Watch:
                 self.service.wait_for_end()
             time.sleep(CAUSE_WAIT)
         agreed = isinstance(error, PreemptedError) and self._position[0] not in (UNTIMED, TASKS)  # by all processes
-        kind, what, when, stack = "exception", str(error) or type(error).__name__, time.time(), ""
+        kind, what, when = "exception", str(error) or type(error).__name__, time.time()
         if not expected:
-            what, stack = f"{type(error).__name__}: {what.splitlines()[0]}", "".join(traceback.format_exception(error))
+            what = f"{type(error).__name__}: {what.splitlines()[0]}"
         elif agreed and self._signal is None:
             kind = "peer"
         elif agreed or isinstance(error, KeyboardInterrupt):
             name, when = self._signal or ("Ctrl-C", when)
             kind, what = "signal", f"{name}: {what}"
         end = self._termination(kind, code, what)
-        self._record(end, traceback=stack, time=when)
+        self._record(end, when)
         if agreed:
             return self.end(code)
         if self.service is not None:
-            self._quit(end)
+            self._leave(end, "")
         return code
 
     def end_now(self, kind: str, what: str, message: str, code: int = PreemptedError.code) -> None:
         """Prints the message and ends the process at once, from any thread, unless it ends already."""
         end = self._termination(kind, code, what)
-        if self._record(end):
-            print(f"mlm {self.command}: {message}", file=sys.stderr, flush=True)
-            self._quit(end)
+        if self._record(end, time.time()):
+            self._leave(end, message)
+
+    def _run_ended(self, cause: Termination) -> None:
+        """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
+        if cause.process == self.cluster.process_id and cause.kind != "lost":
+            self.end_now(cause.kind, cause.what, cause.what, cause.code)
+        end = self._termination("peer", cause.code, cause.sentence)
+        if self._record(end, time.time(), cause):
+            self._leave(end, cause.sentence)
 
     def _termination(self, kind: str, code: int, what: str) -> Termination:
         phase, step, *_ = self._position
         return Termination(self.cluster.process_id, self._host, kind, code, what, step, phase)
 
-    def _quit(self, end: Termination) -> NoReturn:
-        """Notifies the other processes and ends this one at once: jax's own exit waits for the others."""
-        if self.service is not None:
-            self.service.notify(end)
-        _exit(end.code)
-
-    def _run_ended(self, termination: Termination) -> None:
-        """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
-        is_here = termination.process == self.cluster.process_id and termination.kind in OWN_KINDS
-        kind, what = (termination.kind, termination.what) if is_here else ("peer", termination.sentence)
-        cause = None if is_here else termination
-        if self._record(self._termination(kind, termination.code, what), cause):
-            print(f"mlm {self.command}: {what}", file=sys.stderr, flush=True)
+    def _leave(self, end: Termination, message: str) -> NoReturn:
+        """Prints the message, notifies the other processes and ends this one: jax's own exit waits for the others."""
+        try:
+            if message:
+                print(f"mlm {self.command}: {message}", file=sys.stderr, flush=True)
             if self.service is not None:
-                self.service.leave()
-            _exit(termination.code)
+                self.service.notify(end)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(end.code)
 
     def _run(self) -> None:
         written = None
@@ -195,14 +190,14 @@ class Watch:
         where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
         self.end_now("hang", what, f"{what}, in {phase}; see {where}", 1)
 
-    def _record(self, end: Termination, of: Termination | None = None, **more: Any) -> bool:
+    def _record(self, end: Termination, when: float, of: Termination | None = None) -> bool:
         """Writes cause.json, unless another reason came first; returns whether it did; `of` is another host's."""
         with self._lock:
             if self._ended:
                 return False
             self._ended = True
             self._write_progress()
-            cause = {"time": time.time(), "traceback": ""} | dataclasses.asdict(end) | more
+            cause = {"time": when} | dataclasses.asdict(end)
             self._write("cause.json", cause | ({"of": dataclasses.asdict(of)} if of else {}))
         return True
 
@@ -237,13 +232,6 @@ def _is_of_jax(error: BaseException | None) -> bool:
             return not str(error).startswith(OF_THIS_PROCESS)
         error = error.__cause__ or error.__context__
     return False
-
-
-def _exit(code: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code)
 
 
 current = Watch("", None)

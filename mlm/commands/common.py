@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm import config as configs
-from mlm.cluster import dask_engine, detect, run_engine, watch
+from mlm.cluster import dask_engine, detect, watch
 from mlm.cluster.engine import Engine, open_pool
 from mlm.config_rules import lanes_of_shares
 from mlm.data import tokenizer
@@ -156,7 +156,7 @@ def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) 
     folder = args.engine_certificates or str(workdir.root / "hosts" / "certificates")
     cluster.progress(watch.UNTIMED)
     if watch.current.cluster.processes > 1 and not args.engine:
-        context = run_engine.open_run_engine(folder, config.pod, workers)
+        context = dask_engine.open_run_engine(folder, config.pod, workers)
     elif not cluster.is_primary():
         context = contextlib.nullcontext()
     elif args.engine:
