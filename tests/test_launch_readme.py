@@ -1,22 +1,19 @@
 """launch/README.md: its commands are ones that there are, and the first ones, as they stand, bring a run to its end."""
 
 import json
-import os
 import pathlib
 import re
 import shlex
-import shutil
-import subprocess
 
 import pytest
 
 from mlm.__main__ import parser
 from tests.fixtures_pods import LAUNCH, fake_cloud
+from tests.tpu_api import real, server
 
 TEXT = (LAUNCH / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
 LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
-HAS_GCLOUD = shutil.which("gcloud") is not None
 
 
 def test_from_nothing_to_a_trained_model(pod):
@@ -39,28 +36,16 @@ def test_from_nothing_to_a_trained_model(pod):
     pod.tpu(*down)
 
 
-def refusals(commands: list[str], folder: pathlib.Path) -> dict[str, str]:
-    """What gcloud's own parser says against each of the commands that it refuses."""
-    file = folder / "commands.json"
-    before_dashes = [command.partition(" -- ")[0] for command in commands]  # what follows them is ssh's
-    file.write_text(json.dumps([{"command_string": command} for command in before_dashes]))
-    environment = os.environ | {"CLOUDSDK_CONFIG": str(folder / "config"), "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
-    lint = ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={file}"]
-    done = subprocess.run(lint, env=environment, capture_output=True, text=True, timeout=120)
-    results = json.loads(done.stdout)
-    assert len(results) == len(commands), done.stderr
-    return {result["command_string"]: result["error_message"] for result in results if not result["success"]}
-
-
-@pytest.mark.parametrize("has_gcloud", [pytest.param(HAS_GCLOUD, id="by_gcloud" if HAS_GCLOUD else "no_gcloud_here")])
-def test_its_gcloud_commands_are_parsed(has_gcloud, tmp_path):
-    """Where gcloud is not installed, by a shell's rules alone."""
-    spans = [" ".join(span.split()) for span in re.findall(r"`(gcloud [^`]*)`", TEXT)]
-    commands = [shlex.join(shlex.split(line, comments=True)) for line in LINES if line.startswith("gcloud ")] + spans
-    assert len(set(commands)) >= 18
-    if has_gcloud:
-        assert refusals(commands, tmp_path) == {}
-        assert refusals([f"{commands[0]} --bogus"], tmp_path), "it refuses nothing"
+@pytest.mark.parametrize("gcloud", [pytest.param(real.INSTALLED, id=real.NAME)])
+def test_gcloud_takes_its_commands(gcloud, tmp_path):
+    """Where it is not installed, they are split by a shell's rules, and no more."""
+    spans = re.findall(r"`(gcloud [^`]*)`", TEXT)
+    commands = [shlex.split(line, comments=True)[1:] for line in [*LINES, *spans] if line.startswith("gcloud ")]
+    assert len(commands) >= 18
+    if gcloud:
+        with real.Gcloud(server.environment("", tmp_path)) as parse:
+            assert [words for words in commands if parse(words, "parse")[0] != 0] == []
+            assert parse([*commands[0], "--bogus"], "parse")[0] == 2
 
 
 def test_the_bare_line():
