@@ -132,7 +132,7 @@ class FakePod:
             self.numbers = [server.getsockname()[1] for server in (one, other)]
         self.ports = {"MLM_POD_PORTS": ",".join(map(str, self.numbers))}  # other tests have pods of their own
         self.bin.mkdir()
-        programs = {"gcloud": FAKE / "gcloud", "python3": "", "ssh": FAKE / "fake_ssh"}
+        programs = {"gcloud": FAKE / "gcloud", "python3": "", "ssh": f"{FAKE / 'gcloud'} --ssh"}
         for name, program in programs.items():
             (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E {program} "$@"\n')
             (self.bin / name).chmod(0o755)  # they start in a third of the time, without site-packages

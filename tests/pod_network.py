@@ -7,6 +7,7 @@ ran there is gone at once, and nothing answers at its address. Needs root, iprou
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -25,9 +26,15 @@ hostname "$1" && mount --bind "$2/passwd" /etc/passwd && mount --bind "$2/hosts"
 class Hosts:
     """`count` running hosts joined by a bridge; a context manager that leaves nothing behind."""
 
-    def __init__(self, folder: pathlib.Path, count: int, variables: list[dict[str, str]] | None = None):
-        """Args: folder for keys, homes and logs; count of hosts; variables of the environment of each."""
+    def __init__(
+        self, folder: pathlib.Path, count: int, variables: list[dict[str, str]] | None = None, keys_command: str = ""
+    ):
+        """A key of ours logs in, and all hosts run; with `keys_command` the keys that it prints, and none runs yet.
+
+        Args: folder for keys, homes and logs; count of hosts; variables of the environment of each.
+        """
         self.folder, self.count, self.variables = folder, count, variables or [{}] * count
+        self.keys_command = keys_command
         self.addresses = [f"{NETWORK}.{index + 1}" for index in range(count)]
         self.key = folder / "key"
         self._first: dict[int, subprocess.Popen] = {}
@@ -49,7 +56,8 @@ class Hosts:
             _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             _do("ip", "-n", name, "link", "set", "eth0", "up")
             _do("ip", "-n", name, "link", "set", "lo", "up")
-            self.start(index)
+            if not self.keys_command:
+                self.start(index)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, stack: types.TracebackType | None) -> None:
@@ -76,7 +84,9 @@ class Hosts:
         options = {
             "ListenAddress": self.addresses[index],
             "HostKey": self.folder / "host_key",
-            "AuthorizedKeysFile": self.folder / "key.pub",
+            "AuthorizedKeysFile": "none" if self.keys_command else self.folder / "key.pub",
+            "AuthorizedKeysCommand": self.keys_command or "none",
+            "AuthorizedKeysCommandUser": "root",
             "StrictModes": "no",  # of a folder that belongs to a test
             "UsePAM": "no",
             "PidFile": "none",
@@ -90,7 +100,7 @@ class Hosts:
             command = ["ip", "netns", "exec", f"{BRIDGE}{index}", *own, *first]
             self._first[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + 20
-        while subprocess.run(self.ssh(index, "true"), capture_output=True).returncode != 0:
+        while not _answers(self.addresses[index]):
             assert time.monotonic() < deadline, (folder / "sshd.log").read_text()
             time.sleep(0.1)
 
@@ -124,6 +134,14 @@ class Hosts:
             subprocess.run(["ip", "link", "delete", f"{BRIDGE}{index}v"], capture_output=True)
             subprocess.run(["ip", "netns", "delete", f"{BRIDGE}{index}"], capture_output=True)
         subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)
+
+
+def _answers(address: str) -> bool:
+    try:
+        with socket.create_connection((address, 22), timeout=1) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
 
 
 def _do(*command: object) -> None:

@@ -92,7 +92,7 @@ def test_an_error_is_worded_as_gcloud_words_it(both, gcloud, kind):
     for ask in both:
         ask.cloud.add_fault("create", kind, times=20)  # UNAVAILABLE is tried again
         answers.append(ask(f"tpu-vm create pod {NODE}"))
-        assert ask.cloud.names("nodes") == []
+        assert ask.cloud.all("nodes") == {}
     code, out, err = answers[0]
     assert (code, out) == (1, "") and "ERROR: (gcloud.compute.tpus.tpu-vm.create) " in err
     assert answers[0] == answers[-1]

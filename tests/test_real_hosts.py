@@ -1,17 +1,19 @@
-"""The quickstart on four real hosts, started, killed, and brought to its end by launch/tpu.py.
+"""The quickstart on four real hosts, stopped, killed, preempted, and brought to its end by launch/tpu.py.
 
-gcloud is played by tests/fake_gcloud; its ssh is the real one, between real addresses. The hosts reach one
-another and nothing else, so they are given this interpreter's packages (`python` of pod.toml) instead of installing.
+gcloud is the real one, where it is installed, and asks the TPU API of tests/tpu_api; otherwise the stand-in plays, and
+the name of the test says so. ssh is the real one, between real addresses, with the keys that gcloud makes and gives to
+the TPU. The hosts reach one another and nothing else, so they are given this interpreter's packages (`python` of
+pod.toml) instead of installing.
 """
 
-import json
-import os
 import pathlib
 import secrets
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -23,12 +25,16 @@ from mlm.pretrained import checkpoint_files
 from mlm.training.sharding import named_leaves
 from tests.pod_network import Hosts
 from tests.processes import ROOT, logged_step
+from tests.tpu_api import server
+from tests.tpu_api.model import Cloud
 
 pytestmark = pytest.mark.hosts
 
 COUNT = 4
-STEPS = 240
+STEPS = 160
 CANARY = f"canary-{secrets.token_hex(8)}"
+GCLOUD = shutil.which("gcloud")
+KEYS = f"/usr/bin/env {sys._base_executable} -S -E {ROOT / 'tests' / 'tpu_api' / 'ssh_keys.py'} {{state}} %u"
 HOSTILE = 'it\'s $(touch $HOME/hacked) "ü" `id`'
 POD = """name = "real"
 project = "nobody"
@@ -49,44 +55,49 @@ SETTINGS = [
 ]
 
 
-class Laptop:
-    """A clone of the code, a fake gcloud, and a machine room that starts and ends hosts as the cloud says."""
+class MachineRoom(Cloud):
+    """The TPU API, whose one TPU is made of our hosts."""
 
-    def __init__(self, folder: pathlib.Path, hosts: Hosts):
-        self.folder, self.hosts, self.state = folder, hosts, folder / "cloud"
-        self.code = folder / "laptop"
-        self.state.mkdir()
+    def __init__(self, state: pathlib.Path, hosts: Hosts):
+        super().__init__(state)
+        self.hosts = hosts
+
+    def begin_hosts(self, name: str, addresses: list[str]) -> None:
+        """Starts the hosts, as new machines."""
+        for index in range(len(addresses)):
+            self.hosts.start(index)
+
+    def end_hosts(self, name: str, keep_disks: bool) -> None:
+        """Pulls all plugs."""
+        for index in range(COUNT):
+            self.hosts.kill(index)
+
+
+class Laptop:
+    """A clone of the code, and gcloud in an account of its own."""
+
+    def __init__(self, folder: pathlib.Path, cloud: MachineRoom, address: str):
+        self.folder, self.cloud, self.code = folder, cloud, folder / "laptop"
         subprocess.run(["git", "clone", "--quiet", ROOT, self.code], check=True)
         patch = subprocess.run(["git", "diff", "HEAD", "--binary"], cwd=ROOT, capture_output=True, check=True).stdout
         if patch:
             subprocess.run(["git", "apply"], cwd=self.code, input=patch, check=True)
         (self.code / "pod.toml").write_text(POD.format(python=sys.executable))
-        options = hosts.ssh_options()
-        words = {"hosts": hosts.addresses, "identity": str(hosts.key), "user": "root", "options": options}
-        (folder / "ssh.json").write_text(json.dumps(words))
-        (self.state / "settings.json").write_text(json.dumps({"retry_seconds": 0.2}))
-        self._closed = threading.Event()
-        self._room = threading.Thread(target=self._machine_room)
-        self._room.start()
-
-    def close(self) -> None:
-        """Ends the machine room: from here on nobody but the caller starts or ends hosts."""
-        self._closed.set()
-        self._room.join()
-
-    def environment(self) -> dict[str, str]:
-        path = f"{ROOT / 'tests' / 'fake_gcloud'}:{os.environ['PATH']}"
-        names = {"FAKE_GCLOUD_STATE": str(self.state), "FAKE_GCLOUD_SSH": str(self.folder / "ssh.json"), "PATH": path}
-        names["WANDB_API_KEY"] = CANARY
-        return {**os.environ, **names}
+        self.environment = server.environment(address, folder / "home") | {"WANDB_API_KEY": CANARY}
+        if not GCLOUD:
+            self.environment["PATH"] = f"{ROOT / 'tests' / 'fake_gcloud'}:{self.environment['PATH']}"
 
     def tpu(self, *words: str, code: int = 0) -> str:
         """Runs launch/tpu.py, shows what it shows, and returns it."""
-        command = [sys.executable, "launch/tpu.py", *words]
         begin = time.monotonic()
         print(f"\n$ python launch/tpu.py {' '.join(words)}", flush=True)
         process = subprocess.Popen(
-            command, cwd=self.code, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, "launch/tpu.py", *words],
+            cwd=self.code,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         said = []
         with process.stdout as lines:
@@ -97,28 +108,15 @@ class Laptop:
         print(f"({time.monotonic() - begin:.0f} s)", flush=True)
         return "".join(said)
 
-    def _machine_room(self) -> None:
-        """Hosts of a deleted TPU are gone; those of a new one are new."""
-        seen, file = 0, self.state / "calls.jsonl"
-        while not self._closed.wait(0.2):
-            calls = [json.loads(line)["argv"] for line in file.read_text().splitlines()] if file.exists() else []
-            for argv in calls[seen:]:
-                for index in range(COUNT):
-                    if "delete" in argv:
-                        self.hosts.kill(index)
-                    if "create" in argv:
-                        self.hosts.kill(index)
-                        self.hosts.start(index)
-            seen = len(calls)
 
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[pytest.param(GCLOUD, id="with_gcloud" if GCLOUD else "with_the_stand_in")])
 def laptop(tmp_path_factory) -> Laptop:
     folder = tmp_path_factory.mktemp("pod")
-    with Hosts(folder / "hosts", COUNT) as hosts:
-        laptop = Laptop(folder, hosts)
-        yield laptop
-        laptop.close()
+    with Hosts(folder / "hosts", COUNT, keys_command=KEYS.format(state=folder / "cloud")) as hosts:
+        cloud = MachineRoom(folder / "cloud", hosts)
+        cloud.settings(addresses=hosts.addresses)
+        with server.serving(cloud) as address:
+            yield Laptop(folder, cloud, address)
 
 
 def saved_state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
@@ -132,8 +130,24 @@ def saved_state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     return dict(named_leaves(state))
 
 
-def test_quickstart_over_four_hosts_one_of_which_dies(laptop, tmp_path):
-    """Bitwise the run that nothing happened to; hostile words arrive as they are, and a secret is written nowhere."""
+def at_step(workdir: pathlib.Path, step: int, then: Callable[[], object]) -> threading.Thread:
+    """Does something once a run is at a step; returns the thread that waits for it."""
+
+    def wait() -> None:
+        while logged_step(workdir) < step:
+            time.sleep(0.2)
+        then()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_quickstart_over_four_hosts(laptop, tmp_path):
+    """A run is stopped, loses a host, then the whole pod, and ends with the bits of the run that nothing happened to.
+
+    Hostile words arrive as they are, and a secret is written nowhere.
+    """
     killed, whole = tmp_path / "killed", tmp_path / HOSTILE.replace("/", "")
     settings = [f"--config.{setting}" for setting in SETTINGS]
     follow = ["--every=2", "--timeout=120"]
@@ -143,27 +157,31 @@ def test_quickstart_over_four_hosts_one_of_which_dies(laptop, tmp_path):
     data = ["configs/quickstart.py", *settings, f"--workdir={killed}"]
     laptop.tpu("run", *data, "--id=data", "--command=shards", *follow)
 
-    def pull_the_plug() -> None:
-        while logged_step(killed) < 60:
-            time.sleep(0.2)
-        print("\n(the plug of host 2 is pulled)", flush=True)
-        laptop.hosts.kill(2)
-
-    threading.Thread(target=pull_the_plug, daemon=True).start()
     train = ["configs/quickstart.py", *settings, f"--config.shards.dir={killed / 'shards'}", "--env=WANDB_API_KEY"]
+    laptop.tpu("run", *train, "--id=killed", f"--workdir={killed}", "--detach", "--timeout=120")
+    at_step(killed, 20, lambda: None).join(300)
+    assert laptop.tpu("status", "killed").count("running") == COUNT
+    laptop.tpu("stop", "killed", "--timeout=120")
+    assert "exit code 75" in laptop.tpu("status", "killed")
+    assert "step" in laptop.tpu("logs", "killed", code=75)
+
+    at_step(killed, 60, lambda: laptop.cloud.hosts.kill(2))
+    at_step(killed, 110, lambda: laptop.cloud.preempt("real"))
     said = laptop.tpu("supervise", *train, "--id=killed", f"--workdir={killed}", "--silent=2", *follow)
-    assert "attempt 2 started" in said
-    laptop.tpu("run", *train, f"--id={HOSTILE}", f"--workdir={whole}", "--command=train", *follow)
-    assert (killed / "export" / "model.safetensors").is_file()
+    assert [f"attempt {number} started" in said for number in (1, 2, 3, 4, 5)] == [False, True, True, True, False]
+    assert "the pod is PREEMPTED" in said and logged_step(killed) == STEPS
+    laptop.tpu("run", *train, f"--id={HOSTILE}", f"--workdir={whole}", *follow)
     assert "exit code 0" in laptop.tpu("status", HOSTILE)
+    assert (killed / "export" / "model.safetensors").is_file()
     assert (killed / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
     one, other = saved_state(killed), saved_state(whole)
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
     assert files_with(CANARY, laptop.folder, tmp_path) == []
-    assert [path for index in range(COUNT) for path in laptop.hosts.home(index).glob("hacked*")] == []
+    assert [path for index in range(COUNT) for path in laptop.cloud.hosts.home(index).glob("hacked*")] == []
     laptop.tpu("down")
+    assert laptop.cloud.all("nodes") == {}
 
 
 def files_with(text: str, *folders: pathlib.Path) -> list[str]:

@@ -5,9 +5,15 @@ import pathlib
 import re
 import shlex
 import shutil
+import tomllib
 
 import pytest
+from pods import settings
 from pods.gcloud import PATIENCE
+
+from tests.fake_gcloud import synopsis
+from tests.fixtures_pods import LAUNCH
+from tests.tpu_api import real, server
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 TYPES = {"v2": "v2-8", "v3": "v3-32", "v4": "v4-16", "v5e": "v5litepod-16", "v5p": "v5p-16", "v6e": "v6e-8"}
@@ -57,6 +63,60 @@ def test_transcripts(pod, monkeypatch, generation):
         "what is called has changed. If that is wanted: RENEW_GOLDEN=1 python -m pytest tests/test_tpu_dry_run.py, "
         f"and read the difference in {file.relative_to(GOLDEN.parents[1])} before it is committed."
     )
+
+
+def example_commands() -> list[str]:
+    """Returns commands of launch/tpu.py with what launch/pod.toml.example says in each line, where it is for that."""
+    commands = []
+    for line in (LAUNCH / "pod.toml.example").read_text().splitlines():
+        text, _, comment = line.removeprefix("# ").partition("  # ")
+        name = text.partition(" = ")[0]
+        if " = " not in text or name not in settings.FIELDS:
+            continue
+        value, flag = tomllib.loads(text)[name], f"--{name.replace('_', '-')}"
+        values = value if isinstance(value, list) else [value]
+        flags = shlex.join([flag] if value is True else [f"{flag}={one}" for one in values])
+        for track in ["alpha"] if "alpha" in comment else ["alpha", ""]:
+            kinds = ["--spot --queued"] if "queued" in comment else ["--spot --queued", "--spot"]
+            commands += [f"up {flags} --track={track} {kind}" for kind in kinds]
+            commands += [f"{command} {flags} --track={track}" for command in ("sync", "down --queued")]
+    return commands
+
+
+@pytest.fixture(scope="module")
+def parser(tmp_path_factory):
+    """gcloud's own parser, or where it is not installed the stand-in's: gives an exit code, and what it says."""
+    if not real.INSTALLED:
+        yield stand_in
+        return
+    with real.Gcloud(server.environment("http://127.0.0.1:9/", tmp_path_factory.mktemp("gcloud"))) as gcloud:
+        yield lambda argv: gcloud(argv, "parse")[::2]
+
+
+def stand_in(argv: list[str]) -> tuple[int, str]:
+    try:
+        synopsis.parse(argv)
+    except synopsis.RefusedError as error:
+        return error.code, str(error)
+    return 0, ""
+
+
+def calls_of(text: str) -> set[tuple[str, ...]]:
+    """Returns the gcloud commands of a transcript, without the word gcloud."""
+    return {tuple(shlex.split(line)[1:]) for line in text.splitlines() if line.startswith("gcloud ")}
+
+
+@pytest.mark.parametrize("gcloud", [pytest.param(None, id=real.NAME)])
+def test_gcloud_takes_every_call_of_the_launcher(pod, parser, gcloud):
+    """In every generation, for every command, and with every setting of the example, in the track that it is for."""
+    calls = set().union(*(calls_of(file.read_text()) for file in GOLDEN.iterdir()))
+    for command in example_commands():
+        calls |= calls_of(pod.tpu(*shlex.split(command), "--dry-run"))
+    refused = {call: said for call in sorted(calls) if (said := parser(list(call)))[0]}
+    assert all(stand_in(list(call)) == (0, "") for call in calls)
+    assert refused == {} and len(calls) >= 165, len(calls)
+    for word in ("--bogus=1", "--bogus"):
+        assert all(parser([*call, word])[0] == 2 for call in sorted(calls)[::20]), "it refuses nothing"
 
 
 def as_gcloud(argv: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The TPU API of tests/tpu_api whose hosts are processes of this machine.
+"""The TPU API of tests/tpu_api whose hosts are folders and processes of this machine.
 
 In the folder of the API ($FAKE_GCLOUD_STATE):
     NAME/I/home               host I of TPU NAME: its home folder
@@ -30,10 +30,11 @@ class Cloud(model.Cloud):
         node = self.load("nodes", resource.rpartition("/")[2])
         return node if node and node["name"] == resource else None
 
-    def note_call(self, argv: list[str], name: str = "calls.jsonl") -> None:
-        """Appends a command line to a file."""
-        with (self.root / name).open("a") as file:
-            file.write(json.dumps(argv) + "\n")
+    def note_call(self, argv: list[str]) -> None:
+        """Appends a command line to its file."""
+        alone = argv[0] == "--ssh"
+        with (self.root / ("ssh.jsonl" if alone else "calls.jsonl")).open("a") as file:
+            file.write(json.dumps(["ssh", *argv[1:]] if alone else argv) + "\n")
 
     def calls(self, name: str = "calls.jsonl") -> list[list[str]]:
         """Returns every command line so far."""
@@ -85,14 +86,14 @@ class Cloud(model.Cloud):
 
 
 def add_fault(state: str | os.PathLike, command: str, fault: str, **more: object) -> None:
-    """Plants a fault (see model.Cloud.add_fault); of "ssh" also those of a connection, and of gcloud itself "says".
+    """Plants a fault of the API, or, for "ssh", of a connection.
 
-    more: worker (an index; None: any), match (a part of the remote command), attempts (how many of gcloud's ten
-    attempts in one call fail; 10 = all, so that gcloud gives up with 255; 1 = gcloud itself runs the command again and
-    gets through), seconds (silent: how long it hangs), text and code (says: what gcloud says, and its exit code).
+    more: times, worker (an index; None: any), match (a part of the command on the host, or of the resource's name),
+    attempts (how many of gcloud's ten attempts in one call fail; 10 = all, so that gcloud gives up with 255; 1 = gcloud
+    itself runs the command again and gets through).
     """
-    if fault not in model.FAULTS | SSH_FAULTS | {"says"}:
-        raise ValueError(f"no such fault: {fault}")
+    if fault not in model.FAULTS | SSH_FAULTS:
+        raise ValueError(f"no such fault: {fault}; there are {sorted(model.FAULTS | SSH_FAULTS)}")
     Cloud(state).add_fault(command, fault, **more)
 
 
@@ -103,7 +104,7 @@ def preempt(state: str | os.PathLike, name: str) -> None:
 
 def stop(state: str | os.PathLike, name: str) -> None:
     """Stops a TPU, as `tpu-vm stop` does: its processes are gone, its disks stay."""
-    Cloud(state).end_hosts(name, keep_disks=True)
+    Cloud(state).kill(name)
     Cloud(state).change("nodes", name, state="STOPPED")
 
 

@@ -8,51 +8,40 @@ from tests.fake_gcloud.cloud import Cloud
 from tests.fake_gcloud.synopsis import Call
 from tests.tpu_api.errors import ApiError
 
-COLLECTIONS = {"tpu-vm": ("nodes", "tpu"), "queued-resources": ("queuedResources", "queued_resource")}
-DONE = {"create": "Created", "delete": "Deleted"}
+METHODS = {"create": "POST", "start": "POST", "delete": "DELETE"}
 
 
 def run(cloud: Cloud, call: Call) -> int:
     """Carries out one command and returns its exit code; raises RefusedError."""
     group, verb = call.name.split(" ")
-    with cloud.lock():
-        fault = cloud.fault(call.name, {"says"}, call.target)
-    if fault:
-        print(fault["text"], file=sys.stderr)
-        return fault.get("code", 1)
-    collection, noun = COLLECTIONS[group]
-    path, query, body = f"/{_version(call)}/{parent(call)}/{collection}", {}, None
+    nodes, version = group == "tpu-vm", "v2alpha1" if call.track else "v2"
+    kind, noun = ("nodes", "tpu") if nodes else ("queuedResources", "queued_resource")
+    path, query, body = f"/{version}/{parent(call)}/{kind}", {}, None
+    if verb == "create":
+        query = {"nodeId" if nodes else "queuedResourceId": call.target}
+        body = _node(call) if nodes else _queued(call)
+    elif verb != "list":
+        path += f"/{call.target}" + (":start" if verb == "start" else "")
+        query = {"force": "True"} if "--force" in call.flags else {}
     try:
-        if verb == "list":
-            return _show(cloud.request("GET", path).get(collection, []))
-        if verb == "describe":
-            return _show(cloud.request("GET", f"{path}/{call.target}"))
-        if verb == "create":
-            query = {"nodeId" if group == "tpu-vm" else "queuedResourceId": call.target}
-            body = _node(call) if group == "tpu-vm" else _queued(call)
-        elif verb == "delete":
-            path, query = f"{path}/{call.target}", {"force": "True"} if "--force" in call.flags else {}
-        else:
-            path, body = f"{path}/{call.target}:{verb}", {}
-        operation = cloud.request("DELETE" if verb == "delete" else "POST", path, query, body)
-        issued = {"create": "Create request issued", "delete": "Delete request issued"}.get(verb, "Request issued")
-        print(f"{issued} for: [{call.target}]", file=sys.stderr)
+        answer = cloud.request(METHODS.get(verb, "GET"), path, query, body)
+        if verb in ("describe", "list"):
+            print(json.dumps(answer if verb == "describe" else answer[kind], indent=2, sort_keys=True))
+            return 0
         # The real one waits until the operation is done. A launcher that was interrupted in the wait meets resources
         # that are not ready; here it always does, and one that copes with it copes with the other.
-        error = cloud.request("GET", f"/{_version(call)}/{operation['name']}").get("error")
+        error = cloud.request("GET", f"/{version}/{answer['name']}").get("error")
     except ApiError as error:
         raise call.refuse(worded(error.error)) from error
-    print(f"Waiting for operation [{operation['name']}] to complete...", file=sys.stderr)
+    request = {"start": "Request"}.get(verb, f"{verb.capitalize()} request")
+    print(f"{request} issued for: [{call.target}]", file=sys.stderr)
+    print(f"Waiting for operation [{answer['name']}] to complete...", file=sys.stderr)
     print(f"...{'failed' if error else 'done'}.", file=sys.stderr)
     if error:
         raise call.refuse(json.dumps(error, indent=2, sort_keys=True))
-    if verb in DONE:
-        print(f"{DONE[verb]} {noun} [{call.target}].", file=sys.stderr)
+    if verb != "start":
+        print(f"{verb.capitalize()}d {noun} [{call.target}].", file=sys.stderr)
     return 0
-
-
-def _version(call: Call) -> str:
-    return "v2alpha1" if call.track else "v2"
 
 
 def parent(call: Call) -> str:
@@ -60,22 +49,17 @@ def parent(call: Call) -> str:
     return f"projects/{call.flags['--project']}/locations/{call.flags['--zone']}"
 
 
-def _show(answer: object) -> int:
-    print(json.dumps(answer, indent=2, sort_keys=True))
-    return 0
-
-
 def _node(call: Call) -> dict:
     flags, version = call.flags, call.flags.get("--version") or call.flags["--runtime-version"]
     network = {"enableExternalIps": "--internal-ips" not in flags, "network": flags.get("--network", "default")}
-    networks = [_pairs(flag) for flag in flags.get("--network-config", ())]
     node = {"acceleratorType": flags.get("--accelerator-type", "v2-8"), "metadata": {}, "runtimeVersion": version}
-    node |= {"networkConfig": network} | ({"networkConfigs": networks} if networks else {})
-    node |= {"labels": _pairs(flags["--labels"])} if "--labels" in flags else {}
+    node |= {"networkConfig": network} | ({"labels": _pairs(flags["--labels"])} if "--labels" in flags else {})
     if call.name == "tpu-vm create":
         scheduling = {name: f"--{name}" in flags for name in ("preemptible", "reserved", "spot")}
         return node | {"schedulingConfig": scheduling, "shieldedInstanceConfig": {"enableSecureBoot": False}}
-    return node | {"serviceAccount": {}} | ({"autocheckpointEnabled": False} if call.track else {})
+    networks = [_pairs(flag) for flag in flags.get("--network-config", ())]
+    node |= {"serviceAccount": {}} | ({"networkConfigs": networks} if networks else {})
+    return node | ({"autocheckpointEnabled": False} if call.track else {})
 
 
 def _queued(call: Call) -> dict:
@@ -91,7 +75,6 @@ def _pairs(text: str) -> dict[str, str]:
 
 def worded(error: dict) -> str:
     """Returns an error of the API in gcloud's words."""
-    message, details = f"{error['status']}: {error['message']}", error.get("details", [])
     if error["code"] == 503:  # after half a minute of its own tries
         content = json.dumps({"error": error}, indent=2)
         return (
@@ -99,45 +82,31 @@ def worded(error: dict) -> str:
             "This may be due to network connectivity issues. Please check your network settings, and the status of the "
             "service you are trying to reach."
         )
+    lines, details = [f"{error['status']}: {error['message']}"], error.get("details", [])
     if error["code"] in (401, 403, 404):
-        message = f"{message.removesuffix('.')}. {_credential()}" + "." * message.endswith(".")
-    for detail in details:
-        if detail["@type"].endswith("LocalizedMessage"):
-            message += f"\n{detail['message']}"
-    details = [detail for detail in details if not detail["@type"].endswith(("LocalizedMessage", "Help"))]
-    return message + ("\n" + "\n".join(_yaml(details, 0)) if details else "")
+        who = "as me@example.com which is the active account specified by the [core/account] property"
+        if file := os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"):
+            who = f"with an access token from {file} specified by the [auth/access_token_file] property"
+        full_stop = "." * error["message"].endswith(".")
+        lines = [f"{lines[0].removesuffix('.')}. This command is authenticated {who}{full_stop}"]
+    lines += [detail["message"] for detail in details if "LocalizedMessage" in detail["@type"]]
+    return "\n".join(lines + _yaml([detail for detail in details if "LocalizedMessage" not in detail["@type"]], ""))
 
 
-def _credential() -> str:
-    if file := os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"):
-        token = f"with an access token from {file} specified by the [auth/access_token_file] property"
-        return f"This command is authenticated {token}"
-    return (
-        "This command is authenticated as me@example.com which is the active account specified by the [core/account] "
-        "property"
-    )
-
-
-def _yaml(value: object, column: int) -> list[str]:
+def _yaml(value: list | dict, indent: str) -> list[str]:
     """Returns the lines of a value, for the plain texts that details of errors are made of."""
-    indent, lines = " " * column, []
+    lines = []
     if isinstance(value, list):
         for one in value:
-            first, *rest = _yaml(one, column + 2)
+            first, *rest = _yaml(one, indent + "  ")
             lines += [f"{indent}- {first.strip()}", *rest]
         return lines
     for key, one in sorted(value.items()):
-        name = f"'{key}'" if key[0] == "@" else key
-        if isinstance(one, str):
-            lines += _folded(f"{indent}{name}: {one}", indent + "  ")
-        else:
-            lines += [f"{indent}{name}:", *_yaml(one, column + 2 * isinstance(one, dict))]
-    return lines
-
-
-def _folded(text: str, indent: str) -> list[str]:
-    """Breaks a line where YAML does: at the first space after 80 columns."""
-    lines = [text]
-    while (at := lines[-1].find(" ", 81)) >= 0:
-        lines[-1:] = [lines[-1][:at], indent + lines[-1][at + 1 :]]
+        name = f"{indent}'{key}'" if key[0] == "@" else f"{indent}{key}"
+        if not isinstance(one, str):
+            lines += [f"{name}:", *_yaml(one, indent if isinstance(one, list) else indent + "  ")]
+            continue
+        lines.append(f"{name}: {one}")
+        while (at := lines[-1].find(" ", 81)) >= 0:  # it breaks a line at the first space after 80 columns
+            lines[-1:] = [lines[-1][:at], f"{indent}  {lines[-1][at + 1 :]}"]
     return lines

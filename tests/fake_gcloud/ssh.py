@@ -6,7 +6,6 @@ input. Any other exit code is passed on.
 Source: lib/googlecloudsdk/command_lib/compute/tpus/tpu_vm/ssh.py (AttemptRunWithRetries) of Google Cloud SDK 528.0.0.
 """
 
-import functools
 import getopt
 import os
 import re
@@ -17,7 +16,7 @@ import time
 from tests.fake_gcloud.cloud import SSH_FAULTS, Cloud
 from tests.fake_gcloud.commands import parent, worded
 from tests.fake_gcloud.synopsis import Call
-from tests.tpu_api.errors import ApiError
+from tests.tpu_api.errors import named
 
 ATTEMPTS = 10
 # What ssh says to each fault.
@@ -70,7 +69,7 @@ def ready_node(cloud: Cloud, call: Call, name: str) -> dict:
     resource = f"{parent(call)}/nodes/{name}"
     node = cloud.look(resource)
     if node is None:
-        raise call.refuse(worded(ApiError.named("absent", resource=resource).error))
+        raise call.refuse(worded(named("absent", resource=resource)))
     state = node["state"]
     if state in ("PREEMPTED", "TERMINATED"):
         raise call.refuse(f'This TPU has terminal state "{state}", so it cannot be used anymore.')
@@ -168,7 +167,7 @@ def alone(cloud: Cloud, argv: list[str]) -> int:
         return 255
     alias = "".join(value.strip() for flag, value in flags if flag == "-o" and "HostKeyAlias" in value)
     match = re.fullmatch(r"HostKeyAlias=tpu\.([0-9]+)-([0-9]+)-.*", alias)
-    nodes = {node["id"]: node for node in map(functools.partial(cloud.load, "nodes"), cloud.names("nodes"))}
+    nodes = {node["id"]: node for node in cloud.all("nodes").values()}
     ends = nodes.get(match and match[1], {}).get("networkEndpoints", [])
     if target.rpartition("@")[2] not in [end["ipAddress"] for end in ends]:
         print(REASONS["ssh255_before"].format(ip=target.rpartition("@")[2]), file=sys.stderr)

@@ -56,6 +56,9 @@ def main(sdk: str) -> None:
             cli.Execute(argv) if what == "execute" else cli._CLI__parser.parse_args(argv)
         except SystemExit as error:
             code = error.code
+        except Exception as error:  # of the parser alone, for which Execute has words
+            code = 1
+            print(repr(error), file=sys.stderr)
         texts = []
         for stream, file in zip((sys.stdout, sys.stderr), said, strict=True):
             stream.flush()
