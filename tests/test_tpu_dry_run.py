@@ -79,7 +79,7 @@ def example_commands() -> list[str]:
         for track in ["alpha"] if "alpha" in comment else ["alpha", ""]:
             kinds = ["--spot --queued"] if "queued" in comment else ["--spot --queued", "--spot"]
             commands += [f"up {flags} --track={track} {kind}" for kind in kinds]
-            commands += [f"{command} {flags} --track={track}" for command in ("sync", "down --queued")]
+            commands += [f"{command} {flags} --track={track} {kinds[0]}" for command in ("sync", "down")]
     return commands
 
 
