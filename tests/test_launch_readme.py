@@ -43,7 +43,7 @@ def test_gcloud_takes_its_commands(gcloud, tmp_path):
     commands = [shlex.split(line, comments=True)[1:] for line in [*LINES, *spans] if line.startswith("gcloud ")]
     assert len(commands) >= 18
     if gcloud:
-        with real.Gcloud(server.environment("", tmp_path)) as parse:
+        with real.Gcloud(server.environment("http://127.0.0.1:9/", tmp_path)) as parse:
             assert [words for words in commands if parse(words, "parse")[0] != 0] == []
             assert parse([*commands[0], "--bogus"], "parse")[0] == 2
 
