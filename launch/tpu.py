@@ -178,8 +178,8 @@ def _run(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     if not args.id:
         pod = args.cloud.describe()
-        hosts = connect(args.cloud, args.timeout, pod, partial=True) if pod.state == "READY" else None
-        print(f"{pod.name}: {pod.condition}, {len(pod.hosts)} hosts")
+        print(f"{pod.name}: {pod.condition}, {len(pod.hosts)} hosts", flush=True)
+        hosts = connect(args.cloud, args.timeout, pod) if pod.state == "READY" else None
         answers = hosts.require(hosts.ask(["preflight"]), "status") if hosts else []
         alive = {(run["id"], run["attempt"]) for answer in answers for run in answer.get("runs", ())}
         for run, attempt in sorted(alive):

@@ -28,6 +28,7 @@ def test_an_answer_is_what_it_is(cloud, name):
     assert error.kind == said["kind"], str(error)
     assert [word for word in said["names"] if word not in str(error)] == [], str(error)
     assert "\n" not in str(error) and "authenticated as" not in str(error) and "gcloud feedback" not in str(error)
+    assert "SEARCH_TERMS" not in str(error)
     assert error.code == (2 if error.kind == "settings" else 1)
     passes = error.kind in ("absent", "network", "stockout", "internal", "exists", "other")
     assert (error.kind in (*PASSING, *TRIED)) == passes

@@ -122,7 +122,7 @@ def test_a_first_host_that_cannot_be_reached_says_why(pod):
     assert "host 0 can't be reached by ssh: ssh: connect to host 127.0.0.1 port 22: Connection timed out" in said
     assert "allow-ssh" in said and "--internal-ip" in said and "--tunnel-through-iap" in said
     pod.fault("ssh", "keys_not_propagated", match="true", times=1)
-    said = pod.tpu("status")
+    said = pod.tpu("status", "a")
     assert "Permission denied (publickey)" in said and pod.ssh_calls() == [], "gcloud's own asks the others"
     assert sorted(of_ssh(pod)[2:]) == ["--worker=0", "--worker=1"]
 

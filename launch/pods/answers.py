@@ -65,7 +65,7 @@ KINDS = (
      "the network of pod.toml is not in {project}: see network and create_flags, and gcloud compute networks list"),
 )  # fmt: skip
 AUTHENTICATED = re.compile(r"\s*This command is authenticated (as|with) .*? property\.?")  # true of every refusal
-ENDING = re.compile(r"\n\s*If you would like to report this issue.*", re.DOTALL)
+ENDING = re.compile(r"\n\s*(If you would like to report this issue|To search the help text).*", re.DOTALL)
 # what gcloud's ssh says of itself, between ssh's own lines
 CHATTER = re.compile(
     r"SSH: |Retrying: SSH|Using ssh batch|Propagating SSH|WARNING: |\.*done\.|Warning: Permanently added"
