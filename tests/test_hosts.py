@@ -152,7 +152,7 @@ def test_one_host_with_another_config(manifest, tmp_path):
     one.start(changes={1: ["--config.optimizer.learning_rate=0.25"]})
     cause = one.wait()
     assert (cause.process, cause.code) == (1, 2)
-    words = "host 1 (.*) failed: differs from 2 others in config.optimizer.learning_rate (0.25, not 0.003)"
+    words = "host 1 (.*) failed: differs from 2 of 3 hosts in config.optimizer.learning_rate (0.25, not 0.003)"
     assert words.split(" (.*) ")[1] in causes(one)[0]["what"]
     assert [end.exit["code"] for end in one.reports()] == [2, 2, 2]
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -103,9 +103,16 @@ def test_one_that_differs_is_named_by_all(tmp_path, odd):
     ends = Started(tmp_path, body, [0, 1, 2], 3).ends()
     for process, (code, error) in ends.items():
         assert code == 2, error
-        assert "differs from 2 others in config.train.seed (1, not 0)" in error
+        assert "differs from 2 of 3 hosts in config.train.seed (1, not 0)" in error
         assert process == odd or f"host {odd} (" in error
     assert cause_of(tmp_path, odd)["kind"] == "exception"
+
+
+@pytest.mark.slow
+def test_several_that_differ(tmp_path):
+    body = "w.service.agree('config', {'config.train.seed': process if process % 2 else 0})\ntime.sleep(60)"
+    for code, error in Started(tmp_path, body, [0, 1, 2, 3, 4], 5).ends().values():
+        assert code == 2 and "differs from 3 of 5 hosts in config.train.seed (1, not 0); so does host 3" in error
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -107,8 +107,10 @@ class DaskEngine(Engine):
 
         if isinstance(error, WorkerDiffersError):
             host, folder, fingerprint = error.args
-            _, how = fingerprints.difference({0: fingerprints.worker_fingerprint(), 1: fingerprint})
-            return InputError(f"{label}: the worker on {host}, whose code is in {folder}, {how}.")
+            how = fingerprints.difference(fingerprint, fingerprints.worker_fingerprint())
+            return InputError(
+                f"{label}: the worker on {host}, whose code is in {folder}, differs in {how}; make it alike."
+            )
         if isinstance(error, ImportError) and error.args[:1] == (NO_CODE,):
             _, host, folder, python, why = error.args
             what = (
@@ -181,6 +183,7 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
     The body ends with a barrier in all processes. When it raises, nothing is closed: the process ends with its threads.
     Process 0 writes the certificates to `folder`, where the others read them; 0 `workers` are one for each core.
     """
+    global pool
     quiet()
     from distributed import Scheduler, Worker
     from distributed.utils import LoopRunner
@@ -188,8 +191,9 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
     service, timeout = watch.current.service, pod.start_timeout
     place = service.address[0], pod.engine_port
     address = f"tls://{ports.format_address(place)}"
-    loop, scheduler = LoopRunner(), None
+    loop = LoopRunner()
     loop.start()
+    scheduler = None
     if watch.is_primary():
         pem.make(UPath(folder))
         scheduler = loop.run_sync(
@@ -204,7 +208,6 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
     watch.barrier("scheduler")
     security = pem.read(UPath(folder))
     workers = workers or max(1, available_cores() // service.local_processes)
-    global pool
     with process_pool(workers) as pool:
         try:
             worker = loop.run_sync(

@@ -37,11 +37,10 @@ class Cluster:
 def detect(*, coordinator: str = "", processes: int | None = None, process_id: int | None = None) -> Cluster:
     """Returns what the flags of these names and the platform say about this process; raises InputError."""
     missing = [flag for flag, value in (("--processes", processes), ("--process-id", process_id)) if value is None]
-    has_flags, is_alone = bool(coordinator) or len(missing) < 2, processes == 1 and not process_id
-    platform = None if is_alone or (coordinator and not missing) else _platform(os.environ)
-    if has_flags and missing and not is_alone and not platform:
+    has_flags, is_alone = bool(coordinator) or len(missing) < 2, processes == 1
+    base = Cluster() if is_alone or (coordinator and not missing) else _platform(os.environ) or Cluster()
+    if has_flags and missing and not is_alone and not base.source:
         raise InputError(f"{' and '.join(missing)}: nothing else says which process this is; give them too.")
-    base = platform or Cluster()
     cluster = dataclasses.replace(
         base,
         coordinator=coordinator or base.coordinator,
@@ -56,7 +55,7 @@ def detect(*, coordinator: str = "", processes: int | None = None, process_id: i
         refuse_part_of_a_slice()
         return Cluster()
     if not cluster.coordinator:
-        why = f"{base.source} does not say where that is" if platform else "several processes need it to meet"
+        why = f"{base.source} does not say where that is" if base.source else "several processes need it to meet"
         raise InputError(f"--coordinator=HOST: give the address of process 0; {why}.")
     return cluster
 

@@ -5,7 +5,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +41,13 @@ def worker_fingerprint() -> dict[str, str]:
     return python | {name: _version(name) for name in (*PACKAGES, *DATA_PACKAGES)} | code()
 
 
-def difference(fingerprints: dict[int, dict[str, Any]]) -> tuple[int, str] | None:
-    """Returns (the process that differs most from the most common values, how it differs); None if all are alike."""
-    differing: dict[int, list[str]] = {process: [] for process in sorted(fingerprints)}
-    for key in sorted(set().union(*fingerprints.values())):
-        values = {process: repr(fingerprints[process].get(key)) for process in differing}
-        usual = Counter(values.values()).most_common(1)[0][0]
-        for process, value in values.items():
-            if value != usual:
-                differing[process].append(f"{key} ({value}, not {usual})")
-    process = max(differing, key=lambda process: len(differing[process]))  # the first of several
-    if not (differences := differing.pop(process)):
-        return None
-    alike = [str(other) for other, theirs in differing.items() if not theirs]
-    others = [str(other) for other, theirs in differing.items() if theirs]
-    rest = f"host {alike[0]}" if len(alike) == 1 else f"{len(alike) or 'the'} others"
-    shown = differences[:SHOWN]
-    if len(differences) > SHOWN:
-        shown.append(f"{len(differences) - SHOWN} more")
-    if others:
-        shown.append(f"so do hosts {', '.join(others)}")
-    return process, f"differs from {rest} in {'; '.join(shown)}; make all hosts alike, and start again"
+def difference(fingerprint: dict[str, Any], usual: dict[str, Any]) -> str:
+    """Returns how a fingerprint differs from the usual one: "KEY (VALUE, not USUAL); ..."."""
+    names = [name for name in sorted(fingerprint.keys() | usual.keys()) if fingerprint.get(name) != usual.get(name)]
+    shown = [f"{name} ({fingerprint.get(name)!r}, not {usual.get(name)!r})" for name in names[:SHOWN]]
+    if len(names) > SHOWN:
+        shown.append(f"{len(names) - SHOWN} more")
+    return "; ".join(shown)
 
 
 def _version(package: str) -> str:

@@ -19,6 +19,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -104,12 +105,14 @@ class Service:
         self.barrier(f"{name} is known")
         if self._process == 0:
             digests = self._read(f"{name}/")
-            keys = {digest: f"{name} {digest}" for digest in digests.values()}  # few, whatever the number of hosts
-            values = {d: json.loads(self._client.blocking_key_value_get(key, FOREVER)) for d, key in keys.items()}
-            difference = fingerprints.difference({process: values[digest] for process, digest in digests.items()})
-            if difference is not None:
-                process, sentence = difference
-                cause = Termination(process, self._hosts[process], "exception", 2, printable(sentence))
+            usual = Counter(digests.values()).most_common(1)[0][0]
+            if odd := [process for process in sorted(digests) if digests[process] != usual]:
+                values = (f"{name} {digest}" for digest in (digests[odd[0]], usual))
+                theirs, expected = (json.loads(self._client.blocking_key_value_get(key, FOREVER)) for key in values)
+                what = f"differs from {len(digests) - len(odd)} of {len(digests)} hosts in "
+                what += printable(fingerprints.difference(theirs, expected))
+                what += "".join(f"; so does host {process}" for process in odd[1:])
+                cause = Termination(odd[0], self._hosts[odd[0]], "exception", 2, f"{what}; make all hosts alike.")
                 with contextlib.suppress(JaxRuntimeError):  # another was first
                     self._client.key_value_set("cause", cause.text)
                 self.wait_for_end()
