@@ -18,7 +18,7 @@ def test_launcher_and_run_know_the_same_phases():
     assert causes.PHASES == termination.PHASES
 
 
-def ended(process, *, code=None, signal=None, at=0.0, step=7, phase="step", cause=None, stopped=None, us=False):
+def ended(process, *, code=None, signal=None, at=0.0, step=7, phase="step", cause=None, us=False):
     return HostReport(
         process,
         f"w-{process}",
@@ -26,7 +26,6 @@ def ended(process, *, code=None, signal=None, at=0.0, step=7, phase="step", caus
         {"code": code, "signal": signal, "ended": NOON + at},
         {"step": step, "phase": phase, "time": NOON - 1},
         cause,
-        stopped,
         us,
     )
 
@@ -40,8 +39,8 @@ def aborted(process, at=1.0, **rest):
     return ended(process, signal=ABORT, at=at, **rest)
 
 
-def running(process, stopped=None):
-    return HostReport(process, f"w-{process}", "running", None, {"step": 7, "phase": "step"}, None, stopped)
+def running(process):
+    return HostReport(process, f"w-{process}", "running", None, {"step": 7, "phase": "step"})
 
 
 def test_nothing_happened():
@@ -54,10 +53,8 @@ def test_nothing_happened():
 def test_killed():
     hosts = [aborted(0, 0.5), ended(1, signal=KILL, at=2, step=412, phase="input"), aborted(2), aborted(3)]
     cause = first_cause(hosts)
-    assert (cause.process, cause.kind, cause.code, cause.others) == (1, "signal", 137, 3)
-    assert cause.sentence == (
-        "host 1 (w-1) was killed by SIGKILL at 12:00:02, at step 412 (input); 3 others ended after it"
-    )
+    assert (cause.process, cause.kind, cause.code) == (1, "signal", 137)
+    assert cause.sentence == "host 1 (w-1) was killed by SIGKILL at 12:00:02, at step 412 (input)"
 
 
 def test_killed_coordinator_and_its_peers_exit_codes():
@@ -80,9 +77,7 @@ def test_exception():
     why = reason("exception", code=4, what="shards/train/x: is damaged")
     cause = first_cause([ended(0, code=4, cause=why), aborted(1)])
     assert (cause.kind, cause.code) == ("exception", 4)
-    assert cause.sentence == (
-        "host 0 (w-0) failed at 12:00:00, at step 7 (step): shards/train/x: is damaged; 1 other ended after it"
-    )
+    assert cause.sentence == "host 0 (w-0) failed at 12:00:00, at step 7 (step): shards/train/x: is damaged"
 
 
 def test_of_several_the_earliest():
@@ -92,7 +87,6 @@ def test_of_several_the_earliest():
         ended(2, signal=KILL, at=0.15),
     ]
     assert first_cause(hosts).process == 1
-    assert first_cause(hosts).others == 2
 
 
 def test_hang_of_the_one_that_is_behind():
@@ -112,22 +106,17 @@ def test_hang_of_the_one_that_is_behind():
 def test_hang_before_the_first_step():
     hung = reason("hang", step=None, phase="compile", what="no progress for 60 s")
     cause = first_cause([ended(0, code=1, cause=hung), aborted(1)])
-    assert "hung at 12:00:00, before its first step (compile): no progress for 60 s; 1 other" in cause.sentence
+    assert "hung at 12:00:00, before its first step (compile): no progress for 60 s" in cause.sentence
 
 
 def test_stopped():
-    """It is still there, while the others have gone; or the launcher has killed it since."""
-    hosts = [running(0, {"time": NOON - 9}), aborted(1), ended(2, code=1, cause=reason("peer"))]
-    cause = first_cause(hosts)
-    assert (cause.process, cause.kind, cause.others) == (0, "stopped", 2)
-    assert "was stopped, as by SIGSTOP, at 11:59:51" in cause.sentence
-    hosts[0] = ended(0, signal=KILL, stopped={"time": NOON - 9}, us=True)
-    assert first_cause(hosts).kind == "stopped"
-
-
-def test_stopped_after_another_end_is_no_cause():
-    hosts = [ended(0, signal=KILL, at=0), ended(1, signal=KILL, at=9, stopped={"time": NOON + 5}, us=True)]
-    assert first_cause(hosts).process == 0
+    """It can't end, so the launcher has killed it; the others have missed it."""
+    of = {"process": 0, "host": "w-0", "kind": "lost", "what": "is lost: no sign of life for up to 60 s", "step": None}
+    hosts = [ended(0, signal=KILL, at=9, us=True), ended(1, code=1, cause=reason("peer", at=5) | {"of": of})]
+    assert (first_cause(hosts).process, first_cause(hosts).kind, first_cause(hosts).code) == (0, "lost", 1)
+    assert "host 0 (w-0) is lost at 12:00:05: no sign of life" in first_cause(hosts).sentence
+    hosts[0] = running(0)
+    assert first_cause(hosts).kind == "lost", "it stands there still"
 
 
 def test_killed_by_the_launcher_is_a_consequence():
@@ -161,16 +150,8 @@ def test_lost_host():
 
 def test_exit_without_a_word():
     cause = first_cause([ended(0, code=1, step=None, phase=None), running(1)])
-    assert (cause.kind, cause.code, cause.others) == ("exit", 1, 0)
+    assert (cause.kind, cause.code) == ("exit", 1)
     assert re.search("ended with exit code 1 and gave no reason at 12:00:00$", cause.sentence)
-
-
-def test_from_a_status():
-    end = {"code": 3, "signal": None, "ended": NOON}
-    one = HostReport(1, "here", "exited", end, None, reason("exception", code=3))
-    answer = {"state": "exited", "attempt": 1, "exit": end, "progress": None, "cause": reason("exception", code=3)}
-    other = HostReport.from_status(1, {**answer, "stopped": None, "job": {}, "host": "here", "now": 0.0})
-    assert first_cause([one]) == first_cause([other])
 
 
 def test_what_the_others_received_counts_where_the_first_gave_no_reason():
@@ -178,6 +159,6 @@ def test_what_the_others_received_counts_where_the_first_gave_no_reason():
     of = {"process": 1, "host": "w-1", "kind": "silent", "what": "has given no sign of life for 10 s", "step": 5}
     notified = ended(0, code=1, at=10, cause=reason("peer", 10, what="host 1 has given no sign of life") | {"of": of})
     cause = first_cause([notified, aborted(1, at=11)])
-    assert (cause.process, cause.kind, cause.step, cause.code, cause.others) == (1, "silent", 5, 1, 1)
+    assert (cause.process, cause.kind, cause.step, cause.code) == (1, "silent", 5, 1)
     killed = ended(1, signal=KILL, at=9)
     assert first_cause([notified, killed]).kind == "signal", "its own end says more"

@@ -61,7 +61,7 @@ def test_the_exit_code_is_that_of_the_first_cause(tmp_path):
     one = pod(tmp_path, body)
     one.start()
     cause = one.wait()
-    assert (cause.process, cause.code, cause.others) == (1, 4, 1)
+    assert (cause.process, cause.code) == (1, 4)
 
 
 def test_one_is_killed_and_the_others_do_not_notice(tmp_path):
@@ -74,7 +74,6 @@ def test_one_is_killed_and_the_others_do_not_notice(tmp_path):
     assert (cause.process, cause.kind, cause.code) == (2, "signal", 137)
     assert 1.5 < time.monotonic() - begin < 10
     assert "was killed by SIGKILL" in cause.sentence
-    assert "2 others ended after it" in cause.sentence
 
 
 def test_one_is_stopped_and_another_says_so(tmp_path):

@@ -107,10 +107,9 @@ def status(hosts: Hosts, run: str, attempt: int | None = None) -> RunStatus:
         if answer.error:
             errors.append(f"{label(answer.host)}: {answer.error}")
         elif data and data["attempt"] == attempt:
-            reports.append(HostReport.from_status(answer.host.worker, data))
-            job = job or data.get("job") or {}
-            if data.get("orphan"):
-                errors.append(f"{label(answer.host)}: its process lives on without a keeper: launch/tpu.py stop")
+            files = data["exit"], data["progress"], data["cause"]
+            reports.append(HostReport(answer.host.worker, data["host"], data["state"], *files))
+            job = job or data["job"] or {}
         elif data:
             reports.append(HostReport(answer.host.worker, data["host"], "absent"))
     return RunStatus(attempt, tuple(reports), tuple(errors), job)
@@ -244,8 +243,6 @@ def lines(seen: RunStatus) -> list[str]:
         if report.progress:
             step, phase = report.progress.get("step"), report.progress.get("phase")
             words.append(f"{phase}" if step is None else f"step {step} ({phase})")
-        if report.stopped and report.state == "running":
-            words.append("stopped, as by SIGSTOP")
         rows.append(", ".join(words))
     causes = [f"first cause: {seen.cause.sentence}"] if seen.cause else []
     return [*rows, *seen.errors, *causes]
