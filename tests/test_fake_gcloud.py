@@ -31,9 +31,9 @@ class Asked:
 
     def __call__(self, line: str) -> tuple[int, str, str]:
         """Returns exit code, stdout and stderr, without what differs from call to call."""
-        track = "alpha " * line.startswith("alpha ")
-        words = f"{track}compute tpus {line.removeprefix('alpha ')} {PLACE}".format(key=self.key).split()
-        code, *texts = self.run(words)
+        words = f"{line} {PLACE}".format(key=self.key).split()
+        at = words[0] == "alpha"
+        code, *texts = self.run([*words[:at], "compute", "tpus", *words[at:]])
         return code, *map(steady, texts)
 
 
@@ -140,7 +140,6 @@ QUEUE = f"""
     ACTIVE
     queued-resources describe q --format=json
     queued-resources list --format=json
-    queued-resources create r --node-id=pod {QUEUED}
     queued-resources delete q --quiet
     alpha queued-resources create q --node-id=pod {QUEUED} --network-config=network=a --network-config=network=b
     ACTIVE
@@ -162,7 +161,7 @@ REFUSED_LINES = f"""
 @pytest.mark.parametrize("lines", [TPU, QUEUE, REFUSED_LINES], ids=["tpu", "queue", "refused"])
 def test_what_gcloud_says_and_shows(both, gcloud, lines):
     for ask in both:
-        ask.cloud.settings(quota_chips=16, queue_describes=3)
+        ask.cloud.settings(queue_describes=3)
     for line in filter(None, map(str.strip, lines.splitlines())):
         if line.isupper():
             for ask in both:

@@ -87,8 +87,8 @@ def worded(error: dict) -> str:
         who = "as me@example.com which is the active account specified by the [core/account] property"
         if file := os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"):
             who = f"with an access token from {file} specified by the [auth/access_token_file] property"
-        full_stop = "." * error["message"].endswith(".")
-        lines = [f"{lines[0].removesuffix('.')}. This command is authenticated {who}{full_stop}"]
+        stop = "." if error["message"].endswith(".") else ""
+        lines = [f"{lines[0].removesuffix('.')}. This command is authenticated {who}{stop}"]
     lines += [detail["message"] for detail in details if "LocalizedMessage" in detail["@type"]]
     return "\n".join(lines + _yaml([detail for detail in details if "LocalizedMessage" not in detail["@type"]], ""))
 

@@ -1,6 +1,5 @@
 """The TPU API at an address, with hosts that are reached by the real ssh."""
 
-import contextlib
 import getpass
 import json
 import os
@@ -16,16 +15,16 @@ from tests.tpu_api.errors import ApiError
 class Connection:
     """By ssh, with a key that is made here and given to the node."""
 
-    def __init__(self, cloud: "Cloud", name: str, worker: int, words: list[str]):
+    def __init__(self, cloud: "Cloud", node: dict, worker: int, words: list[str]):
         key, user = pathlib.Path(words[3]), words[-3].partition("@")[0]
         if not key.exists():
             key.parent.mkdir(mode=0o700, exist_ok=True)
             subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-N", "", "-f", key], check=True)
         entry = f"{user}:{' '.join(pathlib.Path(f'{key}.pub').read_text().split()[:2])} {user}"
-        metadata = cloud.node.get("metadata", {})
+        metadata = node.get("metadata", {})
         if entry not in metadata.get("ssh-keys", ""):
             metadata["ssh-keys"] = f"{metadata.get('ssh-keys', '')}\n{entry}"
-            cloud.request("PATCH", f"/v2/{cloud.node['name']}", {"updateMask": "metadata"}, {"metadata": metadata})
+            cloud.request("PATCH", f"/v2/{node['name']}", {"updateMask": "metadata"}, {"metadata": metadata})
         self.argv = [part for word in words[:-1] for part in word.split(" ", 1)] + words[-1:]
 
     def attempt(self, number: int) -> int:
@@ -35,24 +34,19 @@ class Connection:
 class Cloud:
     """What cloud.Cloud is to a folder."""
 
-    Connection, lock, user, user_home = Connection, contextlib.nullcontext, getpass.getuser(), os.environ["HOME"]
+    Connection, user, user_home = Connection, getpass.getuser(), os.environ["HOME"]
 
     def __init__(self, address: str) -> None:
-        self.address, self.node = address.rstrip("/"), {}
+        self.address = address.rstrip("/")
 
     def settings(self) -> dict:
         return {"retry_seconds": 1.0}
 
-    def fault(self, *arguments: object) -> dict:
-        """Returns none: faults of gcloud itself are not played here."""
-        return {}
-
     def look(self, resource: str) -> dict | None:
         try:
-            self.node = self.request("GET", f"/v2/{resource}")
+            return self.request("GET", f"/v2/{resource}")
         except ApiError:
             return None
-        return self.node
 
     def request(self, method: str, path: str, query: dict[str, str] | None = None, body: dict | None = None) -> dict:
         """Returns the answer to a request. Raises ApiError."""

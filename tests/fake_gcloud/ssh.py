@@ -31,32 +31,28 @@ FAILED = "[/usr/bin/ssh] exited with return code [255]."
 
 def connect(cloud: Cloud, call: Call) -> int:
     """Does an ssh command and returns its exit code; raises RefusedError."""
-    name, worker = call.target.rpartition("@")[2], call.flags.get("--worker", "0")
-    node = ready_node(cloud, call, name)
-    addresses = [end["ipAddress"] for end in node["networkEndpoints"]][:: max(1, len(node.get("networkConfigs", ())))]
-    workers = len(addresses) if worker == "all" else 1
-    batch = workers if call.track else 1
-    begin = f"Using ssh batch size of {batch}. Attempting to SSH into 1 nodes with a total of {workers} workers."
-    if worker == "all" and "--dry-run" in call.flags:
-        print(begin, file=sys.stderr)
-        for index, address in enumerate(addresses):
-            print(" ".join(line(cloud, call, node, index, address)))  # nothing is quoted
-        return 0
-    if not worker.isdigit():
-        # The real one takes "all", lists and ranges. Nobody here should: see the module's text.
-        raise call.refuse(f"Invalid value for [--worker]: one ssh per host here, not {worker!r}", 2)
-    if int(worker) >= len(addresses):
+    node, worker = ready_node(cloud, call), call.flags.get("--worker", "0")
+    addresses = [end["ipAddress"] for end in node.get("networkEndpoints", ())]
+    addresses = addresses[:: max(1, len(node.get("networkConfigs", ())))]
+    workers = range(len(addresses)) if worker == "all" else [int(worker)]
+    batch = len(workers) if call.track else 1
+    begin = f"Using ssh batch size of {batch}. Attempting to SSH into 1 nodes with a total of {len(workers)} workers."
+    if max(workers) >= len(addresses):
         raise call.refuse(
             f"Invalid value for [--worker]: worker index {worker} is larger than the valid worker indexes on this TPU "
             f"VM. Please only use indexes in the range [0, {len(addresses) - 1}], inclusive."
         )
-    words = line(cloud, call, node, int(worker), addresses[int(worker)])
-    connection = getattr(cloud, "Connection", Connection)(cloud, name, int(worker), words)
+    lines = [line(cloud, call, node, index, addresses[index]) for index in workers]
     print(begin, file=sys.stderr)
+    if "--dry-run" in call.flags:
+        print("\n".join(" ".join(words) for words in lines))  # nothing is quoted
+        return 0
+    if worker == "all":  # which the real one takes; nobody here should: see the module's text
+        raise call.refuse("one ssh per host here", 2)
+    connection = getattr(cloud, "Connection", Connection)(cloud, node, int(worker), lines[0])
     for attempt in range(ATTEMPTS):
         print(f"SSH: Attempting to connect to worker {worker}...", file=sys.stderr, flush=True)
-        code = connection.attempt(attempt)
-        if code != 255:
+        if (code := connection.attempt(attempt)) != 255:
             return code
         if attempt < ATTEMPTS - 1:
             print(f"Retrying: SSH command error: {FAILED}", file=sys.stderr, flush=True)
@@ -64,24 +60,17 @@ def connect(cloud: Cloud, call: Call) -> int:
     raise call.refuse(FAILED, 255)
 
 
-def ready_node(cloud: Cloud, call: Call, name: str) -> dict:
+def ready_node(cloud: Cloud, call: Call) -> dict:
     """Returns the node, if ssh may go there; raises RefusedError."""
-    resource = f"{parent(call)}/nodes/{name}"
+    resource = f"{parent(call)}/nodes/{call.target.rpartition('@')[2]}"
     node = cloud.look(resource)
     if node is None:
         raise call.refuse(worded(named("absent", resource=resource)))
-    state = node["state"]
-    if state in ("PREEMPTED", "TERMINATED"):
-        raise call.refuse(f'This TPU has terminal state "{state}", so it cannot be used anymore.')
-    if state in ("STOPPED", "STOPPING", "DELETING"):
-        raise call.refuse(f'This TPU has state "{state}", so it cannot be currently connected to.')
-    if state != "READY":
-        print(
-            f'WARNING: The TPU VM "{name}" is in state "{state}", therefore the TPU may not be available or reachable. '
-            "If the connection fails, please try again later.",
-            file=sys.stderr,
-        )
-    return {"networkEndpoints": []} | node
+    if node["state"] in ("PREEMPTED", "TERMINATED"):
+        raise call.refuse(f'This TPU has terminal state "{node["state"]}", so it cannot be used anymore.')
+    if node["state"] in ("STOPPED", "STOPPING", "DELETING"):
+        raise call.refuse(f'This TPU has state "{node["state"]}", so it cannot be currently connected to.')
+    return node
 
 
 def line(cloud: Cloud, call: Call, node: dict, worker: int, address: str) -> list[str]:
@@ -107,10 +96,9 @@ def line(cloud: Cloud, call: Call, node: dict, worker: int, address: str) -> lis
 class Connection:
     """To a host that is a folder; `attempt` returns ssh's exit code."""
 
-    def __init__(self, cloud: Cloud, name: str, worker: int, words: list[str]):
-        """Takes the fault that waits for it, and counts it down."""
-        self.cloud, self.name, self.worker, self.command = cloud, name, worker, words[-1]
-        self.ip = words[-3].rpartition("@")[2]
+    def __init__(self, cloud: Cloud, node: dict, worker: int, words: list[str]):
+        self.cloud, self.name, self.worker = cloud, node["name"].rpartition("/")[2], worker
+        self.command, self.ip = words[-1], words[-3].rpartition("@")[2]
         with cloud.lock():
             self.fault = cloud.fault("tpu-vm ssh", SSH_FAULTS, self.command, worker)
         if self.fault.get("fault") == "silent":
@@ -118,14 +106,13 @@ class Connection:
 
     def attempt(self, number: int) -> int:
         kind = self.fault.get("fault") if number < self.fault.get("attempts", ATTEMPTS) else None
-        node = self.cloud.load("nodes", self.name)
-        if node is None or node["state"] != "READY":
+        if (self.cloud.load("nodes", self.name) or {}).get("state") != "READY":
             kind = "ssh255_before"
         elif kind in ("ssh255_after", "drop_midstream") and number == 0:
             self._start_and_lose(kind)
-        elif kind:  # while a fault lasts, the reruns don't even get there
-            kind = kind if kind == "keys_not_propagated" else "ssh255_before"
-        else:
+        elif kind in ("ssh255_after", "drop_midstream"):  # while it lasts, the reruns don't even get there
+            kind = "ssh255_before"
+        elif kind is None:
             code = self._start().wait()
             # A shell that a signal ended has no exit status to send: ssh gives 255, as for a lost connection.
             return 255 if code < 0 else code
@@ -152,9 +139,8 @@ class Connection:
             while time.monotonic() < deadline:
                 size = os.fstat(output.fileno()).st_size
                 if kind == "drop_midstream" and (size or process.poll() is not None):
-                    sys.stdout.buffer.write(os.pread(output.fileno(), size // 2, 0))
-                    sys.stdout.buffer.flush()
-                    break
+                    os.write(sys.stdout.fileno(), os.pread(output.fileno(), size // 2, 0))
+                    return
                 time.sleep(0.01)
 
 
@@ -165,12 +151,10 @@ def alone(cloud: Cloud, argv: list[str]) -> int:
     except (getopt.GetoptError, ValueError) as error:
         print(error, file=sys.stderr)
         return 255
-    alias = "".join(value.strip() for flag, value in flags if flag == "-o" and "HostKeyAlias" in value)
-    match = re.fullmatch(r"HostKeyAlias=tpu\.([0-9]+)-([0-9]+)-.*", alias)
-    nodes = {node["id"]: node for node in cloud.all("nodes").values()}
-    ends = nodes.get(match and match[1], {}).get("networkEndpoints", [])
-    if target.rpartition("@")[2] not in [end["ipAddress"] for end in ends]:
-        print(REASONS["ssh255_before"].format(ip=target.rpartition("@")[2]), file=sys.stderr)
+    match = re.search(r"HostKeyAlias=tpu\.([0-9]+)-([0-9]+)-", " ".join(value for _, value in flags))
+    nodes, ip = {node["id"]: node for node in cloud.all("nodes").values()}, target.rpartition("@")[2]
+    node = nodes.get(match and match[1], {})
+    if ip not in [end["ipAddress"] for end in node.get("networkEndpoints", ())]:
+        print(REASONS["ssh255_before"].format(ip=ip), file=sys.stderr)
         return 255
-    name = nodes[match[1]]["name"].rpartition("/")[2]
-    return Connection(cloud, name, int(match[2]), [target, "--", words[-1]]).attempt(0)
+    return Connection(cloud, node, int(match[2]), [target, "--", words[-1]]).attempt(0)

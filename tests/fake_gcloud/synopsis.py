@@ -1,7 +1,9 @@
 """What gcloud takes, as far as the launcher and launch/pod.toml.example use it, and what it says of anything else.
 
-tests/test_gcloud_parser.py asks the real parser, about this table and about every call of the launcher.
+tests/test_tpu_dry_run.py asks gcloud's own parser, too, about every call of the launcher.
 """
+
+import argparse
 
 # What a command takes: "=" with a value, "*" several times, "!" is required; after "alpha" what gcloud alpha adds.
 EVERYWHERE = "--project=! --zone=! --format= --quiet"
@@ -46,15 +48,25 @@ class Call:
 
     def refuse(self, what: str, code: int = 1) -> RefusedError:
         """Returns the error to raise: gcloud's line for this command."""
-        track = f"{self.track}." * bool(self.track)
-        return RefusedError(f"gcloud.{track}compute.tpus.{self.name.replace(' ', '.')}", what, code)
+        words = ["gcloud", self.track, "compute.tpus", *self.name.split(" ")]
+        return RefusedError(".".join(filter(None, words)), what, code)
 
 
-def flags_of(name: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the flags that a command takes, and those that only gcloud alpha takes: {flag: "=", "=*", "=!" or ""}."""
-    usual, _, alpha = f"{EVERYWHERE} {COMMANDS[name]}".partition("alpha")
-    parts = [[word.partition("=") for word in words.split()] for words in (usual, alpha)]
-    return tuple({flag: equals + kind for flag, equals, kind in words} for words in parts)
+class Parser(argparse.ArgumentParser):
+    """Of one command; gcloud's own is made of argparse, too, and says what that says."""
+
+    def __init__(self, call: Call, words: str) -> None:
+        super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+        self.call, self.required = call, []
+        self.add_argument("target", nargs="?", default="")
+        for word in words.split():
+            flag, equals, kind = word.partition("=")
+            actions = {"": "store_true"} if not equals else {"*": "append"}
+            self.add_argument(flag, dest=flag, action=actions.get(kind, "store"))
+            self.required += [flag] if kind == "!" else []
+
+    def error(self, message: str) -> None:
+        raise self.call.refuse(message, 2)
 
 
 def parse(argv: list[str]) -> Call:
@@ -64,40 +76,25 @@ def parse(argv: list[str]) -> Call:
     name = " ".join(argv[2:4])
     if argv[:2] != ["compute", "tpus"] or name not in COMMANDS:
         raise RefusedError(".".join(["gcloud", *argv[:3]]), f"Invalid choice: {' '.join(argv[3:4])!r}.")
-    call, (known, alpha) = Call(name, track), flags_of(name)
-    known |= alpha if track else {}
-    targets, unknown = [], []
-    for word in argv[4:]:
-        flag, has_value, value = word.partition("=")
-        if not word.startswith("--"):
-            targets.append(word)
-        elif flag not in known:
-            unknown.append(word)
-        elif has_value and not known[flag]:
-            raise call.refuse(f"argument {flag}: ignored explicit argument '{value}'", 2)
-        elif known[flag] and not has_value:
-            raise call.refuse(f"argument {flag}: expected one argument", 2)
-        elif known[flag] == "=*":
-            call.flags.setdefault(flag, []).append(value)
-        else:
-            call.flags[flag] = value if has_value else True
-    call.target = "".join(targets[:1])
-    if unknown := [*unknown, *targets[call.verb != "list" :]]:
-        begin = (
-            "unrecognized arguments: "
-            if len(unknown) == 1 and not {*unknown} & {*alpha}
-            else "unrecognized arguments:\n  "
-        )
-        raise call.refuse(begin + "\n  ".join(_unknown(call, word, alpha) for word in unknown), 2)
-    missing = [flag for flag in known if known[flag] == "=!" and flag not in call.flags]
-    if missing:
-        raise call.refuse(f"argument {missing[0]}: Must be specified.", 2)
+    words, _, alpha = f"{EVERYWHERE} {COMMANDS[name]}".partition(" alpha ")
+    call = Call(name, track)
+    parser = Parser(call, f"{words} {alpha}" if track else words)
+    values, unknown = parser.parse_known_args(argv[4:])
+    call.flags = vars(values)
+    call.target = call.flags.pop("target")
+    if unknown:
+        texts = [_unknown(call, word, alpha) for word in unknown]
+        space = " " if texts == unknown[:1] else "\n  "
+        raise call.refuse(f"unrecognized arguments:{space}" + "\n  ".join(texts), 2)
+    for flag in parser.required:
+        if flag not in call.flags:
+            raise call.refuse(f"argument {flag}: Must be specified.", 2)
     return call
 
 
-def _unknown(call: Call, word: str, alpha: dict[str, str]) -> str:
+def _unknown(call: Call, word: str, alpha: str) -> str:
     flag = word.partition("=")[0]
-    if flag not in alpha:
+    if flag not in alpha.replace("=", " ").split():
         return word
     where = f"{flag} flag is available in one or more alternate release tracks. Try:"
     return f"\n {where}\n\n  gcloud alpha compute tpus {call.name} {flag}\n\n  {word}"

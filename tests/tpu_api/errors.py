@@ -10,7 +10,7 @@ BAD = "Cloud TPU received a bad request."
 CONFIGURATION = "The requested accelerator configuration for accelerator type"
 ZONE = "Permission denied on 'locations/{zone}' (or it may not exist)."
 RESOURCE = {"@type": f"{TYPE}ResourceInfo", "resourceName": "{resource}"}
-VIOLATION = {"subject": "project:{project}", "description": "Quota '{metric}' exhausted. Limit {limit} in zone {zone}"}
+VIOLATION = {"subject": "project:{project}", "description": "Quota '{metric}' exhausted. Limit 32 in zone {zone}"}
 LOCATION = {"consumer": "projects/{project}", "location": "{zone}", "service": "tpu.googleapis.com"}
 # name: (status, message, details) of the answer to a request
 REFUSED = {
@@ -27,7 +27,7 @@ REFUSED = {
     "in_use": ("FAILED_PRECONDITION", "Queued resource '{resource}' has nodes, or may still get them.", []),
     "quota": (
         "RESOURCE_EXHAUSTED",
-        "Quota limit '{metric}' has been exceeded. Limit: {limit} in zone {zone}.",
+        "Quota limit '{metric}' has been exceeded. Limit: 32 in zone {zone}.",
         [{"@type": f"{TYPE}QuotaFailure", "violations": [VIOLATION]}],
     ),
     "permission": (

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterator
 
 SETTINGS = {
-    "creating_describes": 1, "queue_describes": 1, "quota_chips": None, "retry_seconds": 0.05,
+    "creating_describes": 1, "queue_describes": 1, "retry_seconds": 0.05,
     "env": {},  # of commands on the hosts
     "addresses": [],  # of the hosts; default: those of the loopback
 }  # fmt: skip

@@ -16,7 +16,7 @@ from tests.tpu_api.folder import Folder
 GENERATIONS = {"v2": (0.5, 4), "v3": (0.5, 4), "v4": (0.5, 4), "v5p": (0.5, 4), "v5litepod": (1, 8), "v6e": (1, 8)}
 QUEUE = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
 # What a queued request comes to when its creation meets a fault.
-ENDS = {"suspended": "SUSPENDED", "failed": "FAILED", "stockout": "WAITING_FOR_RESOURCES"}
+ENDS = {"failed": "FAILED", "stockout": "WAITING_FOR_RESOURCES"}
 FAULTS = {*REFUSED, *FAILED, *ENDS}
 KINDS = {"nodes": ("nodes", "tpu-vm"), "queuedResources": ("queued", "queued-resources")}  # folders, gcloud's groups
 VERBS = {"GET": "describe", "POST": "create", "DELETE": "delete", "PATCH": "update"}
@@ -48,14 +48,13 @@ class Request:
         self.spec = self.body.get("tpu", {}).get("nodeSpec", [{}])[0]
         self.node = self.spec.get("node", self.body)
 
-    def error(self, kind: str, limit: int = 32) -> dict:
+    def error(self, kind: str) -> dict:
         """Returns a named error, filled in."""
         accelerator_type = self.node.get("acceleratorType", "v2-8")
         spot = "spot" in self.body or self.node.get("schedulingConfig", {}).get("spot")
         generation = accelerator_type.partition("-")[0].upper() + ("Preemptible" if spot else "")
         return named(
             kind,
-            limit=limit,
             metric=f"TPU{generation}PerProjectPerZoneForTPUAPI",
             name=self.name,
             network=self.node.get("networkConfig", {}).get("network"),
@@ -127,20 +126,13 @@ class Cloud(Folder):
         return self._operation(request)
 
     def _check_new(self, request: Request) -> None:
-        """Refuses a name, a type or an amount that the service would refuse."""
-        wanted = chips_and_hosts(request.node.get("acceleratorType", "v2-8"))
+        """Refuses a name or a type that the service would refuse."""
         if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", request.name) or request.name == "faults":
             raise ApiError(request.error("name"))
         if self.load(KINDS[request.kind][0], request.name):
             raise ApiError(request.error("exists"))
-        if not wanted:
+        if not chips_and_hosts(request.node.get("acceleratorType", "v2-8")):
             raise ApiError(request.error("accelerator"))
-        # A queued resource counts whatever its state: suspended and failed ones too, until they are deleted.
-        nodes = [node for node in self.all("nodes").values() if "queuedResource" not in node]
-        nodes += [queued["_node"] for queued in self.all("queued").values()]
-        quota, used = self.settings()["quota_chips"], sum(chips_and_hosts(one["acceleratorType"])[0] for one in nodes)
-        if quota is not None and used + wanted[0] > quota:
-            raise ApiError(request.error("quota", quota))
 
     def _change(self, request: Request, kind: str) -> dict:
         """Answers whatever needs a resource that is there."""
@@ -238,13 +230,12 @@ class Cloud(Folder):
             "state": {"state": state, "stateInitiator": "SERVICE"},
             "_left": self.settings()["queue_describes"],
         }
-        if state == "FAILED":
-            resource["state"]["failedData"] = {"error": named("failed")}
         if state == "ACTIVE":
             self._make_ready(node)
         if state in ("PROVISIONING", "ACTIVE"):
             self.save("nodes", node["name"].rpartition("/")[2], node)
-        elif state in ("SUSPENDED", "FAILED"):
+        elif state == "FAILED":
+            resource["state"]["failedData"] = {"error": named("failed")}
             self.remove_node(node["name"].rpartition("/")[2])
 
 

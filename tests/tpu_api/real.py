@@ -24,8 +24,9 @@ class Gcloud:
     def __enter__(self) -> "Gcloud":
         sdk = pathlib.Path(INSTALLED).resolve().parents[1]
         program = [sys._base_executable, "-S", "-E", __file__, str(sdk)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(program, env=self.environment, text=True, **pipes)
+        self.process = subprocess.Popen(
+            program, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         return self
 
     def __exit__(self, *error: object) -> None:
