@@ -52,9 +52,10 @@ def _keep(folder: pathlib.Path, writer: int, argv: list[str], cwd: str, environm
         os.write(writer, str(process.pid).encode())
         os.close(log)
         os.close(writer)
-        end = how_it_ended(process.wait())
-        send(folder, signal.SIGKILL)  # what it started must not keep the accelerator
-        write(folder / "exit.json", end)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its number stays its own
+        with contextlib.suppress(OSError):  # what it started must not keep the accelerator
+            os.killpg(process.pid, signal.SIGKILL)
+        write(folder / "exit.json", how_it_ended(process.wait()))
     finally:
         os._exit(0)
 

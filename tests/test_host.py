@@ -10,6 +10,8 @@ import socket
 import stat
 import time
 
+from host_keeper import processes
+
 from tests.fixtures_pods import wait_for
 
 HOSTILE = ["a b", "--flag=$(touch pwned)", "`touch pwned`", "'\"\\", "line\nline", "ü-语-\u202e", "-x", "", "*", "~"]
@@ -128,12 +130,19 @@ def test_a_signal_is_told_apart_from_a_code(host):
 
 
 def test_children_do_not_outlive_the_process(host):
-    """Not even in a session of their own."""
-    for attempt, words in enumerate(("", ", start_new_session=True"), 1):
-        host.start(f"print(__import__('subprocess').Popen(['sleep', '100']{words}).pid, flush=True)", attempt=attempt)
-        host.ended(attempt=attempt)
-        child = int((host.folder(attempt=attempt) / "log").read_text().splitlines()[1])
-        wait_for(lambda child=child: not alive(child))
+    host.start("print(__import__('subprocess').Popen(['sleep', '100']).pid, flush=True)")
+    host.ended()
+    child = int((host.folder() / "log").read_text().splitlines()[1])
+    wait_for(lambda: not alive(child))
+
+
+def test_stop_ends_children_in_sessions_of_their_own(host):
+    host.start(
+        "subprocess = __import__('subprocess'); subprocess.Popen(['sleep', '100'], start_new_session=True).wait()"
+    )
+    children = wait_for(lambda: [each for each in processes(host.folder()) if os.getsid(each) == each][1:])
+    assert host.ask("stop", "a", "1", "0")["exit"]["signal"] in (signal.SIGTERM, signal.SIGKILL)
+    assert not any(map(alive, children))
 
 
 def test_the_process_ignores_no_signal_that_its_keeper_does(host):
