@@ -82,7 +82,7 @@ def both(pair):
         ask.cloud.settings(creating_describes=0, queue_describes=0, retry_seconds=0)
     yield pair
     for ask in pair:
-        ask.cloud.kill("pod")
+        ask.cloud.end_hosts("pod", keep_disks=False)
 
 
 @pytest.mark.parametrize("gcloud", AGAINST)
@@ -181,3 +181,43 @@ def become(cloud: Cloud, state: str) -> None:
             cloud.request("GET", "/v2/projects/p/locations/us-central2-b/queuedResources/q")
     else:
         cloud.change("nodes", "pod", state=state)
+
+
+@pytest.fixture
+def ssh(both):
+    """The stand-in's ssh to the first of two hosts: takes a command, returns exit code and stdout."""
+    both[0](f"tpu-vm create pod {NODE}")
+    both[0]("tpu-vm describe pod")
+    argv = f"compute tpus tpu-vm ssh pod {PLACE}".split()
+    return lambda command: both[0].run([*argv, f"--command={command}"])[:2]
+
+
+def test_a_host_of_the_stand_in_has_a_shell_of_its_own(both, ssh):
+    cloud = both[0].cloud
+    home = cloud.home("pod", 0)
+    assert ssh("echo $HOME $PWD ${FAKE_GCLOUD_STATE-none}; exit 7") == (7, f"{home} {home} none\n")
+    assert ssh("echo ran >> ran; kill -9 $$") == (255, "") and (home / "ran").read_text() == "ran\n" * 10
+    assert ssh("setsid sleep 60 > /dev/null 2>&1 & echo $!")[0] == 0 and len(cloud.processes("pod")) == 1
+    cloud.preempt("pod")
+    assert cloud.processes("pod") == [] and home.exists()
+    both[0]("tpu-vm delete pod --quiet")
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "attempts", "ran", "answer"),
+    [
+        ("ssh255_before", 10, 0, (255, "")),
+        ("ssh255_before", 1, 1, (0, "output\n")),
+        ("ssh255_after", 10, 1, (255, "")),
+        ("ssh255_after", 1, 2, (0, "output\n")),
+        ("drop_midstream", 10, 1, (255, "out")),
+        ("keys_not_propagated", 9, 1, (0, "output\n")),
+    ],
+)
+def test_a_fault_of_a_connection(both, ssh, fault, attempts, ran, answer):
+    both[0].cloud.add_fault("ssh", fault, match="ran", attempts=attempts)
+    assert ssh("true") == (0, "")
+    assert ssh("echo ran >> ran; echo output; sleep 0.5") == answer
+    file = both[0].cloud.home("pod", 0) / "ran"
+    assert (file.read_text().count("ran") if file.exists() else 0) == ran
