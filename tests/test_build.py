@@ -10,7 +10,8 @@ import pytest
 from mlm.errors import InputError
 from mlm.inference import evaluate
 from mlm.model import families
-from mlm.model.masking import SpanMasking, TokenMasking, WordMasking, rate_schedule
+from mlm.model.masking import SpanMasking, WordMasking
+from mlm.model.token_masking import TokenMasking, rate_schedule
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from mlm.training.train import split_rows

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mlm.model import masking
-from mlm.model.masking import SpanMasking, TokenMasking, WordMasking
+from mlm.model.masking import SpanMasking, WordMasking
+from mlm.model.token_masking import TokenMasking
 from tests.fixtures import INFO, random_batch
 
 SPECIAL = (0, 1, 2, 3, 4)

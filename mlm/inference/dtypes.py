@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 from mlm.data import batches
 from mlm.data.manifest import Manifest
 from mlm.model.loss import RowSums, mask_padding, masked_cross_entropy
-from mlm.model.masking import TokenMasking
 from mlm.model.module import Model, Params
+from mlm.model.token_masking import TokenMasking
 from mlm.training import evaluation, sharding
 from mlm.training.task import Batch
 

@@ -18,8 +18,9 @@ from mlm.entry import MLM, Entry, changes_evaluation
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
 from mlm.model.attention import make_attention
-from mlm.model.masking import TokenMasking, make_eval_masking, make_masking
+from mlm.model.masking import make_eval_masking, make_masking
 from mlm.model.module import Compute, Model, Params
+from mlm.model.token_masking import TokenMasking
 from mlm.paths import UPath, os_errors, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import pretraining

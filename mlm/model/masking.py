@@ -1,132 +1,23 @@
-"""Masks drawn on the device, a pure function of (seed, record, epoch), and of the step's rate where that changes.
+"""Masks of whole words and of spans, and the masking that a config asks for.
 
-Which tokens are masked never depends on the batch size, the devices and hosts, or on restarts: each row has a key of
-its own, and threefry gives the same bits everywhere. A word ends before the next word or special token.
+A word ends before the next word or special token.
 
-Dimensions: B rows, L tokens in a row, K predictions in a row (static), V entries of the vocabulary, S span lengths.
+Dimensions: L tokens in a row, K predictions in a row (static), V entries of the vocabulary, S span lengths.
 """
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 from ml_collections import ConfigDict
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
-
-Rate = float | Array  # of masking
-
-
-class Masked(NamedTuple):
-    """A batch with masks drawn; predictions of weight 0 fill up rows that have fewer than K."""
-
-    ids_BxL: Array  # int32: what the model reads
-    attention_BxL: Array  # int32: 1 for tokens, 0 for padding
-    positions_BxK: Array  # int32: where it predicts, distinct within a row
-    labels_BxK: Array  # int32: the original tokens there
-    weights_BxK: Array  # float32: 1 for a prediction, 0 for a filler
-
-
-# (key, ids_BxL, attention_BxL, record_B, epoch_B, the step's rate or None where it is constant) -> the batch's masks, a
-# pure function of the key and of each row's record and epoch: a TokenMasking, or your own.
-Masking = Callable[[Array, Array, Array, Array, Array, Rate | None], Masked]
-
-
-def rate_schedule(rate: float, end_rate: float, steps: int) -> optax.Schedule | None:
-    """Returns the linear schedule of the masking rate (Ankner et al., 2024), None where it is constant."""
-    return optax.linear_schedule(rate, end_rate, max(steps - 1, 1)) if end_rate else None
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenMasking:
-    """BERT's masking (Devlin et al., 2019, 3.1), drawn anew for each epoch as in RoBERTa (Liu et al., 2019, 4.1).
-
-    A row with m ordinary tokens gets `rate * m` predictions, rounded up or down at random so that the mean is exact.
-    Special tokens are never predicted, and never drawn as a replacement.
-    """
-
-    rate: float
-    mask_share: float
-    random_share: float
-    mask_id: int
-    special_ids: tuple[int, ...]
-    vocab_size: int
-    end_rate: float = 0.0
-    static: bool = False
-
-    def max_predictions_per_row(self, length: int) -> int:
-        """Returns K for rows of `length` tokens."""
-        return math.ceil(max(self.rate, self.end_rate) * length)
-
-    def __call__(
-        self,
-        key: Array,
-        ids_BxL: Array,
-        attention_BxL: Array,
-        record_B: Array,
-        epoch_B: Array,
-        rate: Rate | None = None,
-    ) -> Masked:
-        """Draws the masks of a batch; a higher rate, up to `end_rate`, adds predictions to those of a lower one."""
-        epoch_B = jnp.zeros_like(epoch_B) if self.static else epoch_B
-        rate = self.rate if rate is None else rate
-
-        def mask_row(ids_L: Array, attention_L: Array, record: Array, epoch: Array) -> Masked:
-            row_key = jax.random.fold_in(jax.random.fold_in(key, record), epoch)
-            special_V = np.isin(np.arange(self.vocab_size), self.special_ids)
-            ordinary_L = (attention_L > 0) & ~jnp.asarray(special_V)[ids_L]
-            return self._mask_row(row_key, ids_L, ordinary_L, rate)._replace(attention_BxL=attention_L)
-
-        return jax.vmap(mask_row)(ids_BxL, attention_BxL, record_B, epoch_B)
-
-    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
-        length = len(ids_L)
-        count = self.max_predictions_per_row(length)
-        bits = jax.random.bits(key, (length + 2 * count + 1,))
-        score_L, kind_K, token_K, rounding = jnp.split(bits, (length, length + count, length + 2 * count))
-        predictions = self._count(ordinary_L, rate, rounding[0])
-        order_L = jnp.where(ordinary_L, (score_L >> 1).astype(jnp.int32), -1)
-        _, positions_K = jax.lax.top_k(order_L, count)  # a uniform choice: the largest random scores
-        weights_K = (jnp.arange(count) < predictions).astype(jnp.float32)
-        return self._masked(ids_L, positions_K, weights_K, kind_K, token_K)
-
-    def _count(self, ordinary_L: Array, rate: Rate, bits: Array) -> Array:
-        """Returns rate * m, rounded at random; int32."""
-        expected = rate * jnp.sum(ordinary_L) + _uniform(bits)
-        most = jnp.minimum(self.max_predictions_per_row(len(ordinary_L)), jnp.sum(ordinary_L))
-        return jnp.minimum(jnp.floor(expected).astype(jnp.int32), most)
-
-    def _masked(self, ids_L: Array, positions_K: Array, weights_K: Array, kind_K: Array, token_K: Array) -> Masked:
-        """Masks, replaces or keeps each predicted token, as the random bits `kind_K` and `token_K` decide."""
-        labels_K = ids_L[positions_K]
-        kind_K = _uniform(kind_K)
-        ordinary_ids = np.setdiff1d(np.arange(self.vocab_size), self.special_ids).astype(np.int32)
-        random_K = jnp.asarray(ordinary_ids)[token_K % len(ordinary_ids)]
-        replaced_K = jnp.where(kind_K < self.mask_share + self.random_share, random_K, labels_K)
-        replaced_K = jnp.where(kind_K < self.mask_share, self.mask_id, replaced_K)
-        read_K = jnp.where(weights_K > 0, replaced_K, labels_K)
-        return Masked(ids_L.at[positions_K].set(read_K), None, positions_K, labels_K, weights_K)
-
-
-class IndependentMasking(TokenMasking):
-    """Each ordinary token is predicted with probability `rate`, as transformers' and fairseq's collators draw them."""
-
-    def max_predictions_per_row(self, length: int) -> int:
-        """Returns K for rows of `length` tokens: all of them."""
-        return length
-
-    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
-        score_L, kind_L, token_L = jax.random.bits(key, (3, len(ids_L)))
-        weights_L = (ordinary_L & (_uniform(score_L) < rate)).astype(jnp.float32)
-        return self._masked(ids_L, jnp.arange(len(ids_L)), weights_L, kind_L, token_L)
+from mlm.model.token_masking import IndependentMasking, Masked, TokenMasking, uniform
 
 
 class _Units(NamedTuple):
@@ -159,7 +50,7 @@ class WordMasking(TokenMasking):
         words = self._words(ids_L, ordinary_L)
         total = jnp.sum(ordinary_L).astype(jnp.float32)
         # Signed distance from the window's start to the word's: adding `total` to the negative ones would round.
-        distance_L = _tokens_before(words, score_L).astype(jnp.float32) - _uniform(window[0]) * total
+        distance_L = _tokens_before(words, score_L).astype(jnp.float32) - uniform(window[0]) * total
         inside_L = jnp.where(distance_L >= 0, distance_L < rate * total, distance_L < rate * total - total)
         return self._masked_at(ids_L, ordinary_L & inside_L, kind_L, token_L)
 
@@ -196,7 +87,7 @@ class SpanMasking(WordMasking):
         score_L, length_L, kind_L, token_L, rest = jnp.split(bits, np.cumsum([len(ids_L)] * 4))
         spans = self._spans(self._words(ids_L, ordinary_L), ordinary_L, length_L)
         total = jnp.sum(ordinary_L)
-        window = jnp.floor(_uniform(rest[1]) * total).astype(jnp.int32)
+        window = jnp.floor(uniform(rest[1]) * total).astype(jnp.int32)
         distance_L = _tokens_before(spans, score_L) + jnp.arange(len(ids_L)) - spans.start_L - window
         distance_L = jnp.where(distance_L >= 0, distance_L, distance_L + total)
         predicted_L = ordinary_L & (distance_L < self._count(ordinary_L, rate, rest[0]))
@@ -210,7 +101,7 @@ class SpanMasking(WordMasking):
     def _spans(self, words: _Units, ordinary_L: Array, bits_L: Array) -> _Units:
         """Cuts each run of words into spans: the i-th one starts at the sum of the lengths of those before it."""
         ends_S = np.cumsum(self.length_probs())[:-1].astype(np.float32)
-        length_L = 1 + jnp.sum(_uniform(bits_L)[:, None] >= ends_S, axis=1)
+        length_L = 1 + jnp.sum(uniform(bits_L)[:, None] >= ends_S, axis=1)
         runs = _units(_after_a_gap(ordinary_L), ordinary_L)
         word_L = jnp.cumsum(words.first_L) - 1  # index of the token's word in the row
         length_L = jnp.where(words.first_L, length_L, 0)
@@ -242,11 +133,6 @@ def _tokens_before(units: _Units, score_L: Array) -> Array:
     _, position_L, size_L = jax.lax.sort((keys_L, position_L, jnp.where(units.first_L, units.size_L, 0)), num_keys=1)
     _, before_L = jax.lax.sort((position_L, jnp.cumsum(size_L) - size_L), num_keys=1)
     return before_L[units.start_L]
-
-
-def _uniform(bits: Array) -> Array:
-    """Returns float32 in [0, 1) from uint32 bits: 24 of them, so that every value is exact."""
-    return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
 
 
 def make_masking(config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarray | None) -> TokenMasking:

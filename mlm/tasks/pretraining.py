@@ -29,8 +29,8 @@ from mlm.errors import InputError
 from mlm.model import families, masking, priming
 from mlm.model.attention import Attention, make_attention
 from mlm.model.loss import Mean, RowSums, masked_cross_entropy
-from mlm.model.masking import Masked, Masking
 from mlm.model.module import Model, Params
+from mlm.model.token_masking import Masked, Masking, TokenMasking, rate_schedule
 from mlm.monitor.metrics_hooks import MetricsHook, Monitor
 from mlm.pretrained import load, warm_start
 from mlm.tasks.pretraining_data import dataset_info, score_split, train_batches, word_starts
@@ -61,7 +61,7 @@ class Pretraining(Task):
         module = self.make_model()
         self.module = module.with_attention(lambda window: self._attention(module.config, window))
         self.masking = self.make_masking()
-        self.masking_rate = masking.rate_schedule(config.masking.rate, config.masking.end_rate, self.stages.steps)
+        self.masking_rate = rate_schedule(config.masking.rate, config.masking.end_rate, self.stages.steps)
         self.schedule = optimizer.make_schedule(config, self.stages.steps)
         self.optimizer = self.make_optimizer()
 
@@ -137,7 +137,7 @@ class Pretraining(Task):
         """Returns the masking of training."""
         return masking.make_masking(self.config.masking, self.info, self.word_starts_V)
 
-    def make_eval_masking(self) -> masking.TokenMasking:
+    def make_eval_masking(self) -> TokenMasking:
         """Returns the masking of evaluation, that of the config by default, whatever `make_masking` returns."""
         return masking.make_masking(self.config.masking, self.info, self.word_starts_V)
 
@@ -247,7 +247,7 @@ class Pretraining(Task):
     def useful_flops(self, step: int, share: float) -> float:
         steps = round(step / share) if share else self.stages.steps
         rate, end_rate = self.config.masking.rate, self.config.masking.end_rate
-        if rate_at := masking.rate_schedule(rate, end_rate, steps):  # linear, so the mean is the rate in the middle
+        if rate_at := rate_schedule(rate, end_rate, steps):  # linear, so the mean is the rate in the middle
             rate = float(rate_at((self.stages.start + step - 1) / 2))
         rows = self.stages.own_rows_read(step)
         short_rows, short_length = 0, self.config.data.short_length

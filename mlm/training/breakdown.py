@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mlm.model.loss import RowSums
-from mlm.model.masking import Masked
+from mlm.model.token_masking import Masked
 
 TABLES = {"by_position": "position in the row", "by_copy_distance": "distance of the nearest copy"}  # and their heads
 LONGEST = 2**15  # tokens in a row: `copy_distances` counts in int32

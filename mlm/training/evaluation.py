@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 from mlm import cluster
 from mlm.cluster import distributed
 from mlm.model.loss import Mean, prediction_scores, sum_rows
-from mlm.model.masking import Masked, TokenMasking
 from mlm.model.module import Model, Params, segment_and_position_ids
+from mlm.model.token_masking import Masked, TokenMasking
 from mlm.training import breakdown
 from mlm.training.data_parallel import logical_rows
 from mlm.training.sharding import BATCH, put_batch
