@@ -137,10 +137,8 @@ def test_children_do_not_outlive_the_process(host):
 
 
 def test_stop_ends_children_in_sessions_of_their_own(host):
-    host.start(
-        "subprocess = __import__('subprocess'); subprocess.Popen(['sleep', '100'], start_new_session=True).wait()"
-    )
-    children = wait_for(lambda: [each for each in processes(host.folder()) if os.getsid(each) == each][1:])
+    started = host.start("__import__('subprocess').run(['sleep', '100'], start_new_session=True)")
+    children = wait_for(lambda: [process for process in processes(host.folder()) if process != started["process"]])
     assert host.ask("stop", "a", "1", "0")["exit"]["signal"] in (signal.SIGTERM, signal.SIGKILL)
     assert not any(map(alive, children))
 
