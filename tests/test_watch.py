@@ -1,5 +1,6 @@
 """What a process leaves behind: where it was, why it ended, its stacks. In processes of their own, without jax."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from mlm.cluster import watch
+from mlm.cluster.termination import Termination
 from mlm.errors import DamageError
 from tests.processes import ROOT
 
@@ -178,3 +180,22 @@ def test_progress_costs_nothing_to_speak_of():
 
 def test_failed_returns_the_code_where_nothing_is_written():
     assert watch.Watch("test", None).failed(DamageError("x"), 4) == 4
+
+
+def test_an_end_is_read_as_it_was_written():
+    end = Termination(3, "w-3", "lost", 1, "is lost", 7, "save")
+    assert Termination.read(end.text) == end
+    assert "\x1b" not in Termination.read(dataclasses.replace(end, host="\x1b[2J").text).sentence
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"code": 0}, {"code": 256}, {"code": "x"}, {"kind": []}, {"kind": "peer"}, {"process": None}, {"step": "x"},
+     {"what": 7}],
+)  # fmt: skip
+def test_an_end_in_another_form_is_a_strangers(change):
+    end = Termination(3, "w-3", "lost", 1, "is lost", 7, "save")
+    for text in (json.dumps(json.loads(end.text) | change), end.text[:-9], "[" * 100_000, "", "\x1b[2J"):
+        read = Termination.read(text)
+        assert (read.process, read.code) == (-1, 1) and read.sentence.isprintable()
+        assert text[:20] in read.what or "u001b" in read.what

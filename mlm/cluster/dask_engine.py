@@ -223,7 +223,8 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
                 dashboard_address=DASHBOARD,
             )
         except Exception as error:
-            raise StopError(f"can't reach host 0's Dask scheduler at {address} ({error}); open its port.") from None
+            fix = "open its port; a certificate is also refused where this host's clock is behind"
+            raise StopError(f"can't reach host 0's Dask scheduler at {address} ({error}); {fix}.") from None
         context = contextlib.closing(DaskEngine(address, security, timeout))
         with context if scheduler else contextlib.nullcontext() as engine:
             yield engine

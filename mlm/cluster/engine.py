@@ -55,7 +55,7 @@ class Engine:
     ) -> Iterator[tuple[int, Result]]:
         """Runs function(item) for each item; yields (index, result) as they finish.
 
-        Raises the first error of a task as it was, PreemptedError if a worker was killed; then begins no other task.
+        Raises the first error of a task as it was, PreemptedError if a worker was killed; then submits no other task.
         """
         if not len(items):
             return
