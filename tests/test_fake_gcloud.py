@@ -100,29 +100,29 @@ def test_an_error_is_worded_as_gcloud_words_it(both, gcloud, kind):
     assert all(part in err for text in texts for part in re.split(r"\{.*?\}|['\"\[]", text))
 
 
-# Lines to gcloud, one after the other; in capitals what meanwhile becomes of the TPU, or of what is asked for next.
+# Lines to gcloud, those after "!" fail; in capitals what meanwhile becomes of the TPU, or of what is asked for next.
 TPU = f"""
     tpu-vm create pod {NODE} --spot --labels=a=b,c=d
-    tpu-vm create pod {NODE}
+    ! tpu-vm create pod {NODE}
     tpu-vm describe pod --format=json
     tpu-vm list --format=json
     STOPPED
-    {SSH} --command=true
+    ! {SSH} --command=true
     tpu-vm start pod --format=none
     tpu-vm describe pod --format=json
-    {SSH} --worker=4 --command=true
+    ! {SSH} --worker=4 --command=true
     {SSH} --worker=all --dry-run --command=true --strict-host-key-checking=yes --ssh-flag=-C
     alpha {SSH} --worker=all --dry-run --command=true --tunnel-through-iap
     PREEMPTED
-    {SSH} --command=true
+    ! {SSH} --command=true
     tpu-vm delete pod --quiet
-    tpu-vm describe pod --format=json
-    tpu-vm delete pod --quiet
-    tpu-vm start pod --format=none
-    {SSH} --command=true
+    ! tpu-vm describe pod --format=json
+    ! tpu-vm delete pod --quiet
+    ! tpu-vm start pod --format=none
+    ! {SSH} --command=true
     tpu-vm list --format=json
-    tpu-vm create Pod {NODE}
-    tpu-vm create pod --accelerator-type=v9-8 --version=v
+    ! tpu-vm create Pod {NODE}
+    ! tpu-vm create pod --accelerator-type=v9-8 --version=v
 """
 QUEUE = f"""
     queued-resources create q --node-id=pod {QUEUED} --spot --labels=a=b
@@ -130,11 +130,11 @@ QUEUE = f"""
     ACTIVE
     tpu-vm describe pod --format=json
     queued-resources describe q --format=json
-    queued-resources delete q --quiet
+    ! queued-resources delete q --quiet
     PREEMPTED
     queued-resources describe q --format=json
     queued-resources delete q --quiet --force
-    tpu-vm describe pod --format=json
+    ! tpu-vm describe pod --format=json
     FAILED
     queued-resources create q --node-id=pod {QUEUED}
     ACTIVE
@@ -148,12 +148,12 @@ QUEUE = f"""
     alpha {SSH} --worker=all --dry-run --command=true
 """
 REFUSED_LINES = f"""
-    tpu-vm create pod {NODE} --bogus=3
-    tpu-vm create pod {NODE} --spot=3
-    tpu-vm create pod --accelerator-type=v4-8
-    tpu-vm create pod {NODE} --reservation=r
-    queued-resources create q --node-id=pod {QUEUED} --max-run-duration=4h
-    tpu-vm delete pod --force
+    ! tpu-vm create pod {NODE} --bogus=3
+    ! tpu-vm create pod {NODE} --spot=3
+    ! tpu-vm create pod --accelerator-type=v4-8
+    ! tpu-vm create pod {NODE} --reservation=r
+    ! queued-resources create q --node-id=pod {QUEUED} --max-run-duration=4h
+    ! tpu-vm delete pod --force
 """
 
 
@@ -167,7 +167,8 @@ def test_what_gcloud_says_and_shows(both, gcloud, lines):
             for ask in both:
                 become(ask.cloud, line)
             continue
-        answers = [ask(line) for ask in both]
+        answers = [ask(line.removeprefix("! ")) for ask in both]
+        assert (answers[0][0] != 0) == line.startswith("! "), line
         assert answers[0] == answers[-1], f"{line}\n{answers[0][1:]}\n{answers[-1][1:]}"
 
 

@@ -113,8 +113,8 @@ def test_gcloud_takes_every_call_of_the_launcher(pod, parser, gcloud):
     for command in example_commands():
         calls |= calls_of(pod.tpu(*shlex.split(command), "--dry-run"))
     refused = {call: said for call in sorted(calls) if (said := parser(list(call)))[0]}
-    assert all(stand_in(list(call)) == (0, "") for call in calls)
-    assert refused == {} and len(calls) >= 165, len(calls)
+    assert refused == {} and len(calls) >= 165
+    assert [call for call in calls if stand_in(list(call))[0]] == []
     for word in ("--bogus=1", "--bogus"):
         assert all(parser([*call, word])[0] == 2 for call in sorted(calls)[::20]), "it refuses nothing"
 
