@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from mlm import config as configs
-from mlm.cluster import distributed, fingerprints, service, watch
+from mlm.cluster import distributed, fingerprints, watch
 from mlm.cluster.detect import Cluster
 from mlm.errors import InputError
 from tests.fixtures import tiny_config
@@ -66,23 +66,6 @@ def test_a_signal_is_noticed_at_the_next_step():
         signal.raise_signal(signal.SIGTERM)
         assert stop.requested(2)
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_handler_of_another_library():
-    """Found as C knows it, and called; the default one is none."""
-    import ctypes
-
-    received = []
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(received.append)
-    assert service.handler_in_c(signal.SIGUSR2) is None
-    library = ctypes.CDLL(None)
-    library.signal.restype = ctypes.c_void_p
-    library.signal(signal.SIGUSR2, handler)
-    try:
-        service.handler_in_c(signal.SIGUSR2)(signal.SIGUSR2)
-    finally:
-        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-    assert received == [signal.SIGUSR2]
 
 
 def test_another_order_than_jax_has_is_refused(monkeypatch):

@@ -176,6 +176,28 @@ def test_a_cause_in_another_form_ends_all_with_what_it_says(tmp_path, text):
         assert cause_of(tmp_path, process)["of"]["process"] == -1
 
 
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT,)])
+def test_a_signal_to_one_stops_all_after_the_same_step(tmp_path, numbers):
+    body = """
+from mlm.cluster import distributed
+with distributed.StopSignal() as stop:
+    step = 0
+    while not stop.requested(step):
+        print(step, flush=True)
+        step += 1
+        time.sleep(0.02 * (process + 1))
+print("stops", step, flush=True)
+"""
+    started = Started(tmp_path, body, [0, 1], 2)
+    started.met()
+    while started.all[1].stdout.readline() != "5\n":
+        pass
+    for number in numbers:
+        started.all[1].send_signal(number)
+    said = [process.communicate(timeout=60)[0].split()[-2:] for process in started.all.values()]
+    assert said[0] == said[1] and said[0][0] == "stops" and int(said[0][1]) < 100
+
+
 @pytest.mark.parametrize(("visible", "gpus"), [("", "0 1"), ("0,1,2,3", "0 1"), ("2", "all all")])
 def test_processes_on_a_machine_share_its_gpus(tmp_path, monkeypatch, visible, gpus):
     if visible:
@@ -211,7 +233,9 @@ raise jax.errors.JaxRuntimeError("INTERNAL: Gloo: connection closed by peer")
     assert cause_of(tmp_path, 0)["of"]["process"] == 1
 
 
-@pytest.mark.parametrize(("count", "present", "missing"), [(2, [0], "1 of 2 hosts"), (4, [0, 1], "2 of 4 hosts")])
+@pytest.mark.parametrize(
+    ("count", "present", "missing"), [(2, [0], "1 of 2 hosts (all but 127.0.0.1)"), (4, [0, 1], "2 of 4 hosts")]
+)
 def test_who_never_comes_is_named(tmp_path, count, present, missing):
     ends = Started(tmp_path, "", present, count, timeout=8).ends()
     code, error = ends[0]

@@ -63,13 +63,11 @@ def share_of_primary(step: int, share: int) -> int:
 class StopSignal:
     """Notices SIGTERM and Ctrl-C, at the same step on every host; a context manager.
 
-    In a single process, a second Ctrl-C ends at once. With several, jax's preemption service agrees on the step, of
-    which ours must call the handler.
+    In a single process, a second Ctrl-C ends at once. With several, jax's preemption service agrees on the step.
     """
 
     def __init__(self) -> None:
         self._requested = False
-        self._jax_handler = watch.current.service and watch.current.service.jax_sigterm
         self._old: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -85,8 +83,8 @@ class StopSignal:
             raise KeyboardInterrupt
         self._requested = True
         watch.current.signaled(signal.Signals(number).name)
-        if self._jax_handler is not None:
-            self._jax_handler(signal.SIGTERM)
+        if watch.current.service is not None:
+            watch.current.service.stop_all()
 
     def requested(self, step: int) -> bool:
         """Returns whether to stop after `step`; every host asks at every step."""

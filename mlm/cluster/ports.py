@@ -87,11 +87,11 @@ def _wait(open_socket: Callable[[], socket.socket], explain: Callable[[OSError],
         time.sleep(RETRY)
 
 
-def connected(port: int) -> set[tuple[str, int]]:
-    """Returns the (IP, port) of those that are connected to a port of this process."""
+def connected(port: int) -> list[str]:
+    """Returns the IPs of those that are connected to a port of this process."""
     connections = psutil.Process().net_connections("tcp")
-    mine = [c for c in connections if c.status == psutil.CONN_ESTABLISHED and c.laddr.port == port]
-    return {(connection.raddr.ip.removeprefix("::ffff:"), connection.raddr.port) for connection in mine}
+    here = [c for c in connections if c.status == psutil.CONN_ESTABLISHED and c.laddr.port == port]
+    return [connection.raddr.ip.removeprefix("::ffff:") for connection in here]
 
 
 def addresses_of(host: str) -> set[str]:

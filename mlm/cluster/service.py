@@ -9,6 +9,7 @@ Process 0 runs it, and each process is its client from the beginning of a comman
 
 import contextlib
 import ctypes
+import datetime
 import faulthandler
 import functools
 import hashlib
@@ -35,6 +36,7 @@ from mlm.errors import StopError
 from mlm.text import printable
 
 FOREVER = 10**12  # milliseconds
+STOP = "RECEIVED_PREEMPTION_NOTICE"  # what jax's preemption service waits for (tsl's preemption_sync_manager.cc)
 PRIMARY_DONE, OTHERS_DONE = "process 0 is done", "the others are done"  # barriers, see `Service._wait_for_loss`
 # A loss in the words of a barrier that fails by it, of one that ends, and of the error that all clients poll.
 LOST = re.compile(r"(?:Task |, Task: |stopped sending heartbeats\):\s*)(\d+)")
@@ -69,7 +71,6 @@ class Service:
         self.ip = wait(self.address, pod.start_timeout)  # where process 0 listens, and how another one reaches it
         self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._abort)
         ctypes.CDLL(None).signal(signal.SIGABRT, self._abort_handler)
-        python_handler = signal.getsignal(signal.SIGTERM)
         jax.distributed.initialize(
             ports.format_address(self.address),
             cluster.processes,
@@ -80,8 +81,7 @@ class Service:
             heartbeat_timeout_seconds=int(pod.heartbeat),
             shutdown_timeout_seconds=int(pod.heartbeat),
         )
-        self.jax_sigterm = handler_in_c(signal.SIGTERM)  # of its preemption service, which the training loop asks
-        signal.signal(signal.SIGTERM, python_handler)
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # jax has put its own in the place of Python's
         self._client = jax_distributed.global_state.client
         self._client.key_value_set(f"host/{self._process}", printable(socket.gethostname()))
         self.barrier("met")
@@ -138,6 +138,11 @@ class Service:
         self._client.key_value_set(f"{name}/{number}", str(value))
         self._client.key_value_delete(f"{name}/{number - 1000}")  # every process has long read it
         return value
+
+    def stop_all(self) -> None:
+        """Has jax's preemption service find the step after which all stop, see `distributed.StopSignal`."""
+        with contextlib.suppress(JaxRuntimeError):  # it has been asked
+            self._client.key_value_set(STOP, datetime.datetime.now(datetime.UTC).isoformat())
 
     def wait_for_end(self) -> None:
         """Waits for the end of this process where another one may be the cause, until its heartbeats are missed."""
@@ -213,17 +218,7 @@ class Service:
         if self._process > 0:
             refused = f"host 0 at {place} did not start the run with process {self._process} of {count} {limit}"
             return f"{refused}; its own last line says who is missing, jax's above whether it refuses this process"
-        connections = ports.connected(self.address[1])
-        ips = {ip for ip, _ in connections}
-        hosts = enumerate(self._cluster.hosts)
-        missing = [f"host {number} ({host})" for number, host in hosts if not ips & ports.addresses_of(host)]
-        who = ", ".join(missing) or f"{count - len(connections)} of {count} hosts"
-        return f"{limit} {who} never connected to {place}, but {', '.join(sorted(ips))} did; look there for the reason"
-
-
-def handler_in_c(number: int) -> Callable[[int], None] | None:
-    """Returns the signal handler that a library has installed in C; None for the default, or none."""
-    buffer = (ctypes.c_void_p * 64)()  # struct sigaction: the handler comes first, on Linux and on macOS
-    if ctypes.CDLL(None).sigaction(number, None, buffer) or buffer[0] in (None, 0, 1):  # the default, ignored
-        return None
-    return ctypes.CFUNCTYPE(None, ctypes.c_int)(buffer[0])
+        ips, hosts = ports.connected(self.address[1]), enumerate(self._cluster.hosts)
+        missing = [f"host {i} ({host})" for i, host in hosts if ports.addresses_of(host).isdisjoint(ips)]
+        who = ", ".join(missing) or f"{count - len(ips)} of {count} hosts (all but {', '.join(sorted(set(ips)))})"
+        return f"{limit} {who} never connected to {place}; look there for the reason"
