@@ -20,9 +20,14 @@ STATUS = {  # of an operation's "code": google.rpc.Code
 MISTAKES = ("INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "UNIMPLEMENTED")  # the same request is refused again
 GRANT = "gcloud projects add-iam-policy-binding {project} --member=user:YOU --role="
 NETWORK = (
-    "^(UNAVAILABLE|DEADLINE_EXCEEDED)|gcloud crashed .[a-z]*(connection|timeout|ssl|protocol|transport|socket|oserror|"
-    "servernotfound)|failed to resolve|nameresolution|max retries exceeded|connection (refused|reset|aborted)|"
-    "timed out|network (is unreachable|connectivity)|unable to find the server"
+    r"^(UNAVAILABLE|DEADLINE_EXCEEDED)|gcloud crashed .\w*(connect|timeout|ssl|protocol|transport|socket|oserror|"
+    r"servernotfound|proxy|gaierror|incomplete|chunked|maxretry)|'status': 5\d\d|failed to resolve|nameresolution|"
+    r"max retries exceeded|connection (refused|reset|aborted)|timed out|network (is unreachable|connectivity)|"
+    r"unable to find the server|server unavailable"
+)
+CAPACITY = (
+    "(no more|not enough|insufficient|sufficient|out of|no available)( [a-z]+)? (capacity|resources)|stockout|"
+    "resource_pool_exhausted"
 )
 # (kind, pattern, what a person reads): the first whose pattern matches status and message
 KINDS = (
@@ -31,7 +36,7 @@ KINDS = (
      "{project} asks Google Cloud too often: wait a minute, or poll less often (--every)"),
     ("login", "^UNAUTHENTICATED|auth login|active account selected|current auth tokens|reauthentication",
      "gcloud isn't logged in: gcloud auth login"),
-    ("stockout", "no more capacity|not enough resources|stockout|resource_pool_exhausted|insufficient capacity",
+    ("stockout", CAPACITY,
      "{zone} has no {accelerator_type} to give right now: try another zone, set queued = true to wait in line, or try "
      "later"),
     ("billing", "billing",
@@ -44,8 +49,7 @@ KINDS = (
     ("settings", "permission denied on '?locations/|location_(access|policy)|invalid (zone|location)",
      "zone = {zone} is misspelt, or {project} may not use it: gcloud compute tpus locations list --project={project}"),
     ("permission", r"^PERMISSION_DENIED.*\bcompute\.|required 'compute\.",
-     "your account may not write ssh keys to {project}: "
-     f"{GRANT}roles/compute.instanceAdmin.v1"),
+     f"gcloud's ssh may not read {{project}}: {GRANT}roles/compute.viewer"),
     ("permission", "^PERMISSION_DENIED|permission denied on|does not have permission|forbidden",
      f"your account may not do this in {{project}}, or there is no such project: {GRANT}roles/tpu.admin"),
     ("quota", "^RESOURCE_EXHAUSTED|quota",
