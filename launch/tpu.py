@@ -71,16 +71,16 @@ def parser() -> argparse.ArgumentParser:
     def command(name: str, function: Callable[[argparse.Namespace], int | None], words: str) -> argparse.ArgumentParser:
         sub = table.add_parser(name, help=words, description=words, allow_abbrev=False)
         sub.add_argument("--dry-run", action="store_true", help="print what would be called, and change nothing")
-        sub.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="for a host to answer")
+        add_number(sub, "--timeout", 60.0, "for a host to answer")
         settings.add_flags(sub)
         sub.set_defaults(command=function, name=name)
         return sub
 
     sub = command("up", lambda a: lifetime.up(a.cloud, a.every, a.recreate), "create the pod, and wait for it")
-    sub.add_argument("--every", type=float, default=15.0, metavar="SECONDS", help="between two polls")
+    add_number(sub, "--every", 15.0, "between two polls")
     sub.add_argument("--recreate", action="store_true", help="delete one that won't come back, and create another one")
     sub = command("sync", _sync, "bring the code, uncommitted changes included, and its packages to all hosts")
-    sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
+    add_extra(sub)
     sub = command("preflight", _preflight, "is every host ready, and are they all alike?")
     sub.add_argument("--clear-lock", action="store_true", help="remove libtpu's lock file where nobody holds it")
     sub = command("run", _run, "start python -m mlm on all hosts, and follow its logs; --config.x=y sets a key")
@@ -95,14 +95,33 @@ def parser() -> argparse.ArgumentParser:
     add_follow(sub)
     sub = command("stop", _stop, "end a run: SIGTERM, so that it saves; wait; SIGKILL")
     sub.add_argument("id")
-    sub.add_argument("--grace", type=float, default=300.0, metavar="SECONDS", help="to save in")
+    add_number(sub, "--grace", 300.0, "to save in")
     sub = command("supervise", lambda a: supervise.command(a, make_job(a)), "start a run and watch it until it is done")
     add_job(sub)
-    supervise.add_flags(sub)
+    add_extra(sub)
+    add_number(sub, "--max-crashes", 3, "in a row without progress, after which it gives up")
+    add_number(sub, "--max-preemptions", 100, "and ends after a save, after which it gives up")
+    add_number(sub, "--silent", 5, "polls without an answer, after which a host is taken for dead if a run has ended")
+    add_number(sub, "--hang", 1800.0, "without progress on any host, after which the run is stopped; 0: never")
+    add_number(sub, "--every", 30.0, "between two polls")
+    add_number(sub, "--grace", 300.0, "for a run that is stopped to save")
+    recreate = "delete and create again even a pod that your `up` has not made"
+    sub.add_argument("--recreate", action="store_true", help=recreate)
     sub = command("clean", _clean, "delete requests that only use up quota, and runs that have ended, on the hosts")
     sub.add_argument("--keep", action="append", default=[], metavar="ID", help="of a run to keep")
     command("down", lambda args: lifetime.down(args.cloud), "delete all that `up` has made")
     return root
+
+
+def add_number(sub: argparse.ArgumentParser, flag: str, default: float, words: str) -> None:
+    """Adds a flag that takes a number: of times if its default is whole, else of seconds."""
+    unit, words = "N" if isinstance(default, int) else "SECONDS", f"{words}; default: {default:g}"
+    sub.add_argument(flag, type=type(default), default=default, metavar=unit, help=words)
+
+
+def add_extra(sub: argparse.ArgumentParser) -> None:
+    """Adds --extra, of what installs the packages."""
+    sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
 
 
 def add_job(sub: argparse.ArgumentParser) -> None:
@@ -119,7 +138,7 @@ def add_job(sub: argparse.ArgumentParser) -> None:
 def add_follow(sub: argparse.ArgumentParser) -> None:
     """Adds what says how logs are followed."""
     sub.add_argument("--only", type=int, action="append", default=[], metavar="WORKER", help="show this host's lines")
-    sub.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between two polls")
+    add_number(sub, "--every", 5.0, "between two polls")
 
 
 def make_job(args: argparse.Namespace) -> runs.Job:

@@ -20,7 +20,7 @@ from pods.code import Code  # isort: skip
 from pods.errors import PodError, SettingsError  # isort: skip
 from pods.gcloud import TpuVm  # isort: skip
 from pods.hosts import Hosts  # isort: skip
-from pods.runs import Job  # isort: skip
+from pods.runs import Job, RunStatus  # isort: skip
 from pods.settings import Settings  # isort: skip
 from pods.supervise import Supervisor, cost  # isort: skip
 
@@ -29,9 +29,9 @@ def test_cost_is_that_of_all_pods_while_they_are_ready():
     memory, chosen = Memory(), Settings(accelerator_type="v4-32", price=2.0)
     polls = [(1, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")]
     for now, state in polls:
-        _, memory = decide(Seen(state, now), memory, LIMITS)
+        _, memory = decide(Seen(state, now, status=RunStatus(0, ())), memory, LIMITS)
     assert cost(chosen, memory, 9999) == "16.00 chip-hours so far, 32.00 dollars"
-    _, memory = decide(Seen("READY", 10000), memory, LIMITS)
+    _, memory = decide(Seen("READY", 10000, status=RunStatus(0, ())), memory, LIMITS)
     memory = Memory(**json.loads(json.dumps(dataclasses.asdict(memory))))
     chosen = dataclasses.replace(chosen, price=0.0)
     assert cost(chosen, memory, 13600) == "32.00 chip-hours so far, price unknown"
@@ -48,18 +48,18 @@ def test_what_waiting_fixes_is_waited_for_longer_and_longer(tmp_path, monkeypatc
     one = supervisor(said := [])
     waits = []
     for _ in range(9):
-        one._refuse(PodError("no more capacity.", "stockout"))
+        one._wait_for(PodError("no more capacity.", "stockout"))
         waits.append(one.pause())
     assert waits == [20, 40, 80, 160, 320, 640, 900, 900, 900]
     assert said[0].endswith("no more capacity; again in 20 s")
     one.tries = 0
     for _ in range(7):
-        one._refuse(PodError("host 3: the device is held.", "hosts"))
+        one._wait_for(PodError("host 3: the device is held.", "hosts"))
     with pytest.raises(PodError, match="held"):
-        one._refuse(PodError("host 3: the device is held.", "hosts"))
+        one._wait_for(PodError("host 3: the device is held.", "hosts"))
     for kind in ("quota", "permission", "settings", "login"):
         with pytest.raises(PodError, match="why"):
-            supervisor([])._refuse(PodError("why.", kind))
+            supervisor([])._wait_for(PodError("why.", kind))
 
 
 def test_a_lost_network_never_ends_it_and_a_mistake_always_does(tmp_path, monkeypatch):
@@ -73,7 +73,8 @@ def test_a_lost_network_never_ends_it_and_a_mistake_always_does(tmp_path, monkey
     for _ in range(20):  # from the first poll on
         problems["error"] = PodError("Google Cloud can't be reached.", "network")
         assert one.step() is None
-        one._refuse(problems["error"])
+        one._wait_for(problems["error"])
+    one.pod = Pod("pod", "CREATING")
     problems["error"] = PodError("gcloud isn't logged in.", "login")
     assert one.step() is None, "a login that ran out later may come back"
     problems["error"] = SettingsError("gcloud refuses the flags.")
@@ -83,13 +84,13 @@ def test_a_lost_network_never_ends_it_and_a_mistake_always_does(tmp_path, monkey
     monkeypatch.setattr("pods.supervise.connect", fail)
     with pytest.raises(SettingsError):
         one.step()
+    one.pod = None
     problems["error"] = PodError("can't be reached.", "network")
-    one.polls = 0
     assert one.step() is None
-    problems["error"] = PodError("gcloud isn't logged in.", "login")
-    one.polls = 0
-    with pytest.raises(PodError, match="logged in"):
-        one.step()
+    for kind in ("login", "hosts"):  # at first; "hosts": the pod is of another size than pod.toml says
+        problems["error"] = PodError("mistake.", kind)
+        with pytest.raises(PodError, match="mistake"):
+            one.step()
 
 
 def test_quota_that_our_own_delete_gives_back_is_waited_for(tmp_path, monkeypatch):
@@ -97,15 +98,15 @@ def test_quota_that_our_own_delete_gives_back_is_waited_for(tmp_path, monkeypatc
     one, now = supervisor(said := []), [1000.0]
     one.clock, one.memory = lambda: now[0], Memory(deleted=1000.0)
     now[0] += 60
-    one._refuse(PodError("the quota is used up.", "quota"))
+    one._wait_for(PodError("the quota is used up.", "quota"))
     assert said[-1].endswith(
         "the quota is used up; what the deleted pod has used may come back for another 29 min; again in 20 s"
     )
     now[0] += 1739
-    one._refuse(PodError("the quota is used up.", "quota"))
+    one._wait_for(PodError("the quota is used up.", "quota"))
     now[0] += 1
     with pytest.raises(PodError, match="used up"):
-        one._refuse(PodError("the quota is used up.", "quota"))
+        one._wait_for(PodError("the quota is used up.", "quota"))
 
 
 def test_one_supervisor_a_run(tmp_path, monkeypatch):
@@ -130,12 +131,14 @@ def test_a_stop_counts_only_while_somebody_watches(tmp_path, monkeypatch):
     file = tmp_path / "runs" / "pods" / "a" / "stopped.json"
     file.parent.mkdir(parents=True)
     file.write_text('{"attempt": 1}')
-    one = supervisor([])
+    one, seen = supervisor([]), []
     pod = Pod("pod", "READY", (Host(0, "x"), Host(1, "y")))
     monkeypatch.setattr(one.cloud, "describe", lambda: pod)
     monkeypatch.setattr("pods.supervise.connect", lambda *_, **__: Hosts(one.cloud, pod))
     monkeypatch.setattr("pods.runs.status", lambda *_: ended(75, 75))
-    assert one.see().stopped == 0, "who supervises it after that wants it to go on"
+    one.step = lambda: seen.append(one.see().stopped) or 0
+    one.run()
+    assert seen == [0], "who supervises it after that wants it to go on"
     file.write_text('{"attempt": 2}')
     assert one.see().stopped == 2
 
@@ -172,9 +175,9 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
     thread.join()
     in_order(
         said, "there is no pod; creating one; 0.00 chip-hours so far, 0.00 dollars", "nothing of this run is on the",
-        "attempt 1 started on 2 hosts", "the cloud can't be asked",
-        "the pod is PREEMPTED, preemption 1 of 100; deleting it, with force", "creating one", "attempt 2 started on 2",
-        "attempt 2 ended with 0 on all 2 hosts, step 5; done; 0.0", " dollars",
+        "attempt 1 started on 2 hosts", "the pod can't be asked",
+        "the pod is PREEMPTED, preemption 1 of 100", "; deleting it, with force", "creating one",
+        "attempt 2 started on 2", "attempt 2 ended with 0 on all 2 hosts, step 5; done; 0.0", " dollars",
     )  # fmt: skip
     assert "again in" not in said, "the code was brought to the new pod before the start"
     assert supervised.cloud_calls() == [

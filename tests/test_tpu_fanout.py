@@ -22,7 +22,7 @@ def python(program: str, *, direct: bool = True) -> Call:
 
 def run(programs: dict[int, str], timeout: float = 20.0, **more) -> list[fanout.Answer]:
     calls = {host: python(programs.get(host.worker, "print('well')")) for host in HOSTS}
-    return fanout.run(backend.Runner(), calls, timeout, **{"repeatable": True, "notify": lambda sentence: None, **more})
+    return fanout.run(backend.Runner(), calls, timeout, **{"notify": lambda sentence: None, **more})
 
 
 def test_results_are_those_of_their_hosts():
@@ -51,7 +51,7 @@ def test_a_silent_host_is_named_and_the_others_are_kept():
 
 
 @pytest.mark.parametrize("code", fanout.SSH_FAILED)
-def test_ssh_is_tried_again_if_the_call_may_be_repeated(tmp_path, code):
+def test_ssh_is_tried_again(tmp_path, code):
     program = (
         f"import pathlib, sys; p = pathlib.Path({str(tmp_path)!r}, 'n'); p.open('a').write('x')\n"
         f"sys.exit(0 if len(p.read_text()) == 3 else {code})"
@@ -60,9 +60,8 @@ def test_ssh_is_tried_again_if_the_call_may_be_repeated(tmp_path, code):
     found = run({1: program}, notify=said.append)
     assert found[1].error == "" and found[1].tries == 3 and len(said) == 2 and said[0].startswith("host 1 (10.0.0.1)")
     (tmp_path / "n").unlink()
-    assert run({1: program}, repeatable=False)[1].tries == 1
     call = {HOSTS[1]: python(program, direct=False)}  # gcloud's, which has tried ten times
-    assert fanout.run(backend.Runner(), call, 20.0, repeatable=True, notify=said.append)[0].tries == 1
+    assert fanout.run(backend.Runner(), call, 20.0, notify=said.append)[0].tries == 1
     (tmp_path / "n").write_text("xxx")  # it never gets there
     assert run({1: program})[1].error == "ssh failed 3 times: it said nothing"
 

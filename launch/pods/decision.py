@@ -12,7 +12,6 @@ import signal
 
 from pods.backend import ABSENT, GONE, READY, STOPPED
 from pods.runs import RunStatus
-from pods.settings import key
 
 UNKNOWN = "UNKNOWN"  # the cloud itself did not answer
 # kinds of actions, as a person reads them
@@ -25,14 +24,13 @@ OFFLINE = 6  # times `silent`, after which a pod of which no host answers is lef
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much is survived, and how long is waited: the flags of `supervise`."""
+    """How much is survived, and how long is waited: flags of `supervise`, which say what they are."""
 
-    crashes: int = key("in a row without progress, after which it gives up", 3)
-    preemptions: int = key("and ends after a save, after which it gives up", 100)
-    silent: int = key("polls without an answer, after which a host is taken for dead if a run has ended", 5)
-    hang: float = key("without progress on any host, after which the run is stopped; 0: never", 1800.0)
-    settle: float = key("for all hosts to end once one has", 180.0)
-    recreate: bool = key("delete and create again even a pod that your `up` has not made", False)
+    crashes: int = 3
+    preemptions: int = 100
+    silent: int = 5
+    hang: float = 1800.0
+    recreate: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,27 +57,23 @@ class Memory:
     crashes: int = 0  # spent
     preemptions: int = 0
     step: int = -1  # the furthest seen
-    best: int = -1  # the furthest at the last crash
-    held: bool = False  # a run of ours is, or was, on this pod
     gone: bool = False  # the loss of this pod has been counted
     ours: bool = True  # as it was in Seen when the pod was last there
     deleted: float = 0.0  # when we deleted the last one; 0 once there is another one
     silent: int = 0  # polls in a row in which a host that matters did not answer
     mark: str = ""  # the last sign of progress
     moved: float = 0.0  # when it changed
-    mixed: float = 0.0  # since when some hosts have ended while others run; 0: they do not
     paid: float = 0.0  # seconds in which pods were READY, until the last one ceased to be
     since: float = 0.0  # when that pod became READY; 0: it is not
 
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """kind: what to do; why: one sentence without its full stop; code: of GIVE_UP and DONE; lost: hosts to be swept."""
+    """kind: what to do; why: one sentence without its full stop; code: of GIVE_UP and DONE."""
 
     kind: str
     why: str
     code: int = 0
-    lost: bool = False
 
 
 def decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
@@ -89,16 +83,13 @@ def decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
     action = _decide(seen, memory, limits)
     if seen.permanent and action.kind == DELETE:
         why = f"{action.why}, and another one would fail too: change pod.toml, and launch/tpu.py clean deletes this one"
-        return Action(GIVE_UP, why, 1), memory
-    if action.kind in (DELETE, CREATE) and not memory.ours and not limits.recreate:
+        action = Action(GIVE_UP, why, 1)
+    elif action.kind in (DELETE, CREATE) and not memory.ours and not limits.recreate:
         why = f"{action.why}; your `up` has not made it, so only --recreate deletes it and makes it again"
-        return Action(GIVE_UP, why, SAVED), memory
+        action = Action(GIVE_UP, why, SAVED)
+    if action.kind == GIVE_UP:  # started by a person again, it has its budgets back
+        memory.crashes = memory.preemptions = memory.silent = 0
     return action, memory
-
-
-def given_up(memory: Memory) -> Memory:
-    """Returns what is remembered of a run that was given up: started by a person again, it has its budgets back."""
-    return dataclasses.replace(memory, crashes=0, preemptions=0, silent=0, mixed=0.0)
 
 
 def _notice(seen: Seen, memory: Memory) -> None:
@@ -113,33 +104,34 @@ def _notice(seen: Seen, memory: Memory) -> None:
     memory.moved = memory.moved or seen.now
     if status := seen.status:
         if status.running:
-            memory.held, memory.attempt = True, status.attempt
+            memory.attempt = status.attempt
         places = [report.progress for report in status.reports if report.progress]
         mark = repr([status.attempt, *((place.get("step"), place.get("time")) for place in places)])
         if places and mark != memory.mark:
             memory.mark, memory.moved = mark, seen.now
-        memory.step = max([memory.step, *(p["step"] for p in places if isinstance(p.get("step"), int))])
+        step = max((place["step"] for place in places if isinstance(place.get("step"), int)), default=-1)
+        if step > memory.step:
+            memory.step, memory.crashes = step, 0
 
 
 def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
     if seen.status and _finished(seen):
         return Action(DONE, f"attempt {seen.status.attempt} ended with 0 on all {seen.hosts} hosts")
     if seen.state == UNKNOWN:
-        return Action(WAIT, f"the cloud can't be asked ({seen.detail}); nothing is concluded from that")
-    if seen.state in GONE or (seen.state in (ABSENT, STOPPED) and memory.held):
+        return Action(WAIT, f"the pod can't be asked ({seen.detail}); nothing is concluded from that")
+    if seen.state in GONE or (seen.state in (ABSENT, STOPPED) and memory.attempt > memory.judged):
         return _lost(seen, memory, limits)
     if seen.state == ABSENT:
         return Action(CREATE, "there is no pod")
     if seen.state == STOPPED:
         return Action(RESUME, "the pod is STOPPED")
-    if seen.state != READY or seen.status is None:
+    if seen.state != READY:
         return Action(WAIT, f"the pod is {seen.detail or seen.state}")
     status, quiet = seen.status, seen.hosts - len(seen.status.reports)
     if not quiet or status.running:
         memory.silent = 0
     if status.running:
         return _running(seen, status, quiet, memory, limits)
-    memory.mixed = 0.0
     if quiet:
         return _silence(seen, status, quiet, memory, limits)
     if all(report.state == "absent" for report in status.reports):
@@ -167,29 +159,24 @@ def _lost(seen: Seen, memory: Memory, limits: Limits) -> Action:
     action = Action(
         {ABSENT: CREATE, STOPPED: RESUME}.get(seen.state, DELETE), f"the pod is {seen.detail or seen.state}"
     )
-    memory.held, memory.judged = False, max(memory.judged, memory.attempt)
+    memory.judged = max(memory.judged, memory.attempt)
     if memory.gone:
         return action
-    memory.gone, memory.silent, memory.mixed = True, 0, 0.0
+    memory.gone, memory.silent = True, 0
     return _preempted(action, memory, limits)
 
 
 def _running(seen: Seen, status: RunStatus, quiet: int, memory: Memory, limits: Limits) -> Action:
     """Alive somewhere. A host that does not answer is not missed: if it is dead, the others end, and if not, not."""
-    ended = [report for report in status.reports if report.state != "running"]
-    memory.mixed = (memory.mixed or seen.now) if ended else 0.0
-    kind, why = WAIT, f"attempt {status.attempt} runs"
-    if ended and seen.now - memory.mixed > limits.settle:
-        names = ", ".join(f"host {report.process} ({report.state})" for report in ended)
-        kind, why = STOP, f"{names} ended and the others have not for {limits.settle:g} s"
-    elif limits.hang and seen.now - memory.moved > limits.hang:
-        kind, why = STOP, f"{why}, but no host has made progress for {limits.hang:g} s"
-    elif ended:
-        why += f", but {len(ended)} of {seen.hosts} hosts have ended; the others should follow"
+    why, ended = f"attempt {status.attempt} runs", sum(report.state != "running" for report in status.reports)
+    if limits.hang and seen.now - memory.moved > limits.hang:
+        memory.stopping = status.attempt
+        return Action(STOP, f"{why}, but no host has made progress for {limits.hang:g} s")
+    if ended:
+        why += f", but {ended} of {seen.hosts} hosts have ended; the others should follow"
     elif quiet:
         why += f"; {quiet} of {seen.hosts} hosts do not answer"
-    memory.stopping = status.attempt if kind == STOP else memory.stopping
-    return Action(kind, why)
+    return Action(WAIT, why)
 
 
 def _silence(seen: Seen, status: RunStatus, quiet: int, memory: Memory, limits: Limits) -> Action:
@@ -204,18 +191,18 @@ def _silence(seen: Seen, status: RunStatus, quiet: int, memory: Memory, limits: 
     if status.cause and status.cause.code in FINAL:
         return _final(status, memory)
     # the end that we can see is the consequence of one that we can't: the machine's
-    memory.gone, memory.held, memory.silent, memory.judged = True, False, 0, status.attempt
+    memory.gone, memory.silent, memory.judged = True, 0, status.attempt
     return _preempted(Action(DELETE, f"{what}: taken for dead"), memory, limits)
 
 
 def _ended(seen: Seen, status: RunStatus, memory: Memory, limits: Limits) -> Action:
     """All hosts have ended."""
-    attempt, lost = status.attempt, any(report.state == "lost" for report in status.reports)
+    attempt = status.attempt
     if memory.judged >= attempt:
-        return Action(START, f"attempt {attempt} has ended", lost=lost)
+        return Action(START, f"attempt {attempt} has ended")
     memory.judged = attempt
     if memory.attempt != attempt:  # a person's attempt, and a person wants another one
-        return Action(START, f"attempt {attempt} had ended before", lost=lost)
+        return Action(START, f"attempt {attempt} had ended before")
     cause, hung = status.cause, memory.stopping == attempt
     if seen.stopped == attempt:
         return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED)
@@ -225,13 +212,12 @@ def _ended(seen: Seen, status: RunStatus, memory: Memory, limits: Limits) -> Act
     ends = [report.exit or {} for report in status.reports]
     if not hung and all(end.get("code") == SAVED or end.get("signal") == signal.SIGTERM for end in ends):
         return _preempted(Action(START, f"attempt {attempt} was asked to end and did"), memory, limits)
-    memory.crashes = 1 if memory.step > memory.best else memory.crashes + 1
-    memory.best = max(memory.best, memory.step)
+    memory.crashes += 1
     words = cause.sentence if cause else f"attempt {attempt} ended"
     what = f"{words}: crash {memory.crashes} of {limits.crashes} without progress"
     if memory.crashes > limits.crashes:
         return Action(GIVE_UP, f"{what}: the budget is used up", (cause.code if cause else 0) or 1)
-    return Action(START, what, lost=lost)
+    return Action(START, what)
 
 
 def _final(status: RunStatus, memory: Memory) -> Action:

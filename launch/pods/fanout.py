@@ -25,19 +25,17 @@ class Answer:
     tries: int = 1
 
 
-def run(
-    runner: Runner, calls: Mapping[Host, Call], timeout: float, *, repeatable: bool, notify: Callable[[str], None]
-) -> list[Answer]:
+def run(runner: Runner, calls: Mapping[Host, Call], timeout: float, notify: Callable[[str], None]) -> list[Answer]:
     """Returns one answer per host, without data, in the order of `calls`; each try has `timeout` seconds.
 
-    A call is tried again, and reported to `notify`, if ssh itself failed and a second call does no harm (repeatable);
-    gcloud's own ssh has then made ten tries already.
+    A call is tried again, and reported to `notify`, if ssh itself failed; gcloud's own has made ten tries by then. It
+    may have run before: no call of host.py does harm the second time.
     """
     if runner.dry:
         return [Answer(host, {}, result=runner.run(call, timeout)) for host, call in calls.items()]
     pool = ThreadPoolExecutor(max(1, min(AT_ONCE, len(calls))))
     try:
-        jobs = [pool.submit(_one, runner, host, call, timeout, repeatable, notify) for host, call in calls.items()]
+        jobs = [pool.submit(_one, runner, host, call, timeout, notify) for host, call in calls.items()]
         return [job.result() for job in jobs]
     except BaseException:  # Ctrl-C: nobody waits for a host any longer
         runner.end()
@@ -46,10 +44,8 @@ def run(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _one(
-    runner: Runner, host: Host, call: Call, timeout: float, repeatable: bool, notify: Callable[[str], None]
-) -> Answer:
-    for tries, wait in enumerate((*(BACKOFF if repeatable and call.direct else ()), None), 1):
+def _one(runner: Runner, host: Host, call: Call, timeout: float, notify: Callable[[str], None]) -> Answer:
+    for tries, wait in enumerate((*(BACKOFF if call.direct else ()), None), 1):
         result = runner.run(call, timeout)
         answer = Answer(host, {}, _error(result, timeout, tries), result, tries)
         if result.code not in SSH_FAILED or wait is None:

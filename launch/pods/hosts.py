@@ -48,7 +48,6 @@ class Hosts:
     pod: Pod
     timeout: float = 60.0  # seconds that a host has to answer a question, unless the question says otherwise
     notify: Callable[[str], None] = say  # gets a sentence before each new try
-    retry: bool = True  # a connection that fails is tried again
 
     @property
     def dry(self) -> bool:
@@ -80,7 +79,7 @@ class Hosts:
             call = self.cloud.ssh(host.worker, ["python3", "-c", BOOT, "host.py", *root, *words], whole[texts[host]])
             calls[host] = dataclasses.replace(call, note=texts[host].decode()) if self.dry else call
         timeout = timeout or self.timeout
-        answers = fanout.run(self.cloud.runner, calls, timeout, repeatable=self.retry, notify=self.notify)
+        answers = fanout.run(self.cloud.runner, calls, timeout, notify=self.notify)
         if any(answer.result.code in fanout.SSH_FAILED for answer in answers):
             self.cloud.forget()
         return answers if self.dry else [_read(answer) for answer in answers]

@@ -16,7 +16,7 @@ import host_setup
 
 from pods import decision, lifetime, runs, sync
 from pods import follow as following
-from pods.backend import READY
+from pods.backend import READY, Pod
 from pods.decision import Action, Limits, Memory, Seen
 from pods.errors import PASSING, TRIED, PodError, SettingsError
 from pods.gcloud import TpuVm
@@ -47,27 +47,27 @@ class Supervisor:
 
     def __post_init__(self):
         self.folder = runs.records(self.job.id)
-        self.memory = self._load()
+        self.memory = dataclasses.replace(self._load(), moved=0.0, silent=0)
+        self.pod: Pod | None = None  # as it was last
         self.hosts: Hosts | None = None
-        self.before = 0
-        self.before = self._stopped()  # who supervises a run that was stopped wants it to go on
-        self.polls, self.tries, self.synced = 0, 0, False
+        self.polls, self.tries = 0, 0
         self.said, self.said_at = "", 0.0
 
     def run(self) -> int:
         """Supervises until the run is done or given up; returns its exit code. Ctrl-C, 130, leaves all as it is."""
         refusal = PodError(f"run {self.job.id!r} is being supervised already, by another process here.")
         with host_setup.alone(self.folder / ".supervise.lock", refusal):
+            (self.folder / STOPPED).unlink(missing_ok=True)  # who supervises a run that was stopped wants it to go on
             try:
-                self.memory.moved, self.memory.mixed, self.memory.silent = self.clock(), 0.0, 0
                 while (code := self.step()) is None:
                     time.sleep(self.pause())
                 return code
             except KeyboardInterrupt:
-                self._save()
                 self.log("detached; the run goes on, unsupervised")
                 self.show(f"come back: the same command again, or python launch/tpu.py status {quoted(self.job.id)}")
                 return 130
+            finally:
+                self._save()
 
     def pause(self) -> float:
         """Returns the seconds until the next poll: longer and longer while something is tried in vain."""
@@ -78,45 +78,38 @@ class Supervisor:
         seen = self.see()
         action, self.memory = decision.decide(seen, self.memory, self.limits)
         self._save()
-        self._say(action, seen)
-        self._logs(action)
-        if action.kind == decision.GIVE_UP:
-            self.memory = decision.given_up(self.memory)
-            self._save()
+        self._report(action, seen)
+        self._fetch_logs(action, seen)
         if action.kind in (decision.DONE, decision.GIVE_UP):
             return action.code
         try:
             self._act(action)
             self.tries = 0
         except PodError as error:
-            self._refuse(error)
-        self._save()
+            self._wait_for(error)
         return None
 
     def see(self) -> Seen:
-        """Returns how pod and run are. Raises PodError if the first poll is refused."""
+        """Returns how pod and run are. Raises PodError for a mistake, and for what the first poll finds in the way."""
         self.hosts, now = None, self.clock()
         try:
-            self.pod = pod = self.cloud.describe()
+            pod = self.cloud.describe()
+            if pod.state == READY:
+                hosts = connect(self.cloud, self.timeout, pod, partial=True)
+                self.hosts = dataclasses.replace(hosts, notify=lambda sentence: None)
         except PodError as error:
             # a login that has run out after a week is no reason to stop watching; one that never was, is
-            if error.kind == "settings" or not (self.polls or error.kind in (*PASSING, *TRIED)):
+            passes = error.kind in PASSING or (error.kind in TRIED and error.kind != "hosts")
+            if error.kind == "settings" or not (passes or self.pod):
                 raise
             return Seen(decision.UNKNOWN, now, str(error).rstrip("."))
+        self.pod = pod
         seen = Seen(pod.state, now, pod.condition, permanent=pod.permanent, ours=pod.ours)
-        if pod.state != READY:
-            self.synced = False
+        if self.hosts is None:
             return seen
-        try:
-            hosts = connect(self.cloud, self.timeout, pod, partial=True)
-            self.hosts = dataclasses.replace(hosts, notify=lambda sentence: None)
-        except PodError as error:
-            if error.kind == "settings" or not (self.polls or error.kind == "network"):
-                raise  # it is there, and is another one than pod.toml says
-            return dataclasses.replace(seen, detail=f"{pod.condition}: {error}".rstrip("."))
-        status = runs.status_of(dataclasses.replace(self.hosts, retry=False), self.job)  # the next poll is the next try
-        count = len(self.hosts.all)
-        return dataclasses.replace(seen, now=self.clock(), status=status, hosts=count, stopped=self._stopped())
+        status, stopped = runs.status_of(self.hosts, self.job), host_setup.read(self.folder / STOPPED) or {}
+        attempt = stopped.get("attempt", 0)
+        return dataclasses.replace(seen, now=self.clock(), status=status, hosts=len(self.hosts.all), stopped=attempt)
 
     def _act(self, action: Action) -> None:
         if action.kind == decision.DELETE:
@@ -129,31 +122,22 @@ class Supervisor:
         elif action.kind == decision.STOP:
             runs.stop(self.hosts, self.job.id, self.grace)
         elif action.kind == decision.START:
-            self._start(action)
-
-    def _start(self, action: Action) -> None:
-        if action.lost:  # its process may live on without a keeper
-            runs.stop(self.hosts, self.job.id, 0)
-        if not self.synced:
             sync.sync(self.hosts, self.job.code, self.extras)
-            self.synced = True
-        started = runs.start(self.hosts, self.job, again=True)
-        (self.folder / str(started.attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
-        memory = self.memory
-        memory.attempt, memory.held, memory.mark, memory.moved = started.attempt, True, "", self.clock()
-        self.log(f"attempt {started.attempt} started on {len(self.hosts.all)} hosts")
+            attempt = runs.start(self.hosts, self.job, again=True).attempt
+            (self.folder / str(attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
+            self.memory.attempt, self.memory.mark, self.memory.moved = attempt, "", self.clock()
+            self.log(f"attempt {attempt} started on {len(self.hosts.all)} hosts")
 
-    def _refuse(self, error: PodError) -> None:
+    def _wait_for(self, error: PodError) -> None:
         """Says why an action failed, and waits longer; raises what waiting can't fix."""
-        waits = error.kind == "quota" and self.memory.deleted
-        left = self.memory.deleted + RETURN - self.clock() if waits else 0
+        left = self.memory.deleted + RETURN - self.clock() if error.kind == "quota" and self.memory.deleted else 0
         if not (error.kind in PASSING or (error.kind in TRIED and self.tries + 1 < MOST_TRIES) or left > 0):
             raise error
-        self.tries, self.synced = self.tries + 1, False
+        self.tries += 1
         quota = f"; what the deleted pod has used may come back for another {left / 60:.0f} min" if left > 0 else ""
         self.log(f"{str(error).rstrip('.')}{quota}; again in {self.pause():.0f} s")
 
-    def _say(self, action: Action, seen: Seen) -> None:
+    def _report(self, action: Action, seen: Seen) -> None:
         """Says what is done, always, and that all is well, now and then."""
         if action.kind == decision.WAIT and action.why == self.said and seen.now - self.said_at < SAY_EVERY:
             return
@@ -166,20 +150,14 @@ class Supervisor:
         """Shows a line, with the time."""
         self.show(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.clock()))} {text}")
 
-    def _logs(self, action: Action) -> None:
+    def _fetch_logs(self, action: Action, seen: Seen) -> None:
         """Brings the logs here, now and then and when an attempt is over."""
         self.polls += 1
-        if self.hosts is None or not self.memory.attempt or not self.memory.held:
-            return
-        if action.kind == decision.WAIT and self.polls % LOGS_EVERY:
-            return
-        follower = following.Follower(self.hosts, self.job.id, self.memory.attempt, show=lambda line: None)
-        with contextlib.suppress(PodError, OSError), follower.alone():  # a person may follow them as well
-            follower.round()
-
-    def _stopped(self) -> int:
-        attempt = (host_setup.read(self.folder / STOPPED) or {}).get("attempt", 0)
-        return attempt if attempt != self.before else 0
+        is_time = action.kind != decision.WAIT or self.polls % LOGS_EVERY == 0
+        if is_time and seen.status and 0 < seen.status.attempt == self.memory.attempt:
+            follower = following.Follower(self.hosts, self.job.id, seen.status.attempt, show=lambda line: None)
+            with contextlib.suppress(PodError, OSError), follower.alone():  # a person may follow them as well
+                follower.round()
 
     def _load(self) -> Memory:
         file = self.folder / "supervise.json"
@@ -209,18 +187,6 @@ def note_stop(hosts: Hosts, run: str) -> None:
     host_setup.write(folder / STOPPED, {"attempt": runs.status(hosts, run).attempt})
 
 
-def add_flags(sub: argparse.ArgumentParser) -> None:
-    """Adds the flags that no other command has."""
-    *limits, recreate = ((f.name, f.default, f.metadata["words"]) for f in dataclasses.fields(Limits))
-    every = ("every", Supervisor.every, "between two polls")
-    for name, default, words in (*limits, every, ("grace", Supervisor.grace, "for a run that is stopped to save")):
-        flag = f"--max-{name}" if name in ("crashes", "preemptions") else f"--{name}"
-        unit, words = "N" if isinstance(default, int) else "SECONDS", f"{words}; default: {default:g}"
-        sub.add_argument(flag, dest=name, type=type(default), default=default, metavar=unit, help=words)
-    sub.add_argument("--recreate", action="store_true", help=recreate[-1])
-    sub.add_argument("--extra", action="append", default=[], metavar="SPEC", help="a package beside requirements.txt")
-
-
 def command(args: argparse.Namespace, job: runs.Job) -> int:
     """Does what the arguments say; returns the exit code. A dry run prints a poll, and what a lost pod costs."""
     cloud = args.cloud
@@ -232,5 +198,5 @@ def command(args: argparse.Namespace, job: runs.Job) -> int:
         runs.start(hosts, job, again=True)
         runs.status(hosts, job.id)
         return 0
-    limits = Limits(args.crashes, args.preemptions, args.silent, args.hang, args.settle, args.recreate)
+    limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.hang, args.recreate)
     return Supervisor(cloud, job, limits, args.every, args.timeout, args.grace, args.extra).run()
