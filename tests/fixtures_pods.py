@@ -157,14 +157,14 @@ class FakePod:
 
     def enter(self, patch: pytest.MonkeyPatch, capsys) -> None:
         """Puts this process where a researcher would be."""
-        from pods import fanout
+        from pods import hosts
 
         self.capsys = capsys
         patch.chdir(self.repository)
         patch.setenv("PATH", f"{self.bin}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("FAKE_GCLOUD_STATE", str(self.state))
         patch.setenv("HOME", str(self.bin))  # ssh's sockets
-        patch.setattr(fanout, "BACKOFF", (0.05, 0.1))
+        patch.setattr(hosts, "BACKOFF", (0.05, 0.1))
 
     def leave(self) -> None:
         """Ends all runs, and removes what is left of them here and on the hosts."""

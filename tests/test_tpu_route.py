@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from pods.route import Route
+from pods import route
 
 from tests.fixtures_pods import fake_cloud
 from tests.test_tpu_cloud import NODE, by_hand
@@ -14,17 +14,25 @@ OPTIONS = (
     "-o", "UserKnownHostsFile=/home/some one/.ssh/known",
 )  # fmt: skip
 LINE = f"/usr/bin/ssh -T {' '.join(OPTIONS)} me@10.0.0.1 -- true"
+SHARED = [option.partition("=")[0] for option in route.SHARED]
 PROXY = (
     "ProxyCommand='/usr/bin/python3' '-S' '/gcloud.py' alpha compute start-iap-tunnel 't-w-0' '%p' --listen-on-stdin"
 )
 
 
+def options(argv: list[str]) -> list[str]:
+    """Returns an ssh command without what shares its connection."""
+    shared = [i for i, word in enumerate(argv) if word.startswith((*(f"{name}=" for name in SHARED), "ControlPath="))]
+    return [word for i, word in enumerate(argv) if i not in shared and i + 1 not in shared]
+
+
 def test_a_line_of_gcloud_is_taken_apart_although_nothing_in_it_is_quoted():
-    assert Route.parse(LINE, []) == Route("/usr/bin/ssh", OPTIONS, "me@10.0.0.1")
+    end = ["me@10.0.0.1", "--"]
+    assert options(route.parse(LINE, [])) == ["/usr/bin/ssh", "-T", *OPTIONS, *end]
     flags = ["-p", "22", "-o", "ProxyJump=x"]
-    found = Route.parse(LINE.replace(" me@", f" -o {PROXY} -p 22 -o ProxyJump=x me@"), flags)
-    assert found == Route("/usr/bin/ssh", (*OPTIONS, "-o", PROXY, *flags), "me@10.0.0.1")
-    assert Route.parse("/usr/bin/ssh -T me@10.0.0.1 -- true", []) == Route("/usr/bin/ssh", (), "me@10.0.0.1")
+    command = route.parse(LINE.replace(" me@", f" -o {PROXY} -p 22 -o ProxyJump=x me@"), flags)
+    assert options(command) == ["/usr/bin/ssh", "-T", *OPTIONS, "-o", PROXY, *flags, *end]
+    assert options(route.parse("/usr/bin/ssh -T me@10.0.0.1 -- true", [])) == ["/usr/bin/ssh", "-T", *end]
 
 
 @pytest.mark.parametrize(
@@ -38,21 +46,21 @@ def test_a_line_of_gcloud_is_taken_apart_although_nothing_in_it_is_quoted():
     ],
 )
 def test_another_line_is_left_to_gcloud(line):
-    assert Route.parse(line, []) is None
-    assert Route.parse(LINE, ["-l", "%USER%"]) is None
+    assert route.parse(line, []) is None
+    assert route.parse(LINE, ["-l", "%USER%"]) is None
 
 
 def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    route = Route.parse(LINE, [])
-    shown = subprocess.run(["ssh", "-G", *route.shared(), route.target], capture_output=True, text=True, check=True)
+    command = route.parse(LINE, [])[:-1]
+    shown = subprocess.run(["ssh", "-G", *command[1:]], capture_output=True, text=True, check=True)
     found = dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
     assert found["controlpath"].startswith(f"{tmp_path}/.ssh/mlm-") and found["controlmaster"] == "auto"
     assert (found["controlpersist"], found["batchmode"], found["hostkeyalias"]) == ("600", "yes", "tpu.12-3-sf9a+0")
     assert "Identity file /home/some one/.ssh/key not accessible" in shown.stderr
     assert (tmp_path / ".ssh").stat().st_mode & 0o777 == 0o700
-    other = Route.parse(LINE.replace("tpu.12-3", "tpu.13-3"), [])  # a new pod at the same address
-    assert {*route.shared()} ^ {*other.shared()} >= {f"ControlPath={found['controlpath']}"}
+    other = route.parse(LINE.replace("tpu.12-3", "tpu.13-3"), [])  # a new pod at the same address
+    assert {*command} ^ {*other} >= {f"ControlPath={found['controlpath']}"}
 
 
 def of_ssh(pod) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from pods import preflight
 from pods.backend import Host
 from pods.causes import HostReport
-from pods.fanout import Answer
+from pods.hosts import Answer
 from pods.runs import Job, RunStatus, difference
 
 from tests.fixtures import slow

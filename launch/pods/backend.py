@@ -60,7 +60,6 @@ class Call:
 
     argv: tuple[str, ...]
     stdin: bytes = b""
-    note: str = ""  # what a dry run prints of stdin
     direct: bool = False  # ssh itself: gcloud's own tries again by itself
 
 
@@ -84,8 +83,8 @@ class Runner:
         """Returns how the call ended, at the latest after `timeout` seconds. Raises PodError if it can't be started."""
         if self.dry:
             print(shlex.join(call.argv), flush=True)
-            if call.note:
-                print(f"# stdin: {call.note}", flush=True)
+            if text := call.stdin.partition(b"\n")[2].decode():  # the first line is host.py
+                print(f"# stdin: {text}", flush=True)
             return Result(0)
         # gcloud would ask its questions on the stdin that holds our data; a session of its own: Ctrl-C reaches us alone
         variables = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}

@@ -12,8 +12,7 @@ import host_setup
 
 from pods.backend import ABSENT, GONE, Host
 from pods.errors import PodError
-from pods.fanout import Answer, label
-from pods.hosts import Hosts
+from pods.hosts import Answer, Hosts, label
 from pods.runs import RunStatus, how_it_ended, records, status
 
 MOST = 1 << 20  # bytes of a log in one answer

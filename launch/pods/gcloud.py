@@ -10,15 +10,17 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import json
+import pathlib
 import re
 import shlex
 from collections.abc import Sequence
+
+import host_setup
 
 from pods import answers, backend, route
 from pods.answers import Refusal
 from pods.backend import Call, Host, Pod
 from pods.errors import PASSING, TRIED, PodError, SettingsError
-from pods.route import Route
 from pods.settings import Settings
 
 LABEL = "mlm-made-by"
@@ -39,19 +41,20 @@ class TpuVm:
         self.settings, self.runner, self.dry = settings, runner, runner.dry
         self.target = f"{settings.user}@{settings.name}" if settings.user else settings.name
         self.owner = re.sub("[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]
-        self.routes: dict[int, Route] = {}  # of the pod `routed`
-        self.routed = ""
+        self.routes: list[list[str]] = []  # an ssh command for each host
+        self._routes_file = pathlib.Path("runs/pods/ssh") / f"{settings.name}.json"  # under the folder we are in
 
     def create(self) -> None:
         """Asks for the pod; it need not be there when this returns. Raises PodError("exists") if it was there."""
-        chosen, labels, flags = self.settings, [f"{LABEL}={self.owner}"], []
-        for flag in chosen.create_flags:  # gcloud takes the last --labels alone
-            labels, flags = ([*labels, flag[9:]], flags) if flag.startswith("--labels=") else (labels, [*flags, flag])
+        chosen = self.settings
+        more = [flag.removeprefix("--labels=") for flag in chosen.create_flags if flag.startswith("--labels=")]
+        labels = ",".join([f"{LABEL}={self.owner}", *more])  # gcloud takes the last --labels alone
+        flags = [flag for flag in chosen.create_flags if not flag.startswith("--labels=")]
         flags += ["--spot"] if chosen.spot else []
         if chosen.spot and chosen.queued and chosen.track == "alpha":  # gcloud alpha would ask for STANDARD beside it
             flags += ["--provisioning-model=spot"]
         flags += [f"--network={chosen.network}"] if chosen.network else []
-        flags += [f"--labels={','.join(labels)}", f"--accelerator-type={chosen.accelerator_type}"]
+        flags += [f"--labels={labels}", f"--accelerator-type={chosen.accelerator_type}"]
         version = f"version={chosen.runtime_version or chosen.accelerator.runtime}"
         flags += [f"--node-id={chosen.name}", f"--runtime-{version}"] if chosen.queued else [f"--{version}"]
         self._gcloud("queued-resources" if chosen.queued else "tpu-vm", "create", chosen.name, *flags, timeout=CHANGE)
@@ -92,35 +95,35 @@ class TpuVm:
         """Returns all queued resources of the project and zone, without their hosts."""
         return [self._request(request) for request in self._ask("queued-resources", "list") or ()]
 
-    def is_connected(self, pod: Pod) -> bool:
-        """Returns whether the routes of `ssh` are known, from this command or an earlier one."""
-        if self.routed != pod.identity:
-            self._take(pod, route.load(self.settings.name, self._key(pod)))
-        return self.routed == pod.identity
-
     def connect(self, pod: Pod) -> None:
-        """Finds the routes of `ssh`, for a pod that is READY. Raises PodError if the first host can't be reached.
+        """Finds how ssh reaches the hosts of a pod that is READY. Raises PodError if the first one can't be reached.
 
-        Where gcloud names no routes that we can take apart, its own ssh goes.
+        gcloud says it once for each pod; where we can't take apart what it says, its own ssh goes.
         """
-        lines = self._dry_ssh(len(pod.hosts))
-        if lines:
-            route.save(self.settings.name, self._key(pod), lines)
-        self._take(pod, lines)
-        self.routed = pod.identity
+        self.routes, saved = [], host_setup.read(self._routes_file) or {}
+        if self.dry:
+            return
+        key = [pod.identity, self.target, self.settings.track, *self._ssh_flags()]
+        if saved.get("key") != key:
+            backend.say(f"connecting to {len(pod.hosts)} hosts of {pod.name}")
+            saved = {"key": key, "lines": self._dry_ssh(len(pod.hosts))}
+            self._routes_file.parent.mkdir(parents=True, exist_ok=True)
+            host_setup.write(self._routes_file, saved)
+        flags = [word for flag in self._ssh_flags() if flag.startswith("--ssh-flag=") for word in flag[11:].split()]
+        routes = [route.parse(line, flags) for line in saved["lines"]]
+        self.routes = [] if None in routes else routes
 
     def ssh(self, worker: int, argv: Sequence[str], stdin: bytes = b"") -> Call:
         """Returns the call that runs argv on a worker."""
-        command, known = shlex.join(argv), self.routes.get(worker)
-        if known is None:
-            flags = [f"--worker={worker}", f"--command={command}", *self._ssh_flags()]
-            return Call(self._argv("tpu-vm", "ssh", self.target, *flags), stdin)
-        return Call((known.program, "-T", *known.shared(), known.target, "--", command), stdin, direct=True)
+        command = shlex.join(argv)
+        if self.routes:
+            return Call((*self.routes[worker], command), stdin, direct=True)
+        flags = [f"--worker={worker}", f"--command={command}", *self._ssh_flags()]
+        return Call(self._argv("tpu-vm", "ssh", self.target, *flags), stdin)
 
     def forget(self) -> None:
-        """Forgets the routes, since one of them led nowhere: the next command asks for new ones."""
-        self.routed = ""
-        route.forget(self.settings.name)
+        """Forgets the routes, since one of them led nowhere: the next `connect` asks for new ones."""
+        self._routes_file.unlink(missing_ok=True)
 
     def _dry_ssh(self, hosts: int) -> list[str]:
         """Returns a line of `ssh --dry-run` for each host, [] if there are none. Raises PodError as `connect` does."""
@@ -136,16 +139,6 @@ class TpuVm:
         result = self.runner.run(Call(self._argv(*words, "--worker=all", "--dry-run")), ASK)
         lines = result.stdout.splitlines()
         return lines if result.code == 0 and len(lines) == hosts else []
-
-    def _key(self, pod: Pod) -> list[str]:
-        return [pod.identity, self.target, self.settings.track, *self._ssh_flags()]
-
-    def _take(self, pod: Pod, lines: list[str]) -> None:
-        """Takes the routes of gcloud's lines, none if one of them is no route."""
-        flags = [word for flag in self._ssh_flags() if flag.startswith("--ssh-flag=") for word in flag[11:].split()]
-        routes = [Route.parse(line, flags) for line in lines]
-        self.routes = {} if None in routes else dict(enumerate(routes))
-        self.routed = pod.identity if self.routes else ""
 
     def _ssh_flags(self) -> tuple[str, ...]:
         return (*self.settings.ssh_flags, PATIENCE)  # of two, ssh takes the first

@@ -1,4 +1,4 @@
-"""Questions to all hosts of a pod: host.py and its words, carried by one ssh each."""
+"""Questions to all hosts of a pod: host.py and its words, one ssh a host, all at once, each with its own answer."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ import json
 import pathlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from pods import fanout
-from pods.answers import advice
-from pods.backend import READY, Host, Pod, say
+from pods.answers import advice, reason
+from pods.backend import READY, Call, Host, Pod, Result, say
 from pods.errors import PodError
-from pods.fanout import Answer
 from pods.gcloud import TpuVm
-from pods.settings import FIELDS
+from pods.settings import Settings
 
 LAUNCH = pathlib.Path(__file__).resolve().parent.parent
 MODULES = ("host_setup", "host_keeper", "host_checks", "host")  # in the order of their imports
 PREFIX = "mlm-host "
 # stdin's first line is the program, the rest is for it. gcloud runs a command again by itself when ssh fails, with what
 # is left of stdin: then there is no program, and code 254 says so
-quoted = shlex.quote  # for a person's shell
 BOOT = (
     "import json,sys;sys.argv.pop(0);line=sys.stdin.buffer.readline();"
     'line[:9]==b"mlm-host " or sys.exit(254);exec(json.loads(line[9:]))'
 )
+SSH_FAILED = (255, 254)  # ssh's own code, and the one above: the call may have run, or not
+BACKOFF = (2.0, 5.0, 10.0)  # seconds before each new try: with ssh's own time-out, a minute in all
+AT_ONCE = 64
+quoted = shlex.quote  # for a person's shell
 
 
-def program() -> bytes:
-    """Returns host.py and its modules as one line of JSON, the first of stdin."""
-    sources = [(name, (LAUNCH / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
-    text = (
-        f"import sys, types\nfor name, source in {sources!r}:\n"
-        "    module = sys.modules[name] = types.ModuleType(name)\n"
-        "    exec(compile(source, name + '.py', 'exec'), module.__dict__)\n"
-        "sys.exit(module.main(sys.argv[1:]))\n"
-    )
-    return f"{PREFIX}{json.dumps(text)}\n".encode()
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What became of one host's call."""
+
+    host: Host
+    data: dict  # what host.py reported, {} if nothing
+    error: str = ""  # one sentence without the host's name, "" if all is well
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,25 +70,55 @@ class Hosts:
         stdin: what host.py reads; without secrets in a dry run, which prints it.
         """
         argvs = argv if isinstance(argv, Mapping) else dict.fromkeys(self.all, argv)
-        folder = self.cloud.settings.root
-        root = [] if folder == FIELDS["root"].default else ["--root", folder]
-        code, calls, texts = program(), {}, dict.fromkeys(argvs, b"") | (stdin or {})
+        folder, code = self.cloud.settings.root, program()
+        command = ["python3", "-c", BOOT, "host.py", *([] if folder == Settings.root else ["--root", folder])]
+        texts = dict.fromkeys(argvs, b"") | (stdin or {})
         whole = {text: code + text for text in {*texts.values()}}  # once for all hosts that read the same
-        for host, words in argvs.items():
-            call = self.cloud.ssh(host.worker, ["python3", "-c", BOOT, "host.py", *root, *words], whole[texts[host]])
-            calls[host] = dataclasses.replace(call, note=texts[host].decode()) if self.dry else call
-        timeout = timeout or self.timeout
-        answers = fanout.run(self.cloud.runner, calls, timeout, notify=self.notify)
-        if any(answer.result.code in fanout.SSH_FAILED for answer in answers):
-            self.cloud.forget()
-        return answers if self.dry else [_read(answer) for answer in answers]
+        calls = [self.cloud.ssh(host.worker, [*command, *argvs[host]], whole[texts[host]]) for host in argvs]
+        pool = ThreadPoolExecutor(1 if self.dry else AT_ONCE)  # a dry run prints one after the other
+        try:
+            jobs = [pool.submit(self._ask, *pair, timeout or self.timeout) for pair in zip(argvs, calls, strict=True)]
+            return [job.result() for job in jobs]
+        except BaseException:  # Ctrl-C: nobody waits for a host any longer
+            self.cloud.runner.end()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, host: Host, call: Call, timeout: float) -> Answer:
+        """Returns one host's answer; ssh itself is tried again, gcloud's own has made ten tries by then."""
+        waits = (*BACKOFF, None) if call.direct else (None,)
+        for wait in waits:
+            result = self.cloud.runner.run(call, timeout)
+            if result.code not in SSH_FAILED:
+                return Answer(host, {}) if self.dry else _read(host, result, timeout)
+            why = reason(result.stderr)
+            if wait is None:
+                break
+            self.notify(f"{label(host)}: ssh failed ({why}); again in {wait:g} s.")
+            if self.cloud.runner.over.wait(wait):
+                break
+        self.cloud.forget()
+        return Answer(host, {}, f"ssh failed{f' {len(waits)} times' if call.direct else ''}: {why}")
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:
         """Returns what all hosts have said. Raises PodError, which names every host that failed and says why."""
-        if bad := [f"{fanout.label(answer.host)}: {answer.error}" for answer in answers if answer.error]:
+        if bad := [f"{label(answer.host)}: {answer.error}" for answer in answers if answer.error]:
             sentence = f"{what} failed on {len(bad)} of {len(answers)} hosts: {'; '.join(bad)}."
             raise PodError(f"{sentence} {advice(sentence, self.cloud.settings)}".rstrip(), "hosts")
         return [answer.data for answer in answers]
+
+
+def program() -> bytes:
+    """Returns host.py and its modules as one line of JSON, the first of stdin."""
+    sources = [(name, (LAUNCH / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
+    text = (
+        f"import sys, types\nfor name, source in {sources!r}:\n"
+        "    module = sys.modules[name] = types.ModuleType(name)\n"
+        "    exec(compile(source, name + '.py', 'exec'), module.__dict__)\n"
+        "sys.exit(module.main(sys.argv[1:]))\n"
+    )
+    return f"{PREFIX}{json.dumps(text)}\n".encode()
 
 
 def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None, *, partial: bool = False) -> Hosts:
@@ -102,31 +131,34 @@ def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None, *, partial: bo
         raise PodError(f"{pod.name} is {pod.condition}, not ready: launch/tpu.py up.", "absent")
     missing = [f"host {host.worker}" for host in pod.hosts if not host.address]
     if missing or len(pod.hosts) != settings.host_count:
-        reason = f"{', '.join(missing)} without an address" if missing else f"{len(pod.hosts)} hosts are there"
+        what = f"{', '.join(missing)} without an address" if missing else f"{len(pod.hosts)} hosts are there"
         raise PodError(
-            f"{pod.name} should have {settings.host_count} hosts ({settings.accelerator_type}), but {reason}: "
+            f"{pod.name} should have {settings.host_count} hosts ({settings.accelerator_type}), but {what}: "
             "wait, or set hosts in pod.toml; a run starts on all hosts or on none.",
             "hosts",
         )
-    hosts = Hosts(cloud, pod, timeout, (lambda sentence: None) if cloud.dry else say)
-    if cloud.dry or cloud.is_connected(pod):
-        return hosts
-    hosts.notify(f"connecting to {len(pod.hosts)} hosts of {pod.name}")
     try:
         cloud.connect(pod)
     except PodError as error:
         if not (partial and error.kind == "hosts"):
             raise
-        hosts.notify(f"{error} The others are asked.")
-    return hosts
+        say(f"{error} The others are asked.")
+    return Hosts(cloud, pod, timeout, (lambda sentence: None) if cloud.dry else say)
 
 
-def _read(answer: Answer) -> Answer:
-    lines = [line.removeprefix(PREFIX) for line in answer.result.stdout.splitlines() if line.startswith(PREFIX)]
+def label(host: Host) -> str:
+    """Returns how a host is named to a person."""
+    return f"host {host.worker} ({host.address})" if host.address else f"host {host.worker}"
+
+
+def _read(host: Host, result: Result, timeout: float) -> Answer:
+    """Returns host.py's answer, which stands among what else a host prints."""
+    said = reason(result.stderr)
+    if result.code is None:
+        return Answer(host, {}, f"no answer within {timeout:g} s{f' ({said})' if result.stderr.strip() else ''}")
+    lines = [line.removeprefix(PREFIX) for line in result.stdout.splitlines() if line.startswith(PREFIX)]
     try:
         data = json.loads(lines[-1])
     except (IndexError, json.JSONDecodeError):
-        return dataclasses.replace(answer, error=answer.error or "it ended well and gave no answer")
-    if answer.result.code is None:
-        return answer
-    return dataclasses.replace(answer, data=data, error=answer.error and str(data.get("error") or answer.error))
+        return Answer(host, {}, f"code {result.code}: {said}" if result.code else "it ended well and gave no answer")
+    return Answer(host, data, str(data.get("error") or f"code {result.code}: {said}") if result.code else "")

@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 from pods.backend import Host
-from pods.fanout import label
-from pods.hosts import Hosts
+from pods.hosts import Hosts, label
 
 LITTLE_DISK = 10e9  # bytes: packages and a checkpoint that is being written
 

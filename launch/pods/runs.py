@@ -18,8 +18,7 @@ from pods.backend import Host, say
 from pods.causes import Cause, HostReport, first_cause
 from pods.code import Code
 from pods.errors import PodError, SettingsError
-from pods.fanout import Answer, label
-from pods.hosts import Hosts, quoted
+from pods.hosts import Answer, Hosts, label, quoted
 from pods.settings import Settings
 
 COMMANDS = ("run", "train", "shards", "classify", "evaluate", "export")  # of `python -m mlm`, that run on several hosts

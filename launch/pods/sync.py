@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from pods.code import Code
 from pods.errors import PodError
-from pods.fanout import label
-from pods.hosts import Hosts
+from pods.hosts import Hosts, label
 
 COPY, INSTALL = 900.0, 3600.0  # seconds that a host has
 
