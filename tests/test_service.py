@@ -29,7 +29,7 @@ address, count, process, folder, timeout = sys.argv[1], int(sys.argv[2]), int(sy
 w = watch.begin("test")
 pod = ConfigDict({"port": 1, "engine_port": 2, "start_timeout": float(timeout), "heartbeat": HEARTBEAT, "hang": 0.0})
 try:
-    w.join(Cluster("flags", address, count, process), folder, pod)
+    w.join(Cluster("flags", address, count, process, tuple(os.environ.get("TEST_HOSTS", "").split())), folder, pod)
     print("met", flush=True)
     exec(sys.argv[6])
 except StopError as error:
@@ -234,9 +234,15 @@ raise jax.errors.JaxRuntimeError("INTERNAL: Gloo: connection closed by peer")
 
 
 @pytest.mark.parametrize(
-    ("count", "present", "missing"), [(2, [0], "1 of 2 hosts (all but 127.0.0.1)"), (4, [0, 1], "2 of 4 hosts")]
+    ("count", "present", "hosts", "missing"),
+    [
+        (2, [0], "", "1 of 2 hosts (all but 127.0.0.1) never"),
+        slow(4, [0, 1], "", "2 of 4 hosts"),
+        (3, [0], "127.0.0.1 127.0.0.8 no.such.host", "host 1 (127.0.0.8), host 2 (no.such.host) never"),
+    ],
 )
-def test_who_never_comes_is_named(tmp_path, count, present, missing):
+def test_who_never_comes_is_named(tmp_path, monkeypatch, count, present, hosts, missing):
+    monkeypatch.setenv("TEST_HOSTS", hosts)
     ends = Started(tmp_path, "", present, count, timeout=8).ends()
     code, error = ends[0]
     assert code == 1
