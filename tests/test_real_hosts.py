@@ -8,7 +8,6 @@ pod.toml) instead of installing.
 
 import pathlib
 import secrets
-import shutil
 import subprocess
 import sys
 import threading
@@ -25,15 +24,15 @@ from mlm.pretrained import checkpoint_files
 from mlm.training.sharding import named_leaves
 from tests.pod_network import Hosts
 from tests.processes import ROOT, logged_step
-from tests.tpu_api import server
+from tests.tpu_api import real, server
 from tests.tpu_api.model import Cloud
 
 pytestmark = pytest.mark.hosts
 
 COUNT = 4
-STEPS = 160
+STEPS = 140
 CANARY = f"canary-{secrets.token_hex(8)}"
-GCLOUD = shutil.which("gcloud")
+GCLOUD = "with_the_real_gcloud" if real.INSTALLED else "with_the_stand_in"
 KEYS = f"/usr/bin/env {sys._base_executable} -S -E {ROOT / 'tests' / 'tpu_api' / 'ssh_keys.py'} {{state}} %u"
 HOSTILE = 'it\'s $(touch $HOME/hacked) "ü" `id`'
 POD = """name = "real"
@@ -84,7 +83,7 @@ class Laptop:
             subprocess.run(["git", "apply"], cwd=self.code, input=patch, check=True)
         (self.code / "pod.toml").write_text(POD.format(python=sys.executable))
         self.environment = server.environment(address, folder / "home") | {"WANDB_API_KEY": CANARY}
-        if not GCLOUD:
+        if not real.INSTALLED:
             self.environment["PATH"] = f"{ROOT / 'tests' / 'fake_gcloud'}:{self.environment['PATH']}"
 
     def tpu(self, *words: str, code: int = 0) -> str:
@@ -109,7 +108,7 @@ class Laptop:
         return "".join(said)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(GCLOUD, id="with_gcloud" if GCLOUD else "with_the_stand_in")])
+@pytest.fixture(scope="module", params=[GCLOUD])
 def laptop(tmp_path_factory) -> Laptop:
     folder = tmp_path_factory.mktemp("pod")
     with Hosts(folder / "hosts", COUNT, keys_command=KEYS.format(state=folder / "cloud")) as hosts:
@@ -165,8 +164,9 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
     assert "exit code 75" in laptop.tpu("status", "killed")
     assert "step" in laptop.tpu("logs", "killed", code=75)
 
-    at_step(killed, 60, lambda: laptop.cloud.hosts.kill(2))
-    at_step(killed, 110, lambda: laptop.cloud.preempt("real"))
+    stopped = logged_step(killed)
+    at_step(killed, stopped + 20, lambda: laptop.cloud.hosts.kill(2))
+    at_step(killed, stopped + 50, lambda: laptop.cloud.preempt("real"))
     said = laptop.tpu("supervise", *train, "--id=killed", f"--workdir={killed}", "--silent=2", *follow)
     assert [f"attempt {number} started" in said for number in (1, 2, 3, 4, 5)] == [False, True, True, True, False]
     assert "the pod is PREEMPTED" in said and logged_step(killed) == STEPS

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 
-INSTALLED = shutil.which("gcloud")
+SDK = pathlib.Path(shutil.which("gcloud") or "/nowhere/bin/gcloud").resolve().parents[1]
+INSTALLED = (SDK / "lib" / "googlecloudsdk").is_dir()
 NAME = "real_gcloud" if INSTALLED else "no_gcloud_here"  # for the names of tests
 
 
@@ -22,8 +23,7 @@ class Gcloud:
         self.environment = environment
 
     def __enter__(self) -> "Gcloud":
-        sdk = pathlib.Path(INSTALLED).resolve().parents[1]
-        program = [sys._base_executable, "-S", "-E", __file__, str(sdk)]
+        program = [sys._base_executable, "-S", "-E", __file__, str(SDK)]
         self.process = subprocess.Popen(
             program, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
