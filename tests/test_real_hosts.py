@@ -30,7 +30,7 @@ from tests.tpu_api.model import Cloud
 pytestmark = pytest.mark.hosts
 
 COUNT = 4
-STEPS = 140
+STEPS = 120
 CANARY = f"canary-{secrets.token_hex(8)}"
 GCLOUD = "with_the_real_gcloud" if real.INSTALLED else "with_the_stand_in"
 KEYS = f"/usr/bin/env {sys._base_executable} -S -E {ROOT / 'tests' / 'tpu_api' / 'ssh_keys.py'} {{state}} %u"
@@ -149,7 +149,7 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
     """
     killed, whole = tmp_path / "killed", tmp_path / HOSTILE.replace("/", "")
     settings = [f"--config.{setting}" for setting in SETTINGS]
-    follow = ["--every=2", "--timeout=120"]
+    follow = ["--every=2", "--timeout=40"]
     laptop.tpu("up", "--every=0.5")
     laptop.tpu("sync", "--timeout=900")
     assert "ready: 4 hosts" in laptop.tpu("preflight")
@@ -158,7 +158,7 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
 
     train = ["configs/quickstart.py", *settings, f"--config.shards.dir={killed / 'shards'}", "--env=WANDB_API_KEY"]
     laptop.tpu("run", *train, "--id=killed", f"--workdir={killed}", "--detach", "--timeout=120")
-    at_step(killed, 20, lambda: None).join(300)
+    at_step(killed, 10, lambda: None).join(300)
     assert laptop.tpu("status", "killed").count("running") == COUNT
     laptop.tpu("stop", "killed", "--timeout=120")
     assert "exit code 75" in laptop.tpu("status", "killed")
@@ -166,7 +166,7 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
 
     stopped = logged_step(killed)
     at_step(killed, stopped + 20, lambda: laptop.cloud.hosts.kill(2))
-    at_step(killed, stopped + 50, lambda: laptop.cloud.preempt("real"))
+    at_step(killed, stopped + 40, lambda: laptop.cloud.preempt("real"))
     said = laptop.tpu("supervise", *train, "--id=killed", f"--workdir={killed}", "--silent=2", *follow)
     assert [f"attempt {number} started" in said for number in (1, 2, 3, 4, 5)] == [False, True, True, True, False]
     assert "the pod is PREEMPTED" in said and logged_step(killed) == STEPS
