@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import pathlib
 import sys
 from collections.abc import Callable
 
@@ -33,14 +31,11 @@ def main(argv: list[str]) -> int:
             raise SettingsError(f"{args.name} takes no {words[0]}.")
         args.words, args.cloud = words, gcloud.TpuVm(settings.from_arguments(args), backend.Runner(args.dry_run))
         if getattr(args, "id", None) is not None:
-            runs.check_id(args.id)
+            host_setup.folder_name(args.id)
         return args.command(args) or 0
-    except PodError as error:
+    except (PodError, host_setup.HostError) as error:
         print(f"tpu {args.name}: {error}", file=sys.stderr)
-        return error.code
-    except host_setup.HostError as error:
-        print(f"tpu {args.name}: {error}", file=sys.stderr)
-        return 1
+        return error.code if isinstance(error, PodError) else SettingsError.code  # a run's id, a folder without locks
     except KeyboardInterrupt:
         say(f"tpu {args.name}: interrupted; what was asked of the cloud or the hosts goes on there.")
         return 130
@@ -96,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     sub = command("stop", _stop, "end a run: SIGTERM, so that it saves; wait; SIGKILL")
     sub.add_argument("id")
     add_number(sub, "--grace", 300.0, "to save in")
-    sub = command("supervise", lambda a: supervise.command(a, make_job(a)), "start a run and watch it until it is done")
+    sub = command("supervise", supervise.command, "start a run and watch it until it is done")
     add_job(sub)
     add_extra(sub)
     add_number(sub, "--max-crashes", 3, "in a row without progress, after which it gives up")
@@ -141,22 +136,10 @@ def add_follow(sub: argparse.ArgumentParser) -> None:
     add_number(sub, "--every", 5.0, "between two polls")
 
 
-def make_job(args: argparse.Namespace) -> runs.Job:
-    """Returns the job that the arguments of `run` describe."""
-    code, chosen = codes.pack(root := codes.repository()), args.cloud.settings
-    config, run = codes.path_in(root, code, args.config), args.id or pathlib.Path(args.config).stem
-    program = codes.path_in(root, code, args.program) if args.program else ""
-    job = runs.make_job(
-        chosen, code, config, run=run, workdir=args.workdir, command=args.mlm, words=args.words, env=args.env
-    )
-    return dataclasses.replace(job, program=program)
-
-
 def follow(args: argparse.Namespace, hosts: Hosts, run: str, attempt: int) -> int:
     """Follows a run; returns its exit code. Ctrl-C leaves it alone."""
-    follower = following.Follower(hosts, run, attempt, only=args.only, show=lambda line: print(line, flush=True))
     try:
-        seen = following.follow(follower, every=args.every, check=lambda: args.cloud.describe().state)
+        seen = following.follow(following.Follower(hosts, run, attempt, only=args.only), args.every)
     except KeyboardInterrupt:
         say(f"\ndetached; the run goes on. Come back: python launch/tpu.py logs {quoted(run)}")
         say(f"how it does: python launch/tpu.py status {quoted(run)}; end it: python launch/tpu.py stop {quoted(run)}")
@@ -183,7 +166,7 @@ def _preflight(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    job = make_job(args)
+    job = runs.make_job(args)
     started = runs.start(hosts := connect(args.cloud, args.timeout), job, again=args.again)
     if started.ended:
         print("\n".join(runs.lines(started.ended)))
@@ -223,7 +206,6 @@ def _logs(args: argparse.Namespace) -> int:
 
 def _stop(args: argparse.Namespace) -> int:
     hosts = connect(args.cloud, args.timeout, partial=True)
-    supervise.note_stop(hosts, args.id)
     seen = runs.stop(hosts, args.id, args.grace)
     if not hosts.dry:
         print("\n".join(runs.lines(seen)))

@@ -35,7 +35,7 @@ def test_as_many_hosts_as_the_launcher_rents(name):
         assert hosts == place.chips // 4
         return
     prefix = {"v5e": "v5litepod"}.get(family, family)
-    rented = accelerators.parse(f"{prefix}-{place.chips * accelerators.GENERATIONS[prefix].cores}")
+    rented = accelerators.parse(f"{prefix}-{place.chips * accelerators.GENERATIONS[prefix][0]}")
     assert (rented.chips, rented.hosts) == (place.chips, hosts)
 
 

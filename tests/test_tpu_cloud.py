@@ -39,7 +39,7 @@ def test_up_is_idempotent(pod):
 
 def test_up_through_the_queue(pod):
     said = pod.tpu("up", "--every=0.01", "--queued", "--spot")
-    assert "spot, queued" in said and "my-pod waits in the queue (ACCEPTED), 0 min so far" in said
+    assert "spot, queued" in said and "my-pod is WAITING (ACCEPTED), 0 min so far" in said
     create = next(call for call in pod.calls() if call[3] == "create")
     assert create[2] == "queued-resources" and {"--spot", "--node-id=my-pod"} <= set(create)
     pod.tpu("up", "--every=0.01", "--queued", "--spot")
@@ -55,7 +55,7 @@ def test_up_waits_for_what_somebody_else_has_asked_for(pod):
     (pod.state / "nodes.d" / "my-pod.json").write_text(
         node.replace('"READY"', '"CREATING"').replace('"_left": -1', '"_left": 2')
     )
-    assert "is being created" in pod.tpu("up", "--every=0.01")
+    assert "my-pod is CREATING" in pod.tpu("up", "--every=0.01")
     assert verbs(pod).count("tpu-vm create") == 1
 
 
@@ -70,7 +70,7 @@ def test_up_waits_for_a_lost_network(pod, monkeypatch):
 
     monkeypatch.setattr(gcloud.TpuVm, "describe", describe)
     said = pod.tpu("up", "--every=0.01")
-    assert "can't be reached. It is asked again in 0.01 s." in said and said.count("waits in the queue") == 1
+    assert "can't be reached. It is asked again in 0.01 s." in said and said.count("my-pod is WAITING (ACCEPTED)") == 1
     assert "my-pod is ready" in said and "UNWELL" in said
     outcomes = iter([PodError("can't be reached.", "network")])
     pod.tpu("up", code=1)
@@ -205,7 +205,7 @@ def test_a_stopped_pod_is_started_again(pod):
     assert "my-pod is STOPPED, not ready: launch/tpu.py up" in pod.tpu("sync", code=1)
     said = pod.tpu("up", "--every=0.01")
     assert "my-pod is stopped; starting it" in said and "my-pod is ready" in said
-    assert "my-pod is not ready yet (STARTING), 0 min so far" in said
+    assert "my-pod is BUSY (STARTING), 0 min so far" in said
     assert verbs(pod).count("tpu-vm start") == 1 and "tpu-vm delete" not in verbs(pod)
 
 

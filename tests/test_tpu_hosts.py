@@ -6,11 +6,12 @@ import types
 
 import pytest
 from pods import backend, gcloud, hosts, settings
-from pods.backend import Call, Host, Pod
+from pods.backend import Host, Pod
 from pods.errors import PodError
 
 HOSTS = tuple(Host(i, f"10.0.0.{i}") for i in range(4))
 WELL = "print('mlm-host {}')"
+PROGRAM = "import sys; sys.stdin.readline(); exec(sys.argv[1])"  # the first line is host.py
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +23,9 @@ def run(programs: dict[int, str], timeout: float = 20.0, *, direct: bool = True,
     """Asks four hosts, of which each runs a program."""
     cloud = types.SimpleNamespace(
         dry=False, runner=backend.Runner(), settings=settings.Settings(), forget=lambda: None,
-        ssh=lambda worker, argv, stdin: Call(
-            (sys._base_executable, "-I", "-c", programs.get(worker, WELL)), stdin.partition(b"\n")[2], direct=direct
-        ),
+        ssh=lambda worker, argv: [
+            *([] if direct else ["gcloud"]), sys._base_executable, "-I", "-c", PROGRAM, programs.get(worker, WELL)
+        ],
     )  # fmt: skip
     notify = (said if said is not None else []).append
     pod = hosts.Hosts(cloud, Pod("p", "READY", HOSTS), notify=notify)
@@ -53,7 +54,7 @@ def test_a_silent_host_is_named_and_the_others_are_kept():
 
 
 @pytest.mark.parametrize("code", hosts.SSH_FAILED)
-def test_ssh_is_tried_again(tmp_path, code):
+def test_ssh_is_tried_again(tmp_path, monkeypatch, code):
     program = (
         f"import pathlib, sys; p = pathlib.Path({str(tmp_path)!r}, 'n'); p.open('a').write('x')\n"
         f"print('mlm-host {{}}'); sys.exit(0 if len(p.read_text()) == 3 else {code})"
@@ -61,6 +62,10 @@ def test_ssh_is_tried_again(tmp_path, code):
     answers, file = run({1: program}, said=(said := [])), tmp_path / "n"
     assert answers[1].error == "" and len(said) == 2 and said[0].startswith("host 1 (10.0.0.1): ssh failed")
     file.unlink()
+    gcloud_ = tmp_path / "gcloud"
+    gcloud_.write_text('#!/bin/sh\nexec "$@"\n')
+    gcloud_.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     answers = run({1: program}, direct=False)  # gcloud's, which has tried ten times
     assert answers[1].error == "ssh failed: it said nothing" and file.read_text() == "x"
     file.write_text("xxx")  # it never gets there
@@ -96,8 +101,8 @@ def test_answers_are_found_among_banners():
 def test_a_host_given_only_the_rest_of_its_stdin_does_nothing(rest, tmp_path):
     """As when gcloud runs a command again by itself, after a connection that took a part of stdin."""
     argv = (sys._base_executable, "-S", "-c", hosts.BOOT, "host.py", "--root", str(tmp_path), "unpack", "0" * 64)
-    assert backend.Runner().run(Call(argv, rest), 20).code == 254 in hosts.SSH_FAILED
-    done = backend.Runner().run(Call(argv, hosts.program() + rest), 20)
+    assert backend.Runner().run(argv, 20, rest).code == 254 in hosts.SSH_FAILED
+    done = backend.Runner().run(argv, 20, hosts.program() + rest)
     assert done.code == 1 and "the archive arrived damaged" in done.stdout
 
 
@@ -111,5 +116,5 @@ def test_require_names_all_that_failed():
 
 def test_a_program_that_is_not_there_is_named():
     with pytest.raises(PodError, match="gclood isn't on this machine's PATH") as error:
-        backend.Runner().run(Call(("gclood",)), 1)
+        backend.Runner().run(["gclood"], 1)
     assert error.value.kind == "missing"

@@ -12,14 +12,6 @@ import re
 from typing import NamedTuple
 
 
-class Generation(NamedTuple):
-    """A generation of TPUs."""
-
-    cores: int  # that the number in a name counts for one chip
-    largest_host: int  # chips
-    runtime: str  # the default
-
-
 class Accelerator(NamedTuple):
     """An accelerator type taken apart."""
 
@@ -28,13 +20,13 @@ class Accelerator(NamedTuple):
     runtime: str
 
 
-GENERATIONS = {
-    "v2": Generation(2, 4, "tpu-ubuntu2204-base"),
-    "v3": Generation(2, 4, "tpu-ubuntu2204-base"),
-    "v4": Generation(2, 4, "tpu-ubuntu2204-base"),
-    "v5litepod": Generation(1, 8, "v2-alpha-tpuv5-lite"),
-    "v5p": Generation(2, 4, "v2-alpha-tpuv5"),
-    "v6e": Generation(1, 8, "v2-alpha-tpuv6e"),
+GENERATIONS = {  # what the number in a name counts for one chip, the chips of its largest host, the default runtime
+    "v2": (2, 4, "tpu-ubuntu2204-base"),
+    "v3": (2, 4, "tpu-ubuntu2204-base"),
+    "v4": (2, 4, "tpu-ubuntu2204-base"),
+    "v5litepod": (1, 8, "v2-alpha-tpuv5-lite"),
+    "v5p": (2, 4, "v2-alpha-tpuv5"),
+    "v6e": (1, 8, "v2-alpha-tpuv6e"),
 }
 
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from subprocess import PIPE
 
 from pods.errors import PodError
@@ -55,17 +56,8 @@ class Pod:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """A local program to run, and what it reads."""
-
-    argv: tuple[str, ...]
-    stdin: bytes = b""
-    direct: bool = False  # ssh itself: gcloud's own tries again by itself
-
-
-@dataclasses.dataclass(frozen=True)
 class Result:
-    """How a call ended."""
+    """How a local program ended."""
 
     code: int | None  # None after a timeout, negative after a signal
     stdout: str = ""
@@ -73,36 +65,36 @@ class Result:
 
 
 class Runner:
-    """Runs calls, or, if dry, prints them as a shell would take them and answers nothing."""
+    """Runs programs, or, if dry, prints the calls as a shell would take them and answers nothing."""
 
     def __init__(self, dry: bool = False):
         self.dry, self.over = dry, threading.Event()
         self._running: set[subprocess.Popen] = set()
 
-    def run(self, call: Call, timeout: float) -> Result:
-        """Returns how the call ended, at the latest after `timeout` seconds. Raises PodError if it can't be started."""
+    def run(self, argv: Sequence[str], timeout: float, stdin: bytes = b"") -> Result:
+        """Returns how it ended, at the latest after `timeout` seconds. Raises PodError if it can't be started."""
         if self.dry:
-            print(shlex.join(call.argv), flush=True)
-            if text := call.stdin.partition(b"\n")[2].decode():  # the first line is host.py
+            print(shlex.join(argv), flush=True)
+            if text := stdin.partition(b"\n")[2].decode():  # the first line is host.py
                 print(f"# stdin: {text}", flush=True)
             return Result(0)
         # gcloud would ask its questions on the stdin that holds our data; a session of its own: Ctrl-C reaches us alone
         variables = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
         try:
             process = subprocess.Popen(
-                call.argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables, start_new_session=True
+                argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables, start_new_session=True
             )
         except FileNotFoundError as error:
             advice = "isn't on this machine's PATH: install it (https://cloud.google.com/sdk/docs/install)"
-            raise PodError(f"{call.argv[0]} {advice}.", "missing") from error
+            raise PodError(f"{argv[0]} {advice}.", "missing") from error
         except OSError as error:
-            raise PodError(f"{call.argv[0]} can't be started: {error.strerror}.") from error
+            raise PodError(f"{argv[0]} can't be started: {error.strerror}.") from error
         self._running.add(process)
         code, stdout, stderr = None, b"", b""
         try:
             if self.over.is_set():
                 kill(process)
-            stdout, stderr = process.communicate(call.stdin, timeout=timeout)
+            stdout, stderr = process.communicate(stdin, timeout=timeout)
             code = process.returncode
         except subprocess.TimeoutExpired:
             kill(process)

@@ -58,16 +58,15 @@ def pack(root: pathlib.Path) -> Code:
     known = [name for name in _files(root) if (root / name).is_symlink() or (root / name).is_file()]
     entries = {name: _entry(root, name) for name in known}
     patch = _git(root, "diff", "--binary", "--no-color", "--no-ext-diff", "HEAD")
-    leaving = [f"{name} (to {info.linkname})" for name, (info, _) in sorted(entries.items()) if _leaves(info, name)]
-    if leaving:
-        raise SettingsError(
-            f"{', '.join(leaving[:5])}: a link that leaves the repository has nothing to point to on a host: replace "
-            "it by what it points to, or by a relative link within the repository."
-        )
     patch_hash = hashlib.sha256(patch).hexdigest() if patch else ""
     about = json.dumps({"commit": commit, "patch": patch_hash or None}).encode()
     entries[".mlm-code.json"] = (tarfile.TarInfo(".mlm-code.json"), about)
-    data = _archive(entries)
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for _, (info, content) in sorted(entries.items()):
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    data = gzip.compress(inner.getvalue(), compresslevel=6, mtime=0)
     return Code(hashlib.sha256(data).hexdigest(), data, commit, patch_hash, frozenset(entries))
 
 
@@ -82,29 +81,19 @@ def path_in(root: pathlib.Path, code: Code, file: str) -> str:
 
 
 def _entry(root: pathlib.Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
+    """Returns a file for the archive. Raises SettingsError for a link that leaves the repository."""
     path, info = root / name, tarfile.TarInfo(name)  # of nobody, and of no time
-    if path.is_symlink():
-        info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
-        return info, b""
-    info.mode = 0o755 if os.access(path, os.X_OK) else 0o644
-    return info, path.read_bytes()
-
-
-def _leaves(info: tarfile.TarInfo, name: str) -> bool:
-    """Returns whether this is a link that is absolute, or leads out of the repository; hosts check again."""
-    path = posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))
-    return info.issym() and (path.startswith("/") or path.split("/")[0] == "..")
-
-
-def _archive(entries: dict[str, tuple[tarfile.TarInfo, bytes]]) -> bytes:
-    """Returns a .tar.gz whose bytes depend on names, contents and the right to be executed alone."""
-    inner = io.BytesIO()
-    with tarfile.open(fileobj=inner, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in sorted(entries):
-            info, content = entries[name]
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return gzip.compress(inner.getvalue(), compresslevel=6, mtime=0)
+    if not path.is_symlink():
+        info.mode = 0o755 if os.access(path, os.X_OK) else 0o644
+        return info, path.read_bytes()
+    info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))
+    if target.startswith("/") or target.split("/")[0] == "..":  # hosts check again
+        raise SettingsError(
+            f"{name} (to {info.linkname}): a link that leaves the repository has nothing to point to on a host: "
+            "replace it by what it points to, or by a relative link within the repository."
+        )
+    return info, b""
 
 
 def _files(root: pathlib.Path, *words: str) -> list[str]:

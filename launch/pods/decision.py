@@ -43,7 +43,7 @@ class Seen:
     permanent: bool = False  # another pod would fail for the same reason
     status: RunStatus | None = None  # of the newest attempt on its hosts, None if there was nobody to ask
     hosts: int = 0  # how many there are
-    stopped: int = 0  # the attempt that a person has ended by `stop`, 0 for none
+    stopped: int = 0  # the attempt that was ended by `stop`, 0 for none
     ours: bool = True  # our `up` has made the pod
 
 
@@ -115,7 +115,7 @@ def _notice(seen: Seen, memory: Memory) -> None:
 
 
 def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
-    if seen.status and _finished(seen):
+    if seen.status and seen.status.code == 0 and len(seen.status.reports) == seen.hosts:
         return Action(DONE, f"attempt {seen.status.attempt} ended with 0 on all {seen.hosts} hosts")
     if seen.state == UNKNOWN:
         return Action(WAIT, f"the pod can't be asked ({seen.detail}); nothing is concluded from that")
@@ -137,12 +137,6 @@ def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
     if all(report.state == "absent" for report in status.reports):
         return Action(START, "nothing of this run is on the hosts")
     return _ended(seen, status, memory, limits)
-
-
-def _finished(seen: Seen) -> bool:
-    reports = seen.status.reports
-    ended = [report.exit for report in reports if report.state == "exited" and report.exit]
-    return 0 < seen.hosts == len(ended) and all(end.get("code") == 0 and not end.get("signal") for end in ended)
 
 
 def _preempted(action: Action, memory: Memory, limits: Limits) -> Action:
@@ -204,7 +198,7 @@ def _ended(seen: Seen, status: RunStatus, memory: Memory, limits: Limits) -> Act
     if memory.attempt != attempt:  # a person's attempt, and a person wants another one
         return Action(START, f"attempt {attempt} had ended before")
     cause, hung = status.cause, memory.stopping == attempt
-    if seen.stopped == attempt:
+    if seen.stopped == attempt and not hung:
         return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED)
     if cause and cause.code in FINAL and not hung:
         return _final(status, memory)

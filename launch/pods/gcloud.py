@@ -19,7 +19,7 @@ import host_setup
 
 from pods import answers, backend, route
 from pods.answers import Refusal
-from pods.backend import Call, Host, Pod
+from pods.backend import Host, Pod
 from pods.errors import PASSING, TRIED, PodError, SettingsError
 from pods.settings import Settings
 
@@ -113,13 +113,14 @@ class TpuVm:
         routes = [route.parse(line, flags) for line in saved["lines"]]
         self.routes = [] if None in routes else routes
 
-    def ssh(self, worker: int, argv: Sequence[str], stdin: bytes = b"") -> Call:
-        """Returns the call that runs argv on a worker."""
+    def ssh(self, worker: int, argv: Sequence[str]) -> Sequence[str]:
+        """Returns the local call that runs argv on a worker: ssh itself, or gcloud."""
         command = shlex.join(argv)
         if self.routes:
-            return Call((*self.routes[worker], command), stdin, direct=True)
-        flags = [f"--worker={worker}", f"--command={command}", *self._ssh_flags()]
-        return Call(self._argv("tpu-vm", "ssh", self.target, *flags), stdin)
+            return [*self.routes[worker], command]
+        return self._argv(
+            "tpu-vm", "ssh", self.target, f"--worker={worker}", f"--command={command}", *self._ssh_flags()
+        )
 
     def forget(self) -> None:
         """Forgets the routes, since one of them led nowhere: the next `connect` asks for new ones."""
@@ -129,14 +130,14 @@ class TpuVm:
         """Returns a line of `ssh --dry-run` for each host, [] if there are none. Raises PodError as `connect` does."""
         words = ["tpu-vm", "ssh", self.target, "--command=true", *self._ssh_flags()]
         # the first connection makes the keys and gives them to the pod: it is made alone, before all others
-        first = self.runner.run(Call(self._argv(*words, "--worker=0")), CONNECT)
+        first = self.runner.run(self._argv(*words, "--worker=0"), CONNECT)
         if first.code in (None, 255):
             why = answers.reason(first.stderr)
             sentence = f"host 0 can't be reached by ssh: {why}. {answers.advice(why, self.settings)}"
             raise PodError(sentence.rstrip(), "hosts")
         if first.code != 0:
             raise self._explain("ssh", first, f"nodes/{self.settings.name}")
-        result = self.runner.run(Call(self._argv(*words, "--worker=all", "--dry-run")), ASK)
+        result = self.runner.run(self._argv(*words, "--worker=all", "--dry-run"), ASK)
         lines = result.stdout.splitlines()
         return lines if result.code == 0 and len(lines) == hosts else []
 
@@ -188,7 +189,7 @@ class TpuVm:
 
     def _gcloud(self, *words: str, timeout: float = ASK) -> str:
         """Runs gcloud and returns what it printed. Raises PodError in clear words."""
-        result = self.runner.run(Call(self._argv(*words)), timeout)
+        result = self.runner.run(self._argv(*words), timeout)
         if result.code == 0:
             return result.stdout
         group, verb = words[:2]

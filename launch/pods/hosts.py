@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pods.answers import advice, reason
-from pods.backend import READY, Call, Host, Pod, Result, say
+from pods.backend import READY, Host, Pod, Result, say
 from pods.errors import PodError
 from pods.gcloud import TpuVm
 from pods.settings import Settings
@@ -74,10 +74,12 @@ class Hosts:
         command = ["python3", "-c", BOOT, "host.py", *([] if folder == Settings.root else ["--root", folder])]
         texts = dict.fromkeys(argvs, b"") | (stdin or {})
         whole = {text: code + text for text in {*texts.values()}}  # once for all hosts that read the same
-        calls = [self.cloud.ssh(host.worker, [*command, *argvs[host]], whole[texts[host]]) for host in argvs]
         pool = ThreadPoolExecutor(1 if self.dry else AT_ONCE)  # a dry run prints one after the other
         try:
-            jobs = [pool.submit(self._ask, *pair, timeout or self.timeout) for pair in zip(argvs, calls, strict=True)]
+            jobs = [
+                pool.submit(self._ask, host, [*command, *words], whole[texts[host]], timeout or self.timeout)
+                for host, words in argvs.items()
+            ]
             return [job.result() for job in jobs]
         except BaseException:  # Ctrl-C: nobody waits for a host any longer
             self.cloud.runner.end()
@@ -85,11 +87,12 @@ class Hosts:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, host: Host, call: Call, timeout: float) -> Answer:
+    def _ask(self, host: Host, command: Sequence[str], stdin: bytes, timeout: float) -> Answer:
         """Returns one host's answer; ssh itself is tried again, gcloud's own has made ten tries by then."""
-        waits = (*BACKOFF, None) if call.direct else (None,)
+        argv = self.cloud.ssh(host.worker, command)
+        waits = (None,) if argv[0] == "gcloud" else (*BACKOFF, None)
         for wait in waits:
-            result = self.cloud.runner.run(call, timeout)
+            result = self.cloud.runner.run(argv, timeout, stdin)
             if result.code not in SSH_FAILED:
                 return Answer(host, {}) if self.dry else _read(host, result, timeout)
             why = reason(result.stderr)
@@ -99,7 +102,7 @@ class Hosts:
             if self.cloud.runner.over.wait(wait):
                 break
         self.cloud.forget()
-        return Answer(host, {}, f"ssh failed{f' {len(waits)} times' if call.direct else ''}: {why}")
+        return Answer(host, {}, f"ssh failed{f' {len(waits)} times' if len(waits) > 1 else ''}: {why}")
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:
         """Returns what all hosts have said. Raises PodError, which names every host that failed and says why."""

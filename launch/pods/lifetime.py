@@ -9,13 +9,6 @@ from pods.backend import GONE, READY, Pod, say
 from pods.errors import PodError, SettingsError
 from pods.gcloud import TpuVm
 
-PHRASES = {
-    backend.WAITING: "waits in the queue",
-    backend.CREATING: "is being created",
-    backend.BUSY: "is not ready yet",
-    backend.DELETING: "is being deleted",
-}
-
 
 def up(cloud: TpuVm, every: float, recreate: bool) -> None:
     """Returns once the pod is ready; creates it if need be. Raises PodError for what waiting does not make ready."""
@@ -26,27 +19,25 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
         return
     begin, said = time.monotonic(), ""
     while pod.state != READY:
-        if pod.state == backend.ABSENT:
-            create(cloud)
-        elif pod.state == backend.STOPPED:
-            say(f"{pod.name} is stopped; starting it")
-            cloud.start()
-        elif pod.state not in GONE:
-            minutes = (time.monotonic() - begin) // 60
-            reason = f": {pod.reason}" if pod.reason else ""
-            line = f"{pod.name} {PHRASES[pod.state]} ({pod.detail}{reason}), {minutes:.0f} min so far"
-            if line != said:
-                say(said := line)
-            time.sleep(every)
-        elif recreate:
-            say(f"{pod.name} is {pod.condition}; deleting it")
-            cloud.delete(pod)
-        else:
+        if pod.state in GONE and not recreate:
             raise PodError(
                 f"{pod.name} is {pod.condition}; it won't come back, but counts against the quota: launch/tpu.py up "
                 "--recreate deletes it and creates another one, as launch/tpu.py supervise does.",
                 "absent",
             )
+        if pod.state == backend.ABSENT:
+            create(cloud)
+        elif pod.state == backend.STOPPED:
+            say(f"{pod.name} is stopped; starting it")
+            cloud.start()
+        elif pod.state in GONE:
+            say(f"{pod.name} is {pod.condition}; deleting it")
+            cloud.delete(pod)
+        else:
+            line = f"{pod.name} is {pod.condition}, {(time.monotonic() - begin) // 60:.0f} min so far"
+            if line != said:
+                say(said := line)
+            time.sleep(every)
         pod = _describe(cloud, pod, every)
     if pod.accelerator_type not in ("", settings.accelerator_type):
         raise SettingsError(

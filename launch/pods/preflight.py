@@ -25,8 +25,22 @@ class Report:
 def check(hosts: Hosts, code: str, *, clear_lock: bool = False) -> Report:
     """Returns how the hosts are, which must have the code of this hash. Raises PodError if one does not answer."""
     flag = ["--clear-lock"] if clear_lock else []
-    answers = hosts.require(hosts.ask(["preflight", "--code", code, *flag]), "preflight")
-    return judge(dict(zip(hosts.all, answers, strict=True)), code) if not hosts.dry else Report([], [], [])
+    questions = hosts.ask(["preflight", "--code", code, *flag])
+    if hosts.dry:
+        return Report([], [], [])
+    answers = dict(zip(hosts.all, hosts.require(questions, "preflight"), strict=True))
+    problems, remarks = _named(answers, lambda answer: _problems(answer, code)), _named(answers, _remarks)
+    problems += _differences("packages", {host: answer["installed"] or "none" for host, answer in answers.items()})
+    problems += _differences("accelerators", {host: len(answer["accelerators"]) for host, answer in answers.items()})
+    remarks += _differences("python3", {host: answer["python"] for host, answer in answers.items()})
+    table = [
+        f"{label(host)}  {answer['host']}  python {answer['python']}  "
+        f"code {code[:12] if code in answer['code'] else 'missing'}  packages {answer['installed'] or 'missing'}  "
+        f"disk {answer['disk_free'] / 1e9:.0f} GB  memory {answer['memory_free'] / 1e9:.0f} GB  "
+        f"accelerators {len(answer['accelerators'])}  libtpu lock {answer['libtpu_lock']}"
+        for host, answer in answers.items()
+    ]
+    return Report(problems, remarks, table, answers[hosts.all[0]]["installed"] or "")
 
 
 def check_ports(hosts: Hosts) -> list[str]:
@@ -45,16 +59,6 @@ def check_ports(hosts: Hosts) -> list[str]:
                 "it between the hosts (Google's own rule opens 8470, 8471, 8474 and 8476 in the network of a TPU)"
             )
     return problems
-
-
-def judge(answers: dict[Host, dict], code: str) -> Report:
-    """Returns the report of the hosts' answers."""
-    problems, remarks = _named(answers, lambda answer: _problems(answer, code)), _named(answers, _remarks)
-    problems += _differences("packages", {host: answer["installed"] or "none" for host, answer in answers.items()})
-    problems += _differences("accelerators", {host: len(answer["accelerators"]) for host, answer in answers.items()})
-    remarks += _differences("python3", {host: answer["python"] for host, answer in answers.items()})
-    first = next(iter(answers.values()))
-    return Report(problems, remarks, _table(answers, code), first["installed"] or "")
 
 
 def _problems(answer: dict, code: str) -> Iterator[str]:
@@ -95,13 +99,3 @@ def _differences(name: str, values: dict[Host, object]) -> list[str]:
     (usual, _), *others = collections.Counter(values.values()).most_common()
     exceptions = ", ".join(f"{label(host)} has {value}" for host, value in values.items() if value != usual)
     return [f"{name} differ: {exceptions}; the others have {usual}"] if others else []
-
-
-def _table(answers: dict[Host, dict], code: str) -> list[str]:
-    return [
-        f"{label(host)}  {answer['host']}  python {answer['python']}  "
-        f"code {code[:12] if code in answer['code'] else 'missing'}  packages {answer['installed'] or 'missing'}  "
-        f"disk {answer['disk_free'] / 1e9:.0f} GB  memory {answer['memory_free'] / 1e9:.0f} GB  "
-        f"accelerators {len(answer['accelerators'])}  libtpu lock {answer['libtpu_lock']}"
-        for host, answer in answers.items()
-    ]

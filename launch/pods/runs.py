@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
 import pathlib
 import secrets
 import shlex
-import urllib.parse
-from collections.abc import Sequence
 
 import host_setup
 
+from pods import code as codes
 from pods import preflight
 from pods.backend import Host, say
 from pods.causes import Cause, HostReport, first_cause
 from pods.code import Code
 from pods.errors import PodError, SettingsError
 from pods.hosts import Answer, Hosts, label, quoted
-from pods.settings import Settings
 
 COMMANDS = ("run", "train", "shards", "classify", "evaluate", "export")  # of `python -m mlm`, that run on several hosts
 PLACE = 3  # arguments at the end of a job's that say which process it is
+STOPPED = "stopped.json"  # under runs/pods/{id}: the attempt that was ended by `stop`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,31 +64,25 @@ class RunStatus:
         return 0 if ended and all(ended) and not self.errors else 1
 
 
-def make_job(
-    settings: Settings, code: Code, config: str, *, run: str, workdir: str, command: str, words: Sequence[str], env=()
-) -> Job:
-    """Returns the job of a config that is in the code; workdir "" is {bucket}/{run id}. Raises SettingsError."""
-    check_id(run)
-    if not workdir and not settings.bucket:
+def make_job(args: argparse.Namespace) -> Job:
+    """Returns the job that the arguments of `run` describe. Raises SettingsError."""
+    code, run = codes.pack(root := codes.repository()), args.id or pathlib.Path(args.config).stem
+    config = codes.path_in(root, code, args.config)
+    program = codes.path_in(root, code, args.program) if args.program else ""
+    workdir, bucket = args.workdir, args.cloud.settings.bucket.rstrip("/")
+    if not workdir and not bucket:
         sentence = "there is no folder for the run that all hosts see: --workdir gs://..., or bucket in pod.toml."
         raise SettingsError(sentence)
-    workdir = workdir or f"{settings.bucket.rstrip('/')}/{urllib.parse.quote(run, safe='')}"
+    workdir = workdir or f"{bucket}/{host_setup.folder_name(run)}"
     if not (workdir.startswith("/") or "://" in workdir):
         sentence = f"--workdir {workdir!r} must be absolute or gs://...: on the hosts there is no folder we are in."
         raise SettingsError(sentence)
-    for name in env:
+    for name in args.env:
         if name not in os.environ:
             name = name.partition("=")[0]
             raise SettingsError(f"--env {name}: give the name of a variable that is set here, not its value.")
-    return Job(run, (command, f"--config={config}", f"--workdir={workdir}", *words), tuple(env), code)
-
-
-def check_id(run: str) -> None:
-    """Raises SettingsError for what can't be the id of a run."""
-    try:
-        host_setup.folder_name(run)
-    except host_setup.HostError as error:
-        raise SettingsError(f"{error}.") from None
+    argv = (args.mlm, f"--config={config}", f"--workdir={workdir}", *args.words)
+    return Job(run, argv, tuple(args.env), code, program)
 
 
 def records(run: str) -> pathlib.Path:
@@ -100,18 +94,16 @@ def status(hosts: Hosts, run: str, attempt: int | None = None) -> RunStatus:
     """Returns an attempt (default: the newest) of a run on all hosts."""
     answers = hosts.ask(["status", "--", run, *([] if attempt is None else [str(attempt)])])
     attempt = max((answer.data.get("attempt", 0) for answer in answers), default=0)
-    reports, errors, job = [], [], {}
-    for answer in answers:
-        data = answer.data
-        if answer.error:
-            errors.append(f"{label(answer.host)}: {answer.error}")
-        elif data and data["attempt"] == attempt:
+    reports, job = [], {}
+    for worker, data in ((answer.host.worker, answer.data) for answer in answers if "attempt" in answer.data):
+        if data["attempt"] == attempt:
             files = data["exit"], data["progress"], data["cause"]
-            reports.append(HostReport(answer.host.worker, data["host"], data["state"], *files))
+            reports.append(HostReport(worker, data["host"], data["state"], *files))
             job = job or data["job"] or {}
-        elif data:
-            reports.append(HostReport(answer.host.worker, data["host"], "absent"))
-    return RunStatus(attempt, tuple(reports), tuple(errors), job)
+        else:
+            reports.append(HostReport(worker, data["host"], "absent"))
+    errors = tuple(f"{label(answer.host)}: {answer.error}" for answer in answers if answer.error)
+    return RunStatus(attempt, tuple(reports), errors, job)
 
 
 def status_of(hosts: Hosts, job: Job) -> RunStatus:
@@ -127,13 +119,13 @@ def status_of(hosts: Hosts, job: Job) -> RunStatus:
 
 def difference(job: Job, other: dict) -> str:
     """Returns in what the arguments of a job.json differ from a job's, "" if they are the same."""
-    on_hosts = [word for word in (other.get("program"), *map(str, other.get("argv", ()))) if word][:-PLACE]
-    new = [word for word in (job.program, *job.argv) if word]
-    if on_hosts == new:
+    there = [word for word in (other.get("program"), *other.get("argv", ())) if word][:-PLACE]
+    here = [word for word in (job.program, *job.argv) if word]
+    if there == here:
         return ""
-    only_there, only_here = [w for w in on_hosts if w not in new], [w for w in new if w not in on_hosts]
-    differences = [f"only there: {shlex.join(only_there)}"] if only_there else []
-    differences += [f"only here: {shlex.join(only_here)}"] if only_here else []
+    only_there, only_here = [word for word in there if word not in here], [word for word in here if word not in there]
+    sides = {"only there": only_there, "only here": only_here}
+    differences = [f"{side}: {shlex.join(words)}" for side, words in sides.items() if words]
     return "; ".join(differences) or "the same arguments in another order"
 
 
@@ -186,50 +178,65 @@ def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
     """Starts on the first host, which decides between two who start at once, and then on the others."""
     launch = "..." if hosts.dry else secrets.token_hex(8)
     texts = {host: _text(hosts, job, host, attempt, requirements, launch) for host in hosts.all}
-    ours, bad = [], []
     for group in (hosts.all[:1], hosts.all[1:]):
-        for answer in hosts.ask({host: ["start"] for host in group}, stdin=texts):
-            started = answer.data.get("job") or {}
-            if hosts.dry or (not answer.error and started.get("launch") == launch):
-                ours.append(answer.host)
-            elif not answer.error and answer.host == hosts.all[0]:
-                _require_same(job, started, attempt)
-                return Started(attempt, False)  # somebody else's start came first; the other hosts are theirs too
-            else:
-                bad.append(Answer(answer.host, answer.data, answer.error or "it runs this attempt for somebody else"))
-        if bad:
-            break
-    if bad:
-        _take_back(hosts, job, attempt, ours, bad)
+        answers = hosts.ask({host: ["start"] for host in group}, stdin=texts)
+        if hosts.dry:
+            continue
+        errors = [f"{label(answer.host)}: {answer.error}" for answer in answers if answer.error]
+        strangers = [answer for answer in answers if not answer.error and _launch(answer) != launch]
+        if strangers and group == hosts.all[:1]:  # somebody else's start came first; the other hosts are theirs too
+            _require_same(job, strangers[0].data["job"] or {}, attempt)
+            return Started(attempt, False)
+        errors += [f"{label(answer.host)}: somebody else stopped or started it" for answer in strangers]
+        if errors:
+            _take_back(hosts, job, attempt, "; ".join(errors))
     return Started(attempt, True)
 
 
+def _launch(answer: Answer) -> str:
+    """Returns whose start it was that a host's attempt came from."""
+    return (answer.data["job"] or {}).get("launch", "")
+
+
 def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, launch: str) -> bytes:
-    count, i = len(hosts.all), host.worker
-    words = {"id": job.id, "attempt": attempt, "code": job.code.hash, "requirements": requirements}
-    words["argv"] = [*job.argv, f"--coordinator={hosts.all[0].address}", f"--processes={count}", f"--process-id={i}"]
-    words["program"] = job.program
-    words["env"] = {name: "..." if hosts.dry else os.environ[name] for name in job.env}
-    return json.dumps({**words, "process": i, "processes": count, "launch": launch}).encode()
+    count, process = len(hosts.all), host.worker
+    place = [f"--coordinator={hosts.all[0].address}", f"--processes={count}", f"--process-id={process}"]
+    words = {
+        "id": job.id,
+        "attempt": attempt,
+        "code": job.code.hash,
+        "requirements": requirements,
+        "argv": [*job.argv, *place],
+        "program": job.program,
+        "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},
+        "process": process,
+        "processes": count,
+        "launch": launch,
+    }
+    return json.dumps(words).encode()
 
 
-def _take_back(hosts: Hosts, job: Job, attempt: int, ours: list[Host], bad: list[Answer]) -> None:
-    """Stops what this start has begun, and raises PodError. A host that did not answer may have started it too."""
-    silent = [answer.host for answer in bad if not answer.data]
-    stopped = hosts.ask({host: ["stop", "--", job.id, str(attempt), "0"] for host in [*ours, *silent]})
-    reasons = "; ".join(f"{label(answer.host)}: {answer.error}" for answer in bad)
-    left = [label(answer.host) for answer in stopped if answer.error]
-    sentence = f"the run could not be started on all hosts ({reasons}); it was stopped where it had started"
-    but = f", but {', '.join(left)} did not confirm that: launch/tpu.py stop {quoted(job.id)}" if left else ""
+def _take_back(hosts: Hosts, job: Job, attempt: int, why: str) -> None:
+    """Stops this attempt on all hosts, and raises PodError: one that did not answer may start it yet."""
+    answers = hosts.ask(["stop", "--", job.id, str(attempt), "0"])
+    left = ", ".join(label(answer.host) for answer in answers if answer.error)
+    but = f", but {left} did not confirm that: launch/tpu.py stop {quoted(job.id)}" if left else ""
+    sentence = f"the run could not be started on all hosts ({why}); it was stopped where it had started"
     raise PodError(f"{sentence}{but}. Then: run --again.", "hosts")
 
 
 def stop(hosts: Hosts, run: str, grace: float) -> RunStatus:
-    """Ends a run: SIGTERM, so that it saves, at most `grace` seconds, SIGKILL. Raises PodError if a host fails to."""
+    """Ends a run: SIGTERM, so that it saves, at most `grace` seconds, SIGKILL. Raises PodError if a host fails to.
+
+    It is noted here, so that its supervisor does not start it again.
+    """
     seen = status(hosts, run)
     if not seen.attempt and not seen.errors and not hosts.dry:
         raise PodError(f"there is no run {run!r} on these hosts.", "absent")
-    attempt = seen.attempt or 1
+    attempt, folder = seen.attempt or 1, records(run)
+    if not hosts.dry:
+        folder.mkdir(parents=True, exist_ok=True)
+        host_setup.write(folder / STOPPED, {"attempt": attempt})
     hosts.require(hosts.ask(["stop", "--", run, str(attempt), f"{grace:g}"], timeout=grace + 90), "stop")
     return status(hosts, run, attempt)
 

@@ -28,7 +28,6 @@ LOGS_EVERY = 20  # polls between two visits to the logs: those of a pod that is 
 SAY_EVERY = 600.0  # seconds between two lines that say that all is well
 WORST = 900.0  # seconds between two tries, at most
 MOST_TRIES = 8  # of a start that the hosts refuse, about an hour; a stock-out or a lost network is waited for
-STOPPED = "stopped.json"  # under runs/pods/{id}: the attempt that a person has ended
 
 
 @dataclasses.dataclass
@@ -57,7 +56,7 @@ class Supervisor:
         """Supervises until the run is done or given up; returns its exit code. Ctrl-C, 130, leaves all as it is."""
         refusal = PodError(f"run {self.job.id!r} is being supervised already, by another process here.")
         with host_setup.alone(self.folder / ".supervise.lock", refusal):
-            (self.folder / STOPPED).unlink(missing_ok=True)  # who supervises a run that was stopped wants it to go on
+            (self.folder / runs.STOPPED).unlink(missing_ok=True)  # who supervises it after that wants it to go on
             try:
                 while (code := self.step()) is None:
                     time.sleep(self.pause())
@@ -107,7 +106,7 @@ class Supervisor:
         seen = Seen(pod.state, now, pod.condition, permanent=pod.permanent, ours=pod.ours)
         if self.hosts is None:
             return seen
-        status, stopped = runs.status_of(self.hosts, self.job), host_setup.read(self.folder / STOPPED) or {}
+        status, stopped = runs.status_of(self.hosts, self.job), host_setup.read(self.folder / runs.STOPPED) or {}
         attempt = stopped.get("attempt", 0)
         return dataclasses.replace(seen, now=self.clock(), status=status, hosts=len(self.hosts.all), stopped=attempt)
 
@@ -178,18 +177,9 @@ def cost(settings: Settings, memory: Memory, now: float) -> str:
     return f"{hours * settings.accelerator.chips:.2f} chip-hours so far, {dollars}"
 
 
-def note_stop(hosts: Hosts, run: str) -> None:
-    """Takes down that a person ends the newest attempt of a run: its supervisor is not to start it again."""
-    if hosts.dry:
-        return
-    folder = runs.records(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    host_setup.write(folder / STOPPED, {"attempt": runs.status(hosts, run).attempt})
-
-
-def command(args: argparse.Namespace, job: runs.Job) -> int:
+def command(args: argparse.Namespace) -> int:
     """Does what the arguments say; returns the exit code. A dry run prints a poll, and what a lost pod costs."""
-    cloud = args.cloud
+    cloud, job = args.cloud, runs.make_job(args)
     if cloud.dry:
         cloud.delete(cloud.describe())
         lifetime.create(cloud)
