@@ -1,4 +1,4 @@
-"""The TPU API over HTTP on the loopback, for the real gcloud; with it, `address` and what its environment must say."""
+"""The TPU API over HTTP on the loopback, for the real gcloud, and the environment that leads gcloud to it."""
 
 import contextlib
 import json
@@ -51,11 +51,15 @@ def environment(address: str, home: pathlib.Path) -> dict[str, str]:
     """Returns the variables with which gcloud takes this API for Google's, and keeps its files in a home of its own."""
     (home / "config").mkdir(parents=True, exist_ok=True)
     (home / "token").write_text("token")
-    return os.environ | {
+    others = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDSDK_")}
+    return others | {
         "HOME": str(home),
         "CLOUDSDK_CONFIG": str(home / "config"),
         "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(home / "token"),
         "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+        "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
+        "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
+        "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": address,
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{address}compute/v1/",
     }
