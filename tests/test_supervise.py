@@ -29,9 +29,9 @@ def test_cost_is_that_of_all_pods_while_they_are_ready():
     memory, chosen = Memory(), Settings(accelerator_type="v4-32", price=2.0)
     polls = [(1, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")]
     for now, state in polls:
-        _, memory = decide(Seen(state, now, status=RunStatus(0, ())), memory, LIMITS)
+        _, memory = decide(Seen(Pod("p", state), now, RunStatus(0, ())), memory, LIMITS)
     assert cost(chosen, memory, 9999) == "16.00 chip-hours so far, 32.00 dollars"
-    _, memory = decide(Seen("READY", 10000, status=RunStatus(0, ())), memory, LIMITS)
+    _, memory = decide(Seen(Pod("p", "READY"), 10000, RunStatus(0, ())), memory, LIMITS)
     memory = Memory(**json.loads(json.dumps(dataclasses.asdict(memory))))
     chosen = dataclasses.replace(chosen, price=0.0)
     assert cost(chosen, memory, 13600) == "32.00 chip-hours so far, price unknown"
@@ -93,18 +93,13 @@ def test_a_lost_network_never_ends_it_and_a_mistake_always_does(tmp_path, monkey
             one.step()
 
 
-def test_quota_that_our_own_delete_gives_back_is_waited_for(tmp_path, monkeypatch):
+def test_quota_that_our_own_delete_gives_back_is_waited_for_an_hour(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    one, now = supervisor(said := []), [1000.0]
-    one.clock, one.memory = lambda: now[0], Memory(deleted=1000.0)
-    now[0] += 60
-    one._wait_for(PodError("the quota is used up.", "quota"))
-    assert said[-1].endswith(
-        "the quota is used up; what the deleted pod has used may come back for another 29 min; again in 20 s"
-    )
-    now[0] += 1739
-    one._wait_for(PodError("the quota is used up.", "quota"))
-    now[0] += 1
+    one = supervisor(said := [])
+    one.memory = Memory(deleted=True)
+    for _ in range(7):
+        one._wait_for(PodError("the quota is used up.", "quota"))
+    assert said[0].endswith("the quota is used up; what the deleted pod has used may come back; again in 20 s")
     with pytest.raises(PodError, match="used up"):
         one._wait_for(PodError("the quota is used up.", "quota"))
 
@@ -164,7 +159,7 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
     record = supervised.pod.repository / "runs" / "pods" / "a" / "supervise.json"  # both hosts have answered
 
     def chaos():
-        wait_for(lambda: (supervised.work / "step-1").exists() and '"attempt": 1,' in record.read_text(), 60)
+        wait_for(lambda: (supervised.work / "step-1").exists() and '"watched": 1,' in record.read_text(), 60)
         cloud.add_fault(state, "describe", "unavailable", times=2)
         cloud.preempt(state, "my-pod")
         (supervised.work / "hold").unlink()
@@ -174,7 +169,7 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
     said = supervised("5", "--spot", "--queued", kind="v4-16")
     thread.join()
     in_order(
-        said, "there is no pod; creating one; 0.00 chip-hours so far, 0.00 dollars", "nothing of this run is on the",
+        said, "the pod is ABSENT; creating one; 0.00 chip-hours so far, 0.00 dollars", "nothing of this run is on the",
         "attempt 1 started on 2 hosts", "the pod can't be asked",
         "the pod is PREEMPTED, preemption 1 of 100", "; deleting it, with force", "creating one",
         "attempt 2 started on 2", "attempt 2 ended with 0 on all 2 hosts, step 5; done; 0.0", " dollars",
@@ -216,7 +211,7 @@ def test_a_pod_that_up_has_not_made_is_given_up_and_left(supervised):
     assert supervised.cloud_calls() == ["tpu-vm create"], "the colleague's"
     fake_cloud().Cloud(pod.state).remove_node("my-pod")
     said = supervised("5", "--spot", code=75)
-    in_order(said, "there is no pod; your `up` has not made it", "giving up")
+    in_order(said, "the pod is ABSENT; your `up` has not made it", "giving up")
     in_order(supervised("5", "--spot", "--recreate"), "creating one", "attempt 2 ended with 0")
     assert supervised.cloud_calls() == ["tpu-vm create"] * 2
 
@@ -240,7 +235,7 @@ def test_a_quota_refusal_after_our_own_delete_is_not_the_end(supervised):
     thread = hold(supervised, take)
     said = supervised("5")
     thread.join()
-    in_order(said, "deleting it", "creating one", "is used up", "may come back for another 30 min; again in 0 s",
+    in_order(said, "deleting it", "creating one", "is used up", "may come back; again in 0 s",
              "may come back", "creating one", "attempt 2 ended with 0")  # fmt: skip
     supervised.pod.fault("create", "quota")
     supervised.pod.tpu("down", "--accelerator-type=v4-8")

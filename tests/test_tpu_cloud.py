@@ -140,7 +140,7 @@ def test_preempted_without_a_queue(pod):
     pod.preempt()
     assert "my-pod is PREEMPTED" in pod.tpu("up", code=1)
     said = pod.tpu("up", "--every=0.01", "--recreate")
-    assert "my-pod is PREEMPTED; deleting it\ncreating my-pod" in said and "my-pod is ready" in said
+    assert "my-pod is PREEMPTED; deleting it, with force\ncreating my-pod" in said and "my-pod is ready" in said
     assert "deleted TPU VM my-pod" in pod.tpu("down")
     assert "there is nothing named my-pod in us-central2-b" in pod.tpu("down")
 
@@ -204,7 +204,7 @@ def test_a_stopped_pod_is_started_again(pod):
     fake_cloud().stop(pod.state, "my-pod")
     assert "my-pod is STOPPED, not ready: launch/tpu.py up" in pod.tpu("sync", code=1)
     said = pod.tpu("up", "--every=0.01")
-    assert "my-pod is stopped; starting it" in said and "my-pod is ready" in said
+    assert "my-pod is STOPPED; starting it" in said and "my-pod is ready" in said
     assert "my-pod is BUSY (STARTING), 0 min so far" in said
     assert verbs(pod).count("tpu-vm start") == 1 and "tpu-vm delete" not in verbs(pod)
 

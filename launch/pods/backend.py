@@ -23,6 +23,9 @@ ABSENT, WAITING, CREATING, BUSY, READY = "ABSENT", "WAITING", "CREATING", "BUSY"
 PREEMPTED, SUSPENDED, FAILED, DELETING = "PREEMPTED", "SUSPENDED", "FAILED", "DELETING"
 STOPPED = "STOPPED"  # it keeps its disks, and is started again
 GONE = (PREEMPTED, SUSPENDED, FAILED)  # it won't come back: delete it with force, and create it again
+# what makes a pod READY, in the words of a person; in all other states it is waited for
+DELETE, CREATE, RESUME = "deleting it, with force", "creating one", "starting it again"
+STEPS = {ABSENT: CREATE, STOPPED: RESUME, **dict.fromkeys(GONE, DELETE)}
 
 
 @dataclasses.dataclass(frozen=True)

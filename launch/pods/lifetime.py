@@ -25,14 +25,10 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
                 "--recreate deletes it and creates another one, as launch/tpu.py supervise does.",
                 "absent",
             )
-        if pod.state == backend.ABSENT:
-            create(cloud)
-        elif pod.state == backend.STOPPED:
-            say(f"{pod.name} is stopped; starting it")
-            cloud.start()
-        elif pod.state in GONE:
-            say(f"{pod.name} is {pod.condition}; deleting it")
-            cloud.delete(pod)
+        if step := backend.STEPS.get(pod.state):
+            if step != backend.CREATE:  # which says more itself
+                say(f"{pod.name} is {pod.condition}; {step}")
+            take(step, cloud, pod)
         else:
             line = f"{pod.name} is {pod.condition}, {(time.monotonic() - begin) // 60:.0f} min so far"
             if line != said:
@@ -61,6 +57,16 @@ def _describe(cloud: TpuVm, last: Pod, every: float) -> Pod:
         say(f"{error} It is asked again in {every:g} s.")
         time.sleep(every)
         return last
+
+
+def take(step: str, cloud: TpuVm, pod: Pod) -> None:
+    """Takes one of backend.STEPS. Raises PodError."""
+    if step == backend.CREATE:
+        create(cloud)
+    elif step == backend.RESUME:
+        cloud.start()
+    else:
+        cloud.delete(pod)
 
 
 def create(cloud: TpuVm) -> None:

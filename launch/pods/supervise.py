@@ -16,18 +16,17 @@ import host_setup
 
 from pods import decision, lifetime, runs, sync
 from pods import follow as following
-from pods.backend import READY, Pod
+from pods.backend import DELETE, READY, STEPS, Pod
 from pods.decision import Action, Limits, Memory, Seen
 from pods.errors import PASSING, TRIED, PodError, SettingsError
 from pods.gcloud import TpuVm
 from pods.hosts import Hosts, connect, quoted
 from pods.settings import Settings
 
-RETURN = 1800.0  # seconds in which the quota of a pod that was deleted comes back
 LOGS_EVERY = 20  # polls between two visits to the logs: those of a pod that is taken away are gone
 SAY_EVERY = 600.0  # seconds between two lines that say that all is well
 WORST = 900.0  # seconds between two tries, at most
-MOST_TRIES = 8  # of a start that the hosts refuse, about an hour; a stock-out or a lost network is waited for
+MOST_TRIES = 8  # of what may pass, about an hour; a stock-out or a lost network is waited for without end
 
 
 @dataclasses.dataclass
@@ -90,7 +89,7 @@ class Supervisor:
 
     def see(self) -> Seen:
         """Returns how pod and run are. Raises PodError for a mistake, and for what the first poll finds in the way."""
-        self.hosts, now = None, self.clock()
+        self.hosts = None
         try:
             pod = self.cloud.describe()
             if pod.state == READY:
@@ -101,40 +100,35 @@ class Supervisor:
             passes = error.kind in PASSING or (error.kind in TRIED and error.kind != "hosts")
             if error.kind == "settings" or not (passes or self.pod):
                 raise
-            return Seen(decision.UNKNOWN, now, str(error).rstrip("."))
+            return Seen(Pod(self.cloud.settings.name, decision.UNKNOWN, reason=str(error).rstrip(".")), self.clock())
         self.pod = pod
-        seen = Seen(pod.state, now, pod.condition, permanent=pod.permanent, ours=pod.ours)
         if self.hosts is None:
-            return seen
+            return Seen(pod, self.clock())
         status, stopped = runs.status_of(self.hosts, self.job), host_setup.read(self.folder / runs.STOPPED) or {}
-        attempt = stopped.get("attempt", 0)
-        return dataclasses.replace(seen, now=self.clock(), status=status, hosts=len(self.hosts.all), stopped=attempt)
+        return Seen(pod, self.clock(), status, stopped.get("attempt", 0))
 
     def _act(self, action: Action) -> None:
-        if action.kind == decision.DELETE:
-            self.cloud.delete(self.pod)
-            self.memory.deleted = self.clock()
-        elif action.kind == decision.RESUME:
-            self.cloud.start()
-        elif action.kind == decision.CREATE:
-            lifetime.create(self.cloud)
+        if action.kind in STEPS.values():
+            lifetime.take(action.kind, self.cloud, self.pod)
+            self.memory.deleted = self.memory.deleted or action.kind == DELETE
         elif action.kind == decision.STOP:
             runs.stop(self.hosts, self.job.id, self.grace)
         elif action.kind == decision.START:
             sync.sync(self.hosts, self.job.code, self.extras)
             attempt = runs.start(self.hosts, self.job, again=True).attempt
             (self.folder / str(attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
-            self.memory.attempt, self.memory.mark, self.memory.moved = attempt, "", self.clock()
+            self.memory.watch(attempt, self.clock())
             self.log(f"attempt {attempt} started on {len(self.hosts.all)} hosts")
 
     def _wait_for(self, error: PodError) -> None:
         """Says why an action failed, and waits longer; raises what waiting can't fix."""
-        left = self.memory.deleted + RETURN - self.clock() if error.kind == "quota" and self.memory.deleted else 0
-        if not (error.kind in PASSING or (error.kind in TRIED and self.tries + 1 < MOST_TRIES) or left > 0):
+        quota = error.kind == "quota" and self.memory.deleted  # of the pod that we deleted: it comes back
+        may_pass = error.kind in TRIED or quota
+        if error.kind not in PASSING and not (may_pass and self.tries + 1 < MOST_TRIES):
             raise error
         self.tries += 1
-        quota = f"; what the deleted pod has used may come back for another {left / 60:.0f} min" if left > 0 else ""
-        self.log(f"{str(error).rstrip('.')}{quota}; again in {self.pause():.0f} s")
+        why = f"{str(error).rstrip('.')}{'; what the deleted pod has used may come back' if quota else ''}"
+        self.log(f"{why}; again in {self.pause():.0f} s")
 
     def _report(self, action: Action, seen: Seen) -> None:
         """Says what is done, always, and that all is well, now and then."""
@@ -153,7 +147,7 @@ class Supervisor:
         """Brings the logs here, now and then and when an attempt is over."""
         self.polls += 1
         is_time = action.kind != decision.WAIT or self.polls % LOGS_EVERY == 0
-        if is_time and seen.status and 0 < seen.status.attempt == self.memory.attempt:
+        if is_time and seen.status and any(report.state != "absent" for report in seen.status.reports):
             follower = following.Follower(self.hosts, self.job.id, seen.status.attempt, show=lambda line: None)
             with contextlib.suppress(PodError, OSError), follower.alone():  # a person may follow them as well
                 follower.round()

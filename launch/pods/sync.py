@@ -11,8 +11,8 @@ from pods.hosts import Hosts, label
 COPY, INSTALL = 900.0, 3600.0  # seconds that a host has
 
 
-def sync(hosts: Hosts, code: Code, extras: Sequence[str] = ()) -> str:
-    """Copies the code to all hosts, installs its packages and returns their hash, "" in a dry run. Raises PodError."""
+def sync(hosts: Hosts, code: Code, extras: Sequence[str] = ()) -> None:
+    """Copies the code to all hosts, and installs its packages. Raises PodError."""
     before = hosts.require(hosts.ask(["preflight", "--code", code.hash]), "sync")
     lacking = [host for host, answer in zip(hosts.all, before, strict=True) if code.hash not in answer.get("code", ())]
     hosts.notify(f"{code.label}: to {len(lacking)} of {len(hosts.all)} hosts")
@@ -23,11 +23,10 @@ def sync(hosts: Hosts, code: Code, extras: Sequence[str] = ()) -> str:
     words = ["install", code.hash, *(f"--extra={extra}" for extra in extras), *python]
     answers = hosts.require(hosts.ask(words, timeout=INSTALL), "installing the packages")
     if hosts.dry:
-        return ""
+        return
     names = {answer["requirements"] for answer in answers}
     if len(names) > 1:
         versions = [f"{label(host)}: Python {a['python']}" for host, a in zip(hosts.all, answers, strict=True)]
         raise PodError(f"the hosts have different Pythons, and so different packages: {', '.join(versions)}.", "hosts")
     fresh = sum(answer["fresh"] for answer in answers)
     hosts.notify(f"packages {min(names)}: installed on {fresh} hosts, there already on {len(answers) - fresh}")
-    return min(names)
