@@ -160,5 +160,5 @@ def test_what_the_others_received_counts_where_the_first_gave_no_reason():
     notified = ended(0, code=1, at=10, cause=reason("peer", 10, what="host 1 has given no sign of life") | {"of": of})
     cause = first_cause([notified, aborted(1, at=11)])
     assert (cause.process, cause.kind, cause.step, cause.code) == (1, "silent", 5, 1)
-    killed = ended(1, signal=KILL, at=9)
+    killed = ended(1, signal=KILL, at=11)  # by the clock of its host
     assert first_cause([notified, killed]).kind == "signal", "its own end says more"

@@ -95,6 +95,9 @@ TABLE = {
     "one has ended, the others will": (ready(status(report(0), report(1, "exited", 1))), {}, "wait", 0, {}),
     "hung and was stopped, and saved even so": (ready(ended(75, 75)), {"hung": True}, "start", 0, {
         "crashes": 1, "preemptions": 0}),
+    "hung, and its stop is noted": (ready(ended(75, 75), stopped=1), {"hung": True}, "start", 0, {"crashes": 1}),
+    "runs again after it hung": (ready(status(report(0), report(1), attempt=2)), {"hung": True}, "wait", 0, {
+        "watched": 2, "hung": False}),
     "saved on all": (ready(ended(75, 75)), {"crashes": 1}, "start", 0, {"preemptions": 1, "crashes": 1, "watched": 0}),
     "asked to end before it could save": (ready(status(report(0, "exited", None, by=15), report(1, "exited", 75))), {},
         "start", 0, {"preemptions": 1, "crashes": 0}),
