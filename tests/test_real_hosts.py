@@ -149,7 +149,7 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
     """
     killed, whole = tmp_path / "killed", tmp_path / HOSTILE.replace("/", "")
     settings = [f"--config.{setting}" for setting in SETTINGS]
-    follow = ["--every=2", "--timeout=40"]
+    follow = ["--every=2", "--timeout=30"]
     laptop.tpu("up", "--every=0.5")
     laptop.tpu("sync", "--timeout=900")
     assert "ready: 4 hosts" in laptop.tpu("preflight")
@@ -167,7 +167,7 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
     stopped = logged_step(killed)
     at_step(killed, stopped + 20, lambda: laptop.cloud.hosts.kill(2))
     at_step(killed, stopped + 40, lambda: laptop.cloud.preempt("real"))
-    said = laptop.tpu("supervise", *train, "--id=killed", f"--workdir={killed}", "--silent=2", *follow)
+    said = laptop.tpu("supervise", *train, "--id=killed", f"--workdir={killed}", "--silent=1", *follow)
     assert [f"attempt {number} started" in said for number in (1, 2, 3, 4, 5)] == [False, True, True, True, False]
     assert "the pod is PREEMPTED" in said and logged_step(killed) == STEPS
     laptop.tpu("run", *train, f"--id={HOSTILE}", f"--workdir={whole}", *follow)
