@@ -4,6 +4,7 @@ Process 0 runs it, and each process is its client from the beginning of a comman
     host/I            the name of its host
     NAME/I            the digest of what it must have in common with the others, see `agree`; NAME DIGEST is the content
     hung/I            it makes no progress, and where
+    heard/I           it knows the cause
     cause             why the run ends; whoever fails first writes it, and nobody replaces it
 """
 
@@ -40,10 +41,11 @@ STOP = "RECEIVED_PREEMPTION_NOTICE"  # what jax's preemption service waits for (
 PRIMARY_DONE, OTHERS_DONE = "process 0 is done", "the others are done"  # barriers, see `Service._wait_for_loss`
 # A loss in the words of a barrier that fails by it, of one that ends, and of the error that all clients poll.
 LOST = re.compile(r"(?:Task |, Task: |stopped sending heartbeats\):\s*)(\d+)")
-LINGER = 3.0  # seconds in which the others hear the cause, before process 0 ends the service
+LINGER = 5.0  # seconds for which process 0 waits until the others know the cause
+EXIT = 0.5  # seconds for them to exit
 LATER = 10  # seconds by which the others wait longer than process 0, which can say who is missing
 COLLECT = 2.0  # seconds for several processes to report that they hang, before the one that is behind is named
-ABORT_WAIT = 2.0  # seconds in which a process that jax aborts still finds out why
+ABORT_WAIT = 2.5  # seconds in which a process that jax aborts still finds out why
 
 
 class Service:
@@ -149,17 +151,26 @@ class Service:
         time.sleep(2 * self._pod.heartbeat)
 
     def notify(self, termination: Termination) -> None:
-        """Notifies the others that this process ends, unless they know why; returns when it may exit."""
-        if self._client is None or self._is_lost:  # each finds out by itself
+        """Notifies the others that this process ends; process 0, whose end is the service's, lets them go first."""
+        if self._client is None or (self._is_lost and self._process > 0):  # each finds out by itself
             return
         with contextlib.suppress(JaxRuntimeError):
             if termination.kind == "hang":  # the others stand still too, and will report it
                 self._client.key_value_set(f"hung/{self._process}", termination.text)
                 time.sleep(COLLECT)
                 termination = min(map(Termination.read, self._read("hung/").values()), key=lambda hung: hung.position)
-            self._client.key_value_set("cause", termination.text)  # an error if another was first
-        if self._process == 0:
-            time.sleep(LINGER)
+            if termination.kind != "peer":
+                self._client.key_value_set("cause", termination.text)  # an error if another was first
+        if self._process > 0:
+            with contextlib.suppress(JaxRuntimeError):
+                self._client.key_value_set(f"heard/{self._process}", "", allow_overwrite=True)
+            return
+        deadline = time.monotonic() + (ABORT_WAIT if self._is_lost else LINGER)
+        for process in range(1, self._cluster.processes):
+            with contextlib.suppress(JaxRuntimeError):
+                remaining = max(1, int(1000 * (deadline - time.monotonic())))
+                self._client.blocking_key_value_get(f"heard/{process}", remaining)
+        time.sleep(EXIT)
 
     def close(self) -> None:
         """Waits until all processes are done, and ends the service."""
