@@ -120,7 +120,9 @@ def test_states_of_gcloud():
 
 def test_no_gcloud(pod, monkeypatch):
     monkeypatch.setenv("PATH", str(pod.repository))
-    assert "gcloud isn't on this machine's PATH" in pod.tpu("up", code=1)
+    assert "gcloud can't be started (No such file or directory): it has to be on this machine's PATH" in pod.tpu(
+        "up", code=1
+    )
 
 
 def test_a_pod_that_will_not_come_back(pod):

@@ -19,7 +19,9 @@ def quick(monkeypatch):
     monkeypatch.setattr(hosts, "BACKOFF", (0.02, 0.02))
 
 
-def run(programs: dict[int, str], timeout: float = 20.0, *, direct: bool = True, said=None) -> list[hosts.Answer]:
+def run(
+    programs: dict[int, str], timeout: float = 20.0, *, direct: bool = True, retry: bool = True, said=None
+) -> list[hosts.Answer]:
     """Asks four hosts, of which each runs a program."""
     cloud = types.SimpleNamespace(
         dry=False, runner=backend.Runner(), settings=settings.Settings(), forget=lambda: None,
@@ -28,7 +30,7 @@ def run(programs: dict[int, str], timeout: float = 20.0, *, direct: bool = True,
         ],
     )  # fmt: skip
     notify = (said if said is not None else []).append
-    pod = hosts.Hosts(cloud, Pod("p", "READY", HOSTS), notify=notify)
+    pod = hosts.Hosts(cloud, Pod("p", "READY", HOSTS), notify=notify, retry=retry)
     return pod.ask(["status"], stdin={host: str(host.worker).encode() for host in HOSTS}, timeout=timeout)
 
 
@@ -61,6 +63,8 @@ def test_ssh_is_tried_again(tmp_path, monkeypatch, code):
     )
     answers, file = run({1: program}, said=(said := [])), tmp_path / "n"
     assert answers[1].error == "" and len(said) == 2 and said[0].startswith("host 1 (10.0.0.1): ssh failed")
+    file.unlink()
+    assert run({1: program}, retry=False)[1].error == "ssh failed: it said nothing" and file.read_text() == "x"
     file.unlink()
     gcloud_ = tmp_path / "gcloud"
     gcloud_.write_text('#!/bin/sh\nexec "$@"\n')
@@ -115,6 +119,6 @@ def test_require_names_all_that_failed():
 
 
 def test_a_program_that_is_not_there_is_named():
-    with pytest.raises(PodError, match="gclood isn't on this machine's PATH") as error:
+    with pytest.raises(PodError, match=r"gclood can't be started .* PATH") as error:
         backend.Runner().run(["gclood"], 1)
     assert error.value.kind == "missing"

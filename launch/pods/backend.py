@@ -87,11 +87,9 @@ class Runner:
             process = subprocess.Popen(
                 argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables, start_new_session=True
             )
-        except FileNotFoundError as error:
-            advice = "isn't on this machine's PATH: install it (https://cloud.google.com/sdk/docs/install)"
-            raise PodError(f"{argv[0]} {advice}.", "missing") from error
         except OSError as error:
-            raise PodError(f"{argv[0]} can't be started: {error.strerror}.") from error
+            advice = "it has to be on this machine's PATH: https://cloud.google.com/sdk/docs/install"
+            raise PodError(f"{argv[0]} can't be started ({error.strerror}): {advice}.", "missing") from error
         self._running.add(process)
         code, stdout, stderr = None, b"", b""
         try:

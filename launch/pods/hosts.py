@@ -47,6 +47,7 @@ class Hosts:
     pod: Pod
     timeout: float = 60.0  # seconds that a host has to answer a question, unless the question says otherwise
     notify: Callable[[str], None] = say  # gets a sentence before each new try
+    retry: bool = True  # ssh is tried again
 
     @property
     def dry(self) -> bool:
@@ -90,7 +91,7 @@ class Hosts:
     def _ask(self, host: Host, command: Sequence[str], stdin: bytes, timeout: float) -> Answer:
         """Returns one host's answer; ssh itself is tried again, gcloud's own has made ten tries by then."""
         argv = self.cloud.ssh(host.worker, command)
-        waits = (None,) if argv[0] == "gcloud" else (*BACKOFF, None)
+        waits = (*BACKOFF, None) if self.retry and argv[0] != "gcloud" else (None,)
         for wait in waits:
             result = self.cloud.runner.run(argv, timeout, stdin)
             if result.code not in SSH_FAILED:

@@ -104,7 +104,8 @@ class Supervisor:
         self.pod = pod
         if self.hosts is None:
             return Seen(pod, self.clock())
-        status, stopped = runs.status_of(self.hosts, self.job), host_setup.read(self.folder / runs.STOPPED) or {}
+        status = runs.status_of(dataclasses.replace(self.hosts, retry=False), self.job)  # the next poll is the next try
+        stopped = host_setup.read(self.folder / runs.STOPPED) or {}
         return Seen(pod, self.clock(), status, stopped.get("attempt", 0))
 
     def _act(self, action: Action) -> None:
