@@ -144,10 +144,14 @@ def follow(args: argparse.Namespace, hosts: Hosts, run: str, attempt: int) -> in
         say(f"\ndetached; the run goes on. Come back: python launch/tpu.py logs {quoted(run)}")
         say(f"how it does: python launch/tpu.py status {quoted(run)}; end it: python launch/tpu.py stop {quoted(run)}")
         return 130  # not 0, which says that the run is done
-    if hosts.dry:
-        return 0
-    print("\n".join(runs.lines(seen)))
-    return seen.code
+    show(seen)
+    return 0 if hosts.dry else seen.code
+
+
+def show(seen: runs.RunStatus) -> None:
+    """Prints how a run is; of a dry run there is nothing to print."""
+    for line in runs.lines(seen):
+        print(line)
 
 
 def _sync(args: argparse.Namespace) -> None:
@@ -160,8 +164,7 @@ def _preflight(args: argparse.Namespace) -> int:
     problems = report.problems or preflight.check_ports(hosts)  # a run that is alive holds them
     for line in [*report.lines, *report.remarks, *problems]:
         print(line)
-    if not hosts.dry:
-        say("not ready" if problems else f"ready: {len(hosts.all)} hosts, {code.label}")
+    hosts.notify("not ready" if problems else f"ready: {len(hosts.all)} hosts, {code.label}")
     return 1 if problems else 0
 
 
@@ -169,7 +172,7 @@ def _run(args: argparse.Namespace) -> int:
     job = runs.make_job(args)
     started = runs.start(hosts := connect(args.cloud, args.timeout), job, again=args.again)
     if started.ended:
-        print("\n".join(runs.lines(started.ended)))
+        show(started.ended)
         say(f"run {job.id!r} has ended (attempt {started.attempt}); --again makes another attempt.")
         return started.ended.code
     how = "started" if started.fresh else "is alive already, nothing was started"
@@ -191,7 +194,7 @@ def _status(args: argparse.Namespace) -> int:
     seen = runs.status(hosts, args.id)
     if not hosts.dry:
         print(f"run {args.id!r}, attempt {seen.attempt}" if seen.attempt else f"there is no run {args.id!r}")
-        print("\n".join(runs.lines(seen)) if seen.attempt or seen.errors else "")
+        show(seen)
     return 1 if seen.errors else 0
 
 
@@ -207,8 +210,7 @@ def _logs(args: argparse.Namespace) -> int:
 def _stop(args: argparse.Namespace) -> int:
     hosts = connect(args.cloud, args.timeout, partial=True)
     seen = runs.stop(hosts, args.id, args.grace)
-    if not hosts.dry:
-        print("\n".join(runs.lines(seen)))
+    show(seen)
     return 1 if seen.running or seen.errors else 0
 
 

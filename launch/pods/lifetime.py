@@ -61,16 +61,12 @@ def _describe(cloud: TpuVm, last: Pod, every: float) -> Pod:
 
 def take(step: str, cloud: TpuVm, pod: Pod) -> None:
     """Takes one of backend.STEPS. Raises PodError."""
-    if step == backend.CREATE:
-        create(cloud)
-    elif step == backend.RESUME:
+    if step == backend.RESUME:
         cloud.start()
-    else:
+        return
+    if step == backend.DELETE:
         cloud.delete(pod)
-
-
-def create(cloud: TpuVm) -> None:
-    """Asks for the pod; one that is there already is no error. Raises PodError."""
+        return
     settings = cloud.settings
     how = ("spot" if settings.spot else "on demand") + (", queued" if settings.queued else "")
     say(f"creating {settings.name}: {settings.accelerator_type} in {settings.zone}, {how}")

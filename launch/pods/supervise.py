@@ -16,7 +16,7 @@ import host_setup
 
 from pods import decision, lifetime, runs, sync
 from pods import follow as following
-from pods.backend import DELETE, READY, STEPS, Pod
+from pods.backend import CREATE, DELETE, READY, STEPS, Pod
 from pods.decision import Action, Limits, Memory, Seen
 from pods.errors import PASSING, TRIED, PodError, SettingsError
 from pods.gcloud import TpuVm
@@ -176,8 +176,9 @@ def command(args: argparse.Namespace) -> int:
     """Does what the arguments say; returns the exit code. A dry run prints a poll, and what a lost pod costs."""
     cloud, job = args.cloud, runs.make_job(args)
     if cloud.dry:
-        cloud.delete(cloud.describe())
-        lifetime.create(cloud)
+        pod = cloud.describe()
+        for step in (DELETE, CREATE):
+            lifetime.take(step, cloud, pod)
         hosts = connect(cloud, args.timeout)
         sync.sync(hosts, job.code, args.extra)
         runs.start(hosts, job, again=True)
