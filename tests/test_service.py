@@ -117,7 +117,12 @@ def test_several_that_differ(tmp_path):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_all_end_with_the_code_and_the_sentence_of_the_one_that_fails(tmp_path, victim):
-    body = f"if process == {victim}:\n    raise DamageError('x: is damaged \\x1b[2J')\ntime.sleep(60)"
+    body = f"""
+w.barrier("all say that they met")
+if process == {victim}:
+    raise DamageError("x: is damaged \\x1b[2J")
+time.sleep(60)
+"""
     started = Started(tmp_path, body, [0, 1, 2], 3)
     started.met()
     begin = time.monotonic()
