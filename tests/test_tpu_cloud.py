@@ -76,6 +76,13 @@ def test_up_waits_for_a_lost_network(pod, monkeypatch):
     pod.tpu("up", code=1)
 
 
+def test_up_asks_again_for_what_the_network_lost(pod):
+    pod.fault("tpu-vm create", "unavailable")
+    said = pod.tpu("up", "--every=0.01")
+    assert "Google Cloud can't be reached: check this machine's network" in said and "my-pod is ready" in said
+    assert verbs(pod).count("tpu-vm create") == 2
+
+
 def test_alpha_is_told_that_a_queued_spot_pod_is_one(pod, monkeypatch):
     calls = []
     monkeypatch.setattr(gcloud.TpuVm, "_gcloud", lambda self, *words, **more: calls.append(words) or "")
@@ -99,7 +106,6 @@ def test_another_pod_of_that_name_is_not_taken_for_ours(pod):
         ("stockout", "us-central2-b has no v4-16 to give right now: try another zone, set queued = true"),
         ("quota", "the quota of my-project for v4-16 in us-central2-b is used up"),
         ("permission", "zone = us-central2-b is misspelt, or my-project may not use it"),
-        ("unavailable", "Google Cloud can't be reached: check this machine's network"),
         ("internal", "Google Cloud failed internally (code 13): try again in some minutes; if it stays so, the TPU"),
     ],
 )

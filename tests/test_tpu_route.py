@@ -1,4 +1,4 @@
-"""The way to the hosts: gcloud says it once, and ssh goes it; where it leads nowhere, gcloud's own ssh takes over."""
+"""The way to the hosts: gcloud says it once, and ssh goes it; where it fails, the next command asks gcloud anew."""
 
 import json
 import subprocess
@@ -66,10 +66,8 @@ def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypat
 def of_ssh(pod) -> list[str]:
     """Returns what gcloud itself was asked to do by ssh."""
     calls = [call for call in pod.calls() if call[3] == "ssh"]
-    return [
-        next(word for word in call if word.startswith("--worker")) + " --dry-run" * ("--dry-run" in call)
-        for call in calls
-    ]
+    flags = ("--worker", "--dry-run")
+    return [" ".join(word for word in call if word.startswith(flags)) for call in calls]
 
 
 def test_gcloud_is_asked_once_for_a_pod(pod):

@@ -115,8 +115,10 @@ def explain(refusal: Refusal, settings: Settings, asked_of: str = "") -> PodErro
         return PodError(f"{settings.project} has no {settings.name} in {settings.zone}. {said}", "absent")
     api = re.search(r"\b(\w+\.googleapis\.com)", refusal.message.replace("type.googleapis.com", ""))
     words = vars(settings) | {"api": api[1] if api else "tpu.googleapis.com"}
+    # a project may be called nlp-billing, and a pod my-quota
+    nameless = re.sub(r"\b(projects|nodes|queuedResources)/[^/\s'\"]+", r"\1/-", refusal.message)
     for kind, pattern, sentence in KINDS:
-        if re.search(pattern, refusal.message, re.IGNORECASE):
+        if re.search(pattern, nameless, re.IGNORECASE):
             message = f"{sentence.format_map(words)}. {said}"
             return SettingsError(message) if kind == "settings" else PodError(message, kind)
     if refusal.status in MISTAKES:

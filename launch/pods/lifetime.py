@@ -25,16 +25,22 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
                 "--recreate deletes it and creates another one, as launch/tpu.py supervise does.",
                 "absent",
             )
-        if step := backend.STEPS.get(pod.state):
-            if step != backend.CREATE:  # which says more itself
-                say(f"{pod.name} is {pod.condition}; {step}")
-            take(step, cloud, pod)
-        else:
-            line = f"{pod.name} is {pod.condition}, {(time.monotonic() - begin) // 60:.0f} min so far"
-            if line != said:
-                say(said := line)
+        try:
+            if step := backend.STEPS.get(pod.state):
+                if step != backend.CREATE:  # which says more itself
+                    say(f"{pod.name} is {pod.condition}; {step}")
+                take(step, cloud, pod)
+            else:
+                line = f"{pod.name} is {pod.condition}, {(time.monotonic() - begin) // 60:.0f} min so far"
+                if line != said:
+                    say(said := line)
+                time.sleep(every)
+            pod = cloud.describe()
+        except PodError as error:
+            if error.kind != "network":
+                raise
+            say(f"{error} It is asked again in {every:g} s.")
             time.sleep(every)
-        pod = _describe(cloud, pod, every)
     if pod.accelerator_type not in ("", settings.accelerator_type):
         raise SettingsError(
             f"{pod.name} is there, but it is a {pod.accelerator_type}, and pod.toml says {settings.accelerator_type}: "
@@ -45,18 +51,6 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
     say(f"{pod.name} is ready: {settings.accelerator_type}, {chips} chips on {len(pod.hosts)} hosts{price}")
     if pod.reason:
         say(f"but Google Cloud says of it: {pod.reason}")
-
-
-def _describe(cloud: TpuVm, last: Pod, every: float) -> Pod:
-    """Returns the pod; while the network is away, it is taken to be as it was last."""
-    try:
-        return cloud.describe()
-    except PodError as error:
-        if error.kind != "network":
-            raise
-        say(f"{error} It is asked again in {every:g} s.")
-        time.sleep(every)
-        return last
 
 
 def take(step: str, cloud: TpuVm, pod: Pod) -> None:

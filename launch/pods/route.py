@@ -24,7 +24,7 @@ def parse(line: str, flags: Sequence[str]) -> list[str] | None:
     if not match or not start.endswith(ours) or not re.fullmatch("[^@ ]+@[^@ ]+", target):
         return None
     folder = pathlib.Path.home() / ".ssh"
-    with contextlib.suppress(OSError):  # then ssh fails, and gcloud takes over
+    with contextlib.suppress(OSError):  # then ssh says why it fails
         folder.mkdir(mode=0o700, exist_ok=True)
     # one connection for all commands with the same route
     options += [*SHARED, f"ControlPath={folder}/mlm-{hashlib.sha256(line.encode()).hexdigest()[:16]}"]

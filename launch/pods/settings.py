@@ -125,14 +125,14 @@ def load(file: str, flags: dict[str, object]) -> Settings:
 
 def _check_flags(settings: Settings, path: pathlib.Path) -> None:
     """Raises SettingsError for a flag that gcloud does not take on this track, or with or without the queue."""
-    for key_, flags in (("create_flags", settings.create_flags), ("ssh_flags", settings.ssh_flags)):
+    for setting, flags in (("create_flags", settings.create_flags), ("ssh_flags", settings.ssh_flags)):
         for flag in flags:
             name, needs = flag.partition("=")[0], []
             needs += ['track = "alpha"'] if name in ALPHA and settings.track != "alpha" else []
             needs += ["queued = true"] if name in QUEUED and not settings.queued else []
             needs += ["queued = false"] if name in NOT_QUEUED and settings.queued else []
             if needs:
-                raise SettingsError(f"{path}: {key_}: gcloud takes {name} only with {' and '.join(needs)}.")
+                raise SettingsError(f"{path}: {setting}: gcloud takes {name} only with {' and '.join(needs)}.")
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
