@@ -1,4 +1,7 @@
 import os
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 # Compiling takes most of the tests' time: with these flags a quarter of it, of the same programs.
 # With --slow, tests/run.sh asks for the defaults, which users train with.

@@ -5,10 +5,11 @@ import pathlib
 import signal
 import sys
 import tempfile
+import uuid
 
-from tests import QUICK_COMPILE
+from tests import QUICK_COMPILE, ROOT
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "launch"))  # its `pods` are imported as its programs do
+sys.path.insert(0, str(ROOT / "launch"))  # its `pods` are imported as its programs do
 CACHE = pathlib.Path(tempfile.gettempdir()) / "mlm-tests-xla"
 os.environ["JAX_PLATFORMS"] = "cpu"
 DEVICES = "--xla_force_host_platform_device_count=8"
@@ -28,34 +29,11 @@ import pytest
 jax.devices()  # reads XLA_FLAGS
 os.environ["XLA_FLAGS"] = DEVICES  # libtpu, loaded later, aborts on a flag of the CPU that it does not know
 
-pytest_plugins = [
-    "tests.fixtures",
-    "tests.fixtures_bucket",
-    "tests.fixtures_data",
-    "tests.fixtures_pods",
-    "tests.trained_family",
-    "tests.trained_model",
-    "tests.trained_classifier",
-]
-
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more worker than cores, since tests wait for clocks and sockets, if there are 4 GB for each."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min((os.cpu_count() or 1) + 1, memory // (4 << 30)))
-
-
-# The longest files, the longest first: begun last, one would keep a single worker busy while the others are done.
-LONGEST = """
-    resume pod step classification torch hosts roberta bench export metrics_hooks evaluate masking attention batches
-    bad_input supervise optimizer tpu_runs warm_start priming build evaluation export_classifier run_engine dask_engine
-    mixture_runs gcs numbers
-"""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {f"test_{name}": place for place, name in enumerate(LONGEST.split())}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,3 +46,110 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def eight_devices() -> None:
     assert jax.device_count() == 8, "the tests need eight CPU devices: something imported jax before tests/conftest.py"
+
+
+# What several rooms test with, made once a session: real text, what is made of it, and small models.
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """Docstrings of the standard library."""
+    from tests.support import corpora
+
+    return corpora.stdlib_docstrings()
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(texts, tmp_path_factory) -> str:
+    from tests.support import corpora
+
+    return corpora.train_tokenizer(texts, tmp_path_factory.mktemp("tokenizer") / "unigram")
+
+
+@pytest.fixture(scope="session")
+def manifest(texts, tokenizer_folder, tmp_path_factory):
+    """Of shards that are there to be read; a test that damages them copies the folder first."""
+    from tests.support import corpora
+
+    return corpora.write_shards(texts[:400], tmp_path_factory.mktemp("data") / "shards", tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def web(texts, tokenizer_folder, tmp_path_factory):
+    """A second folder of shards for mixtures, smaller than that of `manifest`."""
+    from tests.support import corpora
+
+    folder, counts = tmp_path_factory.mktemp("web") / "shards", {"train": 2, "validation": 1}
+    return corpora.write_shards(texts[400:520], folder, tokenizer_folder, counts=counts)
+
+
+@pytest.fixture(scope="session")
+def family(manifest, tokenizer_folder, tmp_path_factory):
+    """The workdir of a run with milestones."""
+    from tests.support import trained_family
+
+    return trained_family.train_family(tmp_path_factory.mktemp("family") / "run", manifest, tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def trained_workdir(tmp_path_factory):
+    """The workdir of `model`."""
+    from tests.support import trained_model
+
+    return trained_model.train_model(tmp_path_factory.mktemp("trained") / "small")
+
+
+@pytest.fixture(scope="session")
+def model(trained_workdir):
+    """A small masked language model, loaded."""
+    from mlm.pretrained import load
+
+    return load.from_workdir(trained_workdir, head=load.LM_HEAD)
+
+
+@pytest.fixture(scope="session")
+def modernbert_folder(model, tmp_path_factory) -> str:
+    """A transformers folder of an untrained ModernBERT with the same tokenizer, and rotary bases of its own."""
+    from tests.support import trained_model
+
+    return trained_model.write_modernbert(model, tmp_path_factory.mktemp("modernbert") / "model")
+
+
+@pytest.fixture(scope="session")
+def trained_classifier(tmp_path_factory):
+    """A small classifier, loaded."""
+    from tests.support import trained_classifier
+
+    return trained_classifier.make(tmp_path_factory.mktemp("classifier"))
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory):
+    """The address of a stand-in for Google Cloud Storage."""
+    from tests.support.bucket import emulating
+
+    with emulating(tmp_path_factory.mktemp("buckets")) as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(emulator) -> str:
+    """A folder of its own in the bucket."""
+    return f"gs://bucket/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """Trainings in this process have one device, and so take a fraction of the time."""
+    from tests.support.tiny import meshes_of
+
+    with meshes_of(1):
+        yield
+
+
+@pytest.fixture
+def batch():
+    """Rows of a tiny model, on the host."""
+    from tests.support.tiny import random_batch
+
+    return random_batch()

@@ -15,28 +15,11 @@ import numpy as np
 import pytest
 
 from mlm import __main__
-from mlm.data import tfrecord
 from mlm.pretrained import checkpoint_files
-from tests.fixtures_data import train_tokenizer
-from tests.processes import ROOT, environment, run, seconds_of_children, start, train_arguments
-
-
-def refuse(arguments: list[str], code: int, *words: str, capsys: pytest.CaptureFixture) -> str:
-    """Runs the command here, and asserts its exit code and one sentence on stderr with all `words` in it."""
-    capsys.readouterr()
-    assert __main__.main(arguments) == code
-    out, err = capsys.readouterr()
-    assert out == ""
-    sentence = next(line for line in err.splitlines() if line.startswith(f"mlm {arguments[0]}: "))
-    assert "Traceback" not in err
-    for word in words:
-        assert word in sentence, f"{word!r} is not in: {sentence}"
-    return err
-
-
-def snapshot(folder: pathlib.Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
+from tests import ROOT
+from tests.support.corpora import train_tokenizer
+from tests.support.processes import environment, run, seconds_of_children, start, train_arguments
+from tests.support.refusals import foreign, refuse, snapshot
 
 CONFIGS = [
     (["--config.optimizer.lr=1"], "optimizer.lr", "no such key"),
@@ -190,15 +173,6 @@ def compiled() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def foreign(folder: pathlib.Path, ids: np.ndarray) -> None:
-    """Shards as the TF-TPU example writes them: no manifest, so nothing but reading them tells what they hold."""
-    for split in ("train", "validation"):
-        (folder / split).mkdir(parents=True)
-        for shard in range(4):
-            records = tfrecord.encode(ids[shard::4])
-            (folder / split / f"dataset-{shard}-{len(records)}.tfrecord").write_bytes(b"".join(records))
-
-
 @pytest.mark.parametrize(
     ("length", "settings", "words"),
     [
@@ -317,7 +291,7 @@ def test_two_runs_in_one_workdir(workdir, manifest, capsys):
 def test_disk_full_while_saving(manifest, tmp_path):
     settings = ("train.steps=6", "checkpoint.every=3", "model.hidden_size=64")
     arguments = train_arguments(tmp_path, manifest.folder, *settings)
-    _, err = run(arguments, devices=1, program="-m tests.small_disk_train", code=2)
+    _, err = run(arguments, devices=1, program="-m tests.programs.small_disk_train", code=2)
     sentence = next(line for line in err.splitlines() if line.startswith("mlm train: "))
     for words in ("mlm train: ", "checkpoints", "could not be written", "make room"):
         assert words in sentence, err

@@ -13,19 +13,8 @@ from mlm import config as configs
 from mlm import config_mine
 from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import UPath
-from tests import processes
-
-BASE = "configs/base.py"
-
-
-def refused(*overrides: str, path: str = BASE) -> str:
-    """Returns the sentence that refuses the overrides."""
-    with pytest.raises(InputError) as caught:
-        configs.load(path, list(overrides))
-    sentence = str(caught.value)
-    assert sentence.endswith((".", "?"))
-    assert "\n" not in sentence
-    return sentence
+from tests.support import processes
+from tests.support.configs import BASE, refused
 
 
 def test_loads_fast_and_without_jax():

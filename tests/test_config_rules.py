@@ -1,7 +1,6 @@
 """Rules of the config: each key has one, and each refuses in a sentence that names key, value and what is allowed."""
 
 import math
-import pathlib
 import re
 
 import pytest
@@ -11,9 +10,8 @@ from mlm import config as configs
 from mlm.config_rules import MODERNBERT, RULES
 from mlm.errors import InputError
 from mlm.model import families
-from tests.test_config import BASE, refused
-
-ROOT = pathlib.Path(__file__).parent.parent
+from tests import ROOT
+from tests.support.configs import BASE, refused
 
 
 def test_every_key_has_a_rule_a_unit_or_a_comment_and_there_are_not_too_many():

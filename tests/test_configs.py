@@ -1,7 +1,6 @@
 """The shipped configs: valid, runnable as they say, and their arithmetic is right."""
 
 import importlib
-import pathlib
 import re
 import shlex
 
@@ -11,9 +10,9 @@ import pytest
 from mlm import config as configs
 from mlm.data.stages import batch_sizes, make_stages
 from mlm.training import optimizer
+from tests import ROOT
 from tests.measure import scaling
 
-ROOT = pathlib.Path(__file__).parent.parent
 FILES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
 
 

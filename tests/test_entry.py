@@ -22,8 +22,9 @@ from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from mlm.training.train import train as train_task
 from mlm.workdir import Workdir
-from tests import processes
-from tests.fixtures import INFO, TINY, random_batch, tiny_config
+from tests import ROOT
+from tests.support import processes
+from tests.support.tiny import INFO, TINY, random_batch, tiny_config
 
 CONFIG = "from configs.base import get_config as base\n\n\ndef get_config():\n    c = base()\n    c.mine.power = 0.5\n"
 CONFIG += "    return c\n\n\nRULES = {'mine.power': (lambda v: 0 <= v <= 1, 'a number in [0, 1]')}\n"
@@ -283,7 +284,7 @@ def test_every_run_of_a_sweep_trains_the_class(tmp_path, manifest):
         meta = checkpoint_files.read_meta(Workdir(str(runs / f"power={power}")).checkpoints, 2)
         assert meta["class"]["name"] == "lib_of_mine.Scaled" and meta["config"].mine.power == power
     start(script, "sweep", "evaluate", f"--workdir={runs}/power=0.3", "--vary", "evaluate.seed=0,1")
-    said = start(["-m", "mlm"], *line, code=2, cwd=processes.ROOT)
+    said = start(["-m", "mlm"], *line, code=2, cwd=ROOT)
     assert "lib_of_mine.Scaled" in said and "power=0.3" in said
     assert json.loads((runs / "sweep.json").read_text()) == content
     write(tmp_path / "a", lib_of_mine=LIBRARY.replace("return super().loss", "raise ValueError('the loss of mine')  #"))

@@ -16,7 +16,7 @@ from mlm.inference import minimal_pairs
 from mlm.paths import UPath, sizes
 from mlm.pretrained import checkpoint_files
 from mlm.workdir import work_folder
-from tests.fixtures_data import corpus_of, read_documents, write_jsonl
+from tests.support.corpora import corpus_of, read_documents, write_jsonl
 
 LETTERS = ["a[1]", "[", "b*c", "w?", "#1", "c:d", "x::y", "@5", "50%20", "{a,b}", "~", " é'", "-x", "file:z"]
 

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from tests.processes import ROOT
+from tests import ROOT
 
 BLOCKS = dict(re.findall(r"```python\n# ([a-z_]+\.py)\S*[^\n]*\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
 

@@ -29,10 +29,10 @@ from mlm.paths import UPath, children, local_folder, move, remove, replacing, si
 from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
 from mlm.workdir import Workdir, work_folder
-from tests import processes
-from tests.fixtures import slow, tiny_config
-from tests.fixtures_bucket import refusing
-from tests.fixtures_data import contents, corpus_of, shared_engine, write_jsonl, write_shards
+from tests.support import processes
+from tests.support.bucket import refusing
+from tests.support.corpora import contents, corpus_of, shared_engine, write_jsonl, write_shards
+from tests.support.tiny import slow, tiny_config
 
 
 def test_paths(bucket, emulator):

@@ -12,7 +12,7 @@ from mlm.errors import DamageError
 from mlm.paths import UPath
 from mlm.training import metrics
 from mlm.training.metrics import Log
-from tests.fixtures import tiny_config
+from tests.support.tiny import tiny_config
 
 CONFIG = tiny_config("log.tensorboard=false", "log.wandb=")
 LINES = [{"step": step, "kind": kind, "loss": 1 / step} for step in (10, 20, 30) for kind in ("train", "eval")]

@@ -14,8 +14,9 @@ import pytest
 from mlm import __main__
 from mlm.__main__ import COMMANDS
 from mlm.cluster import watch
-from tests import processes
-from tests.test_bad_input import refuse
+from tests import ROOT
+from tests.support import processes
+from tests.support.refusals import refuse
 
 MLM = pathlib.Path(__main__.__file__).parent
 # What must not be imported before flags and config are read.
@@ -145,7 +146,7 @@ def test_files_and_texts_are_utf8_in_any_locale(tmp_path, encoding):
     environment = processes.environment(1) | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     environment |= {"PYTHONIOENCODING": encoding} if encoding else {}
     line = [sys.executable, str(tmp_path / "program.py"), "predict", f"--workdir={tmp_path / 'größe'}", "東京"]
-    done = subprocess.run(line, capture_output=True, env=environment, cwd=processes.ROOT)
+    done = subprocess.run(line, capture_output=True, env=environment, cwd=ROOT)
     assert (done.returncode, done.stdout.decode()) == (0, "['東京']\n"), done.stderr.decode()
     assert (tmp_path / "größe").read_text(encoding="utf-8") == "東京"
 

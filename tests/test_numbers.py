@@ -37,8 +37,8 @@ from mlm.tasks import classification, scores
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import breakdown, evaluation, sharding
 from mlm.training.sharding import shardings_of
-from tests import test_adviser
-from tests.fixtures import INFO, random_batch, tiny_config
+from tests.monitor import logged
+from tests.support.tiny import INFO, random_batch, tiny_config
 
 ROWS, BATCHES, LABELS, FREQUENT = 64, 4, 3, 7
 PAIRS, TIES = 16, 2
@@ -283,7 +283,7 @@ def test_every_number_is_that_of_float32_on_one_device(flags):
 
 @pytest.mark.parametrize("kind", ["stuck", "diverging", "dead", "drift", "spike"])
 def test_advice_is_the_same_from_the_logs_of_either_dtype(kind):
-    losses = test_adviser.falling()
+    losses = logged.falling()
     losses = {"stuck": np.full(200, 5.5), "dead": np.full(200, 3.0)}.get(kind, losses)
     losses[100:] += 2 * (kind == "diverging")
     losses[150] += 2 * (kind == "spike")
@@ -292,9 +292,9 @@ def test_advice_is_the_same_from_the_logs_of_either_dtype(kind):
     advice = []
     for apart in (0, TOLERANCES["train/loss"]):
         moved = losses + apart * np.random.default_rng(0).uniform(-1, 1, 200)
-        lines, detector = test_adviser.lines(moved.tolist(), norm=norm, evals=evals), Detector(50)
+        lines, detector = logged.lines(moved.tolist(), norm=norm, evals=evals), Detector(50)
         spikes = [spike.first for line in lines if line["kind"] == "train" and (spike := detector.add(line))]
-        advice.append([*((each.kind, each.step) for each in test_adviser.advise(lines)), *spikes])
+        advice.append([*((each.kind, each.step) for each in logged.advise(lines)), *spikes])
     assert advice[0] == advice[1]
     assert advice[0] == [7501] if kind == "spike" else kind in dict(advice[0][:1])
 

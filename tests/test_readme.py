@@ -8,9 +8,10 @@ import subprocess
 import pytest
 
 from mlm import config
-from tests import glue_shaped, labelled_texts, trained_model
-from tests.fixtures import TINY
-from tests.processes import ROOT, environment
+from tests import ROOT
+from tests.support import glue_shaped, labelled_texts, trained_model
+from tests.support.processes import environment
+from tests.support.tiny import TINY
 
 SHORT = (
     "tokenizer.vocab_size=600",

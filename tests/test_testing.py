@@ -8,7 +8,7 @@ from mlm.model.loss import Mean, RowSums
 from mlm.tasks.pretraining import Pretraining
 from mlm.testing import check_task
 from tests import step_reading
-from tests.fixtures import tiny_config, tiny_run
+from tests.support.tiny import tiny_config, tiny_run
 
 
 class MeanOfMeans(Pretraining):

@@ -9,11 +9,7 @@ import pytest
 from rich.text import Text
 
 from mlm.text import code, is_text, markdown, prepare_streams, printable, show, table, templates
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.support.streams import Terminal
 
 
 def shown(*parts, out: io.StringIO | None = None) -> str:

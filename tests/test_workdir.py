@@ -15,7 +15,7 @@ from mlm import workdir as workdirs
 from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.workdir import LEASE, LOCK, Workdir, lock
-from tests.test_bad_input import refuse
+from tests.support.refusals import refuse
 
 NONE = [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL]
 

@@ -6,7 +6,7 @@ import re
 from mlm.model import fused_attention
 from mlm.plan.hlo import Instruction
 
-# Bundles in the static schedules of libtpu 0.0.51 (tests/test_fused_attention.py compiles them again): (forward,
+# Bundles in the static schedules of libtpu 0.0.51 (tests/model/test_fused_attention.py compiles them again): (forward,
 # backward) per head of 64 and step of the grid, a column for each of KINDS, by (rotated: 0 or 1, window, tokens in a
 # chunk, several chunks in a row: 0 or 1). Kernels that do not rotate have a dropout mask up to 512 tokens; all others
 # have none.

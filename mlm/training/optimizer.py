@@ -1,6 +1,6 @@
 """Learning-rate schedules and optimizers.
 
-To add one: an entry here, its name in mlm/config_rules.py, a line in tests/test_optimizer.py.
+To add one: an entry here, its name in mlm/config_rules.py, a line in tests/training/test_optimizer.py.
 """
 
 import functools

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 
 from mlm.data.manifest import load_manifest
 from mlm.workdir import Workdir
-from tests.fixtures_data import shard_rows
-from tests.processes import ROOT
+from tests import ROOT
+from tests.support.corpora import shard_rows
 
 SENTENCE = re.compile(r"(?<=[.] )[A-Z][a-z]+(?: [a-z]+){5,20}[.]")
 

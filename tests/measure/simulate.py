@@ -30,9 +30,9 @@ from mlm.data.deduplicate import DROPPED
 from mlm.data.map_part import BLOCK, ENTRY, RANGES, WIDTH
 from mlm.data.write_shard import table_name
 from mlm.paths import UPath
-from tests.fixtures_data import corpus_of
 from tests.measure import task_costs
 from tests.measure.task_costs import LENGTH, READ, SECONDS, SERIAL, THREADED, VALIDATION, WRITTEN, Record
+from tests.support.corpora import corpus_of
 
 CHUNK = 5 * 2**20  # bytes of a text that gcsfs reads at once
 

@@ -25,7 +25,7 @@ from mlm.cluster.engine import Engine, process_pool
 from mlm.data import docstrings, results, shards, tokenizer
 from mlm.data.manifest import Manifest
 from mlm.data.map_part import BLOCK, RANGES
-from tests.fixtures_data import corpus_of
+from tests.support.corpora import corpus_of
 
 SECONDS, READ, WRITTEN, SERIAL, THREADED = range(5)  # of `usage`: processor, bytes, bytes, requests one by one, others
 VOCABULARY, LENGTH, VALIDATION = 50_265, 512, 0.01

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mlm.workdir import Workdir
-from tests.fixtures import tiny_config
 from tests.measure import scaling
+from tests.support.tiny import tiny_config
 
 LAW = np.array([np.log(400.0), np.log(500.0), np.log(1.7), 0.34, 0.4])
 N, D = (each.ravel() for each in np.meshgrid([3e5, 1e6, 3e6], [1e6, 2e6, 4e6, 8e6]))

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from tests.fixtures_data import write_jsonl
 from tests.measure import simulate, task_costs
 from tests.measure.task_costs import READ, SECONDS, THREADED, WRITTEN
+from tests.support.corpora import write_jsonl
 
 
 @pytest.fixture

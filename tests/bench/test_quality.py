@@ -1,0 +1,292 @@
+"""bench --parts quality: two recipes in turns, a clock each, the same evaluation masks, when which loss is reached."""
+
+import argparse
+import contextlib
+import itertools
+import json
+import pathlib
+import shutil
+import time
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from mlm import __main__
+from mlm import config as configs
+from mlm.bench import quality
+from mlm.commands.bench import open_recipes
+from mlm.data import batches
+from mlm.inference import evaluate
+from mlm.model import families, weights
+from mlm.text import show
+from mlm.training.budget import UNITS
+from mlm.workdir import Workdir
+from tests.support.corpora import shard_rows
+from tests.support.pytorch import run_torch, torch_python
+from tests.support.refusals import refuse
+from tests.support.tiny import TINY, slow, tiny_config
+
+pytestmark = pytest.mark.usefixtures("one_device")
+SETTINGS = (*TINY, "data.lanes=4", "evaluate.batch=64")
+
+
+@pytest.fixture(autouse=True)
+def few_evaluations(monkeypatch):
+    monkeypatch.setattr(quality, "EVALUATIONS", 3)
+
+
+@pytest.fixture(scope="module")
+def workdir(manifest, tokenizer_folder, tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("quality")
+    shutil.copytree(tokenizer_folder, folder / "tokenizer")
+    shutil.copytree(manifest.folder, folder / "shards")
+    return str(folder)
+
+
+def write_config(file: pathlib.Path, *overrides: str) -> str:
+    """A config file: the tiny config, changed."""
+    flat = configs.flatten(configs.load("configs/base.py", [*SETTINGS, *overrides]))
+    lines = [f"    config.{key} = {value!r}" for key, value in flat.items()]
+    head = ["from configs.base import get_config as base", "", "", "def get_config():", "    config = base()"]
+    file.write_text("\n".join([*head, *lines, "    return config", ""]))
+    return str(file)
+
+
+def arguments(workdir: str, *more: str) -> list[str]:
+    settings = (f"--config.{text}" for text in SETTINGS)
+    return ["bench", "--parts", "quality", "--config=configs/base.py", f"--workdir={workdir}", *settings, *more]
+
+
+def open_trainer(workdir, manifest, *overrides: str, seconds: float = 60.0) -> quality.Ours:
+    config = tiny_config(*SETTINGS, *overrides)
+    task = quality.open_task(config, Workdir(workdir), manifest, seconds)
+    return quality.Ours(task, config)
+
+
+def test_they_take_turns_within_their_budgets(workdir, tmp_path, monkeypatch, capsys):
+    turns, used, train = [], {32: 0.0, 64: 0.0}, quality.Ours.train
+
+    def recorded(trainer, share):
+        size, begin = trainer.task.config.model.hidden_size, time.monotonic()
+        train(trainer, share)
+        turns.append((size, share))
+        used[size] += time.monotonic() - begin
+
+    monkeypatch.setattr(quality.Ours, "train", recorded)
+    other = write_config(tmp_path / "base.py", "schedule.final_fraction=0.5", "model.hidden_size=64")
+    plot = tmp_path / "curves.svg"
+    own = ["--seconds=1.5", f"--against={other}", "--json", f"--plot={plot}", "--config.schedule.warmup_steps=3"]
+    assert __main__.main(arguments(workdir, *own)) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)["quality"]
+    expected = [(size, n / quality.EVALUATIONS) for n in range(1, quality.EVALUATIONS + 1) for size in (32, 64)]
+    assert turns == expected and found["turn_seconds"] == pytest.approx(1.5 / quality.EVALUATIONS)
+    rows = found["recipes"]
+    assert {key: row["name"] for key, row in rows.items()} == {"mlm": "configs/base.py", "against": other}
+    for row, wall in zip(rows.values(), used.values(), strict=True):
+        curve = row["curve"]
+        assert len(curve) == quality.EVALUATIONS + 1 and curve[0]["seconds"] == curve[0]["steps"] == 0
+        assert all(a["seconds"] <= b["seconds"] for a, b in itertools.pairwise(curve))
+        assert 1.5 <= curve[-1]["seconds"] < 2.5, "the budget is kept"
+        assert all(0.5 * n <= line["seconds"] < 0.5 * n + 1 for n, line in enumerate(curve))
+        assert curve[-1]["seconds"] == pytest.approx(wall, abs=0.1), "neither compiling nor evaluating count"
+        assert row["steps"] == curve[-1]["steps"] > 10 and row["tokens"] == row["steps"] * 16 * 32
+        assert row["loss"] == curve[-1]["loss"] < curve[0]["loss"] and row["compile_seconds"] > 0
+        assert row["best_loss"] == min(line["loss"] for line in curve)
+    assert rows["mlm"]["learning_rate"] == pytest.approx(0, abs=1e-9), "the schedule ends with the budget"
+    assert rows["against"]["learning_rate"] == pytest.approx(0.0015, rel=1e-4)
+    winner, loser = sorted(rows.values(), key=lambda row: row["loss"])
+    assert loser["reached_seconds"] is None and loser["ratio"] is None
+    assert winner["reached_seconds"] == quality.seconds_to_reach(winner["curve"], loser["loss"]) > 0
+    assert winner["ratio"] == pytest.approx(1.5 / winner["reached_seconds"])
+    drawn = plot.read_text()
+    assert drawn.count("<svg") == 1 and "<!-- base.py -->" in drawn and "<!-- base.py (against) -->" in drawn
+    assert "quality: 1.5 of 1.5 s: mlm " in err
+
+
+def test_a_recipe_is_timed_as_it_is(workdir, manifest):
+    """Its budget replaces its steps; the warmup keeps its share of them."""
+    trainer = open_trainer(workdir, manifest, "schedule.warmup_steps=3", seconds=1.8)
+    own = trainer.task.config
+    assert (own.train.hours, own.train.steps) == (0.0005, 0)
+    assert (own.schedule.warmup_fraction, own.schedule.warmup_steps) == (0.25, 0)
+    trainer.train(0.05)
+    assert 0 < trainer.learning_rate < 0.003 * 0.5, "in its warmup"
+
+
+@pytest.mark.slow
+def test_batches_are_those_of_the_stages(workdir, manifest):
+    trainer = open_trainer(workdir, manifest, "data.batch_stages=((4, 2), (8, 3))", "data.short_length=16")
+    rows, put, budget = [], trainer._put, trainer._budget
+
+    def start_step(step: int, metrics) -> float:
+        budget.units = step * UNITS // 20
+        return budget.share
+
+    budget.start_step = start_step
+    trainer._put = lambda columns, share: rows.append(len(columns["epoch"])) or put(columns, share)
+    trainer.train(0.66)
+    assert rows == [4, 4, 8, 8, 8, *[16] * 9]
+    assert trainer.task.tokens_read(14) == sum(rows) * 32
+
+
+def test_a_pause_is_not_of_the_budget(workdir, manifest, monkeypatch):
+    trainer = open_trainer(workdir, manifest, seconds=1.0)
+    trainer.train(0.3)
+    before, now = trainer._budget.share, quality.time.monotonic
+    monkeypatch.setattr(quality.time, "monotonic", lambda: now() + 100)
+    trainer.train(0.6)
+    assert 0.6 <= trainer._budget.share < before + 0.6 and 0.6 <= trainer.seconds < 1.2
+
+
+@pytest.mark.parametrize("overrides", [slow(()), ("masking.kind=word", "masking.rate=0.3", "optimizer.ema_decay=0.9")])
+def test_its_loss_is_that_of_evaluate(workdir, manifest, tmp_path, capsys, overrides):
+    """On 15% token masks, whatever the recipe trains with; of the averaged parameters, if there are any."""
+    trainer = open_trainer(workdir, manifest, *overrides)
+    trainer.train(0.005)
+    trainer.evaluate()
+    config = trainer.task.module.config.to_dict() | {"vocab_size": manifest.vocab_size}
+    state = trainer._state
+    params = jax.device_get(state.params if state.ema is None else state.ema)
+    family = families.family_of(trainer.task.module.config)
+    params = family.resize_vocabulary(params, manifest.vocab_size)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(weights.to_torch(params), tmp_path / "model.safetensors")
+    scored = tiny_config(*SETTINGS, "masking.rate=0.15")
+    found = evaluate.run(scored, Workdir(workdir), manifest, model=str(tmp_path), split="validation")
+    assert trainer.curve[-1]["loss"] == found["loss"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "target", "expected"),
+    [
+        ([8, 6, 4], 5, 15.0),
+        ([8, 6, 4], 6, 10.0),
+        ([8, 6, 4], 4, 20.0),
+        ([8, 6, 4], 3.9, None),
+        ([8, 6, 4], 9, 0.0),
+        ([8, 4, 6, 3], 5, 7.5),  # the first time
+        ([8, None, 4], 6, 10.0),
+        ([8, 6, 4], None, None),
+        ([None, None], 5, None),
+    ],
+)
+def test_when_a_loss_is_reached(losses, target, expected):
+    curve = [{"seconds": 10.0 * n, "steps": n, "loss": loss} for n, loss in enumerate(losses)]
+    assert quality.seconds_to_reach(curve, target) == expected
+
+
+def test_table(capsys):
+    row = {"name": "a.py", "loss": 4.5, "best_loss": 4.25, "steps": 1200, "tokens": 98765, "compile_seconds": 7.25}
+    one = row | {"reached_seconds": 150.0, "ratio": 2.0}
+    versions = {"torch": "2.13", "transformers": "4.57", "device": "cpu", "dtype": "float32"}
+    other = row | {"name": "b.py", "loss": None, "compile_seconds": None, "reached_seconds": None, "ratio": None}
+    show(*quality.render({"seconds": 300, "turn_seconds": 7.5, "recipes": {"mlm": one, "torch": other | versions}}))
+    _, first, second, *lines = capsys.readouterr().out.splitlines()
+    assert " ".join(first.split()) == "a.py 4.5000 4.2500 1,200 98,765 7.2 s after 150.0 s, 2 times as fast"
+    assert " ".join(second.split()) == "b.py not finite 4.2500 1,200 98,765 - never"
+    assert lines[0].startswith("300 s of training each, in turns of 7.5 s; compiling and evaluating not counted.")
+    assert lines[1:] == ["PyTorch 2.13, transformers 4.57, cpu, float32."]
+
+
+def test_the_recipe_of_run_mlm():
+    """run_mlm.py's, on the sizes, the batch and the data of the config."""
+    mine = configs.load(
+        "configs/quickstart.py", ["data.short_length=32", "data.batch_stages=((8, 5),)", "optimizer.clip_norm=2"]
+    )
+    baseline = configs.flatten(quality.baseline(mine))
+    wanted = {"masking.rate": 0.15, "model.hidden_dropout": 0.1, "model.attention_dropout": 0.1, "model.init": "stock",
+              "optimizer.name": "adamw", "optimizer.learning_rate": 1e-3, "optimizer.b1": 0.9, "optimizer.b2": 0.999,
+              "optimizer.eps": 1e-8, "optimizer.clip_norm": 1.0, "optimizer.weight_decay": 0.0,
+              "schedule.warmup_fraction": 0.0, "data.short_length": 0, "data.batch_stages": ()}  # fmt: skip
+    assert {key: baseline[key] for key in wanted} == wanted and baseline["schedule.name"] == "linear"
+    changed = {key for key, value in configs.flatten(mine).items() if baseline[key] != value}
+    assert changed == wanted.keys(), "sizes, batch and data stay"
+
+
+@pytest.fixture
+def torch(workdir, manifest, request):
+    config = quality.baseline(tiny_config(*SETTINGS))
+    task = quality.open_task(config, Workdir(workdir), manifest, 4.0)
+    with contextlib.ExitStack() as stack:
+        yield quality.Torch(task, config, torch_python(request.param), stack)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torch", [4, 5], indirect=True)
+def test_pytorch_s_loss_is_its_own(torch, manifest, tmp_path, request):
+    """On the rows of the shards, and on the same masked rows of the validation split by both."""
+    rows = np.concatenate(shard_rows(manifest, "train"))
+    np.testing.assert_array_equal(np.load(f"{torch._folder}/rows.npy"), rows)
+    torch.evaluate()
+    used = 0.0
+    for share in (0.25, 0.5, 1.0):
+        begin, before = time.monotonic(), torch.seconds
+        torch.train(share)
+        used += time.monotonic() - begin
+        assert 4 * share <= torch.seconds < used, "its pauses are not of the budget"
+        if before < 4 * share:  # else the last step took longer than its turn, and there is none in this one
+            assert max(0.0, 1e-3 * (1 - torch.seconds / 4)) <= torch.learning_rate <= 1e-3 * (1 - share)
+        torch.evaluate()
+    losses = [line["loss"] for line in torch.curve]
+    assert losses[0] > losses[-1] and torch.steps > 1
+    (batch,) = batches.eval_batches(manifest, split="validation", batch=5000, rows=(0, 5000))
+    columns = [batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch")]
+    masked = torch.task.eval_masking(jax.random.key(torch.task.config.evaluate.seed), *columns)
+    labels = np.full(batch["input_ids"].shape, -100)
+    kept = np.asarray(masked.weights_BxK) * batch["valid"][:, None] > 0
+    labels[np.nonzero(kept)[0], np.asarray(masked.positions_BxK)[kept]] = np.asarray(masked.labels_BxK)[kept]
+    own = {"ids": np.asarray(masked.ids_BxL, np.int64), "attention": batch["attention_mask"].astype(np.int64)}
+    valid = batch["valid"] > 0
+    np.savez(tmp_path / "rows.npz", labels=labels[valid], **{name: each[valid] for name, each in own.items()})
+    generation = request.node.callspec.params["torch"]
+    theirs = float(run_torch(generation, "tests/pytorch/masked_loss.py", torch._folder, tmp_path / "rows.npz"))
+    assert losses[-1] == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_against_pytorch(workdir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quality.tempfile, "tempdir", str(tmp_path))
+    assert __main__.main(arguments(workdir, "--seconds=2", f"--torch={torch_python(4)}")) == 0
+    out, err = capsys.readouterr()
+    _heads, ours, theirs, _, versions = out.splitlines()
+    assert ours.startswith("configs/base.py ") and theirs.startswith("run_mlm.py (PyTorch) ")
+    assert not list(tmp_path.iterdir()), "its files are removed"
+    assert versions.startswith("PyTorch 2") and "starting PyTorch" in err and ", torch " in err
+
+
+BAD = [
+    ([], "--seconds: quality needs the seconds of training of each recipe"),
+    (["--seconds=0"], "--seconds: quality needs"),
+    (["--seconds=5", "--against=none.py"], "--against=none.py: there is no such file"),
+    (["--seconds=5", "--against=OTHER"], "--against=OTHER: has shards.length = 16, --config has 32"),
+    (["--seconds=5", "--against=OTHER", "--torch=python"], "--torch and --against: quality compares two recipes"),
+    (["--seconds=5", "--plot=/nowhere/a.png"], "--plot=/nowhere/a.png: name a .png or .svg in a folder that exists"),
+    (["--seconds=5", "--plot=a.pdf"], "--plot=a.pdf: name"),
+    (["--seconds=5", "--workdir=/nowhere"], "--workdir=/nowhere: there is no such folder"),
+    (["--seconds=5", "--config.shards.length=16"], "config.shards.length = 16: the shards in "),
+    (["--seconds=5", "--config.train.branch_from=a@3"], "config.train.branch_from = a@3: must be empty with --parts"),
+    (["--parts", "step", "--against=OTHER"], "--against needs --parts quality"),
+    (["--parts", "step", "--plot=a.png"], "--plot needs --parts quality"),
+]
+
+
+@pytest.mark.parametrize(("more", "sentence"), BAD)
+def test_what_does_not_fit_is_refused(workdir, tmp_path, capsys, more, sentence):
+    other = write_config(tmp_path / "other.py", "shards.length=16")
+    more, sentence = [each.replace("OTHER", other) for each in more], sentence.replace("OTHER", other)
+    refuse(arguments(workdir, *more), 2, sentence, capsys=capsys)
+
+
+def test_both_are_on_the_data_of_the_config(tmp_path):
+    config = tiny_config(*SETTINGS, "data.seed=7", "shards.dir=mine", "evaluate.seed=3")
+    other = write_config(tmp_path / "other.py", "data.global_batch=32", "masking.rate=0.4")
+    args = argparse.Namespace(against=other, config=other, torch="")
+    (name, _), (_, against) = open_recipes(args, config).values()
+    assert name == f"{other}, overridden"
+    assert (against.data.seed, against.shards.dir, against.evaluate.seed) == (7, "mine", 3)
+    assert (against.data.global_batch, against.masking.rate) == (32, 0.4)
+    args.config = f"{tmp_path}/../{tmp_path.name}/other.py"
+    assert next(iter(open_recipes(args, config).values()))[0] == f"{args.config}, overridden", "the same file"

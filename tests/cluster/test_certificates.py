@@ -1,0 +1,56 @@
+"""Certificates of a Dask cluster."""
+
+import pathlib
+import ssl
+import stat
+import subprocess
+import sys
+
+import pytest
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from mlm.cluster import certificates
+from mlm.errors import InputError
+from tests import ROOT
+
+
+def test_the_key_is_its_owners_alone_and_belongs_to_the_certificate(tmp_path: pathlib.Path) -> None:
+    certificates.make(tmp_path / "new")
+    certificates.make(tmp_path / "new")  # again: replaced
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(certificates.NAMES)
+    for name in certificates.NAMES:
+        assert stat.S_IMODE((tmp_path / "new" / name).stat().st_mode) == 0o600
+    ssl.create_default_context(cafile=str(tmp_path / "new" / "ca.pem")).load_cert_chain(
+        tmp_path / "new" / "cert.pem", tmp_path / "new" / "key.pem"
+    )
+    security = certificates.read(tmp_path / "new")
+    assert security.require_encryption
+    for role in ("client", "scheduler", "worker"):
+        assert security.get_tls_config_for_role(role)["key"] == (tmp_path / "new" / "key.pem").read_text()
+
+
+def test_another_authority_has_not_signed_it(tmp_path: pathlib.Path) -> None:
+    for name in ("one", "two"):
+        certificates.make(tmp_path / name)
+    authority = x509.load_pem_x509_certificate((tmp_path / "one" / "ca.pem").read_bytes())
+    other = x509.load_pem_x509_certificate((tmp_path / "two" / "cert.pem").read_bytes())
+    with pytest.raises(InvalidSignature):
+        other.verify_directly_issued_by(authority)
+
+
+def test_folders_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="can't be written"):
+        certificates.make(tmp_path / "file" / "folder")
+    with pytest.raises(InputError, match=r"ca\.pem: can't be read .* --engine-certificates=DIR"):
+        certificates.read(tmp_path)
+
+
+def test_the_command_line(tmp_path: pathlib.Path) -> None:
+    line = [sys.executable, "-m", "mlm.cluster.certificates"]
+    root = ROOT
+    made = subprocess.run([*line, str(tmp_path / "made")], cwd=root, capture_output=True, text=True, timeout=60)
+    assert made.returncode == 0 and "ca.pem, cert.pem, key.pem" in made.stdout and made.stderr == ""
+    assert subprocess.run(line, cwd=root, capture_output=True, timeout=60).returncode == 2
+    assert certificates.read(tmp_path / "made").tls_ca_file.startswith("-----BEGIN CERTIFICATE-----")

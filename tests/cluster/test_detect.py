@@ -1,0 +1,320 @@
+"""Which process of a run this is: each platform's own variables, and jax's own detection on the same ones."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mlm.cluster import detect
+from mlm.cluster.detect import Cluster
+from mlm.errors import InputError
+from tests.support.metadata_server import PLATFORM, MetadataServer, tpu_vm
+from tests.support.tiny import slow
+
+SLURM = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "tpu[007-010],gpu2",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_MCA_orte_hnp_uri": "1287979008.0;tcp://10.0.0.7,172.17.0.1:33363;tcp6://[fd00::2]:43429",
+}
+HOSTS = ("run-0-0.run", "run-0-1.run", "run-0-2.run", "run-0-3.run")
+FORCED = {"JAX_FORCE_TPU_INIT": "1"}  # as on a machine with a TPU, for jax too
+GKE = FORCED | {"TPU_WORKER_HOSTNAMES": ",".join(HOSTS), "TPU_WORKER_ID": "2"}
+MPICH = {"PMI_SIZE": "4", "PMI_RANK": "3"}
+ADDRESSES = FORCED | {
+    "TPU_PROCESS_ADDRESSES": "10.0.0.5:8478,10.0.0.6:8478",
+    "TPU_WORKER_ID": "1",
+    "TPU_PROCESS_PORT": "8478",
+}
+SLICES = {
+    "MEGASCALE_NUM_SLICES": "2",
+    "MEGASCALE_SLICE_ID": "1",
+    "MEGASCALE_COORDINATOR_ADDRESS": "run-0-0.run:8080",
+}
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch, tmp_path):
+    """No platform but the one that a test sets up, and no TPU."""
+    for name in list(os.environ):
+        if name.startswith(PLATFORM):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(detect, "PCI_DEVICES", tmp_path / "pci")
+
+
+@pytest.fixture
+def platform(monkeypatch):
+    return lambda variables: [monkeypatch.setenv(*item) for item in variables.items()]
+
+
+@pytest.fixture
+def tpu(tmp_path, monkeypatch):
+    """Four chips of a v4 on the PCI bus, beside another vendor's device and Google's own network card."""
+    for slot, (vendor, device) in enumerate([("0x1ae0", "0x005e")] * 4 + [("0x8086", "0x1237"), ("0x1ae0", "0x0042")]):
+        folder = tmp_path / "pci" / f"0000:00:0{slot}.0"
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(vendor + "\n")
+        (folder / "device").write_text(device + "\n")
+
+
+def refused(**flags) -> str:
+    with pytest.raises(InputError) as caught:
+        detect.detect(**flags)
+    return str(caught.value)
+
+
+def test_alone_on_a_laptop():
+    assert detect.detect() == Cluster()
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        (SLURM, Cluster("Slurm", "tpu007", 8, 5)),
+        (OPEN_MPI, Cluster("Open MPI", "10.0.0.7", 4, 3)),
+        (GKE, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2, hosts=HOSTS)),
+        (GKE | SLICES, Cluster("$TPU_WORKER_HOSTNAMES, 2 slices", "run-0-0.run", 8, 6)),
+        (ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1, hosts=("10.0.0.5", "10.0.0.6"))),
+        (GKE | ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1, hosts=("10.0.0.5", "10.0.0.6"))),
+        (GKE | SLURM, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2, hosts=HOSTS)),
+        (SLURM | OPEN_MPI, Cluster("Open MPI", "10.0.0.7", 4, 3)),  # mpirun in a job: its daemon's variables
+    ],
+)
+def test_a_platform(platform, variables, found):
+    platform(variables)
+    assert detect.detect() == found
+
+
+@pytest.mark.parametrize("variables", [{"TPU_WORKER_HOSTNAMES": "localhost"}, SLURM | {"SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_PROCID": "0"}, {key: value for key, value in SLURM.items() if "_STEP_" not in key}])  # fmt: skip
+def test_a_single_process_of_a_platform_is_alone(platform, variables):
+    """The last one is the shell of a batch script."""
+    platform(variables)
+    assert detect.detect() == Cluster()
+
+
+def test_what_libtpu_leaves_in_the_environment(platform):
+    """Where it finds no TPU it sets these for its process, and so for the children of that."""
+    text = "WARNING: could not determine TPU worker number, please set env var `TPU_WORKER_ID` manually"
+    platform({"TPU_WORKER_ID": text, "TPU_WORKER_HOSTNAMES": "localhost"})
+    assert detect.detect() == Cluster()
+    platform({"TPU_WORKER_HOSTNAMES": "WARNING: could not determine TPU worker hostnames or IP addresses, please"})
+    assert detect.detect() == Cluster()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node001", "node001"),
+        ("node001,host2", "node001"),
+        ("node[001-0015],host2", "node001"),
+        ("node[001,007-015],host2", "node001"),
+        ("rack[3-4]node[08-09]-ib,x", "rack3node08-ib"),
+    ],
+)
+def test_first_node_of_a_slurm_list(nodes, first):
+    assert detect.first_node(nodes) == first
+
+
+def test_flags_replace_what_is_found(platform):
+    platform(SLURM)
+    assert detect.detect(coordinator="a:1", processes=2, process_id=1) == Cluster("flags", "a:1", 2, 1)
+    assert detect.detect(coordinator="a").coordinator == "a"
+    assert detect.detect(coordinator="a").sentence == "process 5 of 8, process 0 at a (from Slurm and flags)"
+    assert detect.detect(processes=1) == Cluster()
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_metadata_with_addresses_of_ipv6(platform, old):
+    with MetadataServer(tpu_vm(["fd00::2", "fd00::3"], 1, old=old)) as server:
+        platform({"GCE_METADATA_IP": server.address})
+        assert detect.detect() == Cluster("the TPU VM's metadata", "[fd00::2]", 2, 1, hosts=("fd00::2", "fd00::3"))
+
+
+def test_metadata_that_nobody_shall_ask(platform, tpu, monkeypatch):
+    monkeypatch.setattr(detect, "_metadata", lambda key: pytest.fail("asked"))
+    platform({"TPU_SKIP_MDS_QUERY": "1"})
+    assert detect.detect() == Cluster()
+
+
+def test_mpich_and_intel_mpi_need_a_coordinator(platform):
+    platform(MPICH)
+    assert "--coordinator=HOST: give the address of process 0; MPICH does not say" in refused()
+    assert detect.detect(coordinator="10.0.0.7") == Cluster("MPICH and flags", "10.0.0.7", 4, 3)
+    platform(SLURM)  # of the daemon that mpiexec has started on this node
+    assert detect.detect(coordinator="10.0.0.7").source == "MPICH and flags"
+    platform({"PMI_RANK": SLURM["SLURM_PROCID"], "PMI_SIZE": "16"})  # by chance the number of its daemon
+    assert detect.detect(coordinator="10.0.0.7").processes == 16
+    platform({"PMI_SIZE": SLURM["SLURM_STEP_NUM_TASKS"]})  # srun --mpi=pmi2
+    assert detect.detect().source == "Slurm"
+
+
+def test_the_first_process_of_mpiexec_in_a_batch_script(platform):
+    """The script's own shell has SLURM_PROCID=0, and no step of several tasks."""
+    platform(MPICH | {"PMI_RANK": "0", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"})
+    assert detect.detect(coordinator="a") == Cluster("MPICH and flags", "a", 4, 0)
+
+
+def test_slurm_that_does_not_say_where_process_0_is(platform):
+    platform(SLURM | {"SLURM_DISTRIBUTION": "arbitrary"})
+    assert "--coordinator=HOST: give the address of process 0; Slurm does not say" in refused()
+    assert detect.detect(coordinator="gpu2") == Cluster("Slurm and flags", "gpu2", 8, 5)
+
+
+def test_open_mpi_5_needs_a_coordinator(platform):
+    platform({key: value for key, value in OPEN_MPI.items() if "orte" not in key})
+    assert refused() == "--coordinator=HOST: give the address of process 0; Open MPI does not say where that is."
+    assert detect.detect(coordinator="10.0.0.7") == Cluster("Open MPI and flags", "10.0.0.7", 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("variables", "flags", "message"),
+    [
+        ({}, {"coordinator": "a"}, "--processes and --process-id: nothing else says which process this is"),
+        ({}, {"processes": 2}, "--process-id: nothing else says"),
+        ({}, {"processes": 2, "process_id": 0}, "--coordinator=HOST: give the address of process 0; several"),
+        ({}, {"coordinator": "a", "processes": 2, "process_id": 2}, "--process-id=2: must be from 0 to 1"),
+        (GKE, {"processes": 2}, "--process-id=2: must be from 0 to 1 (--processes=2, from $TPU_WORKER_HOSTNAMES and"),
+        (
+            {key: value for key, value in GKE.items() if key not in FORCED},
+            {},
+            "and this machine has no TPU chip; unset",
+        ),
+        (
+            {"SLURM_JOB_NUM_NODES": "4", "SLURM_NODEID": "0"},
+            {},
+            "a Slurm job of 4 nodes, and the command was started on",
+        ),
+        (GKE | {"TPU_WORKER_ID": "x"}, {}, "$TPU_WORKER_ID is 'x': it must be a whole number"),
+        (
+            GKE | {"TPU_WORKER_ID": "4"},
+            {},
+            "--process-id=4: must be from 0 to 3 (--processes=4, from $TPU_WORKER_HOSTNAMES)",
+        ),
+        (FORCED | {"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "$TPU_WORKER_ID is ''"),
+        (GKE | SLICES | {"MEGASCALE_SLICE_ID": "2"}, {}, "--process-id=10: must be from 0 to 7"),
+        (
+            GKE | SLICES | {"MEGASCALE_COORDINATOR_ADDRESS": ""},
+            {},
+            "$TPU_WORKER_HOSTNAMES, 2 slices does not say where",
+        ),
+        (SLURM | {"SLURM_PROCID": ""}, {}, "$SLURM_PROCID is ''"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(platform, variables, flags, message):
+    platform(variables)
+    assert message in refused(**flags)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_metadata_of_a_tpu_vm(platform, old):
+    with MetadataServer(tpu_vm(["10.0.0.2", "10.0.0.3"], 1, old=old)) as server:
+        platform({"GCE_METADATA_IP": server.address})
+        assert detect.detect() == Cluster("the TPU VM's metadata", "10.0.0.2", 2, 1, hosts=("10.0.0.2", "10.0.0.3"))
+
+
+def test_metadata_of_several_slices(platform):
+    slices = {**SLICES, "MEGASCALE_COORDINATOR_ADDRESS": "10.1.0.2:8080"}
+    with MetadataServer(tpu_vm(["10.0.0.2", "10.0.0.3"], 1, **slices)) as server:
+        platform({"GCE_METADATA_IP": server.address})
+        assert detect.detect() == Cluster("the TPU VM's metadata, 2 slices", "10.1.0.2", 4, 3)
+
+
+def test_a_metadata_server_that_is_busy_is_asked_again(platform):
+    with MetadataServer(tpu_vm(["10.0.0.2", "10.0.0.3"], 1), failures=2) as server:
+        platform({"GCE_METADATA_IP": server.address})
+        assert detect.detect().processes == 2
+        assert server.asked[:3] == ["worker-network-endpoints"] * 3
+
+
+def test_a_machine_of_google_that_is_no_tpu_vm(platform):
+    with MetadataServer({}) as server:
+        platform({"GCE_METADATA_IP": server.address})
+        assert detect.detect() == Cluster()
+
+
+def test_nobody_is_asked_without_a_tpu(platform, monkeypatch):
+    monkeypatch.setattr(detect, "_metadata", lambda key: pytest.fail("asked"))
+    assert detect.detect() == Cluster()
+
+
+def test_a_tpu_on_the_bus(tpu):
+    assert detect.tpu_is_attached()
+
+
+def test_chips_of_jax():
+    from jax._src import hardware_utils
+
+    assert hardware_utils._TPU_PCI_DEVICE_IDS.keys() == detect.TPU_PCI
+    assert hardware_utils._GOOGLE_PCI_VENDOR_ID == detect.GOOGLE_PCI
+
+
+@pytest.mark.parametrize(
+    ("variables", "tpu_env", "alone"),
+    [
+        ({}, {"HOST_BOUNDS": "1,1,4"}, False),
+        ({}, {"HOST_BOUNDS": "1,1,1"}, True),
+        ({}, {}, True),
+        ({"TPU_PROCESS_BOUNDS": "1,1,1"}, {"HOST_BOUNDS": "1,1,4"}, True),
+        ({"TPU_HOST_BOUNDS": "2,2,1"}, {}, False),
+        ({"JAX_PLATFORMS": "cpu"}, {"HOST_BOUNDS": "1,1,4"}, True),
+    ],
+)
+def test_one_process_on_a_host_of_several_is_refused(tpu, platform, variables, tpu_env, alone):
+    """Whether nothing was found, or --processes=1 asks for it: the TPU would wait for the other hosts."""
+    with MetadataServer({"tpu-env": tpu_vm([], 0, **tpu_env)["tpu-env"]}) as server:
+        platform({"GCE_METADATA_IP": server.address} | variables)
+        for flags in ({}, {"processes": 1}):
+            if alone:
+                assert detect.detect(**flags) == Cluster()
+            else:
+                assert "one of the 4 hosts of a TPU slice" in refused(**flags)
+
+
+AS_JAX = """
+import json, os, sys
+import jax
+from jax._src import clusters
+os.environ.pop("TPU_SKIP_MDS_QUERY", None)  # jax sets it where it finds no chip
+name = sys.argv[1]
+kind = next(kind for kind in clusters.ClusterEnv._cluster_types if kind.__name__ == name)
+kind.wait_for_coordinator = classmethod(lambda cls, *args: None)  # the names of the test do not resolve
+assert kind.is_env_present(), name
+address = kind.get_coordinator_address(5, None).rpartition(":")[0]
+print(json.dumps([address, kind.get_process_count(), kind.get_process_id()]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("SlurmCluster", SLURM),
+        ("OmpiCluster", OPEN_MPI),
+        slow("GkeTpuCluster", GKE),
+        ("GkeTpuCluster", GKE | SLICES),
+        slow("GkeTpuCluster", ADDRESSES),
+        slow("GceTpuCluster", {"old": "1"}),
+        slow("GceTpuCluster", {"old": ""}),
+        ("GceTpuCluster", {"old": "1"} | SLICES),
+    ],
+)
+def test_jax_finds_the_same(platform, name, variables):
+    variables = dict(variables)
+    with MetadataServer(tpu_vm(["10.0.0.2", "10.0.0.3"], 1, old=bool(variables.pop("old", "")))) as server:
+        platform(variables | ({"GCE_METADATA_IP": server.address} if "Tpu" in name else {}))
+        found = detect.detect()
+        environment = os.environ | FORCED | {"JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [sys.executable, "-c", AS_JAX, name], env=environment, capture_output=True, text=True, timeout=120
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [found.coordinator, found.processes, found.process_id]

@@ -1,0 +1,126 @@
+"""The bare line under the real mpirun and the real srun of this machine (Debian's openmpi-bin and slurm-wlm)."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import ROOT
+from tests.cluster.launched import SETTINGS, assert_same
+from tests.support.metadata_server import PLATFORM
+from tests.support.processes import environment, run_together, train_arguments
+
+pytestmark = pytest.mark.hosts
+
+SLURM = """
+ClusterName=one
+SlurmctldHost={name}(127.0.0.1)
+SlurmctldPort=7817
+SlurmdPort=7818
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+NodeName={name} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=all Nodes={name} Default=YES State=UP
+"""
+
+
+def job_environment() -> dict[str, str]:
+    clean = {name: value for name, value in environment(2).items() if not name.startswith(PLATFORM)}
+    return clean | {"JAX_PLATFORMS": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def with_flags(manifest, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("flags") / "run"
+    run_together(train_arguments(workdir, manifest.folder, *SETTINGS), processes=2, devices=2)
+    return workdir
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """A cluster of one node: munged, slurmctld and slurmd of their own, with a key and ports of their own."""
+    folder = pathlib.Path("/run/mlm-slurm")  # munged wants a folder that nobody else can write
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in (folder / "state", folder / "spool"):
+        path.mkdir(parents=True)
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o400)
+    (folder / "slurm.conf").write_text(SLURM.format(name=socket.gethostname().partition(".")[0], folder=folder))
+    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    names = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munge.log"}
+    paths = [f"--{option}={folder / name}" for option, name in names.items()]
+    daemons = [
+        ["/usr/sbin/munged", "--foreground", "--force", f"--seed-file={folder}/munge.seed", *paths],
+        ["/usr/sbin/slurmctld", "-D", "-L", f"{folder}/slurmctld.log"],
+        ["/usr/sbin/slurmd", "-D", "-L", f"{folder}/slurmd.log"],
+    ]
+    started = []
+    try:
+        for command in daemons:
+            started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            time.sleep(1)
+        deadline = time.monotonic() + 30
+        while "idle" not in (said := subprocess.run(["sinfo", "-h"], capture_output=True, text=True)).stdout:
+            logs = [path.read_text() for path in folder.glob("*.log")]
+            assert time.monotonic() < deadline, "\n".join([said.stdout, said.stderr, *logs])
+            time.sleep(0.5)
+        yield folder
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def finish(command: list[str], variables: dict[str, str]) -> str:
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_under_mpirun(with_flags, manifest, tmp_path):
+    line = [sys.executable, "-m", "mlm", *train_arguments(tmp_path / "mpi", manifest.folder, *SETTINGS)]
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    said = finish(["mpirun", "-n", "2", *line], job_environment() | root)
+    assert "process 0 of 2" in said
+    assert "process 1 of 2" in said
+    assert "(from Open MPI)" in said
+    assert_same(tmp_path / "mpi", with_flags)
+
+
+def test_under_srun(slurm, with_flags, manifest, tmp_path):
+    line = [sys.executable, "-m", "mlm", *train_arguments(tmp_path / "srun", manifest.folder, *SETTINGS)]
+    said = finish(["srun", "--ntasks=2", *line], job_environment() | {"SLURM_CONF": os.environ["SLURM_CONF"]})
+    assert "process 1 of 2" in said
+    assert "(from Slurm)" in said
+    assert_same(tmp_path / "srun", with_flags)
+
+
+def test_the_shell_of_a_batch_script_is_no_task(slurm, tmp_path):
+    """Between its lines `python -m mlm` is a single process; under its srun it is one of several."""
+    look = f"{sys.executable} -c 'from mlm.cluster import detect; print(detect.detect().processes)'"
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH --ntasks=2\n{look}\nsrun {look}\n")
+    variables = job_environment() | {"SLURM_CONF": os.environ["SLURM_CONF"]}
+    finish(["sbatch", "--wait", f"--output={tmp_path}/said", str(script)], variables)
+    assert (tmp_path / "said").read_text().split() == ["1", "2", "2"]

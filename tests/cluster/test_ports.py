@@ -1,0 +1,251 @@
+"""Listening on a port that somebody holds, on an address that is not ours, on a name that nobody knows yet."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from mlm.cluster import ports
+from mlm.errors import InputError, StopError
+from tests import ROOT
+from tests.support.dask_cluster import free_port
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("10.0.0.2", ("10.0.0.2", 8474)),
+        ("10.0.0.2:9000", ("10.0.0.2", 9000)),
+        ("t1v-n-abc-w-0.c.project.internal", ("t1v-n-abc-w-0.c.project.internal", 8474)),
+        ("train-workers-0-0.train", ("train-workers-0-0.train", 8474)),
+        (
+            "train-workers-0-0.train.default.svc.cluster.local.:1",
+            ("train-workers-0-0.train.default.svc.cluster.local.", 1),
+        ),
+        ("::1", ("::1", 8474)),
+        ("[::1]", ("::1", 8474)),
+        ("[fe80::1%eth0]:65535", ("fe80::1%eth0", 65535)),
+    ],
+)
+def test_address(text, where):
+    assert ports.parse_address(text, 8474) == where
+    assert ports.parse_address(ports.format_address(where), 1) == where
+
+
+NO_HOST = [
+    "",
+    ":1",
+    "host:",
+    "http://host",
+    "a:b:c",
+    "[]",
+    "[host]:1",
+    "a b",
+    "a..b",
+    "x" * 64,
+    "host\n",
+    "[::1",
+    "a/b",
+]
+NO_PORT = ["1.2.3.4:0", "1.2.3.4:99999", "1.2.3.4:x", "1.2.3.4:" + "9" * 5000, "::1]:5", "-\x1b[2J"]
+
+
+@pytest.mark.parametrize("text", [*NO_HOST, *NO_PORT])
+def test_bad_address(text):
+    with pytest.raises(InputError, match=r"^--coordinator=.*: must be HOST or HOST:PORT") as raised:
+        ports.parse_address(text, 8474)
+    assert str(raised.value).isprintable()
+
+
+@contextlib.contextmanager
+def held(port: int, host: str = "127.0.0.1", seconds: float = 60, first: str = ""):
+    """Another process listens there; yields it."""
+    family = "AF_INET6" if ":" in host else "AF_INET"
+    program = (
+        f"import socket, time\n{first}\ns = socket.create_server(({host!r}, {port}), family=socket.{family})\n"
+        f"print(flush=True)\ntime.sleep({seconds})"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        child.stdout.readline()
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_the_holder_is_named(host):
+    port = free_port()
+    with held(port, host) as child:
+        assert re.fullmatch(rf"python\S* \(process {child.pid}\)", ports.holder(port))
+
+
+def test_a_name_of_a_process_with_escape_sequences():
+    port, program = free_port(), "open('/proc/self/comm', 'w').write('\\x1b[2Jx')\n"
+    program += (
+        f"import socket, time\ns = socket.create_server(('127.0.0.1', {port}))\nprint(flush=True)\ntime.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    with child:
+        child.stdout.readline()
+        found = ports.holder(port)
+        child.kill()
+    assert found == f"\\u001b[2Jx (process {child.pid})"
+
+
+def test_the_process_of_another_user():
+    """Its files in /proc can't be read: a process that may not be dumped, seen by a user who is not root."""
+    port = free_port()
+    program = "import encodings.idna, os\nfrom mlm.cluster import ports\nos.setuid(os.getuid() or 65534)\n"
+    program += f"print(ports.holder({port}))"
+    with held(port, first="import ctypes; ctypes.CDLL(None).prctl(4, 0)"):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stdout == "a process that can't be seen from here\n", done.stderr
+
+
+def test_a_port_is_waited_for_and_its_holder_named_once(capfd, monkeypatch):
+    monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
+    port = free_port()
+    with held(port, seconds=1.5) as child:
+        begin = time.monotonic()
+        assert ports.wait_until_free(("127.0.0.1", port), 10) == "127.0.0.1"
+        assert time.monotonic() - begin > 0.5
+    expected = (
+        rf"mlm: port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); stop that process, or set "
+    )
+    assert re.fullmatch(
+        expected + r"another port \(config.pod.port\); waiting for up to 10 s.\n", capfd.readouterr().err
+    )
+
+
+def test_a_port_that_stays_held():
+    port = free_port()
+    with held(port) as child:
+        expected = (
+            rf"port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); .* \(config.pod.engine_port\)"
+        )
+        with pytest.raises(StopError, match=expected + r" \(waited 0.3 s, config.pod.start_timeout\).$") as raised:
+            ports.wait_until_free(("127.0.0.1", port), 0.3, key="config.pod.engine_port")
+    assert raised.value.code == 1, "another start may find it free"
+
+
+def test_connections_that_have_just_been_closed_are_no_obstacle():
+    """Those are in TIME_WAIT, as after an attempt that has ended."""
+    server = socket.create_server(("127.0.0.1", 0))
+    where = server.getsockname()
+    client = socket.create_connection(where)
+    server.accept()[0].close()
+    client.close()
+    server.close()
+    rows = [row.split() for row in pathlib.Path("/proc/net/tcp").read_text().splitlines()]
+    assert any(row[3] == "06" and row[1].endswith(f":{where[1]:04X}") for row in rows), "none is in TIME_WAIT"
+    ports.wait_until_free(where, 0)
+
+
+def test_an_address_of_another_machine():
+    begin = time.monotonic()
+    with pytest.raises(
+        InputError, match=r"coordinator 192.0.2.1:8474: host 0 \(.*\) can't listen there .*; give an address of host 0"
+    ):
+        ports.wait_until_free(("192.0.2.1", 8474), 60)
+    assert time.monotonic() - begin < 1
+
+
+def resolving(monkeypatch, to: list[str]) -> None:
+    """The name "train-0" has each of these addresses for one request, and then the last for good; "" is none."""
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host, *arguments, **keywords):
+        if host == "train-0":
+            host = to.pop(0) if len(to) > 1 else to[0]
+            if not host:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *arguments, **keywords)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+def test_a_name_that_does_not_resolve_yet(monkeypatch, capfd):
+    monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
+    resolving(monkeypatch, ["", "", "127.0.0.1"])
+    ports.wait_until_free(("train-0", 0), 10)
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 1 and "train-0:0" in printed and "(Name or service not known)" in printed
+
+
+def test_a_name_that_never_resolves(monkeypatch):
+    resolving(monkeypatch, [""])
+    with pytest.raises(StopError, match=r"train-0:8474: .*not known.* \(waited 0.2 s, config.pod.start_t"):
+        ports.wait_until_free(("train-0", 8474), 0.2)
+
+
+def test_a_name_that_still_has_the_address_of_an_earlier_pod(monkeypatch, capfd):
+    monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
+    resolving(monkeypatch, ["192.0.2.1", "192.0.2.1", "10.255.255.1", "127.0.0.1"])
+    assert ports.wait_until_free(("train-0", 0), 10) == "0.0.0.0", "another machine would resolve it otherwise"
+    assert "coordinator train-0:0: host 0" in capfd.readouterr().err
+
+
+def test_a_port_that_nobody_may_open(monkeypatch):
+    """As below 1024 for a user who is not root."""
+
+    def refuse(*arguments, **keywords):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(InputError, match=r"127.0.0.1:80: host 0 .* can't listen there \(Permission denied\)"):
+        ports.wait_until_free(("127.0.0.1", 80), 60)
+
+
+def test_host_0_is_waited_for(capfd, monkeypatch):
+    monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
+    port = free_port()
+    servers = []  # holds the server: without a reference it is closed as soon as it listens
+    threading.Timer(1.0, lambda: servers.append(socket.create_server(("127.0.0.1", port)))).start()
+    begin = time.monotonic()
+    assert ports.wait_for_host_0(("127.0.0.1", port), 20) == "127.0.0.1"
+    assert 0.9 < time.monotonic() - begin < 10
+    servers[0].close()
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 1 and f"host 0 has not answered at 127.0.0.1:{port}" in printed
+
+
+def test_host_0_that_is_not_there(monkeypatch):
+    place = ("127.0.0.1", free_port())
+    with pytest.raises(StopError, match=r"host 0 has not answered at .* \(waited 0.2 s, config.pod.start_timeout\)"):
+        ports.wait_for_host_0(place, 0.2)
+    resolving(monkeypatch, [""])
+    with pytest.raises(StopError, match=r"train-0:1 \(Name or service not known\)"):
+        ports.wait_for_host_0(("train-0", 1), 0.2)
+
+
+def test_who_is_connected_to_a_port_of_this_process():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0]:
+            assert ports.connected(port) == [client.getsockname()[0]]
+        assert ports.connected(free_port()) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "found", "listens"),
+    [
+        ("train-0", "127.0.1.1", "0.0.0.0"),  # as Debian's installer writes it into /etc/hosts
+        ("train-0", "10.0.0.5", "10.0.0.5"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_a_name_that_is_loopback_on_its_own_machine_alone(host, found, listens, monkeypatch):
+    resolving(monkeypatch, [found])
+    assert ports.interface(host) == listens
+    assert ports.interface("localhost") in ("127.0.0.1", "::1")

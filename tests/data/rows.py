@@ -1,0 +1,69 @@
+"""Rows of batches, to be compared."""
+
+import pathlib
+
+import numpy as np
+
+from mlm.data import batches
+from mlm.data.manifest import Manifest
+
+LANES, BATCH = 3, 12  # of six shards
+
+
+def train(manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int = 0, **settings):
+    settings = {"split": "train", "seed": 0, "global_batch": BATCH, "lanes": LANES, **settings}
+    return batches.train_batches(manifest, start_row=start * settings["global_batch"], rows=rows, **settings)
+
+
+def all_rows(manifest: Manifest, split: str) -> np.ndarray:
+    """The rows of a split by record id: shard after shard, read record by record."""
+    import tensorflow as tf
+
+    paths = [f"{manifest.folder}/{shard.file}" for shard in manifest.splits[split].shards]
+    feature = {"input_ids": tf.io.FixedLenFeature((manifest.length,), tf.int64)}
+    records = (record for path in paths for record in tf.data.TFRecordDataset(path))
+    return np.stack([tf.io.parse_single_example(record, feature)["input_ids"].numpy() for record in records])
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for key in expected:
+        np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
+
+
+def shard_path(copied: Manifest, number: int = 1, split: str = "train") -> pathlib.Path:
+    return pathlib.Path(copied.folder, copied.splits[split].shards[number].file)
+
+
+def record_size(data: bytes) -> int:
+    return int.from_bytes(data[:8], "little") + 16
+
+
+def damage(copied: Manifest, fault: str) -> pathlib.Path:
+    """Damages a shard; returns the path that must be named."""
+    path = shard_path(copied)
+    data = path.read_bytes()
+    if fault == "cut between records":
+        path.write_bytes(data[: last_record(data)])
+    elif fault == "cut inside a record":
+        path.write_bytes(data[:-50])
+    elif fault == "bit flipped":
+        path.write_bytes(data[:777] + bytes([data[777] ^ 4]) + data[778:])
+    elif fault == "missing":
+        path.unlink()
+    elif fault == "empty":
+        path.write_bytes(b"")
+    elif fault == "extra":
+        path = path.with_name("dataset-99-3.tfrecord")
+        path.write_bytes(data[: record_size(data)])
+    elif fault == "another shard's records":
+        path.write_bytes(shard_path(copied, 2).read_bytes())
+    return path
+
+
+def last_record(data: bytes) -> int:
+    """Offset of the last record."""
+    offset = 0
+    while offset + record_size(data[offset:]) < len(data):
+        offset += record_size(data[offset:])
+    return offset

@@ -1,0 +1,221 @@
+"""Documents of a corpus: their splits and groups, and how many are read."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mlm.data import corpus, map_part, sources
+from mlm.data.corpus import Corpus, Part
+from mlm.errors import InputError
+from tests.support.corpora import (
+    InProcess,
+    corpus_of,
+    numbered,
+    read_documents,
+    shard_texts,
+    split_of,
+    write_jsonl,
+    write_shards,
+)
+
+# Splits ---------------------------------------------------------------------------------------------------------------
+
+
+def test_validation_never_changes_as_the_corpus_grows(tmp_path):
+    small = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),)))
+    large = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(5000)[::-1]),)))
+    more = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),), validation_fraction=0.2))
+    assert small.items() <= large.items()
+    assert {text for text in small if small[text] == "validation"} <= {t for t in more if more[t] == "validation"}
+    assert corpus.text_hash(numbered(1)[0]) == 12415440598143898091, (
+        "another hash would move the validation split of every corpus"
+    )
+    share = np.mean([split == "validation" for split in large.values()])
+    assert abs(share - 0.1) < 4 * (0.1 * 0.9 / 5000) ** 0.5
+
+
+def test_groups_of_a_growing_corpus_stay_where_they_are(tmp_path):
+    names = [f"package {n % 40}" for n in range(500)]
+    split = {}
+    for count in (100, 500):
+        source = write_jsonl(tmp_path / "a.jsonl", numbered(count), package=names[:count])
+        found = corpus_of((source,), group="package")
+        for part, (text, group) in read_documents(found):
+            assert split.setdefault(group, found.split_of(part, group, corpus.text_hash(text))) == found.split_of(
+                part, group, 0
+            ), "the text decides nothing"
+    assert set(split.values()) == {"train", "validation"} and len(split) == 40
+
+
+@pytest.mark.parametrize("group", ["document", "file", "package"])
+def test_a_group_is_in_one_split(tmp_path, monkeypatch, tokenizer_folder, texts, group):
+    """Though parts are cut inside of files and groups, and one text is in two groups."""
+    monkeypatch.setattr(sources, "PART_BYTES", (5000, 10**9))
+    packages = [f"package {n // 10 % 25}" for n in range(400)]
+    found = [write_jsonl(tmp_path / f"{n}.jsonl", texts[:400][n::20], package=packages[n::20]) for n in range(20)]
+    own = corpus_of((f"jsonl:{tmp_path}/*.jsonl",), group=group, validation_fraction=0.2)
+    assert len(own.parts()) > 20
+    key = {"document": {text: text for text in texts[:400]}, "package": dict(zip(texts, packages, strict=False))}
+    key["file"] = {text: found[n % 20] for n, text in enumerate(texts)}
+    made = write_shards(own, tmp_path / "shards", tokenizer_folder, counts={"train": 2, "validation": 1})
+    groups = {}
+    for split in ("train", "validation"):
+        held = shard_texts(made, split, texts[:400], tokenizer_folder)
+        groups[split] = {key[group][text] for shard in held for text in shard}
+    assert groups["train"] and groups["validation"] and not groups["train"] & groups["validation"]
+
+
+def test_named_groups_are_the_validation_split(tmp_path, monkeypatch, tokenizer_folder, texts):
+    """All of them and nothing else, however small they are among the others."""
+    monkeypatch.setattr(map_part, "GROUPS", 3)
+    titles, named = [f"title {n}" for n in range(400)], [f"title {n}" for n in range(360, 400)]
+    source = write_jsonl(tmp_path / "a.jsonl", texts[:400], title=titles)
+    own = corpus_of((source,), group="title", validation_groups=tuple(named))
+    made = write_shards(own, tmp_path / "shards", tokenizer_folder, counts={"train": 2, "validation": 1})
+    assert made.splits["validation"].documents == 40 and made.splits["train"].documents == 360
+    (held,) = shard_texts(made, "validation", texts[:400], tokenizer_folder)
+    assert set(held) <= set(texts[360:400]) and len(held) >= 39
+
+
+def test_a_test_split_is_cut_beside_the_validation_split(tmp_path):
+    """By hash, or named groups; validation has the documents that it has without a test split."""
+    names = [f"title {n % 60}" for n in range(600)]
+    source = write_jsonl(tmp_path / "a.jsonl", numbered(600), title=names)
+    for group in ("document", "title"):
+        plain, with_test = (
+            split_of(corpus_of((source,), group=group, validation_fraction=0.2, **settings))
+            for settings in ({}, {"test_fraction": 0.3})
+        )
+        held_out = {
+            name: {text for text, split in with_test.items() if split == name} for name in ("validation", "test")
+        }
+        assert held_out["validation"] == {text for text, split in plain.items() if split == "validation"}
+        assert 120 <= len(held_out["test"]) <= 240
+    named = {"validation_groups": ("title 1",), "test_groups": ("title 2", "title 3")}
+    for left_out, wanted in (
+        (None, {"validation": 10, "test": 20}),
+        ("validation_groups", None),
+        ("test_groups", None),
+    ):
+        settings = {key: groups for key, groups in named.items() if key != left_out} | {"test_fraction": 0.2}
+        found = split_of(corpus_of((source,), group="title", validation_fraction=0.2, **settings))
+        groups = {}
+        for text, title in zip(numbered(600), names, strict=True):
+            groups.setdefault(found[text], set()).add(title)
+        for key in settings.keys() & named.keys():
+            assert groups[key.partition("_")[0]] == set(named[key])
+        if wanted is not None:
+            assert {split: 10 * len(groups[split]) for split in wanted} == wanted
+        assert len(groups["train"]) > 20 and len(groups) == 3
+        assert sum(map(len, groups.values())) == 60, "each group is in one split"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"test_groups": ("b", "nowhere")}, r"test_groups: .* no group 'nowhere'.* largest: a 0.02 MB"),
+        ({"test_groups": ("c",), "test_fraction": 0.5}, r"test_fraction = 0.5: .*test_groups"),
+        ({"test_groups": ("c",)}, r"test split is shorter than a row.*test_fraction"),
+    ],
+)
+def test_a_test_split_of_another_size_is_refused(tmp_path, tokenizer_folder, texts, settings, words):
+    names = ["a"] * 50 + ["b"] * 3 + ["d"] * 10 + ["c"]
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts[:63], "x"], package=names)
+    own = corpus_of((source,), group="package", validation_groups=("d",), validation_fraction=0.15, **settings)
+    with pytest.raises(InputError, match=words):
+        write_shards(own, tmp_path / "shards", tokenizer_folder)
+    assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"validation_groups": ("b", "nowhere")}, "has no group 'nowhere'; name others, .* largest: a 0.02 MB, b "),
+        ({"validation_groups": ("a",)}, "validation_fraction = 0.1: whole groups .* 0.9.* largest: a 0.02 MB"),
+        (
+            {"validation_fraction": 0.5, "validation_groups": ("c",)},
+            "validation_fraction = 0.5: .* 0.0[0-9]*; name groups",
+        ),
+        ({"validation_fraction": 0.1}, "validation_fraction = 0.1: .* 0.00"),
+    ],
+)
+def test_a_validation_split_of_another_size_is_refused(tmp_path, tokenizer_folder, texts, settings, words):
+    rows = [("a", text) for text in texts[:50]] + [("b", text) for text in texts[50:53]] + [("c", texts[53])]
+    source = write_jsonl(tmp_path / "a.jsonl", [text for _, text in rows], package=[name for name, _ in rows])
+    own = corpus_of((source,), group="package", **settings)
+    with pytest.raises(InputError, match=words):
+        write_shards(own, tmp_path / "shards", tokenizer_folder)
+    assert not (tmp_path / "shards").exists()
+
+
+def test_documents_without_a_group_are_split_by_hash(tmp_path, tokenizer_folder, texts):
+    """So the quickstart, which names packages, takes any other text as well; beside documents with one, too."""
+    text = tmp_path / "a.txt"
+    text.write_text("\n".join(" ".join(each.split()) for each in texts[:300]))
+    splits = [
+        write_shards(
+            corpus_of((f"text:{text}",), validation_groups=names), tmp_path / f"{len(names)}", tokenizer_folder
+        )
+        for names in ((), ("absl-py", "optax"))
+    ]
+    assert splits[0].splits == splits[1].splits and splits[0].splits["validation"].documents > 10
+
+
+def test_between_half_and_twice_is_taken(tmp_path, tokenizer_folder, texts):
+    source = write_jsonl(tmp_path / "a.jsonl", texts[:400], package=["a" if n % 6 else "b" for n in range(400)])
+    own = corpus_of((source,), group="package", validation_groups=("b",))  # a sixth, where a tenth is asked for
+    assert write_shards(own, tmp_path / "shards", tokenizer_folder).splits["validation"].documents == 67
+
+
+def test_a_source_s_own_split_stays(tmp_path):
+    own = corpus_of(("text:x",), group="package", validation_groups=("a",))
+    for split in ("train", "validation"):
+        part = Part("text:x", split, "", 0, ())
+        assert {own.split_of(part, group, number) for group in ("a", "b") for number in (0, 2**64 - 1)} == {split}
+
+
+# max_documents --------------------------------------------------------------------------------------------------------
+
+
+def limited(own: Corpus, workers: int) -> tuple[list, list]:
+    """What is to be read, and the parts that were counted for it."""
+    engine, counted = InProcess(), []
+    engine.workers, each = workers, engine.each
+    engine.each = lambda function, tasks, *, label: counted.extend(tasks) or each(function, tasks, label=label)
+    return own.limited(own.parts(), engine, texts=""), counted
+
+
+@pytest.mark.parametrize("most", [1, 7, 19, 20, 21, 1000])
+def test_max_documents_are_the_first_of_each_source(tmp_path, monkeypatch, most):
+    """In parts of a few documents each, some of them empty, for any number of workers."""
+    monkeypatch.setattr(sources, "PART_BYTES", (200, 10**9))
+    a = write_jsonl(tmp_path / "a.jsonl", [*numbered(15), *[""] * 9, *numbered(5, 15)])
+    b = write_jsonl(tmp_path / "b.jsonl", numbered(500, 20))
+    own = corpus_of((a, b), max_documents=most)
+    found, counted = limited(own, 1)
+    texts = [text for part, count in found for text, _ in itertools.islice(own.read(part, texts=""), count)]
+    assert texts == numbered(min(most, 20)) + numbered(min(most, 500), 20)
+    assert limited(own, 3)[0] == limited(own, 100)[0] == found
+    if most < 20:
+        assert len(counted) < len(own.parts()) / 2, "not all is read"
+
+
+def test_max_documents_makes_the_same_shards_with_any_workers(tmp_path, monkeypatch, tokenizer_folder, texts):
+    monkeypatch.setattr(sources, "PART_BYTES", (5000, 10**9))
+    own = corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:600]),), max_documents=300)
+    made = [write_shards(own, tmp_path / str(n), tokenizer_folder, workers=n) for n in (0, 5)]
+    assert made[0].fingerprint == made[1].fingerprint
+    assert sum(split.documents for split in made[0].splits.values()) == 300
+
+
+def test_a_source_without_text_is_named(tmp_path, tokenizer_folder, texts):
+    good, blank = write_jsonl(tmp_path / "a.jsonl", texts[:400]), write_jsonl(tmp_path / "b.jsonl", ["", " "])
+    with pytest.raises(InputError, match=r"b\.jsonl has no text in it"):
+        write_shards(corpus_of((good, blank)), tmp_path / "shards", tokenizer_folder)
+
+
+@pytest.mark.parametrize(("source", "group"), [("text:a", "title"), ("hf:a", "file"), ("tfds:a", "file")])
+def test_a_group_that_a_source_has_not_is_refused(source, group):
+    with pytest.raises(InputError, match=f"{source} .* can't be grouped by corpus.group = {group}"):
+        corpus_of((source,), group=group).parts()

@@ -1,0 +1,261 @@
+"""Token ids of labelled texts: labels, truncation, the order of batches, and the few lengths that they have."""
+
+import itertools
+
+import numpy as np
+import pytest
+from tokenizers import pre_tokenizers
+
+from mlm.data import examples as data
+from mlm.data import labelled, tokenizer
+from mlm.data.examples import Examples
+from mlm.data.labelled import Columns, Table
+from mlm.errors import InputError
+from tests.support.labelled_texts import rows, sentences, write_conll, write_jsonl
+from tests.support.trained_model import train_tokenizer
+
+ORDER = {"seed": 3, "global_batch": 16, "lanes": 4}
+
+
+def table(texts: list[tuple[str, ...]], labels: list) -> Table:
+    return Table("csv:x.csv", texts, labels, [f"csv:x.csv, line {n + 2}" for n in range(len(texts))])
+
+
+def make(folder: str, *, count: int = 83, length: int = 24, multiple: int = 8) -> Examples:
+    found = rows(count)
+    tables = {"train": table([(row["text"],) for row in found], [row["label"] for row in found])}
+    names = data.class_names(tables["train"])
+    return data.tokenize(tables, names, tokenizer_folder=folder, length=length, multiple=multiple)
+
+
+@pytest.fixture(scope="module")
+def examples(tokenizer_folder) -> Examples:
+    return make(tokenizer_folder)
+
+
+def take(examples: Examples, count: int, start: int = 0, part: tuple[int, int] = (0, 16), **order) -> list[dict]:
+    stream = data.train_batches(examples, **(ORDER | order), start_step=start, rows=part)
+    return list(itertools.islice(stream, count))
+
+
+def test_classes_are_sorted():
+    assert data.class_names(table([("a",)] * 3, ["b", "a", "b"])) == ("a", "b")
+    assert data.class_names(table([("a",)] * 4, ["10", "9", "-1", "9"])) == ("-1", "9", "10")
+    assert data.class_names(table([("a",)] * 3, ["10", "9", "x"])) == ("10", "9", "x")
+    assert data.class_names(table([("a",)] * 3, ["10.0", "9.5", "-1.0"])) == ("-1.0", "9.5", "10.0")
+    assert data.class_names(table([("a",)] * 3, ["9" * 5000, "²", "10"])) == ("10", "9" * 5000, "²")
+    assert data.class_names(table([("a",)] * 2, ["9" * 5000, "10"])) == ("10", "9" * 5000)
+    ties = ["7", "07", "007", "0007", "\uff17", "0", "-0", "00", "-00"]  # whatever PYTHONHASHSEED
+    wanted = ("-0", "-00", "0", "00", "0007", "007", "07", "7", "\uff17")
+    assert data.class_names(table([("a",)] * 9, ties)) == wanted
+    assert data.class_names(table([("a",)] * 5, ["1", "1.0", "0.0", "True", "true"])) == ("0.0", "1", "true")
+    with pytest.raises(InputError, match=r"x\.csv: all of its rows have the label 'b'; two"):
+        data.class_names(table([("a",)] * 2, ["b", "b"]))
+
+
+def test_ids_and_labels_are_those_of_the_rows(examples, tokenizer_folder):
+    tok, split = tokenizer.load(tokenizer_folder), examples.splits["train"]
+    assert examples.labels == ("animal", "money", "weather")
+    for number, row in enumerate(rows(83)):
+        ids = tok(row["text"], truncation=True, max_length=24)["input_ids"]
+        assert split.tokens[split.starts[number] : split.starts[number + 1]].tolist() == ids
+        assert examples.labels[split.labels_N[number]] == row["label"]
+
+
+def test_truncation_is_counted(examples, tokenizer_folder):
+    tok = tokenizer.load(tokenizer_folder)
+    longer = sum(len(tok(row["text"])["input_ids"]) > 24 for row in rows(83))
+    assert 0 < longer < 83
+    assert examples.splits["train"].truncated == longer
+    assert examples.splits["train"].lengths.max() == 24
+    assert make(tokenizer_folder, length=60).splits["train"].truncated == 0
+
+
+def test_of_a_pair_the_longer_is_truncated(tokenizer_folder):
+    tok = tokenizer.load(tokenizer_folder)
+    tables = {"train": table([("cat", "red " * 40), ("dog", "blue")], [0.5, 1.0])}
+    found = data.tokenize(tables, (), tokenizer_folder=tokenizer_folder, length=20, multiple=8)
+    ids = found.splits["train"].tokens[:20]
+    first = tok("cat", "red")["input_ids"]
+    assert ids[: len(tok("cat")["input_ids"])].tolist() == first[: len(tok("cat")["input_ids"])]
+    assert ids[-1] == tok.sep_token_id and found.splits["train"].truncated == 1
+    assert found.labels == () and found.splits["train"].labels_N.dtype == np.float32
+
+
+def test_each_row_once_an_epoch_of_its_lane(examples):
+    """83 rows in lanes of 21, 21, 21 and 20: whole epochs of each lane, in another order each."""
+    batches = take(examples, 42)
+    for lane in range(4):
+        part = slice(4 * lane, 4 * lane + 4)
+        ids, epochs = (np.concatenate([batch[key][part] for batch in batches]) for key in ("record_id", "epoch"))
+        own = np.arange(lane, 83, 4)
+        orders = [ids[epochs == epoch].tolist() for epoch in range(int(epochs[-1]))]
+        assert len(orders) >= 7
+        assert all(sorted(order) == own.tolist() for order in orders)
+        assert orders[0] != orders[1] and orders[0] != own.tolist()
+
+
+def test_the_order_does_not_depend_on_hosts_or_restarts(examples):
+    whole = take(examples, 12)
+    for start, part in ((0, (0, 8)), (5, (8, 16)), (9, (4, 12))):
+        for batch, other in zip(whole[start:], take(examples, 12 - start, start, part), strict=True):
+            assert batch.keys() == other.keys()
+            for key in batch:
+                np.testing.assert_array_equal(batch[key][slice(*part)], other[key])
+    other = take(examples, 1, seed=4)[0]
+    assert not np.array_equal(other["record_id"], whole[0]["record_id"])
+
+
+def test_rows_are_padded_to_few_lengths(examples):
+    split, seen = examples.splits["train"], set()
+    for batch in take(examples, 40, global_batch=4, part=(0, 4)):
+        lengths = split.lengths[batch["record_id"]]
+        width = batch["input_ids"].shape[1]
+        assert width == min(-(-lengths.max() // 8) * 8, 24)
+        np.testing.assert_array_equal(batch["attention_mask"].sum(axis=1), lengths)
+        assert (batch["input_ids"][batch["attention_mask"] == 0] == examples.pad_id).all()
+        seen.add(width)
+    assert len(seen) > 1 and seen <= set(examples.lengths())
+    assert examples.lengths() == [8, 16, 24]
+    assert [examples.padded(longest) for longest in (1, 8, 9, 24)] == [8, 8, 16, 24]
+
+
+def test_every_host_pads_to_the_longest_row_of_all(examples):
+    order = {"global_batch": 4}
+    widths = [[b["input_ids"].shape[1] for b in take(examples, 40, part=(n, n + 1), **order)] for n in range(4)]
+    assert widths[0] == widths[1] == widths[2] == widths[3] and len(set(widths[0])) > 1
+    own = [data.eval_batches(examples, split="train", batch=16, rows=(8 * n, 8 * n + 8)) for n in range(2)]
+    widths = [[batch["input_ids"].shape[1] for batch in batches] for batches in own]
+    assert widths[0] == widths[1] and len(set(widths[0])) > 1
+
+
+def test_a_length_that_is_no_multiple_is_the_longest(tokenizer_folder):
+    assert make(tokenizer_folder, length=20, multiple=8).lengths() == [8, 16, 20]
+
+
+@pytest.mark.parametrize("batch", [4, 7, 83, 128])
+def test_evaluation_meets_each_row_once(examples, batch):
+    order = data.eval_order(examples, "train")
+    found = list(data.eval_batches(examples, split="train", batch=batch, rows=(0, batch)))
+    ids = np.concatenate([each["record_id"] for each in found])
+    np.testing.assert_array_equal(ids[:83], order)
+    assert sorted(ids[:83]) == list(range(83))
+    assert all(len(each["label"]) == batch for each in found)
+
+
+def test_the_fingerprint_is_of_rows_and_labels(examples, tokenizer_folder):
+    assert make(tokenizer_folder).fingerprint == examples.fingerprint
+    assert make(tokenizer_folder, length=16).fingerprint != examples.fingerprint
+    assert make(tokenizer_folder, count=82).fingerprint != examples.fingerprint
+
+
+def test_a_text_that_holds_the_padding_token(tokenizer_folder):
+    tables = {"train": table([("a",), ("b <pad> c",)], ["x", "y"])}
+    with pytest.raises(InputError, match=r"x\.csv, line 3: holds the padding token <pad>"):
+        data.tokenize(tables, ("x", "y"), tokenizer_folder=tokenizer_folder, length=24, multiple=8)
+
+
+def test_a_label_that_the_training_split_lacks(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\na,x\nb,y\n")
+    (tmp_path / "b.csv").write_text("text,label\na,x\nb,z\n")
+    sources = {"train": f"csv:{tmp_path}/a.csv", "validation": f"csv:{tmp_path}/b.csv"}
+    with pytest.raises(InputError, match=r"b\.csv, line 3: its label 'z' is not one of the 2 of the training split"):
+        data.read_tables(sources, Columns(("text",), "label"))
+
+
+def test_labels_are_classes_however_they_are_written(tmp_path):
+    """Whole numbers of training, and floats beside missing ones in the rows to predict."""
+    (tmp_path / "a.csv").write_text("text,label\na,-1\nb,0\nc,1.0\n")
+    (tmp_path / "b.csv").write_text("text,label\na,-1.0\nb,0.0\nc,\nd,1\n")
+    columns = Columns(("text",), "label")
+    tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, columns)
+    assert names == ("-1", "0", "1.0") and tables["train"].labels == ["-1", "0", "1.0"]
+    tables, _ = data.read_tables({"new": f"csv:{tmp_path}/b.csv"}, columns, names=names, require_labels=False)
+    assert tables["new"].labels == ["-1", "0", None, "1.0"]
+
+
+def test_labels_that_look_the_same_are_one_class(tmp_path):
+    """Spaces after a comma, and the two ways of Unicode to write an accent."""
+    (tmp_path / "a.csv").write_text("text,label\na,oui \nb, -1\nc,cafe\u0301\nd,oui\ne,-1.0\nf,caf\u00e9\n")
+    columns = Columns(("text",), "label")
+    tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, columns)
+    assert [label.strip() for label in names] == ["-1", "caf\u00e9", "oui"]
+    assert [names.index(label) for label in tables["train"].labels] == [2, 0, 1, 2, 0, 1]
+
+
+# Words with labels ----------------------------------------------------------------------------------------------------
+
+SENTENCE = "Peter's cat , in Zürich-West , is called # Numpy 3.5 ( the naïve one ) ."
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "wordpiece"])
+def test_the_pieces_of_words_are_those_of_running_text(tmp_path, kind):
+    """And the first piece is transformers' of words that are split already."""
+    tok, words = tokenizer.load(train_tokenizer(tmp_path / "tok", kind, vocab_size=700)), SENTENCE.split()
+    encoding = tok(SENTENCE).encodings[0]
+    first = data.first_pieces(encoding, words)
+    assert first[0] == 1 and (np.diff(first) > 0).all()
+    ends = [*first[1:], len(encoding.ids) - 1]
+    pieces = [tok.decode(encoding.ids[start:end]).strip() for start, end in zip(first, ends, strict=True)]
+    assert set(words if kind == "bpe" else [word for word in words if word.isascii() and word.isalpha()]) <= set(pieces)
+    if kind == "bpe":  # transformers asks for a space before the first word, too
+        tok.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    if kind != "unigram":
+        stock, encoding = tok(words, is_split_into_words=True).encodings[0], tok(SENTENCE).encodings[0]
+        wanted = [stock.word_ids.index(word) for word in range(len(words))]
+        assert stock.ids == encoding.ids and data.first_pieces(encoding, words).tolist() == wanted
+
+
+def make_words(folder: str, length: int) -> Examples:
+    found = sentences(40)
+    texts, labels = zip(*((tuple(row["tokens"]), tuple(row["ner_tags"])) for row in found), strict=True)
+    tables = {
+        "train": Table("conll:x", list(texts), list(labels), ["line 1"] * 40, is_tokens=True),
+        "new": Table("conll:y", list(texts), [None] * 40, ["line 1"] * 40, is_tokens=True),
+    }
+    return data.tokenize(tables, data.class_names(tables["train"]), tokenizer_folder=folder, length=length, multiple=8)
+
+
+def test_the_label_of_a_word_is_at_its_first_piece(tokenizer_folder):
+    examples, tok = make_words(tokenizer_folder, 64), tokenizer.load(tokenizer_folder)
+    assert examples.labels == ("B-CASH", "B-LIFE", "I-LIFE", "O")
+    split = examples.splits["train"]
+    assert len(split) == 40 and split.words.texts == [word for row in sentences(40) for word in row["tokens"]]
+    batch = split.batch(np.array([7, 3]), 64, examples.pad_id)
+    for ids, labels, row in zip(batch["input_ids"], batch["label"], (7, 3), strict=True):
+        own = sentences(40)[row]
+        places = np.flatnonzero(labels >= 0)
+        assert [examples.labels[label] for label in labels[places]] == own["ner_tags"]
+        assert all(
+            word.startswith(tok.decode([ids[at]]).strip()) for at, word in zip(places, own["tokens"], strict=True)
+        )
+    assert examples.splits["new"].labels_N.tolist() == [-1] * len(split.labels_N)
+    assert (examples.splits["new"].batch(np.arange(3), 64, 1)["label"] == -1).all()
+
+
+def test_words_that_are_cut_off(tokenizer_folder):
+    whole, cut = (make_words(tokenizer_folder, length).splits["train"] for length in (64, 16))
+    assert (whole.words.token_W >= 0).all()
+    lost = cut.words.token_W < 0
+    np.testing.assert_array_equal(lost, whole.words.token_W >= 15)
+    assert lost.sum() > 0 and np.array_equal(cut.labels_N, whole.labels_N)
+
+
+def test_a_label_of_a_word_that_training_lacks(tmp_path):
+    sources = {"train": write_conll(tmp_path / "a", sentences(9))}
+    sources["test"] = write_jsonl(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}])
+    with pytest.raises(InputError, match=r"b\.jsonl, line 1: its label 'B-NEW' is not one of the 4 of the training"):
+        data.read_tables(sources, Columns(("tokens",), "ner_tags", "tokens"))
+
+
+@pytest.mark.parametrize("mark", [-100, "-100", -100.0])
+def test_a_word_without_a_label_is_not_trained_on(tokenizer_folder, tmp_path, mark):
+    rows = [{"tokens": ["a", "b", "c"], "ner_tags": [1, mark, 0]}, {"tokens": ["d"], "ner_tags": [mark]}]
+    columns = Columns(("tokens",), "ner_tags", "tokens")
+    tables, names = data.read_tables({"train": write_jsonl(tmp_path / "a.jsonl", rows)}, columns)
+    assert names == ("0", "1")
+    split = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, length=24, multiple=8).splits["train"]
+    assert split.labels_N.tolist() == [1, -1, 0, -1]
+    assert sorted(split.token_labels[split.token_labels >= 0]) == [0, 1]
+    with pytest.raises(InputError, match=r"config\.classify\.validation.*-100"):
+        labelled.read(write_jsonl(tmp_path / "b.jsonl", rows[1:]), columns, split="validation")

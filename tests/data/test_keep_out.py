@@ -1,0 +1,122 @@
+"""Stretches of words against plain Python, on docstrings."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+
+from mlm.data import keep_out, tokenizer
+from mlm.errors import InputError
+from tests.support import overlap
+from tests.support.corpora import corpus_of, write_shards
+
+
+def words(text: str) -> list[str]:
+    return "".join(c for c in text.casefold() if unicodedata.category(c)[0] not in "PS").split()
+
+
+def pieces(text: str, count: int = 13) -> set[tuple[str, ...]]:
+    own = words(text)
+    return {tuple(own[place : place + count]) for place in range(len(own) - count + 1)}
+
+
+def hashes(texts: list[str]) -> np.ndarray:
+    return np.unique(keep_out.stretches(texts, keep_out.STRETCH)[0])
+
+
+@pytest.fixture(scope="module")
+def texts_(texts: list[str]) -> list[str]:
+    return [*texts[:1500], "", "one", " ".join("abcdefghijklm"), "\u3000 " * 20]
+
+
+def test_documents_with_a_stretch_are_those_found_by_plain_python(texts_):
+    benchmark = [text.upper().replace(" ", " - ") for text in texts_[::9]]
+    banned = hashes(benchmark)
+    known = set().union(*map(pieces, benchmark))
+    assert len(banned) == len(known) > 2000
+    assert (np.diff(banned.astype(object)) > 0).all()
+    found = keep_out.holds(texts_, banned)
+    assert found.tolist() == [not known.isdisjoint(pieces(text)) for text in texts_]
+    assert 100 < found.sum() < 1000
+
+
+def test_words_have_no_case_and_no_punctuation():
+    plain = "strasse one two three four five six seven eight nine ten dont eleven"
+    styled = "STRAßE\u00a0one,two three\u2028four\tFIVE «six» seven \u2013 eight nine $ ten don\u2019t! (Eleven)"
+    banned = hashes([plain])
+    assert len(banned) == 1
+    assert keep_out.holds([styled.replace("one,two", "one, two"), styled, plain + "s"], banned).tolist() == [1, 0, 0]
+
+
+def test_a_stretch_stays_within_a_document():
+    halves = ["a b c d e f g", "h i j k l m n"]
+    assert not keep_out.holds(halves, hashes([" ".join(halves)])).any()
+    assert not keep_out.holds(["a " * 20], hashes(halves)).any(), "nothing is kept out by short texts"
+
+
+def test_hashes_are_the_same_in_every_process(texts_):
+    code = "from mlm.data import keep_out; print(keep_out.stretches([input()], 13)[0].tolist())"
+    text = " ".join(max(texts_, key=len).split())
+    env = {**os.environ, "PYTHONHASHSEED": "7"}
+    printed = subprocess.run(
+        [sys.executable, "-c", code], input=text, capture_output=True, text=True, env=env, check=True
+    )
+    assert printed.stdout.strip() == str(keep_out.stretches([text], 13)[0].tolist())
+
+
+@pytest.fixture
+def benchmark(texts, tmp_path: pathlib.Path) -> tuple[list[str], str]:
+    """Lines of a corpus, and the source of a benchmark that shares stretches with some."""
+    lines = [" ".join(text.split()) for text in texts[:600]]
+    questions = [f"Question {n}: " + " ".join(line.upper().split()[3:23]) for n, line in enumerate(lines[100:160])]
+    (tmp_path / "corpus.txt").write_text("".join(f"{line}\n" for line in lines))
+    (tmp_path / "benchmark.jsonl").write_text("".join(json.dumps({"question": text}) + "\n" for text in questions))
+    return lines, f"jsonl:{tmp_path}/benchmark.jsonl#question"
+
+
+def test_shards_without_what_is_kept_out(benchmark, tokenizer_folder, tmp_path: pathlib.Path):
+    lines, source = benchmark
+    corpus = corpus_of((f"text:{tmp_path}/corpus.txt",), keep_out=(source,))
+    manifest = write_shards(corpus, tmp_path / "shards", tokenizer_folder)
+    whole = write_shards(corpus_of(corpus.sources), tmp_path / "whole", tokenizer_folder)
+    with open(tmp_path / "benchmark.jsonl") as file:
+        known = set().union(*(pieces(json.loads(line)["question"]) for line in file))
+    held = {place for place, line in enumerate(lines) if not known.isdisjoint(pieces(line))}
+    train, validation = (manifest.splits[name] for name in ("train", "validation"))
+    assert validation == whole.splits["validation"] and validation.kept_out == 0
+    assert 20 < train.kept_out <= len(held)
+    assert train.documents + train.kept_out == whole.splits["train"].documents
+    assert len(manifest.left_out) == train.kept_out and not whole.left_out
+    places = {int(name.rpartition(" ")[2]) for name in manifest.left_out}
+    assert places <= held and set(manifest.left_out.values()) == {"has 13 words of corpus.keep_out"}
+    tok = tokenizer.load(tokenizer_folder)
+    text = " ".join(
+        tok.decode(row, skip_special_tokens=True) for row in overlap.rows(str(tmp_path / "shards"), "train")
+    )
+    assert known.isdisjoint(pieces(text)) and not known.isdisjoint(set().union(*map(pieces, lines)))
+
+
+def test_all_splits_are_kept_out(tmp_path: pathlib.Path):
+    for split in ("train", "test", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": f"of {split}"}) + "\n")
+    corpus = corpus_of((f"hf:{tmp_path}",), keep_out=(f"hf:{tmp_path}",), max_documents=1)
+    read = {}
+    for kind, own in (("corpus", corpus), ("keep_out", corpus.kept_out())):
+        read[kind] = {text for part in own.parts() for text, _ in own.read(part, texts="")}
+    assert read["corpus"] == read["keep_out"] == {"of train", "of validation", "of test"}
+
+
+def test_a_benchmark_that_cannot_be_read_is_named(benchmark, tokenizer_folder, tmp_path: pathlib.Path):
+    _, source = benchmark
+    corpus = corpus_of((f"text:{tmp_path}/corpus.txt",), keep_out=(source.replace("question", "answer"),))
+    with pytest.raises(InputError, match=r"corpus\.keep_out: jsonl:.* line 1: has no field 'answer'"):
+        write_shards(corpus, tmp_path / "shards", tokenizer_folder)
+    (tmp_path / "short.txt").write_text("twelve words are no stretch, a b c d e f g\n" * 3)
+    corpus = corpus_of(corpus.sources, keep_out=(source, f"text:{tmp_path}/short.txt"))
+    with pytest.raises(InputError, match=r"corpus\.keep_out: text:.*short.txt has no text of 13 words"):
+        write_shards(corpus, tmp_path / "shards", tokenizer_folder)

@@ -1,0 +1,112 @@
+"""Lines of text: the same for a corpus, labelled texts and standard input, whatever wrote the file."""
+
+import bz2
+import codecs
+import gzip
+import io
+import json
+import lzma
+
+import pytest
+
+from mlm.data import labelled, sources
+from mlm.errors import InputError
+from mlm.inference.fill_mask import answer_texts, check_utf8
+from tests.support.corpora import corpus_of, read_documents
+
+# No line ends in these, and no word: a no-break space, an ideographic one, and what str.splitlines takes for line ends.
+TEXTS = ["naïve\u2028one", "two\u0085", "three\x0c3", "10\u00a0000", "a\u3000b", "\u200bx\x1ey\x1cz", "end\ufeff"]
+
+
+def read_corpus(source: str) -> list[str]:
+    return [text for _, (text, _) in read_documents(corpus_of((source,)))]
+
+
+def read_labelled(source: str, kind: str = "classes") -> list[str]:
+    table = labelled.read(source, labelled.Columns(("text",), "label", kind), split="train")
+    return [text for (text,) in table.texts]
+
+
+def read_stdin(path: str) -> list[str]:
+    with open(path, "rb") as file:
+        data = gzip.decompress(file.read()) if path.lower().endswith(".gz") else file.read()
+    stdin, out = io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"), io.StringIO()
+
+    def read(text: str, name: str) -> tuple[dict, str]:
+        check_utf8(text, name)
+        return {"text": text}, text
+
+    answer_texts([], stdin, out, read, lambda rows: [{}] * len(rows), iter)
+    return [json.loads(line)["text"] for line in out.getvalue().split("\n")[:-1]]
+
+
+def json_lines(texts: list[str]) -> list[str]:
+    return [json.dumps({"text": text, "label": "x"}, ensure_ascii=False) for text in texts]
+
+
+READERS = {  # name of the file, its lines, and how they are read
+    "text": ("a.txt", lambda texts: texts, lambda path: read_corpus(f"text:{path}")),
+    "jsonl": ("a.jsonl", json_lines, lambda path: read_corpus(f"jsonl:{path}")),
+    "csv": (
+        "a.csv",
+        lambda texts: ["text,label", *(f"{text},x" for text in texts)],
+        lambda p: read_labelled(f"csv:{p}"),
+    ),
+    "tsv": (
+        "a.tsv",
+        lambda texts: ["label\ttext", *(f"x\t{text}" for text in texts)],
+        lambda p: read_labelled(f"csv:{p}"),
+    ),
+    "labelled jsonl": ("a.jsonl", json_lines, lambda path: read_labelled(f"jsonl:{path}")),
+    "conll": (
+        "a.conll",
+        lambda texts: [line for text in texts for line in (f"{text} O", "")],
+        lambda path: read_labelled(f"conll:{path}", kind="tokens"),
+    ),
+    "stdin": ("a.txt", lambda texts: texts, read_stdin),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("mark", "end", "suffix"),
+    [(b"", "\n", ""), (codecs.BOM_UTF8, "\r\n", ""), (codecs.BOM_UTF8, "\r", ".gz"), (b"", "\r", ".GZ")],
+)
+def test_every_reader_has_the_same_lines(tmp_path, reader, mark, end, suffix):
+    name, lines_of, read = READERS[reader]
+    path = tmp_path / (name.upper() + suffix if suffix == ".GZ" else name + suffix)
+    content = mark + "".join(line + end for line in lines_of(TEXTS)).encode()
+    path.write_bytes(gzip.compress(content) if suffix else content)
+    texts = [text.strip() for text in TEXTS] if reader == "text" else TEXTS  # documents of one line each
+    assert read(str(path)) == texts
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "latin-1"])
+def test_another_encoding_is_named(tmp_path, reader, encoding):
+    """utf-16-be has no mark; it could be read as UTF-8 with zeros between the letters."""
+    name, lines_of, read = READERS[reader]
+    (tmp_path / name).write_bytes("\n".join(lines_of(["plain", "café"])).encode(encoding))
+    with pytest.raises(InputError) as caught:
+        read(str(tmp_path / name))
+    wanted = "not UTF-8" if encoding == "latin-1" else encoding.upper()
+    place = {"latin-1": ", line "}.get(encoding, "")
+    assert wanted in str(caught.value) and "\n" not in str(caught.value)
+    assert (f"{name}{place}" if reader != "stdin" else "line 2" if place else "standard input") in str(caught.value)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_file_is_said_to_be_one(tmp_path, reader, compress):
+    name, lines_of, read = READERS[reader]
+    (tmp_path / name).write_bytes(compress("\n".join(lines_of(["plain"])).encode()))
+    with pytest.raises(InputError, match=r"compressed.*gz"):
+        read(str(tmp_path / name))
+
+
+def test_a_mark_is_left_out_of_the_first_part_alone(tmp_path, monkeypatch):
+    lines = [f"\ufeff{number:03} and more" for number in range(40)]
+    (tmp_path / "a.txt").write_text("\ufeff" + "\n".join(lines))
+    monkeypatch.setattr(sources, "PART_BYTES", (50, 10**9))
+    own = corpus_of((f"text:{tmp_path}/a.txt",))
+    assert len(own.parts()) > 10 and [text for _, (text, _) in read_documents(own)] == lines

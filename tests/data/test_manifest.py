@@ -1,0 +1,246 @@
+import contextlib
+import dataclasses
+import json
+import pathlib
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mlm.data import manifest as manifests
+from mlm.data.manifest import Manifest, load_manifest, verify
+from mlm.errors import DamageError, InputError, StopError
+from tests.data.rows import damage, shard_path
+
+FAULTS = (
+    "cut between records",
+    "cut inside a record",
+    "bit flipped",
+    "missing",
+    "empty",
+    "extra",
+    "another shard's records",
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_damaged_shards_are_named(copied, fault):
+    verify(copied, deep=True)
+    path = damage(copied, fault)
+    with pytest.raises(DamageError) as error:
+        verify(copied, deep=True)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fault", [fault for fault in FAULTS if fault not in ("bit flipped", "another shard's records")]
+)
+def test_what_sizes_alone_can_tell_is_found_without_reading(copied, fault):
+    verify(copied, deep=False)
+    path = damage(copied, fault)
+    with pytest.raises(DamageError, match=path.name):
+        verify(copied, deep=False)
+
+
+def test_fingerprint_is_of_the_batches_not_of_the_place(manifest, copied):
+    assert copied.fingerprint == manifest.fingerprint
+    assert dataclasses.replace(copied, source="elsewhere").fingerprint == manifest.fingerprint
+    assert dataclasses.replace(copied, vocab_size=601).fingerprint != manifest.fingerprint
+    train = copied.splits["train"]
+    turned = dataclasses.replace(train, shards=train.shards[::-1])
+    assert dataclasses.replace(copied, splits={"train": turned}).fingerprint != manifest.fingerprint
+
+
+# Manifests that can't be used -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}', "null"])
+def test_a_manifest_that_cannot_be_read_is_named(copied, text):
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    file.write_text(text)
+    with pytest.raises(DamageError) as error:
+        load_manifest(copied.folder)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_manifest_of_another_format_is_refused(copied):
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
+    with pytest.raises(InputError, match="has format 1, this code reads 2"):
+        load_manifest(copied.folder)
+
+
+def paths_of(content: Any, path: tuple = ()) -> Iterator[tuple]:
+    """The place of every value of a JSON text, of the outermost first."""
+    yield path
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in items:
+        yield from paths_of(value, (*path, key))
+
+
+def changed(text: str, rng: random.Random) -> tuple[str, bytes]:
+    """A manifest with one thing changed at random: what was done, and the bytes."""
+    content = {"outermost": json.loads(text)}
+    *above, key = rng.choice([("outermost", *path) for path in paths_of(content["outermost"])])
+    parent: Any = content
+    for each in above:
+        parent = parent[each]
+    value = parent[key]
+    kind = rng.choice(["type", "null", "negative", "huge", "removed", "extra", "nested", "text", "raw", "bytes", "cut"])
+    if kind == "type":
+        parent[key] = rng.choice(["x", "12", "", 7, 1.5, True, False, [], {}, [1], {"a": 1}, [{}]])
+    elif kind == "null":
+        parent[key] = None
+    elif kind == "negative":
+        parent[key] = -value if type(value) is int and value else -1
+    elif kind == "huge":
+        parent[key] = rng.choice([10**30, 2**63, 2**31, 1e308, 10**400])
+    elif kind == "removed":
+        del parent[key]
+    elif kind == "extra":
+        target = value if isinstance(value, dict | list) else parent
+        target.append({}) if isinstance(target, list) else target.update({rng.choice(["new", "\x1b[2J"]): {}})
+    elif kind == "nested":
+        parent[key] = rng.choice([{"value": value}, [value], {"0": [value]}])
+    elif kind == "text":
+        parent[key] = rng.choice(["../../etc/passwd", "/etc/passwd", "train/\0", "\x1b[2J", "\ud800", "ab" * 32, "C:x"])
+    elif kind == "raw":
+        parent[key] = "RAW"
+    data = json.dumps(content.get("outermost")).encode()
+    if kind == "raw":
+        data = data.replace(b'"RAW"', rng.choice([b"1e400", b"NaN", b"-Infinity", b"[" * 90_000, b"1" * 5000, b"\xff"]))
+    elif kind in ("bytes", "cut"):
+        place = rng.randrange(len(data))
+        data = data[:place] + (rng.choice([b"\xff", b"\0", b"\xed\xa0\x80"]) + data[place:] if kind == "bytes" else b"")
+    return kind, data
+
+
+def test_a_manifest_changed_at_random_is_refused_or_read_as_it_stands(copied):
+    """Never a traceback, and never another meaning than the file's; the sentence names the file."""
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    text, ends = file.read_text(), Counter()
+    for seed in range(700):
+        kind, data = changed(text, random.Random(seed))
+        file.write_bytes(data)
+        try:
+            found = load_manifest(copied.folder)
+        except StopError as error:
+            assert error.code in (2, 4) and str(error).startswith(f"{file}: "), error
+            assert str(error).isprintable() and len(str(error)) < 600, error
+            ends[kind, "refused"] += 1
+            continue
+        wanted = json.loads(data)
+        for split in wanted["splits"].values():
+            split.setdefault("unknown_tokens", None)  # which earlier versions did not count
+        assert json.dumps(json.loads(found.to_json()), sort_keys=True) == json.dumps(wanted, sort_keys=True)
+        assert len(found.fingerprint) == 64
+        with contextlib.suppress(DamageError):
+            verify(found, deep=False)
+        ends[kind, "read"] += 1
+    assert {kind for kind, end in ends if end == "refused"} >= {"type", "null", "negative", "huge", "removed", "raw"}
+    assert ends["null", "read"] and ends["text", "read"], "what may be unknown, and the corpus's name"
+    assert sum(count for (_, end), count in ends.items() if end == "refused") > 500, ends
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("special_ids",), 3, "special_ids is 3, but must be an object"),
+        (("special_ids", "mask"), {}, "special_ids.mask is an object, but must be a whole number from 0 to 599"),
+        (("vocab_size",), "600", 'vocab_size is "600", but must be a whole number from 1'),
+        (("length",), True, "length is true"),
+        (("all_special_ids", 2), 2.0, r"all_special_ids\[2\] is 2.0"),
+        (("all_special_ids",), [0, 1, 2, 3], "all_special_ids lacks 4"),
+        (("splits", "train", "shards", 3, "records"), "12", r'splits.train.shards\[3\].records is "12"'),
+        (("splits", "train", "shards", 3, "sha256"), "ab", r'sha256 is "ab"'),
+        (("splits", "train", "shards", 3, "file"), "train/../../dataset-3-9.tfrecord", "file is .* after its records"),
+        (("splits", "train", "unigram_entropy"), float("nan"), "unigram_entropy is NaN"),
+        (("source",), "\ud800", "source is"),
+        (("\x1b[2J",), 1, r'"\\u001b\[2J" is not a field of a manifest'),
+        (("format",), True, "format is true, but must be the number 2"),
+    ],
+)
+def test_the_sentence_names_the_field_and_what_it_must_be(copied, place, value, words):
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    content = json.loads(file.read_text())
+    target = content
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(DamageError, match=words) as error:
+        load_manifest(copied.folder)
+    assert str(file) in str(error.value) and str(error.value).isprintable()
+
+
+def test_the_same_shard_twice_is_refused(copied):
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    content = json.loads(file.read_text())
+    shards = content["splits"]["train"]["shards"]
+    shards[1] = shards[0]
+    file.write_text(json.dumps(content))
+    with pytest.raises(DamageError, match="in the list already"):
+        load_manifest(copied.folder)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_no_shards(tmp_path, there):
+    folder = tmp_path / "shards"
+    if there:
+        folder.mkdir()
+    with pytest.raises(InputError, match="holds no shards"):
+        load_manifest(str(folder))
+
+
+# Shards of transformers' TF-TPU example: no manifest ------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(copied: Manifest, tokenizer_folder: str) -> Manifest:
+    pathlib.Path(copied.folder, manifests.NAME).unlink()
+    return load_manifest(copied.folder, tokenizer_folder=tokenizer_folder)
+
+
+def test_without_a_manifest_the_names_tell(manifest, foreign):
+    assert not foreign.full_rows, "their attention_mask must be read"
+    same = ("length", "vocab_size", "special_ids", "all_special_ids", "tokenizer_fingerprint")
+    assert [getattr(foreign, key) for key in same] == [getattr(manifest, key) for key in same]
+    for name, split in foreign.splits.items():
+        assert split.shards == tuple(dataclasses.replace(s, sha256=None) for s in manifest.splits[name].shards)
+        assert split.unigram_entropy is None
+    verify(foreign, deep=True)
+
+
+def test_without_a_manifest_shards_come_in_the_order_of_their_numbers(foreign, tokenizer_folder):
+    train = pathlib.Path(foreign.folder, "train")
+    for number in range(6, 12):
+        shutil.copy(
+            shard_path(foreign), train / f"dataset-{number}-{foreign.splits['train'].shards[1].records}.tfrecord"
+        )
+    found = load_manifest(foreign.folder, tokenizer_folder=tokenizer_folder).splits["train"].shards
+    assert [int(shard.file.split("-")[1]) for shard in found] == list(range(12))
+
+
+def test_without_a_manifest_a_tokenizer_is_needed(foreign):
+    with pytest.raises(InputError, match=r"tokenizer\.path"):
+        load_manifest(foreign.folder)
+
+
+@pytest.mark.parametrize("fault", ["missing", "twice", "no records", "empty"])
+def test_without_a_manifest_what_the_names_tell_is_checked(foreign, tokenizer_folder, fault):
+    path = shard_path(foreign)
+    if fault == "missing":
+        path.unlink()
+    elif fault == "twice":
+        shutil.copy(path, path.with_name("dataset-1-7.tfrecord"))
+    elif fault == "no records":
+        path.rename(path.with_name("dataset-1-0.tfrecord"))
+    else:
+        path.write_bytes(b"")
+    with pytest.raises(DamageError, match=r"train.*dataset-1|train.*shard 1"):
+        verify(load_manifest(foreign.folder, tokenizer_folder=tokenizer_folder), deep=True)

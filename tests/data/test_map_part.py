@@ -1,0 +1,114 @@
+"""A part of a corpus -> tokens, tables and blocks: what the files say, against the texts counted one by one."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from mlm.data import map_part, results
+from mlm.data.corpus import Corpus, text_hash
+from mlm.data.map_part import BLOCK, DOCUMENT, ENTRY, Map
+from mlm.errors import InputError
+from mlm.paths import UPath
+from tests.support.corpora import corpus_of, ids_of, train_tokenizer, write_jsonl
+
+
+def mapped(corpus: Corpus, tokenizer_folder: str, folder, *, limit: int = 0, block_bytes: int = 3000) -> UPath:
+    """The files of the only part; {key}.* are those at this path with another suffix."""
+    (part,) = corpus.parts()
+    keys = {"texts": "", "folder": str(folder), "key": "x"}
+    map_part.map_part(Map(part, corpus, limit, tokenizer_folder, "", block_bytes, (), **keys))
+    return UPath(folder) / "x.blocks"
+
+
+@pytest.fixture
+def corpus(texts, tmp_path) -> Corpus:
+    return corpus_of((write_jsonl(tmp_path / "a.jsonl", [*texts[:150], "", " ", *texts[150:200], texts[3]]),))
+
+
+def test_tables_are_those_of_the_documents(corpus, texts, tokenizer_folder, tmp_path):
+    file = mapped(corpus, tokenizer_folder, tmp_path / "tasks")
+    own, (part,) = [*texts[:200], texts[3]], corpus.parts()
+    ids = ids_of(own, tokenizer_folder)
+    documents, blocks = (
+        results.load(file.with_suffix(n), t) for n, t in ((".documents", DOCUMENT), (".blocks", BLOCK))
+    )
+    tokens = results.load(file.with_suffix(".tokens"), np.uint16)
+    assert sorted(documents["place"].tolist()) == list(range(201)), "empty ones don't count"
+    assert documents["tokens"].tolist() == [len(ids[place]) for place in documents["place"]]
+    assert documents["bytes"].tolist() == [len(own[place].encode()) for place in documents["place"]]
+    assert tokens.tolist() == [each for place in documents["place"] for each in ids[place]]
+    split = [corpus.split_of(part, "", text_hash(text)) for text in own]
+    row = offset = 0
+    for block in blocks:
+        inside = documents[row : row + block["documents"]]
+        assert (block["row"], block["offset"]) == (row, offset)
+        assert block["tokens"] == inside["tokens"].sum() and block["bytes"] == inside["bytes"].sum()
+        assert {split[place] for place in inside["place"]} == {("train", "validation")[block["split"]]}
+        assert (np.diff(inside["place"].astype(int)) > 0).all(), "in order"
+        row, offset = row + len(inside), offset + int(block["tokens"])
+    assert row == 201 and offset == len(tokens)
+    assert len({block["hash"].item() for block in blocks}) == len(blocks) > 10
+    assert (blocks["bytes"][:-2] >= 3000).all() and (blocks["bytes"] < 3000 + documents["bytes"].max()).all()
+
+
+def test_hashes_are_in_their_ranges(corpus, texts, tokenizer_folder, tmp_path):
+    file = mapped(corpus, tokenizer_folder, tmp_path / "tasks")
+    documents, own = results.load(file.with_suffix(".documents"), DOCUMENT), [*texts[:200], texts[3]]
+    blocks, found = results.load(file, BLOCK), []
+    for number in range(map_part.RANGES):
+        (entries,) = results.load_cut(file.with_suffix(".hashes"), ENTRY, map_part.RANGES, number, number + 1)
+        assert {int(entry["hash"]) >> 54 for entry in entries} <= {number}
+        found += entries.tolist()
+    assert [entry[:2] for entry in found] == sorted((text_hash(text), place) for place, text in enumerate(own))
+    for _, place, row, block, tokens in found:
+        assert documents[row]["place"] == place and documents[row]["tokens"] == tokens
+        assert 0 <= row - blocks[block]["row"] < blocks[block]["documents"]
+
+
+def test_the_first_documents_alone(corpus, texts, tokenizer_folder, tmp_path):
+    file = mapped(corpus, tokenizer_folder, tmp_path / "tasks", limit=7)
+    places = results.load(file.with_suffix(".documents"), DOCUMENT)["place"]
+    assert sorted(places.tolist()) == list(range(7))
+
+
+def test_sizes_of_groups(texts, tokenizer_folder, tmp_path, monkeypatch):
+    """The largest, and those that the config names."""
+    names = [f"group {n % 7}" for n in range(70)]
+    source = write_jsonl(tmp_path / "a.jsonl", texts[:70], package=names)
+    corpus = corpus_of((source,), group="package")
+    sizes = {name: sum(len(t.encode()) for t, n in zip(texts, names, strict=False) if n == name) for name in names}
+    file = mapped(corpus, tokenizer_folder, tmp_path / "all")
+    assert results.load_json(file.with_suffix(".groups")) == sizes
+    monkeypatch.setattr(map_part, "GROUPS", 2)
+    small, large = min(sizes, key=sizes.get), sorted(sizes, key=sizes.get)[-2:]
+    named = corpus_of((source,), group="package", validation_groups=(small, "elsewhere"))
+    file = mapped(named, tokenizer_folder, tmp_path / "some")
+    assert results.load_json(file.with_suffix(".groups")) == {name: sizes[name] for name in (small, *large)}
+
+
+def test_blocks_do_not_depend_on_where_documents_are_tokenized_together(
+    corpus, tokenizer_folder, tmp_path, monkeypatch
+):
+    mapped(corpus, tokenizer_folder, tmp_path / "many")
+    monkeypatch.setattr(map_part, "BATCH_DOCUMENTS", 2)
+    mapped(corpus, tokenizer_folder, tmp_path / "few")
+    contents = [
+        {f.name: hashlib.sha256(f.read_bytes()).digest() for f in (tmp_path / n).iterdir()} for n in ("many", "few")
+    ]
+    assert contents[0] == contents[1] and len(contents[0]) == 6
+
+
+def test_a_bad_line_leaves_nothing(tokenizer_folder, tmp_path, texts):
+    write_jsonl(tmp_path / "a.jsonl", texts[:100])
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write(json.dumps({"body": "no text"}) + "\n")
+    with pytest.raises(InputError, match=r"a\.jsonl, line 101: has no field 'text'"):
+        mapped(corpus_of((f"jsonl:{tmp_path}/a.jsonl",)), tokenizer_folder, tmp_path / "tasks")
+    assert list((tmp_path / "tasks").iterdir()) == []
+
+
+def test_bytes_of_a_token(texts, tmp_path):
+    assert [map_part.token_dtype(size).itemsize for size in (5, 2**16, 2**16 + 1)] == [2, 2, 4]
+    assert train_tokenizer(texts[:50], tmp_path / "t", kind="bpe", vocab_size=300)

@@ -1,0 +1,116 @@
+"""The tokenizer's sample: of all parts, of training documents alone, the same for any workers."""
+
+import gzip
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from mlm.data import docstrings, sample, shards, sources
+from mlm.data.corpus import text_hash
+from tests.support.corpora import (
+    InProcess,
+    corpus_of,
+    numbered,
+    read_documents,
+    shared_engine,
+    train_tokenizer,
+    write_jsonl,
+)
+from tests.support.tiny import slow
+
+
+def draw(corpus, megabytes: float, engine=None, texts: str = "") -> list[str]:
+    return sample.draw(corpus, megabytes=megabytes, engine=engine or InProcess(), texts=texts)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """1.2 MB of short texts in 40 parts of two sources."""
+    monkeypatch.setattr(sources, "PART_BYTES", (30_000, 10**9))
+    a = write_jsonl(tmp_path / "a.jsonl", numbered(14_000))
+    return corpus_of((a, write_jsonl(tmp_path / "b.jsonl", numbered(6000, 14_000))))
+
+
+def test_it_is_of_training_documents_of_all_parts(corpus):
+    found, per_part = draw(corpus, 0.1), {}
+    for part, (text, _) in read_documents(corpus):
+        per_part.setdefault(part, set()).add(text)
+    size = sum(len(text.encode()) for text in found)
+    assert 100_000 <= size < 100_100 and len(set(found)) == len(found)
+    parts = corpus.parts()
+    assert {corpus.split_of(parts[0], "", text_hash(text)) for text in found} == {"train"}
+    shares = [len(own.intersection(found)) / len(own) for own in per_part.values()]
+    assert len(shares) > 30 and min(shares) > 0 and max(shares[:-1]) < 4 * np.mean(shares)
+    order = [int(text.rpartition(" ")[2][:-1]) for text in found]
+    assert abs(np.corrcoef(order, range(len(order)))[0, 1]) < 0.1, "mixed: a tokenizer reads the beginning"
+
+
+def test_a_book_is_not_the_whole_sample(tmp_path):
+    book = "".join(chr(ord("a") + n % 26) * 2 for n in range(sample.LONGEST))
+    source = write_jsonl(tmp_path / "a.jsonl", [book, *numbered(3000)])
+    found = draw(corpus_of((source,), validation_fraction=0.0), 1000.0)
+    assert sorted(found) == sorted([book[: sample.LONGEST], *numbered(3000)])
+
+
+def test_it_does_not_depend_on_the_workers(corpus):
+    class Many(InProcess):
+        workers = 7
+
+        def each(self, function, items, *, label):
+            return reversed([*super().each(function, items, label=label)])
+
+    assert draw(corpus, 0.1) == draw(corpus, 0.1, Many()) == draw(corpus, 0.1, shared_engine())
+
+
+def test_it_reads_no_more_than_it_needs(corpus, monkeypatch):
+    read, real = [], sources._JsonLines.from_line
+    monkeypatch.setattr(sources._JsonLines, "from_line", lambda self, *args: read.append(1) or real(self, *args))
+    draw(corpus, 0.02)
+    assert len(read) < 20_000 / 3
+
+
+@pytest.mark.parametrize("how", ["compressed", slow("other fields"), slow("empty beginning")])
+def test_sizes_that_mislead(tmp_path, monkeypatch, how):
+    """A part has far more text than its size says, or far less."""
+    monkeypatch.setattr(sources, "PART_BYTES", (20_000, 10**9))
+    texts = numbered(5000)
+    if how == "compressed":
+        (tmp_path / "a.jsonl.gz").write_bytes(
+            gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in texts).encode())
+        )
+    elif how == "other fields":
+        write_jsonl(tmp_path / "a.jsonl", texts, other=["x" * 2000] * 5000)
+    else:
+        write_jsonl(tmp_path / "a.jsonl", [""] * 20_000 + texts)
+    own = corpus_of((f"jsonl:{tmp_path}/a.jsonl*",))
+    everything = sum(len(text.encode()) for text in texts)
+    found = draw(own, everything / 2e6)
+    assert everything / 2 <= sum(len(text.encode()) for text in found)
+    train = {text for text in texts if own.split_of(own.parts()[0], "", text_hash(text)) == "train"}
+    assert set(draw(own, 1000.0)) == train, "all that there is"
+
+
+def test_max_documents(corpus):
+    found = draw(corpus_of(corpus.sources, max_documents=50), 1000.0)
+    assert set(found) <= {*numbered(50), *numbered(50, 14_000)} and len(found) > 80
+
+
+def test_docstrings_are_read_once_for_tokenizer_and_shards(tmp_path, monkeypatch):
+    """Into the folder from which the shards take them; other text is read where it is needed."""
+    some = [each for each in docstrings.parts() if 5000 < each.bytes < 60_000][:6]
+    monkeypatch.setattr(docstrings, "parts", lambda: iter(some))
+    read, real = [], docstrings.read
+    monkeypatch.setattr(docstrings, "read", lambda modules: read.append(modules) or real(modules))
+    folder, own = tmp_path / "shards", corpus_of(("docstrings",), group="document")
+    texts = draw(own, 0.01, texts=f"{folder}.tmp/texts")
+    assert sorted(read) == sorted(some) and len(texts) > 10
+    vocabulary = train_tokenizer(
+        list(itertools.chain(texts, numbered(3000))), tmp_path / "tokenizer", kind="bpe", vocab_size=300
+    )
+    names = {"tokenizer_folder": vocabulary, "folder": str(folder), "source": "docstrings", "engine": InProcess()}
+    made = shards.write(own, shards.Settings(32, {"train": 2, "validation": 1}), **names)
+    assert len(read) == len(some), "none is parsed again"
+    everything = {text for each in some for _, text in real(each)}
+    assert sum(split.documents for split in made.splits.values()) == len(everything)

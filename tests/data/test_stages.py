@@ -1,0 +1,163 @@
+"""What each step of a run reads, against a plain list of batches: sizes, short rows, skipped batches, branches."""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import jax
+import pytest
+
+from mlm.config_rules import is_ranges, parse_ranges, ranges_overlap
+from mlm.data.stages import (
+    Stage,
+    Stages,
+    batch_of,
+    batch_sizes,
+    branch_start,
+    check_branch,
+    check_skipped,
+    make_stages,
+    total_steps,
+)
+from mlm.errors import InputError
+from mlm.tasks import pretraining
+from mlm.training import sharding
+from tests.support.tiny import tiny_config
+
+SIZES = ("data.lanes=4", "data.batch_stages=((4, 3), (8, 3))")  # of batches of 16 rows
+RANGES = [[], [(1, 1)], [(1, 4)], [(3, 5)], [(3, 5), (6, 6), (9, 12)], [(2, 2), (4, 4), (20, 90)]]
+
+
+class Batch(NamedTuple):
+    """One batch of the order of the data."""
+
+    number: int
+    rows: int
+    rows_before: int
+
+
+def stages_of(*overrides: str, records: int = 200) -> Stages:
+    return make_stages(tiny_config(*overrides), records)
+
+
+def batches_kept(ranges: list[tuple[int, int]]) -> list[Batch]:
+    """The first batches of SIZES without those of the ranges."""
+    rows = [4] * 3 + [8] * 3 + [16] * 200
+    before = itertools.accumulate(rows, initial=0)
+    batches = [Batch(*columns) for columns in zip(range(1, 200), rows, before, strict=False)]
+    return [batch for batch in batches if not any(first <= batch.number <= last for first, last in ranges)]
+
+
+def skipping(ranges: list[tuple[int, int]], *overrides: str) -> Stages:
+    texts = tuple(f"{first}:{last}" for first, last in ranges)
+    return stages_of(*SIZES, f"data.skip_batches={texts!r}", "train.steps=40", *overrides)
+
+
+@pytest.mark.parametrize("short", [(), ("data.short_length=8", "data.short_share=0.175")])
+@pytest.mark.parametrize("ranges", RANGES)
+def test_a_step_reads_what_the_list_of_batches_says(ranges, short):
+    """Without the skipped ones, whatever stages the short rows of the first 7 steps split."""
+    stages, kept = skipping(ranges, *short), batches_kept(ranges)
+    assert [batch_of(step, ranges) for step in range(1, 50)] == [batch.number for batch in kept[:49]]
+    assert batch_of(0, ranges) == 0 or ranges[0][0] == 1
+    for step, batch in enumerate(kept[:60], 1):
+        stage = stages.stage_at(step)
+        assert (stage.batch_of(step), stage.rows) == batch[:2]
+        assert stage.length == (8 if short and step <= 7 else 32)
+    for first, last in itertools.combinations(range(1, 16), 2):
+        parts = list(stages.between(first, last))
+        assert parts[0].first == first and parts[-1].last == last
+        read = [
+            Batch(part.batch + index, part.rows, part.rows_before + index * part.rows)
+            for part in parts
+            for index in range(part.count)
+        ]
+        assert read == kept[first - 1 : last]
+        spans = stages.batches_between(first, last)
+        flat = [(number, rows) for a, b, rows in spans for number in range(a, b + 1)]
+        assert flat == [batch[:2] for batch in read]
+        for (_, b, rows), (a, _, next_rows) in itertools.pairwise(spans):
+            assert b + 1 < a or rows != next_rows, "as few ranges as possible"
+    for step in range(40):
+        assert stages.rows_read(step) == sum(batch.rows for batch in kept[:step])
+
+
+def test_a_stage_is_opened_once_and_only_when_it_is_reached(monkeypatch):
+    """As a run reads its batches: each a range of rows, of which those before are not read."""
+    ranges, opened = [(3, 5), (9, 12)], []
+
+    def train_batches(manifest, *, global_batch, start_row, rows, **settings):
+        assert rows == (0, global_batch)
+        opened.append(start_row)
+        return ({"rows": (row, row + global_batch)} for row in itertools.count(start_row, global_batch))
+
+    monkeypatch.setattr(pretraining.batches, "train_batches", train_batches)
+    config, kept = tiny_config(*SIZES), batches_kept(ranges)
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    for start in range(10):
+        opened.clear()
+        stream = pretraining.train_batches(config, None, mesh, skipping(ranges), start=start)
+        found = list(itertools.islice(stream, 1))
+        assert opened == [kept[start].rows_before]
+        found += itertools.islice(stream, 19)
+        expected = [(batch.rows_before, batch.rows_before + batch.rows) for batch in kept[start : start + 20]]
+        assert [batch["rows"] for batch in found] == expected
+        assert len(opened) == len(list(skipping(ranges).between(start + 1, start + 20)))
+
+
+def test_what_is_no_range_and_what_overlaps():
+    assert is_ranges(()) and is_ranges(("7:9", "1:1"))
+    for bad in (["1:2"], ("2:1",), ("1",), (12,), ("1:2 ",), "1:2"):
+        assert not is_ranges(bad), bad
+    assert parse_ranges(("7:9", "1:1")) == [(1, 1), (7, 9)]
+    assert ranges_overlap([(1, 3), (3, 4)]) and not ranges_overlap([(1, 3), (4, 4)])
+
+
+def test_steps_and_rows():
+    assert total_steps(tiny_config("train.steps=7"), records=10_000) == 7
+    epochs = ("train.steps=0", "train.epochs=1.5")
+    assert total_steps(tiny_config(*epochs), records=100) == 10, "150 rows in batches of 16, the last one is whole too"
+    steps = [total_steps(tiny_config(*SIZES, *epochs), records) for records in (160, 163, 24, 25, 8, 1)]
+    assert steps == [6 + 13, 6 + 14, 6, 7, 3, 1], "240 - 36 rows in batches of 16; few rows end within the stages"
+    stages = stages_of(*SIZES)
+    assert [stages.rows_read(step) for step in (0, 1, 3, 4, 6, 7, 12, 14)] == [0, 4, 12, 20, 36, 52, 132, 164]
+    assert stages.table == [Stage(1, 3, 4, 32, 1, 0), Stage(4, 6, 8, 32, 4, 12), Stage(7, math.inf, 16, 32, 7, 36)]
+
+
+def test_neighbouring_stages_of_equal_rows_are_one():
+    def sizes(value: str) -> list[Stage]:
+        return batch_sizes(tiny_config("data.lanes=4", f"data.batch_stages={value}"))
+
+    assert sizes("((8, 2), (8, 2))") == sizes("((8, 4),)")
+    assert sizes("((8, 2), (16, 9))") == sizes("((8, 2),)") and sizes("((16, 2),)") == sizes("()")
+
+
+def test_short_rows_by_the_clock():
+    """With train.hours, they end with a share of the time, whatever the step is."""
+    short = ("data.short_length=8", "data.short_share=0.25")
+    stages = stages_of(*SIZES, *short, "train.steps=0", "train.hours=1")
+    for step, rows in ((1, 4), (5, 8), (9, 16)):
+        found = [stages.stage_at(step, share) for share in (0.0, 0.25, 0.2501, 1.0)]
+        assert [stage.length for stage in found] == [8, 8, 32, 32]
+        assert {stage.rows for stage in found} == {rows}
+    assert stages.sizes == [(rows, length) for rows in (4, 8, 16) for length in (8, 32)]
+    assert stages_of(*SIZES, *short, "train.steps=8").sizes == [(4, 8), (4, 32), (8, 32), (16, 32)]
+
+
+def test_a_branch_counts_its_own_rows():
+    config = tiny_config("train.branch_from=runs/a@4")
+    stages = make_stages(config, records=200)
+    assert [stages.own_rows_read(step) for step in (0, 4, 5, 7)] == [0, 0, 16, 48]
+    assert branch_start(config) == 4 and branch_start(tiny_config()) == 0
+    check_branch(config, 5)
+    with pytest.raises(InputError, match=r"runs/a@4: .*end after step 4, .* starts after step 4"):
+        check_branch(config, 4)
+
+
+def test_the_checkpoints_that_a_new_range_leaves():
+    check = {"step": 12, "steps": [4, 8, 12], "where": "w"}
+    check_skipped(["3:4"], ["3:4", "15:20"], **check)  # step 12 has read batch 14
+    with pytest.raises(InputError, match=r"14:20.*\(12 in w\), then the run resumes from step 8"):
+        check_skipped(["3:4"], ["3:4", "14:20"], **check)
+    with pytest.raises(InputError, match=r"w/12 was made without the batches 3:4.*--skip-batches 3:4"):
+        check_skipped(["3:4", "6:6"], ["6:6"], **check)

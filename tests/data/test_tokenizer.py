@@ -1,0 +1,200 @@
+import json
+import pathlib
+import shutil
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from mlm.data import tokenizer
+from mlm.errors import InputError
+from tests.support.corpora import train_tokenizer
+
+KINDS = ("unigram", "bpe", "wordpiece")
+
+
+@pytest.fixture(scope="module")
+def folders(texts, tokenizer_folder, tmp_path_factory) -> dict[str, str]:
+    made = {kind: tmp_path_factory.mktemp(kind) / "tokenizer" for kind in KINDS[1:]}
+    return {"unigram": tokenizer_folder, **{kind: train_tokenizer(texts, made[kind], kind) for kind in made}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_have_robertas_order(folders, kind):
+    loaded = tokenizer.load(folders[kind])
+    assert len(loaded) == 600
+    assert loaded.convert_ids_to_tokens(range(5)) == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    roles = {role: getattr(loaded, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask", "bos", "eos")}
+    assert roles == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4, "bos": 0, "eos": 2}
+    assert set(loaded.all_special_ids) == set(range(5))
+    fields = tokenizer.manifest_fields(folders[kind])
+    named, every = fields["special_ids"], fields["all_special_ids"]
+    assert named == {role: roles[role] for role in named}
+    assert set(named) == {"cls", "pad", "sep", "unk", "mask"}
+    assert every == (0, 1, 2, 3, 4)
+    assert loaded.model_max_length == 64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_and_two_texts_get_their_special_tokens(folders, kind):
+    loaded = tokenizer.load(folders[kind])
+    ids = loaded("Returns the array.")["input_ids"]
+    plain = loaded("Returns the array.", add_special_tokens=False)["input_ids"]
+    assert ids == [0, *plain, 2]
+    assert loaded("Returns the array.", "Returns the array.")["input_ids"] == [0, *plain, 2, 2, *plain, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mask_takes_the_space_before_it(folders, kind):
+    loaded = tokenizer.load(folders[kind])
+    ids = loaded("Returns the <mask> of the array.", add_special_tokens=False)["input_ids"]
+    head = loaded("Returns the", add_special_tokens=False)["input_ids"]
+    tail = ids[len(head) + 1 :]
+    assert ids == [*head, 4, *tail]
+    assert tail == loaded("Returns the array of the array.", add_special_tokens=False)["input_ids"][-len(tail) :]
+
+
+@pytest.mark.parametrize(
+    ("kind", "normal"),
+    [("unigram", lambda text: text), ("bpe", lambda text: text), ("wordpiece", lambda text: "".join(text.split()))],
+)
+def test_text_comes_back(folders, texts, kind, normal):
+    """Unigram: every character that the sample had; byte-level BPE: every text; WordPiece: all but white space."""
+    loaded = tokenizer.load(folders[kind])
+    some = [*texts[:150], "two  spaces\n\n    and lines \n", "x_y = 3.14  # (foo_bar)[0]"]
+    if kind == "bpe":
+        some += ["  spaces first", "a\tb", "日本語 ▁ \u200b 🙂", "\r\n\x00"]
+    for text in some:
+        back = loaded.decode(loaded(text)["input_ids"][1:-1], clean_up_tokenization_spaces=False)
+        assert normal(back) == normal(text)
+
+
+def test_unigram_pieces_stay_within_words_and_lines(folders):
+    pieces = tokenizer.load(folders["unigram"]).get_vocab()
+    assert not [piece for piece in pieces if "\n" in piece.strip("\n")]
+    assert not [piece for piece in pieces if "▁" in piece.lstrip("▁")], "no piece spans two words"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_start_where_the_tokenizer_says(folders, texts, kind):
+    """White space before a piece, by the offsets into the text; for WordPiece the words of its own pre-tokenizer."""
+    starts_V, loaded = tokenizer.word_starts(folders[kind], key="test"), tokenizer.load(folders[kind])
+    assert starts_V.shape == (600,)
+    inner = count = 0
+    for text in [*texts[:400], "two  spaces\n\n    and\tlines \r\n(foo_bar)[0]"]:
+        encoded = loaded(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, offsets, words = encoded["input_ids"], encoded["offset_mapping"], encoded.word_ids()
+        for place in range(1, len(ids)):
+            if ids[place] == loaded.unk_token_id:
+                continue
+            expected = text[offsets[place][0]].isspace() if kind != "wordpiece" else words[place] != words[place - 1]
+            assert starts_V[ids[place]] == expected, (loaded.convert_ids_to_tokens(ids[place]), text)
+            inner, count = inner + (not expected), count + 1
+    assert count > 20_000 and 0.1 < inner / count < 0.9
+
+
+def test_words_that_cannot_be_told_are_refused(tmp_path):
+    model = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
+    for name, suffix in (("plain", None), ("suffix", "</w>")):
+        fast = Tokenizer(model)
+        fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        (tmp_path / name).mkdir()
+        content = json.loads(fast.to_str())
+        content["model"]["end_of_word_suffix"] = suffix
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(content))
+        with pytest.raises(InputError) as error:
+            tokenizer.word_starts(str(tmp_path / name), key="config.masking.kind = word")
+        assert str(error.value).startswith(
+            f"config.masking.kind = word: the vocabulary and decoder of {tmp_path / name}"
+        )
+        assert "set masking.kind to token" in str(error.value)
+
+
+def test_text_of_pieces(folders):
+    """A space before what starts a word, whatever sign the tokenizer has for it."""
+    for kind, pieces in (("unigram", "▁the ing ▁▁"), ("bpe", "Ġthe ing ĠĠ"), ("wordpiece", "the ##ing  ")):
+        text_of = tokenizer.surface(tokenizer.load_fast(folders[kind]))
+        assert [text_of(piece) for piece in pieces.split()[:2]] == [" the", "ing"]
+        if kind != "wordpiece":
+            assert text_of(pieces.split()[2]) == "  "
+
+
+def test_lowercase(texts, tmp_path):
+    loaded = tokenizer.load(train_tokenizer(texts, tmp_path / "lower", lowercase=True))
+    assert loaded("Returns THE Array")["input_ids"] == loaded("returns the array")["input_ids"]
+    assert loaded.convert_tokens_to_ids("<mask>") == 4
+
+
+def test_training_of_bpe_is_reproducible(folders, texts, tmp_path):
+    again = train_tokenizer(texts, tmp_path / "again", "bpe")
+    assert tokenizer.fingerprint(again) == tokenizer.fingerprint(folders["bpe"])
+
+
+def test_fingerprint_is_of_the_ids_alone(folders, tmp_path):
+    shutil.copytree(folders["unigram"], tmp_path / "copy")
+    copy = json.loads((tmp_path / "copy" / "tokenizer.json").read_text())
+    (tmp_path / "copy" / "tokenizer.json").write_text(json.dumps(copy))  # other white space
+    tokenizer.load(folders["unigram"]).save_pretrained(tmp_path / "saved")
+    prints = {tokenizer.fingerprint(str(tmp_path / name)) for name in ("copy", "saved")}
+    assert prints == {tokenizer.fingerprint(folders["unigram"])}
+    assert len({tokenizer.fingerprint(folder) for folder in folders.values()}) == 3
+    copy["model"]["vocab"][10], copy["model"]["vocab"][11] = copy["model"]["vocab"][11], copy["model"]["vocab"][10]
+    (tmp_path / "copy" / "tokenizer.json").write_text(json.dumps(copy))
+    assert tokenizer.fingerprint(str(tmp_path / "copy")) not in prints
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vocab_size", [30, 20_000])
+def test_vocabulary_that_the_text_cannot_make_is_refused(texts, tmp_path, kind, vocab_size):
+    with pytest.raises(InputError, match=f"tokenizer.vocab_size = {vocab_size}"):
+        train_tokenizer(texts[:100], tmp_path / "none", kind, vocab_size=vocab_size)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("fault", ["gone", "empty folder", "no json", "no mask", "slow"])
+def test_folders_that_are_no_tokenizer_are_refused(folders, tmp_path, fault):
+    folder = tmp_path / "tokenizer"
+    if fault == "empty folder":
+        folder.mkdir()
+    elif fault != "gone":
+        shutil.copytree(folders["bpe"], folder)
+    if fault == "no json":
+        (folder / "tokenizer.json").write_text("{")
+    elif fault == "no mask":
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        del config["mask_token"]
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    elif fault == "slow":
+        (folder / "tokenizer.json").unlink()
+    with pytest.raises(InputError) as error:
+        tokenizer.load(str(folder))
+    assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+    if fault == "no mask":
+        assert "no mask token" in str(error.value)
+    with pytest.raises(InputError, match=str(folder)):
+        tokenizer.manifest_fields(str(folder))
+
+
+@pytest.mark.parametrize("extra", [{}, {"extra_special_tokens": ["the"]}])
+def test_a_folder_saved_by_transformers_5_gives_the_same_ids(folders, tmp_path, extra):
+    shutil.copytree(folders["unigram"], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer_config.json"
+    written = {"backend": "tokenizers", "is_local": True, "local_files_only": False, "mask_token": "<mask>"}
+    settings = json.loads(file.read_text()) | written | {"tokenizer_class": "TokenizersBackend"} | extra
+    file.write_text(json.dumps(settings))
+    loaded, text = tokenizer.load(str(tmp_path)), "Returns  a <mask> of an array."
+    assert loaded(text)["input_ids"] == tokenizer.load(folders["unigram"])(text)["input_ids"]
+    assert loaded.additional_special_tokens == extra.get("extra_special_tokens", [])
+
+
+def test_nothing_is_left_of_a_training_that_failed(tmp_path):
+    def broken():
+        yield "some text"
+        raise InputError("the corpus is gone")
+
+    with pytest.raises(InputError, match="the corpus is gone"):
+        tokenizer.train(broken(), kind="bpe", vocab_size=300, lowercase=False, length=64, folder=str(tmp_path / "none"))
+    assert list(pathlib.Path(tmp_path).iterdir()) == []

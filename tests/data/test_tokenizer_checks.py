@@ -1,0 +1,300 @@
+"""Tokenizers made elsewhere: what they do is tried when they are loaded, and works, is refused, or is said."""
+
+import dataclasses
+import json
+import pathlib
+import random
+import shutil
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from mlm import __main__
+from mlm.commands import common
+from mlm.commands import tokenizer as tokenizer_command
+from mlm.data import tokenizer, tokenizer_checks
+from mlm.data.manifest import DatasetInfo, load_manifest
+from mlm.doctor import checks
+from mlm.errors import InputError
+from mlm.inference import fill_mask
+from mlm.model import masking as masks
+from mlm.workdir import Workdir
+from tests.support.corpora import shard_rows, shared_engine, train_tokenizer, write_shards
+from tests.support.doctored import case_of
+from tests.support.tiny import tiny_config
+from tests.support.tokenizers import random_model
+
+KINDS = ("unigram", "bpe", "wordpiece")
+
+
+@pytest.fixture(scope="module")
+def folders(texts, tmp_path_factory) -> dict[str, str]:
+    made = tmp_path_factory.mktemp("kinds")
+    return {kind: train_tokenizer(texts, made / kind, kind, vocab_size=400) for kind in KINDS}
+
+
+def edited(folder: str, target: pathlib.Path, change: Callable[[dict], None], **settings) -> str:
+    """A copy whose tokenizer.json is changed; `settings` of tokenizer_config.json, None to remove one."""
+    shutil.copytree(folder, target)
+    for name, edit in (("tokenizer.json", change), ("tokenizer_config.json", lambda content: content.update(settings))):
+        content = json.loads((target / name).read_text())
+        edit(content)
+        content = {key: value for key, value in content.items() if value is not None or name == "tokenizer.json"}
+        (target / name).write_text(json.dumps(content))
+    return str(target)
+
+
+def prune(content: dict) -> None:
+    """Removes entries, and keeps the ids of the others."""
+    model = content["model"]
+    gone = {piece for piece, number in model["vocab"].items() if 380 <= number < 395}
+    model["vocab"] = {piece: number for piece, number in model["vocab"].items() if piece not in gone}
+    if "merges" in model:
+        model["merges"] = [pair for pair in model["merges"] if not {"".join(pair), *pair} & gone]
+
+
+def add_far_above(content: dict) -> None:
+    """An added token whose id is far above the others."""
+    content["model"]["vocab"]["<extra>"] = 10_000
+    extra = {"id": 10_000, "content": "<extra>", "special": False, "normalized": False}
+    content["added_tokens"].append(extra | dict.fromkeys(("single_word", "lstrip", "rstrip"), False))
+
+
+@pytest.mark.parametrize(("kind", "change", "size"), [("wordpiece", prune, 400), ("bpe", add_far_above, 10_001)])
+def test_ids_with_holes_work(folders, texts, tmp_path, kind, change, size):
+    """Shards, masks, words and fillings; an id without an entry is never drawn."""
+    folder = edited(folders[kind], tmp_path / "holes", change)
+    fields, loaded = tokenizer.manifest_fields(folder), tokenizer.load(folder)
+    unused = set(range(size)) - set(loaded.get_vocab().values())
+    assert fields["vocab_size"] == size and unused and unused < set(fields["all_special_ids"])
+    assert len(tokenizer.word_starts(folder, key="x")) == size
+    manifest = write_shards(texts[:100], tmp_path / "shards", folder)
+    assert load_manifest(manifest.folder).vocab_size == size
+    info = DatasetInfo.from_manifest(manifest)
+    masking = dataclasses.asdict(masks.make_masking(tiny_config().masking, info, None))
+    masking = masks.TokenMasking(**masking | {"rate": 0.9, "mask_share": 0.0, "random_share": 1.0})
+    ids_BxL = np.concatenate(shard_rows(manifest, "train"))[:200].astype(np.int32)
+    rows = np.arange(len(ids_BxL), dtype=np.uint32)
+    drawn = jax.jit(masking)(jax.random.key(0), ids_BxL, np.ones_like(ids_BxL), rows, 0 * rows).ids_BxL
+    assert not set(np.unique(drawn).tolist()) & unused
+    model = random_model(folder)
+    assert model.config.vocab_size == size
+    (fillings,) = fill_mask.FillMask(model, loaded, 50)(["Returns the <mask> of it."])
+    assert len(fillings[0]) == 50 and all(isinstance(filling["token_str"], str) for filling in fillings[0])
+
+
+def no_processor(content: dict) -> None:
+    content["post_processor"] = None
+
+
+def end_alone(content: dict) -> None:
+    template = content["post_processor"]["single"]
+    content["post_processor"]["single"] = [each for each in template if each.get("SpecialToken", {}).get("id") != "<s>"]
+
+
+def start_alone(content: dict) -> None:
+    template = content["post_processor"]["single"]
+    content["post_processor"]["single"] = [
+        each for each in template if each.get("SpecialToken", {}).get("id") != "</s>"
+    ]
+
+
+def lowered_mask(content: dict) -> None:
+    """A mask that the normalizer changes before it is looked for."""
+    content["normalizer"] = {"type": "Lowercase"}
+    (mask,) = (token for token in content["added_tokens"] if token["content"] == "<mask>")
+    mask |= {"content": "<MASK>", "normalized": True}
+    content["model"]["vocab"]["<MASK>"] = content["model"]["vocab"].pop("<mask>")
+    content["added_tokens"].remove(mask)
+
+
+def far_above(content: dict) -> None:
+    content["model"]["vocab"]["zzz"] = 2**30
+
+
+def no_unk_in_model(content: dict) -> None:
+    """What is named as unk token is not what the model gives for a character that it doesn't know."""
+    content["model"] |= {"Unigram": {"unk_id": None}, "WordPiece": {"unk_token": "[UNK]"}}[content["model"]["type"]]
+
+
+FAULTS = {
+    "no post-processor": ("bpe", no_processor, {}, ["<s>", "</s>", "post_processor", "TemplateProcessing"]),
+    "no start": ("unigram", end_alone, {}, ["<s>", "post_processor"]),
+    "no end": ("wordpiece", start_alone, {}, ["</s>", "post_processor"]),
+    "pad is eos": (
+        "bpe",
+        lambda _: None,
+        {"pad_token": "</s>"},
+        ["pad token", "sep token", "</s>", "add_special_tokens"],
+    ),
+    "mask is unk": ("unigram", lambda _: None, {"mask_token": "<unk>"}, ["mask token", "unk token", "<unk>"]),
+    "no unk": ("wordpiece", lambda _: None, {"unk_token": None}, ["no unk token", "unk_token"]),
+    "no unk id": ("unigram", no_unk_in_model, {}, ["no unk token", "unk_id"]),
+    "another unk": ("wordpiece", no_unk_in_model, {}, ["no unk token", "unk_token"]),
+    "id of a billion": ("bpe", far_above, {}, ["1,073,741,824", "gaps"]),
+    "a mask that is not found": ("bpe", lowered_mask, {"mask_token": "<MASK>"}, ["<MASK>", "normalized=False"]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_tokenizer_that_cannot_feed_a_model_is_refused(folders, tmp_path, fault):
+    kind, change, settings, words = FAULTS[fault]
+    folder = edited(folders[kind], tmp_path / "tokenizer", change, **settings)
+    with pytest.raises(InputError) as error:
+        tokenizer.manifest_fields(folder)
+    message = str(error.value)
+    assert message.startswith(f"{folder}: ") and "\n" not in message and all(word in message for word in words)
+    if "not found" not in fault:  # transformers adds the mask token itself
+        with pytest.raises(InputError) as error:
+            tokenizer.load(folder)
+        assert str(error.value) == message
+
+
+def test_classify_with_a_bare_tokenizer_is_refused_before_anything_is_written(folders, tmp_path, capsys):
+    folder = edited(folders["bpe"], tmp_path / "bare", no_processor)
+    (tmp_path / "rows.csv").write_text("text,label\n" + "one,a\ntwo,b\n" * 20)
+    sources = (f"classify.{split}=csv:{tmp_path}/rows.csv" for split in ("train", "validation"))
+    flags = [f"--config.{setting}" for setting in (*sources, f"tokenizer.path={folder}")]
+    arguments = ["classify", "--config=configs/base.py", f"--workdir={tmp_path}/run", *flags]
+    assert __main__.main(arguments) == 2
+    assert folder in capsys.readouterr().err
+    assert not (tmp_path / "run" / "tokenizer").exists()
+
+
+def test_pairs_need_a_template(folders, tmp_path):
+    def no_pair(content: dict) -> None:
+        template = content["post_processor"]["pair"]
+        content["post_processor"]["pair"] = [template[0], template[1], template[4]]  # <s> $A $B
+
+    fast = tokenizer.load_fast(folders["bpe"])
+    tokenizer_checks.check_pairs(fast, sep_id=2, where="x")
+    folder = edited(folders["bpe"], tmp_path / "tokenizer", no_pair)
+    tokenizer.load(folder)  # good for single texts
+    with pytest.raises(InputError, match=rf"{folder}: .*pair.*</s>"):
+        tokenizer_checks.check_pairs(tokenizer.load_fast(folder), sep_id=2, where=folder)
+
+
+def test_a_byte_level_tokenizer_needs_no_unknown_token(folders, texts, tmp_path):
+    def remove_unk(content: dict) -> None:
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "<unk>"]
+        del content["model"]["vocab"]["<unk>"]
+
+    folder = edited(folders["bpe"], tmp_path / "tokenizer", remove_unk, unk_token=None)
+    assert tokenizer.load(folder).unk_token is None
+    assert set(tokenizer.manifest_fields(folder)["special_ids"]) == {"cls", "pad", "sep", "mask"}
+    workdir = Workdir(str(tmp_path / "run"))
+    with common.locked(workdir):
+        config = tiny_config(f"tokenizer.path={folder}")
+        tokenizer_command.make_tokenizer(config, workdir, shared_engine())
+    assert tokenizer.fingerprint(str(workdir.tokenizer)) == tokenizer.fingerprint(folder)
+    manifest = write_shards(texts[:150], tmp_path / "shards", str(workdir.tokenizer))
+    assert load_manifest(manifest.folder) == manifest
+    case = case_of(manifest, tmp_path / "run", f"tokenizer.path={folder}")
+    for check in (checks.tokenizer, checks.ids, checks.masks):
+        assert not [finding for finding in checks.run(check, case) if finding.level == "error"]
+
+
+def test_bytes_that_a_byte_level_tokenizer_leaves_out_are_said(texts, tmp_path, capsys):
+    """One that was trained without all bytes, and has no unk token in its model: prose is whole, Chinese is not."""
+    fast = Tokenizer(models.BPE())
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    fast.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>", "<pad>", "<mask>"])
+    )
+    fast.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
+    names = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
+    PreTrainedTokenizerFast(tokenizer_object=fast, **names).save_pretrained(str(tmp_path / "tokenizer"))
+    tokenizer.load(str(tmp_path / "tokenizer"))
+    assert fast.encode("文", add_special_tokens=False).ids == []
+    for documents, left_out in ((texts[:50], 0), (["ab文" * 50], 0.6), (["文" * 50], 1)):
+        share = tokenizer_checks.left_out_share(tokenizer.load_fast(str(tmp_path / "tokenizer")), documents)
+        assert share == pytest.approx(left_out, abs=1e-9)
+        tokenizer_command.warn_of_unknown_tokens(documents, Workdir(str(tmp_path)))
+        assert ("left out" in capsys.readouterr().err) == (left_out > 0)
+
+
+def test_a_truncation_that_was_saved_is_not_applied(folders, tmp_path):
+    def cut(content: dict) -> None:
+        content["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+        content["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_id": 1, "pad_type_id": 0}
+        content["padding"] |= {"pad_token": "<pad>", "pad_to_multiple_of": None}
+
+    folder, text = edited(folders["bpe"], tmp_path / "tokenizer", cut), "Returns the array of all elements of it."
+    ids = tokenizer.load_fast(folders["bpe"]).encode(text).ids
+    assert len(ids) > 9 and tokenizer.load_fast(folder).encode(text).ids == ids
+    assert tokenizer.load(folder).backend_tokenizer.encode(text).ids == ids
+
+
+def dna(count: int) -> list[str]:
+    rng = random.Random(1)
+    return ["".join(rng.choices("ACGT", k=rng.randint(20, 400))) for _ in range(count)]
+
+
+def test_unknown_tokens_are_said_with_their_share(texts, tmp_path, capsys):
+    """By the sample, the shards and doctor: of DNA under WordPiece, not of prose."""
+    folder = train_tokenizer([*dna(200), *texts], tmp_path / "run" / "tokenizer", "wordpiece", vocab_size=400)
+    fast, unk = tokenizer.load_fast(folder), tokenizer.manifest_fields(folder)["special_ids"]["unk"]
+    for name, documents, is_unknown in (("dna", dna(2000), True), ("prose", texts[:200], False)):
+        share = tokenizer_checks.unknown_share(fast, documents, unk)
+        assert (share > 0.01) == is_unknown
+        tokenizer_command.warn_of_unknown_tokens(documents, Workdir(str(tmp_path / "run")))
+        assert (f"{share:.0%} of the tokens are unknown" in capsys.readouterr().err) == is_unknown
+        manifest = write_shards(documents, tmp_path / name, folder)
+        ids = np.concatenate(shard_rows(manifest, "train"))
+        split = manifest.splits["train"]
+        counted = split.unknown_tokens - np.sum(ids == unk)
+        assert 0 <= counted <= split.dropped_tokens
+        findings = checks.run(checks.ids, case_of(manifest, tmp_path / "run"))
+        said = [finding for finding in findings if finding.check == "unknown"]
+        expected = np.mean(ids == unk) / np.mean((ids == unk) | ~np.isin(ids, manifest.all_special_ids))
+        assert bool(said) == is_unknown
+        if said:
+            assert f"{expected:.0%} of the tokens are unknown" in said[0].what and said[0].level == "warning"
+            assert "unigram" in said[0].fix and "100 characters" in said[0].fix
+
+
+def thai(count: int) -> list[str]:
+    """Lines of words from one to four syllables, without spaces."""
+    rng = random.Random(2)
+    syllables = [a + b for a in "กขคงจชซดตถทนบปผพมยรลวสห" for b in ("า", "ี", "ู", "ะ", "ัน", "ิง")]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(400)]
+    return ["".join(rng.choices(words, k=30)) for _ in range(count)]
+
+
+def test_text_without_spaces_is_trained_with_few_candidates_and_said(texts, tmp_path, monkeypatch, capsys):
+    """English is trained as ever; what takes minutes is said, with what is faster."""
+    seeds, real = [], tokenizer._trainer
+    trainer = lambda *args, **kwargs: seeds.append(kwargs.get("seed_size")) or real(*args, **kwargs)  # noqa: E731
+    monkeypatch.setattr(tokenizer, "_trainer", trainer)
+    monkeypatch.setitem(tokenizer.UNSPACED_SECONDS, "unigram", 1e4)
+    train_tokenizer(texts, tmp_path / "english")
+    assert seeds == [None] and not capsys.readouterr().err
+    lines = thai(600)
+    train_tokenizer(lines, tmp_path / "thai", vocab_size=500)
+    assert seeds[1:] == [None, 500 * tokenizer.SEED_ENTRIES]
+    words = ("min on a core", "tokenizer.sample_megabytes", "tokenizer.kind=bpe")
+    err = capsys.readouterr().err
+    assert all(word in err for word in words)
+    fast = Tokenizer.from_file(str(tmp_path / "thai" / "tokenizer.json"))
+    english = Tokenizer.from_file(str(tmp_path / "english" / "tokenizer.json"))
+    assert json.loads(fast.to_str())["pre_tokenizer"] == json.loads(english.to_str())["pre_tokenizer"]
+    assert fast.decode(fast.encode(lines[0]).ids) == lines[0]
+    assert len(fast.encode(lines[0]).ids) < 0.6 * len(lines[0]), "pieces of several characters"
+
+
+def test_a_tokenizer_of_a_library_call_is_refused_with_what_helps(folders, tmp_path):
+    """PreTrainedTokenizerFast around a bare one; what the message says to do makes it good."""
+    bare = tokenizer.load_fast(edited(folders["bpe"], tmp_path / "bare", no_processor))
+    roles = {f"{role}_token": token for role, token in tokenizer_checks.ROLES.items()}
+    PreTrainedTokenizerFast(tokenizer_object=bare, **roles).save_pretrained(tmp_path / "wrapped")
+    with pytest.raises(InputError) as error:
+        tokenizer.load(str(tmp_path / "wrapped"))
+    line = str(error.value).split("set ")[1].rsplit(", and save it", 1)[0]
+    tok = AutoTokenizer.from_pretrained(tmp_path / "wrapped")
+    exec(f"import tokenizers\n{line}", {"tokenizer": tok})
+    tok.save_pretrained(tmp_path / "good")
+    assert tokenizer.load(str(tmp_path / "good"))("")["input_ids"] == [0, 2]

@@ -1,0 +1,94 @@
+"""A shard: the documents of its blocks in order, and where each of its records is from."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from mlm.data import shards, sources
+from mlm.data.manifest import Manifest, load_manifest
+from mlm.data.write_shard import find_documents
+from mlm.errors import DamageError, InputError
+from tests.support.corpora import LENGTH, corpus_of, ids_of, read_documents, shard_rows, write_jsonl, write_shards
+
+
+@pytest.fixture(scope="module")
+def made(texts, tokenizer_folder, tmp_path_factory) -> tuple[Manifest, dict[tuple[str, str, int], str]]:
+    """Shards of two sources in several parts and many blocks, with duplicates; and the text of each document."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PART_BYTES", (20_000, 10**9))
+        patch.setattr(shards, "BLOCK_BYTES", (1500, 10**9))
+        a = write_jsonl(folder / "a.jsonl", texts[:250] + texts[:30])
+        corpus = corpus_of((a, write_jsonl(folder / "b.jsonl", texts[240:400])), weights=(1.0, 2.0))
+        found, places = {}, {}
+        for part, (text, _) in read_documents(corpus):
+            place = places[part] = places.get(part, -1) + 1
+            found[part.source, part.name, place] = text
+        return write_shards(corpus, folder / "shards", tokenizer_folder), found
+
+
+def test_rows_are_the_documents_of_the_table_in_order(made, tokenizer_folder):
+    """Of each shard, tokenized one by one; the partial row at its end is lost, and counted."""
+    manifest, texts = made
+    parts, held = json.loads(pathlib.Path(manifest.folder, "documents", "parts.json").read_text()), []
+    for split, facts in manifest.splits.items():
+        lost = 0
+        for number, rows_NxL in enumerate(shard_rows(manifest, split)):
+            table = np.load(f"{manifest.folder}/documents/{split}-{number}.npy")
+            own = [texts[(*parts[part], place)] for _, part, place in table.tolist()]
+            ids = ids_of(own, tokenizer_folder)
+            stream = [each for row in ids for each in row]
+            assert rows_NxL.ravel().tolist() == stream[: rows_NxL.size]
+            assert table["start"].tolist() == np.cumsum([0, *map(len, ids[:-1])]).tolist()
+            assert 0 <= len(stream) - rows_NxL.size < LENGTH, "at most one partial row"
+            lost += len(stream) - rows_NxL.size
+            held += [(split, text) for text in own]
+        assert lost == facts.dropped_tokens and facts.documents == sum(name == split for name, _ in held)
+    counts = {text: sum(text == each for _, each in held) for text in set(texts.values())}
+    first = {}
+    for (source, _, _), text in texts.items():
+        first.setdefault(text, source)
+    validation = {text for split, text in held if split == "validation"}
+    assert counts == {t: 1 if t in validation or first[t].endswith("a.jsonl") else 2 for t in counts}, "b comes twice"
+    assert validation.isdisjoint(text for split, text in held if split == "train")
+
+
+# Where a record is from -----------------------------------------------------------------------------------------------
+
+
+def test_documents_of_every_record(made, tokenizer_folder):
+    """Those whose tokens it holds, and no others."""
+    manifest, texts = made
+    ids = dict(zip(texts, ids_of(texts.values(), tokenizer_folder), strict=True))
+    for split in ("train", "validation"):
+        rows = [row.tolist() for shard in shard_rows(manifest, split) for row in shard]
+        for record in [*range(0, len(rows), 17), len(rows) - 1]:
+            found = find_documents(manifest, split, record)
+            stream = [each for name in found for each in ids[name]]
+            first, last = len(ids[found[0]]), len(ids[found[-1]])
+            starts = range(max(0, len(stream) - LENGTH - last + 1), min(first, len(stream) - LENGTH + 1))
+            assert any(stream[n : n + LENGTH] == rows[record] for n in starts), record
+
+
+def test_a_record_that_is_not_there(made, manifest, tmp_path):
+    own, _ = made
+    count = own.splits["train"].records
+    for record in (-1, count):
+        with pytest.raises(InputError, match=f"record {record}: the train split has the records 0 to {count - 1}"):
+            find_documents(own, "train", record)
+
+
+def test_shards_that_do_not_say_where_they_are_from(manifest, tmp_path):
+    folder = shutil.copytree(manifest.folder, tmp_path / "shards")
+    (folder / "documents" / "train-0.npy").write_bytes(b"not an array")
+    with pytest.raises(DamageError, match="documents: is not what was written; write the shards again"):
+        find_documents(load_manifest(str(folder)), "train", 0)
+    np.save(folder / "documents" / "train-0.npy", np.array([object()]), allow_pickle=True)
+    with pytest.raises(DamageError, match="documents: is not what was written"):
+        find_documents(load_manifest(str(folder)), "train", 0)
+    shutil.rmtree(folder / "documents")
+    with pytest.raises(InputError, match="doesn't say where its records are from"):
+        find_documents(load_manifest(str(folder)), "train", 0)

@@ -1,0 +1,25 @@
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from mlm.data import shards
+from mlm.data.manifest import Manifest
+from tests.support.corpora import write_shards
+
+
+@pytest.fixture(scope="module")
+def healthy(texts, tokenizer_folder, tmp_path_factory) -> Manifest:
+    """Shards of documents that have nothing in common but their words."""
+    words, rng = sorted({word for text in texts for word in text.split()}), np.random.default_rng(0)
+    made = [" ".join(rng.choice(words, 25)) for _ in range(200)]
+    with pytest.MonkeyPatch.context() as patch:  # small blocks, so that lanes differ by a few rows alone
+        patch.setattr(shards, "BLOCK_BYTES", (200, 10**9))
+        return write_shards(made, tmp_path_factory.mktemp("healthy") / "shards", tokenizer_folder)
+
+
+@pytest.fixture
+def workdir(tokenizer_folder, tmp_path) -> pathlib.Path:
+    shutil.copytree(tokenizer_folder, tmp_path / "run" / "tokenizer")
+    return tmp_path / "run"

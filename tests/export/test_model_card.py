@@ -1,0 +1,283 @@
+"""The model card: metadata that the Hub's own library reads back, and the numbers of the run that made the model."""
+
+import argparse
+import ast
+import dataclasses
+import html
+import html.parser
+import json
+import pathlib
+import re
+import shutil
+
+import matplotlib.image
+import pytest
+from huggingface_hub import ModelCard, metadata_load
+from huggingface_hub.repocard_data import model_index_to_eval_results
+from markdown_it import MarkdownIt
+
+from mlm import config as configs
+from mlm.commands.export import write_export
+from mlm.data import tokenizer
+from mlm.entry import Entry
+from mlm.export import model_card
+from mlm.model.families import FAMILIES
+from mlm.paths import UPath
+from mlm.pretrained.load import Pretrained
+from mlm.report import goodput
+from mlm.report.family import Run
+from mlm.report.summary import RunSummary
+from mlm.text import printable
+from mlm.workdir import Workdir
+from tests.support.corpora import manifest_of
+from tests.support.reports import EVALS, TIMING, TRAIN
+
+SCORES = {"step": 40, "kind": "eval", "loss": 4.25, "perplexity": 70.1, "accuracy": 0.2875, "predictions": 12345}
+SPLIT = {"documents": 9000, "duplicates": 123, "tokens": 1_234_567, "dropped_tokens": 17, "text_bytes": 4_000_000}
+MANIFEST = manifest_of(
+    32,
+    train=SPLIT | {"unigram_entropy": 6.5, "records": [700, 77]},
+    validation=SPLIT | {"documents": 90, "unigram_entropy": 6.25, "records": [12]},
+)
+
+
+def ancestry_of(model: Pretrained, start: int = 0) -> list[Run]:
+    return [Run(UPath(), model.run_config, None, start)]
+
+
+@pytest.fixture
+def history(model) -> RunSummary:
+    return RunSummary(
+        "run", model.run_config, TRAIN, EVALS, goodput.split_sessions(TIMING), MANIFEST, ancestry=ancestry_of(model)
+    )
+
+
+def with_keys(model: Pretrained, **keys) -> Pretrained:
+    values = {key.replace("__", "."): value for key, value in keys.items()}
+    config = configs.unflatten(configs.flatten(model.run_config) | values)
+    dataset = {"records": 1000}
+    meta = {"config": config, "data_fingerprint": "ab" * 32, "dataset": dataset, "useful_flops": 1.25e18}
+    return dataclasses.replace(model, step=40, meta=meta)
+
+
+def card_of(model: Pretrained, folder: pathlib.Path, **settings) -> str:
+    model_card.write(folder, model, "<mask>", **{"scores": SCORES, "name": "small", "history": None} | settings)
+    return (folder / "README.md").read_text()
+
+
+def row(card: str, name: str, place: int = 0) -> list[str]:
+    """The cells of a row of a table, after its name; of several, the first."""
+    found = re.findall(rf"^\| {re.escape(name)} \|(.*)\|$", card, re.MULTILINE)
+    return [cell.strip() for cell in found[place].split("|")]
+
+
+def test_metadata_are_read_back_by_the_hub_s_library(model, history, tmp_path):
+    card_of(with_keys(model, corpus__sources=["docstrings"]), tmp_path, history=history)
+    loaded = ModelCard.load(tmp_path / "README.md")  # raises if an entry is not valid
+    metadata = metadata_load(tmp_path / "README.md")
+    assert metadata == loaded.data.to_dict()
+    assert metadata == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "mask_token": "<mask>",
+        "tags": ["roberta", "fill-mask", "jax"],
+    }
+    assert "## How it was made" in loaded.text
+
+
+def test_scores_are_in_the_metadata_where_the_hub_knows_the_data(model, tmp_path):
+    source = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
+    card_of(with_keys(model, corpus__sources=[source]), tmp_path, name="hostile: 'name' | # \n---\n")
+    metadata = metadata_load(tmp_path / "README.md")
+    assert metadata["datasets"] == ["Salesforce/wikitext"]
+    name, results = model_index_to_eval_results(metadata["model-index"])
+    assert name == "hostile: 'name' | # ---"
+    assert {result.metric_type: result.metric_value for result in results} == {
+        key: SCORES[key] for key in ("loss", "perplexity", "accuracy")
+    }
+    assert {(r.task_type, r.dataset_type, r.dataset_split) for r in results} == {
+        ("fill-mask", "Salesforce/wikitext", "validation")
+    }
+    assert ModelCard.load(tmp_path / "README.md").data.eval_results == results
+    card_of(with_keys(model, corpus__sources=[source, "text:a.txt"]), tmp_path)
+    metadata = metadata_load(tmp_path / "README.md")
+    assert metadata["datasets"] == ["Salesforce/wikitext"] and "model-index" not in metadata
+    card_of(with_keys(model, corpus__sources=["hf:/a/local/folder"]), tmp_path)
+    assert "datasets" not in metadata_load(tmp_path / "README.md")
+
+
+def test_the_data_are_those_of_the_manifest(model, history, tmp_path):
+    card = card_of(with_keys(model), tmp_path, history=history)
+    assert row(card, "data") == ["train", "validation"]
+    assert row(card, "rows") == ["777", "12"]
+    assert row(card, "documents") == ["9,000", "90"]
+    assert row(card, "duplicates dropped") == ["123", "123"]
+    assert row(card, "tokens") == ["1,234,567", "1,234,567"]
+    assert row(card, "unigram entropy, nats") == ["6.5", "6.25"]
+    unknown = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, manifest=None))
+    assert "The manifest of its shards is not at hand" in unknown
+
+
+def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
+    trained = with_keys(model)
+    card = card_of(trained, tmp_path, history=history)
+    assert row(card, "steps") == ["40"]
+    assert row(card, "rows in a step") == ["32 of 32 tokens"]
+    assert row(card, "optimizer") == ["adamw, weight decay 0.01"]
+    assert row(card, "kind") == ["unigram"] and row(card, "entries") == ["1,000"]
+    assert row(card, "devices") == ["8 x cpu, then 4 x cpu"]
+    assert row(card, "hours from the first start to the last line of the log") == [f"{331 / 3600:.4g}"]
+    assert row(card, "device-hours, stops left out") == [f"{(8 * 95 + 4 * 68 + 4 * 31) / 3600:.4g}"]
+    assert row(card, "share of the time in steps that were kept") == ["32.9%"]
+    assert row(card, "tokens read") == [f"{40 * 32 * 32:,}"]
+    assert row(card, "useful FLOPs") == ["1.25e+18"]
+    gone = with_keys(model, train__branch_from="gone@30")
+    unknown = card_of(gone, tmp_path, history=dataclasses.replace(history, ancestry=ancestry_of(gone, 30)))
+    assert "tokens read" not in unknown and row(unknown, "useful FLOPs") == ["1.25e+18"]
+    assert "Hardware" not in card_of(trained, tmp_path, history=dataclasses.replace(history, sessions=[]))
+    staged = card_of(with_keys(model, data__batch_stages=[[8, 1200]], train__init_from="hub/name"), tmp_path)
+    assert row(staged, "rows in a step") == ["8 for 1,200 steps, then 32 of 32 tokens"]
+    assert "Pretrained from scratch;" in card and "Pretrained;" in staged
+    short = card_of(with_keys(model, data__short_length=8, data__short_share=0.9), tmp_path)
+    assert row(short, "rows in a step") == ["32 of 32 tokens; in the first 90% of the steps each is read as rows of 8"]
+
+
+def test_a_branch_names_the_keys_that_change_a_number(model, tmp_path):
+    branch, changes = with_keys(model), ["log.every: 1 -> 2", "shards.dir: '' -> 'a'", "data.seed: 0 -> 1"]
+    for same_data, shown in ((False, changes[1:]), (True, changes[2:])):
+        lineage = {"from": "runs/a", "step": 30, "config_changes": changes, "same_data": same_data}
+        branch.meta["branch"] = lineage
+        started = row(html.unescape(card_of(branch, tmp_path)), "started from")
+        assert started == [f"step 30 of runs/a, with {', '.join(shown)}"]
+
+
+def test_the_texts_name_the_architecture_and_the_rate(model, tmp_path):
+    card = card_of(with_keys(model, masking__rate=0.3), tmp_path)
+    assert "\nA RoBERTa masked language model: " in card and "It was trained to predict 30% of the tokens.\n" in card
+    falling = card_of(with_keys(model, masking__rate=0.3, masking__end_rate=0.15), tmp_path)
+    assert "to predict 30% of the tokens, 15% at the end.\n" in falling
+    assert {model_card.ARCHITECTURES[each.name] for each in FAMILIES.values()} == set(model_card.ARCHITECTURES.values())
+
+
+def test_epochs_of_a_branch_are_its_own(model, tmp_path):
+    branch, mixture = with_keys(model, train__branch_from="gone@30"), [{"name": "web", "share": 0.5, "records": 100}]
+    branch.meta["dataset"]["mixture"] = mixture
+    assert row(card_of(branch, tmp_path), "corpus") == ["a mixture, see Data"]
+    assert model_card._folders(branch, branch.run_config) == [("web", "0.5", 100, f"{10 * 32 * 0.5 / 100:.2f}")]
+
+
+def test_losses_have_a_table_and_a_picture(model, history, tmp_path):
+    card = card_of(with_keys(model), tmp_path, history=history)
+    assert row(card, "20") == ["4.125", "31.2%"] and row(card, "40") == ["4.25", "28.7%"]
+    assert "](loss.png)" in card
+    first = (tmp_path / "loss.png").read_bytes()
+    assert matplotlib.image.imread(tmp_path / "loss.png").shape[1] > 600
+    card_of(with_keys(model), tmp_path, history=history)
+    assert (tmp_path / "loss.png").read_bytes() == first, "another push would send it again"
+    many = [EVALS[0] | {"step": step} for step in range(1, 101)]
+    card = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, evals=many))
+    assert re.findall(r"^\| (\d+) \| 4.125", card, re.MULTILINE) == ["1", "15", "29", "43", "58", "72", "86", "100"]
+
+
+def test_the_table_of_glue(model, history, tmp_path):
+    rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
+    table = {
+        "protocol": "mosaic",
+        "device_hours": 1.5,
+        "average": 0.61,
+        "tasks": {"rte": rte, "cola": {"failed": "no"}},
+    }
+    card = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, glue=table))
+    assert row(card, "rte")[:4] == ["accuracy", "61.0%", "58.0% to 65.0%", "3"] and "| cola | failed |" in card
+    assert row(card, "average")[:2] == ["without WNLI", "61.0%"]
+    assert "By the protocol mosaic; " in card
+    assert "## GLUE" not in card_of(with_keys(model), tmp_path, history=history)
+
+
+def test_the_whole_config_and_every_fingerprint(model, history, tmp_path):
+    trained = with_keys(model, corpus__sources=["text:a|b\n</details>*"])
+    card = card_of(trained, tmp_path, history=history)
+    (shown,) = re.findall(r"<details><summary>Config, \d+ keys</summary>\n\n```json\n(.*?)\n```", card, re.DOTALL)
+    assert configs.unflatten(json.loads(shown)) == trained.run_config
+    assert row(card, "config") == [f"`{configs.fingerprint(trained.run_config)}`"]
+    assert row(card, "data", -1) == [f"`{'ab' * 32}`"]
+    assert row(card, "tokenizer", -1) == [f"`{tokenizer.fingerprint(model.tokenizer)}`"]
+    assert re.search(r"\| code that exported it \| `[0-9a-f]{64}`(, commit `[0-9a-f]{40}(-dirty)?`)? \|", card)
+
+
+HOSTILE = (
+    "a|b",
+    "```\n# heading\n<script>alert(1)</script>",
+    "`code` ``two`` [link](javascript:x) ![image](http://x/y.png) <img src=x>",
+    "\n---\ntags: [x]\n---\n",
+    "</details></code>&lt;&#60; \\| \\\\| *b* _i_ ~~s~~ $x$ {{ x }} https://x.y @me",
+    "\x1b[2J\x9b\u202e\udcff\x00\r\t\x85\u2028",
+    "- item",
+    " ' \" : # %TAG ! &anchor *alias",
+)
+
+
+def shown(markdown: str) -> tuple[list[str], str]:
+    """The elements of the page, and its text: markup would be an element, or be lost."""
+    page = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(markdown)
+    parser, tags, parts = html.parser.HTMLParser(convert_charrefs=True), [], []
+    parser.handle_data, parser.handle_starttag = parts.append, lambda tag, attributes: tags.append(tag)
+    parser.feed(page)
+    return tags, "".join(parts).replace("\n", "")
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_what_a_config_or_a_name_holds_comes_out_as_text(model, history, tmp_path, hostile):
+    cards = []
+    for text in (hostile, "x"):
+        keys = {"corpus.sources": [f"text:{text}", "x"], "tokenizer.path": text, "train.init_from": text}
+        trained = with_keys(model, **keys, model__dtype=text)
+        cards.append(card_of(trained, tmp_path, history=history, name=text).partition("\n---\n")[2])
+    card, plain = cards
+    assert shown(card)[0] == shown(plain)[0], "the same elements as with plain text"
+    (title,) = [line for line in card.splitlines() if line.startswith("# ")]
+    assert shown(title) == (["h1"], printable(" ".join(hostile.split())))
+    text = " ".join(printable(hostile).split())
+    for name, wanted in (("kind", text), ("started from", text), ("computed in", text), ("corpus", f"text:{text}, x")):
+        (line,) = [line for line in card.splitlines() if line.startswith(f"| {name} |")]
+        assert shown(f"|||\n|---|---|\n{line}")[1].removeprefix(name).replace(": ", ":") == wanted.replace(": ", ":")
+    assert all(line.isprintable() for line in card.splitlines())
+
+
+@pytest.mark.parametrize("hostile", HOSTILE[:-3] + HOSTILE[-2:])
+def test_the_metadata_parse_back_to_the_same_values(model, tmp_path, hostile):
+    """The mask token too, which is whatever the tokenizer has; and the example is Python."""
+    source = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
+    trained = with_keys(model, corpus__sources=[source])
+    model_card.write(tmp_path, trained, hostile, scores=SCORES, name=hostile, history=None)
+    metadata = metadata_load(tmp_path / "README.md")
+    assert metadata["mask_token"] == hostile and metadata["tags"] == ["roberta", "fill-mask", "jax"]
+    assert metadata["model-index"][0]["name"] == " ".join(hostile.split())
+    (example,) = re.findall(r"```python\n(.*?)\n```\n", (tmp_path / "README.md").read_text(), re.DOTALL)
+    values = [node.value for node in ast.walk(ast.parse(example)) if isinstance(node, ast.Constant)]
+    assert values[-1] == f"The function returns a {hostile} of all elements."
+
+
+def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path):
+    """From the logs of the workdir, to the model's step and not beyond."""
+    workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
+    lines = [line | {"step": line["step"] // 10} for line in (*TRAIN, *EVALS)]  # the checkpoint is of step 5
+    lines.append(EVALS[0] | {"step": 6, "loss": 9.0})
+    begun = [line | {"step": line["step"] // 10} for line in TIMING[1:5]]
+    workdir.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    later = [line | {"step": 50, "time": line["time"] + 3600} for line in TIMING]
+    workdir.timing.write_text("".join(json.dumps(line) + "\n" for line in (*TIMING[:1], *begun, *later)))
+    workdir.shards.mkdir()
+    (workdir.shards / "manifest.json").write_text(MANIFEST.to_json())
+    workdir.export.mkdir()
+    (workdir.export / "proof.json").write_text("{}")
+    (workdir.export / "evaluation.json").write_text('{"of earlier weights": {}}')
+    write_export(workdir, argparse.Namespace(name="export", entry=Entry()), torch_python="")
+    card = (workdir.export / "README.md").read_text()
+    assert row(card, "documents") == ["9,000", "90"]
+    seconds = TIMING[4]["time"] - TIMING[0]["time"]
+    assert row(card, "device-hours, stops left out") == [f"{8 * seconds / 3600:.4g}"]
+    assert row(card, "4") == ["4.25", "28.7%"] and "| 6 |" not in card
+    assert (workdir.export / "loss.png").is_file()
+    assert (workdir.export / "evaluation.json").read_text() == '{"of earlier weights": {}}', "a result was lost"
+    assert metadata_load(workdir.export / "README.md")["pipeline_tag"] == "fill-mask"

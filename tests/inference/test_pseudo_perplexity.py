@@ -1,0 +1,89 @@
+"""Pseudo-perplexity: that of a plain loop over transformers' own model, whatever the batch and the devices."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from transformers import FlaxRobertaForMaskedLM
+
+from mlm.data import batches, tokenizer
+from mlm.errors import InputError
+from mlm.inference import pseudo_perplexity
+from mlm.training import sharding
+from tests.support.trained_model import docstrings
+
+SPECIAL = (0, 1, 2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def rows(model) -> tuple[np.ndarray, np.ndarray]:
+    """Four rows of 32 tokens: one full, one with </s> and <mask> in its middle, two half padding."""
+    tok = tokenizer.load(model.tokenizer)
+    ids = np.concatenate(tok(docstrings()[40:80])["input_ids"])[:128].reshape(4, 32).astype(np.int32)
+    ids[1, 10], ids[1, 11] = tok.sep_token_id, tok.mask_token_id
+    attention = np.ones_like(ids)
+    attention[2:, 16:] = 0
+    ids[attention == 0] = tok.pad_token_id
+    return ids, attention
+
+
+def score(model, rows, *, batch: int, devices: int) -> dict[str, float]:
+    mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), sharding.AXES)
+    shardings = sharding.tree_shardings(model.params, mesh, model.params, model.module.partition_rules())
+    step = pseudo_perplexity.make_step(
+        module=model.module, mask_id=4, vocab_size=1000, mesh=mesh, param_shardings=shardings
+    )
+    params = jax.device_put(model.params, shardings)
+    found = pseudo_perplexity.score(step, params, *rows, special_ids=SPECIAL, mesh=mesh, batch=batch)
+    assert step._cache_size() == 1, "every batch must have the same shape"
+    return found
+
+
+def test_equals_a_plain_loop_over_transformers_model(model, rows):
+    """One masked position at a time, one row at a time, through the stock full head."""
+    stock = FlaxRobertaForMaskedLM(model.config, _do_init=False)
+    forward = jax.jit(lambda ids, attention: stock(ids, attention, params=model.params).logits)
+    total, right, count = 0.0, 0, 0
+    for ids, attention in zip(*rows, strict=True):
+        for position in range(len(ids)):
+            if attention[position] == 0 or ids[position] in SPECIAL:
+                continue
+            masked = ids.copy()
+            masked[position] = 4
+            logits = forward(masked[None], attention[None])[0, position]
+            total += float(jax.nn.log_softmax(logits.astype(jnp.float32))[ids[position]])
+            right += int(jnp.argmax(logits) == ids[position])
+            count += 1
+    found = score(model, rows, batch=16, devices=8)
+    assert found["pseudo_tokens"] == count
+    assert found["pseudo_rows"] == 4
+    assert found["pseudo_loss"] == pytest.approx(-total / count, rel=1e-5)
+    assert found["pseudo_perplexity"] == pytest.approx(math.exp(-total / count), rel=1e-4)
+    assert found["pseudo_accuracy"] == pytest.approx(right / count)
+
+
+@pytest.mark.parametrize(("batch", "devices"), [(7, 1), (64, 8)])
+def test_same_for_every_batch_size_and_number_of_devices(model, rows, batch, devices):
+    reference, found = score(model, rows, batch=16, devices=8), score(model, rows, batch=batch, devices=devices)
+    assert found["pseudo_tokens"] == reference["pseudo_tokens"]
+    assert found["pseudo_loss"] == pytest.approx(reference["pseudo_loss"], rel=1e-6)
+
+
+def test_a_sample_is_spread_evenly_over_the_split(manifest):
+    records = manifest.splits["validation"].records
+    whole = list(batches.eval_batches(manifest, split="validation", batch=16, rows=(0, 16)))
+    every = np.concatenate([batch["input_ids"][batch["valid"] > 0] for batch in whole])
+    ids, attention = pseudo_perplexity.sample(iter(whole), count=4, records=records)
+    assert np.array_equal(ids, every[[records * odd // 8 for odd in (1, 3, 5, 7)]])
+    assert attention.shape == ids.shape
+    all_ids, _ = pseudo_perplexity.sample(iter(whole), count=10 * records, records=records)
+    assert np.array_equal(all_ids, every), "asked for more than there are: each of them once"
+
+
+def test_rows_of_special_tokens_alone_are_refused(model):
+    ids = np.full((2, 32), 2, np.int32)
+    with pytest.raises(InputError, match="special tokens alone"):
+        score(model, (ids, np.ones_like(ids)), batch=8, devices=1)

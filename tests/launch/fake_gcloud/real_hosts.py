@@ -1,0 +1,59 @@
+"""The TPU API at an address, with hosts that are reached by the real ssh."""
+
+import getpass
+import json
+import os
+import pathlib
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from tests.launch.tpu_api.errors import ApiError
+
+
+class Connection:
+    """By ssh, with a key that is made here and given to the node."""
+
+    def __init__(self, cloud: "Cloud", node: dict, worker: int, words: list[str]):
+        key, user = pathlib.Path(words[3]), words[-3].partition("@")[0]
+        if not key.exists():
+            key.parent.mkdir(mode=0o700, exist_ok=True)
+            subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-N", "", "-f", key], check=True)
+        entry = f"{user}:{' '.join(pathlib.Path(f'{key}.pub').read_text().split()[:2])} {user}"
+        metadata = node.get("metadata", {})
+        if entry not in metadata.get("ssh-keys", ""):
+            metadata["ssh-keys"] = f"{metadata.get('ssh-keys', '')}\n{entry}"
+            cloud.request("PATCH", f"/v2/{node['name']}", {"updateMask": "metadata"}, {"metadata": metadata})
+        self.argv = [part for word in words[:-1] for part in word.split(" ", 1)] + words[-1:]
+
+    def attempt(self, number: int) -> int:
+        return subprocess.run(self.argv).returncode
+
+
+class Cloud:
+    """What cloud.Cloud is to a folder."""
+
+    Connection, user, user_home = Connection, getpass.getuser(), os.environ["HOME"]
+
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
+
+    def settings(self) -> dict:
+        return {"retry_seconds": 1.0}
+
+    def look(self, resource: str) -> dict | None:
+        try:
+            return self.request("GET", f"/v2/{resource}")
+        except ApiError:
+            return None
+
+    def request(self, method: str, path: str, query: dict[str, str] | None = None, body: dict | None = None) -> dict:
+        """Returns the answer to a request. Raises ApiError."""
+        data = None if body is None else json.dumps(body).encode()
+        address = f"{self.address}{path}?{urllib.parse.urlencode(query or {})}"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address, data, method=method)) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise ApiError(json.load(error)["error"]) from error

@@ -1,0 +1,260 @@
+"""A host's folder, and a pod of the fake cloud with a small repository, whose `python -m mlm` does what a test says."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+
+import host_keeper
+import pytest
+
+from tests import ROOT
+
+LAUNCH = ROOT / "launch"
+FAKE = pathlib.Path(__file__).parent / "fake_gcloud"
+# a stand-in for the package: `python -m mlm CODE ...` runs the Python that its first argument or $STUB names
+STUB = """import json, os, pathlib, signal, sys, time
+print(json.dumps(sys.argv[1:]), flush=True)
+folder = pathlib.Path(os.environ["MLM_HOST_DIR"])
+exec(os.environ.get("STUB") or pathlib.Path("stub.py").read_text())
+"""
+
+
+def wait_for(condition, seconds: float = 20.0):
+    """Returns what the condition gives, once it is true."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"it did not come true within {seconds} s")
+
+
+class HostFolder:
+    """host.py on this machine, with a folder and code of its own."""
+
+    PYTHON = sys._base_executable  # starts in a third of the time: no site-packages
+
+    def __init__(self, root: pathlib.Path):
+        self.root = root
+        files = {"requirements.txt": b"", "stub.py": b"", "mlm/__init__.py": b"", "mlm/__main__.py": STUB.encode()}
+        self.archive, self.code = self.pack(files)
+        self.unpack(self.code, self.archive)
+        self.requirements = self.ask("install", self.code)["requirements"]
+
+    def pack(self, files: dict[str, bytes], links: dict[str, str] | None = None) -> tuple[bytes, str]:
+        """Returns an archive, and its SHA-256; links: {name: what it points to}."""
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+            for name, target in (links or {}).items():
+                info = tarfile.TarInfo(name)
+                info.type, info.linkname = tarfile.SYMTYPE, target
+                tar.addfile(info)
+            for name, content in files.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+        return buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest()
+
+    def unpack(self, code: str, archive: bytes, **more) -> dict:
+        return self.ask("unpack", code, stdin=archive, **more)
+
+    def popen(self, *argv: str, **more) -> subprocess.Popen:
+        program = [self.PYTHON, "-S", str(LAUNCH / "host.py"), "--root", str(self.root), *argv]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(program, text=True, env={**os.environ, **more}, **pipes)
+
+    def ask(self, *argv: str, stdin: str | bytes = "", code: int = 0, **more: str) -> dict:
+        if argv[0] == "install" and "--python=" not in argv:  # which has it make an environment
+            argv = (*argv, f"--python={self.PYTHON}")
+        if argv[0] == "start":  # it forks, which this process of many threads must not
+            process = self.popen(*argv, **more)
+            out, err = process.communicate(stdin, timeout=60)
+            found = process.returncode
+        else:
+            import host
+
+            with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:
+                for name, value in more.items():
+                    patch.setenv(name, value)
+                patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin or b"")))
+                found = host.main(["--root", str(self.root), *argv])
+            out, err = stdout.getvalue(), ""
+        assert found == code, (out, err)
+        lines = [line for line in out.splitlines() if line.startswith("mlm-host ")]
+        assert len(lines) == 1, (out, err)
+        return json.loads(lines[0].removeprefix("mlm-host "))
+
+    def job(self, stub: str, run: str = "a", attempt: int = 1, argv=(), **env: str) -> str:
+        job = {"id": run, "attempt": attempt, "code": self.code, "requirements": self.requirements, "argv": list(argv)}
+        return json.dumps({**job, "env": {"STUB": stub, **env}, "process": 0, "processes": 1})
+
+    def start(self, stub: str, **more) -> dict:
+        return self.ask("start", stdin=self.job(stub, **more))
+
+    def folder(self, run: str = "a", attempt: int = 1) -> pathlib.Path:
+        return self.root / "runs" / run / str(attempt)
+
+    def ended(self, run: str = "a", attempt: int = 1) -> dict:
+        file = self.folder(run, attempt) / "exit.json"
+        wait_for(file.exists)
+        return json.loads(file.read_text())
+
+    def kill_all(self) -> None:
+        """Kills whatever still carries this folder in its environment."""
+        mark = str(self.root).encode()
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if int(process.name) != os.getpid() and mark in (process / "environ").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+
+
+class FakePod:
+    """A v4-16 of the fake cloud, two hosts, a repository, and the launcher as a function."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.state, self.repository, self.bin = folder / "cloud", folder / "repository", folder / "bin"
+        self.home, self.capsys, self.synced = self.state / "my-pod", None, False
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+            self.numbers = [server.getsockname()[1] for server in (one, other)]
+        self.ports = {"MLM_POD_PORTS": ",".join(map(str, self.numbers))}  # other tests have pods of their own
+        self.bin.mkdir()
+        programs = {"gcloud": FAKE / "gcloud", "python3": "", "ssh": f"{FAKE / 'gcloud'} --ssh"}
+        for name, program in programs.items():
+            (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E {program} "$@"\n')
+            (self.bin / name).chmod(0o755)  # they start in a third of the time, without site-packages
+        (self.repository / "mlm").mkdir(parents=True)
+        (self.repository / "configs").mkdir()
+        for name, text in {
+            "requirements.txt": "",
+            ".gitignore": "/runs/\n",
+            "mlm/__init__.py": "",
+            "mlm/__main__.py": STUB,
+            "configs/a.py": "",
+            "stub.py": "",
+            "pod.toml": 'name = "my-pod"\nproject = "my-project"\nzone = "us-central2-b"\n'
+            'accelerator_type = "v4-16"\nbucket = "gs://my-bucket/runs"\n'
+            f'python = "{self.bin}/python3"\n',
+        }.items():
+            (self.repository / name).write_text(text)
+        self.git("init", "-q", "-b", "main")
+        self.git("add", "-A")
+        self.git("commit", "-qm", "first")
+        fake_cloud().settings(self.state, retry_seconds=0.01)
+
+    def enter(self, patch: pytest.MonkeyPatch, capsys) -> None:
+        """Puts this process where a researcher would be."""
+        from pods import hosts
+
+        self.capsys = capsys
+        patch.chdir(self.repository)
+        patch.setenv("PATH", f"{self.bin}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("FAKE_GCLOUD_STATE", str(self.state))
+        patch.setenv("HOME", str(self.bin))  # ssh's sockets
+        patch.setattr(hosts, "BACKOFF", (0.05, 0.1))
+
+    def leave(self) -> None:
+        """Ends all runs, and removes what is left of them here and on the hosts."""
+        fake_cloud().Cloud(self.state).kill("my-pod")
+        for folder in [*self.home.glob("*/home/.mlm-pod/runs"), self.repository / "runs", self.state / "faults"]:
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in ("calls.jsonl", "ssh.jsonl"):
+            (self.state / name).unlink(missing_ok=True)
+
+    def tpu(self, *argv: str, code: int | None = 0) -> str:
+        """Runs launch/tpu.py in this process; returns what it printed, and then what it said on stderr."""
+        import tpu
+
+        self.capsys.readouterr()
+        found = tpu.main(list(argv))
+        out, err = self.capsys.readouterr()
+        assert code is None or found == code, (found, out, err)
+        return out + err
+
+    def ready(self, stub: str = "") -> None:
+        """Brings the pod up and the code to it, once; `python -m mlm` is to do what the stub says."""
+        fake_cloud().settings(self.state, env={"STUB": stub, "PATH": f"{self.bin}:/usr/bin:/bin", **self.ports})
+        if not self.synced:
+            self.tpu("up", "--every=0.01")
+            self.tpu("sync")
+        self.synced = True
+
+    def git(self, *words: str) -> None:
+        """Runs git, with a clock that stands still."""
+        who = {f"GIT_{name}_{key}": "a@b" for name in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+        when = {f"GIT_{name}_DATE": "2026-01-01T00:00:00Z" for name in ("AUTHOR", "COMMITTER")}
+        environment = {**os.environ, **who, **when}
+        subprocess.run(["git", "-C", str(self.repository), *words], check=True, capture_output=True, env=environment)
+
+    def host_folder(self, worker: int, run: str = "a", attempt: int = 1) -> pathlib.Path:
+        """Returns a run's folder on a worker."""
+        return self.home / str(worker) / "home" / ".mlm-pod" / "runs" / run / str(attempt)
+
+    def calls(self) -> list[list[str]]:
+        """Returns the arguments of every gcloud so far."""
+        return fake_cloud().Cloud(self.state).calls()
+
+    def ssh_calls(self) -> list[list[str]]:
+        """Returns the arguments of every ssh that gcloud has not started."""
+        return fake_cloud().Cloud(self.state).calls("ssh.jsonl")
+
+    def fault(self, command: str, fault: str, **more) -> None:
+        """Plants a fault."""
+        fake_cloud().add_fault(self.state, command, fault, **more)
+
+    def preempt(self) -> None:
+        """Takes the pod away."""
+        fake_cloud().preempt(self.state, "my-pod")
+
+
+def fake_cloud():
+    """Returns the module of the fake gcloud."""
+    from tests.launch.fake_gcloud import cloud
+
+    return cloud
+
+
+HOSTILE = ["a b", "--flag=$(touch pwned)", "`touch pwned`", "'\"\\", "line\nline", "ü-语-\u202e", "-x", "", "*", "~"]
+
+
+def alive(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def keeper_of(process: int) -> int:
+    return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])  # its parent
+
+
+RUN = ("run", "configs/a.py", "--every=0.05")
+
+
+WAITS = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); time.sleep(60)"
+
+
+def processes(pod, run="a", attempt=1) -> list[int]:
+    return [process for worker in range(2) for process in host_keeper.processes(pod.host_folder(worker, run, attempt))]
+
+
+PLACE = ("--project=my-project", "--zone=us-central2-b")
+
+
+NODE = ("--accelerator-type=v4-16", "--version=tpu-ubuntu2204-base")
+
+
+def by_hand(pod, *words: str) -> str:
+    """Runs gcloud as a colleague does, without the launcher."""
+    command = ["gcloud", "compute", "tpus", *words, *PLACE]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,153 @@
+"""What the supervisor decides, in a table: what is seen and remembered, and what is done then."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pods import decision  # isort: skip
+from pods.backend import CREATE, DELETE, RESUME, Host, Pod  # isort: skip
+from pods.decision import Memory, Seen  # isort: skip
+from tests.launch.decided import LIMITS, ended, report, status
+
+KINDS = {
+    "create": CREATE, "delete": DELETE, "resume": RESUME, "wait": decision.WAIT, "start": decision.START,
+    "stop": decision.STOP, "done": decision.DONE, "give up": decision.GIVE_UP,
+}  # fmt: skip
+
+
+def at(state, now=1.0, **more):
+    return Seen(Pod("p", state, **{"ours": True, **more}), now)
+
+
+def ready(found, hosts=2, now=1000.0, stopped=0, **more):
+    pod = Pod("p", "READY", tuple(Host(i, "x") for i in range(hosts)), **{"ours": True, **more})
+    return Seen(pod, now, found, stopped)
+
+
+def decide(seen, **memory):
+    action, after = decision.decide(seen, Memory(**{"watched": 1, "moved": 1000.0} | memory), LIMITS)
+    assert action.why
+    assert not action.why.endswith(".")
+    return action, after
+
+
+RUNS = status(report(0, step=5, time=1.0), report(1, step=5, time=1.0))
+MARK = repr([1, (5, 1.0), (5, 1.0)])
+ONE_SILENT = ended(134)  # of two hosts
+DIFFERENT = status(report(0, "exited", 75), report(1, "exited", 1, kind="exception"))
+KILLED = status(report(0, "exited", None, by=9), report(1, "exited", 134))
+
+# name: (what is seen, what is remembered, action, code, what is remembered then)
+TABLE = {
+    "done": (ready(ended(0, 0)), {}, "done", 0, {}),
+    "done on one host only is not done": (ready(status(report(0, "exited", 0), report(1))), {}, "wait", 0, {}),
+    "not done while a host does not answer": (ready(ended(0)), {}, "wait", 0, {"silent": 1}),
+    "no pod yet": (at("ABSENT"), {"watched": 0}, "create", 0, {"preemptions": 0}),
+    "pod is being made": (at("CREATING"), {"watched": 0}, "wait", 0, {}),
+    "pod waits in the queue": (at("WAITING"), {"watched": 0}, "wait", 0, {}),
+    "cloud does not answer": (at("UNKNOWN", reason="503"), {}, "wait", 0, {"preemptions": 0, "watched": 1}),
+    "preempted": (at("PREEMPTED"), {}, "delete", 0, {"preemptions": 1, "gone": True, "watched": 0}),
+    "preempted, counted already": (at("PREEMPTED"), {"preemptions": 1, "gone": True}, "delete", 0, {
+        "preemptions": 1}),
+    "stopped": (at("STOPPED"), {}, "resume", 0, {"preemptions": 1, "gone": True, "watched": 0}),
+    "stopped, counted already": (at("STOPPED"), {"preemptions": 1, "gone": True}, "resume", 0, {
+        "preemptions": 1}),
+    "stopped before any run": (at("STOPPED"), {"watched": 0}, "resume", 0, {"preemptions": 0}),
+    "a stranger's, preempted": (at("PREEMPTED", ours=False), {}, "give up", 75, {"ours": False}),
+    "a stranger's, and a host is dead": (ready(ONE_SILENT, ours=False), {"silent": 2}, "give up", 75, {}),
+    "a stranger's, and it is gone": (at("ABSENT"), {"ours": False}, "give up", 75, {"ours": False}),
+    "a stranger's, stopped": (at("STOPPED", ours=False), {}, "resume", 0, {}),
+    "a stranger's that runs": (ready(RUNS, ours=False), {}, "wait", 0, {}),
+    "our own after a stranger's": (at("PREEMPTED"), {"ours": False}, "delete", 0, {"ours": True}),
+    "there is one again since we deleted one": (ready(RUNS), {"deleted": True}, "wait", 0, {"deleted": False}),
+    "what we deleted is not gone yet": (at("DELETING"), {"deleted": True}, "wait", 0, {"deleted": True}),
+    "suspended": (at("SUSPENDED"), {}, "delete", 0, {"preemptions": 1}),
+    "failed while it was queued": (at("FAILED"), {"watched": 0}, "delete", 0, {"preemptions": 1}),
+    "failed for good": (at("FAILED", reason="x", permanent=True), {"watched": 0}, "give up", 1, {}),
+    "deleted behind our back": (at("ABSENT"), {}, "create", 0, {"preemptions": 1, "watched": 0}),
+    "preempted too often": (at("PREEMPTED"), {"preemptions": 2}, "give up", 75, {"preemptions": 0}),
+    "a new pod": (ready(status(report(0, "absent"), report(1, "absent"), attempt=0)), {"watched": 0}, "start", 0, {}),
+    "runs": (ready(RUNS), {}, "wait", 0, {"step": 5, "moved": 1000.0, "mark": MARK}),
+    "runs, and a host does not answer": (ready(status(report(0, step=5, time=1.0))), {"silent": 9}, "wait", 0, {
+        "silent": 0}),
+    "runs, and makes progress": (ready(RUNS, now=5000.0), {"mark": "old"}, "wait", 0, {"moved": 5000.0}),
+    "stands still, not for long": (ready(RUNS, now=1100.0), {"mark": MARK}, "wait", 0, {"moved": 1000.0}),
+    "hangs": (ready(RUNS, now=1101.0), {"mark": MARK}, "stop", 0, {"hung": True}),
+    "hangs before its first step": (ready(status(report(0), report(1)), now=1101.0), {}, "stop", 0, {"hung": True}),
+    "one has ended, the others will": (ready(status(report(0), report(1, "exited", 1))), {}, "wait", 0, {}),
+    "hung and was stopped, and saved even so": (ready(ended(75, 75)), {"hung": True}, "start", 0, {
+        "crashes": 1, "preemptions": 0}),
+    "hung, and its stop is noted": (ready(ended(75, 75), stopped=1), {"hung": True}, "start", 0, {"crashes": 1}),
+    "runs again after it hung": (ready(status(report(0), report(1), attempt=2)), {"hung": True}, "wait", 0, {
+        "watched": 2, "hung": False}),
+    "saved on all": (ready(ended(75, 75)), {"crashes": 1}, "start", 0, {"preemptions": 1, "crashes": 1, "watched": 0}),
+    "asked to end before it could save": (ready(status(report(0, "exited", None, by=15), report(1, "exited", 75))), {},
+        "start", 0, {"preemptions": 1, "crashes": 0}),
+    "saved, counted already": (ready(ended(75, 75)), {"preemptions": 1, "watched": 0}, "start", 0, {"preemptions": 1}),
+    "saved too often": (ready(ended(75, 75)), {"preemptions": 2}, "give up", 75, {}),
+    "saved on one, and crashed on the other": (ready(DIFFERENT), {}, "start", 0, {"crashes": 1, "preemptions": 0}),
+    "stopped by a person": (ready(ended(75, 75), stopped=1), {}, "give up", 75, {"preemptions": 0}),
+    "an older attempt was stopped": (ready(ended(75, 75, attempt=2), stopped=1), {"watched": 2}, "start", 0, {
+        "preemptions": 1}),
+    "crashed": (ready(ended(1, 134)), {}, "start", 0, {"crashes": 1, "watched": 0}),
+    "crashed, counted already": (ready(ended(1, 134)), {"crashes": 1, "watched": 0}, "start", 0, {"crashes": 1}),
+    "crashed at the same place": (ready(ended(1, 1, step=7)), {"crashes": 1, "step": 7}, "start", 0, {
+        "crashes": 2}),
+    "crashed too often": (ready(ended(1, 1, step=7)), {"crashes": 2, "step": 7}, "give up", 1, {"crashes": 0}),
+    "crashed, but further on": (ready(ended(1, 1, step=8)), {"crashes": 2, "step": 7}, "start", 0, {
+        "crashes": 1, "step": 8}),
+    "killed": (ready(KILLED), {"crashes": 2, "step": 7}, "give up", 137, {}),
+    "bad config": (ready(ended(2, 134, kind="exception")), {}, "give up", 2, {"crashes": 0, "watched": 0}),
+    "numerics": (ready(ended(3, 3, kind="exception")), {}, "give up", 3, {"crashes": 0}),
+    "damage": (ready(ended(4, 134, kind="exception")), {}, "give up", 4, {"crashes": 0}),
+    "ended before we came": (ready(ended(2, 2, attempt=3)), {"watched": 0}, "start", 0, {
+        "watched": 0, "crashes": 0}),
+    "an end that nobody saw": (ready(status(report(0, "lost"), report(1, "exited", 134))), {}, "start", 0, {
+        "crashes": 1}),
+    "one host is silent": (ready(ONE_SILENT), {"silent": 1}, "wait", 0, {"silent": 2, "preemptions": 0}),
+    "one host is dead": (ready(ONE_SILENT), {"silent": 2}, "delete", 0, {"preemptions": 1, "crashes": 0}),
+    "one host is dead, too often": (ready(ONE_SILENT), {"silent": 2, "preemptions": 2}, "give up", 75, {}),
+    "one host is silent, the other says why": (ready(ended(2, kind="exception")), {"silent": 2}, "give up", 2, {}),
+    "all hosts are silent": (ready(status()), {"silent": 11}, "wait", 0, {"silent": 12}),
+    "all hosts are silent for long": (ready(status()), {"silent": 12}, "give up", 1, {"preemptions": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_is_decided(name):
+    seen, memory, kind, code, then = TABLE[name]
+    action, after = decide(seen, **memory)
+    assert (action.kind, action.code) == (KINDS[kind], code), action.why
+    assert {key: getattr(after, key) for key in then} == then
+
+
+def test_a_sentence_names_the_first_cause():
+    action, _ = decide(ready(status(report(0, "exited", 134), report(1, "exited", 2, kind="exception"))))
+    assert action.why.startswith("host 1 (w-1) failed at ")
+    assert action.why.endswith("the config or its input is bad, which no restart can fix")
+
+
+def test_a_pod_that_is_never_there_spends_the_budget():
+    """A queued resource that is suspended before it was ready, again and again."""
+    memory, kinds = Memory(), []
+    for state in ["ABSENT", "WAITING", "SUSPENDED", "SUSPENDED"] * 3:
+        action, memory = decision.decide(at(state), memory, LIMITS)
+        kinds.append(action.kind)
+    create, wait, delete = KINDS["create"], KINDS["wait"], KINDS["delete"]
+    assert kinds == [create, wait, delete, delete] * 2 + [create, wait, decision.GIVE_UP, delete]
+    assert memory.preemptions == 0, "started again by a person, it has its budget back"
+
+
+def test_a_strangers_pod_is_made_again_if_that_is_asked_for():
+    limits = dataclasses.replace(LIMITS, recreate=True)
+    for seen, kind in [(at("PREEMPTED", ours=False), "delete"), (at("ABSENT", 2.0), "create")]:
+        action, memory = decision.decide(seen, Memory(watched=1, ours=False), limits)
+        assert action.kind == KINDS[kind] and not memory.ours
+    action, _ = decide(at("PREEMPTED", ours=False))
+    assert action.why.endswith("your `up` has not made it, so only --recreate deletes it and makes it again")
+
+
+def test_memory_goes_through_json():
+    _, memory = decide(ready(RUNS))
+    assert Memory(**json.loads(json.dumps(dataclasses.asdict(memory)))) == memory

@@ -1,0 +1,252 @@
+"""launch/gke.yaml: a JobSet as the published definition wants it, and what its pods run."""
+
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+import yaml
+
+from mlm.__main__ import parser
+from tests.launch.pod import LAUNCH
+
+DATA = pathlib.Path(os.environ.get("MLM_TEST_DATA", LAUNCH.parents[1] / "shared" / "data"))
+STRINGS = {"additionalProperties": {"type": "string"}, "type": "object"}
+INT, STRING, BOOL = {"type": "integer"}, {"type": "string"}, {"type": "boolean"}
+QUANTITIES = {"additionalProperties": {"x-kubernetes-int-or-string": True}, "type": "object"}
+
+
+def one(required: str = "", **properties) -> dict:
+    return {"type": "object", "properties": properties, "required": required.split()}
+
+
+def many(**properties) -> dict:
+    return {"type": "array", "items": one(**properties)}
+
+
+def words(*allowed: str) -> dict:
+    return {"type": "string", "enum": list(allowed)}
+
+
+REF = one(fieldRef=one("fieldPath", fieldPath=STRING))
+CONTAINERS = many(
+    required="name",
+    name=STRING,
+    image=STRING,
+    command={"type": "array", "items": STRING},
+    args={"type": "array", "items": STRING},
+    env=many(required="name", name=STRING, value=STRING, valueFrom=REF),
+    ports=many(required="containerPort", containerPort=INT),
+    resources=one(limits=QUANTITIES, requests=QUANTITIES),
+)
+ON_EXIT = one("operator values", containerName=STRING, operator=STRING, values={"type": "array", "items": INT})
+POD = one(
+    "containers",
+    restartPolicy=STRING,
+    terminationGracePeriodSeconds=INT,
+    serviceAccountName=STRING,
+    nodeSelector=STRINGS,
+    tolerations=many(key=STRING, operator=STRING, effect=STRING),
+    containers=CONTAINERS,
+)
+JOB = one(
+    "template",
+    completionMode=STRING,
+    completions=INT,
+    parallelism=INT,
+    backoffLimit=INT,
+    podFailurePolicy=one("rules", rules=many(required="action", action=STRING, onExitCodes=ON_EXIT)),
+    template=one(spec=POD),
+)
+ACTIONS = words("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
+# what JobSet v1alpha2 and Kubernetes say of the fields that we use, for machines without the published definition
+STATED = one(
+    apiVersion=STRING,
+    kind=STRING,
+    metadata={"type": "object"},
+    spec=one(
+        coordinator=one("replicatedJob", replicatedJob=STRING, jobIndex=INT, podIndex=INT),
+        network=one(enableDNSHostnames=BOOL, publishNotReadyAddresses=BOOL),
+        successPolicy=one("operator", operator=words("All", "Any")),
+        failurePolicy=one(
+            maxRestarts=INT,
+            rules=many(
+                required="action",
+                name=STRING,
+                action=ACTIONS,
+                onJobFailureReasons={"type": "array", "items": STRING},
+            ),
+        ),
+        replicatedJobs=many(
+            required="name template", name=STRING, replicas={"type": "integer", "minimum": 0}, template=one(spec=JOB)
+        ),
+    ),
+)
+
+
+def published() -> dict | None:
+    """The schema of JobSet's custom resource definition, where it is at hand."""
+    file = DATA / "jobset" / "jobset.x-k8s.io_jobsets.yaml"
+    if not file.exists():
+        return None
+    (version,) = yaml.safe_load(file.read_text())["spec"]["versions"]
+    return version["schema"]["openAPIV3Schema"]
+
+
+def faults(value, schema: dict, where: str = "") -> list[str]:
+    """What an API server refuses: other types, fields that do not exist or are missing, values outside of a list."""
+    types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    if schema.get("x-kubernetes-int-or-string"):
+        fits = isinstance(value, int | str) and not isinstance(value, bool)
+        return [] if fits and re.match(schema.get("pattern", ""), str(value)) else [f"{where}: {value!r}"]
+    kind = types.get(schema.get("type"))
+    if kind and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        return [f"{where}: {value!r} is no {schema['type']}"]
+    found = []
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"{where}: {value!r}")
+    if isinstance(value, int) and value < schema.get("minimum", value):
+        found.append(f"{where}: {value!r}")
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            found += faults(item, schema.get("items", {}), f"{where}[{index}]")
+    if isinstance(value, dict):
+        found += [f"{where}.{name} is missing" for name in schema.get("required", ()) if name not in value]
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        for name, item in value.items():
+            if (
+                name not in known and others is None and not where.startswith(".metadata")
+            ):  # metadata is the API server's own
+                found.append(f"{where}.{name} does not exist")
+            found += faults(item, known.get(name, others or {}), f"{where}.{name}")
+    return found
+
+
+@pytest.fixture
+def manifest() -> dict:
+    return yaml.safe_load((LAUNCH / "gke.yaml").read_text())
+
+
+def job_of(manifest: dict) -> dict:
+    return manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+
+
+def container_of(manifest: dict) -> dict:
+    return job_of(manifest)["template"]["spec"]["containers"][0]
+
+
+def schemas() -> list[dict]:
+    found = published()
+    return [STATED, found] if found else [STATED]
+
+
+@pytest.mark.parametrize("schema", schemas(), ids=["stated", "published"][: len(schemas())])
+def test_it_is_valid(manifest, schema):
+    assert faults(manifest, schema) == []
+
+
+def broken(manifest: dict) -> list[tuple[dict, str]]:
+    """Pairs of a copy of the manifest with one mistake and the word that names it."""
+
+    def copy(change) -> dict:
+        new = json.loads(json.dumps(manifest))
+        change(new)
+        return new
+
+    return [
+        (copy(lambda m: m["spec"].update(maxRestarts=3)), "maxRestarts does not exist"),
+        (copy(lambda m: m["spec"]["coordinator"].pop("replicatedJob")), "replicatedJob is missing"),
+        (copy(lambda m: m["spec"]["successPolicy"].update(operator="Some")), "operator: 'Some'"),
+        (copy(lambda m: m["spec"]["failurePolicy"]["rules"][0].update(action="Fail")), "action: 'Fail'"),
+        (copy(lambda m: job_of(m).update(completions="4")), "completions: '4' is no integer"),
+        (copy(lambda m: container_of(m)["env"][0].update(value=4)), "value: 4 is no string"),
+        (copy(lambda m: container_of(m).update(image=["a"])), "is no string"),
+        (copy(lambda m: m["spec"]["replicatedJobs"][0].update(replicas=-1)), "replicas: -1"),
+    ]
+
+
+@pytest.mark.parametrize("schema", schemas(), ids=["stated", "published"][: len(schemas())])
+def test_what_the_check_refuses(manifest, schema):
+    for wrong, said in broken(manifest):
+        assert any(said in fault for fault in faults(wrong, schema)), said
+
+
+def test_what_an_api_server_asks_beyond_the_schema(manifest):
+    """Kubernetes' rules for an indexed Job with a podFailurePolicy, and JobSet's for its names."""
+    job, pod, name = job_of(manifest), job_of(manifest)["template"]["spec"], manifest["metadata"]["name"]
+    assert (manifest["apiVersion"], manifest["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert job["completionMode"] == "Indexed" and job["completions"] == job["parallelism"]
+    assert pod["restartPolicy"] == "Never"  # podFailurePolicy needs it
+    (rule,) = job["podFailurePolicy"]["rules"]
+    codes = rule["onExitCodes"]
+    assert (rule["action"], codes["operator"]) == ("FailJob", "In")
+    assert codes["values"] == sorted(set(codes["values"])) == [2, 3, 4]
+    assert codes["containerName"] in [container["name"] for container in pod["containers"]]
+    (rule,) = manifest["spec"]["failurePolicy"]["rules"]
+    assert re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    assert job["backoffLimit"] == 0 and manifest["spec"]["failurePolicy"]["maxRestarts"] > 0
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    assert manifest["spec"]["coordinator"] == {"replicatedJob": replicated["name"], "jobIndex": 0, "podIndex": 0}
+    assert len(f"{'x' * 26}-{replicated['name']}-0-0.{'x' * 26}") <= 63 and len(name) <= 26
+    resources = container_of(manifest)["resources"]
+    assert resources["limits"] == resources["requests"]
+
+
+def expanded(word: str, variables: dict[str, str]) -> str:
+    """What Kubernetes makes of a word of a command: $(NAME) is replaced if it is known, and $$ is a $."""
+
+    def value(match: re.Match) -> str:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", value, word)
+
+
+HOSTILE = ["--config.a=$(touch pwned)", "--config.b=`touch pwned`; touch pwned", "--config.c=a\"b'c d", "--config.d=$1"]
+
+
+@pytest.mark.parametrize(("slices", "hosts"), [(1, 4), (3, 2)])
+def test_every_pod_is_another_process(manifest, tmp_path, slices, hosts):
+    """Each pod's command, run by a real shell with what the controllers set, gives flags that `run` takes."""
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\0" "$word"; done\n')
+    program.chmod(0o755)
+    container, name = container_of(manifest), manifest["metadata"]["name"]
+    labels = {"jobset.sigs.k8s.io/replicatedjob-replicas": str(slices)}
+    annotations = {"jobset.sigs.k8s.io/coordinator": f"{name}-hosts-0-0.{name}"}
+    seen = []
+    for slice_ in range(slices):
+        for index in range(hosts):
+            known = {"labels": labels | {"jobset.sigs.k8s.io/job-index": str(slice_)}, "annotations": annotations}
+            variables = {"JOB_COMPLETION_INDEX": str(index)}  # Kubernetes sets it in an indexed Job
+            for entry in container["env"]:
+                field = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+                kind, key = re.fullmatch(r"metadata\.(\w+)\['(.+)'\]", field).groups() if field else ("", "")
+                variables[entry["name"]] = known[kind][key] if field else entry["value"]
+            variables["HOSTS"] = str(hosts)
+            argv = [expanded(word, variables) for word in [*container["command"], *container["args"], *HOSTILE]]
+            environment = variables | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+            done = subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+            module, package, *rest = done.stdout.split("\0")[:-1]
+            assert (module, package, rest[0]) == ("-m", "mlm", "run")
+            assert [word for word in rest if word.startswith("--config.")] == [expanded(w, {}) for w in HOSTILE]
+            args = parser("run").parse_args([word for word in rest if not word.startswith("--config.")])
+            assert (args.coordinator, args.processes) == (f"{name}-hosts-0-0.{name}", slices * hosts)
+            seen.append(args.process_id)
+    assert seen == list(range(slices * hosts)) and not list(tmp_path.glob("pwned"))
+
+
+def test_the_numbers_agree(manifest):
+    (hosts,) = [entry["value"] for entry in container_of(manifest)["env"] if entry["name"] == "HOSTS"]
+    job = job_of(manifest)
+    assert int(hosts) == job["completions"]
+    shape = job["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+    chips = math.prod(int(side) for side in shape.split("x"))
+    assert chips == int(hosts) * container_of(manifest)["resources"]["limits"]["google.com/tpu"]
+    ports = {port["containerPort"] for port in container_of(manifest)["ports"]}
+    assert ports == {8474, 8476}
+    (config,) = [word for word in container_of(manifest)["args"] if word.startswith("--config=")]
+    assert (LAUNCH.parent / config.removeprefix("--config=")).exists()

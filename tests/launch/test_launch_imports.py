@@ -1,0 +1,26 @@
+"""The launcher needs nothing but a Python: the standard library alone, of 3.11 here and of 3.10 on the hosts."""
+
+import ast
+import sys
+
+import pytest
+
+from tests.launch.pod import LAUNCH
+
+OURS = {path.stem for path in LAUNCH.glob("*.py")} | {"pods"}
+FILES = [LAUNCH / "tpu.py", *LAUNCH.glob("host*.py"), *(LAUNCH / "pods").glob("*.py")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_standard_library_alone(path):
+    on_hosts = path.parent == LAUNCH and path.name.startswith("host")
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 10) if on_hosts else (3, 11))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module.partition(".")[0])
+    assert names - OURS <= sys.stdlib_module_names
+    if on_hosts:  # "pods" stays here; tomllib came with 3.11
+        assert not names & {"pods", "tomllib", "tpu"}
+        assert "datetime.UTC" not in path.read_text() and "process_group=" not in path.read_text()

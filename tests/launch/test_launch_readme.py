@@ -1,0 +1,74 @@
+"""launch/README.md: its commands are ones that there are, and the first ones, as they stand, bring a run to its end."""
+
+import json
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from mlm.__main__ import parser
+from tests.launch.pod import LAUNCH, fake_cloud
+from tests.launch.tpu_api import real, server
+
+TEXT = (LAUNCH / "README.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
+LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+
+
+def test_from_nothing_to_a_trained_model(pod):
+    """The page's own lines on the fake cloud; `python -m mlm` there says what it was asked for."""
+    page = [shlex.split(line, comments=True)[2:] for line in LINES if line.startswith("python launch/tpu.py")]
+    *first, down, supervise, down_again = page
+    assert [words[0] for words in page] == ["up", "sync", "preflight", "run", "down", "supervise", "down"]
+    (pod.repository / "configs" / "quickstart.py").touch()
+    pod.git("add", "-A")
+    pod.git("commit", "-qm", "config")
+    environment = {"STUB": "sys.exit(0)", "PATH": f"{pod.bin}:/usr/bin:/bin", **pod.ports}
+    fake_cloud().settings(pod.state, env=environment, creating_describes=0)
+    for words in [*first, supervise]:
+        pod.tpu(*words)
+    for worker in range(2):
+        argv = json.loads((pod.host_folder(worker, "first") / "job.json").read_text())["argv"]
+        assert argv[:3] == ["run", "--config=configs/quickstart.py", "--workdir=gs://my-bucket/runs/first"]
+        assert not pod.host_folder(worker, "first", 2).exists()  # `supervise` found it done
+    assert down == down_again
+    pod.tpu(*down)
+
+
+@pytest.mark.parametrize("gcloud", [pytest.param(real.INSTALLED, id=real.NAME)])
+def test_gcloud_takes_its_commands(gcloud, tmp_path):
+    """Where it is not installed, they are split by a shell's rules, and no more."""
+    spans = re.findall(r"`(gcloud [^`]*)`", TEXT)
+    commands = [shlex.split(line, comments=True)[1:] for line in [*LINES, *spans] if line.startswith("gcloud ")]
+    assert len(commands) >= 18
+    if gcloud:
+        with real.Gcloud(server.environment("http://127.0.0.1:9/", tmp_path)) as parse:
+            assert [words for words in commands if parse(words, "parse")[0] != 0] == []
+            assert parse([*commands[0], "--bogus"], "parse")[0] == 2
+
+
+def test_the_bare_line():
+    commands = re.findall(r"--command='([^']*)'", TEXT)
+    assert [command for command in commands if "environment.sh" in command] and len(commands) == 2
+    (line,) = [command for command in commands if "-m mlm" in command]
+    folder, _, program = line.partition(" && ")
+    argv = shlex.split(program)
+    assert (folder, argv[:3]) == ("cd mlm", [".venv/bin/python", "-m", "mlm"])
+    args = parser("run").parse_args(argv[3:])
+    assert args.name == "run" and pathlib.Path(LAUNCH.parent / args.config).exists()
+
+
+def test_files_and_sections_that_it_names_are_there():
+    copied = re.findall(r"^COPY (\S+) ", TEXT, re.MULTILINE)
+    assert {"requirements.txt", "mlm", "configs"} == set(copied)
+    for name in [*re.findall(r"`((?:launch|configs)/[\w./]+)`", TEXT), *copied]:
+        assert (LAUNCH.parent / name).exists(), name
+    headings = {
+        re.sub(r"[^a-z0-9 -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in TEXT.splitlines()
+        if re.match("###? ", line)
+    }
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= headings
+    linked = re.findall(r"launch/README\.md#([\w-]+)", (LAUNCH.parent / "README.md").read_text())
+    assert "why-it-died" in linked and set(linked) <= headings

@@ -1,0 +1,194 @@
+"""The quickstart on four real hosts, stopped, killed, preempted, and brought to its end by launch/tpu.py.
+
+gcloud is the real one, where it is installed, and asks the TPU API of tests/launch/tpu_api; otherwise the stand-in
+plays, and the name of the test says so. ssh is the real one, between real addresses, with the keys that gcloud makes
+and gives to the TPU. The hosts reach one another and nothing else, so they are given this interpreter's packages
+(`python` of
+pod.toml) instead of installing.
+"""
+
+import pathlib
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from mlm.paths import UPath
+from mlm.pretrained import checkpoint_files
+from mlm.training.sharding import named_leaves
+from tests import ROOT
+from tests.launch.pod_network import Hosts
+from tests.launch.tpu_api import real, server
+from tests.launch.tpu_api.model import Cloud
+from tests.support.processes import logged_step
+
+pytestmark = pytest.mark.hosts
+
+COUNT = 4
+STEPS = 120
+CANARY = f"canary-{secrets.token_hex(8)}"
+GCLOUD = "with_the_real_gcloud" if real.INSTALLED else "with_the_stand_in"
+KEYS = f"/usr/bin/env {sys._base_executable} -S -E {ROOT / 'tests' / 'launch' / 'tpu_api' / 'ssh_keys.py'} {{state}} %u"
+HOSTILE = 'it\'s $(touch $HOME/hacked) "ü" `id`'
+POD = """name = "real"
+project = "nobody"
+zone = "us-central2-b"
+accelerator_type = "v4-32"
+price = 1.0
+python = "{python}"
+"""
+SETTINGS = [
+    "tokenizer.sample_megabytes=2.0",
+    "corpus.max_documents=8000",
+    "corpus.validation_groups=absl-py",
+    f"train.steps={STEPS}",
+    "checkpoint.every=40",
+    "evaluate.every=0",
+    "log.every=10",
+    "pod.heartbeat=20",
+]
+
+
+class MachineRoom(Cloud):
+    """The TPU API, whose one TPU is made of our hosts."""
+
+    def __init__(self, state: pathlib.Path, hosts: Hosts):
+        super().__init__(state)
+        self.hosts = hosts
+
+    def begin_hosts(self, name: str, addresses: list[str]) -> None:
+        """Starts the hosts, as new machines."""
+        for index in range(len(addresses)):
+            self.hosts.start(index)
+
+    def end_hosts(self, name: str, keep_disks: bool) -> None:
+        """Pulls all plugs."""
+        for index in range(COUNT):
+            self.hosts.kill(index)
+
+
+class Laptop:
+    """A clone of the code, and gcloud in an account of its own."""
+
+    def __init__(self, folder: pathlib.Path, cloud: MachineRoom, address: str):
+        self.folder, self.cloud, self.code = folder, cloud, folder / "laptop"
+        subprocess.run(["git", "clone", "--quiet", ROOT, self.code], check=True)
+        patch = subprocess.run(["git", "diff", "HEAD", "--binary"], cwd=ROOT, capture_output=True, check=True).stdout
+        if patch:
+            subprocess.run(["git", "apply"], cwd=self.code, input=patch, check=True)
+        (self.code / "pod.toml").write_text(POD.format(python=sys.executable))
+        self.environment = server.environment(address, folder / "home") | {"WANDB_API_KEY": CANARY}
+        if not real.INSTALLED:
+            self.environment["PATH"] = f"{ROOT / 'tests' / 'launch' / 'fake_gcloud'}:{self.environment['PATH']}"
+
+    def tpu(self, *words: str, code: int = 0) -> str:
+        """Runs launch/tpu.py, shows what it shows, and returns it."""
+        begin = time.monotonic()
+        print(f"\n$ python launch/tpu.py {' '.join(words)}", flush=True)
+        process = subprocess.Popen(
+            [sys.executable, "launch/tpu.py", *words],
+            cwd=self.code,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        said = []
+        with process.stdout as lines:
+            for line in lines:
+                print(line, end="", flush=True)
+                said.append(line)
+        assert process.wait() == code, "".join(said)
+        print(f"({time.monotonic() - begin:.0f} s)", flush=True)
+        return "".join(said)
+
+
+@pytest.fixture(scope="module", params=[GCLOUD])
+def laptop(tmp_path_factory) -> Laptop:
+    folder = tmp_path_factory.mktemp("pod")
+    with Hosts(folder / "hosts", COUNT, keys_command=KEYS.format(state=folder / "cloud")) as hosts:
+        cloud = MachineRoom(folder / "cloud", hosts)
+        cloud.settings(addresses=hosts.addresses)
+        with server.serving(cloud) as address:
+            yield Laptop(folder, cloud, address)
+
+
+def saved_state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the whole state that the last checkpoint holds."""
+    assert checkpoint_files.complete_steps(UPath(workdir / "checkpoints"))[-1] == STEPS
+    folder = workdir / "checkpoints" / str(STEPS) / "state"
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        like = checkpointer.metadata(folder).item_metadata.tree
+        as_arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
+        state = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_arrays))
+    return dict(named_leaves(state))
+
+
+def at_step(workdir: pathlib.Path, step: int, then: Callable[[], object]) -> threading.Thread:
+    """Does something once a run is at a step; returns the thread that waits for it."""
+
+    def wait() -> None:
+        while logged_step(workdir) < step:
+            time.sleep(0.2)
+        then()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_quickstart_over_four_hosts(laptop, tmp_path):
+    """A run is stopped, loses a host, then the whole pod, and ends with the bits of the run that nothing happened to.
+
+    Hostile words arrive as they are, and a secret is written nowhere.
+    """
+    killed, whole = tmp_path / "killed", tmp_path / HOSTILE.replace("/", "")
+    settings = [f"--config.{setting}" for setting in SETTINGS]
+    follow = ["--every=2", "--timeout=30"]
+    laptop.tpu("up", "--every=0.5")
+    laptop.tpu("sync", "--timeout=900")
+    assert "ready: 4 hosts" in laptop.tpu("preflight")
+    data = ["configs/quickstart.py", *settings, f"--workdir={killed}"]
+    laptop.tpu("run", *data, "--id=data", "--command=shards", *follow)
+
+    train = ["configs/quickstart.py", *settings, f"--config.shards.dir={killed / 'shards'}", "--env=WANDB_API_KEY"]
+    laptop.tpu("run", *train, "--id=killed", f"--workdir={killed}", "--detach", "--timeout=120")
+    at_step(killed, 10, lambda: None).join(300)
+    assert laptop.tpu("status", "killed").count("running") == COUNT
+    laptop.tpu("stop", "killed", "--timeout=120")
+    assert "exit code 75" in laptop.tpu("status", "killed")
+    assert "step" in laptop.tpu("logs", "killed", code=75)
+
+    stopped = logged_step(killed)
+    at_step(killed, stopped + 20, lambda: laptop.cloud.hosts.kill(2))
+    at_step(killed, stopped + 40, lambda: laptop.cloud.preempt("real"))
+    said = laptop.tpu("supervise", *train, "--id=killed", f"--workdir={killed}", "--silent=1", *follow)
+    assert [f"attempt {number} started" in said for number in (1, 2, 3, 4, 5)] == [False, True, True, True, False]
+    assert "the pod is PREEMPTED" in said and logged_step(killed) == STEPS
+    laptop.tpu("run", *train, f"--id={HOSTILE}", f"--workdir={whole}", *follow)
+    assert "exit code 0" in laptop.tpu("status", HOSTILE)
+    assert (killed / "export" / "model.safetensors").is_file()
+    assert (killed / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
+    one, other = saved_state(killed), saved_state(whole)
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+    assert files_with(CANARY, laptop.folder, tmp_path) == []
+    assert [path for index in range(COUNT) for path in laptop.cloud.hosts.home(index).glob("hacked*")] == []
+    laptop.tpu("down")
+    assert laptop.cloud.all("nodes") == {}
+
+
+def files_with(text: str, *folders: pathlib.Path) -> list[str]:
+    """Returns the files below the folders that hold a text, in their content or their name."""
+    found = subprocess.run(["grep", "-rlaF", text, *folders], capture_output=True, text=True)
+    assert found.returncode in (0, 1), found.stderr
+    names = [str(path) for folder in folders for path in folder.rglob("*") if text in path.name]
+    return found.stdout.splitlines() + names

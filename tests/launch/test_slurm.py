@@ -1,0 +1,72 @@
+"""launch/slurm.sbatch: its options are sbatch's, and it starts, ends and requeues as Slurm's tools are asked to."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.launch.pod import LAUNCH
+
+FILE = LAUNCH / "slurm.sbatch"
+DOCUMENTED = {  # of sbatch's manual page, those that one node, GPU or task needs
+    "account", "chdir", "constraint", "cpus-per-gpu", "cpus-per-task", "error", "exclusive", "export", "gpus",
+    "gpus-per-node", "gpus-per-task", "job-name", "mem", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
+    "partition", "qos", "requeue", "reservation", "signal", "time",
+}  # fmt: skip
+
+
+def options() -> dict[str, str]:
+    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", FILE.read_text(), re.MULTILINE)
+    assert len(found) == FILE.read_text().count("#SBATCH")
+    return dict(found)
+
+
+def test_its_options_are_documented():
+    assert options().keys() <= DOCUMENTED
+    assert options()["ntasks-per-node"] == "1"  # a process owns all GPUs of its node
+    assert re.fullmatch(r"TERM@[0-9]+", options()["signal"])  # to the tasks, not ("B:") to the script's own shell
+    lines = FILE.read_text().splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert all(line.startswith("#") for line in lines[:last])  # sbatch stops reading at the first command
+    subprocess.run(["bash", "-n", FILE], check=True)
+
+
+def test_sbatch_reads_them(tmp_path):
+    """The real sbatch, where it is installed, gets as far as the controller that is not there."""
+    if not (sbatch := shutil.which("sbatch")):
+        assert options().keys() <= DOCUMENTED
+        return
+    conf = "ClusterName=c\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nGresTypes=gpu\nNodeName=localhost\n"
+    (tmp_path / "slurm.conf").write_text(conf + "PartitionName=p Nodes=ALL Default=YES\nMessageTimeout=1\n")
+    environment = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "PATH": "/usr/bin:/bin"}
+    for text, said in {
+        FILE.read_text(): "",
+        FILE.read_text().replace("--requeue", "--requeues"): "unrecognized option '--requeues'",
+        FILE.read_text().replace("TERM@300", "TERM300"): "Invalid --signal specification",
+    }.items():
+        (tmp_path / "job").write_text(text)
+        argv = [sbatch, "--test-only", tmp_path / "job"]
+        try:
+            stderr = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=5).stderr
+        except subprocess.TimeoutExpired as error:  # it waits for the controller: it has read everything
+            stderr = (error.stderr or b"").decode()
+        assert said in stderr, stderr
+        assert said or not re.search("unrecognized|[Ii]nvalid", stderr), stderr
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (2, False), (75, True), (137, False)])
+def test_its_end_is_that_of_the_run(tmp_path, code, requeued):
+    for name in ("srun", "scontrol"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho "$0" "$@" >>{tmp_path}/calls\nexit {code if name == "srun" else 0}\n')
+        program.chmod(0o755)
+    variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "32", "SLURM_JOB_ID": "7"}
+    words = ["--config=configs/a.py", "--workdir=/shared/my runs"]
+    environment = variables | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", FILE, *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == code
+    first, *others = (tmp_path / "calls").read_text().replace(f"{tmp_path}/", "").splitlines()
+    assert first.startswith("srun --cpus-per-task=32 ")
+    assert first.endswith(".venv/bin/python -m mlm run --config=configs/a.py --workdir=/shared/my runs")
+    assert others == (["scontrol requeue 7"] if requeued else [])

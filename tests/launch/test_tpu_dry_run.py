@@ -1,0 +1,152 @@
+"""--dry-run prints the exact gcloud argument lists, for every command and every TPU generation, and changes nothing."""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import tomllib
+
+import pytest
+from pods import settings
+from pods.gcloud import PATIENCE
+
+from tests import ROOT
+from tests.launch.fake_gcloud import synopsis
+from tests.launch.pod import LAUNCH
+from tests.launch.tpu_api import real, server
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+TYPES = {"v2": "v2-8", "v3": "v3-32", "v4": "v4-16", "v5e": "v5litepod-16", "v5p": "v5p-16", "v6e": "v6e-8"}
+COMMANDS = (
+    "up",
+    "up --queued --spot --network=my-network --create-flags=--labels=team=nlp --create-flags=--internal-ips",
+    "sync --extra='jax[tpu]==0.10.2'",
+    "preflight --clear-lock --user=someone --track=alpha --ssh-flags=--tunnel-through-iap",
+    "run configs/a.py --id='my first' --config.train.steps=3 --env=WANDB_API_KEY -- --split=test",
+    "run configs/a.py --command=shards --workdir=/mnt/disk --detach",
+    "status",
+    "status a",
+    "logs a",
+    "stop a --grace=60",
+    "supervise configs/a.py --config.train.steps=3",
+    "clean --keep=a",
+    "clean --queued",
+    "down",
+    "down --queued",
+)
+
+
+def shown(text: str, pod) -> str:
+    """Returns a transcript without what differs from machine to machine."""
+    text = re.sub(r"\b[0-9a-f]{64}\b", "CODE", text)
+    return text.replace(f"{pod.bin}/python3", "/opt/python")
+
+
+@pytest.mark.parametrize("generation", TYPES)
+def test_transcripts(pod, monkeypatch, generation):
+    monkeypatch.setenv("WANDB_API_KEY", "canary")
+    monkeypatch.setenv("LOGNAME", "someone")
+    before = sorted(pod.repository.rglob("*"))
+    parts = []
+    for command in COMMANDS:
+        words = [*shlex.split(command)]
+        at = words.index("--") if "--" in words else len(words)
+        said = pod.tpu(*words[:at], "--dry-run", f"--accelerator-type={TYPES[generation]}", *words[at:])
+        parts.append(f"$ python launch/tpu.py {command}\n{said}")
+    assert pod.calls() == [] and sorted(pod.repository.rglob("*")) == before
+    found, file = shown("\n".join(parts), pod), GOLDEN / f"{generation}.txt"
+    if os.environ.get("RENEW_GOLDEN"):
+        GOLDEN.mkdir(exist_ok=True)
+        file.write_text(found)
+    expected = file.read_text() if file.exists() else ""
+    assert found == expected, (
+        "what is called has changed. If that is wanted: RENEW_GOLDEN=1 bash tests/run.sh -k tpu_dry_run, "
+        f"and read the difference in {file.relative_to(ROOT)} before it is committed."
+    )
+
+
+def example_commands() -> list[str]:
+    """Returns commands of launch/tpu.py with what launch/pod.toml.example says in each line, where it is for that."""
+    commands = []
+    for line in (LAUNCH / "pod.toml.example").read_text().splitlines():
+        text, _, comment = line.removeprefix("# ").partition("  # ")
+        name = text.partition(" = ")[0]
+        if " = " not in text or name not in settings.FIELDS:
+            continue
+        value, flag = tomllib.loads(text)[name], f"--{name.replace('_', '-')}"
+        values = value if isinstance(value, list) else [value]
+        flags = shlex.join([flag] if value is True else [f"{flag}={one}" for one in values])
+        for track in ["alpha"] if "alpha" in comment else ["alpha", ""]:
+            kinds = ["--spot --queued"] if "queued" in comment else ["--spot --queued", "--spot"]
+            commands += [f"up {flags} --track={track} {kind}" for kind in kinds]
+            commands += [f"{command} {flags} --track={track} {kinds[0]}" for command in ("sync", "down")]
+    return commands
+
+
+@pytest.fixture(scope="module")
+def parser(tmp_path_factory):
+    """gcloud's own parser, or where it is not installed the stand-in's: gives an exit code, and what it says."""
+    if not real.INSTALLED:
+        yield stand_in
+        return
+    with real.Gcloud(server.environment("http://127.0.0.1:9/", tmp_path_factory.mktemp("gcloud"))) as gcloud:
+        yield lambda argv: gcloud(argv, "parse")[::2]
+
+
+def stand_in(argv: list[str]) -> tuple[int, str]:
+    try:
+        synopsis.parse(argv)
+    except synopsis.RefusedError as error:
+        return error.code, str(error)
+    return 0, ""
+
+
+def calls_of(text: str) -> set[tuple[str, ...]]:
+    """Returns the gcloud commands of a transcript, without the word gcloud."""
+    return {tuple(shlex.split(line)[1:]) for line in text.splitlines() if line.startswith("gcloud ")}
+
+
+@pytest.mark.parametrize("gcloud", [pytest.param(None, id=real.NAME)])
+def test_gcloud_takes_every_call_of_the_launcher(pod, parser, gcloud):
+    """In every generation, for every command, and with every setting of the example, in the track that it is for."""
+    calls = set().union(*(calls_of(file.read_text()) for file in GOLDEN.iterdir()))
+    for command in example_commands():
+        calls |= calls_of(pod.tpu(*shlex.split(command), "--dry-run"))
+    refused = {call: said for call in sorted(calls) if (said := parser(list(call)))[0]}
+    assert refused == {} and len(calls) >= 165
+    assert [call for call in calls if stand_in(list(call))[0]] == []
+    for word in ("--bogus=1", "--bogus"):
+        assert all(parser([*call, word])[0] == 2 for call in sorted(calls)[::20]), "it refuses nothing"
+
+
+def as_gcloud(argv: list[str]) -> list[str]:
+    """Returns the gcloud call that starts such an ssh."""
+    worker = int(argv[-3].rpartition(".")[2]) - 1
+    where = [f"--worker={worker}", f"--command={argv[-1]}", PATIENCE, "--project=my-project", "--zone=us-central2-b"]
+    return ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "my-pod", *where]
+
+
+def test_what_is_printed_is_what_is_called(ready_pod):
+    ready_pod.ready("sys.exit(0)")
+    command = ("run", "configs/a.py", "--config.x=$(touch pwned) 'a' \"b\"")
+    printed = [line for line in ready_pod.tpu(*command, "--dry-run").splitlines() if not line.startswith("#")]
+    before, before_ssh = len(ready_pod.calls()), len(ready_pod.ssh_calls())
+    ready_pod.tpu(*command, "--every=0.05")
+    called = [["gcloud", *argv] for argv in ready_pod.calls()[before:]]
+    assert {argv[4] for argv in called} == {"describe"}, "gcloud has said before how ssh reaches the hosts"
+    called += [as_gcloud(argv) for argv in ready_pod.ssh_calls()[before_ssh:]]
+
+    def steady(argv: list[str]) -> tuple[str, ...]:
+        return tuple(re.sub(r" logs -- a 1 [0-9]+ ", " logs -- a 1 0 ", word) for word in argv)
+
+    assert {tuple(shlex.split(line)) for line in printed} == {steady(argv) for argv in called}
+
+
+def test_a_dry_run_needs_no_gcloud(pod, monkeypatch):
+    git = pod.bin / "only git"
+    git.mkdir()
+    (git / "git").symlink_to(shutil.which("git"))
+    monkeypatch.setenv("PATH", str(git))
+    assert pod.tpu("up", "--dry-run").count("gcloud compute tpus tpu-vm create my-pod") == 1
+    assert pod.tpu("run", "configs/a.py", "--dry-run").count("host.py start") == 2

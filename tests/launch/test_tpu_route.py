@@ -1,0 +1,138 @@
+"""The way to the hosts: gcloud says it once, and ssh goes it; where it fails, the next command asks gcloud anew."""
+
+import json
+import subprocess
+
+import pytest
+from pods import route
+
+from tests.launch.pod import NODE, by_hand, fake_cloud
+
+OPTIONS = (
+    "-i", "/home/some one/.ssh/key", "-o", "CheckHostIP=no", "-o", "HostKeyAlias=tpu.12-3-Sf9A+0",
+    "-o", "UserKnownHostsFile=/home/some one/.ssh/known",
+)  # fmt: skip
+LINE = f"/usr/bin/ssh -T {' '.join(OPTIONS)} me@10.0.0.1 -- true"
+SHARED = [option.partition("=")[0] for option in route.SHARED]
+PROXY = (
+    "ProxyCommand='/usr/bin/python3' '-S' '/gcloud.py' alpha compute start-iap-tunnel 't-w-0' '%p' --listen-on-stdin"
+)
+
+
+def options(argv: list[str]) -> list[str]:
+    """Returns an ssh command without what shares its connection."""
+    shared = [i for i, word in enumerate(argv) if word.startswith((*(f"{name}=" for name in SHARED), "ControlPath="))]
+    return [word for i, word in enumerate(argv) if i not in shared and i + 1 not in shared]
+
+
+def test_a_line_of_gcloud_is_taken_apart_although_nothing_in_it_is_quoted():
+    end = ["me@10.0.0.1", "--"]
+    assert options(route.parse(LINE, [])) == ["/usr/bin/ssh", "-T", *OPTIONS, *end]
+    flags = ["-p", "22", "-o", "ProxyJump=x"]
+    command = route.parse(LINE.replace(" me@", f" -o {PROXY} -p 22 -o ProxyJump=x me@"), flags)
+    assert options(command) == ["/usr/bin/ssh", "-T", *OPTIONS, "-o", PROXY, *flags, *end]
+    assert options(route.parse("/usr/bin/ssh -T me@10.0.0.1 -- true", [])) == ["/usr/bin/ssh", "-T", *end]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "/usr/bin/ssh -t -i /key me@10.0.0.1",  # a terminal
+        LINE.replace("/usr/bin/ssh", "/sdk/bin/plink"),
+        LINE.replace("me@10.0.0.1 ", ""),
+        "/bin/sh -c /usr/bin/ssh",
+    ],
+)
+def test_another_line_is_left_to_gcloud(line):
+    assert route.parse(line, []) is None
+    assert route.parse(LINE, ["-l", "%USER%"]) is None
+
+
+def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command = route.parse(LINE, [])[:-1]
+    shown = subprocess.run(["ssh", "-G", *command[1:]], capture_output=True, text=True, check=True)
+    found = dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
+    assert found["controlpath"].startswith(f"{tmp_path}/.ssh/mlm-") and found["controlmaster"] == "auto"
+    assert (found["controlpersist"], found["batchmode"], found["hostkeyalias"]) == ("600", "yes", "tpu.12-3-sf9a+0")
+    assert "Identity file /home/some one/.ssh/key not accessible" in shown.stderr
+    assert (tmp_path / ".ssh").stat().st_mode & 0o777 == 0o700
+    other = route.parse(LINE.replace("tpu.12-3", "tpu.13-3"), [])  # a new pod at the same address
+    assert {*command} ^ {*other} >= {f"ControlPath={found['controlpath']}"}
+
+
+def of_ssh(pod) -> list[str]:
+    """Returns what gcloud itself was asked to do by ssh."""
+    calls = [call for call in pod.calls() if call[3] == "ssh"]
+    flags = ("--worker", "--dry-run")
+    return [" ".join(word for word in call if word.startswith(flags)) for call in calls]
+
+
+def test_gcloud_is_asked_once_for_a_pod(pod):
+    fake_cloud().settings(pod.state, env=pod.ports)
+    by_hand(pod, "tpu-vm", "create", "my-pod", *NODE)
+    pod.tpu("up", "--every=0.01")
+    pod.tpu("status")
+    assert of_ssh(pod) == ["--worker=0", "--worker=all --dry-run"], "the first alone, which makes the keys"
+    assert len(pod.ssh_calls()) == 2
+    pod.tpu("sync")
+    pod.tpu("preflight")
+    assert len(of_ssh(pod)) == 2 and len([call for call in pod.ssh_calls() if "host.py unpack" in call[-1]]) == 2
+    pod.tpu("status", "--user=another")
+    assert of_ssh(pod)[2:] == ["--worker=0", "--worker=all --dry-run"]
+    assert "another@127.0.0.1" in " ".join(pod.ssh_calls()[-1] + pod.ssh_calls()[-2])
+
+
+def test_a_new_pod_of_that_name_has_other_routes(pod):
+    pod.tpu("up", "--every=0.01")
+    pod.tpu("status")
+    pod.tpu("down")
+    pod.tpu("up", "--every=0.01")
+    pod.tpu("status")
+    assert of_ssh(pod) == ["--worker=0", "--worker=all --dry-run"] * 2
+    aliases = {word for call in pod.ssh_calls() for word in call if word.startswith("HostKeyAlias")}
+    assert len(aliases) == 4 and len(pod.ssh_calls()) == 4
+
+
+def test_where_ssh_fails_the_route_is_found_anew(pod):
+    pod.tpu("up", "--every=0.01")
+    pod.tpu("status")
+    file = pod.repository / "runs" / "pods" / "ssh" / "my-pod.json"
+    known = json.loads(file.read_text())
+    known["lines"][1] = known["lines"][1].replace("127.0.0.2", "127.0.0.9")  # the address of a host that is gone
+    file.write_text(json.dumps(known))
+    said = pod.tpu("status", code=1)
+    assert "host 1 (127.0.0.2): ssh failed 3 times" in said and "allow-ssh" in said
+    assert len(of_ssh(pod)) == 2 and not file.exists()
+    pod.tpu("status")
+    assert of_ssh(pod)[2:] == ["--worker=0", "--worker=all --dry-run"] and file.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}'])
+def test_a_damaged_file_is_written_anew(pod, text):
+    pod.tpu("up", "--every=0.01")
+    file = pod.repository / "runs" / "pods" / "ssh" / "my-pod.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    pod.tpu("status")
+    assert len(json.loads(file.read_text())["lines"]) == 2
+
+
+def test_a_first_host_that_cannot_be_reached_says_why(pod):
+    pod.tpu("up", "--every=0.01")
+    pod.fault("ssh", "ssh255_before", match="true", times=1)
+    said = pod.tpu("sync", code=1)
+    assert "connecting to 2 hosts of my-pod" in said and of_ssh(pod) == ["--worker=0"]
+    assert "host 0 can't be reached by ssh: ssh: connect to host 127.0.0.1 port 22: Connection timed out" in said
+    assert "allow-ssh" in said and "--internal-ip" in said and "--tunnel-through-iap" in said
+    pod.fault("ssh", "keys_not_propagated", match="true", times=1)
+    said = pod.tpu("status", "a")
+    assert "Permission denied (publickey)" in said and pod.ssh_calls() == [], "gcloud's own asks the others"
+    assert sorted(of_ssh(pod)[2:]) == ["--worker=0", "--worker=1"]
+
+
+def test_flags_that_gcloud_refuses_end_it_at_once(pod):
+    pod.tpu("up", "--every=0.01")
+    said = pod.tpu("sync", "--ssh-flags=--bogus=1", code=2)
+    assert "gcloud refuses the flags of ssh" in said and "--bogus=1" in said and len(of_ssh(pod)) == 1

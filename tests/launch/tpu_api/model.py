@@ -1,0 +1,253 @@
+"""A small TPU API: nodes and queued resources that take time, operations, and errors.
+
+Time is counted in looks: whoever gets a resource, or an operation on it, brings it nearer to its next state.
+"""
+
+import datetime
+import os
+import re
+import time
+
+from tests.launch.tpu_api.errors import FAILED, REFUSED, ApiError, named
+from tests.launch.tpu_api.folder import Folder
+
+# Chips per unit of the number in the name (a v4-8 has 8 TensorCores on 4 chips), and the chips of the largest slice
+# that is still one host; beyond it each host has 4 chips. Source: cloud.google.com/tpu/docs, pages of each version.
+GENERATIONS = {"v2": (0.5, 4), "v3": (0.5, 4), "v4": (0.5, 4), "v5p": (0.5, 4), "v5litepod": (1, 8), "v6e": (1, 8)}
+QUEUE = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
+# What a queued request comes to when its creation meets a fault.
+ENDS = {"failed": "FAILED", "stockout": "WAITING_FOR_RESOURCES"}
+FAULTS = {*REFUSED, *FAILED, *ENDS}
+KINDS = {"nodes": ("nodes", "tpu-vm"), "queuedResources": ("queued", "queued-resources")}  # folders, gcloud's groups
+VERBS = {"GET": "describe", "POST": "create", "DELETE": "delete", "PATCH": "update"}
+PATH = re.compile(
+    r"/(v2|v2alpha1)/(projects/([^/]+)/locations/([^/]+))/(nodes|queuedResources|operations)(?:/([^/:]+))?(?::(\w+))?"
+)
+
+
+def chips_and_hosts(accelerator_type: str) -> tuple[int, int] | None:
+    """Returns the chips and hosts of a slice, None if there is no such type."""
+    generation, _, number = accelerator_type.partition("-")
+    if generation not in GENERATIONS or not number.isdigit():
+        return None
+    per_unit, one_host = GENERATIONS[generation]
+    chips = int(int(number) * per_unit)
+    if chips < 1 or (chips > one_host and chips % 4) or (per_unit == 0.5 and chips % 4):
+        return None
+    return chips, 1 if chips <= one_host else chips // 4
+
+
+class Request:
+    """One request of REST, taken apart."""
+
+    def __init__(self, method: str, path: str, query: dict[str, str], body: dict | None) -> None:
+        self.version, self.parent, self.project, self.zone, self.kind, name, verb = PATH.fullmatch(path).groups()
+        self.name = name or query.get("nodeId") or query.get("queuedResourceId") or ""
+        self.verb = verb or (VERBS[method] if self.name else "list")
+        self.query, self.body, self.resource = query, body or {}, f"{self.parent}/{self.kind}/{self.name}"
+        self.spec = self.body.get("tpu", {}).get("nodeSpec", [{}])[0]
+        self.node = self.spec.get("node", self.body)
+
+    def error(self, kind: str) -> dict:
+        """Returns a named error, filled in."""
+        accelerator_type = self.node.get("acceleratorType", "v2-8")
+        spot = "spot" in self.body or self.node.get("schedulingConfig", {}).get("spot")
+        generation = accelerator_type.partition("-")[0].upper() + ("Preemptible" if spot else "")
+        return named(
+            kind,
+            metric=f"TPU{generation}PerProjectPerZoneForTPUAPI",
+            name=self.name,
+            network=self.node.get("networkConfig", {}).get("network"),
+            project=self.project,
+            resource=self.resource,
+            type=accelerator_type,
+            version=self.node.get("runtimeVersion"),
+            zone=self.zone,
+        )
+
+
+class Cloud(Folder):
+    """The folder, and the answers to requests."""
+
+    def begin_hosts(self, name: str, addresses: list[str]) -> None:
+        """Starts the hosts of a node; for who has some."""
+
+    def end_hosts(self, name: str, keep_disks: bool) -> None:
+        """Ends the hosts of a node at once."""
+
+    def request(self, method: str, path: str, query: dict[str, str] | None = None, body: dict | None = None) -> dict:
+        """Returns the answer to a request. Raises ApiError."""
+        if path.startswith("/compute/v1/projects/"):  # before it goes by ssh
+            return {"name": path.rpartition("/")[2], "commonInstanceMetadata": {"fingerprint": "eA=="}}
+        request = Request(method, path, query or {}, body)
+        with self.lock():
+            if request.kind == "operations":
+                return self._operation_now(request)
+            kind, group = KINDS[request.kind]
+            fault = self.fault(f"{group} {request.verb}", FAULTS, request.resource).get("fault")
+            if fault in REFUSED:
+                raise ApiError(request.error(fault))
+            if request.verb == "list":
+                shown = [_public(self._advance(kind, name)) for name in self.all(kind)]
+                return {request.kind: [one for one in shown if one["name"].startswith(request.resource)]}
+            return self._create(request, fault) if request.verb == "create" else self._change(request, kind)
+
+    def preempt(self, name: str) -> None:
+        """Takes a node away: its hosts are gone at once, its queued resource is SUSPENDED."""
+        with self.lock():
+            node = self.load("nodes", name) | {"state": "PREEMPTED"}
+            self.save("nodes", name, node)
+            self._suspend(node, "SERVICE")
+            self.end_hosts(name, keep_disks=True)
+
+    def remove_node(self, name: str) -> None:
+        """Removes a node with its hosts and their disks."""
+        self.end_hosts(name, keep_disks=False)
+        self.save("nodes", name, None)
+
+    def _create(self, request: Request, fault: str | None) -> dict:
+        self._check_new(request)
+        if fault in FAILED and request.kind == "nodes":
+            return self._operation(request, request.error(fault))
+        node = request.node | {
+            "name": f"{request.parent}/nodes/{request.spec.get('nodeId', request.name)}", "id": str(time.time_ns()),
+            "state": "CREATING", "health": "HEALTHY", "createTime": _now(),
+            "apiVersion": request.version.upper().replace("ALPHA", "_ALPHA"),
+            "_left": self.settings()["creating_describes"],
+        }  # fmt: skip
+        if request.kind == "nodes":
+            self.save("nodes", request.name, node)
+            return self._operation(request)
+        node |= {"queuedResource": request.resource, "schedulingConfig": {"spot": "spot" in request.body}}
+        self.save("queued", request.name, request.body | {
+            "name": request.resource, "createTime": _now(), "state": {"state": "ACCEPTED", "stateInitiator": "USER"},
+            "_left": self.settings()["queue_describes"], "_end": ENDS.get(fault, "ACTIVE"), "_node": node,
+        })  # fmt: skip
+        return self._operation(request)
+
+    def _check_new(self, request: Request) -> None:
+        """Refuses a name or a type that the service would refuse."""
+        if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", request.name) or request.name == "faults":
+            raise ApiError(request.error("name"))
+        if self.load(KINDS[request.kind][0], request.name):
+            raise ApiError(request.error("exists"))
+        if not chips_and_hosts(request.node.get("acceleratorType", "v2-8")):
+            raise ApiError(request.error("accelerator"))
+
+    def _change(self, request: Request, kind: str) -> dict:
+        """Answers whatever needs a resource that is there."""
+        name, resource = request.name, self._advance(kind, request.name)
+        if resource is None or resource["name"] != request.resource:
+            raise ApiError(request.error("absent"))
+        if request.verb == "describe":
+            return _public(resource)
+        if request.verb == "getGuestAttributes":
+            ids = [worker for worker in request.body.get("workerIds", []) if worker]
+            ids = ids or range(chips_and_hosts(resource["acceleratorType"])[1])
+            return {"guestAttributes": [_guest(resource["id"], worker) for worker in ids]}
+        if request.verb == "update":
+            fields = request.query["updateMask"].split(",")
+            self.save(kind, name, resource | {field: request.body[field] for field in fields})
+        elif request.verb == "start":
+            self.save(kind, name, resource | {"state": "STARTING", "_left": self.settings()["creating_describes"]})
+        elif request.verb == "stop":
+            self.end_hosts(name, keep_disks=True)
+            self.save(kind, name, resource | {"state": "STOPPED"})
+        elif kind == "nodes":
+            self._suspend(resource, "USER")
+            self.remove_node(name)
+        else:
+            node, waits = resource["_node"]["name"].rpartition("/")[2], resource["state"]["state"] in QUEUE
+            if request.query.get("force") != "True" and (waits or self.load("nodes", node)):
+                raise ApiError(request.error("in_use"))
+            self.remove_node(node)
+            self.save("queued", name, None)
+        return self._operation(request)
+
+    def _suspend(self, node: dict, initiator: str) -> None:
+        name = node.get("queuedResource", "").rpartition("/")[2]
+        if queued := self.load("queued", name):
+            self.save("queued", name, queued | {"state": {"state": "SUSPENDED", "stateInitiator": initiator}})
+
+    def _operation(self, request: Request, error: dict | None = None) -> dict:
+        name = f"operation-{time.time_ns()}-{os.urandom(4).hex()}"
+        metadata = {"createTime": _now(), "target": request.resource, "verb": request.verb}
+        operation = {"name": f"{request.parent}/operations/{name}", "metadata": metadata, "done": False}
+        self.save("operations", name, operation | {"_looks": 0, "_error": error})
+        return operation
+
+    def _operation_now(self, request: Request) -> dict:
+        """Returns an operation: from the second look on it looks at its resource, and is done once that is."""
+        operation = self.load("operations", request.name)
+        self.save("operations", request.name, operation | {"_looks": operation["_looks"] + 1})
+        if operation["_error"]:
+            return _public(operation) | {"done": True, "error": operation["_error"]}
+        *_, kind, name = operation["metadata"]["target"].split("/")
+        look = self._advance if kind == "nodes" else self.load  # a request is there at once, whatever becomes of it
+        resource = look(KINDS[kind][0], name) if operation["_looks"] else {"state": "CREATING"}
+        if resource and resource["state"] in ("CREATING", "STARTING"):
+            return _public(operation)
+        message = f"cloud.tpu.{request.version}.{'Node' if kind == 'nodes' else 'QueuedResource'}"
+        kind = f"type.googleapis.com/google.{message if resource else 'protobuf.Empty'}"
+        return _public(operation) | {"done": True, "response": {"@type": kind, **_public(resource or {})}}
+
+    def _advance(self, kind: str, name: str) -> dict | None:
+        """Lets time pass for a resource that somebody looks at, and returns it."""
+        resource = self.load(kind, name)
+        if resource is None:
+            return None
+        if kind == "queued":
+            waits = resource["state"]["state"] in QUEUE[:3] and resource["state"]["state"] != resource["_end"]
+        else:
+            waits = resource["state"] in ("CREATING", "STARTING")
+        if waits and "queuedResource" in resource:  # it becomes ready with its request
+            self._advance("queued", resource["queuedResource"].rpartition("/")[2])
+            return self.load(kind, name)
+        if waits:
+            resource["_left"] -= 1
+            if resource["_left"] < 0:
+                self._make_ready(resource) if kind == "nodes" else self._next_in_queue(resource)
+            self.save(kind, name, resource)
+        return resource
+
+    def _make_ready(self, node: dict) -> None:
+        configs, hosts = node.get("networkConfigs") or [{}], chips_and_hosts(node["acceleratorType"])[1]
+        addresses = (self.settings()["addresses"] or [f"127.0.0.{i + 1}" for i in range(hosts)])[:hosts]
+        outside = node.get("networkConfig", {}).get("enableExternalIps", True)
+        node["networkEndpoints"] = []  # of the first host, one for each network, then of the second, ...
+        for host, address in enumerate(addresses):
+            access = {"externalIp": address} if outside else {}
+            node["networkEndpoints"] += [{"accessConfig": access, "ipAddress": address, "port": 8470}]
+            others = [f"10.9.{network}.{host + 1}" for network in range(1, len(configs))]
+            node["networkEndpoints"] += [{"accessConfig": {}, "ipAddress": other, "port": 8470} for other in others]
+        self.begin_hosts(node["name"].rpartition("/")[2], addresses)
+        node["state"] = "READY"
+
+    def _next_in_queue(self, resource: dict) -> None:
+        state, node = QUEUE[QUEUE.index(resource["state"]["state"]) + 1], resource["_node"]
+        state = resource["_end"] if state == "ACTIVE" else state  # what comes to nothing does so instead
+        resource |= {
+            "state": {"state": state, "stateInitiator": "SERVICE"},
+            "_left": self.settings()["queue_describes"],
+        }
+        if state == "ACTIVE":
+            self._make_ready(node)
+        if state in ("PROVISIONING", "ACTIVE"):
+            self.save("nodes", node["name"].rpartition("/")[2], node)
+        elif state == "FAILED":
+            resource["state"]["failedData"] = {"error": named("failed")}
+            self.remove_node(node["name"].rpartition("/")[2])
+
+
+def _public(resource: dict) -> dict:
+    return {key: value for key, value in resource.items() if not key.startswith("_")}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _guest(node: str, worker: int | str) -> dict:
+    key = {"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAAC3NzaC1lZDI1NTE5AAAAI0+Sf9A"}
+    host = {"namespace": "guestInventory", "key": "hostname", "value": f"t1v-n-{node}-w-{worker}"}
+    return {"queryValue": {"items": [key, host]}}

@@ -1,0 +1,157 @@
+"""FLOPs: worked out on paper, as published for RoBERTa's sizes, and as XLA counts them in the compiled gradient."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from mlm.model import flops
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding, train
+from tests.support.tiny import INFO, random_batch, slow, tiny_config, tiny_run
+
+LAYER = ("attention/self/query", "attention/self/key", "attention/self/value", "attention/output/dense")
+SIZES = {"base": (12, 768), "large": (24, 1024)}  # layers, hidden size
+
+
+def shapes(layers: int, hidden: int, intermediate: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a RoBERTa's parameters; biases and norms are no products."""
+    found = {
+        "roberta/embeddings/word_embeddings/embedding": (vocab_size, hidden),
+        "roberta/embeddings/position_embeddings/embedding": (514, hidden),
+        "lm_head/dense/kernel": (hidden, hidden),
+        "lm_head/bias": (vocab_size,),
+    }
+    for index in range(layers):
+        layer = f"roberta/encoder/layer/{index}"
+        found |= {f"{layer}/{name}/kernel": (hidden, hidden) for name in LAYER}
+        found |= {f"{layer}/intermediate/dense/kernel": (hidden, intermediate)}
+        found |= {f"{layer}/output/dense/kernel": (intermediate, hidden)}
+        found |= {f"{layer}/output/dense/bias": (hidden,), f"{layer}/output/LayerNorm/scale": (hidden,)}
+    return found
+
+
+def test_by_hand():
+    """A layer: 2 x (4 x 2 x 2 + 2 x 2 x 8) + 4 x 4 x 2 = 128, 72 of them behind the attention; the head: 48."""
+
+    def count(layers: int, predicted_share: float) -> float:
+        sizes = shapes(layers, 2, 8, 10)
+        keys = layers * [4]
+        return flops.train_flops_per_token(sizes, hidden=2, keys=keys, predicted_share=predicted_share, vocab_size=10)
+
+    assert count(1, predicted_share=0.5) == 3 * (56 + 0.5 * (72 + 48))
+    assert count(5, predicted_share=1) == 3 * (5 * 128 + 48)
+    assert count(5, predicted_share=0) == 3 * (5 * 128 - 72)
+    assert count(0, predicted_share=1) == 3 * 48
+
+
+def test_layers_that_share_parameters_are_all_counted():
+    """As in ALBERT: five layers with the parameters of one cost what five layers cost."""
+    sizes = {"hidden": 2, "keys": 5 * [4], "predicted_share": 0.5, "vocab_size": 10}
+    shared, apart = (flops.train_flops_per_token(shapes(layers, 2, 8, 10), **sizes) for layers in (1, 5))
+    assert shared == apart
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "body", "head"),
+    [("base", 128, 523.8, 235.2), ("base", 512, 566.2, 235.2), ("large", 512, 1962.9, 315.1)],
+)
+def test_robertas_sizes(size, length, body, head):
+    """MFLOP per token: 3 x (24 H^2 L + 4 S H L) of the body, 3 x (2 H^2 + 2 H V) of the head on every position.
+
+    Of the last layer, 3 x 18 H^2 are needed at the predicted positions alone.
+    """
+    layers, hidden = SIZES[size]
+    vocab_size = 50_265
+    parameters = shapes(layers, hidden, 4 * hidden, vocab_size)
+    count = {
+        share: flops.train_flops_per_token(
+            parameters, hidden=hidden, keys=layers * [length], predicted_share=share, vocab_size=vocab_size
+        )
+        / 1e6
+        for share in (0, 0.15, 1)
+    }
+    tail = 3 * 18 * hidden**2 / 1e6
+    assert count[0] + tail == pytest.approx(body, abs=0.05)
+    assert count[1] == pytest.approx(body + head, abs=0.1)
+    assert count[0.15] == pytest.approx(body + 0.15 * head - 0.85 * tail, abs=0.1)
+
+
+def test_local_layers_count_their_window_alone():
+    for length, window in ((64, 4), (9, 4), (8, 7), (8, 8), (8, 20)):
+        near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= window
+        assert flops.mean_keys(length, window) == pytest.approx(near.sum(1).mean())
+
+
+@pytest.mark.parametrize(
+    ("layers", "every", "window", "local"), [(4, 3, 4, (1, 2)), (5, 2, 1, (1, 3)), (2, 1, 4, ()), (3, 3, 40, (1, 2))]
+)
+def test_a_run_counts_the_windows_of_its_local_layers(layers, every, window, local):
+    """A pair that a local layer leaves out saves two products of H multiply-adds, each forward and twice backward."""
+    length, hidden = 32, 48
+    sizes = (f"model.layers={layers}", f"model.local_attention={2 * window}", f"model.hidden_size={hidden}")
+    tasks = [tiny_run("model.family=modernbert", *sizes, f"model.global_every={number}") for number in (1, every)]
+    all_global, found = (length * task.flops_per_token(length) for task in tasks)
+    left_out = sum(abs(query - key) > window for query in range(length) for key in range(length))
+    assert all_global - found == pytest.approx(len(local) * left_out * 2 * hidden * 2 * 3)
+
+
+def test_rows_and_flops_of_a_branch_are_its_own():
+    task = tiny_run("train.steps=11", "train.branch_from=runs/a@4", "masking.rate=0.4", "masking.end_rate=0.2")
+    token = task.flops_per_token(32, 0.4 - 0.2 * 0.5)
+    assert task.useful_flops(7, 0.0) == pytest.approx(3 * 16 * 32 * token), "steps 4, 5, 6 of 10"
+
+
+@pytest.mark.parametrize("hours", [False, True])
+def test_flops_know_the_falling_rate_and_the_short_rows(hours):
+    """The steps of short rows and those of long ones, each with its own attention, at the mean rate of the run."""
+    length = ("train.steps=0", "train.hours=1") if hours else ("train.steps=11",)
+    task = tiny_run(*length, "masking.rate=0.4", "masking.end_rate=0.2", "data.short_length=8", "data.short_share=0.5")
+
+    def by_hand(steps: int, length: int, rate: float) -> float:
+        return steps * 16 * 32 * task.flops_per_token(length, rate)
+
+    assert by_hand(1, 8, 0.3) < by_hand(1, 32, 0.3)
+    whole, half = task.useful_flops(11, float(hours)), task.useful_flops(6, 6 / 11 if hours else 0.0)
+    assert whole == pytest.approx(by_hand(6, 8, 0.3) + by_hand(5, 32, 0.3))
+    assert half == pytest.approx(by_hand(6, 8, 0.35)), "stopped halfway, the rate has fallen by half"
+
+
+def counted_and_useful(length: int, *overrides: str) -> tuple[float, float]:
+    """Returns the FLOPs of the gradient of 8 rows: as XLA counts them in the compiled one, and the useful ones."""
+    info = dataclasses.replace(INFO, length=length)
+    config = tiny_config(
+        "data.global_batch=8", f"shards.length={length}", f"model.positions={length}", "model.attention=xla", *overrides
+    )
+    model = Pretraining(config, info, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
+    batch = random_batch(8, info=info)
+    gradient = train.make_gradient(model)
+    params = jax.eval_shape(lambda: model.module.init_params(jax.random.key(0)))
+    counted = jax.jit(gradient).lower(params, batch, np.int32(0)).compile().cost_analysis()["flops"]
+    masked = jax.eval_shape(model.masking, jax.random.key(0), *[batch[key] for key in batch])
+    share = masked.positions_BxK.shape[1] / length
+    return counted, 8 * length * model.flops_per_token(length, share)
+
+
+@pytest.mark.parametrize("family", ["roberta", slow("modernbert")])
+def test_xla_counts_as_many(family):
+    """All of a gradient is matrix products, but for a few percent of softmax, norms and the like."""
+    sizes = ("model.hidden_size=256", "model.intermediate_size=1024", "model.heads=4", "model.layers=2")
+    counted, useful = counted_and_useful(32, f"model.family={family}", *sizes)
+    assert 1.0 < counted / useful < 1.1
+
+
+@pytest.mark.slow
+def test_xla_counts_as_many_in_windows():
+    """Half of the useful FLOPs are attention, two fifths of that in three local layers.
+
+    There, the kernel computes whole blocks: of as many queries as the window, with the keys of three blocks.
+    """
+    length, window, hidden = 512, 64, 64
+    layers = ("model.layers=4", "model.global_every=4", f"model.local_attention={2 * window}")
+    sizes = (f"model.hidden_size={hidden}", f"model.intermediate_size={hidden}", "model.heads=1")
+    counted, useful = counted_and_useful(length, "model.family=modernbert", *layers, *sizes)
+    inside = sum(abs(query - key) <= window for query in range(length) for key in range(length))
+    outside = 8 * 3 * (length * 3 * window - inside)
+    assert 1.0 < counted / (useful + outside * 2 * hidden * 2 * 3) < 1.05

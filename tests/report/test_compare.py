@@ -1,0 +1,158 @@
+"""The comparison of runs: the points and numbers are those of the logs, and only config keys that differ are shown."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mlm.errors import InputError
+from mlm.report import compare, report
+from mlm.workdir import Workdir
+from tests.support.reports import EVALS, TIMING, TRAIN, Cells, make_workdir
+
+TWICE = [line | {"loss": 2 * line["loss"]} for line in (*TRAIN, *EVALS)]
+
+
+@pytest.fixture
+def runs(tmp_path) -> list[Workdir]:
+    """Two runs: the second reads batches twice as large, at twice the loss, and was never killed."""
+    first = make_workdir(tmp_path / "first", overrides=["train.steps=40", "data.global_batch=8", "shards.length=64"])
+    overrides = ["train.steps=40", "data.global_batch=16", "shards.length=64", "corpus.sources=text:<b>*"]
+    return [first, make_workdir(tmp_path / "second", metrics=TWICE, timing=TIMING[:5], overrides=overrides)]
+
+
+def page_of(runs: list[Workdir]) -> Cells:
+    path = compare.write(runs)
+    assert path == str(runs[0].root / "compare.html")
+    return Cells((runs[0].root / "compare.html").read_text())
+
+
+def points_of(runs: list[Workdir]) -> dict[str, list[tuple]]:
+    figures = compare.draw(dict(zip(("first", "second"), map(report.gather, runs), strict=True)))
+    return {
+        title: [(list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].get_lines()]
+        for title, figure in figures.items()
+    }
+
+
+def test_curves_over_steps_tokens_and_wall_clock(runs):
+    points = points_of(runs)
+    assert list(points) == ["Loss over steps", "Loss over tokens", "Loss over wall-clock"]
+    steps, losses = [10, 20, 30, 40], [line["loss"] for line in TRAIN]
+    twice = [2 * loss for loss in losses]
+    assert points["Loss over steps"] == [
+        (steps, losses),
+        ([20, 40], [4.125, 4.25]),
+        (steps, twice),
+        ([20, 40], [8.25, 8.5]),
+    ]
+    assert points["Loss over tokens"] == [
+        ([step * 8 * 64 for step in steps], losses),
+        ([20 * 512, 40 * 512], [4.125, 4.25]),
+        ([step * 16 * 64 for step in steps], twice),
+        ([20 * 1024, 40 * 1024], [8.25, 8.5]),
+    ]
+    seconds = [[x * 3600 for x in line[0]] for line in points["Loss over wall-clock"]]
+    # of the stretch to step 30, which was made twice, the time of the one that was kept
+    assert seconds[0] == pytest.approx([48, 68, 196, 326])
+    assert seconds[1] == pytest.approx([73, 330])
+    assert seconds[2] == pytest.approx([48, 68]), "of the second run no more is known"
+
+
+def test_every_run_has_its_color_and_name(runs):
+    figures = compare.draw({"a": report.gather(runs[0]), "b": report.gather(runs[1])})
+    for figure in figures.values():
+        lines = figure.axes[0].get_lines()
+        assert len({line.get_color() for line in lines}) == 2
+        assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["a", "b"]
+    assert [figure.axes[0].get_xlabel() for figure in figures.values()] == [
+        "steps",
+        "tokens",
+        "hours since the first start",
+    ]
+
+
+def test_final_scores(runs):
+    page = page_of(runs)
+    assert page.row("last scores") == ["first", "second"]
+    assert page.row("steps") == ["40", "40"]
+    assert page.row("loss, nats") == ["4.2500", "8.5000"]
+    assert page.row("best evaluation loss, nats") == ["4.1250", "8.2500"]
+    assert page.row("training loss, nats") == ["4.0000", "8.0000"]
+    assert page.row("tokens read") == ["20,480", "40,960"]
+    assert page.row("wall-clock") == ["5 min 31 s", "1 min 13 s"]
+
+
+def test_only_config_keys_that_differ_are_shown(runs):
+    page = page_of(runs)
+    assert page.row("key") == ["first", "second"]
+    assert page.row("data.global_batch") == ["8", "16"]
+    assert page.row("corpus.sources") == ['["docstrings"]', '["text:<b>*"]']
+    keys = [row[0] for row in page.rows if "." in row[0]]
+    assert keys == ["corpus.sources", "data.global_batch"]
+    assert "2 runs, 2 config keys that differ" in page.text
+
+
+def test_a_key_that_one_config_lacks_differs(runs):
+    config = json.loads(runs[0].config.read_text())
+    config["mine"]["power"] = 0.5
+    runs[0].config.write_text(json.dumps(config))
+    assert page_of(runs).row("mine.power") == ["0.5", "no such key"]
+    del config["pod"]["hang"]
+    runs[1].config.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"second/config\.json: has no pod\.hang"):
+        page_of(runs)
+
+
+def test_page_needs_no_network_and_shows_hostile_text_as_text(tmp_path, runs):
+    runs[0].root.rename(tmp_path / "<script>x$name")
+    page = page_of([Workdir(str(tmp_path / "<script>x$name"), create=False), runs[1]])
+    assert len(page.images) == 3
+    assert all(image.startswith("data:image/svg+xml;base64,") for image in page.images)
+    assert not {"script", "iframe", "link", "b"} & set(page.tags)
+    assert "<script>x$name" in page.text
+
+
+def test_names_tell_runs_apart():
+    assert compare.names(["/a/x", "/b/y"]) == ["x", "y"]
+    assert compare.names(["/a/x", "/b/x", "gs://c/x"]) == ["a/x", "b/x", "c/x"]
+
+
+def test_runs_without_config_or_times(runs):
+    runs[1].config.unlink()
+    runs[1].timing.unlink()
+    page = page_of(runs)
+    assert page.row("tokens read") == ["20,480", ""]
+    assert page.row("wall-clock") == ["5 min 31 s", ""]
+    assert page.row("loss, nats") == ["4.2500", "8.5000"]
+
+
+def test_a_classifier_reads_no_tokens_of_shards(runs):
+    config = json.loads(runs[1].config.read_text())
+    config["classify"]["train"] = "csv:a.csv"
+    runs[1].config.write_text(json.dumps(config))
+    assert page_of(runs).row("tokens read") == ["20,480", ""]
+    report.write(runs[1])
+    assert "Tokens read" not in runs[1].report.read_text()
+
+
+def test_what_can_not_be_compared_is_refused(runs, tmp_path):
+    with pytest.raises(InputError, match=r"first: this run is named twice"):
+        compare.write([runs[0], runs[1], runs[0]])
+    with pytest.raises(InputError, match=r"empty/metrics.jsonl: holds no line"):
+        compare.write([runs[0], Workdir(str(tmp_path / "empty"))])
+    with pytest.raises(InputError, match="9 runs, at most 8 can be shown"):
+        compare.write([Workdir(str(tmp_path / str(n))) for n in range(9)])
+    assert not (runs[0].root / "compare.html").exists()
+
+
+def test_the_command(runs):
+    command = [sys.executable, "-m", "mlm", "report", f"--workdir={runs[0].root}", "--compare", str(runs[1].root)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(runs[0].root / "compare.html")
+    assert not runs[0].report.exists(), "the page of the one run is another"
+    done = subprocess.run([*command, str(runs[1].root) + "x"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "there is no such folder" in done.stderr

@@ -1,0 +1,211 @@
+"""The report: the numbers on the page are those of the logs, and time is counted once."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mlm import config as configs
+from mlm.errors import DamageError, InputError
+from mlm.report import goodput, plots, report
+from mlm.workdir import Workdir
+from tests.support import processes
+from tests.support.reports import EVALS, TIMING, TRAIN, Cells, make_workdir, page_of
+
+
+def test_scores_are_those_of_the_logs(tmp_path):
+    page = page_of(make_workdir(tmp_path / "run", overrides=["train.steps=40"]))
+    assert page.row("") == ["evaluation, last", "evaluation, best", "training, last"]
+    assert page.row("steps") == ["40", "20", "40"]
+    assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"]
+    assert page.row("perplexity") == ["70.11", "61.87", ""]
+    assert page.row("accuracy") == ["28.75%", "31.25%", "40.00%"]
+    assert page.row("bits per byte") == ["1.8125", "1.7188", ""]
+    assert page.row("predictions") == ["12,345", "12,345", ""]
+    entropy = page.row("Unigram entropy of the validation split")
+    assert entropy == ["6.0000 nats; the last evaluation loss is 1.7500 nats under it"]
+    assert page.row("Tokens read") == [f"{40 * 256 * 512:,} in 40 steps"]
+    assert page.row("Steps skipped (not finite)") == ["2"]
+    assert "2 steps were skipped" in page.text
+    assert page.row("Throughput, median") == ["800 tokens/s"], "of the kept stretches 900, 1000, 500 and 700"
+    assert page.row("Device") == ["4 x cpu"]
+    assert "40 of 40 steps on 8 x cpu, then 4 x cpu, in 5 min 31 s." in page.text
+
+
+def test_every_evaluation_and_start_has_its_row(tmp_path):
+    rows = page_of(make_workdir(tmp_path / "run")).rows
+    assert ["20", "4.1250", "61.87", "31.25%", "1.7188", "12,345"] in rows
+    assert ["40", "4.2500", "70.11", "28.75%", "1.8125", "12,345"] in rows
+    assert ["0", "30", "10", "1 min 35 s", "8 x cpu", "a"] in rows
+    assert ["20", "35", "0", "1 min 08 s", "4 x cpu", "a"] in rows
+    assert ["35", "40", "0", "31.0 s", "4 x cpu", "b"] in rows
+
+
+def test_the_table_of_glue(tmp_path):
+    workdir = make_workdir(tmp_path)
+    assert "GLUE" not in page_of(workdir).text
+    rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
+    rte |= {"device_hours": 1.5, "setting": {"optimizer.learning_rate": 1e-5}}
+    content = {"protocol": "quick", "model": "runs/a", "device_hours": 1.5, "average": 0.61, "tasks": {"rte": rte}}
+    workdir.glue.write_text(json.dumps({"20": content | {"model": "runs/a@20", "average": 0.5}, "40": content}))
+    page = page_of(workdir)
+    assert ["rte", "accuracy", "61.0%", "58.0% to 65.0%", "3", "1.50", "learning_rate 1e-05"] in page.rows
+    assert "Protocol quick, of runs/a." in page.text
+
+
+def test_plots_show_the_points_of_the_logs():
+    found = goodput.split_sessions(TIMING)
+    figures = plots.draw(TRAIN, EVALS, found, 6.0)
+    lines = {title: figure.axes[0].get_lines() for title, figure in figures.items()}
+    points = {title: [(list(line.get_xdata()), list(line.get_ydata())) for line in of] for title, of in lines.items()}
+    steps = [10, 20, 30, 40]
+    assert points["Loss"][:2] == [(steps, [line["loss"] for line in TRAIN]), ([20, 40], [4.125, 4.25])]
+    assert points["Loss"][2][1] == [6.0, 6.0]
+    assert points["Accuracy"][0] == (steps, pytest.approx([10, 20, 30, 40]))
+    assert points["Accuracy"][1] == ([20, 40], pytest.approx([31.25, 28.75]))
+    assert points["Learning rate"] == [(steps, [line["learning_rate"] for line in TRAIN])]
+    assert points["Gradient norm"] == [(steps, [line["grad_norm"] for line in TRAIN])]
+    assert points["Throughput"] == [
+        ([30], [100]),  # made again later
+        ([10, 20], [900, 1000]),
+        ([30], [500]),
+        ([40], [700]),
+        ([20, 20], [0, 1]),  # restarts
+        ([35, 35], [0, 1]),
+    ]
+    for figure in figures.values():
+        assert figure.axes[0].get_xlabel() == "steps"
+        assert figure.axes[0].get_ylabel()
+
+
+def test_goodput_on_the_page(tmp_path):
+    page = page_of(make_workdir(tmp_path / "run"))
+    assert "32.9%" in page.text
+    assert page.row("training steps that were kept") == ["1 min 49 s", "32.9%"]
+    assert page.row("steps made again after a kill") == ["20.0 s", "6.0%"]
+    assert page.row("down, between a stop and the next start") == ["2 min 17 s", "41.4%"]
+
+
+def test_config_marks_what_differs_from_base(tmp_path):
+    workdir = make_workdir(tmp_path / "run", overrides=["optimizer.learning_rate=0.001", "corpus.sources=text:a*"])
+    page = page_of(workdir)
+    assert page.row("optimizer.learning_rate") == ["0.001", "base: 0.0006"]
+    assert page.row("corpus.sources") == ['["text:a*"]', 'base: ["docstrings"]']
+    assert page.row("optimizer.b2") == ["0.98", ""]
+    marked = re.findall(r'<tr class="changed"><td>([^/]*)</td>', workdir.report.read_text().replace("<wbr>", ""))
+    assert marked == ["corpus.sources", "optimizer.learning_rate"]
+    keys = configs.flatten(configs.load("configs/base.py", []))
+    assert all(page.row(key) for key in keys), "every key is shown"
+
+
+def test_hostile_strings_are_text(tmp_path):
+    hostile = '<script>alert("1")</script>&$name'
+    timing = [TIMING[0] | {"host": hostile, "device": hostile}, *TIMING[1:7]]
+    workdir = make_workdir(tmp_path / "<script>x<b>", timing=timing, overrides=[f"corpus.sources=text:{hostile}"])
+    report.write(workdir)
+    text = workdir.report.read_text()
+    assert "<script" not in text
+    page = Cells(text)
+    assert not {"script", "iframe", "link"} & set(page.tags)
+    assert "<script>x<b>" in page.text
+    assert page.row("Device") == [f"8 x {hostile}"]
+    assert page.row("corpus.sources")[0] == json.dumps([f"text:{hostile}"])
+
+
+def test_page_needs_no_network(tmp_path):
+    workdir = make_workdir(tmp_path / "run")
+    images = page_of(workdir).images
+    assert len(images) == 5
+    assert all(image.startswith("data:image/svg+xml;base64,") for image in images)
+    outside = re.findall(r"""(?:href|src|url|@import)\s*[=(]?\s*["']?(https?:|//)""", workdir.report.read_text())
+    assert not outside
+
+
+def test_one_point_is_enough(tmp_path):
+    page = page_of(make_workdir(tmp_path / "a", metrics=TRAIN[:1], timing=TIMING[:3], entropy=None))
+    assert page.row("loss, nats") == ["5.8750"]
+    page = page_of(make_workdir(tmp_path / "b", metrics=EVALS[:1], timing=[], entropy=None))
+    assert page.row("loss, nats") == ["4.1250", "4.1250"]
+    assert "Goodput" not in page.text
+
+
+def test_values_that_were_not_finite(tmp_path):
+    lost = dict.fromkeys(("loss", "grad_norm", "perplexity", "accuracy"))
+    workdir = make_workdir(tmp_path / "run", metrics=[*TRAIN[:2], TRAIN[2] | lost, EVALS[0] | lost])
+    page = page_of(workdir)
+    assert page.row("loss, nats") == ["not finite"] * 3
+    assert "unigram entropy" not in page.row("Unigram entropy of the validation split")[0]
+
+
+def test_missing_config_and_manifest_are_tolerated(tmp_path):
+    workdir = make_workdir(tmp_path / "run", entropy=None)
+    workdir.config.unlink()
+    page = page_of(workdir)
+    assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"]
+    assert "Tokens read" not in page.text
+
+
+def test_nothing_to_report_is_refused(tmp_path):
+    workdir = Workdir(str(tmp_path / "empty"))
+    with pytest.raises(InputError, match=r"empty/metrics.jsonl: holds no line"):
+        report.write(workdir)
+    workdir.metrics.write_text('{"step": 10, "kind": "tr')  # torn by a kill
+    with pytest.raises(InputError, match="holds no line"):
+        report.write(workdir)
+    assert not workdir.report.exists()
+
+
+def test_damaged_log_is_named_and_the_old_report_stays(tmp_path):
+    workdir = make_workdir(tmp_path / "run")
+    report.write(workdir)
+    before = workdir.report.read_text()
+    lines = workdir.timing.read_text().splitlines()
+    workdir.timing.write_text("\n".join([*lines[:2], lines[2][:9], *lines[3:]]) + "\n")
+    with pytest.raises(DamageError, match=r"timing.jsonl, line 3"):
+        report.write(workdir)
+    assert workdir.report.read_text() == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "shards/manifest.json"])
+def test_damaged_config_and_manifest_are_named(tmp_path, name):
+    workdir = make_workdir(tmp_path / "run")
+    for text in ("{", "3"):
+        (workdir.root / name).write_text(text)
+        with pytest.raises(DamageError, match=rf"{name}: is not a JSON object"):
+            report.write(workdir)
+
+
+def test_works_where_there_are_no_local_files():
+    workdir = make_workdir(f"memory://bucket/{time.time_ns()}")
+    page = page_of(workdir)
+    assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"]
+    assert not list(workdir.root.glob("*.tmp"))
+
+
+def test_long_curves_keep_their_peaks():
+    losses = np.random.default_rng(0).normal(1.0, 0.01, 100_000)
+    losses[54_321], losses[77_777] = 9.0, 0.5
+    lines = [{"kind": "train", "step": step, "loss": loss} for step, loss in enumerate(losses)]
+    svg = base64.b64decode(plots.to_url(plots.draw(lines, [], [], None)["Loss"]).partition(",")[2]).decode()
+    (path,) = (path for path in re.findall(r'<path d="([^"]+)"[^>]*style="[^"]*"', svg) if path.count("L") > 100)
+    points = [tuple(map(float, point.split())) for point in re.split("[ML]", path)[1:]]
+    heights = [y for _, y in points]
+    unit = (sorted(heights)[len(points) // 2] - min(heights)) / 8
+    assert len(points) < 5_000 and max(heights) - min(heights) == pytest.approx(8.5 * unit, rel=0.01)
+
+
+def test_fast_and_without_jax(tmp_path):
+    workdir = make_workdir(tmp_path / "run")
+    code = (
+        "import sys; from mlm.report import report; from mlm.workdir import Workdir\n"
+        f"report.write(Workdir({str(workdir.root)!r}, create=False))\n"
+        "assert not {'jax', 'tensorflow', 'transformers'} & set(sys.modules), 'heavy imports'\n"
+    )
+    before = processes.seconds_of_children()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert processes.seconds_of_children() - before < 8, "about 2 s"

@@ -1,0 +1,171 @@
+"""Real text, a tokenizer and shards made from it: once a session, small enough for seconds."""
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import pathlib
+import sysconfig
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from mlm import config as configs
+from mlm.cluster.engine import Engine, open_pool
+from mlm.data import corpus, docstrings, shards, tokenizer
+from mlm.data.corpus import Corpus, Part
+from mlm.data.manifest import Manifest, Shard, Split
+from mlm.data.sources import Document
+from mlm.paths import UPath
+
+LENGTH = 32
+COUNTS = {"train": 6, "validation": 2}
+
+
+def corpus_of(sources: tuple[str, ...], **settings) -> Corpus:
+    """With the defaults of configs/base.py, but for a validation split of a tenth."""
+    defaults = configs.load(str(configs.BASE), ["corpus.validation_fraction=0.1"]).corpus.to_dict()
+    return Corpus(**defaults | {"sources": sources, "weights": (1.0,) * len(sources)} | settings)
+
+
+def read_documents(corpus: Corpus) -> list[tuple[Part, Document]]:
+    """All documents in order, read in this process."""
+    return [(part, document) for part in corpus.parts() for document in corpus.read(part, texts="")]
+
+
+def write_jsonl(path: pathlib.Path, texts: list[str], field: str = "text", **columns: list[str]) -> str:
+    """A file of a source, which is returned."""
+    columns = {field: texts} | columns
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"jsonl:{path}"
+
+
+def written_texts(texts: list[str], folder: pathlib.Path) -> Corpus:
+    """Some texts in a file of their own beside a folder, one in ten of them for validation."""
+    splits = ["train" if n % 10 else "validation" for n in range(len(texts))]
+    source = write_jsonl(folder.with_name(f"{folder.name}.jsonl"), texts, split=splits)
+    share = sum(len(text.encode()) for text in texts[::10]) / max(1, sum(len(text.encode()) for text in texts))
+    return corpus_of((source,), group="split", validation_groups=("validation",), validation_fraction=min(share, 0.99))
+
+
+def train_tokenizer(texts: list[str], folder: pathlib.Path, kind: str = "unigram", **settings) -> str:
+    """Of the first 0.3 megabytes of some texts."""
+    settings = {"vocab_size": 600, "lowercase": False, "length": 64, **settings}
+    sizes = itertools.accumulate((len(text) for text in texts), initial=0)
+    first = [text for text, before in zip(texts, sizes, strict=False) if before < 0.3e6]
+    tokenizer.train(first, kind=kind, folder=str(folder), **settings)
+    return str(folder)
+
+
+def write_shards(
+    texts: list[str] | Corpus,
+    folder: pathlib.Path,
+    tokenizer_folder: str,
+    *,
+    workers: int = 0,
+    source: str = "texts",
+    length: int = LENGTH,
+    counts: dict[str, int] | None = None,
+    seed: int = 0,
+) -> Manifest:
+    """Shards of a corpus, or of `written_texts`, by `workers` processes of their own or in this one."""
+    corpus = texts if isinstance(texts, Corpus) else written_texts(texts, folder)
+    settings = shards.Settings(length, counts or COUNTS, seed)
+    with open_pool(workers=workers) if workers else contextlib.nullcontext(InProcess()) as engine:
+        names = {"tokenizer_folder": tokenizer_folder, "folder": str(folder), "source": source}
+        return shards.write(corpus, settings, engine=engine, **names)
+
+
+@functools.cache
+def shared_engine() -> Engine:
+    """Two processes for all tests: their start takes longer than most tasks."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(open_pool(workers=2))
+
+
+def ids_of(texts: Iterable[str], tokenizer_folder: str) -> list[list[int]]:
+    """<s> ... </s> of each text, one by one, with special tokens as text."""
+    tokenizer = Tokenizer.from_file(f"{tokenizer_folder}/tokenizer.json")
+    tokenizer.encode_special_tokens = True
+    return [tokenizer.encode(text).ids for text in texts]
+
+
+def shard_rows(manifest: Manifest, split: str) -> list[np.ndarray]:
+    """The rows [N, L] of each shard, parsed as transformers' TF-TPU example does, record by record."""
+    import tensorflow as tf
+
+    feature, found = tf.io.FixedLenFeature((manifest.length,), tf.int64), []
+    for shard in manifest.splits[split].shards:
+        records = tf.data.TFRecordDataset(f"{manifest.folder}/{shard.file}")
+        parsed = [
+            tf.io.parse_single_example(each, {"input_ids": feature, "attention_mask": feature}) for each in records
+        ]
+        assert all((row["attention_mask"].numpy() == 1).all() for row in parsed)
+        found.append(np.stack([row["input_ids"].numpy() for row in parsed]))
+    return found
+
+
+def shard_texts(manifest: Manifest, split: str, texts: Iterable[str], tokenizer_folder: str) -> list[list[str]]:
+    """The texts that the rows of each shard hold from <s> to </s>, in order: so all but the last one, which is cut."""
+    texts = list(texts)
+    known = {tuple(ids): text for ids, text in zip(ids_of(texts, tokenizer_folder), texts, strict=True)}
+    found = []
+    for rows_NxL in shard_rows(manifest, split):
+        ids = rows_NxL.ravel()
+        pieces = np.split(ids, np.flatnonzero(ids == 0)[1:])
+        found.append([known[tuple(piece.tolist())] for piece in pieces if piece[-1] == 2])
+    return found
+
+
+def contents(folder: pathlib.Path | UPath | str) -> dict[str, str]:
+    """{file below the folder: SHA-256} of a folder, local or not."""
+    files = [path for path in UPath(folder).rglob("*") if path.is_file()]
+    return {str(path)[len(str(folder)) :]: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def manifest_of(length: int, **splits: dict) -> Manifest:
+    """A manifest without shards to read: {split: its counts, and "records" of each shard}."""
+    made = {}
+    for name, facts in splits.items():
+        names = [(f"{name}/dataset-{n}-{count}.tfrecord", count) for n, count in enumerate(facts.pop("records", ()))]
+        made[name] = Split(tuple(Shard(file, count, 100 * count, "ab" * 32) for file, count in names), **facts)
+    special = {role: number for number, role in enumerate(tokenizer.ROLES)}
+    return Manifest("", length, 600, special, tuple(special.values()), "cd" * 32, True, "", "texts", made)
+
+
+def numbered(count: int, first: int = 0) -> list[str]:
+    """Texts that are all different."""
+    return [f"This is the text of document number {n}." for n in range(first, first + count)]
+
+
+def in_epochs(batches: Iterator[dict[str, np.ndarray]], count: int) -> dict[str, np.ndarray]:
+    """The columns of the first `count` batches, one after the other."""
+    taken = list(itertools.islice(batches, count))
+    return {key: np.concatenate([batch[key] for batch in taken]) for key in taken[0]}
+
+
+def stdlib_docstrings() -> list[str]:
+    files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("[a-k]*.py"))
+    return list(dict.fromkeys(text for file in files for text in docstrings.of_file(file)))
+
+
+def split_of(found: Corpus) -> dict[str, str]:
+    splits = {}
+    for part, (text, group) in read_documents(found):
+        split = found.split_of(part, group, corpus.text_hash(text))
+        assert splits.setdefault(text, split) == split
+    return splits
+
+
+class InProcess:
+    """Runs tasks here, where monkeypatch reaches them."""
+
+    workers = 1
+
+    def each(self, function, items, *, label):
+        return enumerate(map(function, items))

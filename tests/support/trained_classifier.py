@@ -1,0 +1,45 @@
+"""A small classifier with a tokenizer, of random values large enough that its logits depend on the text."""
+
+import pathlib
+
+import jax
+import numpy as np
+
+from mlm import config as configs
+from mlm.data import tokenizer
+from mlm.model import classifier, families
+from mlm.pretrained.load import Pretrained
+from tests.support import labelled_texts
+from tests.support.tokenizers import make_bert_tokenizer
+from tests.support.trained_model import train_tokenizer
+
+
+def make(
+    folder: pathlib.Path,
+    *,
+    labels: tuple[str, ...] = labelled_texts.LABELS,
+    pair: bool = False,
+    of_tokens: bool = False,
+    family: str = "roberta",
+    is_bert: bool = False,
+) -> Pretrained:
+    """`is_bert`: with BERT's tokenizer, which gives token_type_ids."""
+    made = (
+        make_bert_tokenizer(folder / "tokenizer") if is_bert else train_tokenizer(folder / "tokenizer", vocab_size=600)
+    )
+    tok = tokenizer.load(made)
+    columns = "('first', 'second')" if pair else "('text',)"
+    overrides = (*labelled_texts.SETTINGS, "model.positions=32", "model.init_stddev=0.3", f"classify.text={columns}")
+    config = configs.load(
+        "configs/base.py", [*overrides, "model.layers=2", "model.hidden_size=64", f"model.family={family}"]
+    )
+    special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
+    body = families.named(family).make_config(config.model, len(tok), special_ids)
+    if family == "bert":
+        classifier.set_pairs(body, tok.backend_tokenizer, tok.sep_token_id)
+    model_config = classifier.make_config(body, labels, of_tokens=of_tokens)
+    params = jax.tree.map(
+        np.asarray, jax.device_get(classifier.make_module(model_config).init_params(jax.random.key(0)))
+    )
+    meta = {"config": config, "class": {}}
+    return Pretrained(model_config, params, str(folder / "tokenizer"), 5, meta, str(folder))

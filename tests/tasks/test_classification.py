@@ -1,0 +1,286 @@
+"""Classification in the loop: it learns, resumes to the bit, compiles once a length, and scores whatever the batch."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+from transformers import RobertaConfig
+
+from mlm import __main__, logs
+from mlm import config as configs
+from mlm.data import examples as data
+from mlm.data import tokenizer
+from mlm.data.examples import Examples
+from mlm.errors import InputError
+from mlm.model import flops
+from mlm.model.families import ROBERTA
+from mlm.pretrained import checkpoint_files
+from mlm.tasks import classification
+from mlm.training import sharding
+from mlm.training.train import train as run_loop
+from mlm.workdir import Workdir
+from tests.support import labelled_texts
+from tests.support.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start
+from tests.support.states import state_of
+
+STEPS = 16  # three epochs of 83 rows in batches of 16
+
+
+def load(config, folder: pathlib.Path, tokenizer_folder: str) -> tuple[Examples, RobertaConfig]:
+    own = config.classify
+    sources = {split: own[split] for split in ("train", "validation")}
+    tables, names = data.read_tables(sources, data.Columns(own.text, own.label, own.kind))
+    sizes = {"length": own.length, "multiple": own.multiple}
+    examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, **sizes)
+    special_ids = tokenizer.manifest_fields(tokenizer_folder)["special_ids"]
+    return examples, ROBERTA.make_config(config.model, examples.vocab_size, special_ids)
+
+
+def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str):
+    config = labelled_texts.config(folder, tokenizer_folder, *overrides)
+    examples, body = load(config, folder, tokenizer_folder)
+    return config, examples, classification.Classification(config, examples, body, None)
+
+
+def train(task, config, *, steps: int | None = None):
+    """Returns (state, losses) after some updates, without the loop."""
+    state, stream, losses = task.initial_state(), task.batches(0), []
+    for _ in range(steps or task.stages.steps):
+        batch = sharding.put_batch(next(stream), task.mesh, config.data.global_batch)
+        state, metrics = task.train_step(state, batch)
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
+def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder):
+    overrides = ("train.epochs=6", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "data.global_batch=4")
+    overrides = (*overrides, "log.every=1", "classify.metric=('accuracy',)")
+    with labelled_texts.two_devices():
+        config, examples, task = build(tmp_path, tokenizer_folder, *overrides)
+    workdir = Workdir(str(tmp_path / "run"))
+    run_loop(config, workdir, task)
+    scores = logs.read(workdir.metrics, "eval")[-1]
+    losses = [line["loss"] for line in logs.read(workdir.metrics, "train")]
+    assert task.stages.steps == len(losses) == 125
+    assert losses[0] == pytest.approx(np.log(3), abs=0.3) and np.mean(losses[-20:]) < 0.7
+    assert (
+        scores["accuracy"] > 0.6 and scores["rows"] == 29 and scores["f1"] == pytest.approx(scores["accuracy"], abs=0.1)
+    )
+    assert task.minimized_metric(scores) == 1 - scores["accuracy"]
+    widths = {batch["input_ids"].shape[1] for batch in itertools.islice(task.batches(0), task.stages.steps)}
+    assert task.train_step._cache_size() == len(widths) > 1
+    assert widths <= set(examples.lengths()) and len(examples.lengths()) == 3
+
+
+def test_it_predicts_numbers(tmp_path, tokenizer_folder):
+    overrides = ("classify.kind=regression", "classify.label=score", "train.epochs=16", "optimizer.learning_rate=0.01")
+    overrides = (*overrides, "model.init_stddev=0.1")
+    with labelled_texts.two_devices():
+        config, examples, task = build(tmp_path, tokenizer_folder, *overrides)
+    state, _ = train(task, config)
+    assert examples.labels == () and state.params["classifier"]["out_proj"]["kernel"].shape == (32, 1)
+    scores = task.evaluate(state.params)
+    assert scores.keys() == {"loss", "mse", "pearson", "spearman", "rows"}
+    assert scores["pearson"] > 0.6 and scores["mse"] == pytest.approx(scores["loss"], rel=1e-5)
+    assert task.minimized_metric(scores) == scores["loss"]
+    batch = sharding.put_batch(next(task.batches(0)), task.mesh, 16)
+    _, metrics = task.train_step(state, batch)
+    assert "accuracy" not in metrics, "of a number there is none"
+
+
+def test_it_labels_words(tmp_path, tokenizer_folder):
+    overrides = ("train.epochs=8", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "classify.metric=('f1',)")
+    with labelled_texts.two_devices():
+        config, examples, task = build(tmp_path, tokenizer_folder, *labelled_texts.word_settings(tmp_path), *overrides)
+    state, losses = train(task, config)
+    assert losses[0] == pytest.approx(np.log(4), abs=0.4)
+    found = task.evaluate(state.params)
+    words = examples.splits["validation"].words
+    assert found["words"] == len(words.texts) and found["rows"] == 29 and found["words_cut"] == 0
+    assert found["f1"] > 0.6 and found["accuracy"] > 0.8 and found["loss"] < 0.7
+    assert task.minimized_metric(found) == 1 - found["f1"]
+    _, metrics = task.train_step(state, sharding.put_batch(next(task.batches(0)), task.mesh, 16))
+    assert 0 < metrics["accuracy"] <= 1
+    hidden, length = config.model.hidden_size, task._mean_length
+    intermediate, keys = config.model.intermediate_size, [length] * config.model.layers
+    kernels = {"/0/dense/kernel": (4 * hidden + 2 * intermediate, hidden), "classifier/kernel": (hidden, 4)}
+    whole = flops.train_flops_per_token(kernels, hidden=hidden, keys=keys, predicted_share=1)
+    assert task.flops_per_token(1) == pytest.approx(whole), "its head has no dense layer"
+
+
+def test_words_that_are_cut_off_are_wrong(tmp_path, tokenizer_folder):
+    """They have no part in the loss."""
+    own = (*labelled_texts.word_settings(tmp_path), "classify.length=12", "model.init_stddev=0.3")
+    with labelled_texts.two_devices():
+        config, examples, task = build(tmp_path, tokenizer_folder, *own)
+    params, split = task.initial_state().params, examples.splits["validation"]
+    found, predicted = classification.evaluate(config, examples, task.mesh, task.eval_step, params, "validation")
+    cut = split.words.token_W < 0
+    assert found["words_cut"] == cut.sum() > 0 and (predicted[cut] == -1).all() and (predicted[~cut] >= 0).all()
+    assert found["accuracy"] == np.mean(predicted == split.labels_N)
+    batch = split.batch(np.arange(len(split)), 12, examples.pad_id)
+    logits = task.module.logits(params, batch["input_ids"], batch["attention_mask"])
+    label = batch["label"]
+    log_probs = np.asarray(jax.nn.log_softmax(logits))[label >= 0, label[label >= 0]]
+    assert len(log_probs) == (~cut).sum() and found["loss"] == pytest.approx(-log_probs.mean(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_microbatches_change_rounding_alone(tmp_path, tokenizer_folder):
+    config, _, one = build(tmp_path, tokenizer_folder, "mesh.data=4", "mesh.fsdp=2")
+    _, _, two = build(tmp_path, tokenizer_folder, "train.accumulate=2", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    np.testing.assert_allclose(train(one, config, steps=5)[1], train(two, config, steps=5)[1], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_start_is_the_body_that_was_given(tmp_path, tokenizer_folder):
+    config = labelled_texts.config(tmp_path, tokenizer_folder, "optimizer.ema_decay=0.9")
+    examples, body = load(config, tmp_path, tokenizer_folder)
+    given = {"roberta": jax.device_get(ROBERTA.make_module(body).init_params(jax.random.key(5)))["roberta"]}
+    state = classification.Classification(config, examples, body, lambda: given).initial_state()
+    random = classification.Classification(config, examples, body, None).initial_state()
+    for tree in (state.params, state.ema):
+        assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), {"roberta": tree["roberta"]}, given))
+    same = jax.tree.map(lambda a, b: np.array_equal(a, b), state.params, random.params)
+    assert all(jax.tree.leaves(same["classifier"])) and not all(jax.tree.leaves(same["roberta"]))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, tokenizer_folder):
+    folder = tmp_path_factory.mktemp("scores")
+    _, examples, task = build(folder, tokenizer_folder, "model.init_stddev=0.3")
+    params = jax.device_get(task.initial_state().params)
+    return folder, params, task.evaluate(task.initial_state().params), examples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "mesh"), [(8, (8, 1, 1)), (64, (2, 4, 1)), (29, (1, 1, 1))])
+def test_scores_do_not_depend_on_the_batch(reference, tokenizer_folder, rows, mesh):
+    """29 rows in batches of 16, the reference's, or others: each once, in the order of the file."""
+    folder, params, wanted, examples = reference
+    config = labelled_texts.config(folder, tokenizer_folder, f"evaluate.batch={rows}", "model.init_stddev=0.3")
+    _, body = load(config, folder, tokenizer_folder)
+    devices = jax.devices()[: int(np.prod(mesh))]
+    there = sharding.make_mesh(**dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)), devices=devices)
+    model = classification.classifier.make_config(body, examples.labels)
+    module = classification.make_module(config, model, examples, there)
+    places = sharding.tree_shardings(params, there, params, module.partition_rules())
+    eval_step = classification.make_eval_step(module, there, places, longest=examples.length)
+    params = jax.device_put(params, places)
+    scores, predicted = classification.evaluate(config, examples, there, eval_step, params, "validation")
+    assert scores["rows"] == wanted["rows"] == 29
+    assert scores["accuracy"] == wanted["accuracy"] and scores["f1"] == wanted["f1"]
+    assert scores["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+    labels = examples.splits["validation"].labels_N
+    assert np.mean(predicted == labels) == scores["accuracy"], "predictions in the order of the rows"
+
+
+def test_what_can_not_be_right_is_refused(tmp_path, tokenizer_folder):
+    for overrides, words in (
+        (("classify.length=65",), r"classify\.length = 65: the model reads 64 tokens"),
+        (("data.lanes=16", "classify.train=" + labelled_texts.write_csv(tmp_path / "few.csv", labelled_texts.rows(9))),
+         r"data\.lanes = 16: there are only 9 training rows"),
+        (("data.global_batch=12", "data.lanes=4"), "12 rows can't be split over 8 devices"),
+        (("train.steps=0", "train.epochs=1", "schedule.warmup_steps=999", "schedule.warmup_fraction=0"),
+         r"warmup_steps = 999: the run has \d+ steps"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            build(tmp_path, tokenizer_folder, *overrides)
+    config = labelled_texts.config(tmp_path, tokenizer_folder)
+    examples, body = load(config, tmp_path, tokenizer_folder)
+    body.pad_token_id = 0
+    with pytest.raises(InputError, match="pad id 0, its tokenizer 600 and 1"):
+        classification.Classification(config, dataclasses.replace(examples), body, None)
+
+
+# The command in processes of its own ----------------------------------------------------------------------------------
+
+
+def arguments(workdir: pathlib.Path, data_folder: pathlib.Path, tokenizer_folder: str, *overrides: str) -> list[str]:
+    settings = labelled_texts.settings(data_folder, tokenizer_folder, *overrides)
+    settings += ["model.hidden_dropout=0.1", "optimizer.ema_decay=0.9", "log.every=4", "checkpoint.every=4"]
+    return ["classify", "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{text}" for text in settings)]
+
+
+@pytest.fixture(scope="module")
+def straight(tokenizer_folder, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("straight")
+    run(arguments(workdir, tmp_path_factory.mktemp("rows"), tokenizer_folder))
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def here(tokenizer_folder, tmp_path_factory) -> pathlib.Path:
+    """The same command in this process."""
+    workdir = tmp_path_factory.mktemp("here")
+    with labelled_texts.two_devices():
+        assert __main__.main(arguments(workdir, tmp_path_factory.mktemp("rows"), tokenizer_folder)) == 0
+    return workdir
+
+
+def lines(workdir: pathlib.Path, kind: str) -> list[dict]:
+    found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def test_each_epoch_is_evaluated_and_saved(here):
+    assert [line["step"] for line in lines(here, "eval")] == [6, 11, 16]
+    assert [line["step"] for line in lines(here, "train")] == [4, 8, 12, 16]
+    steps = checkpoint_files.complete_steps(here / "checkpoints")
+    assert steps[-3:] == [11, 12, 16]
+    assert (here / "report.html").is_file() and (here / "export" / "proof.json").is_file()
+
+
+@pytest.mark.slow
+def test_killed_and_stopped_runs_end_with_the_same_bits(straight, tokenizer_folder, tmp_path):
+    command = arguments(tmp_path / "run", tmp_path, tokenizer_folder)
+    kill_when(start(command, program=DELAYED), lambda: logged_step(tmp_path / "run") >= 8)
+    process = start(command, program=DELAYED)
+    while logged_step(tmp_path / "run") < 12:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    run(command)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (straight / "metrics.jsonl").read_text()
+    a, b = state_of(straight, STEPS), state_of(tmp_path / "run", STEPS)
+    assert a.keys() == b.keys() and len(a) > 60
+    assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["-m mlm", "-m tests.programs.interleaved"])
+def test_several_processes_give_the_same_scores(straight, tokenizer_folder, tmp_path, program):
+    command = arguments(tmp_path / "run", tmp_path, tokenizer_folder)
+    run_together(command, processes=2, devices=2, program=program)
+    for kind in ("train", "eval"):
+        for one, other in zip(lines(straight, kind), lines(tmp_path / "run", kind), strict=True):
+            assert one["step"] == other["step"] and one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_other_rows_are_refused_and_moved_ones_taken(straight, tokenizer_folder, tmp_path):
+    workdir = copy(straight, tmp_path / "again")
+    before = (workdir / "metrics.jsonl").read_text()
+    command = arguments(workdir, tmp_path, tokenizer_folder)  # the same rows in another folder
+    run(command)
+    assert (workdir / "metrics.jsonl").read_text() == before
+    rows = labelled_texts.rows(83)
+    rows[40]["label"] = "money" if rows[40]["label"] != "money" else "animal"
+    labelled_texts.write_csv(tmp_path / "other.csv", rows)
+    _, err = run([*command, f"--config.classify.train=csv:{tmp_path}/other.csv"], code=2)
+    assert "was made from other shards or rows" in err
+    _, err = run([*command, "--config.classify.length=16"], code=2)
+    assert "classify.length: 24 -> 16" in err
+
+
+def test_the_config_says_what_the_run_had(here):
+    saved = configs.load_saved(configs.UPath(here / "config.json"), [])
+    assert saved.model.layers == 1 and saved.model.positions == 64 and saved.classify.length == 24

@@ -1,0 +1,121 @@
+"""Scores of predicted classes and numbers, against their definitions written out."""
+
+import itertools
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+from mlm.tasks import scores
+from tests import ROOT
+
+SKLEARN = """
+import json, sys, warnings
+from scipy import stats
+from sklearn import metrics
+warnings.simplefilter("ignore")
+for line in sys.stdin:
+    labels, predicted, numbers = json.loads(line)
+    found = {"accuracy": metrics.accuracy_score(labels, predicted)}
+    found["f1"] = metrics.f1_score(labels, predicted, average="weighted")
+    found["f1_macro"] = metrics.f1_score(labels, predicted, average="macro")
+    found["matthews"] = metrics.matthews_corrcoef(labels, predicted)
+    found["f1_positive"] = metrics.f1_score(labels, predicted) if max(labels + predicted) < 2 else None
+    found["mse"] = metrics.mean_squared_error(labels, numbers)
+    found["pearson"], found["spearman"] = stats.pearsonr(labels, numbers)[0], stats.spearmanr(labels, numbers)[0]
+    print(json.dumps(found))
+"""
+
+
+def test_scores_are_those_of_scikit_learn_and_scipy():
+    rng, cases, found = np.random.default_rng(0), [], []
+    for count, rows, right in itertools.product((2, 3, 5), (7, 200), (0.0, 0.5, 0.95, 1.0)):
+        labels = rng.integers(0, count, rows)
+        labels[labels == 4] = 1  # a class without rows
+        predicted = np.where(rng.random(rows) < right, labels, rng.integers(0, count, rows))
+        numbers = (labels + rng.normal(size=rows)).astype(np.float32)
+        cases.append([labels.tolist(), predicted.tolist(), numbers.tolist()])
+        found.append(scores.score_classes(labels, predicted.astype(np.float32), count))
+        found[-1] |= scores.score_numbers(labels, numbers)
+    lines = "".join(json.dumps(case) + "\n" for case in cases)
+    python = ROOT / ".venv-torch4" / "bin" / "python"
+    done = subprocess.run([python, "-c", SKLEARN], input=lines, capture_output=True, text=True, check=True)
+    for own, line in zip(found, done.stdout.splitlines(), strict=True):
+        theirs = json.loads(line)
+        assert own == pytest.approx({name: theirs[name] for name in own}, abs=1e-12)
+
+
+def test_one_class_alone_has_no_correlation():
+    found = scores.score_classes(np.zeros(5, int), np.zeros(5), 2)
+    assert found == {"accuracy": 1.0, "f1": 1.0, "f1_macro": 1.0, "matthews": 0.0, "f1_positive": 0.0}
+
+
+def test_what_chooses_a_checkpoint():
+    found = {"pearson": 0.5, "spearman": float("nan"), "accuracy": 0.75, "f1": None}
+    assert scores.selected(found, ("accuracy", "pearson")) == 0.625
+    assert scores.selected(found, ("pearson", "spearman")) == scores.selected(found, ("f1", "pearson")) == -0.25
+
+
+def test_confusion_has_rows_of_the_true_class():
+    table = scores.confusion(np.array([0, 0, 1, 2]), np.array([0.0, 1.0, 1.0, 0.0]), 3)
+    assert table.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
+
+
+def test_a_constant_has_no_correlation():
+    found = scores.score_numbers(np.arange(4.0), np.ones(4))
+    assert np.isnan(found["pearson"]) and np.isnan(found["spearman"]) and found["mse"] == 1.5
+
+
+SEQEVAL = """
+import json, sys, warnings
+from seqeval import metrics
+warnings.simplefilter("ignore")
+for line in sys.stdin:
+    case = json.loads(line)
+    found = {name: getattr(metrics, f"{name}_score")(*case) for name in ("accuracy", "precision", "recall", "f1")}
+    print(json.dumps(found))
+"""
+ODD = [  # true and predicted tags of a few sentences, separated by "|"
+    ("B-A I-A O B-B", "B-A I-A O B-B"),
+    ("B-A I-A I-A | I-A O", "I-A I-A I-A | B-A O"),  # IOB1
+    ("I-A I-B B-B | B-A I-B", "I-A B-B I-B | B-A B-B"),
+    ("S-A B-A I-A E-A | E-A S-A", "B-A I-A I-A E-A | I-A E-A"),  # IOBES
+    ("E-A I-A E-A E-A | S-B I-B", "E-A I-A I-A E-A | O I-B"),
+    ("NOUN VERB NOUN NOUN . | X", "NOUN NOUN NOUN VERB . | NOUN"),
+    ("B I O | B-A-B I-A-B . I-A-B", "B B O | B-A-B I-A-C . I-A-B"),
+    ("U-A L-A B-A L-A", "U-A U-A B-A I-A"),
+    ("O O", "O O"),
+    ("O B-A", "O O"),
+    ("I-", "B-"),
+]
+
+
+def test_scores_of_words_are_those_of_seqeval():
+    rng, cases = np.random.default_rng(0), []
+    for tags in (["O", "B-A", "I-A", "B-B", "I-B"], ["O", *(f"{p}-{t}" for p in "BIESU" for t in "AB")], ["NN", "VB"]):
+        for right in (0.3, 0.7, 0.97):
+            lengths = rng.integers(1, 9, 30)
+            true = [rng.choice(tags, length).tolist() for length in lengths]
+            found = [[t if rng.random() < right else str(rng.choice(tags)) for t in row] for row in true]
+            cases.append((true, found))
+    cases += [tuple([part.split() for part in tags.split("|")] for tags in pair) for pair in ODD]
+    lines = "".join(json.dumps(case) + "\n" for case in cases)
+    python = ROOT / ".venv-torch4" / "bin" / "python"
+    done = subprocess.run([python, "-c", SEQEVAL], input=lines, capture_output=True, text=True, check=True)
+    for (true, predicted), line in zip(cases, done.stdout.splitlines(), strict=True):
+        names = sorted({tag for row in (*true, *predicted) for tag in row})
+        labels, guesses = (np.array([names.index(tag) for row in rows for tag in row]) for rows in (true, predicted))
+        rows = np.repeat(np.arange(len(true)) * 3, list(map(len, true)))
+        found = scores.score_words(labels, guesses.astype(np.float32), rows, names)
+        assert found == pytest.approx(json.loads(line), abs=1e-12), (true, predicted)
+
+
+def test_words_that_were_cut_off_are_wrong():
+    """And "O" to the spans; a span does not go on in the next row."""
+    names, rows = ("B-A", "I-A", "O"), np.array([0, 0, 0, 1, 1])
+    labels, predicted = np.array([0, 1, 2, 1, 2]), np.array([0.0, 1.0, -1.0, 1.0, -1.0])
+    found = scores.score_words(labels, predicted, rows, names)
+    assert found == {"accuracy": 0.6, "precision": 1.0, "recall": 1.0, "f1": 1.0}
+    found = scores.score_words(np.array([0, 1]), np.array([0.0, -1.0]), np.array([0, 0]), names)
+    assert found["f1"] == 0 and found["accuracy"] == 0.5

@@ -1,0 +1,203 @@
+"""A test split, from the corpus to report and model card: written and scored, and nothing chooses by it."""
+
+import contextlib
+import functools
+import io
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from mlm import __main__, logs
+from mlm.data import sample, sources
+from mlm.data.manifest import load_manifest
+from mlm.paths import UPath
+from mlm.pretrained import load
+from mlm.training import sharding
+from mlm.workdir import Workdir
+from tests.support.corpora import InProcess, contents, corpus_of, shard_texts, write_jsonl, write_shards
+from tests.support.tiny import TINY
+
+SETTINGS = ("data.lanes=2", "shards.count=4", "shards.validation_count=1", "evaluate.every=4", "checkpoint.every=4")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hub_cache(tmp_path_factory):
+    import datasets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        yield
+
+
+def write_set(folder: pathlib.Path, texts: list[str], test: list[str]) -> str:
+    """A data set of which test and validation have texts of training, and test some of validation."""
+    folder.mkdir()
+    splits = {"train": texts[:300], "validation": texts[290:340], "test": [*texts[:5], *texts[330:335], *test]}
+    for split, own in splits.items():
+        write_jsonl(folder / f"{split}.jsonl", own)
+    return f"hf:{folder}"
+
+
+def command(name: str, workdir: pathlib.Path | str, source: str, tokenizer_folder: str, *overrides: str) -> list[str]:
+    own = (f"corpus.sources=('{source}',)", f"tokenizer.path={tokenizer_folder}", *SETTINGS, *overrides)
+    return [name, "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{text}" for text in (*TINY, *own))]
+
+
+@pytest.fixture(scope="module")
+def run(texts, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
+    """The command `run` on a data set with a test split, on eight devices."""
+    folder = tmp_path_factory.mktemp("run")
+    source = write_set(folder / "set", texts, texts[340:380])
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert __main__.main(command("run", folder / "run", source, tokenizer_folder)) == 0
+    assert f"evaluate --workdir={folder / 'run'} --split=test" in out.getvalue()
+    return folder / "run"
+
+
+def test_its_texts_are_in_no_other_split(run, texts, tokenizer_folder):
+    manifest = load_manifest(str(run / "shards"))
+    counts = {name: split.documents for name, split in manifest.splits.items()}
+    assert counts == {"train": 300 - 5 - 10, "validation": 50 - 5, "test": 50}, "test keeps all of its own"
+    held = {
+        split: {text for shard in shard_texts(manifest, split, texts[:380], tokenizer_folder) for text in shard}
+        for split in manifest.splits
+    }
+    assert held["test"] <= {*texts[:5], *texts[330:335], *texts[340:380]} and len(held["test"]) >= 49
+    assert not held["test"] & (held["train"] | held["validation"])
+    records = manifest.splits["test"].records
+    assert [path.name for path in (run / "shards" / "test").iterdir()] == [f"dataset-0-{records}.tfrecord"]
+
+
+def test_nothing_chooses_by_it(run, texts, tokenizer_folder, tmp_path):
+    """Another one leaves the same training and validation rows, logs, parameters and best step, to the bit."""
+    source = write_set(tmp_path / "set", texts, texts[400:480])
+    for name in ("shards", "train"):
+        assert __main__.main(command(name, tmp_path / "run", source, tokenizer_folder)) == 0
+    one, other = (Workdir(str(folder), create=False) for folder in (run, tmp_path / "run"))
+    manifests = [load_manifest(str(workdir.shards)) for workdir in (one, other)]
+    assert manifests[0].splits["test"] != manifests[1].splits["test"]
+    assert manifests[0].fingerprint == manifests[1].fingerprint
+    assert manifests[0].fingerprint_of("test") != manifests[1].fingerprint_of("test")
+    for split in ("train", "validation"):
+        assert contents(one.shards / split) == contents(other.shards / split)
+    assert one.metrics.read_text() == other.metrics.read_text()
+    models = [load.load(workdir, head=None) for workdir in (one, other)]
+    assert jax.tree.all(jax.tree.map(np.array_equal, models[0].params, models[1].params))
+    kept = [sorted(path.name for path in workdir.checkpoints.iterdir()) for workdir in (one, other)]
+    assert kept[0] == kept[1]
+
+
+def test_without_one_all_is_as_if_there_were_no_such_split(texts, tokenizer_folder, tmp_path):
+    source = write_set(tmp_path / "set", texts, [])
+    write_jsonl(tmp_path / "set" / "test.jsonl", texts[400:440])
+    made, drawn = [], []
+    for name in ("with", "without"):
+        corpus = corpus_of((source,))
+        made.append(write_shards(corpus, tmp_path / name, tokenizer_folder))
+        drawn.append(sample.draw(corpus, megabytes=0.02, engine=InProcess(), texts=""))
+        (tmp_path / "set" / "test.jsonl").unlink(missing_ok=True)
+        sources._loaded_hf.cache_clear()
+    assert drawn[0] == drawn[1] and len(drawn[0]) > 10, "the tokenizer's sample"
+    files = [contents(tmp_path / name) for name in ("with", "without")]
+    assert files[1].items() - files[0].items() == {
+        (name, files[1][name]) for name in ("/manifest.json", "/documents/parts.json", *files[1]) if "documents" in name
+    } | {("/manifest.json", files[1]["/manifest.json"])}
+    assert made[0].splits["test"].documents == 40 and made[1].splits.keys() == {"train", "validation"}
+    assert made[0].fingerprint == made[1].fingerprint
+    assert not (tmp_path / "without" / "test").exists()
+    assert json.loads((tmp_path / "without" / "manifest.json").read_text())["splits"].keys() == made[1].splits.keys()
+
+
+def test_similar_documents_are_left_out_of_training(texts, tokenizer_folder, tmp_path):
+    long = [text for text in texts if len(text.split()) > 60][:40]
+    source = write_set(tmp_path / "set", texts, [])
+    write_jsonl(tmp_path / "set" / "train.jsonl", [*long[:20], *texts[100:300]])
+    write_jsonl(tmp_path / "set" / "test.jsonl", [f"{text} And one word more." for text in long])
+    made = write_shards(corpus_of((source,), near_duplicates=0.8), tmp_path / "shards", tokenizer_folder)
+    assert made.splits["train"].near_duplicates >= 19
+    assert made.splits["test"].documents >= 39, "but for those that are similar to one another"
+
+
+def test_it_is_scored_and_shown(run, capsys, monkeypatch):
+    assert "Test" not in (run / "report.html").read_text() + (run / "export" / "README.md").read_text()
+    scores = {}
+    for flags in ((), ("--pseudo=2", "--breakdown")):
+        assert __main__.main(["evaluate", f"--workdir={run}", "--split=test", *flags]) == 0
+        scores[flags] = json.loads(capsys.readouterr().out.splitlines()[0])
+    one = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+    with monkeypatch.context() as patch:
+        patch.setattr(sharding, "make_mesh", one)
+        assert __main__.main(["evaluate", f"--workdir={run}", "--split=test"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[0])
+    first, more = scores.values()
+    assert first["split"] == "test" and first["loss"] == more["loss"] == pytest.approx(again["loss"], rel=1e-5)
+    assert more["pseudo_rows"] == 2 and more.keys() > first.keys()
+    assert __main__.main(["evaluate", f"--workdir={run}"]) == 0
+    validation = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert validation["loss"] == logs.read(UPath(run / "metrics.jsonl"), "eval")[-1]["loss"] != first["loss"]
+    for name in ("report", "export"):
+        assert __main__.main([name, f"--workdir={run}"]) == 0
+    page, card = (run / "report.html").read_text(), (run / "export" / "README.md").read_text()
+    section = page.partition("Test split")[2].partition("</section>")[0]
+    for text in (section, card.partition("## Test scores")[2].partition("\n## ")[0]):
+        assert f"{first['loss']:.4f}" in text and f"{validation['loss']:.4f}" not in text
+    for text in (page.partition("Test split")[0], card.partition("## Test scores")[0]):
+        assert f"{validation['loss']:.4f}" in text and f"{first['loss']:.4f}" not in text
+
+
+def test_doctor_compares_it_with_training(texts, tokenizer_folder, tmp_path, capsys):
+    """Copies with a word before them are other documents, and the same text."""
+    shutil.copytree(tokenizer_folder, tmp_path / "run" / "tokenizer")
+    source = write_set(tmp_path / "set", texts, [f"Again: {text}" for text in texts[20:60]])
+    made = write_shards(corpus_of((source,)), tmp_path / "shards", tokenizer_folder)
+    sizes = ("tokenizer.vocab_size=600", "data.lanes=2", f"shards.dir={made.folder}")
+    doctor = ["doctor", *command("", tmp_path / "run", source, tokenizer_folder, *sizes)[1:], "--json"]
+    __main__.main(doctor)
+    overlaps = [own for own in json.loads(capsys.readouterr().out)["findings"] if own["check"] == "overlap"]
+    assert [own["level"] == "ok" for own in overlaps] == [True, False]
+    assert "test record" in overlaps[1]["what"] and made.splits.keys() == {"train", "validation", "test"}
+    assert __main__.main([*doctor, "--record=test:0"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["split"] == "test" and all("test[" in each["part"] for each in found["documents"])
+
+
+def test_a_mixture_has_the_mean_of_its_folders(run, web, texts, tokenizer_folder, tmp_path, capsys):
+    source = write_jsonl(tmp_path / "a.jsonl", texts[500:700])
+    other = write_shards(
+        corpus_of((source,), test_fraction=0.3),
+        tmp_path / "other" / "shards",
+        tokenizer_folder,
+        counts={"train": 4, "validation": 1},
+    )
+    own = str(run / "shards")
+    evaluate = ["evaluate", f"--workdir={run}", "--split=test"]
+    folders, losses = ((own, 0.5), (other.folder, 0.5)), []
+    for folder in (own, other.folder):
+        assert __main__.main([*evaluate, f"--config.shards.dir={folder}"]) == 0
+        losses.append(json.loads(capsys.readouterr().out.splitlines()[0])["loss"])
+    assert __main__.main([*evaluate, f"--config.data.mixture={folders}"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert found["loss"] == pytest.approx(sum(losses) / 2)
+    assert sorted(found[key] for key in found if key.endswith("/loss")) == sorted(losses)
+    assert __main__.main([*evaluate, f"--config.data.mixture={((own, 0.5), (web.folder, 0.5))}"]) == 2
+    err = capsys.readouterr().err
+    assert web.folder in err and "--split=test" in err and own not in err
+    assert __main__.main([*evaluate, f"--config.shards.dir={web.folder}"]) == 2
+    err = capsys.readouterr().err
+    assert all(word in err for word in ("--split=test", web.folder, "train, validation"))
+
+
+def test_shards_of_the_tf_tpu_example_may_have_one(run, tokenizer_folder, tmp_path):
+    folder = pathlib.Path(shutil.copytree(run / "shards", tmp_path / "shards"))
+    known = load_manifest(str(folder))
+    (folder / "manifest.json").unlink()
+    found = load_manifest(str(folder), tokenizer_folder=tokenizer_folder)
+    assert {name: split.records for name, split in found.splits.items()} == {
+        name: split.records for name, split in known.splits.items()
+    }
+    shutil.rmtree(folder / "test")
+    assert load_manifest(str(folder), tokenizer_folder=tokenizer_folder).splits.keys() == {"train", "validation"}

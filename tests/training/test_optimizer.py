@@ -1,0 +1,325 @@
+"""Schedules at points computed by hand; optimizers against their formulas, on the parameters that each may touch."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from ml_collections import ConfigDict
+from safetensors.numpy import load_file, save_file
+
+from mlm.errors import InputError
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import optimizer, sharding, train
+from mlm.workdir import Workdir
+from tests.support.pytorch import run_torch
+from tests.support.tiny import INFO, random_batch, slow, tiny_config, tiny_run
+
+NAMES = ("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon")
+RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
+
+
+def schedule(name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2, final: float = 0.0):
+    settings = {
+        "name": name,
+        "warmup_steps": warmup,
+        "warmup_fraction": 0.0,
+        "decay_fraction": decay,
+        "final_fraction": final,
+    }
+    config = ConfigDict({"schedule": settings, "optimizer": {"learning_rate": 0.8}})
+    return optimizer.make_schedule(config, steps)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "points"),
+    [
+        ("linear", {}, {0: 0.8, 25: 0.6, 50: 0.4, 100: 0.0, 150: 0.0}),
+        ("linear", {"warmup": 20}, {0: 0.0, 5: 0.2, 20: 0.8, 60: 0.4, 100: 0.0}),
+        ("linear", {"warmup": 20, "final": 0.25}, {20: 0.8, 60: 0.5, 100: 0.2, 120: 0.2}),
+        ("cosine", {}, {0: 0.8, 50: 0.4, 100: 0.0, 25: 0.4 * (1 + np.cos(np.pi / 4))}),
+        ("cosine", {"warmup": 20, "final": 0.1}, {10: 0.4, 20: 0.8, 60: 0.44, 100: 0.08}),
+        ("inverse_sqrt", {}, {0: 0.8, 3: 0.4, 99: 0.08}),
+        ("inverse_sqrt", {"warmup": 16}, {0: 0.0, 8: 0.4, 16: 0.8, 64: 0.4, 100: 0.32}),
+        ("wsd", {}, {0: 0.8, 80: 0.8, 90: 0.4, 100: 0.0}),
+        ("wsd", {"warmup": 40, "final": 0.5}, {20: 0.4, 40: 0.8, 79: 0.8, 80: 0.8, 90: 0.6, 100: 0.4}),
+        ("wsd_sqrt", {}, {0: 0.8, 80: 0.8, 81: 0.8 * (1 - 0.05**0.5), 85: 0.4, 90: 0.8 * (1 - 0.5**0.5), 100: 0.0}),
+        ("wsd_sqrt", {"warmup": 40, "final": 0.5}, {20: 0.4, 40: 0.8, 80: 0.8, 85: 0.6, 100: 0.4, 120: 0.4}),
+        ("wsd_sqrt", {"warmup": 90, "decay": 0.1, "final": 0.1}, {89: 0.8 * 89 / 90, 90: 0.8, 92.5: 0.44, 100: 0.08}),
+        ("constant", {}, {0: 0.8, 50: 0.8, 1000: 0.8}),
+        ("constant", {"warmup": 10}, {0: 0.0, 5: 0.4, 10: 0.8, 1000: 0.8}),
+        ("linear", {"warmup": 100}, {0: 0.0, 50: 0.4, 100: 0.8}),  # a run that is all warmup
+    ],
+)
+def test_schedules_by_hand(name, options, points):
+    rate = schedule(name, **options)
+    for count, value in points.items():
+        assert float(rate(count)) == pytest.approx(value, rel=1e-6, abs=1e-7), f"{name} at {count}"
+        assert float(jax.jit(rate)(jnp.float32(count))) == pytest.approx(value, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "first_peak"),
+    [((), 0), (("schedule.warmup_steps=30",), 30), (("schedule.warmup_fraction=0.25",), 50)],
+)
+def test_warmup_of_a_config(overrides, first_peak):
+    rate = tiny_run("train.steps=200", *overrides).schedule
+    values = [float(rate(count)) for count in range(201)]
+    assert int(np.argmax(values)) == first_peak
+    assert values[first_peak] == pytest.approx(3e-3)
+    assert values[200] == 0
+
+
+def test_warmup_steps():
+    assert optimizer.warmup_steps(tiny_config("schedule.warmup_steps=5", "schedule.warmup_fraction=0"), 1000) == 5
+    assert optimizer.warmup_steps(tiny_config("schedule.warmup_steps=0", "schedule.warmup_fraction=0.06"), 1000) == 60
+
+
+def test_a_schedule_longer_than_a_run_of_epochs_is_refused(manifest, tmp_path):
+    wsd = ("schedule.name=wsd", "schedule.decay_fraction=0.5")
+    few = ("train.steps=0", "train.epochs=3", "schedule.warmup_steps=100")
+    optimizer.check_schedule(tiny_config(*few), 100)
+    optimizer.check_schedule(tiny_config(*few, *wsd), 200)
+    words = r"warmup_steps = 100: the run has 99 steps \(train.epochs = 3\); set it lower, or use warmup_fraction\.$"
+    with pytest.raises(InputError, match=words):
+        optimizer.check_schedule(tiny_config(*few), 99)
+    with pytest.raises(InputError, match=r"decay_fraction = 0.5: the run has 150 steps, and a warmup of 100; lower"):
+        optimizer.check_schedule(tiny_config(*few, *wsd), 150)
+    short = tiny_config("train.steps=0", "train.epochs=0.01", "schedule.warmup_steps=100000")
+    with pytest.raises(InputError, match=r"warmup_steps = 100000: the run has \d+ steps"):
+        Pretraining.open(short, Workdir(str(tmp_path)), manifest)
+
+
+def make(name: str, *, rate: float = RATE, **settings: float) -> optax.GradientTransformation:
+    default = {"b1": B1, "b2": B2, "eps": EPS, "weight_decay": DECAY, "clip_norm": 0.0, "muon_iterations": 5}
+    return optimizer.make_optimizer(ConfigDict(default | settings | {"name": name}), optax.constant_schedule(rate))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Pretraining(
+        tiny_config(), INFO, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    )
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    """Shaped and named as those of a real model; biases and norms are off 0 and 1, so that a decay would show."""
+    shapes = jax.eval_shape(lambda: model.module.init_params(jax.random.key(0)))
+    return draw(shapes, 0.1, seed=0)
+
+
+@pytest.fixture(scope="module")
+def grads(params):
+    return draw(params, 1.0, seed=1)
+
+
+def draw(shapes, size: float, seed: int):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda p: jnp.asarray(size * rng.standard_normal(p.shape), jnp.float32), shapes)
+
+
+def first_update(tx: optax.GradientTransformation, grads, params) -> dict[str, np.ndarray]:
+    return flat(tx.update(grads, tx.init(params), params)[0])  # not jitted: that takes longer than it runs
+
+
+def flat(tree) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(tree)}
+
+
+def assert_near(found: np.ndarray, wanted: np.ndarray, what: str):
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-7, err_msg=what)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decays_matrices_and_embeddings_alone(name, params):
+    """With gradients of zero nothing but the decay is left; lamb gives it the length of the parameter."""
+    zero = jax.tree.map(jnp.zeros_like, params)
+    updates = first_update(make(name), zero, params)
+    for path, p in flat(params).items():
+        scale = 1.0 if name == "lamb" else DECAY
+        wanted = -RATE * scale * p if p.ndim > 1 else np.zeros_like(p)
+        assert_near(updates[path], wanted, f"{name}: {path}")
+    assert {p.ndim for p in flat(params).values()} == {1, 2}
+    still = first_update(make(name, weight_decay=0.0), zero, params)
+    assert all(not update.any() for update in still.values())
+
+
+def rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(x))))
+
+
+def by_hand(name: str, g: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """The first update of an optimizer that knows nothing yet."""
+    decay = DECAY * p if p.ndim > 1 else 0.0
+    adam = g / (np.abs(g) + EPS)  # both moments, corrected for their bias, are the gradient's own
+    if name in ("adamw", "stable_adamw"):  # g / sqrt(v) is 1 at first
+        return -RATE * (adam + decay)
+    if name == "lion":
+        return -RATE * (np.sign(g) + decay)
+    if name == "lamb":
+        return -RATE * np.linalg.norm(p) / np.linalg.norm(adam + decay) * (adam + decay)
+    # adafactor: the second moment's decay is 0 in the first update; then its size is that of the parameter, and the
+    # momentum starts from 0 without correction.
+    if min(g.shape) >= 128 and g.ndim == 2:
+        square = np.square(g) + 1e-30
+        row, column = square.mean(1, keepdims=True), square.mean(0, keepdims=True)
+        u = g / np.sqrt(row * column / row.mean())
+    else:
+        u = np.sign(g)
+    u = u / max(1.0, rms(u)) * max(rms(p), 1e-3)
+    return -RATE * ((1 - B1) * u + decay)
+
+
+@pytest.mark.parametrize("name", ["adamw", "stable_adamw", "lamb", "lion", "adafactor"])
+def test_first_update_by_hand(name, params, grads):
+    updates = first_update(make(name), grads, params)
+    for path, g in flat(grads).items():
+        assert_near(updates[path], by_hand(name, g, flat(params)[path]), f"{name}: {path}")
+
+
+def test_adafactor_with_factored_moments_by_hand():
+    rng = np.random.default_rng(2)
+    p, g = ({"kernel": rng.standard_normal((128, 192)).astype(np.float32)} for _ in range(2))
+    tx = make("adafactor")
+    assert_near(first_update(tx, g, p)["kernel"], by_hand("adafactor", g["kernel"], p["kernel"]), "adafactor")
+    sizes = sorted(leaf.size for leaf in jax.tree.leaves(tx.init(p)))
+    assert sizes[-3:] == [128, 192, 128 * 192], "a row, a column, and the momentum"
+
+
+def test_adafactor_goes_downhill(params, grads):
+    """Its direction in optax ends with a sign of its own; twice turned would climb."""
+    updates = first_update(make("adafactor", weight_decay=0.0), grads, params)
+    for path, g in flat(grads).items():
+        assert np.all(np.sign(updates[path]) == -np.sign(g)), path
+
+
+def test_muon_orthogonalises_kernels_alone(params, grads):
+    muon, adamw = (first_update(make(name), grads, params) for name in ("muon", "adamw"))
+    weights = flat(params)
+    kernels = [path for path in weights if path.endswith("/kernel")]
+    assert len(kernels) == 7, "query, key, value, output, two of the feed-forward layer, and the head's"
+    for path in weights:
+        if path not in kernels:
+            assert_near(muon[path], adamw[path], f"{path}: must be AdamW's")
+            continue
+        direction = muon[path] / -RATE - DECAY * weights[path]
+        scale = 0.2 * np.sqrt(max(direction.shape))
+        singular = np.linalg.svd(direction, compute_uv=False) / scale
+        assert singular.min() > 0.6, f"{path}: not orthogonal"
+        assert singular.max() < 1.3, f"{path}: not orthogonal"
+        assert rms(direction) == pytest.approx(0.2, rel=0.25), f"{path}: AdamW's size, for AdamW's learning rate"
+
+
+def test_iterations_of_muon(params, grads):
+    """One iteration is a polynomial of the singular values (Jordan et al., 2024); more of them bring these closer."""
+    path = next(path for path in flat(params) if path.endswith("query/kernel"))
+    values, spread = np.linalg.svd(flat(grads)[path], compute_uv=False), {}
+    values /= np.linalg.norm(values)
+    for iterations in (1, 2, 5):
+        update = first_update(make("muon", weight_decay=0.0, muon_iterations=iterations), grads, params)[path]
+        got = np.linalg.svd(update, compute_uv=False) / (RATE * 0.2 * np.sqrt(max(update.shape)))
+        spread[iterations] = got.max() / got.min()
+        if iterations == 1:
+            expected = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+            np.testing.assert_allclose(got, np.sort(expected)[::-1], rtol=1e-4)
+    assert spread[1] > spread[2] > spread[5]
+
+
+def test_stable_adamw_is_that_of_pytorch(tmp_path):
+    """Twenty updates with warmup and decay, to 1e-5; where the gradients of a tensor jump, its rate is divided."""
+    rng = np.random.default_rng(3)
+    shapes = {"kernel": (12, 8), "three": (8, 3, 6), "bias": (8,)}
+    start = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    gradients = {name: rng.standard_normal((20, *shape)).astype(np.float32) for name, shape in shapes.items()}
+    for name, step in (("kernel", 9), ("three", 12), ("bias", 9)):
+        gradients[name][step] *= 30
+    settings = {"learning_rate": 0.02, "b1": B1, "b2": B2, "eps": EPS, "weight_decay": 0.3, "steps": 20}
+    save_file(start, tmp_path / "start.safetensors")
+    save_file(gradients, tmp_path / "gradients.safetensors")
+    (tmp_path / "settings.json").write_text(json.dumps(settings | {"warmup_steps": 5}))
+    run_torch(4, "tests/pytorch/stable_adamw.py", tmp_path)
+    theirs, size = load_file(tmp_path / "trained.safetensors"), json.loads((tmp_path / "rms.json").read_text())
+    assert all(max(own) > 2 and sorted(own)[10] < 1.5 for own in size.values()), "must act in some updates alone"
+
+    linear = {"name": "linear", "warmup_steps": 5, "decay_fraction": 0.0, "final_fraction": 0.0}
+    rate = optimizer.make_schedule(ConfigDict({"schedule": linear, "optimizer": settings}), 20)
+    ours = {}
+    for name in ("stable_adamw", "adamw"):
+        config = ConfigDict(settings | {"name": name, "clip_norm": 0.0, "muon_iterations": 5})
+        tx = optimizer.make_optimizer(config, rate)
+        params, state, update = start, tx.init(start), jax.jit(tx.update)
+        for step in range(20):
+            updates, state = update({key: grads[step] for key, grads in gradients.items()}, state, params)
+            params = optax.apply_updates(params, updates)
+        ours[name] = params
+    for key, value in theirs.items():
+        np.testing.assert_allclose(ours["stable_adamw"][key], value, rtol=0, atol=1e-5, err_msg=key)
+        assert np.abs(ours["adamw"][key] - value).max() > 5e-3, f"{key}: the division does not show"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_of_several_parts(name):
+    """A kernel [input, part, output] gets the update of `part` kernels; lamb and adafactor scale them by one norm."""
+    rng = np.random.default_rng(4)
+    tx = make(name, weight_decay=0.0)
+    for shape in ((128, 3, 128), (3, 5, 2)):
+        p, g = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+        whole = first_update(tx, {"kernel": g}, {"kernel": p})["kernel"]
+        for part in range(shape[1]):
+            own, found = first_update(tx, {"kernel": g[:, part]}, {"kernel": p[:, part]})["kernel"], whole[:, part]
+            if name in ("lamb", "adafactor"):
+                own, found = own / rms(own), found / rms(found)
+            np.testing.assert_allclose(found, own, rtol=1e-4, atol=1e-6, err_msg=f"{shape}, part {part}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clipping_comes_first(name, params, grads):
+    norm = float(optax.tree.norm(grads))
+    shrunk = jax.tree.map(lambda g: g * 1e-6, grads)
+    clipped = first_update(make(name, clip_norm=norm * 1e-6), grads, params)
+    by_itself = first_update(make(name), shrunk, params)
+    untouched = first_update(make(name, clip_norm=norm * 2), grads, params)
+    without = first_update(make(name), grads, params)
+    for path in clipped:
+        np.testing.assert_allclose(clipped[path], by_itself[path], rtol=2e-3, atol=1e-6, err_msg=path)
+        np.testing.assert_array_equal(untouched[path], without[path], err_msg=path)
+    if name == "adamw":  # where epsilon is no longer small beside the gradient, the clip shows
+        assert any(np.abs(clipped[path] - without[path]).max() > 1e-3 for path in clipped)
+
+
+@pytest.fixture(scope="module")
+def gradient(model):
+    return jax.jit(train.make_gradient(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        slow("adamw", 3e-3),
+        ("stable_adamw", 3e-3),
+        slow("lamb", 5e-2),
+        slow("lion", 1.5e-3),
+        slow("adafactor", 3e-2),
+        ("muon", 3e-3),
+    ],
+)
+def test_every_optimizer_learns(name, rate, model, gradient):
+    """Thirty updates on one batch take a real model well under the loss of guessing, ln 500 = 6.2 nats."""
+    tx = make(name, weight_decay=0.01, clip_norm=1.0, rate=rate)
+    params = jax.jit(lambda: model.module.init_params(jax.random.key(0)))()
+    state, losses = tx.init(params), []
+
+    @jax.jit
+    def update(grads, state, params):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(30):
+        grads, sums = gradient(params, random_batch(), np.int32(0))
+        params, state = update(grads, state, params)
+        losses.append(float(sums["loss"].sum / sums["loss"].weight))
+    assert losses[0] == pytest.approx(np.log(500), abs=0.15)
+    assert losses[-1] < losses[0] - 1, losses[::5]
