@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -37,10 +38,24 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "standard: needs PyTorch, a process, a cloud or Dask, or more than a few seconds"
+    )
     config.addinivalue_line("markers", "slow: a proof that takes minutes; bash tests/run.sh --slow runs these")
     config.addinivalue_line("markers", "hosts: a proof on hosts of its own; bash tests/pod.sh runs these, as root")
     config.addinivalue_line("filterwarnings", "error:::mlm")
     config.addinivalue_line("filterwarnings", "error:::tests")
+
+
+@pytest.fixture(autouse=True)
+def quick_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are to be waited for: what starts a process is marked `standard`."""
+    if not any(request.node.get_closest_marker(name) for name in ("standard", "slow", "hosts")):
+
+        def refuse(self, *args, **kwargs):
+            pytest.fail(f"a quick test starts a process, {args}: mark it `standard`")
+
+        monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -36,6 +36,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(("arguments", "culprit", "words"), CONFIGS, ids=[case[0][0] for case in CONFIGS])
 def test_config_is_refused_in_three_seconds(tmp_path, arguments, culprit, words):
     command = ["train", "--config=configs/base.py", f"--workdir={tmp_path / 'run'}", *arguments]
@@ -221,6 +222,7 @@ def workdir(trained_workdir, tmp_path) -> pathlib.Path:
     return pathlib.Path(shutil.copytree(trained_workdir, tmp_path / "workdir"))
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("family", ["roberta_prelayernorm", "modernbert"])
 def test_a_start_from_another_family(trained_workdir, manifest, tmp_path, capsys, compiled, family):
     settings = (f"train.init_from={trained_workdir}", f"model.family={family}")
@@ -238,6 +240,7 @@ def largest_file(folder: pathlib.Path) -> pathlib.Path:
     return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("change", [flip, truncate, lambda file: file.unlink()], ids=["flipped", "truncated", "gone"])
 def test_damaged_checkpoint(workdir, manifest, capsys, change):
     file = largest_file(workdir / "checkpoints" / "6" / "state")
@@ -308,6 +311,7 @@ def test_guard_stops_with_code_3(manifest, tmp_path, capsys):
     assert checkpoint_files.complete_steps(tmp_path / "checkpoints") == []
 
 
+@pytest.mark.standard
 def test_terminated_before_the_first_step(manifest, tmp_path):
     process = start(train_arguments(tmp_path, manifest.folder))
     while not (tmp_path / ".lock").exists():  # the data has been checked, jax is being imported

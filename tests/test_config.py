@@ -17,6 +17,7 @@ from tests.support import processes
 from tests.support.configs import BASE, refused
 
 
+@pytest.mark.standard
 def test_loads_fast_and_without_jax():
     code = (
         "import sys, time; begin = time.process_time()\n"
@@ -31,6 +32,7 @@ def test_loads_fast_and_without_jax():
     assert min(float(run.stdout.split()[0]) for run in runs) < 1
 
 
+@pytest.mark.standard
 def test_a_mistake_on_the_command_line_is_answered_at_once(tmp_path):
     command = [sys.executable, "-m", "mlm", "train", f"--config={BASE}", f"--workdir={tmp_path / 'run'}"]
     before = processes.seconds_of_children()

@@ -49,6 +49,7 @@ MODERN = ["modernbert_base.py", "modernbert_base_long.py", "modernbert_large.py"
 PUBLISHED = ["roberta_base.py", "roberta_large.py", "tf_tpu_wikitext.py", "wikitext103_large.py", *MODERN]
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_arithmetic_of_the_docstrings(name):
     text = importlib.import_module(f"configs.{name[:-3]}").__doc__.replace(",", "")

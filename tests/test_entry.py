@@ -229,12 +229,14 @@ def losses(own_config, sizes: tuple[int, int, int], *keys: str) -> list[float]:
     return found
 
 
+@pytest.mark.standard
 def test_a_subclass_through_mesh_and_accumulation(own_config):
     alone = losses(own_config, (1, 1, 1))
     assert losses(own_config, (2, 1, 1), "train.accumulate=2") == pytest.approx(alone, rel=1e-4)
     assert abs(losses(own_config, (1, 1, 1), "mine.power=1.0")[0] - alone[0]) > 1e-6
 
 
+@pytest.mark.standard
 def test_a_subclass_through_resume_and_report(one_device, tmp_path, manifest, own_config):
     straight = train(tmp_path / "straight", manifest, own_config)
     saved = checkpoint_files.read_meta(Workdir(str(tmp_path / "straight")).checkpoints, 4)

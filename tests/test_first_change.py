@@ -5,7 +5,11 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests import ROOT
+
+pytestmark = pytest.mark.standard
 
 BLOCKS = dict(re.findall(r"```python\n# ([a-z_]+\.py)\S*[^\n]*\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
 

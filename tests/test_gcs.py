@@ -74,6 +74,7 @@ def test_a_replacement_that_was_cut_short_is_known_as_one(bucket, monkeypatch):
     assert {path.name for path in children(folder)} == {"a", "proof.begun", "z"}
 
 
+@pytest.mark.standard
 def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypatch):
     """Read from a bucket and written to it: what a disk holds. Stopped midway, it goes on where it was."""
     folder, local = f"{bucket}/shards", write_jsonl(tmp_path / "texts.jsonl", texts[:400])
@@ -168,6 +169,7 @@ def test_the_tokenizer_lies_in_the_bucket(bucket, tokenizer_folder):
     assert contents(workdir.tokenizer) == written
 
 
+@pytest.mark.standard
 def test_checkpoints_in_a_bucket(bucket):
     folder = UPath(bucket) / "checkpoints"
     state = {"a": jnp.arange(1000.0), "b": {"c": jnp.ones((50, 7))}}
@@ -224,6 +226,7 @@ def test_a_log_is_put_anew_now_and_then(bucket, monkeypatch):
     assert [line["step"] for line in logs.read(path)] == list(range(52))
 
 
+@pytest.mark.standard
 def test_one_process_at_a_time(bucket, monkeypatch):
     monkeypatch.setattr(workdirs, "RENEW", 0.3)
     monkeypatch.setattr(workdirs, "STALE", 3.0)

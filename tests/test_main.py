@@ -62,6 +62,7 @@ def test_a_command_that_does_not_exist_is_refused_with_those_that_do(capsys):
     assert "'trian'" in err and all(name in err for name in COMMANDS)
 
 
+@pytest.mark.standard
 def test_every_command_is_a_module_of_its_name_and_none_imports_what_is_heavy():
     code = "import sys\nfrom mlm.__main__ import COMMANDS, parser\n"
     code += f"for name in COMMANDS: parser(name)\nprint(*({HEAVY!r} & set(sys.modules)))"
@@ -96,6 +97,7 @@ def test_a_command_that_reads_no_config_takes_no_key(name, tmp_path, capsys):
         __main__.main([*line, "--config=configs/base.py"])
 
 
+@pytest.mark.standard
 def test_export_checks_the_config_that_it_is_given(family, capsys):
     line = ["export", f"--workdir={family.root}"]
     refuse([*line, "--config=/nonexistent.py"], 2, "--config=/nonexistent.py: there is no such file", capsys=capsys)
@@ -115,6 +117,7 @@ def test_only_what_trains_speaks_of_steps_when_it_is_stopped(monkeypatch):
     assert "before it trained a step" in said[0] and "after step 12" in said[1] and "step" not in said[2]
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(("name", "code"), [("predict", 0), ("report", 0), ("train", 1), ("shards", 1)])
 def test_an_output_that_nobody_reads_is_the_end_of_a_page_but_no_success_of_a_run(name, code):
     line = [name, "--workdir=x"] + ["--config=configs/base.py"] * (name not in NO_CONFIG)
@@ -139,6 +142,7 @@ sys.exit(__main__.main())
 """
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("encoding", ["ascii", None])
 def test_files_and_texts_are_utf8_in_any_locale(tmp_path, encoding):
     """A file that a library opens without an encoding, an argument, and what is printed through a pipe."""
@@ -181,6 +185,7 @@ def test_another_error_of_the_system_keeps_its_traceback(monkeypatch, capsys, er
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.standard
 def test_a_reader_that_is_gone_at_the_end_is_no_error_of_the_exit():
     """Little output stays in the buffer until the end, where Python itself would fail with 120."""
     program = (

@@ -257,6 +257,7 @@ def table(*families: str, cases: tuple[str, ...] = CASES) -> dict[str, dict[str,
     return found
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("flags", ["the tests'", "XLA's defaults"])
 def test_every_number_is_that_of_float32_on_one_device(flags):
     if flags == "the tests'":

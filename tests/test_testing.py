@@ -10,6 +10,8 @@ from mlm.testing import check_task
 from tests import step_reading
 from tests.support.tiny import tiny_config, tiny_run
 
+pytestmark = pytest.mark.standard
+
 
 class MeanOfMeans(Pretraining):
     """Divides by the weight of its own rows, which are not those of the batch."""

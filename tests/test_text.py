@@ -116,6 +116,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
+@pytest.mark.standard
 def test_closed_streams_are_no_files(tmp_path):
     """As with `>&-`: what libraries write to stdout does not end up in the file that was opened first."""
     subprocess.run([sys.executable, "-c", CLOSED, str(tmp_path / "file")], check=True)

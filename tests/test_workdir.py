@@ -129,6 +129,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.standard
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
 def test_the_lock_and_the_folder_of_a_colleague(tmp_path):
     """Of the same folder: a lock that can be read, one that can't, and no right to write."""
@@ -154,6 +155,7 @@ def test_the_lock_and_the_folder_of_a_colleague(tmp_path):
         folder.rmdir()
 
 
+@pytest.mark.standard
 def test_a_folder_that_can_not_be_written(tmp_path, monkeypatch):
     def fail(path: UPath, text: str) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

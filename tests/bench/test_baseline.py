@@ -15,6 +15,7 @@ from mlm.training.train import make_gradient
 from tests.support.tiny import INFO, assert_close, random_batch, tiny_run
 
 
+@pytest.mark.standard
 def test_same_loss_and_gradient_on_the_same_masks():
     info = dataclasses.replace(INFO, vocab_size=512)  # no padding, to which the baseline's loss gives its share
     run, batch = tiny_run("model.layers=2", info=info), random_batch(16, info=info)

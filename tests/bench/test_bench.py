@@ -91,6 +91,7 @@ def test_memory_is_the_state_and_what_the_step_makes():
     assert state < found["memory_bytes"] - found["temporary_bytes"] < 1.2 * state + 1e5
 
 
+@pytest.mark.standard
 def test_known_peak(monkeypatch, capsys):
     monkeypatch.setattr(steps.peaks, "peak_flops", lambda kind: 1e12)
     config = tiny_config(SMALL)
@@ -159,6 +160,7 @@ def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch, capsys):
     assert f"{found['ratios']['tf_tpu_example']:.3g} times" in printed
 
 
+@pytest.mark.standard
 def test_sample_is_of_training_documents(texts, tmp_path):
     source = write_jsonl(tmp_path / "texts.jsonl", texts)
     config = tiny_config(f"corpus.sources={source}", "corpus.validation_fraction=0.1")
@@ -205,6 +207,7 @@ def test_torch_waits_without_work():
     assert worker._process.returncode == 0
 
 
+@pytest.mark.standard
 def test_interpreter_without_torch():
     with pytest.raises(InputError, match=r"--torch=.*: install torch, transformers and accelerate in this Python \("):
         measured(tiny_config(SMALL), ["step"], torch=sys.executable)

@@ -81,6 +81,7 @@ def test_worker_answers_and_exits():
     assert worker._process.returncode == 0
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -98,6 +99,7 @@ def test_worker_that_fails(program, words):
     assert sentence.startswith("--torch=x: ") and words in sentence and "\n" not in sentence
 
 
+@pytest.mark.standard
 def test_worker_that_fails_later():
     program = "print('{}', flush=True); input(); input(); raise MemoryError('no room')"
     with (

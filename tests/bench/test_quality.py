@@ -65,6 +65,7 @@ def open_trainer(workdir, manifest, *overrides: str, seconds: float = 60.0) -> q
     return quality.Ours(task, config)
 
 
+@pytest.mark.standard
 def test_they_take_turns_within_their_budgets(workdir, tmp_path, monkeypatch, capsys):
     turns, used, train = [], {32: 0.0, 64: 0.0}, quality.Ours.train
 
@@ -141,6 +142,7 @@ def test_a_pause_is_not_of_the_budget(workdir, manifest, monkeypatch):
     assert 0.6 <= trainer._budget.share < before + 0.6 and 0.6 <= trainer.seconds < 1.2
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("overrides", [slow(()), ("masking.kind=word", "masking.rate=0.3", "optimizer.ema_decay=0.9")])
 def test_its_loss_is_that_of_evaluate(workdir, manifest, tmp_path, capsys, overrides):
     """On 15% token masks, whatever the recipe trains with; of the averaged parameters, if there are any."""

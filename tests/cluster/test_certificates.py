@@ -47,6 +47,7 @@ def test_folders_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
         certificates.read(tmp_path)
 
 
+@pytest.mark.standard
 def test_the_command_line(tmp_path: pathlib.Path) -> None:
     line = [sys.executable, "-m", "mlm.cluster.certificates"]
     root = ROOT

@@ -42,6 +42,7 @@ def begun(folder: pathlib.Path) -> list[list[int]]:
     return [[int(word) for word in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.standard
 def test_pool_and_cluster_give_the_same(cluster: Cluster) -> None:
     found = []
     with engine.open_pool(workers=2) as pool:
@@ -100,6 +101,7 @@ def test_a_task_that_kills_every_worker_ends_the_run(tmp_path: pathlib.Path) -> 
             list(dask.each(die, [0], label="die"))
 
 
+@pytest.mark.standard
 def test_a_lost_scheduler_is_a_reason_to_start_again(tmp_path: pathlib.Path) -> None:
     with Cluster(tmp_path) as found, opened(found_with(found, 1)) as dask:
         tasks = dask.each(functools.partial(run_slowly, tmp_path), range(40), label="slow")
@@ -113,6 +115,7 @@ def test_a_lost_scheduler_is_a_reason_to_start_again(tmp_path: pathlib.Path) -> 
         assert time.monotonic() - begin < 20 and error.value.code == 75
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("change", ["other code", "no code"])
 def test_a_worker_with_other_code_is_refused_by_name(tmp_path: pathlib.Path, change: str) -> None:
     code = tmp_path / "code"
@@ -130,6 +133,7 @@ def test_a_worker_with_other_code_is_refused_by_name(tmp_path: pathlib.Path, cha
     assert all(word in str(error.value) for word in (socket.gethostname(), *words)), str(error.value)
 
 
+@pytest.mark.standard
 def test_the_plain_command_in_the_folder_of_the_code(tmp_path: pathlib.Path) -> None:
     with Cluster(tmp_path) as found, opened(found) as dask:
         found.add(plain=True)
@@ -148,6 +152,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("face", ["here", "elsewhere", "everybody's", "a package"])
 def test_where_a_worker_finds_the_code(tmp_path: pathlib.Path, face: str) -> None:
     """Its folder is not on its path, as with `dask worker`; a folder where everybody may write is not trusted."""
@@ -261,6 +266,7 @@ def test_nobody_there(tmp_path: pathlib.Path) -> None:
     refused(unread, "tls://127.0.0.1:1", certificates=str(tmp_path / "none"))
 
 
+@pytest.mark.standard
 def test_nothing_is_left_behind(cluster: Cluster) -> None:
     with opened(cluster) as dask:
         list(dask.each(square, range(3), label="square"))

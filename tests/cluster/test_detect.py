@@ -294,6 +294,7 @@ print(json.dumps([address, kind.get_process_count(), kind.get_process_id()]))
 """
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("name", "variables"),
     [

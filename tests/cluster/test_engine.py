@@ -26,6 +26,7 @@ def test_errors_cross_processes(error: type[StopError]) -> None:
     assert type(again) is error and again.args == ("one, sentence",)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("workers", [1, 3])
 def test_all_results_come_once(workers: int) -> None:
     with engine.open_pool(workers=workers) as opened:
@@ -42,12 +43,14 @@ def test_no_process_starts_without_a_task() -> None:
         assert set(psutil.Process().children()) <= before
 
 
+@pytest.mark.standard
 def test_workers_are_light_processes_of_one_thread() -> None:
     with engine.open_pool(workers=1) as opened:
         (_, (pid, parallel, heavy)), *_ = opened.each(process_of, [0], label="where")
     assert pid != os.getpid() and parallel == "false" and heavy == []
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(("what", "error"), [("input", InputError), ("damage", DamageError)])
 def test_an_error_arrives_as_it_was_and_cancels_the_rest(tmp_path: pathlib.Path, what: str, error: type) -> None:
     begin = time.monotonic()
@@ -60,6 +63,7 @@ def test_an_error_arrives_as_it_was_and_cancels_the_rest(tmp_path: pathlib.Path,
     assert len(list(tmp_path.iterdir())) < 20
 
 
+@pytest.mark.standard
 def test_a_killed_worker_is_a_reason_to_start_again() -> None:
     with pytest.raises(PreemptedError, match="start the same command again"), engine.open_pool(workers=2) as opened:
         list(opened.each(die, range(4), label="die"))
@@ -90,6 +94,7 @@ class Counted:
         return number
 
 
+@pytest.mark.standard
 def test_a_bounded_number_is_submitted_ahead() -> None:
     items = Counted(250_000)
     with engine.open_pool(workers=2) as opened:
@@ -99,6 +104,7 @@ def test_a_bounded_number_is_submitted_ahead() -> None:
                 break
 
 
+@pytest.mark.standard
 def test_finished_tasks_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     phases = []
     monkeypatch.setattr(watch, "current", watch.Watch("shards", None))
@@ -119,6 +125,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_their_parent(tmp_path: pathlib.Path, how: signal.Signals) -> None:
     program = tmp_path / "program.py"
@@ -136,6 +143,7 @@ def test_workers_end_with_their_parent(tmp_path: pathlib.Path, how: signal.Signa
         assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.standard
 def test_workers_do_not_run_the_script_again(tmp_path) -> None:
     """A researcher's file calls `main` at its end, without asking whether it is the script that was started."""
     script = tmp_path / "mine.py"

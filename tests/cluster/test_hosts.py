@@ -17,6 +17,8 @@ from tests.support.processes import logged_step, run, train_arguments
 from tests.support.states import state_of
 from tests.support.tiny import slow
 
+pytestmark = pytest.mark.standard
+
 PROGRAM = ("-m", "tests.programs.pod_train")
 HEARTBEAT = 10
 SETTINGS = (

@@ -83,6 +83,7 @@ def held(port: int, host: str = "127.0.0.1", seconds: float = 60, first: str = "
         child.stdout.close()
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
 def test_the_holder_is_named(host):
     port = free_port()
@@ -103,6 +104,7 @@ def test_a_name_of_a_process_with_escape_sequences():
     assert found == f"\\u001b[2Jx (process {child.pid})"
 
 
+@pytest.mark.standard
 def test_the_process_of_another_user():
     """Its files in /proc can't be read: a process that may not be dumped, seen by a user who is not root."""
     port = free_port()

@@ -17,6 +17,8 @@ from tests import ROOT
 from tests.support.dask_cluster import free_port
 from tests.support.tiny import slow
 
+pytestmark = pytest.mark.standard
+
 HEARTBEAT, START_TIMEOUT = 10.0, 40.0
 HEAD = """
 import os, signal, sys, time

@@ -16,6 +16,8 @@ from mlm.cluster.termination import Termination
 from mlm.errors import DamageError
 from tests import ROOT
 
+pytestmark = pytest.mark.standard
+
 HEAD = """
 import ctypes, os, signal, sys, time, types
 from mlm.errors import DamageError, PreemptedError

@@ -52,6 +52,7 @@ def finished(trained_workdir, tmp_path_factory) -> tuple[Workdir, pathlib.Path]:
     return Workdir(str(folder / "run"), create=False), folder
 
 
+@pytest.mark.standard
 def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_workdir):
     workdir, _ = finished
     assert locate.is_classifier(workdir) and not locate.is_classifier(trained_workdir)
@@ -63,6 +64,7 @@ def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_wor
     assert first["dataset"]["labels"] == list(labelled_texts.LABELS) and first["dataset"]["vocab_size"] == 1000
 
 
+@pytest.mark.standard
 def test_the_keys_of_a_family_are_those_of_the_model(trained_workdir, modernbert_folder, tmp_path):
     """Whatever the config, which may be one of pretraining, has for the family that it names."""
     keys, examples = ("model.family=modernbert", "model.global_rope_theta=10000"), SimpleNamespace(labels=())
@@ -90,6 +92,7 @@ def test_the_best_checkpoint_is_kept_and_exported(finished):
     assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=True) == found.step
 
 
+@pytest.mark.standard
 def test_rows_of_classify_test_choose_nothing(finished, trained_workdir, tmp_path):
     """Other ones leave the evaluations and the best checkpoint as they are."""
     test = write_csv(tmp_path / "test.csv", [row | {"label": labelled_texts.LABELS[0]} for row in rows(17, seed=5)])
@@ -165,6 +168,7 @@ def test_the_confusion_table_has_a_row_for_each_true_class(finished, tmp_path, m
     assert table == [[labels.count(label), 0, 0] for label in labelled_texts.LABELS]
 
 
+@pytest.mark.standard
 def test_predict_and_export_and_report(finished, capsys, monkeypatch):
     workdir, _ = finished
     monkeypatch.setattr("sys.stdin", Pipe("a red cat\nrain\n"))
@@ -223,6 +227,7 @@ def labelled_words(trained_workdir, tmp_path_factory) -> tuple[Workdir, pathlib.
     return Workdir(str(folder / "run"), create=False), folder
 
 
+@pytest.mark.standard
 def test_words_with_labels(labelled_words, capsys, monkeypatch):
     workdir, _ = labelled_words
     evals = logs.read(workdir.metrics, "eval")

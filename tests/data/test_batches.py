@@ -17,6 +17,7 @@ from tests.support.tiny import slow
 # Order ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.standard
 def test_columns(manifest):
     batch = next(train(manifest))
     dtypes = {key: column.dtype for key, column in batch.items()}
@@ -52,6 +53,7 @@ def test_every_record_once_in_each_epoch_of_its_lane(manifest):
     assert len(np.unique(np.concatenate(seen))) == manifest.splits["train"].records
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("hosts", [slow(1), 3, slow(6), 12])  # with a lane for two or four of them, too
 @pytest.mark.parametrize("start", [slow(0), slow(1), slow(17), 250])
 def test_hosts_share_the_same_global_batches_from_any_step(manifest, hosts, start):
@@ -69,6 +71,7 @@ def test_hosts_share_the_same_global_batches_from_any_step(manifest, hosts, star
     assert_same(joined, walked)
 
 
+@pytest.mark.standard
 def test_the_seed_decides_and_nothing_else(manifest):
     assert_same(next(train(manifest)), next(train(manifest)))
     assert (next(train(manifest, seed=1))["record_id"] != next(train(manifest))["record_id"]).any()
@@ -203,6 +206,7 @@ def test_a_shard_damaged_after_the_start_is_named(copied, fault):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("token", [600, slow(2**31 + 7), 2**32 + 7, slow(2**64 - 1)])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_token_id_that_the_vocabulary_lacks_is_named(copied, token, split):

@@ -201,6 +201,7 @@ def test_max_documents_are_the_first_of_each_source(tmp_path, monkeypatch, most)
         assert len(counted) < len(own.parts()) / 2, "not all is read"
 
 
+@pytest.mark.standard
 def test_max_documents_makes_the_same_shards_with_any_workers(tmp_path, monkeypatch, tokenizer_folder, texts):
     monkeypatch.setattr(sources, "PART_BYTES", (5000, 10**9))
     own = corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:600]),), max_documents=300)

@@ -14,6 +14,7 @@ from tests.support.tiny import slow
 LONG = "some words that are long enough to be a document, more than sixty letters"
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("packages", [("absl-py", "optax", "rich"), slow(())])
 def test_those_of_the_syntax_tree(packages):
     """Of all files of some packages, or of every one."""

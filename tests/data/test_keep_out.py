@@ -59,6 +59,7 @@ def test_a_stretch_stays_within_a_document():
     assert not keep_out.holds(["a " * 20], hashes(halves)).any(), "nothing is kept out by short texts"
 
 
+@pytest.mark.standard
 def test_hashes_are_the_same_in_every_process(texts_):
     code = "from mlm.data import keep_out; print(keep_out.stretches([input()], 13)[0].tolist())"
     text = " ".join(max(texts_, key=len).split())

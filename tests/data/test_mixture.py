@@ -69,6 +69,7 @@ def test_every_batch_holds_the_shares_exactly(mixed, manifest):
         assert ((ids[:, 16 * host : 16 * host + 16] < first).sum(1) == 12).all(), "on each of two hosts as well"
 
 
+@pytest.mark.standard
 def test_ids_are_unique_and_those_of_their_rows_and_epochs_are_each_folders_own(mixed, manifest, web):
     rows = np.concatenate([all_rows(manifest, "train"), all_rows(web, "train")])
     assert len(rows) == mixed.splits["train"].records
@@ -85,6 +86,7 @@ def test_ids_are_unique_and_those_of_their_rows_and_epochs_are_each_folders_own(
             assert sorted(ids.tolist()) == list(range(shift, shift + size)), f"epoch {epoch} of {folder.folder}"
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("hosts", [slow(1), slow(2), 4])
 @pytest.mark.parametrize("start", [0, slow(7), 150])
 def test_hosts_share_the_same_batches_from_any_step(mixed, hosts, start):

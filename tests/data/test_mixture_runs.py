@@ -49,6 +49,7 @@ def name_of(manifest: Manifest) -> str:
     return pathlib.Path(manifest.folder).parent.name
 
 
+@pytest.mark.standard
 def test_each_folder_is_scored_by_name_and_the_loss_is_their_mean(ran, manifest, web):
     one, other = name_of(manifest), name_of(web)
     lines = evaluations(ran)
@@ -101,6 +102,7 @@ def test_evaluate_names_a_folder_or_scores_all(ran, web, capsys):
     assert "--breakdown: takes rows of one set" in capsys.readouterr().err
 
 
+@pytest.mark.standard
 def test_doctor_checks_every_folder(ran, manifest, web, capsys):
     arguments = command("doctor", ran, shares_of((manifest, 0.75), (web, 0.25)))
     __main__.main([*arguments, "--json", "--hosts=2", "--devices=8"])

@@ -101,6 +101,7 @@ def test_of_many_that_are_the_same_the_first_stays():
     assert not len(near_duplicates.most_similar(pairs, 1.0)), "above the threshold"
 
 
+@pytest.mark.standard
 def test_shards_without_near_duplicates(documents, tokenizer_folder, tmp_path: pathlib.Path, monkeypatch):
     """The manifest counts and shows them, and the rows hold the other documents alone, for any workers and tasks."""
     half = len(documents) // 2

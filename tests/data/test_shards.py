@@ -129,6 +129,7 @@ def test_words_that_look_like_special_tokens_stay_text(texts, tokenizer_folder, 
 # The same bytes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("workers", [1, 7])
 def test_bytes_do_not_depend_on_the_workers(small, repeated, tokenizer_folder, tmp_path, workers):
     """Nor on the order in which a file system lists its files."""
@@ -242,6 +243,7 @@ def test_a_small_validation_split_gets_fewer_shards(texts, tokenizer_folder, tmp
     assert sum(records) + len(records) > made.splits["validation"].tokens / LENGTH
 
 
+@pytest.mark.standard
 def test_a_large_vocabulary_takes_four_bytes_a_token(texts, tmp_path):
     """As many ids as two bytes do not hold, in a tokenizer with that many added words."""
     from tokenizers import Tokenizer
@@ -255,6 +257,7 @@ def test_a_large_vocabulary_takes_four_bytes_a_token(texts, tmp_path):
     assert rows.max() == 600 + 65535 and abs(int((rows == rows.max()).sum()) - 360) <= COUNTS["train"]
 
 
+@pytest.mark.standard
 def test_no_framework_is_imported():
     """Their start costs more than the writing of a small corpus, and every worker process would pay it."""
     code = "import sys; import mlm.data.shards, mlm.data.corpus, mlm.commands.run; print(*sys.modules)"

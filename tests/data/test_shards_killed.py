@@ -18,6 +18,8 @@ from tests import ROOT
 from tests.support import processes
 from tests.support.corpora import contents, write_jsonl
 
+pytestmark = pytest.mark.standard
+
 LAST = (".blocks", ".dropped", ".json")  # of the files of a task, the one that is written last
 
 

@@ -266,6 +266,7 @@ def prepared(tmp_path, monkeypatch) -> pathlib.Path:
     return prepare(tmp_path / "data", splits)
 
 
+@pytest.mark.standard
 def test_tfds_reads_a_prepared_folder_and_a_name_in_the_data_folder(prepared, tmp_path, monkeypatch):
     train, dev, test = (set(numbered(20, 100 * n)) for n in range(3))
     monkeypatch.chdir(tmp_path)

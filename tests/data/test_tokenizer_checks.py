@@ -64,6 +64,7 @@ def add_far_above(content: dict) -> None:
     content["added_tokens"].append(extra | dict.fromkeys(("single_word", "lstrip", "rstrip"), False))
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(("kind", "change", "size"), [("wordpiece", prune, 400), ("bpe", add_far_above, 10_001)])
 def test_ids_with_holes_work(folders, texts, tmp_path, kind, change, size):
     """Shards, masks, words and fillings; an id without an entry is never drawn."""

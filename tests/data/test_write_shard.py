@@ -81,6 +81,7 @@ def test_a_record_that_is_not_there(made, manifest, tmp_path):
             find_documents(own, "train", record)
 
 
+@pytest.mark.standard
 def test_shards_that_do_not_say_where_they_are_from(manifest, tmp_path):
     folder = shutil.copytree(manifest.folder, tmp_path / "shards")
     (folder / "documents" / "train-0.npy").write_bytes(b"not an array")

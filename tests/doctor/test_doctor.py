@@ -287,6 +287,7 @@ def test_a_flag_that_can_not_be(healthy, workdir, capsys):
     assert "--rows" in capsys.readouterr().err
 
 
+@pytest.mark.standard
 def test_dtypes_are_compared_when_asked(healthy, workdir, capsys, monkeypatch):
     from mlm.doctor import dtypes
 

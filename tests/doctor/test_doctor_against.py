@@ -1,5 +1,7 @@
 """`doctor --against`: a benchmark's texts that training holds."""
 
+import pytest
+
 from mlm import __main__
 from mlm.data import tokenizer
 from mlm.doctor import scan
@@ -8,6 +10,7 @@ from tests.support.doctored import run_doctor
 from tests.support.processes import train_arguments
 
 
+@pytest.mark.standard
 def test_a_benchmark_that_training_holds(healthy, workdir, texts, tmp_path, capsys):
     own = tokenizer.load_fast(str(workdir / "tokenizer")).decode(scan.row(healthy, "train", 7).tolist())
     files = {"held": [own, "a text that nobody has written"], "other": [text[::-1] for text in texts[:5]]}

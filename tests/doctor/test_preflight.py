@@ -141,6 +141,7 @@ def test_models(good_folder, tmp_path, capsys, fault):
     check(command, tmp_path / "run", settings, *words, capsys=capsys)
 
 
+@pytest.mark.standard
 def test_a_large_model_is_checked_in_seconds(good_folder, tmp_path, capsys, unread):
     """Of 10 GB, in a file that holds nothing but its header."""
     folder = pathlib.Path(shutil.copytree(good_folder, tmp_path / "model"))
@@ -213,6 +214,7 @@ def test_sources(tmp_path, capsys, fault, monkeypatch):
         check("shards", tmp_path / "run", settings, "corpus.keep_out", *words[1:], capsys=capsys)
 
 
+@pytest.mark.standard
 def test_other_folders(manifest, family, tmp_path, capsys, texts, unread):
     """Shards, validation sets, tokenizers, branches and replays that are missing, or do not fit."""
     other = train_tokenizer(texts[:50], tmp_path / "other", kind="bpe")
@@ -234,6 +236,7 @@ def test_other_folders(manifest, family, tmp_path, capsys, texts, unread):
         check("train", tmp_path / "run", [*shared, f"tokenizer.path={path}"], path, capsys=capsys, doctor=False)
 
 
+@pytest.mark.standard
 def test_buckets_that_do_not_answer(trained_workdir, manifest, tmp_path, capsys, monkeypatch):
     """Within seconds, where their client tries for minutes; a kind of path whose client is not installed."""
     monkeypatch.setattr(paths, "ANSWER", 0.5)
@@ -301,6 +304,7 @@ def config_of(workdir: pathlib.Path) -> dict:
     return json.loads((workdir / "config.json").read_text())
 
 
+@pytest.mark.standard
 def test_continued_pretraining_needs_no_sizes(good_folder, modernbert_folder, texts, tmp_path, capsys):
     """They, the vocabulary and the tokenizer are the model's; a finished run needs the model no more."""
     source = write_jsonl(tmp_path / "corpus.jsonl", texts[:300])

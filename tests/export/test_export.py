@@ -51,6 +51,7 @@ def copy(exported, tmp_path) -> str:
     return shutil.copytree(exported, tmp_path / "copy")
 
 
+@pytest.mark.standard
 def test_the_folder_is_complete(exported, model):
     names = {path.name for path in UPath(exported).iterdir()}
     assert names == {
@@ -106,6 +107,7 @@ def test_fillings_of_the_folder_are_those_of_the_checkpoint(exported, model):
     assert ours == theirs
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("generation", [slow(4), 5])
 def test_pytorch_gives_the_same_ids_logits_and_fillings(exported, generation, tmp_path):
     script = VERIFY
@@ -221,6 +223,7 @@ def test_pytorch_finds_what_is_not_the_model(exported, tmp_path):
         assert words in result["printed"], damage.__name__
 
 
+@pytest.mark.standard
 def test_a_folder_without_a_proof_is_not_verified(tmp_path):
     run_torch(5, VERIFY, tmp_path, code=2)
 
@@ -237,6 +240,7 @@ def test_the_card(exported):
     compile(code, "card", "exec")
 
 
+@pytest.mark.standard
 def test_an_earlier_export_is_replaced_and_nothing_else_is(model, copy, tmp_path):
     (copy / "old").write_text("of an earlier export")
     export.export(model, UPath(copy), scores=None, name="again")
@@ -251,6 +255,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else_is(model, copy, tmp_path
     assert (notes / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("broken", ["model.safetensors", "flax_model.msgpack", "not a number", "missing"])
 def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(model, copy, monkeypatch, broken):
     """A disk, or a bug in the mapping, that changes a weight by little: each of the two files is read back."""
@@ -287,6 +292,7 @@ def test_what_pytorch_refuses_is_not_exported(model, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.standard
 def test_a_python_without_torch_or_none_at_all_is_named(model, tmp_path):
     for python, words in (
         ("/no/such/python", "can't be run"),
@@ -309,6 +315,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(model, copy, monkeypatch):
     assert not hidden.exists()
 
 
+@pytest.mark.standard
 def test_remote_folders_are_written_with_the_proof_last(model, exported):
     folder = UPath("memory://bucket/run/export")
     export.export(model, folder, scores=SCORES, name="small")

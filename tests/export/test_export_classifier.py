@@ -73,6 +73,7 @@ def test_pytorch_gives_the_same(exported, tmp_path, generation):
         assert ("WRONG logits" in each["printed"]) == ("damaged" in kind)
 
 
+@pytest.mark.standard
 def test_the_folder_is_read_back(exported, trained_classifier):
     folder = str(exported("classes").export)
     assert locate.is_classifier(folder)
@@ -121,6 +122,7 @@ def test_the_card(exported):
         assert words in card
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("broken", ["model.safetensors", slow("flax_model.msgpack")])
 def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(exported, tmp_path, monkeypatch, broken):
     workdir = Workdir(str(tmp_path / "run"))
@@ -158,6 +160,7 @@ def test_folders_that_are_no_classifiers(exported, tmp_path):
             load.load(str(folder), head=load.CLASSIFIER)
 
 
+@pytest.mark.standard
 def test_flax_loads_it(exported):
     stock = FlaxRobertaForSequenceClassification.from_pretrained(str(exported("regression").export))
     assert stock.config.num_labels == 1 and stock.config.problem_type == "regression"

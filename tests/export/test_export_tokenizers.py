@@ -16,6 +16,8 @@ from tests.support.pytorch import run_torch
 from tests.support.tokenizers import make_bert_tokenizer, random_model
 from tests.support.trained_model import docstrings, train_tokenizer
 
+pytestmark = pytest.mark.standard
+
 
 def make_tokenizer_with_pad_3(folder) -> str:
     """A byte-level BPE with other special tokens, at other ids, than ours."""

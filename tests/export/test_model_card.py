@@ -85,6 +85,7 @@ def test_metadata_are_read_back_by_the_hub_s_library(model, history, tmp_path):
     assert "## How it was made" in loaded.text
 
 
+@pytest.mark.standard
 def test_scores_are_in_the_metadata_where_the_hub_knows_the_data(model, tmp_path):
     source = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
     card_of(with_keys(model, corpus__sources=[source]), tmp_path, name="hostile: 'name' | # \n---\n")
@@ -106,6 +107,7 @@ def test_scores_are_in_the_metadata_where_the_hub_knows_the_data(model, tmp_path
     assert "datasets" not in metadata_load(tmp_path / "README.md")
 
 
+@pytest.mark.standard
 def test_the_data_are_those_of_the_manifest(model, history, tmp_path):
     card = card_of(with_keys(model), tmp_path, history=history)
     assert row(card, "data") == ["train", "validation"]
@@ -118,6 +120,7 @@ def test_the_data_are_those_of_the_manifest(model, history, tmp_path):
     assert "The manifest of its shards is not at hand" in unknown
 
 
+@pytest.mark.standard
 def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
     trained = with_keys(model)
     card = card_of(trained, tmp_path, history=history)
@@ -179,6 +182,7 @@ def test_losses_have_a_table_and_a_picture(model, history, tmp_path):
     assert re.findall(r"^\| (\d+) \| 4.125", card, re.MULTILINE) == ["1", "15", "29", "43", "58", "72", "86", "100"]
 
 
+@pytest.mark.standard
 def test_the_table_of_glue(model, history, tmp_path):
     rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
     table = {
@@ -226,6 +230,7 @@ def shown(markdown: str) -> tuple[list[str], str]:
     return tags, "".join(parts).replace("\n", "")
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_what_a_config_or_a_name_holds_comes_out_as_text(model, history, tmp_path, hostile):
     cards = []

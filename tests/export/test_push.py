@@ -17,6 +17,8 @@ from mlm.export import push
 from tests import ROOT
 from tests.export.hub_stand_in import Hub, serving
 
+pytestmark = pytest.mark.standard
+
 TOKEN = "hf_canaryDoNotShowThisTokenAnywhere"
 CARD = "---\nlibrary_name: transformers\n---\n\n# A model\n"
 PUSH = """

@@ -32,6 +32,7 @@ def predicted(model: Pretrained, lines: str, top_k: int = 5) -> list[dict]:
     return [json.loads(line) for line in out.getvalue().split("\n")[:-1]]
 
 
+@pytest.mark.standard
 def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier):
     tok, module = tokenizer.load(trained_classifier.tokenizer), trained_classifier.module
     found = predicted(trained_classifier, "\n".join(TEXTS * 3) + "\n")

@@ -70,6 +70,7 @@ def test_a_checkpoint_and_its_export_score_the_same_and_both_write_it_down(setti
     assert all(", weights " in key for key in results(folder))
 
 
+@pytest.mark.standard
 def test_models_of_every_kind_are_scored(setting, folder, trained_workdir, tmp_path, monkeypatch, capsys):
     """Another workdir, Flax's weights alone, a name on the hub: what is measured is written beside the model."""
     config, workdir, manifest = setting
@@ -104,6 +105,7 @@ def test_a_model_of_another_family_than_the_config_s_is_scored_as_it_is(setting,
     assert found["loss"] == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.standard
 def test_the_kernel_is_the_fastest_for_the_rows_and_the_devices(setting, modernbert_folder, monkeypatch):
     config, workdir, manifest = setting
     config, asked = tiny_config(*SIZES, "data.isolate_documents=true"), []
@@ -119,6 +121,7 @@ def test_the_kernel_is_the_fastest_for_the_rows_and_the_devices(setting, modernb
     assert {own[0] for own in asked} == {"auto"}, "the config's kernel may not support another model"
 
 
+@pytest.mark.standard
 def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):
     config, workdir, manifest = setting
     found = evaluate.run(
@@ -136,6 +139,7 @@ def test_each_kind_of_mask_has_scores_of_its_own(setting, capsys):
     )
 
 
+@pytest.mark.standard
 def test_bfloat16_is_compared_with_float32_when_asked(setting, capsys):
     config, workdir, manifest = setting
     found = evaluate.run(config, workdir, manifest, model="", split="validation", extras=Extras(dtypes=True))
@@ -222,6 +226,7 @@ def test_results_in_a_bucket_and_values_that_are_not_finite():
     }
 
 
+@pytest.mark.standard
 def test_what_does_not_fit_is_refused(setting, model, tmp_path):
     config, workdir, manifest = setting
     score = lambda folder, **kw: evaluate.run(config, workdir, manifest, model=folder, **{"split": "validation"} | kw)  # noqa: E731

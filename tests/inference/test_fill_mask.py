@@ -178,6 +178,7 @@ def test_a_line_that_is_not_utf8_is_named_and_what_came_before_is_written(model,
     assert [json.loads(line)["text"] for line in written.splitlines()] == ["a <mask>", "naïve <mask>"]
 
 
+@pytest.mark.standard
 def test_a_pipe_that_is_not_utf8_ends_the_command_with_code_2(model, tmp_path):
     folder = folder_with(model, model.tokenizer, tmp_path / "model")
     command = [sys.executable, "-m", "mlm", "predict", f"--model={folder}", "--top-k=1"]

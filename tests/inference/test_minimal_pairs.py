@@ -81,6 +81,7 @@ def pairs() -> list[Pair]:
     return [Pair((row["sentence_good"], row["sentence_bad"]), row["UID"], "") for row in ROWS]
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("kind", ["unigram", slow("bpe"), slow("wordpiece")])
 def test_equal_to_the_definitions_in_pytorch(model, pairs, kind, tmp_path):
     if kind != "unigram":
@@ -94,6 +95,7 @@ def test_equal_to_the_definitions_in_pytorch(model, pairs, kind, tmp_path):
     assert (found["within_word"] - found["original"]).std() > 0.1, "the words must have several pieces"
 
 
+@pytest.mark.standard
 def test_batch_size_and_mesh_change_nothing(model, pairs):
     reference, other = (
         scores(model, pairs),
@@ -118,12 +120,14 @@ def test_ties_count_half_and_intervals_are_wilsons(pairs):
         assert (own["low"], own["high"]) == pytest.approx((wilson.low, wilson.high), abs=1e-6)
 
 
+@pytest.mark.standard
 def test_equal_sentences_are_a_tie_wherever_they_stand(model, pairs):
     twins = [Pair((text, text), "same", "") for pair in pairs for text in pair.texts]
     for method, own in scores(model, twins, "evaluate.batch=24").items():
         assert (own[::2] == own[1::2]).all(), method
 
 
+@pytest.mark.standard
 def test_the_command(trained_workdir, tmp_path, capsys):
     """Two files by a pattern; the table, the line of JSON and evaluation.json; no shards are needed."""
     (tmp_path / "run").mkdir()

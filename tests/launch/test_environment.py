@@ -58,6 +58,7 @@ def machine(tmp_path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(("version", "base"), [("3.10.12", "3.12"), ("3.11.2", "python3")])
 def test_uv_makes_what_python3_can_not(machine, version, base):
     """A TPU VM's 3.10 is too old, Debian's 3.11 has no ensurepip without its package python3-venv."""
@@ -77,6 +78,7 @@ def test_uv_makes_what_python3_can_not(machine, version, base):
     assert all(flag in known.stdout for flag in re.findall("--[a-z]+", made)), "of the real uv"
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("lacking", ["no_pip", "no_uv"])
 def test_without_pip_or_network_one_sentence_says_so(machine, lacking):
     machine.python3("3.10.12", **{lacking: 1})
@@ -95,6 +97,7 @@ def test_a_named_python_that_will_not_do(machine):
     assert not (machine.folder / ".venv").exists()
 
 
+@pytest.mark.standard
 def test_a_python_is_one_that_answers(machine):
     def found() -> str:
         done = machine.run(MLM_FIND="1")
@@ -109,6 +112,7 @@ def test_a_python_is_one_that_answers(machine):
     assert found() == "3.11\n"
 
 
+@pytest.mark.standard
 def test_another_folder_with_more_packages(machine):
     machine.write(machine.folder / "works", WORKS.format(log=machine.log).replace(".venv/bin", "'a b'/bin"))
     machine.python3("3.10.12")

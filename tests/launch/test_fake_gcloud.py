@@ -16,6 +16,8 @@ from tests.launch.pod import FAKE, HostFolder
 from tests.launch.tpu_api import real, server
 from tests.launch.tpu_api.errors import FAILED, REFUSED
 
+pytestmark = pytest.mark.standard
+
 AGAINST = [pytest.param(real.INSTALLED, id=real.NAME)]
 PLACE = "--project=p --zone=us-central2-b"
 NODE = "--accelerator-type=v4-16 --version=v"

@@ -10,9 +10,12 @@ import socket
 import stat
 import time
 
+import pytest
 from host_keeper import processes
 
 from tests.launch.pod import HOSTILE, alive, keeper_of, wait_for
+
+pytestmark = pytest.mark.standard
 
 
 def status(host, run="a", attempt=1) -> dict:

@@ -10,6 +10,8 @@ import threading
 import pytest
 from jax._src import hardware_utils
 
+pytestmark = pytest.mark.standard
+
 
 @pytest.fixture
 def free_ports() -> list[int]:

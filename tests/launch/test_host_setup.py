@@ -12,6 +12,8 @@ import pytest
 
 from tests.launch.pod import LAUNCH
 
+pytestmark = pytest.mark.standard
+
 
 def test_unpack(host):
     assert host.unpack(host.code, b"")["fresh"] is False

@@ -16,6 +16,7 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
 LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 
 
+@pytest.mark.standard
 def test_from_nothing_to_a_trained_model(pod):
     """The page's own lines on the fake cloud; `python -m mlm` there says what it was asked for."""
     page = [shlex.split(line, comments=True)[2:] for line in LINES if line.startswith("python launch/tpu.py")]
@@ -36,6 +37,7 @@ def test_from_nothing_to_a_trained_model(pod):
     pod.tpu(*down)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("gcloud", [pytest.param(real.INSTALLED, id=real.NAME)])
 def test_gcloud_takes_its_commands(gcloud, tmp_path):
     """Where it is not installed, they are split by a shell's rules, and no more."""

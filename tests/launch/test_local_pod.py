@@ -26,6 +26,7 @@ def pod(folder, body: str, processes: int = 3) -> local_pod.Pod:
     return local_pod.Pod(processes, [*DELAY], folder, devices=2, program=("-c", HEAD + body))
 
 
+@pytest.mark.standard
 def test_each_has_its_place_its_folder_and_its_log(tmp_path, capfd):
     body = "print('place', *sys.argv[1:], os.environ['MLM_HOST_DIR'], os.environ['XLA_FLAGS'])"
     one = pod(tmp_path, body)
@@ -56,6 +57,7 @@ def test_any_text_of_a_process_is_shown_and_kept(tmp_path, monkeypatch):
     assert (tmp_path / "0" / "log").read_text(encoding="utf-8") == "東京\n\ufffd\n"
 
 
+@pytest.mark.standard
 def test_the_exit_code_is_that_of_the_first_cause(tmp_path):
     body = "time.sleep(float(i) / 2)\nos._exit(4 if i == '1' else 0 if i == '0' else 134)"
     one = pod(tmp_path, body)
@@ -64,6 +66,7 @@ def test_the_exit_code_is_that_of_the_first_cause(tmp_path):
     assert (cause.process, cause.code) == (1, 4)
 
 
+@pytest.mark.standard
 def test_one_is_killed_and_the_others_do_not_notice(tmp_path):
     one = pod(tmp_path, "time.sleep(60)")
     one.start()
@@ -76,6 +79,7 @@ def test_one_is_killed_and_the_others_do_not_notice(tmp_path):
     assert "was killed by SIGKILL" in cause.sentence
 
 
+@pytest.mark.standard
 def test_one_is_stopped_and_another_says_so(tmp_path):
     """Whose service has missed it; what is stopped cannot end, and is killed."""
     lost = {"kind": "lost", "time": 1, "code": 1, "what": "is lost", "process": 1, "host": "h", "step": 2, "phase": ""}
@@ -107,6 +111,7 @@ def test_what_an_earlier_run_left_is_gone(tmp_path):
     assert (tmp_path / "0" / "log").read_text() == "old\nnew\n"
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("number", "stubborn", "code"), [("SIGTERM", False, 75), ("SIGINT", False, 75), ("SIGINT", True, 137)]
 )
@@ -134,6 +139,7 @@ def test_asked_to_end(tmp_path, number, stubborn, code):
     assert process.returncode == code
 
 
+@pytest.mark.standard
 def test_command_line(tmp_path):
     """It starts the command for real: a config that is bad on all ends all with code 2, and says so."""
     command = [sys.executable, "launch/local_pod.py", "2", "configs/quickstart.py", f"--workdir={tmp_path}"]
@@ -147,6 +153,7 @@ def test_command_line(tmp_path):
     assert "N and --devices must be at least 1" in refused.stderr
 
 
+@pytest.mark.standard
 def test_a_file_in_the_place_of_mlm(tmp_path):
     """By a path from the folder where the command is; the file may import what is beside it, and mlm."""
     (tmp_path / "my files").mkdir()

@@ -149,6 +149,7 @@ def in_order(text, *parts):
         at = text.index(part, at) + len(part)
 
 
+@pytest.mark.standard
 def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
     state = supervised.pod.state
     cloud = fake_cloud()
@@ -242,6 +243,7 @@ def test_a_quota_refusal_after_our_own_delete_is_not_the_end(supervised):
     assert "is used up" in said and "come back" not in said, "a quota that was never ours is not waited for"
 
 
+@pytest.mark.standard
 def test_stock_outs_are_waited_for_and_crashes_are_not_without_end(supervised):
     fake_cloud().add_fault(supervised.pod.state, "create", "stockout", times=2)
     said = supervised("2 then 9", "--max-crashes=1", code=9)
@@ -255,6 +257,7 @@ def test_stock_outs_are_waited_for_and_crashes_are_not_without_end(supervised):
     assert '"--config.do=2 then 9"' in (supervised.pod.repository / "runs/pods/a/2/0.log").read_text()
 
 
+@pytest.mark.standard
 def test_what_no_restart_can_fix_is_not_tried_again(supervised):
     said = supervised("1 then 2", code=2)
     assert "ended with exit code 2" in said
@@ -262,6 +265,7 @@ def test_what_no_restart_can_fix_is_not_tried_again(supervised):
     assert supervised.starts() == ["1 0 from 0"]
 
 
+@pytest.mark.standard
 def test_ctrl_c_detaches_and_the_same_command_comes_back(supervised):
     program = [sys.executable, str(LAUNCH / "tpu.py"), *supervised.argv("6")]
     supervised.work.mkdir()

@@ -19,6 +19,7 @@ def resources(pod) -> list[str]:
     return sorted(path.stem for kind in ("nodes", "queued") for path in (pod.state / f"{kind}.d").iterdir())
 
 
+@pytest.mark.standard
 def test_up_is_idempotent(pod):
     said = pod.tpu("up", "--every=0.01", "--price=2")
     assert "creating my-pod: v4-16 in us-central2-b, on demand" in said
@@ -28,6 +29,7 @@ def test_up_is_idempotent(pod):
     assert verbs(pod).count("tpu-vm create") == 1
 
 
+@pytest.mark.standard
 def test_up_through_the_queue(pod):
     said = pod.tpu("up", "--every=0.01", "--queued", "--spot")
     assert "spot, queued" in said and "my-pod is WAITING (ACCEPTED), 0 min so far" in said
@@ -39,6 +41,7 @@ def test_up_through_the_queue(pod):
     assert not list((pod.state / "nodes.d").iterdir()) and not list((pod.state / "queued.d").iterdir())
 
 
+@pytest.mark.standard
 def test_up_waits_for_what_somebody_else_has_asked_for(pod):
     pod.fault("describe", "unavailable", times=0)
     pod.tpu("up", "--every=0.01")
@@ -67,6 +70,7 @@ def test_up_waits_for_a_lost_network(pod, monkeypatch):
     pod.tpu("up", code=1)
 
 
+@pytest.mark.standard
 def test_up_asks_again_for_what_the_network_lost(pod):
     pod.fault("tpu-vm create", "unavailable")
     said = pod.tpu("up", "--every=0.01")
@@ -84,6 +88,7 @@ def test_alpha_is_told_that_a_queued_spot_pod_is_one(pod, monkeypatch):
     assert all("--spot" in words for words in calls)
 
 
+@pytest.mark.standard
 def test_another_pod_of_that_name_is_not_taken_for_ours(pod):
     pod.tpu("up", "--every=0.01")
     assert "it is a v4-16, and pod.toml says v4-8" in pod.tpu("up", "--accelerator-type=v4-8", code=2)
@@ -91,6 +96,7 @@ def test_another_pod_of_that_name_is_not_taken_for_ours(pod):
     assert "my-pod should have 8 hosts (v4-64), but 2 hosts are there" in said
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -122,6 +128,7 @@ def test_no_gcloud(pod, monkeypatch):
     )
 
 
+@pytest.mark.standard
 def test_a_pod_that_will_not_come_back(pod):
     pod.tpu("up", "--every=0.01", "--queued")
     pod.preempt()
@@ -134,6 +141,7 @@ def test_a_pod_that_will_not_come_back(pod):
     pod.tpu("up", "--every=0.01", "--queued")
 
 
+@pytest.mark.standard
 def test_preempted_without_a_queue(pod):
     pod.tpu("up", "--every=0.01")
     pod.preempt()
@@ -144,6 +152,7 @@ def test_preempted_without_a_queue(pod):
     assert "there is nothing named my-pod in us-central2-b" in pod.tpu("down")
 
 
+@pytest.mark.standard
 def test_clean_leaves_what_is_not_ours(pod):
     pod.fault("queued-resources create", "failed", times=2)
     pod.tpu("up", "--every=0.01", "--queued", code=1)
@@ -156,6 +165,7 @@ def test_clean_leaves_what_is_not_ours(pod):
     assert resources(pod) == ["a-colleagues"]
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
     """By a colleague, or in the console; through the queue, with a request of another name."""
@@ -187,6 +197,7 @@ def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
     assert resources(pod) == before and "delete" not in " ".join(verbs(pod))
 
 
+@pytest.mark.standard
 def test_a_pod_of_another_person_is_a_strangers(pod, monkeypatch):
     monkeypatch.setenv("LOGNAME", "Some.One")
     pod.tpu("up", "--every=0.01")
@@ -198,6 +209,7 @@ def test_a_pod_of_another_person_is_a_strangers(pod, monkeypatch):
     assert "deleted TPU VM my-pod" in pod.tpu("down")
 
 
+@pytest.mark.standard
 def test_a_stopped_pod_is_started_again(pod):
     pod.tpu("up", "--every=0.01")
     fake_cloud().stop(pod.state, "my-pod")
@@ -208,6 +220,7 @@ def test_a_stopped_pod_is_started_again(pod):
     assert verbs(pod).count("tpu-vm start") == 1 and "tpu-vm delete" not in verbs(pod)
 
 
+@pytest.mark.standard
 def test_flags_for_gcloud_are_passed_on(pod):
     flags = ["--create-flags=--labels=team=a,cost=b", "--create-flags=--internal-ips", "--create-flags=--subnetwork=s"]
     flags += ["--user=someone", "--ssh-flags=--ssh-key-file=/k y", "--ssh-flags=--ssh-flag=-C -q"]

@@ -15,6 +15,7 @@ def content(packed: code.Code) -> dict[str, bytes]:
         return {member.name: tar.extractfile(member).read() if member.isfile() else b"" for member in tar}
 
 
+@pytest.mark.standard
 def test_the_committed_code(pod):
     packed = code.pack(pod.repository)
     assert packed.hash == hashlib.sha256(packed.data).hexdigest()
@@ -35,6 +36,7 @@ def test_bytes_depend_on_the_content_alone(pod):
     assert code.pack(pod.repository).data == first.data
 
 
+@pytest.mark.standard
 def test_a_dirty_tree_is_patched_and_named(pod):
     clean = code.pack(pod.repository)
     (pod.repository / "stub.py").write_text("changed")
@@ -56,6 +58,7 @@ def test_a_dirty_tree_is_patched_and_named(pod):
     assert code.pack(pod.repository).data == clean.data
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("is_committed", [False, True])
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../elsewhere", "../configs/../../x"])
 def test_a_link_that_leaves_the_repository_is_refused(pod, target, is_committed):
@@ -71,6 +74,7 @@ def test_a_link_that_leaves_the_repository_is_refused(pod, target, is_committed)
     assert "configs/inside.py" in code.pack(pod.repository).files
 
 
+@pytest.mark.standard
 def test_a_forgotten_file_is_refused(pod):
     (pod.repository / "mlm" / "new module.py").touch()
     with pytest.raises(SettingsError, match=r"mlm/new module.py is not known to git and would not reach the hosts"):

@@ -16,6 +16,8 @@ from tests.launch.fake_gcloud import synopsis
 from tests.launch.pod import LAUNCH
 from tests.launch.tpu_api import real, server
 
+pytestmark = pytest.mark.standard
+
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 TYPES = {"v2": "v2-8", "v3": "v3-32", "v4": "v4-16", "v5e": "v5litepod-16", "v5p": "v5p-16", "v6e": "v6e-8"}
 COMMANDS = (

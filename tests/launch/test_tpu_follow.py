@@ -6,7 +6,11 @@ import signal
 import threading
 import time
 
+import pytest
+
 from tests.launch.pod import RUN, WAITS, alive, processes, wait_for
+
+pytestmark = pytest.mark.standard
 
 
 def test_logs_go_on_where_they_were(ready_pod):

@@ -34,6 +34,7 @@ def run(
     return pod.ask(["status"], stdin={host: str(host.worker).encode() for host in HOSTS}, timeout=timeout)
 
 
+@pytest.mark.standard
 def test_answers_are_those_of_their_hosts():
     program = "import sys; print('mlm-host {\"was\": %s}' % sys.stdin.read())"
     answers = run(dict.fromkeys(range(4), program))
@@ -42,12 +43,14 @@ def test_answers_are_those_of_their_hosts():
     ]
 
 
+@pytest.mark.standard
 def test_codes_and_signals_fail_and_are_named():
     answers = run({1: "import sys; sys.exit('no such file')", 2: "import os; os.kill(os.getpid(), 9)", 3: "exit(5)"})
     expected = ["", "code 1: no such file", "code -9: it said nothing", "code 5: it said nothing"]
     assert [answer.error for answer in answers] == expected
 
 
+@pytest.mark.standard
 def test_a_silent_host_is_named_and_the_others_are_kept():
     begin = time.monotonic()
     answers = run({2: "import time; print('mlm-host {}', flush=True); time.sleep(60)"}, timeout=3.0)
@@ -55,6 +58,7 @@ def test_a_silent_host_is_named_and_the_others_are_kept():
     assert [answer.error for answer in answers] == ["", "", "no answer within 3 s", ""]
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("code", hosts.SSH_FAILED)
 def test_ssh_is_tried_again(tmp_path, monkeypatch, code):
     program = (
@@ -76,11 +80,13 @@ def test_ssh_is_tried_again(tmp_path, monkeypatch, code):
     assert run({1: program})[1].error == "ssh failed 3 times: it said nothing"
 
 
+@pytest.mark.standard
 def test_another_code_is_never_tried_again(tmp_path):
     answers = run({1: f"open({str(tmp_path / 'n')!r}, 'a').write('x'); exit(1)"})
     assert answers[1].error and (tmp_path / "n").read_text() == "x"
 
 
+@pytest.mark.standard
 def test_what_a_call_has_started_goes_with_it(tmp_path):
     child = f"import time, pathlib; time.sleep(4); pathlib.Path({str(tmp_path)!r}, 'late').touch()"
     program = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
@@ -101,6 +107,7 @@ def test_answers_are_found_among_banners():
     assert read('mlm-host {"a": 1}\n', None) == ({}, "no answer within 3 s")
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("rest", [b"", b"\x1f\x8b of an archive\nmore", b'"text" of the program'])
 def test_a_host_given_only_the_rest_of_its_stdin_does_nothing(rest, tmp_path):
     """As when gcloud runs a command again by itself, after a connection that took a part of stdin."""

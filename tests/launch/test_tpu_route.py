@@ -69,6 +69,7 @@ def of_ssh(pod) -> list[str]:
     return [" ".join(word for word in call if word.startswith(flags)) for call in calls]
 
 
+@pytest.mark.standard
 def test_gcloud_is_asked_once_for_a_pod(pod):
     fake_cloud().settings(pod.state, env=pod.ports)
     by_hand(pod, "tpu-vm", "create", "my-pod", *NODE)
@@ -84,6 +85,7 @@ def test_gcloud_is_asked_once_for_a_pod(pod):
     assert "another@127.0.0.1" in " ".join(pod.ssh_calls()[-1] + pod.ssh_calls()[-2])
 
 
+@pytest.mark.standard
 def test_a_new_pod_of_that_name_has_other_routes(pod):
     pod.tpu("up", "--every=0.01")
     pod.tpu("status")
@@ -95,6 +97,7 @@ def test_a_new_pod_of_that_name_has_other_routes(pod):
     assert len(aliases) == 4 and len(pod.ssh_calls()) == 4
 
 
+@pytest.mark.standard
 def test_where_ssh_fails_the_route_is_found_anew(pod):
     pod.tpu("up", "--every=0.01")
     pod.tpu("status")
@@ -109,6 +112,7 @@ def test_where_ssh_fails_the_route_is_found_anew(pod):
     assert of_ssh(pod)[2:] == ["--worker=0", "--worker=all --dry-run"] and file.exists()
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}'])
 def test_a_damaged_file_is_written_anew(pod, text):
     pod.tpu("up", "--every=0.01")
@@ -119,6 +123,7 @@ def test_a_damaged_file_is_written_anew(pod, text):
     assert len(json.loads(file.read_text())["lines"]) == 2
 
 
+@pytest.mark.standard
 def test_a_first_host_that_cannot_be_reached_says_why(pod):
     pod.tpu("up", "--every=0.01")
     pod.fault("ssh", "ssh255_before", match="true", times=1)
@@ -132,6 +137,7 @@ def test_a_first_host_that_cannot_be_reached_says_why(pod):
     assert sorted(of_ssh(pod)[2:]) == ["--worker=0", "--worker=1"]
 
 
+@pytest.mark.standard
 def test_flags_that_gcloud_refuses_end_it_at_once(pod):
     pod.tpu("up", "--every=0.01")
     said = pod.tpu("sync", "--ssh-flags=--bogus=1", code=2)

@@ -19,6 +19,8 @@ from pods.runs import Job, RunStatus, difference
 from tests.launch.pod import HOSTILE, RUN, WAITS, alive, keeper_of, processes, wait_for
 from tests.support.tiny import slow
 
+pytestmark = pytest.mark.standard
+
 
 def starts(pod) -> int:
     return len(list(pod.home.glob("*/home/.mlm-pod/runs/*/*/job.json")))

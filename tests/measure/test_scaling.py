@@ -14,6 +14,7 @@ N, D = (each.ravel() for each in np.meshgrid([3e5, 1e6, 3e6], [1e6, 2e6, 4e6, 8e
 STARTS = ([5.0, 5.0, 0.0, 0.5, 0.5], [5.0, 5.0, 1.0, 0.2, 0.2])
 
 
+@pytest.mark.standard
 def test_a_law_is_found_again():
     losses = 400 / N**0.34 + 500 / D**0.4 + 1.7
     assert scaling.log_loss(LAW, N, D) == pytest.approx(np.log(losses))

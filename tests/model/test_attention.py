@@ -50,6 +50,7 @@ CASES += [(16, "xla", False), (24, "xla", False), (100, "xla", False), (24, "xla
 CASES += [slow(24, "fused", False), (24, "fused", True), (24, "cudnn", False)]
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("isolated", [slow(False), True])
 @pytest.mark.parametrize(("window", "name", "dropout"), CASES)
 def test_output_and_gradients_are_flax_s(window, name, isolated, dropout):
@@ -71,6 +72,7 @@ def test_output_and_gradients_are_flax_s(window, name, isolated, dropout):
 
 
 # Both rows in a step of the grid, a row as one chunk, chunks and halos, and keys one chunk after the other.
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("window", "length", "most", "isolated", "per_row", "dropout"),
     [

@@ -140,6 +140,7 @@ def test_loss_of_numbers():
     assert classifier.row_scores(logits, targets)[1].tolist() == [1.5, -2.0]
 
 
+@pytest.mark.standard
 def test_the_config_names_its_classes(tmp_path):
     config, _ = make()
     config.save_pretrained(tmp_path)

@@ -57,6 +57,7 @@ def make(name: str, **kwargs):
     return cls(cls.config_class(**SIZES, **types, num_labels=3), seed=3, **kwargs)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_model_is_transformers_own(name):
     """Its class, its draws, its logits and hidden states, with token types and positions given too."""
@@ -121,6 +122,7 @@ def test_linen_s_tools_work(name):
     assert (layer in table and "word_embeddings" in table) or "tok_embeddings" in table
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "FlaxModernBertForMaskedLM"])
 def test_dropout_as_transformers_asks_for_it(name):
     """On with `train` alone; and recomputed layers, or some feed-forward blocks, have the same gradient."""
@@ -157,6 +159,7 @@ def test_what_kernels_do_not_return_is_refused():
         model(ids, mask, output_attentions=True)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("model_type", ["xlm-roberta", "camembert"])
 def test_roberta_under_another_name_keeps_it(model, model_type, tmp_path):
     """A folder of the architecture loads, and is exported as what it is."""
@@ -178,6 +181,7 @@ def test_roberta_under_another_name_keeps_it(model, model_type, tmp_path):
 STOCK = ("model.implementation=transformers", "model.layers=2", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("family", ["roberta", slow("roberta_prelayernorm"), slow("bert"), slow("xlm_roberta")])
 def test_the_loop_trains_transformers_own_class(family):
     """Equal to ours in losses, gradients and parameters without dropout; with it, each device draws its own."""
@@ -203,6 +207,7 @@ def test_the_loop_trains_transformers_own_class(family):
 OTHERS = ["electra", "distilbert", "albert", slow("roformer"), slow("big_bird")]
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("family", OTHERS)
 def test_the_loop_trains_any_flax_class_of_transformers(family):
     """Its loss, on the same masks, is that of the class as it is called outside."""
@@ -310,6 +315,7 @@ class SownMetric(Pretraining):
         return {"query_norm": Mean(norm_B, jnp.ones_like(norm_B))}
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("settings", [(), ("train.accumulate=2", "model.remat=true")])
 def test_what_a_layer_sows_is_a_metric(settings):
     run = tiny_run(*settings)
@@ -322,6 +328,7 @@ def test_what_a_layer_sows_is_a_metric(settings):
     assert float(task.train_step(state, batch)[1]["query_norm"]) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.standard
 def test_dropout_of_transformers_own_class():
     run = tiny_run("model.implementation=transformers", "model.hidden_dropout=0.3")
     params, (ids, mask) = run.init().params, inputs()

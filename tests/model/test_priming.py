@@ -28,6 +28,7 @@ def primed(*overrides: str):
 FAMILIES = ("roberta", "roberta_prelayernorm", "bert", "modernbert")
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("family", "width", "heads"),
     [
@@ -66,6 +67,7 @@ def test_each_head_attends_to_its_offset(family, width, heads):
             assert at[offset] > 2 * np.median(list(at.values()))
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("family", ["modernbert", slow("roberta"), slow("roberta_prelayernorm")])
 def test_first_loss_is_the_unigram_entropy(family, manifest):
     config = tiny_config("model.init=primed", "model.hidden_size=64", "data.lanes=2", f"model.family={family}")

@@ -48,6 +48,7 @@ CASES = [
 CASES += [slow("roberta", "xla", name) for name in ("gelu_new", "relu", "silu")]
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(("family", "kernel", "name"), CASES)
 def test_logits_are_those_of_transformers(family, kernel, name):
     _, params = shared(family)
@@ -75,6 +76,7 @@ def alone_logits(family: str):
     return jax.jit(shared(family)[0].clone(compute=Compute()).logits)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("family", "kernel"),
     [

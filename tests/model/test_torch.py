@@ -28,6 +28,8 @@ from mlm.training.train import make_gradient
 from tests.support.pytorch import run_torch
 from tests.support.tiny import random_batch, slow, tiny_config, tiny_run
 
+pytestmark = pytest.mark.standard
+
 STEPS = 20
 RECIPE = (
     "model.layers=2",

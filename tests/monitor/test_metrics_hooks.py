@@ -132,6 +132,7 @@ def spiky(one_device, tokenizer_folder, tmp_path_factory) -> tuple[pathlib.Path,
     return folder / "run", manifest
 
 
+@pytest.mark.standard
 def test_a_spike_is_written_down_with_its_batches_and_records(spiky):
     (spike,) = said(spiky[0] / "spikes.jsonl")
     assert (spike["first_update"], spike["last_update"], spike["batches"]) == (76, 80, ["76:80"])
@@ -174,6 +175,7 @@ def test_a_spike_behind_a_skipped_range_has_its_own_batches(spiky, tmp_path):
         assert row["record_id"] == records_of(row["batch"], row["batch"])[0][0].tolist()
 
 
+@pytest.mark.standard
 def test_the_log_is_the_same_without_hooks(spiky, tmp_path, monkeypatch):
     workdir, manifest = spiky
     monkeypatch.setattr(Pretraining, "make_hooks", lambda *arguments: [])

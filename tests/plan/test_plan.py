@@ -34,6 +34,7 @@ def shown_by(table, found) -> str:
     return out.getvalue()
 
 
+@pytest.mark.standard
 def test_bytes_are_those_counted_by_hand(found):
     """Parameters and two moments in float32 on every device, 9 counters at most, and the device's rows."""
     row = found["plan"]
@@ -194,6 +195,7 @@ def test_cells_are_all_combinations():
 LARGE = ("model.hidden_size=512", "model.intermediate_size=512", "tokenizer.vocab_size=4194304", "model.heads=8")
 
 
+@pytest.mark.standard
 def test_a_config_too_large_is_reported(capfd, monkeypatch):
     """4,194,304 x 512 parameters x 12 bytes are 25.8 GB: more than the 16.9 GB of a v5e."""
     monkeypatch.setattr(plan, "compile_step", _pretend(lambda config: config.mesh.fsdp == 8))

@@ -22,6 +22,7 @@ def refused(capsys, *arguments: str, code: int = 2) -> str:
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
+@pytest.mark.standard
 def test_a_step_by_its_name(family):
     newest = load.load(str(family.root), head=load.LM_HEAD)
     models = {step: load.load(f"{family.root}@{step}", head=load.LM_HEAD) for step in (4, 8, 12)}
@@ -59,6 +60,7 @@ def test_a_folder_with_an_at_in_its_name_is_itself(family, tmp_path):
     assert load.load(str(tmp_path / "run@4@4"), head=load.LM_HEAD).step == 4
 
 
+@pytest.mark.standard
 def test_predict_and_export_take_a_step(family, tmp_path, capsys):
     workdir = Workdir(shutil.copytree(str(family.root), tmp_path / "run"))
     shown = []
@@ -92,6 +94,7 @@ def test_evaluate_takes_a_step(family, tmp_path, capsys):
     assert "step 8" in entry
 
 
+@pytest.mark.standard
 def test_classify_starts_from_a_step(family, tmp_path, capsys):
     source = write_csv(tmp_path / "rows.csv", rows(40))
     overrides = (*SETTINGS, f"classify.train={source}", f"classify.validation={source}", "train.epochs=1")

@@ -41,6 +41,7 @@ def other_tokenizer(tmp_path_factory) -> str:
     return train_tokenizer(tmp_path_factory.mktemp("initial") / "bpe", "bpe", 700)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("kind", ["workdir", "export", "flax", "sharded", "half"])
 def test_the_same_model_comes_back_whole(kind, trained_workdir, exported, model, tmp_path):
     folder = tmp_path / "source"
@@ -198,6 +199,7 @@ def wrapped(small: np.ndarray, shape: tuple[int, ...], starts: dict[int, int], *
     return found
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("heads", "starts"),
@@ -232,6 +234,7 @@ def test_tensors_are_tiled_from_the_middle(family, heads, starts):
     ]
 
 
+@pytest.mark.standard
 def test_a_layer_is_started_from_one_of_its_kind():
     small, large = of_sizes("modernbert", 22).module.config, of_sizes("modernbert", 28).module.config
     found = warm_start._spread_layers(small, large)
@@ -284,6 +287,7 @@ def test_what_can_not_be_tiled_is_refused(family, sizes, sentence):
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("override", "theirs"),
     [

@@ -29,6 +29,7 @@ def written(request, tmp_path_factory) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("kind", ["whole", "parts"])
 def test_logits_are_those_of_pytorch(written, kind):
     assert (written / kind / "model.safetensors.index.json").is_file() == (kind == "parts")

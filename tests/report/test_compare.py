@@ -147,6 +147,7 @@ def test_what_can_not_be_compared_is_refused(runs, tmp_path):
     assert not (runs[0].root / "compare.html").exists()
 
 
+@pytest.mark.standard
 def test_the_command(runs):
     command = [sys.executable, "-m", "mlm", "report", f"--workdir={runs[0].root}", "--compare", str(runs[1].root)]
     done = subprocess.run(command, capture_output=True, text=True)

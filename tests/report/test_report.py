@@ -199,6 +199,7 @@ def test_long_curves_keep_their_peaks():
     assert len(points) < 5_000 and max(heights) - min(heights) == pytest.approx(8.5 * unit, rel=0.01)
 
 
+@pytest.mark.standard
 def test_fast_and_without_jax(tmp_path):
     workdir = make_workdir(tmp_path / "run")
     code = (

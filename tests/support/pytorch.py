@@ -1,16 +1,47 @@
-"""The interpreters with PyTorch, made by tests/run.sh: PyTorch never shares a process with TensorFlow or jax."""
+"""The interpreters with PyTorch, the reference: it never shares a process with TensorFlow or jax."""
 
+import fcntl
+import functools
 import os
+import pathlib
 import subprocess
+import sys
 
 from tests import ROOT
 
+# PyTorch and what does not depend on transformers is installed once, beside transformers 4.
+PACKAGES = {
+    4: "torch==2.13.0 accelerate==1.15.0 transformers==4.57.6 tokenizers==0.22.2 numpy==2.4.6 scikit-learn==1.9.1 "
+    "seqeval==1.2.2",
+    5: "transformers==5.23.0 numpy==2.4.6",
+}
 
+
+@functools.cache
 def torch_python(generation: int) -> str:
-    """Returns the interpreter with transformers 4 or 5."""
-    python = ROOT / f".venv-torch{generation}" / "bin" / "python"
-    assert python.is_file(), f"{python} is missing: run the tests with `bash tests/run.sh`, which makes it"
-    return str(python)
+    """Returns the interpreter with transformers 4 or 5, which is made by the first test that asks for it."""
+    folder = ROOT / f".venv-torch{generation}"
+    base = torch_python(4) if generation == 5 else ""
+    with open(ROOT / ".venv" / "torch.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the other workers' tests wait
+        stamp = folder / ".requirements"
+        if not (stamp.is_file() and stamp.read_text().strip() == PACKAGES[generation]):
+            _install(folder, generation)
+            if base:
+                (packages,) = folder.glob("lib/python*/site-packages")
+                (packages / "torch.pth").write_text(str(pathlib.Path(base).parents[1] / packages.relative_to(folder)))
+            stamp.write_text(PACKAGES[generation])
+    return str(folder / "bin" / "python")
+
+
+def _install(folder: pathlib.Path, generation: int) -> None:
+    """Raises AssertionError, which says what is missing, where there is no package index."""
+    commands = [[sys.executable, "-m", "venv", str(folder)]]
+    commands += [[folder / "bin" / "python", "-m", "pip", "install", "--quiet", *PACKAGES[generation].split()]]
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True)
+        reason = done.stderr.strip().splitlines()[-1:] or [""]
+        assert done.returncode == 0, f"PyTorch's environment {folder} can't be installed: {reason[0]}"
 
 
 def run_torch(generation: int, script: str, *arguments: object, code: int = 0) -> str:

@@ -22,6 +22,7 @@ def test_two_seeds_by_hand():
     assert found.same_sign == pytest.approx(0.75, abs=0.01)
 
 
+@pytest.mark.standard
 def test_the_interval_covers_a_known_difference():
     """Models that are right in 80% and 76% of the examples, mostly the same ones; in 95% of such pairs it covers 4%."""
     rng, covered, signs = np.random.default_rng(0), 0, []

@@ -18,6 +18,8 @@ from mlm.sweep.runs import Run
 from tests.support import processes
 from tests.support.dask_cluster import Cluster
 
+pytestmark = pytest.mark.standard
+
 
 def helps(root: pathlib.Path, *commands: str) -> list[Run]:
     """Runs that end at once: each prints its help, or refuses its config."""

@@ -58,6 +58,7 @@ def train(task, config, *, steps: int | None = None):
     return state, losses
 
 
+@pytest.mark.standard
 def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder):
     overrides = ("train.epochs=6", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "data.global_batch=4")
     overrides = (*overrides, "log.every=1", "classify.metric=('accuracy',)")
@@ -94,6 +95,7 @@ def test_it_predicts_numbers(tmp_path, tokenizer_folder):
     assert "accuracy" not in metrics, "of a number there is none"
 
 
+@pytest.mark.standard
 def test_it_labels_words(tmp_path, tokenizer_folder):
     overrides = ("train.epochs=8", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "classify.metric=('f1',)")
     with labelled_texts.two_devices():
@@ -229,6 +231,7 @@ def lines(workdir: pathlib.Path, kind: str) -> list[dict]:
     return [line for line in found if line["kind"] == kind]
 
 
+@pytest.mark.standard
 def test_each_epoch_is_evaluated_and_saved(here):
     assert [line["step"] for line in lines(here, "eval")] == [6, 11, 16]
     assert [line["step"] for line in lines(here, "train")] == [4, 8, 12, 16]

@@ -28,6 +28,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.standard
 def test_scores_are_those_of_scikit_learn_and_scipy():
     rng, cases, found = np.random.default_rng(0), [], []
     for count, rows, right in itertools.product((2, 3, 5), (7, 200), (0.0, 0.5, 0.95, 1.0)):
@@ -91,6 +92,7 @@ ODD = [  # true and predicted tags of a few sentences, separated by "|"
 ]
 
 
+@pytest.mark.standard
 def test_scores_of_words_are_those_of_seqeval():
     rng, cases = np.random.default_rng(0), []
     for tags in (["O", "B-A", "I-A", "B-B", "I-B"], ["O", *(f"{p}-{t}" for p in "BIESU" for t in "AB")], ["NN", "VB"]):

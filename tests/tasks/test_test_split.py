@@ -58,6 +58,7 @@ def run(texts, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     return folder / "run"
 
 
+@pytest.mark.standard
 def test_its_texts_are_in_no_other_split(run, texts, tokenizer_folder):
     manifest = load_manifest(str(run / "shards"))
     counts = {name: split.documents for name, split in manifest.splits.items()}
@@ -72,6 +73,7 @@ def test_its_texts_are_in_no_other_split(run, texts, tokenizer_folder):
     assert [path.name for path in (run / "shards" / "test").iterdir()] == [f"dataset-0-{records}.tfrecord"]
 
 
+@pytest.mark.standard
 def test_nothing_chooses_by_it(run, texts, tokenizer_folder, tmp_path):
     """Another one leaves the same training and validation rows, logs, parameters and best step, to the bit."""
     source = write_set(tmp_path / "set", texts, texts[400:480])
@@ -122,6 +124,7 @@ def test_similar_documents_are_left_out_of_training(texts, tokenizer_folder, tmp
     assert made.splits["test"].documents >= 39, "but for those that are similar to one another"
 
 
+@pytest.mark.standard
 def test_it_is_scored_and_shown(run, capsys, monkeypatch):
     assert "Test" not in (run / "report.html").read_text() + (run / "export" / "README.md").read_text()
     scores = {}
@@ -165,6 +168,7 @@ def test_doctor_compares_it_with_training(texts, tokenizer_folder, tmp_path, cap
     assert found["split"] == "test" and all("test[" in each["part"] for each in found["documents"])
 
 
+@pytest.mark.standard
 def test_a_mixture_has_the_mean_of_its_folders(run, web, texts, tokenizer_folder, tmp_path, capsys):
     source = write_jsonl(tmp_path / "a.jsonl", texts[500:700])
     other = write_shards(

@@ -41,6 +41,7 @@ def mean(family, tmp_path_factory) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.standard
 def test_it_is_the_mean_of_numpy(family, mean):
     parts = [leaves(f"{family.root}@{step}") for step in (4, 8, 12)]
     found = leaves(mean)
@@ -85,6 +86,7 @@ def test_checkpoints_and_weights_by_name(family, tmp_path, arguments, steps, wei
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.standard
 def test_every_command_takes_it(mean, tmp_path, capsys):
     copy = shutil.copytree(mean, tmp_path / "mean")
     capsys.readouterr()

@@ -64,6 +64,7 @@ def test_seeking_gives_the_batches_of_a_straight_run(straight, manifest, start):
         np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
 
 
+@pytest.mark.standard
 def test_each_host_reads_its_part(straight, manifest, monkeypatch):
     parts = []
     for host in range(LANES):
@@ -74,6 +75,7 @@ def test_each_host_reads_its_part(straight, manifest, monkeypatch):
         np.testing.assert_array_equal(joined(own)["input_ids"], batch["input_ids"])
 
 
+@pytest.mark.standard
 def test_skipped_batches_leave_the_others_as_they_are(straight, manifest):
     skipped = {2, 3, *range(29, 33), 60}
     kept = [batch for number, batch in enumerate(straight, 1) if number not in skipped]
@@ -121,6 +123,7 @@ def trained(one_device, manifest, tmp_path_factory) -> tuple[pathlib.Path, Pretr
     return workdir, task
 
 
+@pytest.mark.standard
 def test_each_size_is_compiled_once(trained):
     workdir, task = trained
     stages = [task.stages.stage_at(step) for step in range(1, 9)]
@@ -148,6 +151,7 @@ def resume(trained, manifest, tmp_path, *overrides: str) -> list[pathlib.Path]:
     return [workdir, tmp_path / "run"]
 
 
+@pytest.mark.standard
 def test_resumed_within_a_stage_and_at_its_end(trained, manifest, tmp_path):
     folders = resume(trained, manifest, tmp_path)
     assert len({(folder / "metrics.jsonl").read_text() for folder in folders}) == 1

@@ -58,6 +58,7 @@ def leaves_of(state: Iterable) -> list[bytes]:
     return sorted(np.asarray(leaf).tobytes() for leaf in state)
 
 
+@pytest.mark.standard
 def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, manifest, tmp_path):
     start(trunk, tmp_path, manifest)
     assert_same(state_of(trunk, 12), state_of(tmp_path, 12))
@@ -91,6 +92,7 @@ def test_later_starts_resume_the_branch(trunk, manifest, tmp_path):
     assert locate.describe_branch({"branch": branch}) == expected
 
 
+@pytest.mark.standard
 def test_what_may_change_changes(trunk, manifest, tmp_path):
     """A longer table of positions, another schedule, batch and rate: all but the new rows comes from the trunk."""
     config = tiny_config(*SETTINGS, f"train.branch_from={trunk}@6", "model.positions=80", "train.steps=20",

@@ -49,6 +49,7 @@ def line_of(number: int) -> str:
     return str(low) if low == 1 else f"{low}-{2 * low - 1}"
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("isolated", "masks", "shape"),
     [
@@ -133,6 +134,7 @@ def reference(manifest) -> dict:
     return scores(manifest, 16, 1)
 
 
+@pytest.mark.standard
 def test_the_lines_add_up_to_the_plain_scores(reference, manifest):
     plain = scores(manifest, 16, 1, with_breakdown=False)
     assert {key: value for key, value in reference.items() if key not in breakdown.TABLES} == pytest.approx(plain)

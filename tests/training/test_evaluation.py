@@ -32,6 +32,7 @@ def reference(manifest) -> dict[str, float]:
     return found
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(("rows", "devices"), [(7, 1), slow(64, 1), slow(16, 8), (64, 8)])
 def test_same_scores(reference, manifest, rows, devices):
     found = scores(manifest, rows, devices)
@@ -119,6 +120,7 @@ class WithLabels(Pretraining):
         return {"label": Mean(sum_B, jax.numpy.sum(masked.weights_BxK, axis=-1))}
 
 
+@pytest.mark.standard
 def test_independent_masks_have_the_loss_of_a_plain_computation(manifest):
     """The masks of `eval_masking`, through transformers' own model and numpy, and a metric of the task."""
     config = tiny_config("data.lanes=4", "evaluate.batch=16", "model.init_stddev=0.3", "evaluate.count=independent")

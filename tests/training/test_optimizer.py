@@ -228,6 +228,7 @@ def test_iterations_of_muon(params, grads):
     assert spread[1] > spread[2] > spread[5]
 
 
+@pytest.mark.standard
 def test_stable_adamw_is_that_of_pytorch(tmp_path):
     """Twenty updates with warmup and decay, to 1e-5; where the gradients of a tensor jump, its rate is divided."""
     rng = np.random.default_rng(3)
@@ -295,6 +296,7 @@ def gradient(model):
     return jax.jit(train.make_gradient(model))
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(
     ("name", "rate"),
     [

@@ -82,6 +82,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_has_a_rule_and_every_rule_a_parameter(family):
     params = params_of(f"model.family={family}", "model.layers=2")

@@ -36,6 +36,7 @@ CASES = [slow((2, 4, 1), ()), slow((2, 2, 2), ()), ((2, 2, 2), MODERNBERT), slow
 CASES += [slow((2, 2, 2), ("model.family=roberta_prelayernorm",))]
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(("mesh", "family"), CASES)
 def test_every_mesh_gives_the_same_gradient(mesh, family):
     # With SGD-like first steps the parameters would hide a wrong scale; so compare loss and gradient norm of every
@@ -62,6 +63,7 @@ def test_parameters_are_spread_as_the_rules_say():
         assert kernel.addressable_shards[0].data.shape == (16, 16)
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize(("accumulate", "rate"), [(2, 0.1), slow(4, 0.1), slow(2, 0)])
 def test_accumulation_equals_the_large_batch(accumulate, rate):
     # 32 rows, with fewer predictions in the padded ones: a mean of means would differ.

@@ -1,0 +1,163 @@
+"""How many faults the tests notice: breaks the code in a hundred places, one at a time, and runs the tests on each.
+
+    python -m tests.mutations                      a hundred faults against the quick tests, about half an hour
+    python -m tests.mutations --standard --only 7  one of them against the standard tests
+
+A fault is a sign, a bound, a condition, a number or a statement that is left out, in mlm/model, mlm/training and
+mlm/data/order.py. The choice depends on the code and --seed alone. Prints a line for each, and the share noticed.
+"""
+
+import argparse
+import ast
+import concurrent.futures
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests import ROOT
+
+FILES = ("mlm/model/*.py", "mlm/training/*.py", "mlm/data/order.py")
+ROOMS = ("model", "training", "tasks", "data")  # where such a fault is looked for, in this order
+SWAPS = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*",
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+QUICK, STANDARD = "not standard and not slow and not hosts", "not slow and not hosts"
+
+
+class Fault(NamedTuple):
+    """The bytes of a file between two offsets, and what stands there instead."""
+
+    file: str
+    line: int
+    kind: str
+    start: int
+    end: int
+    text: str
+
+    def apply(self, root: Path) -> str:
+        """Writes the file with the fault below root; returns the line as it was and as it is."""
+        source = (ROOT / self.file).read_bytes()
+        old, new = source[self.start : self.end].decode(), self.text
+        (root / self.file).write_bytes(source[: self.start] + new.encode() + source[self.end :])
+        return f"{' '.join(old.split())[:60]} -> {' '.join(new.split())[:60]}"
+
+
+def faults_of(file: Path) -> Iterator[Fault]:
+    """Yields every fault that this script can make in a file."""
+    source = file.read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def fault(kind: str, node: ast.AST, text: str, end: ast.AST | None = None) -> Fault:
+        begin = starts[node.lineno - 1] + node.col_offset
+        stop = starts[(end or node).end_lineno - 1] + (end or node).end_col_offset
+        return Fault(str(file.relative_to(ROOT)), node.lineno, kind, begin, stop, text)
+
+    def between(left: ast.AST, right: ast.AST, kind: str, operator: ast.AST) -> Iterator[Fault]:
+        """Of an operator, which has no place of its own: what stands between its operands is rewritten."""
+        begin = starts[left.end_lineno - 1] + left.end_col_offset
+        stop = starts[right.lineno - 1] + right.col_offset
+        symbols = {ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.Add: "+", ast.Sub: "-", ast.Div: "/"}
+        symbols |= {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
+        symbols |= {ast.And: "and", ast.Or: "or"}
+        old, gap = symbols.get(type(operator)), source[begin:stop].decode()
+        if old and gap.count(old) == 1:
+            text = gap.replace(old, SWAPS[type(operator)])
+            yield Fault(str(file.relative_to(ROOT)), left.end_lineno, kind, begin, stop, text)
+
+    for node in relevant(ast.parse(source)):
+        if isinstance(node, ast.BinOp):
+            yield from between(node.left, node.right, "arithmetic", node.op)
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            yield from between(node.left, node.comparators[0], "bound", node.ops[0])
+        elif isinstance(node, ast.BoolOp):
+            yield from between(node.values[0], node.values[1], "condition", node.op)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
+            yield fault("sign", node, f"({ast.unparse(node.operand)})")
+        elif isinstance(node, ast.If | ast.IfExp):
+            yield fault("condition", node.test, f"(not ({ast.unparse(node.test)}))")
+        elif isinstance(node, ast.Constant) and type(node.value) is int:
+            yield fault("number", node, str(node.value + 1))
+        elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+            yield fault("left out", node, "pass")
+
+
+def relevant(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields what can be wrong of a tree: no annotations, no texts, and no refusals' sentences."""
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list") or isinstance(node, ast.JoinedStr | ast.Raise):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield child
+                yield from relevant(child)
+
+
+def choose(count: int, seed: int) -> list[Fault]:
+    """Returns as many faults of each kind as there are, from all files."""
+    files = sorted(path for pattern in FILES for path in ROOT.glob(pattern))
+    kinds: dict[str, list[Fault]] = {}
+    for fault in (fault for file in files for fault in faults_of(file)):
+        kinds.setdefault(fault.kind, []).append(fault)
+    draw = random.Random(seed)
+    for faults in kinds.values():
+        draw.shuffle(faults)
+    chosen: list[Fault] = []
+    while len(chosen) < count:
+        chosen += [faults.pop() for faults in kinds.values() if faults]
+    return chosen[:count]
+
+
+def is_noticed(root: Path, marker: str, rooms: tuple[str, ...]) -> str:
+    """Returns the first test that fails in a copy of the repository, "" where none does."""
+    for room in rooms:
+        command = [sys.executable, "-m", "pytest", f"tests/{room}", "-m", marker, "-x", "-q", "-p", "no:cacheprovider"]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode not in (0, 5):  # 5: there was no such test
+            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            return (failed or ["the tests don't start"])[0].split(" - ")[0]
+    return ""
+
+
+def main() -> None:
+    """Prints a line for each fault."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--standard", action="store_true", help="against the standard tests, not the quick ones")
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of the faults, all by default")
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+    faults = dict(enumerate(choose(args.count, args.seed)))
+    faults = {number: faults[number] for number in args.only or faults}
+
+    def attempt(number: int) -> tuple[int, str, str]:
+        fault = faults[number]
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder) / "mlm"
+            shutil.copytree(
+                ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(".git", "runs", "__pycache__", ".venv*")
+            )
+            for environment in ROOT.glob(".venv*"):
+                (root / environment.name).symlink_to(environment)
+            return number, fault.apply(root), is_noticed(root, STANDARD if args.standard else QUICK, ROOMS)
+
+    noticed = 0
+    with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
+        for number, change, test in pool.map(attempt, faults):
+            noticed += bool(test)
+            fault = faults[number]
+            print(f"{number} {fault.file}:{fault.line} {fault.kind}: {change}: {test or 'NOT NOTICED'}", flush=True)
+    print(f"{noticed} of {len(faults)} noticed by the {'standard' if args.standard else 'quick'} tests")
+
+
+if __name__ == "__main__":
+    main()
