@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import platform
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 import jax
 import pytest
 
+platform.processor()  # starts a process once, which TensorFlow's import would do within a quick test
 jax.devices()  # reads XLA_FLAGS
 os.environ["XLA_FLAGS"] = DEVICES  # libtpu, loaded later, aborts on a flag of the CPU that it does not know
 

@@ -1,11 +1,13 @@
 """Rows of batches, to be compared."""
 
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 
 from mlm.data import batches
 from mlm.data.manifest import Manifest
+from tests.support.corpora import in_epochs
 
 LANES, BATCH = 3, 12  # of six shards
 
@@ -13,6 +15,19 @@ LANES, BATCH = 3, 12  # of six shards
 def train(manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int = 0, **settings):
     settings = {"split": "train", "seed": 0, "global_batch": BATCH, "lanes": LANES, **settings}
     return batches.train_batches(manifest, start_row=start * settings["global_batch"], rows=rows, **settings)
+
+
+def hosts_batches(
+    train: Callable, manifest: Manifest, *, hosts: int, batch: int, start: int, count: int
+) -> dict[str, np.ndarray]:
+    """The columns of `count` global batches, each put together from the rows that every host reads."""
+    held = batch // hosts
+    parts = [
+        in_epochs(train(manifest, start=start, rows=(host * held, (host + 1) * held)), count) for host in range(hosts)
+    ]
+    shaped = [{key: column.reshape(count, held, *column.shape[1:]) for key, column in part.items()} for part in parts]
+    joined = {key: np.concatenate([part[key] for part in shaped], axis=1) for key in parts[0]}
+    return {key: column.reshape(count * batch, *column.shape[2:]) for key, column in joined.items()}
 
 
 def all_rows(manifest: Manifest, split: str) -> np.ndarray:

@@ -1,3 +1,5 @@
+"""The order of records: each once an epoch of its lane, from anywhere in a run, never another than the pinned one."""
+
 import itertools
 
 import numpy as np
@@ -31,10 +33,10 @@ def test_every_record_once_in_each_epoch_of_its_lane(lanes):
         assert lane.size == sum(RECORDS[number::lanes])
         records = walk(lane, 0, 3 * lane.size)
         for epoch in range(3):
-            own = records[epoch * lane.size : (epoch + 1) * lane.size]
-            assert {record[0] for record in own} == {epoch}
-            assert len(set(own)) == lane.size
-            found += own
+            of_epoch = records[epoch * lane.size : (epoch + 1) * lane.size]
+            assert {record[0] for record in of_epoch} == {epoch}
+            assert len(set(of_epoch)) == lane.size
+            found += of_epoch
     everything = {(shard, row) for shard, count in enumerate(RECORDS) for row in range(count)}
     assert {(shard, row) for _, shard, row in found} == everything
 
@@ -52,12 +54,10 @@ def test_seed_epoch_shard_and_lane_change_the_order():
     for seed in (0, 1):
         found = visits(Lane(seed, big, 0, 2), 8) + visits(Lane(seed, big, 1, 2), 8)
         orders += [visit.rows.tolist() for visit in found if visit.shard in (0, 1)]
-    assert len(orders) == 8
-    assert len({tuple(order) for order in orders}) == len(orders)
+    assert len({tuple(order) for order in orders}) == len(orders) == 8
     shards = [visit.shard for visit in visits(Lane(0, big, 0, 1), 48)]
-    first = [tuple(shards[8 * epoch : 8 * epoch + 8]) for epoch in range(6)]
-    assert len(set(first)) == 6
-    assert tuple(range(8)) not in first
+    of_epochs = {tuple(shards[8 * epoch : 8 * epoch + 8]) for epoch in range(6)}
+    assert len(of_epochs) == 6 and tuple(range(8)) not in of_epochs
 
 
 def test_the_order_is_uniform():
@@ -72,8 +72,7 @@ def test_the_order_is_uniform():
 
 def test_the_order_is_pinned():
     """These numbers may change only if every run that was ever started may go on with other batches."""
-    lane = Lane(7, RECORDS, 0, 2)
-    found = visits(lane, 10)
+    found = visits(Lane(7, RECORDS, 0, 2), 10)
     assert [visit.shard for visit in found] == [0, 2, 4, 8, 6, 0, 8, 6, 2, 4]
     assert found[8][:2] == (2, 1) and found[8].rows.tolist() == [5, 3, 4, 1, 0, 2, 6]
 
@@ -81,27 +80,20 @@ def test_the_order_is_pinned():
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (3, 9), (25, 40)])
 def test_rows_of_batches_without_reading_them(first, last):
     """Over visits and epochs, the rows of the lanes side by side."""
-    lanes, each = 2, 3
-    own = [Lane(5, RECORDS, number, lanes) for number in range(lanes)]
-    ids, epochs = batch_rows(own, rows_before=(first - 1) * lanes * each, rows=lanes * each, count=last - first + 1)
-    assert ids.shape == epochs.shape == (last - first + 1, lanes * each)
+    lanes, rows = [Lane(5, RECORDS, number, 2) for number in range(2)], 3
+    ids, epochs = batch_rows(lanes, rows_before=(first - 1) * 2 * rows, rows=2 * rows, count=last - first + 1)
+    assert ids.shape == epochs.shape == (last - first + 1, 2 * rows)
     starts = np.cumsum([0, *RECORDS])
-    for number in range(lanes):
-        walked = walk(Lane(5, RECORDS, number, lanes), 0, last * each)[(first - 1) * each :]
-        own = slice(number * each, (number + 1) * each)
-        assert ids[:, own].ravel().tolist() == [starts[shard] + row for _, shard, row in walked]
-        assert epochs[:, own].ravel().tolist() == [epoch for epoch, _, _ in walked]
+    for number, lane in enumerate(lanes):
+        walked = walk(lane, 0, last * rows)[(first - 1) * rows :]
+        columns = slice(number * rows, (number + 1) * rows)
+        assert ids[:, columns].ravel().tolist() == [starts[shard] + row for _, shard, row in walked]
+        assert epochs[:, columns].ravel().tolist() == [epoch for epoch, _, _ in walked]
 
 
 @pytest.mark.parametrize(
     ("rows", "lanes"),
-    [
-        ((0, 24), range(6)),
-        ((8, 16), range(2, 4)),
-        ((20, 24), range(5, 6)),
-        ((6, 8), range(1, 2)),
-        ((23, 24), range(5, 6)),
-    ],
+    [((0, 24), range(6)), ((8, 16), range(2, 4)), ((20, 24), [5]), ((6, 8), [1]), ((23, 24), [5])],
 )
 def test_lanes_of_a_host(rows, lanes):
     """Of six lanes of four rows: all, some, one, a part of one."""
@@ -110,7 +102,10 @@ def test_lanes_of_a_host(rows, lanes):
 
 @pytest.mark.parametrize("rows", [(0, 6), (2, 6), (3, 6), (6, 10)])
 def test_rows_that_lanes_do_not_fit(rows):
-    with pytest.raises(
-        InputError, match=rf"lanes = 6: a lane has 4 of 24 rows, a host {rows[1] - rows[0]}, .* set data"
-    ):
+    with pytest.raises(InputError, match=rf"lanes = 6: .* 4 of 24 rows, a host {rows[1] - rows[0]},"):
         lanes_of(rows, global_batch=24, lanes=6)
+
+
+def test_lanes_that_do_not_divide_the_batch():
+    with pytest.raises(InputError, match=r"data\.lanes = 5: .*data\.global_batch = 12"):
+        lanes_of((0, 12), global_batch=12, lanes=5)

@@ -12,9 +12,10 @@ from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import export
 from mlm.paths import UPath
+from tests.support.corpora import stdlib_docstrings
 from tests.support.pytorch import run_torch
 from tests.support.tokenizers import make_bert_tokenizer, random_model
-from tests.support.trained_model import docstrings, train_tokenizer
+from tests.support.trained_model import train_tokenizer
 
 pytestmark = pytest.mark.standard
 
@@ -25,7 +26,7 @@ def make_tokenizer_with_pad_3(folder) -> str:
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokens = [AddedToken(token, special=True, normalized=False, lstrip=token == "[MASK]") for token in special]
-    tok.train_from_iterator(docstrings(), trainers.BpeTrainer(vocab_size=700, special_tokens=tokens))
+    tok.train_from_iterator(stdlib_docstrings(), trainers.BpeTrainer(vocab_size=700, special_tokens=tokens))
     tok.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
     )

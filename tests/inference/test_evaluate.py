@@ -21,9 +21,9 @@ from mlm.model.attention import make_attention
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.workdir import Workdir
-from tests.support.corpora import write_shards
+from tests.support.corpora import stdlib_docstrings, write_shards
 from tests.support.tiny import tiny_config
-from tests.support.trained_model import docstrings, train_tokenizer
+from tests.support.trained_model import train_tokenizer
 
 SIZES = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "shards.count=8", "data.lanes=4")
 
@@ -32,7 +32,7 @@ SIZES = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "shards
 def setting(trained_workdir, tmp_path_factory):
     """A workdir with shards of its own tokenizer, its config and its manifest."""
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path_factory.mktemp("evaluate") / "run"))
-    write_shards(docstrings()[:600], workdir.shards, str(workdir.tokenizer))
+    write_shards(stdlib_docstrings()[:600], workdir.shards, str(workdir.tokenizer))
     config = tiny_config(*SIZES)
     workdir.config.write_text(config.to_json())
     return config, workdir, common.open_data(config, workdir)

@@ -9,9 +9,9 @@ from mlm.pretrained import load
 from mlm.training import sharding
 from mlm.workdir import Workdir
 from tests.pretrained.starts import SAME_MODEL, source_leaves
-from tests.support.corpora import write_shards
+from tests.support.corpora import stdlib_docstrings, write_shards
 from tests.support.tiny import pretrain, tiny_config
-from tests.support.trained_model import LENGTH, docstrings
+from tests.support.trained_model import LENGTH
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ def test_the_loop_starts_there_once(trained_workdir, model, tmp_path, capfd):
     """At a learning rate of nearly 0 the first evaluation is that of the source; a restart takes the checkpoint."""
     workdir = Workdir(str(tmp_path / "run"))
     shutil.copytree(str(trained_workdir.tokenizer), str(workdir.tokenizer))
-    shards = write_shards(docstrings()[:300], tmp_path / "shards", str(trained_workdir.tokenizer), length=LENGTH)
+    shards = write_shards(stdlib_docstrings()[:300], tmp_path / "shards", str(trained_workdir.tokenizer), length=LENGTH)
     settings = (
         *SAME_MODEL,
         "data.lanes=4",

@@ -8,14 +8,14 @@ from mlm.data import tokenizer
 from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.model.families import ROBERTA
 from mlm.pretrained import load
-from tests.support.trained_model import docstrings
+from tests.support.corpora import stdlib_docstrings
 
 
 def make_bert_tokenizer(folder) -> str:
     """BERT's, which gives the second text of a pair other token_type_ids."""
     folder.mkdir()
     special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
-    words = sorted({word.lower() for text in docstrings()[:200] for word in text.split() if word.isalpha()})
+    words = sorted({word.lower() for text in stdlib_docstrings()[:200] for word in text.split() if word.isalpha()})
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,;:`()"]
     pieces = [*special, *letters, *(f"##{each}" for each in letters), *(word for word in words if len(word) > 1)]
     (folder / "vocab.txt").write_text("\n".join(list(dict.fromkeys(pieces))[:800]) + "\n")

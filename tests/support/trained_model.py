@@ -4,12 +4,9 @@ It starts from large random values and makes a few updates: its fillings are poo
 mask, which those of a small model do only after thousands of updates.
 """
 
-import ast
 import dataclasses
-import functools
 import pathlib
 import shutil
-import sysconfig
 
 import jax
 import numpy as np
@@ -24,24 +21,16 @@ from mlm.pretrained import checkpoint_files, load
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import checkpoint, sharding
 from mlm.workdir import Workdir
+from tests.support.corpora import stdlib_docstrings
 from tests.support.tiny import tiny_config
 
 LENGTH = 32
 STEPS = 5
 
 
-@functools.cache
-def docstrings() -> list[str]:
-    """Docstrings of the standard library."""
-    files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("[a-m]*.py"))
-    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-    texts = (ast.get_docstring(n) for n in nodes if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef))
-    return [text for text in texts if text]
-
-
 def train_tokenizer(folder: pathlib.Path, kind: str = "unigram", vocab_size: int = 1000) -> str:
     options = {"kind": kind, "vocab_size": vocab_size, "lowercase": False, "length": LENGTH}
-    tokenizer.train(docstrings(), **options, folder=str(folder))
+    tokenizer.train(stdlib_docstrings(), **options, folder=str(folder))
     return str(folder)
 
 
@@ -77,7 +66,7 @@ def publish(model: load.Pretrained, name: str, cache: pathlib.Path) -> pathlib.P
 def train_model(folder: pathlib.Path) -> Workdir:
     workdir = Workdir(str(folder))
     tok = tokenizer.load(train_tokenizer(pathlib.Path(str(workdir.tokenizer))))
-    ids = np.concatenate(tok(docstrings())["input_ids"])
+    ids = np.concatenate(tok(stdlib_docstrings())["input_ids"])
     rows = ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int32)
     info = facts_of(tok, len(rows))
     config = tiny_config(
