@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from mlm import config as configs
+from mlm.bench import scaling
 from mlm.data.stages import batch_sizes, make_stages
 from mlm.training import optimizer
 from tests import ROOT
-from tests.measure import scaling
 
 FILES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
 

@@ -1,6 +1,6 @@
 """Fits a scaling law of the loss to finished runs, and predicts others.
 
-    python -m tests.measure.scaling runs/scaling/*/steps=* --at 111e6:83.3e9 --flops 5.5e19
+    python -m mlm.bench.scaling runs/scaling/*/steps=* --at 111e6:83.3e9 --flops 5.5e19
 
 L(N, D) = E + A / N^alpha + B / D^beta of Hoffmann et al., 2022 (approach 3: Huber loss of log L, the best of many
 starts), N parameters outside the embeddings, D tokens. Intervals are 90% of a bootstrap over the residuals.
@@ -8,6 +8,7 @@ starts), N parameters outside the embeddings, D tokens. Intervals are 90% of a b
 
 import argparse
 import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,10 +34,10 @@ DRAWS = 200
 
 
 class Point(NamedTuple):
-    """A finished run."""
+    """A finished run, or one to predict."""
 
-    name: str
-    parameters: float
+    workdir: str
+    parameters: float  # outside the embeddings
     tokens: float
     loss: float  # nats on the validation split
 
@@ -78,9 +79,9 @@ def fit(parameters_N: np.ndarray, tokens_N: np.ndarray, log_loss_N: np.ndarray, 
     def objective(law: np.ndarray) -> float:
         return huber(DELTA, log_loss(law, parameters_N, tokens_N) - log_loss_N).sum() / DELTA
 
-    positive = [(None, None)] * 3 + [(0.0, 2.0)] * 2
-    found = [minimize(objective, start, method="L-BFGS-B", bounds=positive) for start in starts]
-    return min(found, key=lambda result: result.fun).x
+    bounds = [(None, None)] * 3 + [(0.0, 2.0)] * 2
+    results = [minimize(objective, start, method="L-BFGS-B", bounds=bounds) for start in starts]
+    return min(results, key=lambda result: result.fun).x
 
 
 def bootstrap(law: np.ndarray, parameters_N: np.ndarray, tokens_N: np.ndarray, log_loss_N: np.ndarray) -> np.ndarray:
@@ -100,42 +101,47 @@ def best_parameters(law: np.ndarray, flops: float) -> float:
     return np.exp((np.log(alpha / beta) + a - b + beta * np.log(flops / 6)) / (alpha + beta))
 
 
-def interval(values: np.ndarray | list[float], spec: str = ".3g") -> str:
+def interval(values: Sequence[float], spec: str = ".3g") -> str:
     """Returns the 90% interval for people."""
     low, high = np.quantile(values, [0.05, 0.95])
     return f"{low:{spec}} to {high:{spec}}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", metavar="WORKDIR", nargs="+", help="to fit to")
-    parser.add_argument("--at", metavar="N:D", nargs="+", default=[], help="parameters and tokens to predict")
-    parser.add_argument("--flops", type=float, help="of a budget, to find the best size for")
-    args = parser.parse_args()
-    points = [point for each in args.runs if (Path(each) / "config.json").is_file() and (point := read(each))]
-    if len(points) < 6:
-        parser.error(f"found {len(points)} finished runs of train.steps; a law of five parameters needs six or more")
+def report(points: list[Point], predicted: list[Point], flops: float | None) -> Iterator[str]:
+    """Yields the lines of the law of finished runs and of what it predicts."""
     _, parameters_N, tokens_N, losses_N = (np.array(column) for column in zip(*points, strict=True))
     data = (parameters_N.astype(float), tokens_N.astype(float), np.log(losses_N))
     law = fit(*data)
     laws = bootstrap(law, *data)
-    for name, own, drawn in zip("ABE", np.exp(law[:3]), np.exp(laws[:, :3]).T, strict=True):
-        print(f"{name} {own:.4g} ({interval(drawn)})")
-    for name, own, drawn in zip(("alpha", "beta"), law[3:], laws[:, 3:].T, strict=True):
-        print(f"{name} {own:.3f} ({interval(drawn)})")
-    if args.flops:
-        own, drawn = best_parameters(law, args.flops), [best_parameters(each, args.flops) for each in laws]
-        print(
-            f"best of {args.flops:g} FLOPs: {own:.3g} parameters ({interval(drawn)}), {args.flops / 6 / own:.3g} tokens"
-        )
-    wanted = [Point("", *map(float, text.split(":")), np.nan) for text in args.at]
-    print(f"{'parameters':>12} {'tokens':>12} {'measured':>9} {'law':>7}  90%")
-    for point in points + wanted:
+    for name, value, draws in zip("ABE", np.exp(law[:3]), np.exp(laws[:, :3]).T, strict=True):
+        yield f"{name} {value:.4g} ({interval(draws)})"
+    for name, value, draws in zip(("alpha", "beta"), law[3:], laws[:, 3:].T, strict=True):
+        yield f"{name} {value:.3f} ({interval(draws)})"
+    if flops:
+        size, draws = best_parameters(law, flops), [best_parameters(drawn, flops) for drawn in laws]
+        yield f"best of {flops:g} FLOPs: {size:.3g} parameters ({interval(draws)}), {flops / 6 / size:.3g} tokens"
+    yield f"{'parameters':>12} {'tokens':>12} {'measured':>9} {'law':>7}  90%"
+    for point in points + predicted:
         sizes = (np.array([point.parameters], float), np.array([point.tokens], float))
-        own, drawn = np.exp(log_loss(law, *sizes))[0], np.exp([log_loss(each, *sizes)[0] for each in laws])
+        loss, *draws = (np.exp(log_loss(drawn, *sizes))[0] for drawn in (law, *laws))
         measured = "" if np.isnan(point.loss) else f"{point.loss:.3f}"
-        shown = f"{point.parameters:12,.0f} {point.tokens:12,.0f} {measured:>9} {own:7.3f}"
-        print(f"{shown}  {interval(drawn, '.3f')}  {point.name}")
+        columns = f"{point.parameters:12,.0f} {point.tokens:12,.0f} {measured:>9} {loss:7.3f}"
+        yield f"{columns}  {interval(draws, '.3f')}  {point.workdir}"
+
+
+def main() -> None:
+    """Prints the law of some workdirs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workdirs", metavar="WORKDIR", nargs="+", help="of the runs to fit to")
+    parser.add_argument("--at", metavar="N:D", nargs="+", default=[], help="parameters and tokens to predict")
+    parser.add_argument("--flops", type=float, help="of a budget, to find the best size for")
+    args = parser.parse_args()
+    folders = [folder for folder in args.workdirs if (Path(folder) / "config.json").is_file()]
+    points = [point for folder in folders if (point := read(folder))]
+    if len(points) < 6:
+        parser.error(f"found {len(points)} finished runs of train.steps; a law of five parameters needs six or more")
+    predicted = [Point("", *map(float, text.split(":")), np.nan) for text in args.at]
+    print("\n".join(report(points, predicted, args.flops)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The scaling law of tests/measure/scaling.py against one that is known."""
+"""The scaling law of mlm/bench/scaling.py against one that is known."""
 
 import json
 
 import numpy as np
 import pytest
 
+from mlm.bench import scaling
 from mlm.workdir import Workdir
-from tests.measure import scaling
 from tests.support.tiny import tiny_config
 
 LAW = np.array([np.log(400.0), np.log(500.0), np.log(1.7), 0.34, 0.4])
