@@ -76,9 +76,9 @@ class MeasuredTasks(Engine):
         return self._executor.submit(measured, function, item)
 
 
-def make_text(folder: Path, megabytes: float) -> Path:
-    """Writes docstrings as JSON lines, again and again with another beginning, if they are not there."""
-    file, left = folder / f"{megabytes:g}.jsonl", megabytes * 1e6
+def prepare(file: Path, megabytes: float) -> None:
+    """Writes docstrings as JSON lines, again and again with another beginning, and a tokenizer, if they are missing."""
+    folder, left = file.parent, megabytes * 1e6
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         texts = [text for part in docstrings.parts() for _, text in docstrings.read(part)]
@@ -87,25 +87,24 @@ def make_text(folder: Path, megabytes: float) -> Path:
             while left > 0:
                 left -= out.write(json.dumps({"text": next(documents)}) + "\n")
         file.with_suffix(".new").rename(file)
-    return file
+    if not (folder / "tokenizer").exists():
+        with file.open() as lines:
+            texts = [json.loads(line)["text"] for line in itertools.islice(lines, 50_000)]
+        target = str(folder / "tokenizer")
+        tokenizer.train(texts, kind="bpe", vocab_size=VOCABULARY, lowercase=False, length=LENGTH, folder=target)
 
 
-def write_shards(folder: Path, text: Path, workers: int) -> MeasuredTasks:
+def write_shards(text: Path, workers: int) -> MeasuredTasks:
     """Writes the shards of a text, and removes them; returns their engine."""
-    target, tokenizer_folder = folder / f"{text.stem}-{workers}", folder / "tokenizer"
+    target = text.with_name(f"{text.stem}-{workers}")
     shutil.rmtree(target, ignore_errors=True)
-    if not tokenizer_folder.exists():
-        texts = (json.loads(line)["text"] for line in itertools.islice(text.open(), 50_000))
-        tokenizer.train(
-            texts, kind="bpe", vocab_size=VOCABULARY, lowercase=False, length=LENGTH, folder=str(tokenizer_folder)
-        )
     config = configs.load(str(configs.BASE), [f"corpus.sources=jsonl:{text}"])
     with process_pool(workers) as pool:
         engine = MeasuredTasks(pool, workers)
         shards.write(
             Corpus.from_config(config.corpus),
             shards.Settings(LENGTH, COUNTS),
-            tokenizer_folder=str(tokenizer_folder),
+            tokenizer_folder=str(text.with_name("tokenizer")),
             folder=str(target / "shards"),
             source=text.name,
             engine=engine,
@@ -114,10 +113,10 @@ def write_shards(folder: Path, text: Path, workers: int) -> MeasuredTasks:
     return engine
 
 
-def costs(folder: Path, megabytes: float, workers: int) -> str:
+def costs(text: Path, workers: int) -> str:
     """Returns what the shards of a corpus cost, as a line."""
-    text, begin, peak_before = make_text(folder, megabytes), Usage.now(), peak_megabytes()
-    engine = write_shards(folder, text, workers)
+    begin, peak_before = Usage.now(), peak_megabytes()
+    engine = write_shards(text, workers)
     size, driver = text.stat().st_size, Usage.now().since(begin)
     tasks = Usage(*map(sum, zip(*engine.usages, strict=True)))
     return (
@@ -142,9 +141,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--folder", type=Path, default=FOLDER)
     args = parser.parse_args()
-    in_new_process(make_text, args.folder, args.megabytes)  # the texts' memory is not the driver's
+    text = args.folder / f"{args.megabytes:g}.jsonl"
+    in_new_process(prepare, text, args.megabytes)  # the texts' memory is not the driver's
     for workers in args.workers:
-        print(in_new_process(costs, args.folder, args.megabytes, workers), flush=True)
+        print(in_new_process(costs, text, workers), flush=True)
 
 
 if __name__ == "__main__":

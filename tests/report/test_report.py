@@ -18,8 +18,18 @@ from tests.support import processes
 from tests.support.reports import EVALS, TIMING, TRAIN, Cells, make_workdir, page_of
 
 
-def test_scores_are_those_of_the_logs(tmp_path):
-    page = page_of(make_workdir(tmp_path / "run", overrides=["train.steps=40"]))
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory) -> Workdir:
+    settings = ["train.steps=40", "optimizer.learning_rate=0.001", "corpus.sources=text:a*"]
+    return make_workdir(tmp_path_factory.mktemp("report") / "run", overrides=settings)
+
+
+@pytest.fixture(scope="module")
+def page(workdir) -> Cells:
+    return page_of(workdir)
+
+
+def test_scores_are_those_of_the_logs(page):
     assert page.row("") == ["evaluation, last", "evaluation, best", "training, last"]
     assert page.row("steps") == ["40", "20", "40"]
     assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"]
@@ -37,25 +47,62 @@ def test_scores_are_those_of_the_logs(tmp_path):
     assert "40 of 40 steps on 8 x cpu, then 4 x cpu, in 5 min 31 s." in page.text
 
 
-def test_every_evaluation_and_start_has_its_row(tmp_path):
-    rows = page_of(make_workdir(tmp_path / "run")).rows
-    assert ["20", "4.1250", "61.87", "31.25%", "1.7188", "12,345"] in rows
-    assert ["40", "4.2500", "70.11", "28.75%", "1.8125", "12,345"] in rows
-    assert ["0", "30", "10", "1 min 35 s", "8 x cpu", "a"] in rows
-    assert ["20", "35", "0", "1 min 08 s", "4 x cpu", "a"] in rows
-    assert ["35", "40", "0", "31.0 s", "4 x cpu", "b"] in rows
+def test_every_evaluation_and_start_has_its_row(page):
+    assert ["20", "4.1250", "61.87", "31.25%", "1.7188", "12,345"] in page.rows
+    assert ["40", "4.2500", "70.11", "28.75%", "1.8125", "12,345"] in page.rows
+    assert ["0", "30", "10", "1 min 35 s", "8 x cpu", "a"] in page.rows
+    assert ["20", "35", "0", "1 min 08 s", "4 x cpu", "a"] in page.rows
+    assert ["35", "40", "0", "31.0 s", "4 x cpu", "b"] in page.rows
 
 
-def test_the_table_of_glue(tmp_path):
-    workdir = make_workdir(tmp_path)
-    assert "GLUE" not in page_of(workdir).text
+def test_goodput_on_the_page(page):
+    assert "32.9%" in page.text
+    assert page.row("training steps that were kept") == ["1 min 49 s", "32.9%"]
+    assert page.row("steps made again after a kill") == ["20.0 s", "6.0%"]
+    assert page.row("down, between a stop and the next start") == ["2 min 17 s", "41.4%"]
+
+
+def test_config_marks_what_differs_from_base(page, workdir):
+    assert page.row("optimizer.learning_rate") == ["0.001", "base: 0.0006"]
+    assert page.row("corpus.sources") == ['["text:a*"]', 'base: ["docstrings"]']
+    assert page.row("optimizer.b2") == ["0.98", ""]
+    marked = re.findall(r'<tr class="changed"><td>([^/]*)</td>', workdir.report.read_text().replace("<wbr>", ""))
+    assert marked == ["corpus.sources", "optimizer.learning_rate", "train.steps"]
+    keys = configs.flatten(configs.load("configs/base.py", []))
+    assert all(page.row(key) for key in keys), "every key is shown"
+
+
+def test_page_needs_no_network(page, workdir):
+    assert len(page.images) == 5
+    assert all(image.startswith("data:image/svg+xml;base64,") for image in page.images)
+    outside = re.findall(r"""(?:href|src|url|@import)\s*[=(]?\s*["']?(https?:|//)""", workdir.report.read_text())
+    assert not outside
+
+
+def test_the_tables_of_glue_and_of_a_classifier(tmp_path, page):
+    """Of many classes, the worst pairs alone; of the others, nothing is shown."""
+    assert "GLUE" not in page.text and "Confusion" not in page.text
     rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
     rte |= {"device_hours": 1.5, "setting": {"optimizer.learning_rate": 1e-5}}
     content = {"protocol": "quick", "model": "runs/a", "device_hours": 1.5, "average": 0.61, "tasks": {"rte": rte}}
+    few = {"split": "test", "step": 7, "scores": {"rows": 6}, "labels": ["a", "<b>"], "confusion": [[2, 1], [3, 0]]}
+    workdir = make_workdir(tmp_path, metrics=TRAIN, timing=[], entropy=None)
     workdir.glue.write_text(json.dumps({"20": content | {"model": "runs/a@20", "average": 0.5}, "40": content}))
-    page = page_of(workdir)
-    assert ["rte", "accuracy", "61.0%", "58.0% to 65.0%", "3", "1.50", "learning_rate 1e-05"] in page.rows
-    assert "Protocol quick, of runs/a." in page.text
+    workdir.classification.write_text(json.dumps(few))
+    shown = page_of(workdir)
+    assert ["rte", "accuracy", "61.0%", "58.0% to 65.0%", "3", "1.50", "learning_rate 1e-05"] in shown.rows
+    assert "Protocol quick, of runs/a." in shown.text
+    assert shown.row("true, and predicted:") == ["a", "<b>"] and shown.row("<b>") == ["3", "0"]
+    assert "Best checkpoint, after 7 steps, on the 6 test rows." in shown.text
+    assert report.confused_pairs(few, 5) == [("<b>", "a", 3, 3), ("a", "<b>", 1, 3)]
+    confused = [[n * (n == m + 1) for n in range(40)] for m in range(40)]
+    many = few | {"labels": [f"l{n}" for n in range(40)], "confusion": confused}
+    workdir.classification.write_text(json.dumps(many))
+    rows = page_of(workdir).rows
+    pairs = rows[rows.index(["true", "predicted", "rows", "of the true"]) + 1 :][: report.PAIRS + 1]
+    assert pairs[0] == ["l38", "l39", "39", "100%"] and [len(row) for row in pairs] == [4] * report.PAIRS + [3]
+    workdir.classification.write_text(json.dumps(few | {"confusion": [[3, 0], [0, 3]]}))
+    assert "Confusion" not in page_of(workdir).text
 
 
 def test_plots_show_the_points_of_the_logs():
@@ -83,26 +130,6 @@ def test_plots_show_the_points_of_the_logs():
         assert figure.axes[0].get_ylabel()
 
 
-def test_goodput_on_the_page(tmp_path):
-    page = page_of(make_workdir(tmp_path / "run"))
-    assert "32.9%" in page.text
-    assert page.row("training steps that were kept") == ["1 min 49 s", "32.9%"]
-    assert page.row("steps made again after a kill") == ["20.0 s", "6.0%"]
-    assert page.row("down, between a stop and the next start") == ["2 min 17 s", "41.4%"]
-
-
-def test_config_marks_what_differs_from_base(tmp_path):
-    workdir = make_workdir(tmp_path / "run", overrides=["optimizer.learning_rate=0.001", "corpus.sources=text:a*"])
-    page = page_of(workdir)
-    assert page.row("optimizer.learning_rate") == ["0.001", "base: 0.0006"]
-    assert page.row("corpus.sources") == ['["text:a*"]', 'base: ["docstrings"]']
-    assert page.row("optimizer.b2") == ["0.98", ""]
-    marked = re.findall(r'<tr class="changed"><td>([^/]*)</td>', workdir.report.read_text().replace("<wbr>", ""))
-    assert marked == ["corpus.sources", "optimizer.learning_rate"]
-    keys = configs.flatten(configs.load("configs/base.py", []))
-    assert all(page.row(key) for key in keys), "every key is shown"
-
-
 def test_hostile_strings_are_text(tmp_path):
     hostile = '<script>alert("1")</script>&$name'
     timing = [TIMING[0] | {"host": hostile, "device": hostile}, *TIMING[1:7]]
@@ -117,37 +144,26 @@ def test_hostile_strings_are_text(tmp_path):
     assert page.row("corpus.sources")[0] == json.dumps([f"text:{hostile}"])
 
 
-def test_page_needs_no_network(tmp_path):
-    workdir = make_workdir(tmp_path / "run")
-    images = page_of(workdir).images
-    assert len(images) == 5
-    assert all(image.startswith("data:image/svg+xml;base64,") for image in images)
-    outside = re.findall(r"""(?:href|src|url|@import)\s*[=(]?\s*["']?(https?:|//)""", workdir.report.read_text())
-    assert not outside
-
-
-def test_one_point_is_enough(tmp_path):
+def test_one_point_is_enough_and_config_and_manifest_may_be_missing(tmp_path):
     page = page_of(make_workdir(tmp_path / "a", metrics=TRAIN[:1], timing=TIMING[:3], entropy=None))
     assert page.row("loss, nats") == ["5.8750"]
     page = page_of(make_workdir(tmp_path / "b", metrics=EVALS[:1], timing=[], entropy=None))
     assert page.row("loss, nats") == ["4.1250", "4.1250"]
     assert "Goodput" not in page.text
-
-
-def test_values_that_were_not_finite(tmp_path):
-    lost = dict.fromkeys(("loss", "grad_norm", "perplexity", "accuracy"))
-    workdir = make_workdir(tmp_path / "run", metrics=[*TRAIN[:2], TRAIN[2] | lost, EVALS[0] | lost])
-    page = page_of(workdir)
-    assert page.row("loss, nats") == ["not finite"] * 3
-    assert "unigram entropy" not in page.row("Unigram entropy of the validation split")[0]
-
-
-def test_missing_config_and_manifest_are_tolerated(tmp_path):
-    workdir = make_workdir(tmp_path / "run", entropy=None)
+    workdir = make_workdir(tmp_path / "c", entropy=None)
     workdir.config.unlink()
     page = page_of(workdir)
-    assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"]
-    assert "Tokens read" not in page.text
+    assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"] and "Tokens read" not in page.text
+
+
+def test_values_that_were_not_finite():
+    lost = dict.fromkeys(("loss", "grad_norm", "perplexity", "accuracy"))
+    """On storage without local files."""
+    workdir = make_workdir(f"memory://bucket/{time.time_ns()}", metrics=[*TRAIN[:2], TRAIN[2] | lost, EVALS[0] | lost])
+    page = page_of(workdir)
+    assert page.row("loss, nats") == ["not finite"] * 3
+    assert "the last evaluation loss" not in page.row("Unigram entropy of the validation split")[0]
+    assert not list(workdir.root.glob("*.tmp"))
 
 
 def test_nothing_to_report_is_refused(tmp_path):
@@ -178,13 +194,6 @@ def test_damaged_config_and_manifest_are_named(tmp_path, name):
         (workdir.root / name).write_text(text)
         with pytest.raises(DamageError, match=rf"{name}: is not a JSON object"):
             report.write(workdir)
-
-
-def test_works_where_there_are_no_local_files():
-    workdir = make_workdir(f"memory://bucket/{time.time_ns()}")
-    page = page_of(workdir)
-    assert page.row("loss, nats") == ["4.2500", "4.1250", "4.0000"]
-    assert not list(workdir.root.glob("*.tmp"))
 
 
 def test_long_curves_keep_their_peaks():
