@@ -12,8 +12,7 @@ import pytest
 
 from mlm.data import keep_out, tokenizer
 from mlm.errors import InputError
-from tests.support import overlap
-from tests.support.corpora import corpus_of, write_shards
+from tests.support.corpora import corpus_of, shard_rows, write_shards
 
 
 def words(text: str) -> list[str]:
@@ -96,9 +95,8 @@ def test_shards_without_what_is_kept_out(benchmark, tokenizer_folder, tmp_path: 
     places = {int(name.rpartition(" ")[2]) for name in manifest.left_out}
     assert places <= held and set(manifest.left_out.values()) == {"has 13 words of corpus.keep_out"}
     tok = tokenizer.load(tokenizer_folder)
-    text = " ".join(
-        tok.decode(row, skip_special_tokens=True) for row in overlap.rows(str(tmp_path / "shards"), "train")
-    )
+    rows = np.concatenate(shard_rows(manifest, "train"))
+    text = " ".join(tok.decode(row, skip_special_tokens=True) for row in rows)
     assert known.isdisjoint(pieces(text)) and not known.isdisjoint(set().union(*map(pieces, lines)))
 
 

@@ -9,7 +9,7 @@ from mlm.data.manifest import Manifest
 from tests.support.corpora import write_shards
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def healthy(texts, tokenizer_folder, tmp_path_factory) -> Manifest:
     """Shards of documents that have nothing in common but their words."""
     words, rng = sorted({word for text in texts for word in text.split()}), np.random.default_rng(0)

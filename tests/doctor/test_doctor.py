@@ -1,36 +1,24 @@
-"""The doctor on healthy shards and on each kind of bad ones: what it says, its exit code, that it leaves nothing."""
+"""The command: what it prints of healthy shards and of those that are missing, that it leaves nothing, its flags."""
 
-import dataclasses
 import json
 import pathlib
-import shutil
 
-import jax
-import numpy as np
 import pytest
 
 from mlm import __main__
 from mlm.data import tokenizer
-from mlm.data.manifest import DatasetInfo, load_manifest
-from mlm.doctor import checks, first_batch
-from mlm.doctor.checks import Finding
-from mlm.tasks import pretraining
-from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding
-from mlm.training.train import split_rows
-from mlm.workdir import Workdir
-from tests.support.corpora import train_tokenizer, write_shards, written_texts
-from tests.support.doctored import case_of, run_doctor
+from mlm.data.write_shard import find_documents
+from mlm.doctor import first_batch, scan
+from tests.support.doctored import run_doctor
 from tests.support.processes import train_arguments
-from tests.support.refusals import foreign, snapshot
-from tests.support.tiny import tiny_config
+from tests.support.refusals import refuse, snapshot
 
 ALL = ["files", "length", "tokenizer", "mesh", "lanes", "ids", "duplicates", "overlap", "masks"]
+SETTINGS = ("tokenizer.vocab_size=600", "data.lanes=2")
 
 
-def named(findings: list[Finding], check: str) -> Finding:
-    (found,) = (finding for finding in findings if finding.check == check)
-    return found
+def arguments(workdir: pathlib.Path, shards: str, *flags: str) -> list[str]:
+    return ["doctor", *train_arguments(workdir, shards, *SETTINGS)[1:], *flags]
 
 
 def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys):
@@ -50,213 +38,11 @@ def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys
 
 
 def test_for_a_person(healthy, workdir, capsys):
-    overrides = ("tokenizer.vocab_size=600", "data.lanes=2")
-    assert __main__.main(["doctor", *train_arguments(workdir, healthy.folder, *overrides)[1:]]) == 0
+    assert __main__.main(arguments(workdir, healthy.folder)) == 0
     out = capsys.readouterr().out
     assert [line.split()[:2] for line in out.splitlines()[: len(ALL)]] == [["ok", name] for name in ALL]
     assert "[token] is masked" in out and "\033" not in out, "colors are for terminals"
     assert out.count("[") > 10
-
-
-def test_the_batch_is_the_first_that_the_run_reads(healthy, workdir, tokenizer_folder):
-    """Its rows, put together again, are those of the first batch that is not skipped."""
-    from mlm.data import batches
-
-    case = case_of(healthy, workdir, "data.skip_batches=1:3")
-    checks.masks(case)
-    order = {"seed": 0, "global_batch": 16, "lanes": 2, "start_row": 48, "rows": (0, 16)}
-    ids = next(batches.train_batches(healthy, split="train", **order))["input_ids"]
-    tok = tokenizer.load_fast(tokenizer_folder)
-    for row, ids_L in zip(case.batch, ids, strict=False):
-        assert "".join(piece for piece, _, _ in row) == tok.decode(ids_L.tolist(), skip_special_tokens=False)
-
-
-def test_the_masks_are_those_of_the_short_rows_that_the_first_step_reads(healthy, workdir):
-    config = tiny_config("data.lanes=2", "data.short_length=16", "masking.rate=0.3")
-    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
-    task = Pretraining(config, DatasetInfo.from_manifest(healthy), mesh=mesh)
-    batch = next(pretraining.train_batches(config, healthy, task.mesh, task.stages, start=0))
-    short = split_rows(batch, 16)
-    columns = (short[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-    wanted = task.masking(jax.random.key(config.masking.seed), *columns)
-    rows, read_BxL, kinds_BxL = first_batch.draw(config, healthy, Workdir(str(workdir)))
-    assert rows["input_ids"].shape == (32, 16) and np.array_equal(read_BxL, wanted.ids_BxL)
-    assert np.array_equal((kinds_BxL != "").sum(1), (wanted.weights_BxK > 0).sum(1))
-
-
-def test_short_rows_of_other_shards(healthy, workdir, capsys):
-    """The shards' rows have 32 tokens: their length is an error, and so are the short rows."""
-    longer = ("shards.length=128", "model.positions=128", "data.short_length=64")
-    found = run_doctor(workdir, healthy.folder, capsys, *longer, code=2)
-    assert found["length"]["level"] == "error"
-    assert "config.data.short_length = 64: must divide 32, the length of the shards' rows" in found["masks"]["what"]
-
-
-# What is wrong --------------------------------------------------------------------------------------------------------
-
-
-def random_rows(count: int = 64, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(5, 600, (count, 32))
-
-
-def test_ids_that_the_vocabulary_lacks(workdir, tmp_path, capsys):
-    ids = random_rows()
-    ids[13, 7] = 600
-    foreign(tmp_path / "shards", ids)
-    found = run_doctor(workdir, str(tmp_path / "shards"), capsys, code=2)
-    assert "record 4 has the token id 600, the vocabulary 600 entries" in found["ids"]["what"]
-
-
-def test_ids_that_the_tokenizer_lacks_though_the_manifest_has_them(workdir, healthy, tmp_path):
-    """The manifest says what the shards say, and both are wrong."""
-    ids = random_rows()
-    ids[13, 7] = 655
-    foreign(tmp_path / "shards", ids)
-    content = json.loads(pathlib.Path(healthy.folder, "manifest.json").read_text()) | {"vocab_size": 700}
-    for split, entry in content["splits"].items():
-        paths = sorted((tmp_path / "shards" / split).iterdir())
-        sizes = ({"records": 16, "bytes": path.stat().st_size, "sha256": None} for path in paths)
-        entry["shards"] = [{"file": f"{split}/{p.name}"} | each for p, each in zip(paths, sizes, strict=True)]
-    (tmp_path / "shards" / "manifest.json").write_text(json.dumps(content))
-    case = case_of(load_manifest(str(tmp_path / "shards")), workdir)
-    assert "its vocab_size is 600, in the manifest of the shards 700" in checks.tokenizer(case)[0].what
-    found = checks.run(checks.ids, case)
-    assert named(found, "ids").level == "error"
-    assert "the largest id is 655 (validation record 19)" in named(found, "ids").what, "row 13: the fourth of shard 1"
-    assert named(found, "overlap").level == "error", "both splits hold the same rows"
-
-
-def test_rows_that_are_longer_than_the_positions(healthy, workdir, capsys):
-    settings = ("shards.length=16", "model.positions=16")
-    found = run_doctor(workdir, healthy.folder, capsys, *settings, code=2)
-    assert found["length"]["what"] == "the rows hold 32 tokens, config.shards.length = 16, 16 positions"
-    assert "shards.length to 32 and model.positions to 32 or more" in found["length"]["fix"]
-
-
-def test_another_tokenizer(healthy, texts, tmp_path):
-    train_tokenizer(texts[:300], tmp_path / "run" / "tokenizer", vocab_size=500)
-    case = case_of(healthy, tmp_path / "run")
-    first, *_, last = checks.tokenizer(case)
-    assert first.level == "error" and "its vocab_size is 500, in the manifest of the shards 600" in first.what
-    assert last.level == "error" and "its tokenizer_fingerprint is" in last.what
-    found = named(checks.run(checks.ids, case), "ids")
-    assert found.level == "error" and "500 entries" in found.what
-
-
-def test_no_tokenizer_and_another_size_are_warnings(healthy, workdir, tmp_path):
-    (found,) = checks.tokenizer(case_of(healthy, workdir, "tokenizer.vocab_size=700"))
-    assert found.level == "warning" and "set tokenizer.vocab_size to 600" in found.fix
-    case = case_of(healthy, tmp_path / "empty")
-    (found,) = checks.tokenizer(case)
-    assert found.level == "warning" and "there is no tokenizer" in found.what
-    assert [each.level for each in checks.masks(case)] == ["ok"], "and no rows are shown"
-
-
-def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path, capsys):
-    shards = pathlib.Path(shutil.copytree(healthy.folder, tmp_path / "shards"))
-    path = sorted((shards / "train").iterdir())[0]
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    found = run_doctor(workdir, str(shards), capsys, code=2)
-    assert path.name in found["files"]["what"] and "SHA-256 differs" in found["files"]["what"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "devices", "hosts", "check", "message"),
-    [
-        ((), 12, 1, "mesh", "16 rows can't be split over 12 devices"),
-        (("evaluate.batch=20",), 8, 1, "mesh", "config.evaluate.batch: 20 rows"),
-        (("mesh.fsdp=3",), 8, 1, "mesh", "does not fit 8 devices"),
-        ((), 8, 3, "mesh", "--devices=8: must be a multiple of --hosts=3"),
-        (("data.lanes=8",), 8, 1, "lanes", "data.lanes = 8, the training split has 6 shards"),
-        (("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"), 6, 3, "mesh", "a multiple or a divisor of 3"),
-    ],
-)
-def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, devices, hosts, check, message):
-    case = case_of(healthy, workdir, *overrides, devices=devices, hosts=hosts)
-    found = checks.run(getattr(checks, check), case)
-    assert any(each.level == "error" and each.check == check and message in each.what for each in found), found
-    assert all(each.fix for each in found)
-
-
-@pytest.mark.parametrize(
-    ("lanes", "message"), [(2, "4 rows each, 2 hosts share a lane"), (8, "4 rows and 2 lanes each")]
-)
-def test_hosts_that_are_not_there_are_fed(lanes, message, healthy, workdir):
-    (found,) = checks.mesh(case_of(healthy, workdir, f"data.lanes={lanes}", devices=8, hosts=4))
-    assert (found.level, found.what) == (
-        "ok",
-        f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; hosts 4: {message}",
-    )
-
-
-@pytest.mark.parametrize(("slices", "hosts"), [(1, 2), (2, 4)])
-def test_hosts_of_a_topology_are_those_that_it_has(slices, hosts, healthy, workdir):
-    """v5p:2x2x2 has two hosts a slice, whatever --hosts and --devices say."""
-    flags = {"hosts": 3, "devices": 7, "topology": "v5p:2x2x2"}
-    (found,) = checks.mesh(case_of(healthy, workdir, slices=slices, **flags))
-    assert found.level == "ok" and f"hosts {hosts}: {16 // hosts} rows" in found.what
-    (found,) = checks.mesh(case_of(healthy, workdir, slices=3, **flags))
-    assert found.level == "error" and "24 devices" in found.what
-
-
-def test_uneven_lanes_and_a_huge_batch_are_warnings(healthy, workdir):
-    first, second = checks.lanes(case_of(healthy, workdir, "data.lanes=4", "data.global_batch=6400"))
-    assert first.level == "warning" and "their epochs drift apart" in first.what
-    assert second.level == "warning" and "a step reads rows twice" in second.fix
-
-
-def test_documents_that_come_twice(texts, tokenizer_folder, workdir, tmp_path):
-    """As a source's weight makes them; the example is in words."""
-    short = [text for text in texts if 40 < len(text) < 70][:40]
-    twice = dataclasses.replace(written_texts(short, tmp_path / "shards"), weights=(4.0,))
-    settings = {"counts": {"train": 2, "validation": 1}, "length": 64}  # so that most of them lie in one row
-    made = write_shards(twice, tmp_path / "shards", tokenizer_folder, **settings)
-    found = named(checks.ids(case_of(made, workdir)), "duplicates")
-    assert found.level == "warning" and int(found.what.split()[0]) > 5
-    example = found.what.rpartition(": ")[2].strip("'\"")
-    assert any(example[:20] in " ".join(text.split()) for text in short), example
-
-
-def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp_path):
-    """Of the validation documents all, or two of twenty, are in training too, on rows that are cut elsewhere."""
-    words, rng = sorted({word for text in texts for word in text.split()}), np.random.default_rng(1)
-    long = [" ".join(rng.choice(words, 40)) for _ in range(200)]
-    for shared, level in ((20, "error"), (2, "warning")):
-        mixed = [f"{long[n + 1]} more" if n % 10 == 0 and n < 10 * shared else long[n] for n in range(200)]
-        made = write_shards(mixed, tmp_path / str(shared), tokenizer_folder)
-        case = case_of(made, workdir, "corpus.sources='text:x'")
-        found = named(checks.ids(case), "overlap")
-        assert found.level == level, found
-        count, _, rows = found.what.split()[:3]
-        assert f"; {count} of {rows} from jsonl:{tmp_path}" in found.what and "; validation record " in found.what
-        assert "set corpus.group to file" in found.fix
-
-
-def test_masks_that_predict_special_tokens(healthy, workdir, tmp_path):
-    """The manifest has lost one of the special ids."""
-    special = tuple(each for each in healthy.all_special_ids if each != healthy.special_ids["sep"])
-    case = case_of(dataclasses.replace(healthy, all_special_ids=special), workdir, "data.global_batch=128")
-    found = checks.masks(case)[0]
-    assert found.level == "error" and "special tokens are predicted" in found.what
-    assert checks.tokenizer(case)[0].level == "error"
-
-
-def test_mask_rates_that_are_not_the_config_s():
-    """`judge` on kinds drawn with other probabilities."""
-    config, rng, ids = tiny_config("masking.rate=0.2"), np.random.default_rng(0), random_rows(256)
-    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-
-    def kinds(rate: float, mask: float, random: float) -> np.ndarray:
-        count = np.floor(rate * 32 + rng.random((256, 1)))  # as the masks: rounded at random
-        chosen = np.argsort(np.argsort(rng.random(ids.shape), 1), 1) < count
-        drawn = rng.choice(["mask", "random", "kept"], ids.shape, p=[mask, random, abs(1 - mask - random)])
-        return np.where(chosen, drawn, "")
-
-    judge = lambda *rates: first_batch.judge(config, batch, ids, kinds(*rates), (0, 1, 2, 3, 4))  # noqa: E731
-    assert {judge(0.2, 0.8, 0.1)[0] for _ in range(50)} == {"ok"}
-    for rates in ((0.17, 0.8, 0.1), (0.2, 0.9, 0.05), (0.2, 0.7, 0.1), (0.2, 0.8, 0.2)):
-        assert judge(*rates)[0] == "warning", rates
-    assert judge(0, 0.8, 0.1)[:2] == ("error", "nothing is predicted")
 
 
 def test_no_shards(workdir, capsys):
@@ -264,38 +50,30 @@ def test_no_shards(workdir, capsys):
     assert "holds no shards" in found["data"]["what"]
 
 
-@pytest.mark.slow
-def test_memory_and_time_of_a_topology(healthy, workdir, capsys):
-    """From `plan`'s own functions; the devices are those of the topology."""
-    found = run_doctor(workdir, healthy.folder, capsys, flags=("--topology=v3:2x2",))
-    assert found["step"]["level"] == "ok" and "GB a chip" in found["step"]["what"]
-    assert "data 8 x fsdp 1" in found["mesh"]["what"]
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--rows=0", ["--rows"]),
+        ("--against=a.jsonl", ["--against a.jsonl: ", "text:GLOB"]),
+        ("--record=x", ["--record=x", "the number"]),
+        ("--record=test:1", ["--record=test:1"]),
+        ("--record=999999", ["0 to "]),
+    ],
+)
+def test_flags_that_can_not_be(healthy, workdir, capsys, flag, words):
+    refuse(arguments(workdir, healthy.folder, flag), 2, *words, capsys=capsys)
 
 
-@pytest.mark.parametrize("fits", [{"fits": False}, {"fits": True, "short": {"fits": False}}])
-def test_a_step_that_does_not_fit_is_an_error(fits, healthy, workdir, monkeypatch):
-    """Of the rows, or of the short ones that come first."""
-    row = fits | {"bytes_per_chip": {"capacity": 16.91e9}}
-    monkeypatch.setattr("mlm.plan.plan.measure", lambda *arguments: (None, row))
-    monkeypatch.setattr("mlm.plan.topology.find", lambda name, slices: name)
-    (found,) = checks.run(checks.step, case_of(healthy, workdir, topology="v5e:2x4"))
-    assert (found.level, found.check) == ("error", "step") and "16.91 GB" in found.what and "mlm plan" in found.fix
-
-
-def test_a_flag_that_can_not_be(healthy, workdir, capsys):
-    assert __main__.main(["doctor", *train_arguments(workdir, healthy.folder)[1:], "--rows=0"]) == 2
-    assert "--rows" in capsys.readouterr().err
-
-
-@pytest.mark.standard
-def test_dtypes_are_compared_when_asked(healthy, workdir, capsys, monkeypatch):
-    from mlm.doctor import dtypes
-
-    flags = ("--dtypes", "--devices=1", "--hosts=1")
-    found = run_doctor(workdir, healthy.folder, capsys, flags=flags)["dtypes"]
-    assert found["level"] == "ok" and found["where"] == str(workdir)
-    for words in ("the initial model", "float32 and bfloat16", "accuracy", f"same {dtypes.ROWS * dtypes.BATCHES} rows"):
-        assert words in found["what"]
-    monkeypatch.setattr(dtypes, "LOSS", -1.0)
-    found = run_doctor(workdir, healthy.folder, capsys, flags=flags)["dtypes"]
-    assert found["level"] == "warning" and "-1.0 nats" in found["what"] and "model.dtype" in found["fix"]
+@pytest.mark.parametrize("name", ["3", "validation:0"])
+def test_a_record_and_its_documents(manifest, workdir, tokenizer_folder, capsys, name):
+    printed = arguments(workdir, manifest.folder, f"--record={name}")
+    assert __main__.main([*printed, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    split, record = found["split"], found["record"]
+    ids = scan.row(manifest, split, record)
+    assert found["text"] == tokenizer.load_fast(tokenizer_folder).decode(ids.tolist(), skip_special_tokens=False)
+    assert [tuple(each.values()) for each in found["documents"]] == find_documents(manifest, split, record)
+    assert __main__.main(printed) == 0
+    *text, last = capsys.readouterr().out.splitlines()
+    assert found["text"].split()[1] in " ".join(text)
+    assert last == "from {source}, {part}, document {place}".format(**found["documents"][-1])

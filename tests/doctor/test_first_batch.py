@@ -29,7 +29,3 @@ def test_colors_of_the_marks_on_a_terminal(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     wanted = r"   the !31m[cat]!0m sat \u001b[2J !35m[on> off\u001b[0m]!0m !36m[[red]it=]!0m"
     assert shown(Terminal()) == wanted.replace("!", "\x1b[")
-
-
-def test_no_rows_no_heading():
-    assert list(first_batch.render([])) == []
