@@ -88,9 +88,9 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
         task = make({}, 1)
         expected, whole = _train(task), task.workdir
 
-        def on_devices(title: str, keys: dict[str, Any]) -> list[str]:
+        def on_devices(keys: dict[str, Any]) -> list[str]:
             """Returns what differs from the run on one device."""
-            values = _train(make(keys, DEVICES))
+            values, title = _train(make(keys, DEVICES)), ", ".join(f"{key} = {value}" for key, value in keys.items())
             return [
                 f"{title}: {name} is {values[name]}, and {expected[name]} on one device without microbatches"
                 for name in expected
@@ -98,9 +98,10 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
             ]
 
         # Not 2 x 2 x 2: with three axes above 1, XLA's partitioner aborts at some small batches on CPUs (jax 0.10.2).
-        axes = {"mesh.data": 1, "mesh.fsdp": 4, "mesh.tensor": 2}
-        differences = on_devices("mesh 1 x 4 x 2 (data, fsdp, tensor)", axes)
-        differences += on_devices("mesh 8 x 1 x 1, train.accumulate = 2", {"train.accumulate": 2})
+        mesh, microbatches = {"mesh.data": 1, "mesh.fsdp": 4, "mesh.tensor": 2}, {"train.accumulate": 2}
+        differences = on_devices(mesh | microbatches)
+        if differences:  # of which of the two
+            differences = on_devices(mesh) + on_devices(microbatches) or differences
 
         task.workdir, task.batches = Workdir(f"{folder}/resumed"), _ending(task.batches)
         with contextlib.suppress(_EndError):

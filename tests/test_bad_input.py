@@ -241,10 +241,9 @@ def largest_file(folder: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize("change", [flip, truncate, lambda file: file.unlink()], ids=["flipped", "truncated", "gone"])
-def test_damaged_checkpoint(workdir, manifest, capsys, change):
+def test_damaged_checkpoint(workdir, manifest, capsys):
     file = largest_file(workdir / "checkpoints" / "6" / "state")
-    change(file)
+    flip(file)
     before = snapshot(workdir / "checkpoints")
     refuse(arguments_for(workdir, manifest), 4, "checkpoints/6", file.name, "on_damage=fallback", capsys=capsys)
     assert snapshot(workdir / "checkpoints") == before
