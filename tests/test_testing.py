@@ -14,7 +14,7 @@ pytestmark = pytest.mark.standard
 
 
 class Wrong(Pretraining):
-    """Divides by the weight of its rows, not of the batch; reads other batches after a restart, by a count of its own."""
+    """Divides by the weight of its rows, not of the batch; reads other batches after a restart."""
 
     def loss(self, logits_BxKxV, masked):
         sums = super().loss(logits_BxKxV, masked)
