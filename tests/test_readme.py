@@ -1,9 +1,11 @@
 """Every command of README.md and of the pages in mlm/ runs: as it stands there, with overrides that make it short."""
 
+import ast
 import json
 import os
 import re
 import subprocess
+import tomllib
 
 import pytest
 
@@ -57,6 +59,22 @@ def test_settings_below_the_table(name):
     file, *settings = (argument for argument in text.split() if not argument.startswith("--workdir="))
     loaded = config.load(file.removeprefix("--config="), [each.removeprefix("--config.") for each in settings])
     assert loaded.shards.length == 128 and loaded.tokenizer.vocab_size == 16384
+
+
+def test_each_guarantee_has_tests_that_are_not_among_the_slow():
+    """tests/guarantees.toml names them, for each line of README's list."""
+    section = re.search(r"## Guarantees.*?\n## ", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    table = tomllib.loads((ROOT / "tests" / "guarantees.toml").read_text())
+    assert list(table) == re.findall(r"^- \*\*(\w+)", section, re.MULTILINE)
+    for names in table.values():
+        assert names
+        for name in names:
+            file, _, function = name.partition("::")
+            tree = ast.parse((ROOT / "tests" / file).read_text())
+            (test,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+            marks = [*map(ast.unparse, test.decorator_list)]
+            marks += [ast.unparse(node) for node in tree.body if ast.unparse(node).startswith("pytestmark")]
+            assert not re.search("mark.(slow|hosts)", " ".join(marks)), name
 
 
 @pytest.mark.slow
