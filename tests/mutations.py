@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tests import ROOT
 
 FILES = ("mlm/model/*.py", "mlm/training/*.py", "mlm/data/order.py")
-ROOMS = ("model", "training", "tasks", "data")  # where such a fault is looked for, in this order
+ROOMS = {"model": ("model", "training"), "training": ("training", "tasks"), "data": ("data",)}  # that look at a room
 SWAPS = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*",
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -148,7 +148,11 @@ def main() -> None:
             )
             for environment in ROOT.glob(".venv*"):
                 (root / environment.name).symlink_to(environment)
-            return number, fault.apply(root), is_noticed(root, STANDARD if args.standard else QUICK, ROOMS)
+            return (
+                number,
+                fault.apply(root),
+                is_noticed(root, STANDARD if args.standard else QUICK, ROOMS[fault.file.split("/")[1]]),
+            )
 
     noticed = 0
     with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:

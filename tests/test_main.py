@@ -1,6 +1,5 @@
 """The table of commands: what each takes, and what is imported before a mistake is answered."""
 
-import ast
 import errno
 import importlib
 import os
@@ -72,20 +71,6 @@ def test_every_command_is_a_module_of_its_name_and_none_imports_what_is_heavy():
     assert files == {*COMMANDS, "common", "__init__"}
     for name in COMMANDS:
         assert callable(importlib.import_module(f"mlm.commands.{name}").main)
-
-
-def test_nothing_below_imports_a_command():
-    files = [path for path in MLM.rglob("*.py") if path.parent.name != "commands" and path.name != "__main__.py"]
-    assert len(files) > 50
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            else:
-                continue
-            assert not any(name.startswith(("mlm.commands", "mlm.__main__")) for name in names), path
 
 
 @pytest.mark.parametrize("name", ["predict", "report"])
