@@ -1,116 +1,13 @@
 """Parsing a compiled text, and its cost: a text written by hand, with numbers to count by hand."""
 
-import textwrap
+from pathlib import Path
 
 import pytest
 
 from mlm.plan import cost_model, hlo, topology
 
+TEXT = Path(__file__).with_name("step.hlo").read_text()
 # A device of v5e: 1,000 cycles are 665 ns; 544.9 bytes of memory a cycle; on 2x4, two links of 33.27 bytes a cycle.
-TEXT = textwrap.dedent("""\
-    HloModule jit_step, is_scheduled=true
-
-    FileNames
-    1 "/somewhere/mlm/training/train.py"
-    2 "/somewhere/site-packages/optax/transforms.py"
-
-    FunctionNames
-    1 "step"
-
-    FileLocations
-    1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=1 end_column=2}
-    2 {file_name_id=2 function_name_id=1 line=9 end_line=9 column=1 end_column=2}
-
-    StackFrames
-    1 {file_location_id=1 parent_frame_id=1}
-    2 {file_location_id=2 parent_frame_id=2}
-    3 {file_location_id=2 parent_frame_id=3}
-
-
-    %held (p.1: bf16[8,1000]) -> bf16[64,1000] {
-      %p.1 = bf16[8,1000]{1,0:T(8,128)} parameter(0)
-      ROOT %all-gather.1 = bf16[64,1000]{1,0} all-gather(%p.1), channel_id=5, replica_groups=mesh['axis_0'=8] {'axis_0'}
-      %custom-call.9 = u32[] custom-call(), custom_call_target="AsyncCollectiveStart"
-    }
-
-    %held.2 (p.2: bf16[8,1000]) -> bf16[64,1000] {
-      %p.2 = bf16[8,1000]{1,0:T(8,128)} parameter(0)
-      ROOT %all-gather.2 = bf16[64,1000]{1,0} all-gather(%p.2), channel_id=5, replica_groups=mesh['axis_0'=8] {'axis_0'}
-      %custom-call.8 = u32[] custom-call(), custom_call_target="AsyncCollectiveDone"
-    }
-
-    %called (p.5: f32[24]) -> f32[24] {
-      %p.5 = f32[24]{0} parameter(0)
-      ROOT %all-reduce.5 = f32[24]{0} all-reduce(%p.5), channel_id=9, replica_groups=[1,8]<=[8]
-    }
-
-    %async_computation (p.6: f32[24]) -> f32[24] {
-      %p.6 = f32[24]{0} parameter(0)
-      ROOT %custom-call.5 = f32[24]{0} custom-call(%p.6), custom_call_target="X(1)", called_computations={%called}
-    }, execution_thread="sparsecore"
-
-    %inner_condition (a.1: (s32[], f32[10])) -> pred[] {
-      %a.1 = (s32[], f32[10]{0}) parameter(0)
-      %constant.1 = s32[]{:T(128)} constant(3)
-      %get-tuple-element.1 = s32[]{:T(128)} get-tuple-element(%a.1), index=0
-      ROOT %compare.1 = pred[]{:T(512)} compare(%get-tuple-element.1, %constant.1), direction=LT
-    }
-
-    %inner_body (b.1: (s32[], f32[10])) -> (s32[], f32[10]) {
-      %b.1 = (s32[], f32[10]{0}) parameter(0)
-      %fusion.1 = f32[10]{0} fusion(%b.1), kind=kLoop, calls=%x, metadata={op_name="jit(step)/jvp(roberta)/encoder/layer/1/output/dense/dot_general" stack_frame_id=2}, backend_config={"window_config":{"estimated_cycles":"100"}}
-      ROOT %tuple.2 = (s32[], f32[10]{0}) tuple(%fusion.1, %fusion.1)
-    }
-
-    %outer_condition (a.2: (s32[], f32[10])) -> pred[] {
-      %a.2 = (s32[], f32[10]{0}) parameter(0)
-      %constant.2 = s32[]{:T(128)} constant(6)
-      %get-tuple-element.2 = s32[]{:T(128)} get-tuple-element(%a.2), index=0
-      ROOT %compare.2 = pred[]{:T(512)} compare(%get-tuple-element.2, %constant.2), direction=LT
-    }
-
-    %outer_body (b.2: (s32[], f32[10])) -> (s32[], f32[10]) {
-      %b.2 = (s32[], f32[10]{0}) parameter(0)
-      %constant.4 = s32[] constant(0)
-      %tuple.3 = (s32[], f32[10]{0}) tuple(%constant.4, %b.2)
-      %while.1 = (s32[], f32[10]{0}) while(%tuple.3), condition=%inner_condition, body=%inner_body
-      %fusion.2 = f32[10]{0} fusion(%while.1), kind=kLoop, calls=%x, metadata={op_name="jit(step)/jvp(roberta)/encoder/layer/22/output/dense/add" stack_frame_id=2}, backend_config={"window_config":{"estimated_cycles":"7"}}
-      ROOT %tuple.4 = (s32[], f32[10]{0}) tuple(%fusion.2, %fusion.2)
-    }
-
-    %cheap (c.1: f32[10]) -> f32[10] {
-      %c.1 = f32[10]{0} parameter(0)
-      ROOT %fusion.3 = f32[10]{0} fusion(%c.1), kind=kLoop, calls=%x, backend_config={"window_config":{"estimated_cycles":"1"}}
-    }
-
-    %dear (c.2: f32[10]) -> f32[10] {
-      %c.2 = f32[10]{0} parameter(0)
-      ROOT %fusion.4 = f32[10]{0} fusion(%c.2), kind=kLoop, calls=%x, backend_config={"window_config":{"estimated_cycles":"50000"}}
-    }
-
-    ENTRY %main (p.3: f32[10], p.4: bf16[8,1000]) -> f32[10] {
-      %p.3 = f32[10]{0:T(128)} parameter(0)
-      %p.4 = bf16[8,1000]{1,0:T(8,128)(2,1)} parameter(1)
-      %constant.3 = s32[]{:T(128)} constant(2)
-      %copy-start.1 = (f32[1000000]{0:T(1024)S(1)}, f32[1000000]{0}, u32[]{:S(2)}) copy-start(%p.3)
-      %tuple.1 = (s32[], f32[10]{0}) tuple(%constant.3, %p.3)
-      %while.2 = (s32[], f32[10]{0}) while(%tuple.1), condition=%outer_condition, body=%outer_body
-      %copy-done.1 = f32[1000000]{0:T(1024)S(1)} copy-done(%copy-start.1)
-      %async-collective-start = (bf16[8,1000]{1,0}, bf16[64,1000]{1,0}) fusion(%p.4), kind=kCustom, calls=%held
-      %conditional.1 = f32[10]{0} conditional(%p.3, %p.3, %p.3), branch_computations={%cheap, %dear}
-      %async-collective-done = bf16[64,1000]{1,0} fusion(%async-collective-start), kind=kCustom, calls=%held.2
-      %all-reduce.1 = (f32[1000]{0}, f32[24]{0}) all-reduce(%p.3, %p.3), channel_id=6, replica_groups={{0,1,2,3},{4,5,6,7}}
-      %kernel.1 = f32[10]{0} custom-call(%p.3), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
-
-    }}, metadata={op_name="jit(step)/transpose(jvp(roberta))/encoder/layer/0/attention/self/pallas_call" stack_frame_id=1}, backend_config={"custom_call_config":{"cost_estimate":{"flops":"131072000","transcendentals":"7","bytes_accessed":"1000"}}}
-      %offload-start = ((), (), (s32[8192]{0:T(1)S(11)})) async-start(), calls=%async_computation
-      %offload-update = ((f32[24]{0}), f32[24]{0}) async-update(%offload-start, %p.3)
-      %offload-done = f32[24]{0} async-done(%offload-update)
-      %kernel.2 = f32[10]{0} custom-call(%p.3), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/bare"}
-      %concat.1 = f32[10]{0} custom-call(%p.3), custom_call_target="ConcatBitcast"
-      ROOT %rng-bit-generator.1 = u32[1000,1000]{1,0} rng-bit-generator(%kernel.1), algorithm=rng_default
-    }
-    """)  # noqa: E501
 MEMORY, LINKS = 819e9 / (197e12 / 131_072), 2 * 50e9 / (197e12 / 131_072)  # bytes a cycle
 
 
@@ -222,11 +119,6 @@ def test_sizes_of_shapes():
             "jit(step)/while/body/closed_call/transpose(jvp(roberta))/encoder/layer/2/checkpoint/rematted_computation/output/add",
             "recompute",
             "roberta/encoder/layer/*/output",
-        ),
-        (
-            "jit(step)/transpose(jvp(encoder/layer/0))/jvp(encoder/layer/0)/checkpoint/rematted_computation/output/mul",
-            "recompute",
-            "encoder/layer/*/output",
         ),
         ("jit(step)/jvp(FlaxRobertaForMaskedLMModule)/lm_head/a,b->c/dot_general", "forward", "lm_head"),
         (

