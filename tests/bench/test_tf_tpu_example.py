@@ -53,20 +53,15 @@ def documents_in(rows_NxL: np.ndarray) -> Counter:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_same_documents(both, split):
+def test_same_documents(both):
     """But for those where a shard of ours ends, or what a process of the example handled: less than a row is lost."""
-    ours, example = (found.splits[split] for found in both)
-    mine = sum((documents_in(rows) for rows in shard_rows(both[0], split)), Counter())
-    theirs = documents_in(rows_of(both[1], split))
-    parts = 7 if split == "train" else 3  # four processes, 1,000 documents at a time
-    assert (theirs - mine).total() <= parts + COUNTS[split]
-    assert 0 <= ours.documents - theirs.total() <= parts * LENGTH
-    assert 0.9 * ours.records < example.records <= ours.records + COUNTS[split]
-
-
-@pytest.mark.slow
-def test_files_have_a_thousand_rows(both):
+    for split, parts in (("train", 7), ("validation", 3)):  # of four processes, 1,000 documents at a time
+        ours, example = (found.splits[split] for found in both)
+        mine = sum((documents_in(rows) for rows in shard_rows(both[0], split)), Counter())
+        theirs = documents_in(rows_of(both[1], split))
+        assert (theirs - mine).total() <= parts + COUNTS[split]
+        assert 0 <= ours.documents - theirs.total() <= parts * LENGTH
+        assert 0.9 * ours.records < example.records <= ours.records + COUNTS[split]
     sizes = [shard.records for shard in both[1].splits["train"].shards]
     assert len(sizes) > 1 and set(sizes[:-1]) == {1000} and 0 < sizes[-1] <= 1000
 
@@ -88,5 +83,5 @@ def test_batches_are_of_the_rows_of_the_shards(both):
 
 def test_without_tensorflow(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(InputError, match=r"needs TensorFlow .*; install tensorflow-cpu"):
+    with pytest.raises(InputError, match="TensorFlow"):
         tf_tpu_example.prepare({"train": ["a text"]}, str(tmp_path))
