@@ -52,9 +52,9 @@ def with_flags(manifest, tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
-@pytest.fixture
-def slurm(monkeypatch):
-    """A cluster of one node: munged, slurmctld and slurmd of their own, with a key and ports of their own."""
+@pytest.fixture(scope="module")
+def slurm():
+    """The configuration of a cluster of one node: munged, slurmctld and slurmd, with a key and ports of their own."""
     folder = pathlib.Path("/run/mlm-slurm")  # munged wants a folder that nobody else can write
     shutil.rmtree(folder, ignore_errors=True)
     for path in (folder / "state", folder / "spool"):
@@ -62,7 +62,7 @@ def slurm(monkeypatch):
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o400)
     (folder / "slurm.conf").write_text(SLURM.format(name=socket.gethostname().partition(".")[0], folder=folder))
-    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    variables = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
     names = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munge.log"}
     paths = [f"--{option}={folder / name}" for option, name in names.items()]
     daemons = [
@@ -73,14 +73,16 @@ def slurm(monkeypatch):
     started = []
     try:
         for command in daemons:
-            started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            started.append(process)
             time.sleep(1)
         deadline = time.monotonic() + 30
-        while "idle" not in (said := subprocess.run(["sinfo", "-h"], capture_output=True, text=True)).stdout:
+        look = ["sinfo", "--noheader"]
+        while b"idle" not in (said := subprocess.run(look, env=variables, capture_output=True)).stdout:
             logs = [path.read_text() for path in folder.glob("*.log")]
-            assert time.monotonic() < deadline, "\n".join([said.stdout, said.stderr, *logs])
+            assert time.monotonic() < deadline, "\n".join([str(said), *logs])
             time.sleep(0.5)
-        yield folder
+        yield variables["SLURM_CONF"]
     finally:
         for process in reversed(started):
             process.send_signal(signal.SIGTERM)
@@ -110,7 +112,7 @@ def test_under_mpirun(with_flags, manifest, tmp_path):
 
 def test_under_srun(slurm, with_flags, manifest, tmp_path):
     line = [sys.executable, "-m", "mlm", *train_arguments(tmp_path / "srun", manifest.folder, *SETTINGS)]
-    said = finish(["srun", "--ntasks=2", *line], job_environment() | {"SLURM_CONF": os.environ["SLURM_CONF"]})
+    said = finish(["srun", "--ntasks=2", *line], job_environment() | {"SLURM_CONF": slurm})
     assert "process 1 of 2" in said
     assert "(from Slurm)" in said
     assert_same(tmp_path / "srun", with_flags)
@@ -121,6 +123,6 @@ def test_the_shell_of_a_batch_script_is_no_task(slurm, tmp_path):
     look = f"{sys.executable} -c 'from mlm.cluster import detect; print(detect.detect().processes)'"
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH --ntasks=2\n{look}\nsrun {look}\n")
-    variables = job_environment() | {"SLURM_CONF": os.environ["SLURM_CONF"]}
+    variables = job_environment() | {"SLURM_CONF": slurm}
     finish(["sbatch", "--wait", f"--output={tmp_path}/said", str(script)], variables)
     assert (tmp_path / "said").read_text().split() == ["1", "2", "2"]

@@ -12,7 +12,7 @@ def host(tmp_path):
 
 @pytest.fixture
 def pod(tmp_path, monkeypatch, capsys):
-    """A pod that does not exist yet."""
+    """A pod that does not exist yet, and a folder of code that git does not know yet."""
     found = FakePod(tmp_path)
     found.enter(monkeypatch, capsys)
     yield found
@@ -22,7 +22,9 @@ def pod(tmp_path, monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def shared_pod(tmp_path_factory):
     """For `ready_pod`."""
-    return FakePod(tmp_path_factory.mktemp("pod"))
+    found = FakePod(tmp_path_factory.mktemp("pod"))
+    found.commit()
+    return found
 
 
 @pytest.fixture

@@ -6,18 +6,25 @@ import io
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 
+import host
 import host_keeper
+import host_setup
 import pytest
+from pods import backend, hosts
 
 from tests import ROOT
+from tests.launch.fake_gcloud import commands, ssh, synopsis
+from tests.launch.fake_gcloud.cloud import Cloud
 
 LAUNCH = ROOT / "launch"
 FAKE = pathlib.Path(__file__).parent / "fake_gcloud"
@@ -27,6 +34,12 @@ print(json.dumps(sys.argv[1:]), flush=True)
 folder = pathlib.Path(os.environ["MLM_HOST_DIR"])
 exec(os.environ.get("STUB") or pathlib.Path("stub.py").read_text())
 """
+WAITS = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); time.sleep(60)"
+HOSTILE = ["a b", "--flag=$(touch pwned)", "`touch pwned`", "'\"\\", "line\nline", "ü-语-\u202e", "-x", "", "*", "~"]
+RUN = ("run", "configs/a.py", "--every=0.05")
+PLACE = ("--project=my-project", "--zone=us-central2-b")
+NODE = ("--accelerator-type=v4-16", "--version=tpu-ubuntu2204-base")
+PRINTED = threading.Lock()  # what is printed belongs to one gcloud
 
 
 def wait_for(condition, seconds: float = 20.0):
@@ -39,6 +52,18 @@ def wait_for(condition, seconds: float = 20.0):
     raise AssertionError(f"it did not come true within {seconds} s")
 
 
+def alive(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def keeper_of(process: int) -> int:
+    return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])  # its parent
+
+
 class HostFolder:
     """host.py on this machine, with a folder and code of its own."""
 
@@ -49,7 +74,9 @@ class HostFolder:
         files = {"requirements.txt": b"", "stub.py": b"", "mlm/__init__.py": b"", "mlm/__main__.py": STUB.encode()}
         self.archive, self.code = self.pack(files)
         self.unpack(self.code, self.archive)
-        self.requirements = self.ask("install", self.code)["requirements"]
+        self.requirements = "packages"
+        (root / "venv" / "packages").mkdir(parents=True)
+        host_setup.write(root / "venv" / "packages" / "python.json", {"python": self.PYTHON})
 
     def pack(self, files: dict[str, bytes], links: dict[str, str] | None = None) -> tuple[bytes, str]:
         """Returns an archive, and its SHA-256; links: {name: what it points to}."""
@@ -65,10 +92,10 @@ class HostFolder:
                 tar.addfile(info, io.BytesIO(content))
         return buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest()
 
-    def unpack(self, code: str, archive: bytes, **more) -> dict:
-        return self.ask("unpack", code, stdin=archive, **more)
+    def unpack(self, code: str, archive: bytes) -> dict:
+        return self.ask("unpack", code, stdin=archive)
 
-    def popen(self, *argv: str, **more) -> subprocess.Popen:
+    def popen(self, *argv: str, **more: str) -> subprocess.Popen:
         program = [self.PYTHON, "-S", str(LAUNCH / "host.py"), "--root", str(self.root), *argv]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(program, text=True, env={**os.environ, **more}, **pipes)
@@ -76,18 +103,19 @@ class HostFolder:
     def ask(self, *argv: str, stdin: str | bytes = "", code: int = 0, **more: str) -> dict:
         if argv[0] == "install" and "--python=" not in argv:  # which has it make an environment
             argv = (*argv, f"--python={self.PYTHON}")
-        if argv[0] == "start":  # it forks, which this process of many threads must not
+        if argv[0] == "start" and not code:  # it forks, which this process of many threads must not
             process = self.popen(*argv, **more)
             out, err = process.communicate(stdin, timeout=60)
             found = process.returncode
         else:
-            import host
-
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:
                 for name, value in more.items():
                     patch.setenv(name, value)
-                patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin or b"")))
+                data = stdin if isinstance(stdin, bytes) else stdin.encode()
+                patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+                before = signal.getsignal(signal.SIGHUP)
                 found = host.main(["--root", str(self.root), *argv])
+                signal.signal(signal.SIGHUP, before)
             out, err = stdout.getvalue(), ""
         assert found == code, (out, err)
         lines = [line for line in out.splitlines() if line.startswith("mlm-host ")]
@@ -100,6 +128,9 @@ class HostFolder:
 
     def start(self, stub: str, **more) -> dict:
         return self.ask("start", stdin=self.job(stub, **more))
+
+    def status(self, run: str = "a", attempt: int = 1) -> dict:
+        return self.ask("status", "--", run, str(attempt))
 
     def folder(self, run: str = "a", attempt: int = 1) -> pathlib.Path:
         return self.root / "runs" / run / str(attempt)
@@ -119,14 +150,16 @@ class HostFolder:
 
 
 class FakePod:
-    """A v4-16 of the fake cloud, two hosts, a repository, and the launcher as a function."""
+    """A v4-16 of the fake cloud, two hosts, a repository, and the launcher as a function.
+
+    gcloud and the hosts answer in this process (`_answer`), but for runs that start and connections that fail.
+    """
 
     def __init__(self, folder: pathlib.Path):
         self.state, self.repository, self.bin = folder / "cloud", folder / "repository", folder / "bin"
         self.home, self.capsys, self.synced = self.state / "my-pod", None, False
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-            self.numbers = [server.getsockname()[1] for server in (one, other)]
-        self.ports = {"MLM_POD_PORTS": ",".join(map(str, self.numbers))}  # other tests have pods of their own
+            self.numbers = [server.getsockname()[1] for server in (one, other)]  # other tests have pods of their own
         self.bin.mkdir()
         programs = {"gcloud": FAKE / "gcloud", "python3": "", "ssh": f"{FAKE / 'gcloud'} --ssh"}
         for name, program in programs.items():
@@ -146,29 +179,39 @@ class FakePod:
             f'python = "{self.bin}/python3"\n',
         }.items():
             (self.repository / name).write_text(text)
+        self.cloud = Cloud(self.state)
+        self.cloud.settings(retry_seconds=0.01)
+
+    def commit(self) -> None:
+        """Makes the repository one of git's."""
         self.git("init", "-q", "-b", "main")
         self.git("add", "-A")
         self.git("commit", "-qm", "first")
-        fake_cloud().settings(self.state, retry_seconds=0.01)
 
     def enter(self, patch: pytest.MonkeyPatch, capsys) -> None:
         """Puts this process where a researcher would be."""
-        from pods import hosts
-
-        self.capsys = capsys
+        self.capsys, run = capsys, backend.Runner.run
         patch.chdir(self.repository)
         patch.setenv("PATH", f"{self.bin}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("FAKE_GCLOUD_STATE", str(self.state))
         patch.setenv("HOME", str(self.bin))  # ssh's sockets
+        patch.setenv("MLM_POD_PORTS", ",".join(map(str, self.numbers)))
         patch.setattr(hosts, "BACKOFF", (0.05, 0.1))
+
+        def answer(runner, argv, timeout, stdin=b""):
+            here = not runner.dry and pathlib.Path(shutil.which(argv[0]) or "/").parent == self.bin
+            found = self._answer(list(argv), stdin) if here else argv
+            return found if isinstance(found, backend.Result) else run(runner, found, timeout, stdin)
+
+        patch.setattr(backend.Runner, "run", answer)
 
     def leave(self) -> None:
         """Ends all runs, and removes what is left of them here and on the hosts."""
-        fake_cloud().Cloud(self.state).kill("my-pod")
-        for folder in [*self.home.glob("*/home/.mlm-pod/runs"), self.repository / "runs", self.state / "faults"]:
+        self.cloud.kill("my-pod")
+        for folder in [*self.home.glob("*/home/.mlm-pod/runs"), self.repository / "runs"]:
             shutil.rmtree(folder, ignore_errors=True)
-        for name in ("calls.jsonl", "ssh.jsonl"):
-            (self.state / name).unlink(missing_ok=True)
+        for file in [self.state / "calls.jsonl", self.state / "ssh.jsonl", *(self.state / "faults").iterdir()]:
+            file.unlink(missing_ok=True)
 
     def tpu(self, *argv: str, code: int | None = 0) -> str:
         """Runs launch/tpu.py in this process; returns what it printed, and then what it said on stderr."""
@@ -182,7 +225,7 @@ class FakePod:
 
     def ready(self, stub: str = "") -> None:
         """Brings the pod up and the code to it, once; `python -m mlm` is to do what the stub says."""
-        fake_cloud().settings(self.state, env={"STUB": stub, "PATH": f"{self.bin}:/usr/bin:/bin", **self.ports})
+        self.cloud.settings(env={"STUB": stub, "PATH": f"{self.bin}:/usr/bin:/bin"})
         if not self.synced:
             self.tpu("up", "--every=0.01")
             self.tpu("sync")
@@ -195,66 +238,71 @@ class FakePod:
         environment = {**os.environ, **who, **when}
         subprocess.run(["git", "-C", str(self.repository), *words], check=True, capture_output=True, env=environment)
 
+    def by_hand(self, *words: str) -> str:
+        """Runs gcloud as a colleague does, without the launcher; returns what it prints."""
+        result = self._gcloud(["compute", "tpus", *words, *PLACE])
+        assert result.code == 0, result.stderr
+        return result.stdout
+
     def host_folder(self, worker: int, run: str = "a", attempt: int = 1) -> pathlib.Path:
         """Returns a run's folder on a worker."""
         return self.home / str(worker) / "home" / ".mlm-pod" / "runs" / run / str(attempt)
 
-    def calls(self) -> list[list[str]]:
-        """Returns the arguments of every gcloud so far."""
-        return fake_cloud().Cloud(self.state).calls()
+    def processes(self, run: str = "a", attempt: int = 1) -> list[int]:
+        """Returns the processes of a run on all hosts."""
+        folders = [self.host_folder(worker, run, attempt) for worker in range(2)]
+        return [process for folder in folders for process in host_keeper.processes(folder)]
 
-    def ssh_calls(self) -> list[list[str]]:
-        """Returns the arguments of every ssh that gcloud has not started."""
-        return fake_cloud().Cloud(self.state).calls("ssh.jsonl")
+    def starts(self) -> int:
+        """Returns how many processes of runs have been started."""
+        return len(list(self.home.glob("*/home/.mlm-pod/runs/*/*/job.json")))
 
-    def fault(self, command: str, fault: str, **more) -> None:
-        """Plants a fault."""
-        fake_cloud().add_fault(self.state, command, fault, **more)
+    def verbs(self) -> list[str]:
+        """Returns what every gcloud so far was asked to do, such as "tpu-vm create"."""
+        return [" ".join(call[2:4]) for call in self.cloud.calls()]
 
-    def preempt(self) -> None:
-        """Takes the pod away."""
-        fake_cloud().preempt(self.state, "my-pod")
+    def _gcloud(self, argv: list[str]) -> backend.Result:
+        self.cloud.note_call(argv)
+        return gcloud_here(self.cloud, argv)
 
-
-def fake_cloud():
-    """Returns the module of the fake gcloud."""
-    from tests.launch.fake_gcloud import cloud
-
-    return cloud
-
-
-HOSTILE = ["a b", "--flag=$(touch pwned)", "`touch pwned`", "'\"\\", "line\nline", "ü-语-\u202e", "-x", "", "*", "~"]
-
-
-def alive(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def keeper_of(process: int) -> int:
-    return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])  # its parent
-
-
-RUN = ("run", "configs/a.py", "--every=0.05")
-
-
-WAITS = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); time.sleep(60)"
-
-
-def processes(pod, run="a", attempt=1) -> list[int]:
-    return [process for worker in range(2) for process in host_keeper.processes(pod.host_folder(worker, run, attempt))]
-
-
-PLACE = ("--project=my-project", "--zone=us-central2-b")
+    def _answer(self, argv: list[str], stdin: bytes) -> backend.Result | list[str]:
+        """Returns what a call comes to; or the arguments of the program to start for it."""
+        faults = [json.loads(path.read_text()) for path in (self.state / "faults").glob("*ssh*")]
+        is_ssh = argv[0] != "gcloud" or "ssh" in argv
+        if is_ssh and any(fault["times"] for fault in faults):
+            return argv
+        if argv[0] == "gcloud":
+            return self._gcloud(argv[1:]) if not is_ssh or {"--command=true", "--dry-run"} & {*argv} else argv
+        self.cloud.note_call(["--ssh", *argv[1:]])
+        try:
+            node, worker = ssh.host_of(self.cloud, argv[1:])
+        except ValueError as error:
+            return backend.Result(255, "", str(error))
+        if node["state"] != "READY":
+            return backend.Result(255, "", ssh.REASONS["ssh255_before"].format(ip="host"))
+        home, words = self.cloud.home("my-pod", worker), shlex.split(argv[-1])
+        if "start" in words:  # it forks
+            variables = [f"{name}={value}" for name, value in self.cloud.environment("my-pod", worker).items()]
+            return ["env", "-i", "-C", str(home), *variables, "/bin/bash", "-c", argv[-1]]
+        args = vars(host.parser().parse_args(words[words.index("host.py") + 1 :]))
+        answer, root = args.pop("answer"), pathlib.Path(args.pop("root").replace("~", str(home)))
+        try:
+            if "unpack" in words:
+                report, code = host_setup.unpack(root, args["code"], stdin.partition(b"\n")[2]), 0
+            else:
+                report, code = answer(root, **args), 0
+        except host_setup.HostError as error:
+            report, code = {"error": str(error)}, 1
+        return backend.Result(code, "mlm-host " + json.dumps(report))
 
 
-NODE = ("--accelerator-type=v4-16", "--version=tpu-ubuntu2204-base")
-
-
-def by_hand(pod, *words: str) -> str:
-    """Runs gcloud as a colleague does, without the launcher."""
-    command = ["gcloud", "compute", "tpus", *words, *PLACE]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def gcloud_here(cloud: Cloud, argv: list[str]) -> backend.Result:
+    """Runs the stand-in for gcloud in this process."""
+    with PRINTED, contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            call = synopsis.parse(argv)
+            code = (ssh.connect if call.verb == "ssh" else commands.run)(cloud, call)
+        except synopsis.RefusedError as error:
+            code = error.code
+            print(error, file=sys.stderr)
+    return backend.Result(code, out.getvalue(), err.getvalue())

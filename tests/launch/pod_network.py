@@ -29,7 +29,7 @@ class Hosts:
     def __init__(
         self, folder: pathlib.Path, count: int, variables: list[dict[str, str]] | None = None, keys_command: str = ""
     ):
-        """A key of ours logs in, and all hosts run; with `keys_command` the keys that it prints, and none runs yet.
+        """A key of ours logs in, and all hosts run; with `keys_command` those that it prints too, and none runs yet.
 
         Args: folder for keys, homes and logs; count of hosts; variables of the environment of each.
         """
@@ -84,13 +84,13 @@ class Hosts:
         options = {
             "ListenAddress": self.addresses[index],
             "HostKey": self.folder / "host_key",
-            "AuthorizedKeysFile": "none" if self.keys_command else self.folder / "key.pub",
+            "AuthorizedKeysFile": self.folder / "key.pub",
             "AuthorizedKeysCommand": self.keys_command or "none",
             "AuthorizedKeysCommandUser": "root",
             "StrictModes": "no",  # of a folder that belongs to a test
             "UsePAM": "no",
             "PidFile": "none",
-            "SetEnv": " ".join(f"{name}={value}" for name, value in variables.items()),
+            "SetEnv": " ".join(f'"{name}={value}"' for name, value in variables.items()),
         }
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)
         sshd = ["/usr/sbin/sshd", "-D", "-e", *(f"-o{key}={value}" for key, value in options.items())]

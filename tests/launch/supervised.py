@@ -1,7 +1,5 @@
 """A run of the fake cloud that counts steps, and its supervisor."""
 
-from tests.launch.pod import fake_cloud
-
 # What `python -m mlm` does here: counts steps, one file a process in the workdir, which outlives the pod; its second
 # argument, config.do, says how many, and how it ends: "9", or "4 then 1" (with code 1 at step 4).
 TRAINING = """
@@ -20,9 +18,9 @@ for step in range(begin + 1, int(last) + 1):
     new.write_text(json.dumps({"step": step, "phase": "step", "time": time.time(), "process": 0}))
     new.rename(folder / "progress.json")
     place.write_text(str(step))
-    time.sleep(0.1)
+    time.sleep(0.05)
     while (work / "hold").exists():
-        time.sleep(0.1)
+        time.sleep(0.05)
 sys.exit(int(code or 0))
 """
 
@@ -32,20 +30,25 @@ class Supervised:
 
     def __init__(self, pod, folder):
         self.pod, self.work = pod, folder / "work"
-        fake_cloud().settings(pod.state, env={"STUB": TRAINING, "PATH": f"{pod.bin}:/usr/bin:/bin"})
+        pod.cloud.settings(env={"STUB": TRAINING, "PATH": f"{pod.bin}:/usr/bin:/bin"})
 
     def argv(self, do, *flags, kind="v4-8"):
         return [
-            "supervise", "configs/a.py", "--id=a", f"--workdir={self.work}", f"--config.do={do}", "--every=0.2",
+            "supervise", "configs/a.py", "--id=a", f"--workdir={self.work}", f"--config.do={do}", "--every=0.1",
             f"--accelerator-type={kind}", "--price=3.5", *flags,
         ]  # fmt: skip
 
     def __call__(self, do, *flags, code=0, **more):
         return self.pod.tpu(*self.argv(do, *flags, **more), code=code)
 
+    def has_seen_it(self):
+        """Whether the supervisor has seen the first attempt alive on a host that has made a step."""
+        record = self.pod.repository / "runs" / "pods" / "a" / "supervise.json"
+        return '"watched": 1,' in record.read_text() and '"mark": ""' not in record.read_text()
+
     def starts(self):
         return (self.work / "starts").read_text().splitlines() if (self.work / "starts").exists() else []
 
     def cloud_calls(self):
-        words = [call for call in self.pod.calls() if call[3] not in ("ssh", "describe")]
+        words = [call for call in self.pod.cloud.calls() if call[3] not in ("ssh", "describe")]
         return [f"{call[2]} {call[3]}{' --force' if '--force' in call else ''}" for call in words]

@@ -24,3 +24,7 @@ def test_the_standard_library_alone(path):
     if on_hosts:  # "pods" stays here; tomllib came with 3.11
         assert not names & {"pods", "tomllib", "tpu"}
         assert "datetime.UTC" not in path.read_text() and "process_group=" not in path.read_text()
+
+
+def test_jax_s_tpu_library_is_among_the_requirements():
+    assert "\nlibtpu==" in (LAUNCH.parent / "requirements.txt").read_text()

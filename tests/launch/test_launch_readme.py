@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from mlm.__main__ import parser
-from tests.launch.pod import LAUNCH, fake_cloud
+from tests.launch.pod import LAUNCH
 from tests.launch.tpu_api import real, server
 
 TEXT = (LAUNCH / "README.md").read_text()
@@ -23,12 +23,11 @@ def test_from_nothing_to_a_trained_model(pod):
     *first, down, supervise, down_again = page
     assert [words[0] for words in page] == ["up", "sync", "preflight", "run", "down", "supervise", "down"]
     (pod.repository / "configs" / "quickstart.py").touch()
-    pod.git("add", "-A")
-    pod.git("commit", "-qm", "config")
-    environment = {"STUB": "sys.exit(0)", "PATH": f"{pod.bin}:/usr/bin:/bin", **pod.ports}
-    fake_cloud().settings(pod.state, env=environment, creating_describes=0)
+    pod.commit()
+    pod.cloud.settings(env={"STUB": "sys.exit(0)", "PATH": f"{pod.bin}:/usr/bin:/bin"}, creating_describes=0)
     for words in [*first, supervise]:
-        pod.tpu(*words)
+        every = [] if words[0] in ("sync", "preflight") else ["--every=0.1"]
+        pod.tpu(*words, *every)
     for worker in range(2):
         argv = json.loads((pod.host_folder(worker, "first") / "job.json").read_text())["argv"]
         assert argv[:3] == ["run", "--config=configs/quickstart.py", "--workdir=gs://my-bucket/runs/first"]
@@ -51,6 +50,7 @@ def test_gcloud_takes_its_commands(gcloud, tmp_path):
 
 
 def test_the_bare_line():
+    """`environment.sh` on every host, and then this."""
     commands = re.findall(r"--command='([^']*)'", TEXT)
     assert [command for command in commands if "environment.sh" in command] and len(commands) == 2
     (line,) = [command for command in commands if "-m mlm" in command]

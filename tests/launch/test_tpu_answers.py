@@ -13,18 +13,15 @@ from pods.errors import PASSING, TRIED
 SAID = tomllib.loads((pathlib.Path(__file__).parent / "gcloud_answers.toml").read_text())
 
 
-@pytest.fixture
-def cloud():
-    chosen = settings.Settings("my-pod", "my-project", "us-central2-b", "v4-16")
-    return gcloud.TpuVm(chosen, backend.Runner())
+CLOUD = gcloud.TpuVm(settings.Settings("my-pod", "my-project", "us-central2-b", "v4-16"), backend.Runner())
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_an_answer_is_what_it_is(cloud, name):
+def test_an_answer_is_what_it_is(name):
     said = SAID[name]
     asked_of = "" if said["command"] == "tpu-vm create" else "nodes/my-pod"
     result = backend.Result(said.get("code", 1), "", said["text"])
-    error = cloud._explain(said["command"], result, asked_of)
+    error = CLOUD._explain(said["command"], result, asked_of)
     assert error.kind == said["kind"], str(error)
     assert [word for word in said["names"] if word not in str(error)] == [], str(error)
     assert "\n" not in str(error) and "authenticated as" not in str(error) and "gcloud feedback" not in str(error)
@@ -60,22 +57,22 @@ GAVE_UP = "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with re
         ("", "it said nothing", ""),
     ],
 )  # fmt: skip
-def test_why_ssh_failed(cloud, stderr, reason, advice):
+def test_why_ssh_failed(stderr, reason, advice):
     read = answers.reason(stderr)
     assert read.startswith(reason)
-    advised = answers.advice(read, cloud.settings)
+    advised = answers.advice(read, CLOUD.settings)
     assert advice in advised and bool(advice) == bool(advised)
 
 
-def test_a_closed_port_names_the_network_of_the_pod(cloud):
+def test_a_closed_port_names_the_network_of_the_pod():
     chosen = settings.Settings("n", "my-project", "z", "v4-8", network="my-vpc")
     assert "--network=my-vpc --allow=tcp:22" in answers.advice(CLOSED, chosen)
-    assert "--network=default" in answers.advice(CLOSED, cloud.settings)
+    assert "--network=default" in answers.advice(CLOSED, CLOUD.settings)
 
 
-def test_a_request_that_failed_says_why_and_whether_another_one_would_too(cloud):
+def test_a_request_that_failed_says_why_and_whether_another_one_would_too():
     def request(**state):
-        return cloud._request({"name": "x/my-pod", "state": state})
+        return CLOUD._request({"name": "x/my-pod", "state": state})
 
     quota = request(state="FAILED", failedData={"error": {"code": 8, "message": "Quota limit 'TPUV4' exceeded"}})
     assert (quota.state, quota.permanent) == ("FAILED", True) and "Quota limit 'TPUV4' exceeded" in quota.condition
@@ -86,23 +83,23 @@ def test_a_request_that_failed_says_why_and_whether_another_one_would_too(cloud)
     assert request(state="ACCEPTED", stateInitiator="USER").condition == "WAITING (ACCEPTED)"
 
 
-def test_what_is_wrong_with_a_node(cloud):
+def test_what_is_wrong_with_a_node():
     symptoms = [
         {"createTime": "2026-11-26T10:00:00Z", "symptomType": "LOW_MEMORY", "workerId": "3", "details": "2 GB left"},
         {"createTime": "2026-11-26T09:00:00Z", "symptomType": "OUT_OF_MEMORY", "workerId": "1"},
     ]
     node = {"state": "READY", "health": "UNHEALTHY_MAINTENANCE", "healthDescription": "is moved", "symptoms": symptoms}
-    said = cloud._node(node).condition
+    said = CLOUD._node(node).condition
     assert said.startswith(
         "READY: UNHEALTHY_MAINTENANCE is moved; OUT_OF_MEMORY on worker 1; LOW_MEMORY on worker 3 2 GB"
     )
-    assert cloud._node({"state": "READY", "health": "HEALTHY"}).condition == "READY"
+    assert CLOUD._node({"state": "READY", "health": "HEALTHY"}).condition == "READY"
 
 
-def test_several_interfaces_a_host(cloud):
+def test_several_interfaces_a_host():
     ends = [{"ipAddress": f"10.{interface}.0.{host}"} for host in range(2) for interface in range(3)]
     node = {"state": "READY", "networkConfigs": [{"network": name} for name in "abc"], "networkEndpoints": ends}
-    assert [host.address for host in cloud._node(node).hosts] == ["10.0.0.0", "10.0.0.1"]
-    assert [host.address for host in cloud._node({**node, "networkConfigs": []}).hosts] == [
+    assert [host.address for host in CLOUD._node(node).hosts] == ["10.0.0.0", "10.0.0.1"]
+    assert [host.address for host in CLOUD._node({**node, "networkConfigs": []}).hosts] == [
         e["ipAddress"] for e in ends
     ]

@@ -6,8 +6,6 @@ import subprocess
 import pytest
 from pods import route
 
-from tests.launch.pod import NODE, by_hand, fake_cloud
-
 OPTIONS = (
     "-i", "/home/some one/.ssh/key", "-o", "CheckHostIP=no", "-o", "HostKeyAlias=tpu.12-3-Sf9A+0",
     "-o", "UserKnownHostsFile=/home/some one/.ssh/known",
@@ -49,6 +47,7 @@ def test_another_line_is_left_to_gcloud(line):
     assert route.parse(LINE, ["-l", "%USER%"]) is None
 
 
+@pytest.mark.standard
 def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     command = route.parse(LINE, [])[:-1]
@@ -62,42 +61,36 @@ def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypat
     assert {*command} ^ {*other} >= {f"ControlPath={found['controlpath']}"}
 
 
+ASKED = ["--worker=0", "--worker=all --dry-run"]  # the first host alone, which makes the keys
+
+
 def of_ssh(pod) -> list[str]:
     """Returns what gcloud itself was asked to do by ssh."""
-    calls = [call for call in pod.calls() if call[3] == "ssh"]
-    flags = ("--worker", "--dry-run")
-    return [" ".join(word for word in call if word.startswith(flags)) for call in calls]
+    calls = [call for call in pod.cloud.calls() if call[3] == "ssh"]
+    return [" ".join(word for word in call if word.startswith(("--worker", "--dry-run"))) for call in calls]
 
 
-@pytest.mark.standard
 def test_gcloud_is_asked_once_for_a_pod(pod):
-    fake_cloud().settings(pod.state, env=pod.ports)
-    by_hand(pod, "tpu-vm", "create", "my-pod", *NODE)
     pod.tpu("up", "--every=0.01")
-    pod.tpu("status")
-    assert of_ssh(pod) == ["--worker=0", "--worker=all --dry-run"], "the first alone, which makes the keys"
-    assert len(pod.ssh_calls()) == 2
-    pod.tpu("sync")
-    pod.tpu("preflight")
-    assert len(of_ssh(pod)) == 2 and len([call for call in pod.ssh_calls() if "host.py unpack" in call[-1]]) == 2
+    for _ in range(2):
+        pod.tpu("status")
+    assert of_ssh(pod) == ASKED and len(pod.cloud.calls("ssh.jsonl")) == 4
     pod.tpu("status", "--user=another")
-    assert of_ssh(pod)[2:] == ["--worker=0", "--worker=all --dry-run"]
-    assert "another@127.0.0.1" in " ".join(pod.ssh_calls()[-1] + pod.ssh_calls()[-2])
+    assert of_ssh(pod) == ASKED * 2
+    assert "another@127.0.0.1" in [call[-3] for call in pod.cloud.calls("ssh.jsonl")]
 
 
-@pytest.mark.standard
 def test_a_new_pod_of_that_name_has_other_routes(pod):
-    pod.tpu("up", "--every=0.01")
-    pod.tpu("status")
-    pod.tpu("down")
-    pod.tpu("up", "--every=0.01")
-    pod.tpu("status")
-    assert of_ssh(pod) == ["--worker=0", "--worker=all --dry-run"] * 2
-    aliases = {word for call in pod.ssh_calls() for word in call if word.startswith("HostKeyAlias")}
-    assert len(aliases) == 4 and len(pod.ssh_calls()) == 4
+    for _ in range(2):
+        pod.tpu("up", "--every=0.01")
+        pod.tpu("status")
+        pod.tpu("down")
+    assert of_ssh(pod) == ASKED * 2
+    calls = pod.cloud.calls("ssh.jsonl")
+    aliases = {word for call in calls for word in call if word.startswith("HostKeyAlias")}
+    assert len(aliases) == len(calls) == 4
 
 
-@pytest.mark.standard
 def test_where_ssh_fails_the_route_is_found_anew(pod):
     pod.tpu("up", "--every=0.01")
     pod.tpu("status")
@@ -107,38 +100,28 @@ def test_where_ssh_fails_the_route_is_found_anew(pod):
     file.write_text(json.dumps(known))
     said = pod.tpu("status", code=1)
     assert "host 1 (127.0.0.2): ssh failed 3 times" in said and "allow-ssh" in said
-    assert len(of_ssh(pod)) == 2 and not file.exists()
-    pod.tpu("status")
-    assert of_ssh(pod)[2:] == ["--worker=0", "--worker=all --dry-run"] and file.exists()
-
-
-@pytest.mark.standard
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}'])
-def test_a_damaged_file_is_written_anew(pod, text):
-    pod.tpu("up", "--every=0.01")
-    file = pod.repository / "runs" / "pods" / "ssh" / "my-pod.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(text)
-    pod.tpu("status")
-    assert len(json.loads(file.read_text())["lines"]) == 2
+    assert of_ssh(pod) == ASKED and not file.exists()
+    for text in ("", "[]", '{"key": 1}'):  # damaged since
+        file.write_text(text)
+        pod.tpu("status")
+        assert len(json.loads(file.read_text())["lines"]) == 2
+    assert of_ssh(pod) == ASKED * 4
 
 
 @pytest.mark.standard
 def test_a_first_host_that_cannot_be_reached_says_why(pod):
     pod.tpu("up", "--every=0.01")
-    pod.fault("ssh", "ssh255_before", match="true", times=1)
+    pod.cloud.add_fault("ssh", "ssh255_before", match="true")
     said = pod.tpu("sync", code=1)
-    assert "connecting to 2 hosts of my-pod" in said and of_ssh(pod) == ["--worker=0"]
     assert "host 0 can't be reached by ssh: ssh: connect to host 127.0.0.1 port 22: Connection timed out" in said
-    assert "allow-ssh" in said and "--internal-ip" in said and "--tunnel-through-iap" in said
-    pod.fault("ssh", "keys_not_propagated", match="true", times=1)
+    assert "allow-ssh" in said and of_ssh(pod) == ["--worker=0"]
+    pod.cloud.add_fault("ssh", "keys_not_propagated", match="true")
     said = pod.tpu("status", "a")
-    assert "Permission denied (publickey)" in said and pod.ssh_calls() == [], "gcloud's own asks the others"
+    assert "Permission denied (publickey)" in said and not pod.cloud.calls("ssh.jsonl"), "gcloud's own asks the others"
     assert sorted(of_ssh(pod)[2:]) == ["--worker=0", "--worker=1"]
 
 
-@pytest.mark.standard
 def test_flags_that_gcloud_refuses_end_it_at_once(pod):
     pod.tpu("up", "--every=0.01")
     said = pod.tpu("sync", "--ssh-flags=--bogus=1", code=2)
-    assert "gcloud refuses the flags of ssh" in said and "--bogus=1" in said and len(of_ssh(pod)) == 1
+    assert "refuses the flags of ssh" in said and "--bogus=1" in said and len(of_ssh(pod)) == 1

@@ -84,30 +84,16 @@ class Cloud(model.Cloud):
                     os.kill(process, signal.SIGKILL)
             time.sleep(0.01)
 
+    def add_fault(self, command: str, fault: str, times: int = 1, **more: object) -> None:
+        """Plants a fault of the API, or, for "ssh", of a connection.
 
-def add_fault(state: str | os.PathLike, command: str, fault: str, **more: object) -> None:
-    """Plants a fault of the API, or, for "ssh", of a connection.
+        more: worker (an index; None: any), match (a part of the command on the host, or of the resource's name).
+        """
+        if fault not in model.FAULTS | SSH_FAULTS:
+            raise ValueError(f"no such fault: {fault}; there are {sorted(model.FAULTS | SSH_FAULTS)}")
+        super().add_fault(command, fault, times, **more)
 
-    more: times, worker (an index; None: any), match (a part of the command on the host, or of the resource's name),
-    attempts (how many of gcloud's ten attempts in one call fail; 10 = all, so that gcloud gives up with 255; 1 = gcloud
-    itself runs the command again and gets through).
-    """
-    if fault not in model.FAULTS | SSH_FAULTS:
-        raise ValueError(f"no such fault: {fault}; there are {sorted(model.FAULTS | SSH_FAULTS)}")
-    Cloud(state).add_fault(command, fault, **more)
-
-
-def preempt(state: str | os.PathLike, name: str) -> None:
-    """Takes a TPU away: all its processes die at once, its state is PREEMPTED, its queued resource is SUSPENDED."""
-    Cloud(state).preempt(name)
-
-
-def stop(state: str | os.PathLike, name: str) -> None:
-    """Stops a TPU, as `tpu-vm stop` does: its processes are gone, its disks stay."""
-    Cloud(state).kill(name)
-    Cloud(state).change("nodes", name, state="STOPPED")
-
-
-def settings(state: str | os.PathLike, **values: object) -> None:
-    """Sets some settings."""
-    Cloud(state).settings(**values)
+    def stop(self, name: str) -> None:
+        """Stops a TPU, as `tpu-vm stop` does: its processes are gone, its disks stay."""
+        self.kill(name)
+        self.change("nodes", name, state="STOPPED")

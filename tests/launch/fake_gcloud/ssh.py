@@ -105,7 +105,7 @@ class Connection:
             time.sleep(24 * 3600)
 
     def attempt(self, number: int) -> int:
-        kind = self.fault.get("fault") if number < self.fault.get("attempts", ATTEMPTS) else None
+        kind = self.fault.get("fault")
         if (self.cloud.load("nodes", self.name) or {}).get("state") != "READY":
             kind = "ssh255_before"
         elif kind in ("ssh255_after", "drop_midstream") and number == 0:
@@ -113,7 +113,7 @@ class Connection:
         elif kind in ("ssh255_after", "drop_midstream"):  # while it lasts, the reruns don't even get there
             kind = "ssh255_before"
         elif kind is None:
-            code = self._start().wait()
+            code = self._start().wait() if self.command != "true" else 0
             # A shell that a signal ended has no exit status to send: ssh gives 255, as for a lost connection.
             return 255 if code < 0 else code
         print(REASONS[kind].format(ip=self.ip), file=sys.stderr)
@@ -144,17 +144,22 @@ class Connection:
                 time.sleep(0.01)
 
 
-def alone(cloud: Cloud, argv: list[str]) -> int:
-    """Does an ssh that gcloud has not started, and returns its exit code: 255 for what is wrong with it."""
-    try:
-        flags, (target, *words) = getopt.getopt(argv, "TNCvqi:o:l:p:F:L:")
-    except (getopt.GetoptError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 255
+def host_of(cloud: Cloud, argv: list[str]) -> tuple[dict, int]:
+    """Returns the node and the worker that an ssh without gcloud reaches; raises ValueError for what is wrong."""
+    flags, (target, *_) = getopt.getopt(argv, "TNCvqi:o:l:p:F:L:")
     match = re.search(r"HostKeyAlias=tpu\.([0-9]+)-([0-9]+)-", " ".join(value for _, value in flags))
     nodes, ip = {node["id"]: node for node in cloud.all("nodes").values()}, target.rpartition("@")[2]
     node = nodes.get(match and match[1], {})
     if ip not in [end["ipAddress"] for end in node.get("networkEndpoints", ())]:
-        print(REASONS["ssh255_before"].format(ip=ip), file=sys.stderr)
+        raise ValueError(REASONS["ssh255_before"].format(ip=ip))
+    return node, int(match[2])
+
+
+def alone(cloud: Cloud, argv: list[str]) -> int:
+    """Does an ssh that gcloud has not started, and returns its exit code: 255 for what is wrong with it."""
+    try:
+        node, worker = host_of(cloud, argv)
+    except (getopt.GetoptError, ValueError) as error:
+        print(error, file=sys.stderr)
         return 255
-    return Connection(cloud, node, int(match[2]), [target, "--", words[-1]]).attempt(0)
+    return Connection(cloud, node, worker, argv[-3:]).attempt(0)
