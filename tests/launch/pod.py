@@ -1,11 +1,13 @@
 """A host's folder, and a pod of the fake cloud with a small repository, whose `python -m mlm` does what a test says."""
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -15,6 +17,7 @@ import sys
 import tarfile
 import threading
 import time
+from collections.abc import Callable
 
 import host
 import host_keeper
@@ -24,10 +27,9 @@ from pods import backend, hosts
 
 from tests import ROOT
 from tests.launch.fake_gcloud import commands, ssh, synopsis
-from tests.launch.fake_gcloud.cloud import Cloud
+from tests.launch.fake_gcloud.cloud import REASONS, Cloud
 
 LAUNCH = ROOT / "launch"
-FAKE = pathlib.Path(__file__).parent / "fake_gcloud"
 # a stand-in for the package: `python -m mlm CODE ...` runs the Python that its first argument or $STUB names
 STUB = """import json, os, pathlib, signal, sys, time
 print(json.dumps(sys.argv[1:]), flush=True)
@@ -152,7 +154,7 @@ class HostFolder:
 class FakePod:
     """A v4-16 of the fake cloud, two hosts, a repository, and the launcher as a function.
 
-    gcloud and the hosts answer in this process (`_answer`), but for runs that start and connections that fail.
+    gcloud and the hosts answer in this process, but for runs that start.
     """
 
     def __init__(self, folder: pathlib.Path):
@@ -161,10 +163,9 @@ class FakePod:
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
             self.numbers = [server.getsockname()[1] for server in (one, other)]  # other tests have pods of their own
         self.bin.mkdir()
-        programs = {"gcloud": FAKE / "gcloud", "python3": "", "ssh": f"{FAKE / 'gcloud'} --ssh"}
-        for name, program in programs.items():
-            (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E {program} "$@"\n')
-            (self.bin / name).chmod(0o755)  # they start in a third of the time, without site-packages
+        for name in ("gcloud", "python3", "ssh"):
+            (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E "$@"\n')
+            (self.bin / name).chmod(0o755)  # it starts in a third of the time, without site-packages
         (self.repository / "mlm").mkdir(parents=True)
         (self.repository / "configs").mkdir()
         for name, text in {
@@ -180,6 +181,7 @@ class FakePod:
         }.items():
             (self.repository / name).write_text(text)
         self.cloud = Cloud(self.state)
+        self.cloud.connection = self._connection
         self.cloud.settings(retry_seconds=0.01)
 
     def commit(self) -> None:
@@ -193,16 +195,17 @@ class FakePod:
         self.capsys, run = capsys, backend.Runner.run
         patch.chdir(self.repository)
         patch.setenv("PATH", f"{self.bin}{os.pathsep}{os.environ['PATH']}")
-        patch.setenv("FAKE_GCLOUD_STATE", str(self.state))
         patch.setenv("HOME", str(self.bin))  # ssh's sockets
         patch.setenv("MLM_POD_PORTS", ",".join(map(str, self.numbers)))
         patch.setattr(hosts, "BACKOFF", (0.05, 0.1))
 
         def answer(runner, argv, timeout, stdin=b""):
-            here = not runner.dry and pathlib.Path(shutil.which(argv[0]) or "/").parent == self.bin
-            found = self._answer(list(argv), stdin) if here else argv
-            return found if isinstance(found, backend.Result) else run(runner, found, timeout, stdin)
+            if runner.dry or pathlib.Path(shutil.which(argv[0]) or "/").parent != self.bin:
+                return run(runner, argv, timeout, stdin)
+            words = list(argv[1:])
+            return self._gcloud(words) if argv[0] == "gcloud" else self._ssh(words, stdin)
 
+        self.run = lambda argv, stdin: run(backend.Runner(), argv, 60.0, stdin)
         patch.setattr(backend.Runner, "run", answer)
 
     def leave(self) -> None:
@@ -265,35 +268,59 @@ class FakePod:
         self.cloud.note_call(argv)
         return gcloud_here(self.cloud, argv)
 
-    def _answer(self, argv: list[str], stdin: bytes) -> backend.Result | list[str]:
-        """Returns what a call comes to; or the arguments of the program to start for it."""
-        faults = [json.loads(path.read_text()) for path in (self.state / "faults").glob("*ssh*")]
-        is_ssh = argv[0] != "gcloud" or "ssh" in argv
-        if is_ssh and any(fault["times"] for fault in faults):
-            return argv
-        if argv[0] == "gcloud":
-            return self._gcloud(argv[1:]) if not is_ssh or {"--command=true", "--dry-run"} & {*argv} else argv
-        self.cloud.note_call(["--ssh", *argv[1:]])
-        try:
-            node, worker = ssh.host_of(self.cloud, argv[1:])
-        except ValueError as error:
-            return backend.Result(255, "", str(error))
-        if node["state"] != "READY":
-            return backend.Result(255, "", ssh.REASONS["ssh255_before"].format(ip="host"))
-        home, words = self.cloud.home("my-pod", worker), shlex.split(argv[-1])
-        if "start" in words:  # it forks
+    def _ssh(self, argv: list[str], stdin: bytes) -> backend.Result:
+        self.cloud.note_call(argv, "ssh.jsonl")
+        alias = re.search(r"HostKeyAlias=tpu\.([0-9]+)-([0-9]+)-", " ".join(argv))
+        node = self.cloud.load("nodes", "my-pod")
+        ends = [end["ipAddress"] for end in node["networkEndpoints"]] if node and node["id"] == alias[1] else []
+        ip = argv[-3].rpartition("@")[2]
+        if ip not in ends or node["state"] != "READY":
+            return backend.Result(255, "", REASONS["ssh255_before"].format(ip=ip))
+        return self._on_host(int(alias[2]), argv[-1], stdin)
+
+    def _connection(self, node: dict, worker: int, words: list[str]) -> Callable[[], int]:
+        result = self._on_host(worker, words[-1])  # once for all attempts of gcloud
+
+        def attempt() -> int:
+            print(result.stdout, end="")
+            print(result.stderr, file=sys.stderr)
+            return result.code
+
+        return attempt
+
+    def _on_host(self, worker: int, command: str, stdin: bytes = b"") -> backend.Result:
+        """Returns what a command on a host comes to, over a connection that may be lost."""
+        with self.cloud.lock():
+            fault = self.cloud.fault("tpu-vm ssh", REASONS, command, worker).get("fault")
+        lost = backend.Result(255, "", REASONS.get(fault, "").format(ip=f"127.0.0.{worker + 1}"))
+        if fault == "silent":
+            return backend.Result(None)
+        if fault in ("ssh255_before", "keys_not_propagated"):
+            return lost
+        home, words = self.cloud.home("my-pod", worker), shlex.split(command)
+        if command == "true":
+            result = backend.Result(0)
+        elif "start" in words:  # it forks
             variables = [f"{name}={value}" for name, value in self.cloud.environment("my-pod", worker).items()]
-            return ["env", "-i", "-C", str(home), *variables, "/bin/bash", "-c", argv[-1]]
-        args = vars(host.parser().parse_args(words[words.index("host.py") + 1 :]))
-        answer, root = args.pop("answer"), pathlib.Path(args.pop("root").replace("~", str(home)))
-        try:
-            if "unpack" in words:
-                report, code = host_setup.unpack(root, args["code"], stdin.partition(b"\n")[2]), 0
-            else:
-                report, code = answer(root, **args), 0
-        except host_setup.HostError as error:
-            report, code = {"error": str(error)}, 1
-        return backend.Result(code, "mlm-host " + json.dumps(report))
+            result = self.run(["env", "-i", "-C", str(home), *variables, "/bin/bash", "-c", command], stdin)
+        else:
+            result = host_here(words[words.index("host.py") + 1 :], home, stdin)
+        middle = len(result.stdout) // 2 if fault == "drop_midstream" else 0
+        return dataclasses.replace(lost, stdout=result.stdout[:middle]) if fault else result
+
+
+def host_here(words: list[str], home: pathlib.Path, stdin: bytes) -> backend.Result:
+    """Runs host.py for a home in this process, as many at once as there are hosts."""
+    args = vars(host.parser().parse_args(words))
+    answer, root = args.pop("answer"), pathlib.Path(args.pop("root").replace("~", str(home)))
+    try:
+        if words[0] == "unpack":
+            report, code = host_setup.unpack(root, args["code"], stdin.partition(b"\n")[2]), 0
+        else:
+            report, code = answer(root, **args), 0
+    except host_setup.HostError as error:
+        report, code = {"error": str(error)}, 1
+    return backend.Result(code, "mlm-host " + json.dumps(report))
 
 
 def gcloud_here(cloud: Cloud, argv: list[str]) -> backend.Result:

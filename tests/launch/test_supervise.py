@@ -2,15 +2,14 @@
 
 import dataclasses
 import json
+import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from tests.launch.decided import LIMITS, ended
-from tests.launch.pod import LAUNCH, wait_for
+from tests.launch.pod import wait_for
 from tests.launch.supervised import Supervised
 
 from pods.backend import Host, Pod, Runner  # isort: skip
@@ -241,28 +240,19 @@ def test_stock_outs_are_waited_for_and_crashes_are_not_without_end(supervised):
 
 @pytest.mark.standard
 def test_ctrl_c_detaches_and_the_same_command_comes_back(supervised):
-    program = [sys.executable, str(LAUNCH / "tpu.py"), *supervised.argv("6")]
-    supervised.work.mkdir()
-    (supervised.work / "hold").touch()
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if "attempt 1 runs" in line:
-            process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
-    assert "python launch/tpu.py status a" in lines[-1]
-    process.stderr.close()
-    (supervised.work / "hold").unlink()
+    thread = hold(supervised, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert "python launch/tpu.py status a" in supervised("6", code=130)
+    thread.join()
     in_order(supervised("6"), "attempt 1 ended with 0 on all 1 hosts")
     assert supervised.starts() == ["1 0 from 0"]
 
 
 @pytest.mark.standard
 def test_who_stops_a_run_stops_its_supervisor(supervised):
-    stop = ("stop", "a", "--accelerator-type=v4-8", "--grace=20")
-    program = [sys.executable, str(LAUNCH / "tpu.py"), *stop]
-    thread = hold(supervised, lambda: subprocess.run(program, capture_output=True, check=True))
+    import tpu
+
+    stop = ["stop", "a", "--accelerator-type=v4-8", "--grace=20"]
+    thread = hold(supervised, lambda: tpu.main(stop))
     said = supervised("3", code=75)
     thread.join()
     assert "attempt 1 was ended by launch/tpu.py stop" in said

@@ -121,7 +121,6 @@ def test_connections_that_fail_start_nothing_twice(ready_pod, fault):
     assert ready_pod.starts() == 2
 
 
-@pytest.mark.slow
 def test_a_silent_host(ready_pod):
     ready_pod.ready(WAITS)
     ready_pod.cloud.add_fault("ssh", "silent", worker=1, match="host.py status")

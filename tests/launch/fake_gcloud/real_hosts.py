@@ -8,14 +8,21 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 
 from tests.launch.tpu_api.errors import ApiError
 
 
-class Connection:
-    """By ssh, with a key that is made here and given to the node."""
+class Cloud:
+    """What cloud.Cloud is to a folder."""
 
-    def __init__(self, cloud: "Cloud", node: dict, worker: int, words: list[str]):
+    user, user_home = getpass.getuser(), os.environ["HOME"]
+
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
+
+    def connection(self, node: dict, worker: int, words: list[str]) -> Callable[[], int]:
+        """Returns what runs an ssh command with a key that is made here and given to the node."""
         key, user = pathlib.Path(words[3]), words[-3].partition("@")[0]
         if not key.exists():
             key.parent.mkdir(mode=0o700, exist_ok=True)
@@ -24,20 +31,9 @@ class Connection:
         metadata = node.get("metadata", {})
         if entry not in metadata.get("ssh-keys", ""):
             metadata["ssh-keys"] = f"{metadata.get('ssh-keys', '')}\n{entry}"
-            cloud.request("PATCH", f"/v2/{node['name']}", {"updateMask": "metadata"}, {"metadata": metadata})
-        self.argv = [part for word in words[:-1] for part in word.split(" ", 1)] + words[-1:]
-
-    def attempt(self, number: int) -> int:
-        return subprocess.run(self.argv).returncode
-
-
-class Cloud:
-    """What cloud.Cloud is to a folder."""
-
-    Connection, user, user_home = Connection, getpass.getuser(), os.environ["HOME"]
-
-    def __init__(self, address: str) -> None:
-        self.address = address.rstrip("/")
+            self.request("PATCH", f"/v2/{node['name']}", {"updateMask": "metadata"}, {"metadata": metadata})
+        argv = [part for word in words[:-1] for part in word.split(" ", 1)] + words[-1:]
+        return lambda: subprocess.run(argv).returncode
 
     def settings(self) -> dict:
         return {"retry_seconds": 1.0}
