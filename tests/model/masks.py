@@ -2,23 +2,18 @@
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from mlm.model.masking import SpanMasking, WordMasking
-from mlm.model.token_masking import TokenMasking
+from mlm.model.token_masking import Masked, TokenMasking
 from tests.support.tiny import INFO, random_batch
 
 SPECIAL = (0, 1, 2, 3, 4)
-
-
 STARTS = np.random.default_rng(0).random(INFO.vocab_size) < 0.5
-
-
 LONG = dataclasses.replace(INFO, length=96)
-
-
 KINDS = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
 
 
@@ -27,12 +22,12 @@ def make(kind: str, rate: float = 0.15, mask_share: float = 0.8, random_share: f
     return KINDS[kind](rate, mask_share, random_share, 4, SPECIAL, INFO.vocab_size, **settings)
 
 
-def draw(masking: TokenMasking, batch: dict, seed: int = 0, rate: float | None = None):
+def draw(masking: TokenMasking, batch: dict, seed: int = 0, rate: float | None = None) -> Masked:
     arguments = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
     return jax.tree.map(np.asarray, jax.jit(masking)(jax.random.key(seed), *arguments, rate))
 
 
-def predicted(masked, batch: dict) -> np.ndarray:
+def predicted(masked: Masked, batch: dict) -> np.ndarray:
     """Returns which tokens are predicted, bool [B, L]."""
     found = np.zeros(batch["input_ids"].shape)
     np.put_along_axis(found, masked.positions_BxK, masked.weights_BxK, 1)
@@ -43,11 +38,20 @@ def ordinary_of(batch: dict) -> np.ndarray:
     return (batch["input_ids"] > 4) & (batch["attention_mask"] > 0)
 
 
+class Drawn(NamedTuple):
+    """Many rows, the number of each token's word in its row (-1 for other tokens), and masks of them."""
+
+    batch: dict
+    words: np.ndarray
+    masked: Masked
+    predicted: np.ndarray
+
+
 @functools.cache
-def long_batch(rows: int, seed: int = 0):
-    """Returns a batch of longer rows, and the number of each token's word in its row, -1 for other tokens."""
-    batch = random_batch(rows, seed, LONG)
-    return batch, words_of(batch, longest=6)
+def many_rows(kind: str) -> Drawn:
+    batch = random_batch(4096, 0, LONG)
+    masked = draw(make(kind), batch)
+    return Drawn(batch, words_of(batch, longest=6), masked, predicted(masked, batch))
 
 
 def words_of(batch: dict, longest: int) -> np.ndarray:

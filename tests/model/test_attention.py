@@ -2,6 +2,7 @@
 
 import functools
 import types
+from typing import NamedTuple
 
 import flax.linen
 import jax
@@ -15,120 +16,127 @@ from mlm.model import attention, fused_attention
 from mlm.training import sharding
 from tests.support.tiny import slow, tiny_config, tiny_run
 
-ROWS, LENGTH, HEADS, SIZE = 8, 128, 4, 32
-HIDDEN = HEADS * SIZE
+HEADS, SIZE = 2, 32
 
 
-def inputs():
-    """Returns q, k, v, a gradient, and documents: two in each row, and padding in the last."""
-    arrays = [jax.random.normal(key, (ROWS, LENGTH, HIDDEN)) for key in jax.random.split(jax.random.key(0), 4)]
-    documents = np.ones((ROWS, LENGTH), np.int32)
-    for row in range(ROWS):
-        documents[row, 20 + 10 * row :] = 2
-    documents[-1, 100:] = 0
-    return arrays, jnp.asarray(documents)
+class Case(NamedTuple):
+    """A kernel, and what it is given."""
+
+    name: str
+    window: int = 0
+    length: int = 128
+    chunk: int = 512  # tokens of the fused kernel's chunks, at most
+    isolated: bool = True
+    dropout: bool = False
+    rotated: str = ""  # "" for no rotation, "rows" if each row has its positions, "alike" if all share them
+    rows: int = 2
 
 
-def flax_attention(q, k, v, documents, dropout_mask, *, isolated, window=0):
-    """What FlaxRobertaSelfAttention calls, with a given dropout mask; with ModernBERT's rule of a window."""
-    split = [x.reshape(ROWS, LENGTH, HEADS, SIZE) for x in (q, k, v)]
+class Inputs(NamedTuple):
+    qkv: list[jax.Array]
+    grad: jax.Array
+    documents: jax.Array
+    dropout_mask: jax.Array | None
+    angles: jax.Array | None
+
+
+def inputs_of(case: Case) -> Inputs:
+    """Returns arrays with two documents in each row, and padding at the end of the last, whose gradient is 0."""
+    shape = case.rows, case.length, HEADS * SIZE
+    *qkv, grad = (jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4))
+    documents = np.ones(shape[:2], np.int32)
+    documents[:, case.length // 3 :], documents[-1, case.length - case.length // 5 :] = 2, 0
+    mask = jax.random.uniform(jax.random.key(1), (case.length, case.length)) > 0.1
+    places = np.arange(case.length) + 50 * np.arange(case.rows if case.rotated == "rows" else 1)[:, None]
+    angles = places[..., None] / 100.0 ** (np.arange(SIZE // 2) / (SIZE // 2))
+    return Inputs(
+        qkv,
+        grad * (documents > 0)[..., None],
+        jnp.asarray(documents),
+        mask / 0.9 if case.dropout else None,
+        jnp.asarray(angles, jnp.float32) if case.rotated else None,
+    )
+
+
+def flax_attention(case: Case, inputs: Inputs, *qkv):
+    """What FlaxRobertaSelfAttention calls, with a given dropout mask; ModernBERT's window; rotations as in RoFormer."""
+    q, k, v = (x.reshape(case.rows, case.length, HEADS, SIZE) for x in qkv)
+    if case.rotated:
+        turn = jnp.exp(1j * inputs.angles)[:, :, None]
+        complex_qk = ((x[..., : SIZE // 2] + 1j * x[..., SIZE // 2 :]) * turn for x in (q, k))
+        q, k = (jnp.concatenate([x.real, x.imag], -1) for x in complex_qk)
+    documents, place = inputs.documents, jnp.arange(case.length)
     allowed = documents[:, None, None, :] > 0
-    if isolated:
+    if case.isolated:
         allowed = allowed & (documents[:, None, :, None] == documents[:, None, None, :])
-    if window:
-        distance = jnp.abs(jnp.arange(LENGTH)[:, None] - jnp.arange(LENGTH))
-        allowed = allowed & (distance <= window)
-    probs = flax.linen.dot_product_attention_weights(*split[:2], bias=jnp.where(allowed, 0.0, -1e10))
-    if dropout_mask is not None:
-        probs = probs * dropout_mask.T
-    return jnp.einsum("bnqk,bknd->bqnd", probs, split[2]).reshape(q.shape)
+    if case.window:
+        allowed = allowed & (jnp.abs(place[:, None] - place) <= case.window)
+    probs = flax.linen.dot_product_attention_weights(q, k, bias=jnp.where(allowed, 0.0, -1e10))
+    if case.dropout:
+        probs = probs * inputs.dropout_mask.T
+    return jnp.einsum("bnqk,bknd->bqnd", probs, v).reshape(qkv[0].shape)
 
 
-CASES = [(0, "xla", False), (0, "xla", True), slow(0, "fused", False), (0, "fused", True), (0, "cudnn", False)]
-# Windows that are blocks of the row (128), that leave a rest, and that are the row but for its ends.
-CASES += [(16, "xla", False), (24, "xla", False), (100, "xla", False), (24, "xla", True), slow(100, "xla", True)]
-CASES += [slow(24, "fused", False), (24, "fused", True), (24, "cudnn", False)]
+def value_and_gradients(function, inputs: Inputs):
+    """Returns the context of real tokens, and the gradients of q, k and v."""
+
+    def both(qkv, grad):
+        context, pull = jax.vjp(function, *qkv)
+        return context * (inputs.documents > 0)[..., None], *pull(grad.astype(context.dtype))
+
+    return jax.jit(both)(inputs.qkv, inputs.grad)
 
 
-@pytest.mark.standard
-@pytest.mark.parametrize("isolated", [slow(False), True])
-@pytest.mark.parametrize(("window", "name", "dropout"), CASES)
-def test_output_and_gradients_are_flax_s(window, name, isolated, dropout):
-    (*qkv, grad), documents = inputs()
-    dropout_mask = None
-    if dropout:
-        dropout_mask = (jax.random.uniform(jax.random.key(1), (LENGTH, LENGTH)) > 0.1) / 0.9
-    kernel = attention.make_kernel(name, heads=HEADS, isolated=isolated, window=window)
-    if name == "cudnn":  # its call, done by XLA: there is no cuDNN here
+CASES = [
+    # All keys for all queries; blocks that leave a rest; a window that is most of the row.
+    Case("xla", dropout=True, rotated="alike", length=80),
+    Case("xla", window=24, dropout=True, rotated="rows", length=80),
+    Case("xla", window=26, length=78, isolated=False),
+    Case("cudnn", window=24, length=80),
+    # Both rows in a step of the grid, each one tile; tiles of a row; chunks with halos; keys one chunk after the other.
+    Case("fused", dropout=True, rotated="rows"),
+    Case("fused", window=24, length=256, rotated="alike"),
+    Case("fused", window=24, length=384, chunk=128, isolated=False, rotated="rows"),
+    Case("fused", length=256, chunk=128, rotated="alike"),
+    slow(Case("fused", window=150, length=384, rotated="alike")),
+    slow(Case("fused", window=24, length=384, chunk=768, isolated=False, dropout=True, rotated="alike")),
+    slow(Case("fused", length=1024, chunk=512, isolated=False, rotated="rows")),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_output_and_gradients_are_flax_s(case, monkeypatch):
+    monkeypatch.setattr(fused_attention, "chunk_tokens", lambda _: case.chunk)
+    inputs = inputs_of(case)
+    rotation = None if inputs.angles is None else (jnp.cos(inputs.angles), jnp.sin(inputs.angles))
+    kernel = attention.make_kernel(case.name, heads=HEADS, isolated=case.isolated, window=case.window)
+    if case.name == "cudnn":  # its call, done by XLA: there is no cuDNN here
         kernel = functools.partial(kernel, implementation="xla")
-    settings = {"isolated": isolated, "window": window}
-    expected, pull = jax.vjp(lambda q, k, v: flax_attention(q, k, v, documents, dropout_mask, **settings), *qkv)
-    found, ours = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, dropout_mask, None), *qkv)
-    grad = grad * (documents > 0)[..., None]  # padding's context is never read
-    real = np.asarray(documents > 0)
-    np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], atol=1e-5)
-    for name_, one, other in zip("qkv", ours(grad), pull(grad), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f"gradient of {name_}")
+    found = value_and_gradients(lambda *qkv: kernel(*qkv, inputs.documents, inputs.dropout_mask, rotation), inputs)
+    expected = value_and_gradients(functools.partial(flax_attention, case, inputs), inputs)
+    for name, one, other in zip(("context", *"qkv"), found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5, err_msg=name)
 
 
-# Both rows in a step of the grid, a row as one chunk, chunks and halos, and keys one chunk after the other.
-@pytest.mark.standard
-@pytest.mark.parametrize(
-    ("window", "length", "most", "isolated", "per_row", "dropout"),
-    [
-        slow(16, 384, 384, True, True, False),
-        (64, 384, 128, False, True, False),
-        slow(24, 384, 128, True, True, False),
-        slow(150, 384, 384, True, False, False),
-        slow(0, 384, 128, True, False, False),
-        slow(0, 384, 384, False, True, False),
-        (0, 256, 512, True, True, True),
-        slow(24, 384, 768, False, False, True),
-    ],
-)
-def test_fused_rotates_and_attends_over_chunks(window, length, most, isolated, per_row, dropout, monkeypatch):
-    rows = 2
-    monkeypatch.setattr(fused_attention, "chunk_tokens", lambda _: most)
-    dropout_mask = (jax.random.uniform(jax.random.key(1), (length, length)) > 0.1) / 0.9 if dropout else None
-    q, k, v, grad = (jax.random.normal(key, (rows, length, 64)) for key in jax.random.split(jax.random.key(0), 4))
-    documents = np.ones((rows, length), np.int32)
-    documents[:, 100:], documents[1, length - 84 :] = 2, 0
-    documents = jnp.asarray(documents)
-    places = jnp.stack([jnp.arange(length), jnp.arange(length)[::-1]]) if per_row else jnp.arange(length)[None]
-    angles = places[..., None] / 100.0 ** (jnp.arange(16) / 16)
-    rotation = jnp.cos(angles), jnp.sin(angles)
-    results = []
-    for name in ("xla", "fused"):
-        kernel = attention.make_kernel(name, heads=2, isolated=isolated, window=window)
-        found, pull = jax.vjp(lambda q, k, v: kernel(q, k, v, documents, dropout_mask, rotation), q, k, v)  # noqa: B023
-        real = (documents > 0)[..., None]
-        results.append((found * real, *pull(grad * real)))
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-@pytest.mark.parametrize("each", [False, True])
-def test_rotary_positions_are_complex_products(each):
-    x = jax.random.normal(jax.random.key(0), (2, 8, 64))
-    angles = jax.random.uniform(jax.random.key(1), (2 if each else 1, 8, 16), maxval=6.0)
-    first, second = np.asarray(x).reshape(2, 8, 2, 2, 16).swapaxes(0, 3)[[0, 1]]
-    expected = (first + 1j * second).transpose(2, 0, 1, 3) * np.exp(1j * np.asarray(angles))[:, :, None]
-    found = attention.rotate(x, jnp.cos(angles), jnp.sin(angles)).reshape(2, 8, 2, 2, 16)
-    np.testing.assert_allclose(found[..., 0, :] + 1j * found[..., 1, :], expected, atol=1e-5)
-
-
-MESHED = [slow("xla", 0), ("xla", 24), slow("fused", 0), ("fused", 24)]
-
-
-@pytest.mark.parametrize(("name", "window"), MESHED)
-def test_split_over_a_mesh_it_is_the_same(name, window):
-    (*qkv, _), documents = inputs()
-    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
-    angles = jax.random.uniform(jax.random.key(1), (ROWS, LENGTH, SIZE // 2), maxval=6.0)
-    rest = documents, None, (jnp.cos(angles), jnp.sin(angles))
-    split = jax.jit(attention.make_kernel(name, heads=HEADS, mesh=mesh, window=window))(*qkv, *rest)
-    whole = attention.make_kernel(name, heads=HEADS, window=window)(*qkv, *rest)
-    np.testing.assert_allclose(split, whole, atol=1e-5)
+def test_split_over_a_mesh_it_is_the_same():
+    """Inside a shard_map that has split the rows by then, too."""
+    case = Case("fused", window=24, rotated="rows", rows=4, isolated=False)
+    inputs, mesh = inputs_of(case), sharding.make_mesh(data=2, fsdp=2, tensor=2)
+    arguments = (*inputs.qkv, inputs.documents, None, (jnp.cos(inputs.angles), jnp.sin(inputs.angles)))
+    kernel = attention.make_kernel("fused", heads=HEADS, mesh=mesh, window=24)
+    rows = jax.P("data")
+    within = jax.shard_map(
+        kernel,
+        mesh=mesh,
+        in_specs=(rows, rows, rows, rows, None, rows),
+        out_specs=rows,
+        axis_names={"data"},
+        check_vma=False,
+    )
+    expected = flax_attention(case, inputs, *inputs.qkv)
+    real = inputs.documents > 0
+    for split in (kernel, within):
+        np.testing.assert_allclose(jax.jit(split)(*arguments)[real], expected[real], atol=1e-5)
 
 
 @pytest.mark.slow
@@ -141,19 +149,34 @@ def test_fused_in_bfloat16_is_near_float32(kind, monkeypatch):
         return call(*args, **settings | {"interpret": True})
 
     monkeypatch.setattr(fused_attention.pl, "pallas_call", interpreted)
-    (*qkv, grad), documents = inputs()
-    dropout_mask = (jax.random.uniform(jax.random.key(1), (LENGTH, LENGTH)) > 0.1) / 0.9
+    inputs = inputs_of(Case("fused", dropout=True))
 
-    def both(*qkv):
-        def kernel(q, k, v):
-            return fused_attention.attend(q, k, v, documents, dropout_mask.astype(q.dtype), None, HEADS, True, 0, kind)
+    def kernel(q, k, v):
+        mask = inputs.dropout_mask.astype(q.dtype)
+        return fused_attention.attend(q, k, v, inputs.documents, mask, None, HEADS, True, 0, kind)
 
-        found, pull = jax.vjp(kernel, *qkv)
-        return found, *pull(grad.astype(found.dtype))
-
-    for one, other in zip(both(*(x.astype(jnp.bfloat16) for x in qkv)), both(*qkv), strict=True):
+    rounded = inputs._replace(qkv=[x.astype(jnp.bfloat16) for x in inputs.qkv])
+    for one, other in zip(value_and_gradients(kernel, rounded), value_and_gradients(kernel, inputs), strict=True):
         assert one.dtype == jnp.bfloat16
         np.testing.assert_allclose(one.astype(jnp.float32), other, atol=0.03 * float(jnp.abs(other).max()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "length", "rows", "expected"),
+    [
+        ("TPU v3", 0, 512, 4, (1, 512, 512, 512, 0, 1, 1)),
+        ("TPU v3", 0, 128, 6, (2, 128, 128, 128, 0, 1, 1)),
+        ("TPU v3", 64, 1024, 4, (1, 512, 512, 128, 128, 2, 1)),
+        ("TPU v5 lite", 0, 256, 8, (4, 256, 256, 256, 0, 1, 1)),
+        ("TPU v5 lite", 0, 1024, 8, (1, 1024, 1024, 512, 0, 1, 1)),
+        ("TPU v5 lite", 0, 8192, 8, (1, 1024, 1024, 512, 0, 8, 8)),
+        ("TPU v5 lite", 64, 640, 8, (1, 640, 640, 128, 0, 1, 1)),
+        ("TPU v5 lite", 0, 1152, 8, (1, 384, 384, 128, 0, 3, 3)),
+    ],
+)
+def test_sizes_of_a_step_of_the_grid(kind, window, length, rows, expected):
+    """Rows, queries, keys, tile, halo, steps along queries and keys: tuned, and known to `plan`."""
+    assert fused_attention.sizes(kind, length, window, rows) == expected
 
 
 DEFAULTS = {
