@@ -9,47 +9,22 @@ import pytest
 
 from mlm.errors import InputError
 from mlm.inference import evaluate
-from mlm.model import families
-from mlm.model.masking import SpanMasking, WordMasking
-from mlm.model.token_masking import TokenMasking, rate_schedule
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from mlm.training.train import split_rows
 from mlm.workdir import Workdir
-from tests.support.tiny import INFO, pretrain, random_batch, tiny_config, tiny_run
+from tests.support.tiny import INFO, meshes_of, pretrain, random_batch, tiny_config, tiny_run
 
 WORDS = np.arange(INFO.vocab_size) % 3 > 0
 
 
-@pytest.mark.parametrize(("kind", "of"), [("token", TokenMasking), ("word", WordMasking), ("span", SpanMasking)])
-def test_the_config_chooses_the_masks(kind, of):
-    config = tiny_config(
-        f"masking.kind={kind}", "masking.span_p=0.3", "masking.longest=7", "masking.static=true", "masking.end_rate=0.4"
-    )
-    model = Pretraining(config, INFO, word_starts_V=WORDS)
-    assert type(model.masking) is of
-    assert (model.masking.rate, model.masking.end_rate, model.masking.static) == (0.2, 0.4, True)
-    assert (model.eval_masking.rate, model.eval_masking.end_rate) == (0.2, 0.0)
-    assert getattr(model.masking, "longest", 7) == 7
-    assert getattr(model.masking, "span_p", 0.3) == 0.3
-
-
-def test_a_tokenizer_of_another_size_is_refused():
-    with pytest.raises(InputError, match=r"masking.kind = word: the tokenizer has 499 entries, the shards .* 500"):
-        Pretraining(tiny_config("masking.kind=word"), INFO, word_starts_V=WORDS[1:])
-
-
-def test_the_rate_goes_from_the_first_step_to_the_last():
-    assert rate_schedule(0.3, 0.0, 12) is None
-    rate = rate_schedule(0.3, 0.15, 11)
-    np.testing.assert_allclose([rate(step) for step in (0, 5, 10)], [0.3, 0.225, 0.15], rtol=1e-6)
-    assert tiny_run("masking.rate=0.3", "masking.end_rate=0.1").flops_per_token(32) == pytest.approx(
-        tiny_run("masking.rate=0.2").flops_per_token(32)
-    )
-
-
+@meshes_of(1)
 def test_the_step_predicts_at_the_rate_of_its_position():
-    run = tiny_run("masking.rate=0.5", "masking.end_rate=0.1", "train.steps=3", "log.every=1")
+    """Here, spans of whole words."""
+    settings = ("masking.kind=span", "masking.rate=0.5", "masking.end_rate=0.1", "train.steps=3", "log.every=1")
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1)
+    run = Pretraining(tiny_config(*settings), INFO, mesh=mesh, word_starts_V=WORDS)
+    assert run.eval_masking == dataclasses.replace(run.masking, end_rate=0.0)
     state, batch = run.init(), sharding.put_batch(random_batch(), run.mesh, 16)
     for rate in (0.5, 0.3, 0.1):
         state, _ = run.train_step(state, batch)
@@ -58,21 +33,14 @@ def test_the_step_predicts_at_the_rate_of_its_position():
     assert run.train_step._cache_size() == 1, "one trace for all rates"
 
 
-@pytest.mark.parametrize("kind", ["word", "span"])
-def test_the_step_takes_the_masks_of_words(kind):
-    mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    run = Pretraining(tiny_config(f"masking.kind={kind}"), INFO, mesh=mesh, word_starts_V=WORDS)
-    state, metrics = run.train_step(run.init(), sharding.put_batch(random_batch(), mesh, 16))
-    assert np.isfinite(metrics["loss"])
-    assert 0.1 < float(state.window["loss"].weight) / np.sum(random_batch()["input_ids"] > 4) < 0.3
-
-
+@pytest.mark.standard
 def test_words_need_a_tokenizer(manifest, tmp_path):
     with pytest.raises(InputError, match=r"tokenizer.json: there is no such file; train a tokenizer first"):
         pretrain(tiny_config("masking.kind=word", "data.lanes=4"), Workdir(str(tmp_path)), manifest)
 
 
 @pytest.mark.slow
+@meshes_of(1)
 def test_a_run_and_the_command_evaluate_read_and_mask_alike(manifest, tokenizer_folder, tmp_path):
     """Whole words, a rate that changes, documents isolated: the scores of the loop and of `evaluate` are the same."""
     workdir = Workdir(str(tmp_path / "run"))
@@ -83,10 +51,9 @@ def test_a_run_and_the_command_evaluate_read_and_mask_alike(manifest, tokenizer_
     again = evaluate.run(config, workdir, manifest, model="", split="validation")
     assert again["predictions"] == scores["predictions"]
     assert again["loss"] == pytest.approx(scores["loss"], rel=1e-5)
-    for key, value in (("masking.kind", "token"), ("data.isolate_documents", "false")):
-        other = tiny_config(*settings, "masking.kind=word", "data.isolate_documents=true", f"{key}={value}")
-        found = evaluate.run(other, workdir, manifest, model="", split="validation")
-        assert found["loss"] != pytest.approx(scores["loss"], rel=1e-3), key
+    other = tiny_config(*settings, "masking.kind=token", "data.isolate_documents=true")
+    found = evaluate.run(other, workdir, manifest, model="", split="validation")
+    assert found["loss"] != pytest.approx(scores["loss"], rel=1e-3)
     entries = manifest.splits["validation"].records * 32
     assert 0.1 < again["predictions"] / entries < 0.22, (
         "the evaluation masks at masking.rate = 0.2, whatever end_rate is"
@@ -142,14 +109,6 @@ def test_a_kernel_that_cannot_do_the_short_rows_is_refused():
             "model.hidden_size=128",
             info=dataclasses.replace(INFO, length=128),
         )
-
-
-@pytest.mark.parametrize(("layers", "every", "windows"), [(2, 3, [0, 8]), (2, 1, [0]), (1, 3, [0])])
-def test_kernels_are_made_of_the_windows_that_layers_have(layers, every, windows):
-    sizes = (f"model.layers={layers}", f"model.global_every={every}", "model.local_attention=16")
-    made = []
-    families.make_module(tiny_config("model.family=modernbert", *sizes).model, INFO).with_attention(made.append)
-    assert sorted(made) == windows
 
 
 def test_flops_follow_the_length():

@@ -84,9 +84,7 @@ def test_local_layers_count_their_window_alone():
         assert flops.mean_keys(length, window) == pytest.approx(near.sum(1).mean())
 
 
-@pytest.mark.parametrize(
-    ("layers", "every", "window", "local"), [(4, 3, 4, (1, 2)), (5, 2, 1, (1, 3)), (2, 1, 4, ()), (3, 3, 40, (1, 2))]
-)
+@pytest.mark.parametrize(("layers", "every", "window", "local"), [(5, 2, 1, (1, 3)), (3, 3, 40, (1, 2))])
 def test_a_run_counts_the_windows_of_its_local_layers(layers, every, window, local):
     """A pair that a local layer leaves out saves two products of H multiply-adds, each forward and twice backward."""
     length, hidden = 32, 48

@@ -26,7 +26,7 @@ def test_value_and_gradient_are_optax_s():
     def found(logits):
         return jnp.sum(loss.cross_entropy(logits, labels, REAL)[0] * weights)
 
-    for one, other in zip(*(jax.value_and_grad(f)(logits) for f in (found, expected)), strict=True):
+    for one, other in zip(*(jax.jit(jax.value_and_grad(f))(logits) for f in (found, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
@@ -45,8 +45,26 @@ def test_correct_is_the_first_of_the_largest(platform, monkeypatch):
     assert (tied > 1).any(), "no ties: nothing is tested"
     last = REAL - 1 - jnp.argmax(logits[:, :REAL][:, ::-1] == logits[:, :REAL].max(1, keepdims=True), axis=1)
     for labels in (best, last, (best + 1) % REAL):
-        value, correct = loss.cross_entropy(logits, labels, REAL)
+        value, correct = jax.jit(loss.cross_entropy, static_argnums=2)(logits, labels, REAL)
         np.testing.assert_array_equal(correct, best == labels)
         np.testing.assert_allclose(
             value, optax.softmax_cross_entropy_with_integer_labels(logits[:, :REAL], labels), rtol=1e-5
         )
+
+
+def test_sums_of_rows_leave_out_what_has_no_weight():
+    logits, labels = logits_and_labels()
+    weights = jnp.asarray([[1.0, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]])
+    sums = loss.masked_cross_entropy(logits.reshape(4, 3, ENTRIES), labels.reshape(4, 3), weights, REAL)
+    losses, correct = loss.cross_entropy(logits, labels, REAL)
+    np.testing.assert_allclose(sums.loss_B, (losses.reshape(4, 3) * weights).sum(1), rtol=1e-6)
+    np.testing.assert_allclose(sums.correct_B, (correct.reshape(4, 3) * weights).sum(1))
+    assert sums.weight_B.tolist() == [2, 1, 3, 0]
+    assert sums.means() == {"loss": (sums.loss_B, sums.weight_B), "accuracy": (sums.correct_B, sums.weight_B)}
+    assert sums._replace(correct_B=None).means().keys() == {"loss"}
+
+
+def test_the_padding_of_the_vocabulary_is_minus_infinity():
+    logits = jnp.ones((2, 5))
+    assert loss.mask_padding(logits, 3).tolist() == [[1, 1, 1, -jnp.inf, -jnp.inf]] * 2
+    assert loss.mask_padding(logits, 5) is logits

@@ -4,28 +4,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import keystr
 
 from mlm.data import batches
 from mlm.data.manifest import DatasetInfo
-from mlm.model import attention, priming
-from mlm.model.families import family_of
+from mlm.model import attention, families, priming
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
-from tests.support.tiny import INFO, slow, tiny_config, tiny_run
+from tests.model.models import numbered
+from tests.support.tiny import INFO, slow, tiny_config
 
 COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float32)
 
 
-def primed(*overrides: str):
-    run = tiny_run(*overrides)
-    params = jax.jit(run.module.init_params)(jax.random.key(0))
-    prime = jax.jit(lambda params, counts, key: priming.prime(params, run.module.config, counts, key))
-    return run, prime(params, COUNTS, jax.random.key(1)), params
-
-
-FAMILIES = ("roberta", "roberta_prelayernorm", "bert", "modernbert")
+def primed(family: str, **sizes):
+    """Returns (a module, its parameters primed, and as they were)."""
+    model = tiny_config(f"model.family={family}", *(f"model.{name}={value}" for name, value in sizes.items())).model
+    module = families.make_module(model, INFO)
+    params = numbered(jax.eval_shape(module.init_params, jax.random.key(0)))
+    prime = jax.jit(lambda params, counts, key: priming.prime(params, module.config, counts, key))
+    return module, prime(params, COUNTS, jax.random.key(1)), params
 
 
 @pytest.mark.standard
@@ -33,18 +31,15 @@ FAMILIES = ("roberta", "roberta_prelayernorm", "bert", "modernbert")
     ("family", "width", "heads"),
     [
         ("roberta", 128, 4),
-        ("roberta_prelayernorm", 128, 4),
         ("modernbert", 128, 4),
-        ("bert", 128, 4),
+        slow("bert", 128, 4),
         slow("modernbert", 96, 2),
-        slow("roberta", 128, 2),
         slow("roberta", 96, 1),
     ],
 )
 def test_each_head_attends_to_its_offset(family, width, heads):
     """In the first layer, and with rotary positions in a local layer too."""
-    sizes = (f"model.hidden_size={width}", f"model.heads={heads}", "model.layers=2")
-    run, params, _ = primed(f"model.family={family}", *sizes)
+    module, params, _ = primed(family, hidden_size=width, heads=heads, layers=2)
     found: list = []
 
     def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation):
@@ -56,7 +51,7 @@ def test_each_head_attends_to_its_offset(family, width, heads):
         return v_BxLxH
 
     ids = np.random.default_rng(1).integers(5, INFO.vocab_size, (64, 32)).astype(np.int32)
-    module = run.module.with_attention(lambda window: attend)
+    module = module.with_attention(lambda window: attend)
     read = jax.jit(lambda *inputs: (module.logits(*inputs), list(found))[1])
     of_layers = [np.asarray(each) for each in read(params, ids, np.ones_like(ids))]
     assert len(of_layers) == 2
@@ -68,10 +63,10 @@ def test_each_head_attends_to_its_offset(family, width, heads):
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize("family", ["modernbert", slow("roberta"), slow("roberta_prelayernorm")])
+@pytest.mark.parametrize("family", ["modernbert", slow("roberta")])
 def test_first_loss_is_the_unigram_entropy(family, manifest):
     config = tiny_config("model.init=primed", "model.hidden_size=64", "data.lanes=2", f"model.family={family}")
-    mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh, manifest=manifest)
     entropy = manifest.splits["validation"].unigram_entropy
     stock, primed = (
@@ -82,44 +77,49 @@ def test_first_loss_is_the_unigram_entropy(family, manifest):
     assert stock > entropy + 0.8
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tree_is_the_stock_one_and_the_rest_untouched(family):
-    run, params, stock = primed(f"model.family={family}")
+# Of what priming adds to each parameter, the sum weighted by the cosine of each entry's number.
+GOLDEN = {
+    "roberta": {
+        "lm_head/bias": -0.975,
+        "roberta/embeddings/position_embeddings/embedding": -7.6358,
+        "roberta/embeddings/token_type_embeddings/embedding": -0.9783,
+        "roberta/embeddings/word_embeddings/embedding": 40.8218,
+        "roberta/encoder/layer/0/attention/output/dense/kernel": -4.8574,
+        "roberta/encoder/layer/0/attention/self/key/kernel": -0.0284,
+        "roberta/encoder/layer/0/attention/self/query/kernel": -0.1666,
+        "roberta/encoder/layer/0/attention/self/value/kernel": -0.8263,
+    },
+    "modernbert": {
+        "decoder/bias": -1.3515,
+        "model/embeddings/tok_embeddings/embedding": 55.2053,
+        "model/layers/0/attn/Wo/kernel": -4.4964,
+        "model/layers/0/attn/Wqkv/kernel": 7.7588,
+        "model/layers/1/attn/Wo/kernel": -4.3087,
+        "model/layers/1/attn/Wqkv/kernel": -4.0452,
+    },
+}
+
+
+@pytest.mark.parametrize("family", GOLDEN)
+def test_golden_parameters(family):
+    """The tree is the stock one, and what isn't named here is untouched."""
+    _, params, stock = primed(family, layers=2 if family == "modernbert" else 1)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(lambda a: (a.shape, a.dtype), stock)
-    changed = {
-        keystr(path, simple=True, separator="/")
-        for (path, new), old in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(stock), strict=True)
-        if not np.array_equal(new, old)
-    }
-    body, layer = family_of(run.module.config).body, "/".join((*family_of(run.module.config).stack, "0"))
-    if family == "modernbert":
-        kernels = {f"{layer}/attn/{name}/kernel" for name in ("Wqkv", "Wo")}
-        assert changed == {"decoder/bias", f"{body}/embeddings/tok_embeddings/embedding", *kernels}
-        return
-    assert changed == {
-        "cls/predictions/bias" if family == "bert" else "lm_head/bias",
-        *(f"{body}/embeddings/{name}_embeddings/embedding" for name in ("position", "token_type", "word")),
-        *(f"{layer}/attention/self/{name}/kernel" for name in ("query", "key", "value")),
-        f"{layer}/attention/output/dense/kernel",
-    }
+    found = {}
+    for (name, new), (_, old) in zip(sharding.named_leaves(params), sharding.named_leaves(stock), strict=True):
+        added = np.ravel(np.float64(new) - np.float64(old))
+        if added.any():
+            found[name] = np.sum(added * np.cos(np.arange(added.size)))
+    assert found == pytest.approx(GOLDEN[family], abs=1e-3)
 
 
-@pytest.mark.parametrize("init", ["stock", slow("primed")])
-def test_the_key_decides(manifest, init):
-    config = tiny_config(f"model.init={init}", "data.lanes=2")
-    mesh = sharding.make_mesh(data=8, fsdp=1, tensor=1)
-    run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh, manifest=manifest)
-    state = run.initial_state()
-    assert bool(np.any(state.params["lm_head"]["bias"])) == (init == "primed")
-
-
+@pytest.mark.standard
 def test_counts_are_those_of_the_ordinary_tokens(manifest):
     counts = batches.count_tokens(manifest, split="train", records=10_000)
-    assert counts.shape == (manifest.vocab_size,) and not counts[list(manifest.all_special_ids)].any()
     rows = [
         batch["input_ids"][batch["valid"] > 0]
         for batch in batches.eval_batches(manifest, split="train", batch=16, rows=(0, 16))
     ]
     ids = np.concatenate(rows)
-    ordinary = ~np.isin(ids, manifest.all_special_ids)
-    assert np.array_equal(counts, np.bincount(ids[ordinary], minlength=manifest.vocab_size))
+    ordinary = ids[~np.isin(ids, manifest.all_special_ids)]
+    assert np.array_equal(counts, np.bincount(ordinary, minlength=manifest.vocab_size))

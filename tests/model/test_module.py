@@ -1,0 +1,143 @@
+"""What all models share: documents that see no other, positions, dropout, and the tokens that nobody reads."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mlm.model
+from mlm.errors import InputError
+from mlm.model import attention, families
+from mlm.model.layers import Noise
+from mlm.model.module import Compute, segment_and_position_ids
+from mlm.model.roberta import RobertaModule
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
+from tests.model.models import inputs, numbered, sizes_of
+from tests.support.tiny import slow, tiny_run
+
+
+@functools.cache
+def make(name: str, **settings):
+    """Returns (a masked language model's module, parameters that hide no mistake)."""
+    cls = getattr(mlm.model, f"{'Flax' if name == 'ModernBert' else ''}{name}ForMaskedLM")
+    model = cls(cls.config_class(**sizes_of(name) | settings), _do_init=False)
+    return model.module, numbered(model.params_shape_tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        ("Roberta", "default"),
+        ("ModernBert", "default"),
+        slow("Roberta", "fused"),
+        slow("RobertaPreLayerNorm", "default"),
+    ],
+)
+def test_isolated_documents_have_the_logits_that_they_have_alone(name, kernel):
+    """Rows of the end of a document, a whole one and the begin of another, the last with padding too."""
+    length = 128 if kernel == "fused" else 32
+    module, params = make(name, max_position_embeddings=length + 2)
+    ids = np.random.default_rng(0).integers(5, 100, (4, length)).astype(np.int32)
+    mask = np.ones_like(ids)
+    first, second = length // 5, length // 2
+    ids[:, [first, second]], ids[-1, -4:], mask[-1, -4:] = 0, 1, 0
+    attend = None if kernel == "default" else attention.make_kernel(kernel, heads=4, isolated=True)
+    isolated = module.clone(compute=Compute(attend=attend, cls_id=0))
+    together = np.asarray(jax.jit(isolated.logits)(params, ids, mask))
+    alone = jax.jit(module.logits)
+    as_a_row = np.asarray(alone(params, ids, mask))
+    for part in (slice(0, first), slice(first, second), slice(second, length)):
+        size = part.stop - part.start
+        own_ids, own_mask = np.ones_like(ids), np.zeros_like(mask)
+        own_ids[:, :size], own_mask[:, :size] = ids[:, part], mask[:, part]
+        expected = np.asarray(alone(params, own_ids, own_mask))[:, :size]
+        real, scale = mask[:, part] > 0, np.abs(expected).max()
+        np.testing.assert_allclose(together[:, part][real], expected[real], atol=1e-5 * scale)
+        assert np.abs(as_a_row[:, part][real] - expected[real]).max() > 0.05 * scale, "isolation must make a difference"
+
+
+def test_positions_begin_anew_with_each_document():
+    ids = np.array([[7, 0, 8, 9, 0, 7, 1, 1], [0, 7, 7, 7, 7, 7, 7, 2]])
+    segments, positions = segment_and_position_ids(ids, (ids != 1).astype(np.int32), 2, cls_id=0)
+    assert segments.tolist() == [[1, 2, 2, 2, 3, 3, 0, 0], [2] * 8]
+    assert positions.tolist() == [[2, 2, 3, 4, 2, 3, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
+    segments, positions = segment_and_position_ids(ids, (ids != 1).astype(np.int32), 2)
+    assert segments.tolist() == [[1, 1, 1, 1, 1, 1, 0, 0], [1] * 8]
+    assert positions.tolist() == [[2, 3, 4, 5, 6, 7, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
+
+
+def encode(module, params, ids, mask, tokens=None, key=None, rows=None):
+    """The last hidden states, with dropout if there is a key."""
+    noise = None if key is None else Noise(jax.random.bits(key), rows)
+
+    def states(bound):
+        return bound.body(ids, bound.make_rows(ids, mask, None, None, noise), tokens)
+
+    return module.apply({"params": params}, method=states)[-1]
+
+
+@pytest.mark.parametrize("name", ["Roberta", "ModernBert"])
+def test_dropout_is_a_function_of_key_row_and_token(name):
+    """Of the last layer on some tokens alone, for any part of the rows, recomputed or not; logits are of the same."""
+    rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
+    if name == "ModernBert":
+        rates = dict.fromkeys(("embedding_dropout", "mlp_dropout", "attention_dropout"), 0.1)
+    module, params = make(name, **rates)
+    (ids, mask), key, numbers = inputs(), jax.random.key(3), np.arange(4, dtype=np.uint32)
+    tokens = np.random.default_rng(0).integers(0, 20, (4, 5)).astype(np.int32)
+    whole = jax.jit(functools.partial(encode, module))
+    plain, dropped, again, other = (
+        np.asarray(whole(params, ids, mask, None, key, numbers)) for key in (None, key, key, jax.random.key(1))
+    )
+    np.testing.assert_array_equal(dropped, again)
+    assert np.abs(dropped - plain).max() > 0.1 and np.abs(dropped - other).max() > 0.1
+    same = np.repeat(ids[:1], 4, 0)
+    alike = whole(params, same, np.ones_like(same), None, key, numbers)
+    assert all(np.abs(alike[0] - row).max() > 0.1 for row in alike[1:]), "two rows with the same dropout"
+    expected = np.take_along_axis(dropped, tokens[..., None], axis=1)[2:]
+    recomputed = [Compute(recompute_layers=True), Compute(recomputed_feed_forwards=1)]
+    for compute in (Compute(), *recomputed[: 2 if name == "Roberta" else 0]):
+        some = jax.jit(functools.partial(encode, module.clone(compute=compute)))
+        found = some(params, ids[2:], mask[2:], tokens[2:], key, numbers[2:])
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    logits = np.asarray(jax.jit(module.logits)(params, ids, mask))
+    np.testing.assert_allclose(
+        jax.jit(module.logits)(params, ids, mask, tokens), np.take_along_axis(logits, tokens[..., None], 1), atol=1e-5
+    )
+
+
+# How parameters are split --------------------------------------------------------------------------------------------
+
+
+class Unruled(RobertaModule):
+    def partition_rules(self):
+        return super().partition_rules()[1:]
+
+
+class Overruled(RobertaModule):
+    def partition_rules(self):
+        return (*super().partition_rules(), (r"lm_head/decoder/kernel", P()))
+
+
+@pytest.mark.parametrize(("module", "name"), [(Unruled, "word_embeddings/embedding"), (Overruled, "lm_head/decoder")])
+def test_partition_rules_fit_the_parameters_both_ways(module, name):
+    class Changed(Pretraining):
+        def make_model(self):
+            return families.make_module(self.config.model, self.info, module_class=module)
+
+    run = tiny_run()
+    with pytest.raises(InputError, match=rf"partition_rules\(\).* \S*{name}"):
+        Changed(run.config, run.info, mesh=run.mesh)
+
+
+@pytest.mark.parametrize("head", ["MaskedLM", "SequenceClassification", "TokenClassification"])
+@pytest.mark.parametrize("name", ["Roberta", "RobertaPreLayerNorm", "Bert", "ModernBert"])
+def test_every_head_s_parameters_have_a_rule(name, head):
+    cls = getattr(mlm.model, f"{'Flax' if name == 'ModernBert' else ''}{name}For{head}")
+    module = cls(cls.config_class(**sizes_of(name)), _do_init=False).module
+    shapes = jax.eval_shape(module.init_params, jax.random.key(0))
+    specs = sharding.param_specs(shapes, sharding.make_mesh(data=2, fsdp=2, tensor=2), module.partition_rules())
+    assert len(specs) == len(jax.tree.leaves(shapes))
