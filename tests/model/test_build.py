@@ -51,9 +51,6 @@ def test_a_run_and_the_command_evaluate_read_and_mask_alike(manifest, tokenizer_
     again = evaluate.run(config, workdir, manifest, model="", split="validation")
     assert again["predictions"] == scores["predictions"]
     assert again["loss"] == pytest.approx(scores["loss"], rel=1e-5)
-    other = tiny_config(*settings, "masking.kind=token", "data.isolate_documents=true")
-    found = evaluate.run(other, workdir, manifest, model="", split="validation")
-    assert found["loss"] != pytest.approx(scores["loss"], rel=1e-3)
     entries = manifest.splits["validation"].records * 32
     assert 0.1 < again["predictions"] / entries < 0.22, (
         "the evaluation masks at masking.rate = 0.2, whatever end_rate is"
@@ -66,12 +63,10 @@ def test_a_run_and_the_command_evaluate_read_and_mask_alike(manifest, tokenizer_
 def test_long_rows_are_split():
     batch = random_batch(16, seed=2)
     rows = jax.tree.map(np.asarray, split_rows(jax.tree.map(jax.numpy.asarray, batch), 8))
-    assert rows["input_ids"].shape == rows["attention_mask"].shape == (64, 8)
-    assert np.array_equal(rows["input_ids"].reshape(16, 32), batch["input_ids"])
-    assert np.array_equal(rows["attention_mask"].reshape(16, 32), batch["attention_mask"])
+    for name in ("input_ids", "attention_mask"):
+        assert np.array_equal(rows[name], batch[name].reshape(64, 8))
     assert rows["record_id"].tolist() == [4 * int(record) + part for record in batch["record_id"] for part in range(4)]
     assert rows["record_id"].dtype == rows["epoch"].dtype == np.uint32
-    assert len(set(rows["record_id"].tolist())) == 64
     assert split_rows(batch, 32) is split_rows(batch, None) is batch
 
 
@@ -85,33 +80,10 @@ def test_a_short_step_is_the_step_on_rows_of_that_length():
 
     short_info = dataclasses.replace(INFO, length=8)
     short = tiny_run("shards.length=8", "data.global_batch=64", *settings, info=short_info)
-    rows = {
-        "input_ids": batch["input_ids"].reshape(64, 8),
-        "attention_mask": batch["attention_mask"].reshape(64, 8),
-        "record_id": np.repeat(4 * batch["record_id"], 4) + np.tile(np.arange(4, dtype=np.uint32), 16),
-        "epoch": np.repeat(batch["epoch"], 4),
-    }
+    rows = {name: batch[name].reshape(64, 8) for name in ("input_ids", "attention_mask")}
+    rows["record_id"] = np.repeat(4 * batch["record_id"], 4) + np.tile(np.arange(4, dtype=np.uint32), 16)
+    rows["epoch"] = np.repeat(batch["epoch"], 4)
     state2, metrics2 = short.train_step(short.init(), sharding.put_batch(rows, short.mesh, 64))
     assert float(metrics["loss"]) == pytest.approx(float(metrics2["loss"]), rel=1e-6)
     assert float(metrics["grad_norm"]) == pytest.approx(float(metrics2["grad_norm"]), rel=1e-5)
     assert float(state.window["loss"].weight) == float(state2.window["loss"].weight)
-
-
-def test_a_kernel_that_cannot_do_the_short_rows_is_refused():
-    with pytest.raises(
-        InputError, match=r"config.model.attention = fused: the kernel does not support rows of 64 tokens"
-    ):
-        tiny_run(
-            "data.short_length=64",
-            "shards.length=128",
-            "model.positions=128",
-            "model.attention=fused",
-            "model.hidden_size=128",
-            info=dataclasses.replace(INFO, length=128),
-        )
-
-
-def test_flops_follow_the_length():
-    run = tiny_run("data.short_length=16", "data.short_share=0.5")
-    alone = tiny_run("shards.length=16", info=dataclasses.replace(INFO, length=16))
-    assert run.flops_per_token(16) == alone.flops_per_token(16) < run.flops_per_token(32)

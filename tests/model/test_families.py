@@ -57,24 +57,16 @@ def test_transformers_config_says_what_ours_does(family, expected):
     assert config.architectures == [f"{families.named(family).name}ForMaskedLM"]
 
 
-@pytest.mark.parametrize(
-    ("family", "body", "head", "stack", "bias"),
-    [
-        ("roberta", "roberta", ("lm_head",), "roberta/encoder/layer", "lm_head/bias"),
-        ("bert", "bert", ("cls",), "bert/encoder/layer", "cls/predictions/bias"),
-        ("modernbert", "model", ("head", "decoder"), "model/layers", "decoder/bias"),
-    ],
-)
-def test_what_a_family_calls_its_parts(family, body, head, stack, bias):
-    family = families.named(family)
-    assert (family.body, set(family.lm_head)) == (body, set(head))
-    assert ("/".join(family.stack), "/".join(family.decoder_bias)) == (stack, bias)
-    params = {path: np.ones((5, 2)[: len(shape)]) for path, shape in family._shapes.items()}
+@pytest.mark.parametrize("name", ["roberta", "bert", "modernbert", "electra"])
+def test_the_vocabulary_is_resized_in_embedding_and_bias_alone(name):
+    family = families.named(name)
+    assert set(family.lm_head) | {family.body} == {path[0] for path in family._shapes}
+    params = families.unflatten_dict({path: np.ones((5, 2)[: len(shape)]) for path, shape in family._shapes.items()})
     for size in (3, 8):
-        resized = flatten_dict(family.resize_vocabulary(families.unflatten_dict(params), size))
-        for path, value in resized.items():
-            is_padded = path in (family.embedding, family.decoder_bias)
-            assert len(value) == (size if is_padded else 5) and value[:5].all() and not value[5:].any()
+        for path, value in flatten_dict(family.resize_vocabulary(params, size)).items():
+            is_resized = "/".join(path).endswith(("word_embeddings/embedding", "tok_embeddings/embedding", "s/bias"))
+            is_resized |= path in (("lm_head", "bias"), ("decoder", "bias"), ("generator_lm_head", "bias"))
+            assert len(value) == (size if is_resized else 5) and value[:5].all() and not value[5:].any(), path
 
 
 def test_layers_have_the_windows_of_the_config():
@@ -96,6 +88,7 @@ def test_layers_have_the_windows_of_the_config():
         (["model.family=electra", STOCK, "model.init=primed"], ["config.model.init"]),
         (["model.attention=fused"], ["config.model.attention = fused", "32 tokens"]),
         (["model.attention=cudnn", "model.attention_dropout=0.1"], ["config.model.attention = 'cudnn'"]),
+        (["model.attention=fused", "data.short_length=16"], ["config.model.attention = fused", "16 tokens"]),
         (["model.family=modernbert", STOCK], ["config.model.family = 'modernbert'", "model.implementation = mlm"]),
         (
             ["data.isolate_documents=true", STOCK],
