@@ -28,6 +28,7 @@ SWAPS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.And: "or", ast.Or: "and",
 }  # fmt: skip
+LONGEST = 1800  # seconds of a room's tests
 QUICK, STANDARD = "not standard and not slow and not hosts", "not slow and not hosts"
 
 
@@ -120,7 +121,12 @@ def is_noticed(root: Path, marker: str, rooms: tuple[str, ...]) -> str:
     """Returns the first test that fails in a copy of the repository, "" where none does."""
     for room in rooms:
         command = [sys.executable, "-m", "pytest", f"tests/{room}", "-m", marker, "-x", "-q", "-p", "no:cacheprovider"]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        try:
+            done = subprocess.run(
+                command, cwd=root, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LONGEST
+            )
+        except subprocess.TimeoutExpired:  # a loop that the fault leaves without end
+            return f"tests/{room} take more than {LONGEST} s"
         if done.returncode not in (0, 5):  # 5: there was no such test
             failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
             return (failed or ["the tests don't start"])[0].split(" - ")[0]

@@ -7,7 +7,7 @@ import numpy as np
 
 from mlm.data import batches
 from mlm.data.manifest import Manifest
-from tests.support.corpora import in_epochs
+from tests.support.corpora import in_epochs, shard_rows
 
 LANES, BATCH = 3, 12  # of six shards
 
@@ -31,13 +31,8 @@ def hosts_batches(
 
 
 def all_rows(manifest: Manifest, split: str) -> np.ndarray:
-    """The rows of a split by record id: shard after shard, read record by record."""
-    import tensorflow as tf
-
-    paths = [f"{manifest.folder}/{shard.file}" for shard in manifest.splits[split].shards]
-    feature = {"input_ids": tf.io.FixedLenFeature((manifest.length,), tf.int64)}
-    records = (record for path in paths for record in tf.data.TFRecordDataset(path))
-    return np.stack([tf.io.parse_single_example(record, feature)["input_ids"].numpy() for record in records])
+    """The rows of a split by record id: shard after shard."""
+    return np.concatenate(shard_rows(manifest, split))
 
 
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:

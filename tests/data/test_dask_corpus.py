@@ -17,7 +17,7 @@ from tests.support import processes
 from tests.support.corpora import contents
 from tests.support.dask_cluster import Cluster, until, written
 
-BYTES = int(os.environ.get("MLM_TEST_MEGABYTES", "100")) * 10**6
+BYTES = int(os.environ.get("MLM_TEST_MEGABYTES", "40")) * 10**6
 
 
 @pytest.fixture

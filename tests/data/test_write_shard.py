@@ -21,8 +21,8 @@ def made(texts, tokenizer_folder, tmp_path_factory) -> tuple[Manifest, dict[tupl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "PART_BYTES", (20_000, 10**9))
         patch.setattr(shards, "BLOCK_BYTES", (1500, 10**9))
-        a = write_jsonl(folder / "a.jsonl", texts[:250] + texts[:30])
-        corpus = corpus_of((a, write_jsonl(folder / "b.jsonl", texts[240:400])), weights=(1.0, 2.0))
+        a = write_jsonl(folder / "a.jsonl", texts[:120] + texts[:30])
+        corpus = corpus_of((a, write_jsonl(folder / "b.jsonl", texts[110:200])), weights=(1.0, 2.0))
         found, places = {}, {}
         for part, (text, _) in read_documents(corpus):
             place = places[part] = places.get(part, -1) + 1
@@ -73,19 +73,17 @@ def test_documents_of_every_record(made, tokenizer_folder):
             assert any(stream[n : n + LENGTH] == rows[record] for n in starts), record
 
 
-def test_a_record_that_is_not_there(made, manifest, tmp_path):
-    own, _ = made
-    count = own.splits["train"].records
+def test_a_record_that_is_not_there(manifest):
+    count = manifest.splits["train"].records
     for record in (-1, count):
-        with pytest.raises(InputError, match=f"record {record}: the train split has the records 0 to {count - 1}"):
-            find_documents(own, "train", record)
+        with pytest.raises(InputError, match=f"record {record}: .* 0 to {count - 1}"):
+            find_documents(manifest, "train", record)
 
 
-@pytest.mark.standard
 def test_shards_that_do_not_say_where_they_are_from(manifest, tmp_path):
     folder = shutil.copytree(manifest.folder, tmp_path / "shards")
     (folder / "documents" / "train-0.npy").write_bytes(b"not an array")
-    with pytest.raises(DamageError, match="documents: is not what was written; write the shards again"):
+    with pytest.raises(DamageError, match="documents: is not what was written"):
         find_documents(load_manifest(str(folder)), "train", 0)
     np.save(folder / "documents" / "train-0.npy", np.array([object()]), allow_pickle=True)
     with pytest.raises(DamageError, match="documents: is not what was written"):

@@ -36,6 +36,10 @@ def read_documents(corpus: Corpus) -> list[tuple[Part, Document]]:
     return [(part, document) for part in corpus.parts() for document in corpus.read(part, texts="")]
 
 
+def texts_of(*sources: str, **settings) -> list[str]:
+    return [text for _, (text, _) in read_documents(corpus_of(sources, **settings))]
+
+
 def write_jsonl(path: pathlib.Path, texts: list[str], field: str = "text", **columns: list[str]) -> str:
     """A file of a source, which is returned."""
     columns = {field: texts} | columns
@@ -96,17 +100,15 @@ def ids_of(texts: Iterable[str], tokenizer_folder: str) -> list[list[int]]:
 
 
 def shard_rows(manifest: Manifest, split: str) -> list[np.ndarray]:
-    """The rows [N, L] of each shard, parsed as transformers' TF-TPU example does, record by record."""
+    """The rows [N, L] of each shard, parsed as transformers' TF-TPU example does."""
     import tensorflow as tf
 
     feature, found = tf.io.FixedLenFeature((manifest.length,), tf.int64), []
     for shard in manifest.splits[split].shards:
-        records = tf.data.TFRecordDataset(f"{manifest.folder}/{shard.file}")
-        parsed = [
-            tf.io.parse_single_example(each, {"input_ids": feature, "attention_mask": feature}) for each in records
-        ]
-        assert all((row["attention_mask"].numpy() == 1).all() for row in parsed)
-        found.append(np.stack([row["input_ids"].numpy() for row in parsed]))
+        records = tf.data.TFRecordDataset(f"{manifest.folder}/{shard.file}").batch(10**6).get_single_element()
+        rows = tf.io.parse_example(records, {"input_ids": feature, "attention_mask": feature})
+        assert (rows["attention_mask"].numpy() == 1).all()
+        found.append(rows["input_ids"].numpy())
     return found
 
 

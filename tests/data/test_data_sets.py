@@ -1,0 +1,265 @@
+"""Data sets of the Hub and of TensorFlow Datasets: their splits, what is read of them, and that a bad one is named."""
+
+import errno
+import os
+import pathlib
+
+import datasets
+import pytest
+
+from mlm.data import data_sets, sources
+from mlm.errors import InputError
+from tests.support.corpora import corpus_of, numbered, read_documents, split_of, texts_of, write_jsonl
+from tests.support.prepared_set import prepare
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", ["text", "parquet"])
+def test_hf_reads_a_local_folder_with_its_own_splits(tmp_path, kind, monkeypatch):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    train, validation = numbered(30), numbered(5, 28)  # two texts are in both
+    for split, texts in (("train", train), ("validation", validation), ("test", numbered(9, 100))):
+        if kind == "text":
+            (folder / f"{split}.txt").write_text("\n".join(texts))
+        else:
+            datasets.Dataset.from_dict({"text": texts}).to_parquet(folder / f"{split}.parquet")
+    for streaming in (False, True):
+        own = corpus_of((f"hf:{folder}",), streaming=streaming, group="text", validation_groups=tuple(train))
+        found = read_documents(own)
+        assert [text for part, (text, _) in found if part.split == "validation"] == validation
+        assert [text for part, (text, _) in found if part.split == "train"] == train
+        assert {own.split_of(part, group, 0) for part, (_, group) in found if part.split == "train"} == {"train"}
+
+
+def test_hf_without_a_validation_split_is_split_by_hash(tmp_path, monkeypatch):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.txt").write_text("\n".join(numbered(300)))
+    (tmp_path / "same.txt").write_text("\n".join(numbered(300)))
+    found = split_of(corpus_of((f"hf:{tmp_path / 'set'}",), streaming=True))
+    assert found == split_of(corpus_of((f"text:{tmp_path / 'same.txt'}",)))
+    assert set(found.values()) == {"train", "validation"}
+
+
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [
+        ("train", "train training train_extra unsupervised unlabelled latest challenge contest values"),
+        ("validation", "validation validation_matched valid val dev devset dev.clean Validation"),
+        ("test", "test test_mismatched test.other testing testset testA test2014 TEST evaluation held_out dev_test"),
+    ],
+)
+def test_the_name_of_a_split_says_its_role(role, names):
+    assert {name: data_sets.role_of(name) for name in names.split()} == dict.fromkeys(names.split(), role)
+
+
+@pytest.fixture
+def local_set(tmp_path, monkeypatch) -> pathlib.Path:
+    """A folder of a data set, of whose splits each has the numbers of its own hundred; its name holds a #."""
+    folder = tmp_path / "set #1"
+    folder.mkdir()
+    for n, split in enumerate(("train", "validation", "test")):
+        write_jsonl(folder / f"{split}.jsonl", numbered(20, 100 * n))
+    return folder
+
+
+def roles_of(*found: str, **settings) -> dict[str, list[str]]:
+    """The texts of each split, "" where it is cut by group; test comes first."""
+    roles = {}
+    for part, (text, _) in read_documents(corpus_of(found, **settings)):
+        roles.setdefault(part.split, []).append(text)
+    assert "test" not in roles or next(iter(roles)) == "test"
+    return roles
+
+
+def test_a_source_names_a_split_or_a_slice_of_it(local_set, tmp_path):
+    (tmp_path / "own.txt").write_text("\n".join(numbered(5, 900)))
+    train, validation, test = (numbered(20, 100 * n) for n in range(3))
+    own, text = f"hf:{local_set}", f"text:{tmp_path}/own.txt"
+    assert roles_of(own) == {"train": train, "validation": validation, "test": test}
+    assert roles_of(f"{own}#test", text) == {"test": test, "": numbered(5, 900)}, "and not the other splits"
+    assert roles_of(text, f"{own}#test") == {"test": test, "": numbered(5, 900)}
+    assert roles_of(f"{own}#train") == {"": train}, "without its validation split, that is cut by group"
+    assert roles_of(f"{own}#train", f"{own}#validation") == {"train": train, "validation": validation}
+    assert roles_of(f"{own}#train[:50%]+train[15:]", f"{own}#test[-2:]") == {
+        "test": test[-2:],
+        "": train[:10] + train[15:],
+    }
+    assert roles_of(f"{own}#test", f"{own}#train", streaming=True) == {"test": test, "": train}
+
+
+def test_what_a_data_set_lacks_is_cut_from_its_training_split(local_set, tmp_path):
+    own = corpus_of((f"hf:{local_set}",), test_fraction=0.5)
+    assert {part.cut for part in own.parts()} == {()}, "it has all three"
+    (local_set / "test.jsonl").unlink()
+    sources._loaded_hf.cache_clear()
+    own = corpus_of((f"hf:{local_set}",), test_fraction=0.5)
+    assert {(part.split, part.cut) for part in own.parts()} == {("", ("test",)), ("validation", ())}
+    assert set(split_of(own).values()) == {"train", "validation", "test"}
+    assert set(split_of(corpus_of((f"hf:{local_set}",))).values()) == {"train", "validation"}
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "words"),
+    [
+        (("#testing",), {}, ["testing", "'test'"]),
+        (("#train+test",), {}, ["train+test", "test and train"]),
+        (("#train[a:]",), {}, ["train[a:]"]),
+        (("#",), {}, ["after the #"]),
+        (("#test",), {}, ["#test", "train"]),
+        (("#validation", "#test"), {}, ["#validation", "#test", "train"]),
+        (("#train[:10]",), {"streaming": True}, ["train[:10]", "streaming"]),
+    ],
+)
+def test_a_split_that_can_not_be_read_is_named(local_set, names, settings, words):
+    with pytest.raises(InputError) as error:
+        corpus_of(tuple(f"hf:{local_set}{name}" for name in names), **settings).parts()
+    assert all(word in str(error.value) for word in ["config.corpus.sources", str(local_set), *words])
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch) -> pathlib.Path:
+    """The version folder of a data set of TensorFlow Datasets with a test split, which no installed code knows."""
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path / "data"))  # as TFDS_DATA_DIR does
+    data_sets.load_tfds.cache_clear()
+    splits = {
+        split: [{"text": text} for text in numbered(20, 100 * n)] for n, split in enumerate(("train", "dev", "test"))
+    }
+    return prepare(tmp_path / "data", splits)
+
+
+def test_tfds_reads_a_prepared_folder_and_a_name_in_the_data_folder(prepared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = 'raise SystemExit("executed")'
+    (prepared.parent / "my_rows.py").write_text(code)
+    (tmp_path / "my_rows").mkdir()
+    (tmp_path / "my_rows" / "my_rows.py").write_text(code)
+    data = tmp_path / "data"
+    expected = {split: sorted(numbered(20, 100 * n)) for n, split in enumerate(("train", "validation", "test"))}
+    for name in (prepared, data, f"{data}/my_rows:1.0.0", "data/my_rows", "my_rows"):
+        found = roles_of(f"tfds:{name}")
+        assert {split: sorted(texts) for split, texts in found.items()} == expected, name
+    sliced = roles_of(f"tfds:{data}/my_rows#test[:25%]", "tfds:my_rows#train")
+    assert {split: len(texts) for split, texts in sliced.items()} == {"test": 5, "": 20}
+
+
+def test_tfds_reads_the_newest_version_of_the_one_configuration(prepared, tmp_path):
+    rows = {"train": [{"text": text} for text in numbered(9, 500)]}
+    newer = prepare(tmp_path / "data", rows, version="1.10.0")
+    prepare(tmp_path / "data", rows, version="1.9.0")
+    assert set(texts_of(f"tfds:{newer.parent}")) == set(numbered(9, 500))
+    assert len(texts_of(f"tfds:{newer.parent}:1.0.0")) == 60
+    plain, other = (prepare(tmp_path / "two", rows, config=name) for name in ("plain", "other"))
+    assert set(texts_of(f"tfds:{plain.parent}")) == set(numbered(9, 500))
+    with pytest.raises(InputError, match=rf"{other.parent}.*{plain.parent}"):
+        texts_of(f"tfds:{plain.parents[1]}")
+
+
+@pytest.mark.parametrize("fault", ["interrupted", "lacks", "cut", "class", "nowhere", "name", "namespace", "code"])
+def test_a_folder_that_is_no_prepared_set_is_named(prepared, tmp_path, monkeypatch, fault):
+    name, words = str(prepared.parent), []
+    match fault:
+        case "interrupted":
+            prepared.rename(prepared.parent / "incomplete.AB12_1.0.0")
+            words = ["incomplete.AB12_1.0.0", "prepare"]
+        case "lacks":
+            file = next(prepared.glob("*test*"))
+            file.unlink()
+            words = [file.name, str(prepared)]
+        case "cut":
+            file = next(prepared.glob("*train*"))
+            file.write_bytes(file.read_bytes()[:-7])
+            words = [str(prepared), "train"]
+        case "class":
+            monkeypatch.syspath_prepend(tmp_path)
+            (tmp_path / "hostile.py").write_text('raise SystemExit("executed")')
+            text, known = (
+                (prepared / "features.json").read_text(),
+                "tensorflow_datasets.core.features.text_feature.Text",
+            )
+            assert known in text
+            (prepared / "features.json").write_text(text.replace(known, "hostile.Text"))
+            words = ["hostile.Text", "features.json"]
+        case "nowhere":
+            name = f"{tmp_path}/nowhere"
+            words = [name]
+        case "name":
+            name, words = "my_row", ["my_row", "TFDS_DATA_DIR", str(tmp_path / "data")]
+        case "namespace":
+            name, words = "kaggle:my_rows", ["kaggle:my_rows", "folder"]
+        case "code":
+            name = str(tmp_path / "source")
+            (tmp_path / "source").mkdir()
+            (tmp_path / "source" / "my_rows.py").write_text('raise SystemExit("executed")')
+            words = [name, "my_rows.py", "dataset_info.json"]
+    with pytest.raises(InputError) as error:
+        texts_of(f"tfds:{name}")
+    assert all(word in str(error.value) for word in [f"tfds:{name}", *words]), error.value
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "streaming"),
+    [("parquet", False), ("parquet", True), ("jsonl", False), ("csv", False)],
+)
+def test_files_of_a_data_set_with_other_columns_are_named(tmp_path, monkeypatch, kind, streaming):
+    import pandas
+
+    (tmp_path / "set").mkdir()
+    for number, column in enumerate(("label", "label", "klass")):
+        frame, path = pandas.DataFrame({"text": ["a", "b"], column: [0, 1]}), tmp_path / f"set/train-{number}.{kind}"
+        if kind == "jsonl":
+            frame.to_json(path, orient="records", lines=True)
+        else:
+            getattr(frame, f"to_{kind}")(path, index=False)
+    with pytest.raises(InputError) as caught:
+        read_documents(corpus_of((f"hf:{tmp_path}/set",), streaming=streaming))
+    for name in (f"{tmp_path}/set/train-2.{kind}", "klass", "label"):
+        assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_row_of_a_data_set_is_named(tmp_path, monkeypatch):
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "set").mkdir()
+    table = pyarrow.table({"text": pyarrow.array([b"a", None, b"\xff"], pyarrow.binary())})
+    pyarrow.parquet.write_table(table, tmp_path / "set" / "train.parquet")
+    for streaming in (False, True):
+        with pytest.raises(InputError, match=r"train.*row 3: the field 'text' is not a string of valid Unicode"):
+            read_documents(corpus_of((f"hf:{tmp_path}/set",), streaming=streaming))
+
+
+def test_a_data_set_that_changed_has_other_parts(tmp_path, monkeypatch):
+    """So that nothing is taken for done that was made of the old one."""
+    (tmp_path / "set").mkdir()
+    parts = []
+    for text in ("one", "two", None):
+        if text is not None:
+            (tmp_path / "set" / "train.txt").write_text(text)
+        sources._loaded_hf.cache_clear()
+        parts.append(corpus_of((f"hf:{tmp_path / 'set'}",)).parts())
+    assert parts[0] != parts[1] == parts[2]
+
+
+def test_a_text_that_is_null_is_empty(tmp_path):
+    """By every reader of the same file."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text('{"text": null}\n{"text": "a"}\n')
+    for source in (f"jsonl:{tmp_path}/set/train.jsonl", f"hf:{tmp_path}/set"):
+        assert texts_of(source) == ["a"]
+
+
+def test_a_cache_of_the_hub_without_locks_is_named(monkeypatch):
+    def load_dataset(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(ValueError, match=rf"{datasets.config.HF_CACHE_HOME} .*No locks available.*HF_HOME"):
+        data_sets.load_hf("me/texts")
