@@ -1,5 +1,6 @@
 """Token ids of labelled texts: labels, truncation, the order of batches, and the few lengths that they have."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -11,8 +12,8 @@ from mlm.data import labelled, tokenizer
 from mlm.data.examples import Examples
 from mlm.data.labelled import Columns, Table
 from mlm.errors import InputError
+from tests.support.corpora import train_tokenizer
 from tests.support.labelled_texts import rows, sentences, write_conll, write_jsonl
-from tests.support.trained_model import train_tokenizer
 
 ORDER = {"seed": 3, "global_batch": 16, "lanes": 4}
 
@@ -38,37 +39,37 @@ def take(examples: Examples, count: int, start: int = 0, part: tuple[int, int] =
     return list(itertools.islice(stream, count))
 
 
-def test_classes_are_sorted():
-    assert data.class_names(table([("a",)] * 3, ["b", "a", "b"])) == ("a", "b")
-    assert data.class_names(table([("a",)] * 4, ["10", "9", "-1", "9"])) == ("-1", "9", "10")
-    assert data.class_names(table([("a",)] * 3, ["10", "9", "x"])) == ("10", "9", "x")
-    assert data.class_names(table([("a",)] * 3, ["10.0", "9.5", "-1.0"])) == ("-1.0", "9.5", "10.0")
-    assert data.class_names(table([("a",)] * 3, ["9" * 5000, "²", "10"])) == ("10", "9" * 5000, "²")
-    assert data.class_names(table([("a",)] * 2, ["9" * 5000, "10"])) == ("10", "9" * 5000)
-    ties = ["7", "07", "007", "0007", "\uff17", "0", "-0", "00", "-00"]  # whatever PYTHONHASHSEED
-    wanted = ("-0", "-00", "0", "00", "0007", "007", "07", "7", "\uff17")
-    assert data.class_names(table([("a",)] * 9, ties)) == wanted
-    assert data.class_names(table([("a",)] * 5, ["1", "1.0", "0.0", "True", "true"])) == ("0.0", "1", "true")
-    with pytest.raises(InputError, match=r"x\.csv: all of its rows have the label 'b'; two"):
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["b", "a", "b"], ("a", "b")),
+        (["10", "9", "-1", "9"], ("-1", "9", "10")),
+        (["10", "9", "x"], ("10", "9", "x")),
+        (["10.0", "9.5", "-1.0"], ("-1.0", "9.5", "10.0")),
+        (["9" * 5000, "²", "10"], ("10", "9" * 5000, "²")),
+        (["7", "07", "\uff17", "0", "-0", "00"], ("-0", "0", "00", "07", "7", "\uff17")),  # whatever PYTHONHASHSEED
+        (["1", "1.0", "0.0", "True", "true"], ("0.0", "1", "true")),
+    ],
+)
+def test_classes_are_sorted(labels, names):
+    assert data.class_names(table([("a",)] * len(labels), labels)) == names
+
+
+def test_one_class_is_refused():
+    with pytest.raises(InputError, match=r"x\.csv: .* 'b'"):
         data.class_names(table([("a",)] * 2, ["b", "b"]))
 
 
 def test_ids_and_labels_are_those_of_the_rows(examples, tokenizer_folder):
     tok, split = tokenizer.load(tokenizer_folder), examples.splits["train"]
     assert examples.labels == ("animal", "money", "weather")
+    truncated = 0
     for number, row in enumerate(rows(83)):
         ids = tok(row["text"], truncation=True, max_length=24)["input_ids"]
         assert split.tokens[split.starts[number] : split.starts[number + 1]].tolist() == ids
         assert examples.labels[split.labels_N[number]] == row["label"]
-
-
-def test_truncation_is_counted(examples, tokenizer_folder):
-    tok = tokenizer.load(tokenizer_folder)
-    longer = sum(len(tok(row["text"])["input_ids"]) > 24 for row in rows(83))
-    assert 0 < longer < 83
-    assert examples.splits["train"].truncated == longer
-    assert examples.splits["train"].lengths.max() == 24
-    assert make(tokenizer_folder, length=60).splits["train"].truncated == 0
+        truncated += len(tok(row["text"])["input_ids"]) > 24
+    assert split.truncated == truncated > 0 and split.lengths.max() == 24
 
 
 def test_of_a_pair_the_longer_is_truncated(tokenizer_folder):
@@ -118,6 +119,7 @@ def test_rows_are_padded_to_few_lengths(examples):
     assert len(seen) > 1 and seen <= set(examples.lengths())
     assert examples.lengths() == [8, 16, 24]
     assert [examples.padded(longest) for longest in (1, 8, 9, 24)] == [8, 8, 16, 24]
+    assert dataclasses.replace(examples, length=20).lengths() == [8, 16, 20], "the longest is no multiple"
 
 
 def test_every_host_pads_to_the_longest_row_of_all(examples):
@@ -129,18 +131,13 @@ def test_every_host_pads_to_the_longest_row_of_all(examples):
     assert widths[0] == widths[1] and len(set(widths[0])) > 1
 
 
-def test_a_length_that_is_no_multiple_is_the_longest(tokenizer_folder):
-    assert make(tokenizer_folder, length=20, multiple=8).lengths() == [8, 16, 20]
-
-
-@pytest.mark.parametrize("batch", [4, 7, 83, 128])
+@pytest.mark.parametrize("batch", [7, 128])
 def test_evaluation_meets_each_row_once(examples, batch):
-    order = data.eval_order(examples, "train")
     found = list(data.eval_batches(examples, split="train", batch=batch, rows=(0, batch)))
-    ids = np.concatenate([each["record_id"] for each in found])
-    np.testing.assert_array_equal(ids[:83], order)
+    ids = np.concatenate([columns["record_id"] for columns in found])
+    np.testing.assert_array_equal(ids[:83], data.eval_order(examples, "train"))
     assert sorted(ids[:83]) == list(range(83))
-    assert all(len(each["label"]) == batch for each in found)
+    assert all(len(columns["label"]) == batch for columns in found)
 
 
 def test_the_fingerprint_is_of_rows_and_labels(examples, tokenizer_folder):
@@ -151,7 +148,7 @@ def test_the_fingerprint_is_of_rows_and_labels(examples, tokenizer_folder):
 
 def test_a_text_that_holds_the_padding_token(tokenizer_folder):
     tables = {"train": table([("a",), ("b <pad> c",)], ["x", "y"])}
-    with pytest.raises(InputError, match=r"x\.csv, line 3: holds the padding token <pad>"):
+    with pytest.raises(InputError, match=r"x\.csv, line 3: .*<pad>"):
         data.tokenize(tables, ("x", "y"), tokenizer_folder=tokenizer_folder, length=24, multiple=8)
 
 
@@ -159,28 +156,20 @@ def test_a_label_that_the_training_split_lacks(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\na,x\nb,y\n")
     (tmp_path / "b.csv").write_text("text,label\na,x\nb,z\n")
     sources = {"train": f"csv:{tmp_path}/a.csv", "validation": f"csv:{tmp_path}/b.csv"}
-    with pytest.raises(InputError, match=r"b\.csv, line 3: its label 'z' is not one of the 2 of the training split"):
+    with pytest.raises(InputError, match=r"b\.csv, line 3: .*'z'"):
         data.read_tables(sources, Columns(("text",), "label"))
 
 
-def test_labels_are_classes_however_they_are_written(tmp_path):
-    """Whole numbers of training, and floats beside missing ones in the rows to predict."""
-    (tmp_path / "a.csv").write_text("text,label\na,-1\nb,0\nc,1.0\n")
-    (tmp_path / "b.csv").write_text("text,label\na,-1.0\nb,0.0\nc,\nd,1\n")
-    columns = Columns(("text",), "label")
-    tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, columns)
-    assert names == ("-1", "0", "1.0") and tables["train"].labels == ["-1", "0", "1.0"]
-    tables, _ = data.read_tables({"new": f"csv:{tmp_path}/b.csv"}, columns, names=names, require_labels=False)
-    assert tables["new"].labels == ["-1", "0", None, "1.0"]
-
-
 def test_labels_that_look_the_same_are_one_class(tmp_path):
-    """Spaces after a comma, and the two ways of Unicode to write an accent."""
+    """Spaces after a comma, the two ways of Unicode to write an accent, whole numbers and floats."""
     (tmp_path / "a.csv").write_text("text,label\na,oui \nb, -1\nc,cafe\u0301\nd,oui\ne,-1.0\nf,caf\u00e9\n")
+    (tmp_path / "b.csv").write_text("text,label\na,-1.0\nb,oui\nc,\n")
     columns = Columns(("text",), "label")
     tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, columns)
     assert [label.strip() for label in names] == ["-1", "caf\u00e9", "oui"]
     assert [names.index(label) for label in tables["train"].labels] == [2, 0, 1, 2, 0, 1]
+    tables, _ = data.read_tables({"new": f"csv:{tmp_path}/b.csv"}, columns, names=names, require_labels=False)
+    assert tables["new"].labels == [names[0], names[2], None]
 
 
 # Words with labels ----------------------------------------------------------------------------------------------------
@@ -189,9 +178,9 @@ SENTENCE = "Peter's cat , in Zürich-West , is called # Numpy 3.5 ( the naïve o
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "wordpiece"])
-def test_the_pieces_of_words_are_those_of_running_text(tmp_path, kind):
+def test_the_pieces_of_words_are_those_of_running_text(texts, tmp_path, kind):
     """And the first piece is transformers' of words that are split already."""
-    tok, words = tokenizer.load(train_tokenizer(tmp_path / "tok", kind, vocab_size=700)), SENTENCE.split()
+    tok, words = tokenizer.load(train_tokenizer(texts, tmp_path / "tok", kind, vocab_size=700)), SENTENCE.split()
     encoding = tok(SENTENCE).encodings[0]
     first = data.first_pieces(encoding, words)
     assert first[0] == 1 and (np.diff(first) > 0).all()
@@ -244,11 +233,11 @@ def test_words_that_are_cut_off(tokenizer_folder):
 def test_a_label_of_a_word_that_training_lacks(tmp_path):
     sources = {"train": write_conll(tmp_path / "a", sentences(9))}
     sources["test"] = write_jsonl(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}])
-    with pytest.raises(InputError, match=r"b\.jsonl, line 1: its label 'B-NEW' is not one of the 4 of the training"):
+    with pytest.raises(InputError, match=r"b\.jsonl, line 1: .*'B-NEW'"):
         data.read_tables(sources, Columns(("tokens",), "ner_tags", "tokens"))
 
 
-@pytest.mark.parametrize("mark", [-100, "-100", -100.0])
+@pytest.mark.parametrize("mark", [-100, "-100"])
 def test_a_word_without_a_label_is_not_trained_on(tokenizer_folder, tmp_path, mark):
     rows = [{"tokens": ["a", "b", "c"], "ner_tags": [1, mark, 0]}, {"tokens": ["d"], "ner_tags": [mark]}]
     columns = Columns(("tokens",), "ner_tags", "tokens")

@@ -44,25 +44,20 @@ def json_lines(texts: list[str]) -> list[str]:
     return [json.dumps({"text": text, "label": "x"}, ensure_ascii=False) for text in texts]
 
 
+def csv_lines(texts: list[str]) -> list[str]:
+    return ["text,label", *(f"{text},x" for text in texts)]
+
+
+def conll_lines(texts: list[str]) -> list[str]:
+    return [line for text in texts for line in (f"{text} O", "")]
+
+
 READERS = {  # name of the file, its lines, and how they are read
     "text": ("a.txt", lambda texts: texts, lambda path: read_corpus(f"text:{path}")),
     "jsonl": ("a.jsonl", json_lines, lambda path: read_corpus(f"jsonl:{path}")),
-    "csv": (
-        "a.csv",
-        lambda texts: ["text,label", *(f"{text},x" for text in texts)],
-        lambda p: read_labelled(f"csv:{p}"),
-    ),
-    "tsv": (
-        "a.tsv",
-        lambda texts: ["label\ttext", *(f"x\t{text}" for text in texts)],
-        lambda p: read_labelled(f"csv:{p}"),
-    ),
+    "csv": ("a.csv", csv_lines, lambda path: read_labelled(f"csv:{path}")),
     "labelled jsonl": ("a.jsonl", json_lines, lambda path: read_labelled(f"jsonl:{path}")),
-    "conll": (
-        "a.conll",
-        lambda texts: [line for text in texts for line in (f"{text} O", "")],
-        lambda path: read_labelled(f"conll:{path}", kind="tokens"),
-    ),
+    "conll": ("a.conll", conll_lines, lambda path: read_labelled(f"conll:{path}", kind="tokens")),
     "stdin": ("a.txt", lambda texts: texts, read_stdin),
 }
 

@@ -7,9 +7,17 @@ import tensorflow_datasets as tfds
 
 
 def prepare(
-    folder: pathlib.Path, splits: Mapping[str, Sequence[dict[str, str]]], *, config: str = "", version: str = "1.0.0"
+    folder: pathlib.Path,
+    splits: Mapping[str, Sequence[dict[str, str]]],
+    *,
+    config: str = "",
+    version: str = "1.0.0",
+    classes: Mapping[str, Sequence[str]] | None = None,
 ) -> pathlib.Path:
-    """Prepares my_rows[/CONFIG]/VERSION below the folder, of rows of texts, and returns the folder of the version."""
+    """Prepares my_rows[/CONFIG]/VERSION below the folder, of rows of texts, and returns the folder of the version.
+
+    Columns of `classes` hold the names of these.
+    """
 
     class MyRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         """Some rows."""
@@ -18,9 +26,9 @@ def prepare(
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config, version=version)] if config else []
 
         def _info(self):
-            columns = next(iter(splits.values()))[0]
-            features = tfds.features.FeaturesDict({name: tfds.features.Text() for name in columns})
-            return tfds.core.DatasetInfo(builder=self, features=features)
+            features = {name: tfds.features.Text() for name in next(iter(splits.values()))[0]}
+            features |= {name: tfds.features.ClassLabel(names=names) for name, names in (classes or {}).items()}
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
         def _split_generators(self, dl_manager):
             return {split: enumerate(rows) for split, rows in splits.items()}
