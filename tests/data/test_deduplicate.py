@@ -46,8 +46,10 @@ def left_out(folder: str, maps: tuple[str, ...]) -> tuple[list[set[int]], np.nda
     return found, np.concatenate(dropped), labels
 
 
-@pytest.mark.parametrize(("tasks", "last"), [(1, 1), (2, 7), (64, 7)])
-@pytest.mark.parametrize("order", [range(7), [6, 2, 0, 1, 3, 5, 4], [3]])
+@pytest.mark.parametrize(
+    ("tasks", "last", "order"),
+    [(1, 1, range(7)), (2, 7, [6, 2, 0, 1, 3, 5, 4]), (64, 7, range(7)), (64, 7, [3])],
+)
 def test_the_first_stays(parts, tasks, last, order, monkeypatch):
     folder, texts = parts
     monkeypatch.setattr(deduplicate, "DOCUMENTS", {1: 1024, 2: 512, 64: 16}[tasks])

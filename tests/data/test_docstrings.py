@@ -9,23 +9,18 @@ import pytest
 from mlm.data import docstrings
 from mlm.text import is_text
 from tests.support.corpora import corpus_of
-from tests.support.tiny import slow
 
 LONG = "some words that are long enough to be a document, more than sixty letters"
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize("packages", [("absl-py", "optax", "rich"), slow(())])
-def test_those_of_the_syntax_tree(packages):
-    """Of all files of some packages, or of every one."""
+def test_those_of_the_syntax_tree():
+    """Of all files of some packages."""
     read = whole = 0
     for modules in docstrings.parts():
-        for name in modules.files if modules.package in packages or not packages else ():
+        for name in modules.files if modules.package in ("absl-py", "optax") else ():
             file = pathlib.Path(importlib.metadata.distribution(modules.package).locate_file(name))
-            try:
-                found = [ast.get_docstring(node) or "" for node in docstrings._definitions(file.read_bytes())]
-            except SyntaxError:
-                continue
+            found = [ast.get_docstring(node) or "" for node in docstrings._definitions(file.read_bytes())]
             assert docstrings.of_file(file) == [t for t in found if len(t) >= docstrings.SHORTEST and is_text(t)], file
             read += 1
             whole += docstrings._documented(file.read_bytes()) is None
@@ -35,6 +30,7 @@ def test_those_of_the_syntax_tree(packages):
 @pytest.mark.parametrize(
     "source",
     [
+        '"""{long}"""\ndef f():\n    """Short."""\n',
         "def f():\n    'In single quotes {long}'\n",
         "'''In single {long}'''\n",
         '"In single {long}"\n',
@@ -63,41 +59,13 @@ def test_wherever_they_stand(tmp_path, source):
     file.write_text(source.replace("{long}", LONG))
     tree = ast.parse(file.read_text())
     nodes = (node for node in ast.walk(tree) if isinstance(node, docstrings.DEFINITIONS))
-    assert docstrings.of_file(file) == [text for node in nodes if (text := ast.get_docstring(node))]
+    found = [text for node in nodes if (text := ast.get_docstring(node)) and len(text) >= docstrings.SHORTEST]
+    assert docstrings.of_file(file) == found
 
 
-def test_of_modules_classes_and_functions_and_nothing_else(tmp_path):
-    long = "is long enough to be a document of its own, which short phrases are not."
-    code = f'''"""A module {long}
-
-    With a second paragraph.
-    """
-"""A string {long}"""
-
-class A:
-    "A class {long}"
-    """Not a docstring; it {long}"""
-
-    async def method(self):
-        """A method {long}"""
-        if self:
-            def inner():
-                r"""An inner function {long} \\alpha"""
-            return """No docstring; it {long}"""
-
-def short():
-    """Short."""
-'''
-    (tmp_path / "good.py").write_text(code)
-    (tmp_path / "template.py").write_text("def {{ name }}(): pass")
-    found = [docstrings.of_file(tmp_path / name) for name in ("template.py", "good.py", "gone.py")]
-    assert found[0] == found[2] == []
-    assert found[1] == [
-        f"A module {long}\n\nWith a second paragraph.",
-        f"A class {long}",
-        f"A method {long}",
-        f"An inner function {long} \\alpha",
-    ]
+def test_a_template_and_a_file_that_is_gone_have_none(tmp_path):
+    (tmp_path / "template.py").write_text(f'"""{LONG}"""\ndef {{{{ name }}}}(): pass')
+    assert docstrings.of_file(tmp_path / "template.py") == docstrings.of_file(tmp_path / "gone.py") == []
 
 
 def test_parts_are_modules_of_one_package(monkeypatch):
@@ -106,19 +74,12 @@ def test_parts_are_modules_of_one_package(monkeypatch):
     modules = [docstrings.Modules(*part.where) for part in parts]
     files = [file for each in modules for file in each.files]
     assert len(files) == len(set(files)) > 5000
-    assert not [
-        file for file in files if "/tests/" in file or file.startswith(("pytest", "_pytest"))
-    ]  # not pinned: in no user's environment
+    assert not [file for file in files if "/tests/" in file or file.startswith(("pytest", "_pytest"))]
     assert len({each.package for each in modules}) > 20 and max(part.bytes for part in parts) < 10**6
     assert 20e6 < sum(part.bytes for part in parts) < 100e6
     small = min(modules, key=lambda each: abs(each.bytes - 60_000))
     (part,) = (part for part, each in zip(parts, modules, strict=True) if each == small)
-    for group, groups in (
-        ("", {small.package}),
-        ("package", {small.package}),
-        ("document", {""}),
-        ("file", set(files)),
-    ):
+    for group, groups in (("", {small.package}), ("document", {""}), ("file", set(files))):
         found = list(corpus_of(("docstrings",), group=group).read(part, texts=""))
         assert found and {document.group for document in found} <= groups
     assert 0.2 < sum(len(text.encode()) for text, _ in found) / small.bytes < 5, "about, of docstrings"

@@ -1,6 +1,5 @@
 """A part of a corpus -> tokens, tables and blocks: what the files say, against the texts counted one by one."""
 
-import hashlib
 import json
 
 import numpy as np
@@ -11,7 +10,7 @@ from mlm.data.corpus import Corpus, text_hash
 from mlm.data.map_part import BLOCK, DOCUMENT, ENTRY, Map
 from mlm.errors import InputError
 from mlm.paths import UPath
-from tests.support.corpora import corpus_of, ids_of, train_tokenizer, write_jsonl
+from tests.support.corpora import contents, corpus_of, ids_of, write_jsonl
 
 
 def mapped(corpus: Corpus, tokenizer_folder: str, folder, *, limit: int = 0, block_bytes: int = 3000) -> UPath:
@@ -94,10 +93,7 @@ def test_blocks_do_not_depend_on_where_documents_are_tokenized_together(
     mapped(corpus, tokenizer_folder, tmp_path / "many")
     monkeypatch.setattr(map_part, "BATCH_DOCUMENTS", 2)
     mapped(corpus, tokenizer_folder, tmp_path / "few")
-    contents = [
-        {f.name: hashlib.sha256(f.read_bytes()).digest() for f in (tmp_path / n).iterdir()} for n in ("many", "few")
-    ]
-    assert contents[0] == contents[1] and len(contents[0]) == 6
+    assert contents(tmp_path / "many") == contents(tmp_path / "few") and len(contents(tmp_path / "few")) == 6
 
 
 def test_a_bad_line_leaves_nothing(tokenizer_folder, tmp_path, texts):
@@ -109,6 +105,5 @@ def test_a_bad_line_leaves_nothing(tokenizer_folder, tmp_path, texts):
     assert list((tmp_path / "tasks").iterdir()) == []
 
 
-def test_bytes_of_a_token(texts, tmp_path):
+def test_bytes_of_a_token():
     assert [map_part.token_dtype(size).itemsize for size in (5, 2**16, 2**16 + 1)] == [2, 2, 4]
-    assert train_tokenizer(texts[:50], tmp_path / "t", kind="bpe", vocab_size=300)

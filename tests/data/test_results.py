@@ -12,10 +12,8 @@ from mlm.data import results
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
 
-PLACES = ["disk", "bucket"]
 
-
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=["disk", pytest.param("bucket", marks=pytest.mark.standard)])
 def folder(request, tmp_path) -> UPath:
     return UPath(tmp_path / "new" / "tasks") if request.param == "disk" else UPath(request.getfixturevalue("bucket"))
 
@@ -42,7 +40,8 @@ def test_what_is_saved_is_loaded(folder):
     assert results.load_json(folder / "x.json") == {"a": [1, "é"]}
 
 
-def test_stretches_of_a_cut_file(folder):
+def test_stretches_of_a_cut_file(tmp_path):
+    folder = UPath(tmp_path)
     items = np.arange(100, dtype=np.uint32)
     results.save_cut(folder / "x.cut", items, np.repeat(range(4), [0, 10, 0, 90]), 4)
     for first, stop, found in ((0, 1, []), (1, 2, range(10)), (2, 3, []), (1, 4, range(100)), (3, 4, range(10, 100))):
@@ -86,7 +85,7 @@ def test_a_damaged_file_is_named(folder, damage):
     if damage != "gone":
         results.save(file, np.arange(10))
         file.write_bytes(file.read_bytes()[: 72 if damage == "cut" else -1])
-    with pytest.raises(DamageError, match=r"x\.numbers: is missing, or is not what was written; remove .*/x\.\*"):
+    with pytest.raises(DamageError, match=r"x\.numbers: .*/x\.\*"):
         results.load(file, np.int64, 0, 10)
     results.save(folder / "x.json", np.frombuffer(b'{"a": ', np.uint8))
     with pytest.raises(DamageError, match=r"x\.json"):
@@ -95,9 +94,7 @@ def test_a_damaged_file_is_named(folder, damage):
 
 def test_a_full_disk_is_a_sentence(tmp_path):
     """/dev/full refuses what is written to it, as a full disk does."""
-    words = (
-        r"x\.numbers: can't be written on .* \(No space left on device\); make room there, or choose another shards.dir"
-    )
+    words = r"x\.numbers: can't be written on .*No space left on device.*shards\.dir"
     with pytest.raises(InputError, match=words), results.written(UPath(tmp_path / "x.numbers")) as file:
         file.symlink_to("/dev/full")
         with file.open("wb") as out:

@@ -1,24 +1,21 @@
 """The tokenizer's sample: of all parts, of training documents alone, the same for any workers."""
 
 import gzip
-import itertools
 import json
 
 import numpy as np
 import pytest
 
-from mlm.data import docstrings, sample, shards, sources
+from mlm.data import docstrings, sample, sources
 from mlm.data.corpus import text_hash
 from tests.support.corpora import (
     InProcess,
     corpus_of,
     numbered,
     read_documents,
-    shared_engine,
-    train_tokenizer,
     write_jsonl,
+    write_shards,
 )
-from tests.support.tiny import slow
 
 
 def draw(corpus, megabytes: float, engine=None, texts: str = "") -> list[str]:
@@ -61,7 +58,7 @@ def test_it_does_not_depend_on_the_workers(corpus):
         def each(self, function, items, *, label):
             return reversed([*super().each(function, items, label=label)])
 
-    assert draw(corpus, 0.1) == draw(corpus, 0.1, Many()) == draw(corpus, 0.1, shared_engine())
+    assert draw(corpus, 0.1) == draw(corpus, 0.1, Many())
 
 
 def test_it_reads_no_more_than_it_needs(corpus, monkeypatch):
@@ -71,7 +68,7 @@ def test_it_reads_no_more_than_it_needs(corpus, monkeypatch):
     assert len(read) < 20_000 / 3
 
 
-@pytest.mark.parametrize("how", ["compressed", slow("other fields"), slow("empty beginning")])
+@pytest.mark.parametrize("how", ["compressed", "empty beginning"])
 def test_sizes_that_mislead(tmp_path, monkeypatch, how):
     """A part has far more text than its size says, or far less."""
     monkeypatch.setattr(sources, "PART_BYTES", (20_000, 10**9))
@@ -80,8 +77,6 @@ def test_sizes_that_mislead(tmp_path, monkeypatch, how):
         (tmp_path / "a.jsonl.gz").write_bytes(
             gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in texts).encode())
         )
-    elif how == "other fields":
-        write_jsonl(tmp_path / "a.jsonl", texts, other=["x" * 2000] * 5000)
     else:
         write_jsonl(tmp_path / "a.jsonl", [""] * 20_000 + texts)
     own = corpus_of((f"jsonl:{tmp_path}/a.jsonl*",))
@@ -97,7 +92,7 @@ def test_max_documents(corpus):
     assert set(found) <= {*numbered(50), *numbered(50, 14_000)} and len(found) > 80
 
 
-def test_docstrings_are_read_once_for_tokenizer_and_shards(tmp_path, monkeypatch):
+def test_docstrings_are_read_once_for_tokenizer_and_shards(tokenizer_folder, tmp_path, monkeypatch):
     """Into the folder from which the shards take them; other text is read where it is needed."""
     some = [each for each in docstrings.parts() if 5000 < each.bytes < 60_000][:6]
     monkeypatch.setattr(docstrings, "parts", lambda: iter(some))
@@ -106,11 +101,7 @@ def test_docstrings_are_read_once_for_tokenizer_and_shards(tmp_path, monkeypatch
     folder, own = tmp_path / "shards", corpus_of(("docstrings",), group="document")
     texts = draw(own, 0.01, texts=f"{folder}.tmp/texts")
     assert sorted(read) == sorted(some) and len(texts) > 10
-    vocabulary = train_tokenizer(
-        list(itertools.chain(texts, numbered(3000))), tmp_path / "tokenizer", kind="bpe", vocab_size=300
-    )
-    names = {"tokenizer_folder": vocabulary, "folder": str(folder), "source": "docstrings", "engine": InProcess()}
-    made = shards.write(own, shards.Settings(32, {"train": 2, "validation": 1}), **names)
+    made = write_shards(own, folder, tokenizer_folder, counts={"train": 2, "validation": 1})
     assert len(read) == len(some), "none is parsed again"
     everything = {text for each in some for _, text in real(each)}
     assert sum(split.documents for split in made.splits.values()) == len(everything)

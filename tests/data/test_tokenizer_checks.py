@@ -13,8 +13,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from mlm import __main__
-from mlm.commands import common
 from mlm.commands import tokenizer as tokenizer_command
 from mlm.data import tokenizer, tokenizer_checks
 from mlm.data.manifest import DatasetInfo, load_manifest
@@ -23,7 +21,7 @@ from mlm.errors import InputError
 from mlm.inference import fill_mask
 from mlm.model import masking as masks
 from mlm.workdir import Workdir
-from tests.support.corpora import shard_rows, shared_engine, train_tokenizer, write_shards
+from tests.support.corpora import shard_rows, train_tokenizer, write_shards
 from tests.support.doctored import case_of
 from tests.support.tiny import tiny_config
 from tests.support.tokenizers import random_model
@@ -65,10 +63,14 @@ def add_far_above(content: dict) -> None:
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize(("kind", "change", "size"), [("wordpiece", prune, 400), ("bpe", add_far_above, 10_001)])
-def test_ids_with_holes_work(folders, texts, tmp_path, kind, change, size):
+def test_ids_with_holes_work(folders, texts, tmp_path):
     """Shards, masks, words and fillings; an id without an entry is never drawn."""
-    folder = edited(folders[kind], tmp_path / "holes", change)
+
+    def change(content: dict) -> None:
+        prune(content)
+        add_far_above(content)
+
+    folder, size = edited(folders["bpe"], tmp_path / "holes", change), 10_001
     fields, loaded = tokenizer.manifest_fields(folder), tokenizer.load(folder)
     unused = set(range(size)) - set(loaded.get_vocab().values())
     assert fields["vocab_size"] == size and unused and unused < set(fields["all_special_ids"])
@@ -78,13 +80,11 @@ def test_ids_with_holes_work(folders, texts, tmp_path, kind, change, size):
     info = DatasetInfo.from_manifest(manifest)
     masking = dataclasses.asdict(masks.make_masking(tiny_config().masking, info, None))
     masking = masks.TokenMasking(**masking | {"rate": 0.9, "mask_share": 0.0, "random_share": 1.0})
-    ids_BxL = np.concatenate(shard_rows(manifest, "train"))[:200].astype(np.int32)
+    ids_BxL = np.concatenate(shard_rows(manifest, "train"))[:100].astype(np.int32)
     rows = np.arange(len(ids_BxL), dtype=np.uint32)
     drawn = jax.jit(masking)(jax.random.key(0), ids_BxL, np.ones_like(ids_BxL), rows, 0 * rows).ids_BxL
     assert not set(np.unique(drawn).tolist()) & unused
-    model = random_model(folder)
-    assert model.config.vocab_size == size
-    (fillings,) = fill_mask.FillMask(model, loaded, 50)(["Returns the <mask> of it."])
+    (fillings,) = fill_mask.FillMask(random_model(folder), loaded, 50)(["Returns the <mask> of it."])
     assert len(fillings[0]) == 50 and all(isinstance(filling["token_str"], str) for filling in fillings[0])
 
 
@@ -92,16 +92,16 @@ def no_processor(content: dict) -> None:
     content["post_processor"] = None
 
 
-def end_alone(content: dict) -> None:
-    template = content["post_processor"]["single"]
-    content["post_processor"]["single"] = [each for each in template if each.get("SpecialToken", {}).get("id") != "<s>"]
+def without(special: str) -> Callable[[dict], None]:
+    """Leaves a special token out of the template of a single text."""
 
+    def change(content: dict) -> None:
+        processor = content["post_processor"]
+        processor["single"] = [
+            part for part in processor["single"] if part.get("SpecialToken", {}).get("id") != special
+        ]
 
-def start_alone(content: dict) -> None:
-    template = content["post_processor"]["single"]
-    content["post_processor"]["single"] = [
-        each for each in template if each.get("SpecialToken", {}).get("id") != "</s>"
-    ]
+    return change
 
 
 def lowered_mask(content: dict) -> None:
@@ -123,15 +123,10 @@ def no_unk_in_model(content: dict) -> None:
 
 
 FAULTS = {
-    "no post-processor": ("bpe", no_processor, {}, ["<s>", "</s>", "post_processor", "TemplateProcessing"]),
-    "no start": ("unigram", end_alone, {}, ["<s>", "post_processor"]),
-    "no end": ("wordpiece", start_alone, {}, ["</s>", "post_processor"]),
-    "pad is eos": (
-        "bpe",
-        lambda _: None,
-        {"pad_token": "</s>"},
-        ["pad token", "sep token", "</s>", "add_special_tokens"],
-    ),
+    "no post-processor": ("bpe", no_processor, {}, ["<s>", "</s>", "post_processor"]),
+    "no start": ("unigram", without("<s>"), {}, ["<s>", "post_processor"]),
+    "no end": ("wordpiece", without("</s>"), {}, ["</s>", "post_processor"]),
+    "pad is eos": ("bpe", lambda _: None, {"pad_token": "</s>"}, ["pad token", "sep token", "</s>"]),
     "mask is unk": ("unigram", lambda _: None, {"mask_token": "<unk>"}, ["mask token", "unk token", "<unk>"]),
     "no unk": ("wordpiece", lambda _: None, {"unk_token": None}, ["no unk token", "unk_token"]),
     "no unk id": ("unigram", no_unk_in_model, {}, ["no unk token", "unk_id"]),
@@ -155,17 +150,6 @@ def test_a_tokenizer_that_cannot_feed_a_model_is_refused(folders, tmp_path, faul
         assert str(error.value) == message
 
 
-def test_classify_with_a_bare_tokenizer_is_refused_before_anything_is_written(folders, tmp_path, capsys):
-    folder = edited(folders["bpe"], tmp_path / "bare", no_processor)
-    (tmp_path / "rows.csv").write_text("text,label\n" + "one,a\ntwo,b\n" * 20)
-    sources = (f"classify.{split}=csv:{tmp_path}/rows.csv" for split in ("train", "validation"))
-    flags = [f"--config.{setting}" for setting in (*sources, f"tokenizer.path={folder}")]
-    arguments = ["classify", "--config=configs/base.py", f"--workdir={tmp_path}/run", *flags]
-    assert __main__.main(arguments) == 2
-    assert folder in capsys.readouterr().err
-    assert not (tmp_path / "run" / "tokenizer").exists()
-
-
 def test_pairs_need_a_template(folders, tmp_path):
     def no_pair(content: dict) -> None:
         template = content["post_processor"]["pair"]
@@ -187,12 +171,7 @@ def test_a_byte_level_tokenizer_needs_no_unknown_token(folders, texts, tmp_path)
     folder = edited(folders["bpe"], tmp_path / "tokenizer", remove_unk, unk_token=None)
     assert tokenizer.load(folder).unk_token is None
     assert set(tokenizer.manifest_fields(folder)["special_ids"]) == {"cls", "pad", "sep", "mask"}
-    workdir = Workdir(str(tmp_path / "run"))
-    with common.locked(workdir):
-        config = tiny_config(f"tokenizer.path={folder}")
-        tokenizer_command.make_tokenizer(config, workdir, shared_engine())
-    assert tokenizer.fingerprint(str(workdir.tokenizer)) == tokenizer.fingerprint(folder)
-    manifest = write_shards(texts[:150], tmp_path / "shards", str(workdir.tokenizer))
+    manifest = write_shards(texts[:150], tmp_path / "shards", folder)
     assert load_manifest(manifest.folder) == manifest
     case = case_of(manifest, tmp_path / "run", f"tokenizer.path={folder}")
     for check in (checks.tokenizer, checks.ids, checks.masks):
@@ -239,23 +218,19 @@ def test_unknown_tokens_are_said_with_their_share(texts, tmp_path, capsys):
     """By the sample, the shards and doctor: of DNA under WordPiece, not of prose."""
     folder = train_tokenizer([*dna(200), *texts], tmp_path / "run" / "tokenizer", "wordpiece", vocab_size=400)
     fast, unk = tokenizer.load_fast(folder), tokenizer.manifest_fields(folder)["special_ids"]["unk"]
-    for name, documents, is_unknown in (("dna", dna(2000), True), ("prose", texts[:200], False)):
+    for name, documents, is_unknown in (("dna", dna(400), True), ("prose", texts[:200], False)):
         share = tokenizer_checks.unknown_share(fast, documents, unk)
         assert (share > 0.01) == is_unknown
         tokenizer_command.warn_of_unknown_tokens(documents, Workdir(str(tmp_path / "run")))
         assert (f"{share:.0%} of the tokens are unknown" in capsys.readouterr().err) == is_unknown
         manifest = write_shards(documents, tmp_path / name, folder)
-        ids = np.concatenate(shard_rows(manifest, "train"))
-        split = manifest.splits["train"]
-        counted = split.unknown_tokens - np.sum(ids == unk)
-        assert 0 <= counted <= split.dropped_tokens
+        ids, split = np.concatenate(shard_rows(manifest, "train")), manifest.splits["train"]
+        assert 0 <= split.unknown_tokens - np.sum(ids == unk) <= split.dropped_tokens
         findings = checks.run(checks.ids, case_of(manifest, tmp_path / "run"))
-        said = [finding for finding in findings if finding.check == "unknown"]
+        found = [finding for finding in findings if finding.check == "unknown"]
         expected = np.mean(ids == unk) / np.mean((ids == unk) | ~np.isin(ids, manifest.all_special_ids))
-        assert bool(said) == is_unknown
-        if said:
-            assert f"{expected:.0%} of the tokens are unknown" in said[0].what and said[0].level == "warning"
-            assert "unigram" in said[0].fix and "100 characters" in said[0].fix
+        assert bool(found) == is_unknown
+        assert all(f"{expected:.0%} of" in finding.what and finding.level == "warning" for finding in found)
 
 
 def thai(count: int) -> list[str]:
@@ -269,22 +244,23 @@ def thai(count: int) -> list[str]:
 def test_text_without_spaces_is_trained_with_few_candidates_and_said(texts, tmp_path, monkeypatch, capsys):
     """English is trained as ever; what takes minutes is said, with what is faster."""
     seeds, real = [], tokenizer._trainer
-    trainer = lambda *args, **kwargs: seeds.append(kwargs.get("seed_size")) or real(*args, **kwargs)  # noqa: E731
+
+    def trainer(*args, **kwargs):
+        seeds.append(kwargs.get("seed_size"))
+        return real(*args, **kwargs)
+
     monkeypatch.setattr(tokenizer, "_trainer", trainer)
     monkeypatch.setitem(tokenizer.UNSPACED_SECONDS, "unigram", 1e4)
     train_tokenizer(texts, tmp_path / "english")
     assert seeds == [None] and not capsys.readouterr().err
-    lines = thai(600)
-    train_tokenizer(lines, tmp_path / "thai", vocab_size=500)
+    lines = thai(300)
+    fast = Tokenizer.from_file(f"{train_tokenizer(lines, tmp_path / 'thai', vocab_size=500)}/tokenizer.json")
     assert seeds[1:] == [None, 500 * tokenizer.SEED_ENTRIES]
-    words = ("min on a core", "tokenizer.sample_megabytes", "tokenizer.kind=bpe")
     err = capsys.readouterr().err
-    assert all(word in err for word in words)
-    fast = Tokenizer.from_file(str(tmp_path / "thai" / "tokenizer.json"))
-    english = Tokenizer.from_file(str(tmp_path / "english" / "tokenizer.json"))
-    assert json.loads(fast.to_str())["pre_tokenizer"] == json.loads(english.to_str())["pre_tokenizer"]
-    assert fast.decode(fast.encode(lines[0]).ids) == lines[0]
-    assert len(fast.encode(lines[0]).ids) < 0.6 * len(lines[0]), "pieces of several characters"
+    assert all(key in err for key in ("tokenizer.sample_megabytes", "tokenizer.kind=bpe"))
+    ids = fast.encode(lines[0]).ids
+    assert fast.decode(ids) == lines[0]
+    assert len(ids) < 0.6 * len(lines[0]), "pieces of several characters"
 
 
 def test_a_tokenizer_of_a_library_call_is_refused_with_what_helps(folders, tmp_path):
