@@ -1,15 +1,22 @@
-"""Rows of batches, to be compared."""
+"""Rows of batches to be compared, damage to shards, and parts of a corpus small enough for many."""
 
 import pathlib
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
-from mlm.data import batches
+from mlm.data import batches, shards, sources
 from mlm.data.manifest import Manifest
 from tests.support.corpora import in_epochs, shard_rows
 
 LANES, BATCH = 3, 12  # of six shards
+
+
+def small_parts(patch: pytest.MonkeyPatch, part: int = 9000, block: int = 1500) -> None:
+    """Parts and blocks of so many bytes, so that there are many."""
+    patch.setattr(sources, "PART_BYTES", (part, 10**9))
+    patch.setattr(shards, "BLOCK_BYTES", (block, 10**9))
 
 
 def train(manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int = 0, **settings):

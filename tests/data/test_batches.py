@@ -70,14 +70,9 @@ def test_evaluation_gives_every_record_once_in_order(manifest, batch):
     np.testing.assert_array_equal(ids[len(rows) :], np.broadcast_to(ids[-batch], ids[len(rows) :].shape))
     np.testing.assert_array_equal(records[: len(rows)], np.arange(len(rows)))
     assert not np.concatenate([part["epoch"] for part in found]).any()
-
-
-def test_evaluation_of_hosts_is_a_slice_of_the_whole(manifest):
-    whole = list(batches.eval_batches(manifest, split="validation", batch=16, rows=(0, 16)))
-    for rows in ((0, 4), (12, 16)):
-        part = list(batches.eval_batches(manifest, split="validation", batch=16, rows=rows))
-        for of_host, all_ in zip(part, whole, strict=True):
-            assert_same(of_host, {key: column[slice(*rows)] for key, column in all_.items()})
+    of_host = batches.eval_batches(manifest, split="validation", batch=batch, rows=(4, 8))
+    for part, columns in zip(found, of_host, strict=True):
+        assert_same(columns, {key: column[4:8] for key, column in part.items()})
 
 
 # Shards of transformers' TF-TPU example -------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from tests.support.corpora import (
     InProcess,
     corpus_of,
     numbered,
-    read_documents,
     shard_texts,
     split_of,
     write_jsonl,
@@ -35,17 +34,12 @@ def test_validation_never_changes_as_the_corpus_grows(tmp_path):
     assert abs(share - 0.1) < 4 * (0.1 * 0.9 / 5000) ** 0.5
 
 
-def test_groups_of_a_growing_corpus_stay_where_they_are(tmp_path):
-    names = [f"package {n % 40}" for n in range(500)]
-    split = {}
-    for count in (100, 500):
-        source = write_jsonl(tmp_path / "a.jsonl", numbered(count), package=names[:count])
-        found = corpus_of((source,), group="package")
-        for part, (text, group) in read_documents(found):
-            assert split.setdefault(group, found.split_of(part, group, corpus.text_hash(text))) == found.split_of(
-                part, group, 0
-            ), "the text decides nothing"
-    assert set(split.values()) == {"train", "validation"} and len(split) == 40
+def test_a_group_decides_alone(tmp_path):
+    """Not its texts, nor how many there are."""
+    found = corpus_of((write_jsonl(tmp_path / "a.jsonl", ["text"], package=["a"]),), group="package")
+    (part,) = found.parts()
+    splits = [{found.split_of(part, f"package {n}", number) for number in (0, 2**64 - 1)} for n in range(99)]
+    assert all(len(split) == 1 for split in splits) and set.union(*splits) == {"train", "validation"}
 
 
 @pytest.mark.parametrize("group", ["file", "package"])

@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+import shutil
 
 import datasets
 import pytest
@@ -34,15 +35,6 @@ def test_hf_reads_a_local_folder_with_its_own_splits(tmp_path, kind, monkeypatch
         assert [text for part, (text, _) in found if part.split == "validation"] == validation
         assert [text for part, (text, _) in found if part.split == "train"] == train
         assert {own.split_of(part, group, 0) for part, (_, group) in found if part.split == "train"} == {"train"}
-
-
-def test_hf_without_a_validation_split_is_split_by_hash(tmp_path, monkeypatch):
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "train.txt").write_text("\n".join(numbered(300)))
-    (tmp_path / "same.txt").write_text("\n".join(numbered(300)))
-    found = split_of(corpus_of((f"hf:{tmp_path / 'set'}",), streaming=True))
-    assert found == split_of(corpus_of((f"text:{tmp_path / 'same.txt'}",)))
-    assert set(found.values()) == {"train", "validation"}
 
 
 @pytest.mark.parametrize(
@@ -161,52 +153,53 @@ def test_tfds_reads_the_newest_version_of_the_one_configuration(prepared, tmp_pa
         texts_of(f"tfds:{plain.parents[1]}")
 
 
-@pytest.mark.parametrize("fault", ["interrupted", "lacks", "cut", "class", "nowhere", "name", "namespace", "code"])
-def test_a_folder_that_is_no_prepared_set_is_named(prepared, tmp_path, monkeypatch, fault):
-    name, words = str(prepared.parent), []
-    match fault:
-        case "interrupted":
-            prepared.rename(prepared.parent / "incomplete.AB12_1.0.0")
-            words = ["incomplete.AB12_1.0.0", "prepare"]
-        case "lacks":
-            file = next(prepared.glob("*test*"))
-            file.unlink()
-            words = [file.name, str(prepared)]
-        case "cut":
-            file = next(prepared.glob("*train*"))
-            file.write_bytes(file.read_bytes()[:-7])
-            words = [str(prepared), "train"]
-        case "class":
-            monkeypatch.syspath_prepend(tmp_path)
-            (tmp_path / "hostile.py").write_text('raise SystemExit("executed")')
-            text, known = (
-                (prepared / "features.json").read_text(),
-                "tensorflow_datasets.core.features.text_feature.Text",
-            )
-            assert known in text
-            (prepared / "features.json").write_text(text.replace(known, "hostile.Text"))
-            words = ["hostile.Text", "features.json"]
-        case "nowhere":
-            name = f"{tmp_path}/nowhere"
-            words = [name]
-        case "name":
-            name, words = "my_row", ["my_row", "TFDS_DATA_DIR", str(tmp_path / "data")]
-        case "namespace":
-            name, words = "kaggle:my_rows", ["kaggle:my_rows", "folder"]
-        case "code":
-            name = str(tmp_path / "source")
-            (tmp_path / "source").mkdir()
-            (tmp_path / "source" / "my_rows.py").write_text('raise SystemExit("executed")')
-            words = [name, "my_rows.py", "dataset_info.json"]
+def lack_a_file(prepared: pathlib.Path) -> list[str]:
+    file = next(prepared.glob("*test*"))
+    file.unlink()
+    return [file.name]
+
+
+def cut_a_file(prepared: pathlib.Path) -> list[str]:
+    file = next(prepared.glob("*train*"))
+    file.write_bytes(file.read_bytes()[:-7])
+    return ["train"]
+
+
+def name_a_class(prepared: pathlib.Path) -> list[str]:
+    """Of a module that ends the process when it is imported."""
+    file = prepared / "features.json"
+    text = file.read_text()
+    assert '"tensorflow_datasets.core.features.text_feature.Text"' in text
+    file.write_text(text.replace("tensorflow_datasets.core.features.text_feature", "hostile"))
+    return ["hostile.Text", "features.json"]
+
+
+def leave_code_alone(prepared: pathlib.Path) -> list[str]:
+    shutil.rmtree(prepared)
+    (prepared.parent / "my_rows.py").write_text('raise SystemExit("executed")')
+    return ["my_rows.py", "dataset_info.json"]
+
+
+@pytest.mark.parametrize("break_", [lack_a_file, cut_a_file, name_a_class, leave_code_alone])
+def test_a_folder_that_is_no_prepared_set_is_named(prepared, tmp_path, monkeypatch, break_):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "hostile.py").write_text('raise SystemExit("executed")')
+    words, name = break_(prepared), f"tfds:{prepared.parent}"
     with pytest.raises(InputError) as error:
+        texts_of(name)
+    assert all(word in str(error.value) for word in [name, *words]) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["my_row", "kaggle:my_rows"])
+def test_a_name_that_no_prepared_set_has(prepared, name):
+    with pytest.raises(InputError, match=f"tfds:{name} ") as error:
         texts_of(f"tfds:{name}")
-    assert all(word in str(error.value) for word in [f"tfds:{name}", *words]), error.value
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("kind", "streaming"),
-    [("parquet", False), ("parquet", True), ("jsonl", False), ("csv", False)],
+    [("parquet", False), ("parquet", True), ("csv", False)],
 )
 def test_files_of_a_data_set_with_other_columns_are_named(tmp_path, monkeypatch, kind, streaming):
     import pandas
@@ -214,10 +207,7 @@ def test_files_of_a_data_set_with_other_columns_are_named(tmp_path, monkeypatch,
     (tmp_path / "set").mkdir()
     for number, column in enumerate(("label", "label", "klass")):
         frame, path = pandas.DataFrame({"text": ["a", "b"], column: [0, 1]}), tmp_path / f"set/train-{number}.{kind}"
-        if kind == "jsonl":
-            frame.to_json(path, orient="records", lines=True)
-        else:
-            getattr(frame, f"to_{kind}")(path, index=False)
+        getattr(frame, f"to_{kind}")(path, index=False)
     with pytest.raises(InputError) as caught:
         read_documents(corpus_of((f"hf:{tmp_path}/set",), streaming=streaming))
     for name in (f"{tmp_path}/set/train-2.{kind}", "klass", "label"):

@@ -1,23 +1,24 @@
 """A part of a corpus -> tokens, tables and blocks: what the files say, against the texts counted one by one."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
 
 from mlm.data import map_part, results
 from mlm.data.corpus import Corpus, text_hash
-from mlm.data.map_part import BLOCK, DOCUMENT, ENTRY, Map
+from mlm.data.map_part import BLOCK, DOCUMENT, Map
 from mlm.errors import InputError
 from mlm.paths import UPath
 from tests.support.corpora import contents, corpus_of, ids_of, write_jsonl
 
 
-def mapped(corpus: Corpus, tokenizer_folder: str, folder, *, limit: int = 0, block_bytes: int = 3000) -> UPath:
+def mapped(corpus: Corpus, tokenizer_folder: str, folder: pathlib.Path) -> UPath:
     """The files of the only part; {key}.* are those at this path with another suffix."""
     (part,) = corpus.parts()
     keys = {"texts": "", "folder": str(folder), "key": "x"}
-    map_part.map_part(Map(part, corpus, limit, tokenizer_folder, "", block_bytes, (), **keys))
+    map_part.map_part(Map(part, corpus, 0, tokenizer_folder, "", 3000, (), **keys))
     return UPath(folder) / "x.blocks"
 
 
@@ -50,26 +51,6 @@ def test_tables_are_those_of_the_documents(corpus, texts, tokenizer_folder, tmp_
     assert row == 201 and offset == len(tokens)
     assert len({block["hash"].item() for block in blocks}) == len(blocks) > 10
     assert (blocks["bytes"][:-2] >= 3000).all() and (blocks["bytes"] < 3000 + documents["bytes"].max()).all()
-
-
-def test_hashes_are_in_their_ranges(corpus, texts, tokenizer_folder, tmp_path):
-    file = mapped(corpus, tokenizer_folder, tmp_path / "tasks")
-    documents, own = results.load(file.with_suffix(".documents"), DOCUMENT), [*texts[:200], texts[3]]
-    blocks, found = results.load(file, BLOCK), []
-    for number in range(map_part.RANGES):
-        (entries,) = results.load_cut(file.with_suffix(".hashes"), ENTRY, map_part.RANGES, number, number + 1)
-        assert {int(entry["hash"]) >> 54 for entry in entries} <= {number}
-        found += entries.tolist()
-    assert [entry[:2] for entry in found] == sorted((text_hash(text), place) for place, text in enumerate(own))
-    for _, place, row, block, tokens in found:
-        assert documents[row]["place"] == place and documents[row]["tokens"] == tokens
-        assert 0 <= row - blocks[block]["row"] < blocks[block]["documents"]
-
-
-def test_the_first_documents_alone(corpus, texts, tokenizer_folder, tmp_path):
-    file = mapped(corpus, tokenizer_folder, tmp_path / "tasks", limit=7)
-    places = results.load(file.with_suffix(".documents"), DOCUMENT)["place"]
-    assert sorted(places.tolist()) == list(range(7))
 
 
 def test_sizes_of_groups(texts, tokenizer_folder, tmp_path, monkeypatch):

@@ -67,15 +67,6 @@ def test_estimates_are_near_the_exact_similarity(documents, found):
         assert estimate < 0.85 or jaccard(documents[one], documents[other]) > 0.7
 
 
-@pytest.mark.parametrize("ranges", [2, 64])
-def test_pairs_do_not_depend_on_the_number_of_ranges(found, ranges):
-    order = np.random.default_rng(ranges).permutation(len(found[0]))
-    all_bands, parts = (column[order] for column in found)
-    own = (all_bands["hash"] >> np.uint64(58)) * ranges // 64
-    joined = [near_duplicates.join(all_bands[own == n], parts[own == n]) for n in range(ranges)]
-    np.testing.assert_array_equal(near_duplicates.total(np.concatenate(joined)), near_duplicates.join(*found))
-
-
 def test_bands_are_the_same_everywhere(documents):
     alone = bands(["The quick brown fox jumps over the lazy dog."])
     expected = [13152095765766640498, 2548052083744060072]

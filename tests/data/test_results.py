@@ -1,9 +1,6 @@
 """Files of tasks: whole or not there, read in parts, and one sentence where that fails."""
 
-import errno
-import os
-import pathlib
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -50,18 +47,14 @@ def test_stretches_of_a_cut_file(tmp_path):
 
 
 def test_several_files_are_read_at_a_time_and_come_in_order():
-    running, most = 0, 0
+    together = threading.Barrier(2, timeout=60)
 
     def load_one(item):
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        time.sleep(0.01)
-        running -= 1
+        if item < 2:
+            together.wait()
         return item
 
     assert list(results.at_once(load_one, range(100))) == list(range(100))
-    assert 1 < most <= results.THREADS
     begun = []
     next(results.at_once(begun.append, range(100)))
     assert len(begun) <= results.THREADS, "what nobody waits for would fill the memory"
@@ -80,7 +73,8 @@ def test_a_file_appears_whole_or_not_at_all(folder):
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "cut in the middle of an item"])
-def test_a_damaged_file_is_named(folder, damage):
+def test_a_damaged_file_is_named(tmp_path, damage):
+    folder = UPath(tmp_path)
     file = folder / "x.numbers"
     if damage != "gone":
         results.save(file, np.arange(10))
@@ -100,15 +94,6 @@ def test_a_full_disk_is_a_sentence(tmp_path):
         with file.open("wb") as out:
             out.write(b"x" * 10**6)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_no_permission_is_a_sentence(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(pathlib.Path, "mkdir", refuse)
-    with pytest.raises(InputError, match=r"can't be written on .* \(Permission denied\)"):
-        results.save(UPath(tmp_path / "a" / "x"))
 
 
 def test_leftovers_of_killed_tasks(tmp_path):

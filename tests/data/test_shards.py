@@ -12,11 +12,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mlm.data import deduplicate, shards, sources
+from mlm.data import deduplicate, shards
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.errors import InputError
 from mlm.workdir import work_folder
+from tests.data.rows import small_parts
 from tests.support.corpora import (
     COUNTS,
     LENGTH,
@@ -32,17 +33,6 @@ from tests.support.corpora import (
 )
 
 SPLITS = ("train", "validation")
-
-
-def small_parts(patch: pytest.MonkeyPatch) -> None:
-    """Small parts and blocks, so that there are many."""
-    patch.setattr(sources, "PART_BYTES", (9000, 10**9))
-    patch.setattr(shards, "BLOCK_BYTES", (1500, 10**9))
-
-
-@pytest.fixture
-def small(monkeypatch):
-    small_parts(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import pytest
 
-from mlm.config_rules import is_ranges, parse_ranges, ranges_overlap
 from mlm.data.stages import (
     Stage,
     Stages,
@@ -103,14 +102,6 @@ def test_a_stage_is_opened_once_and_only_when_it_is_reached(monkeypatch):
         expected = [(batch.rows_before, batch.rows_before + batch.rows) for batch in kept[start : start + 20]]
         assert [batch["rows"] for batch in found] == expected
         assert len(opened) == len(list(skipping(ranges).between(start + 1, start + 20)))
-
-
-def test_what_is_no_range_and_what_overlaps():
-    assert is_ranges(()) and is_ranges(("7:9", "1:1"))
-    for bad in (["1:2"], ("2:1",), ("1",), (12,), ("1:2 ",), "1:2"):
-        assert not is_ranges(bad), bad
-    assert parse_ranges(("7:9", "1:1")) == [(1, 1), (7, 9)]
-    assert ranges_overlap([(1, 3), (3, 4)]) and not ranges_overlap([(1, 3), (4, 4)])
 
 
 def test_steps_and_rows():

@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from mlm.data import shards, sources
 from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.write_shard import find_documents
 from mlm.errors import DamageError, InputError
+from tests.data.rows import small_parts
 from tests.support.corpora import LENGTH, corpus_of, ids_of, read_documents, shard_rows, write_jsonl, write_shards
 
 
@@ -19,8 +19,7 @@ def made(texts, tokenizer_folder, tmp_path_factory) -> tuple[Manifest, dict[tupl
     """Shards of two sources in several parts and many blocks, with duplicates; and the text of each document."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PART_BYTES", (20_000, 10**9))
-        patch.setattr(shards, "BLOCK_BYTES", (1500, 10**9))
+        small_parts(patch)
         a = write_jsonl(folder / "a.jsonl", texts[:120] + texts[:30])
         corpus = corpus_of((a, write_jsonl(folder / "b.jsonl", texts[110:200])), weights=(1.0, 2.0))
         found, places = {}, {}

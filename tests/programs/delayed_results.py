@@ -1,10 +1,5 @@
-"""`python -m mlm` with small parts and blocks, whose tasks take a moment longer, and whose files stay: to be killed.
+"""`python -m mlm` with small parts and blocks, whose tasks take a moment longer, and whose files stay: to be killed."""
 
-No file can grow beyond MLM_TEST_LARGEST bytes, which fails as on a full disk.
-"""
-
-import os
-import resource
 import sys
 import time
 
@@ -21,7 +16,6 @@ def slow_put(file, target):
 
 # At the top: worker processes run this file too.
 results.put_file, shards.remove = slow_put, lambda folder: None
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["MLM_TEST_LARGEST"]), resource.RLIM_INFINITY))
 sources.PART_BYTES, shards.BLOCK_BYTES = (40_000, 10**9), (1500, 10**9)
 
 if __name__ == "__main__":
