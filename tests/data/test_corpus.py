@@ -34,14 +34,6 @@ def test_validation_never_changes_as_the_corpus_grows(tmp_path):
     assert abs(share - 0.1) < 4 * (0.1 * 0.9 / 5000) ** 0.5
 
 
-def test_a_group_decides_alone(tmp_path):
-    """Not its texts, nor how many there are."""
-    found = corpus_of((write_jsonl(tmp_path / "a.jsonl", ["text"], package=["a"]),), group="package")
-    (part,) = found.parts()
-    splits = [{found.split_of(part, f"package {n}", number) for number in (0, 2**64 - 1)} for n in range(99)]
-    assert all(len(split) == 1 for split in splits) and set.union(*splits) == {"train", "validation"}
-
-
 @pytest.mark.parametrize("group", ["file", "package"])
 def test_a_group_is_in_one_split(tmp_path, monkeypatch, group):
     """Though parts are cut inside of files and groups."""

@@ -19,18 +19,12 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-@pytest.mark.parametrize("kind", ["text", "parquet"])
-def test_hf_reads_a_local_folder_with_its_own_splits(tmp_path, kind, monkeypatch):
-    folder = tmp_path / "set"
-    folder.mkdir()
+def test_hf_reads_a_local_folder_with_its_own_splits(tmp_path):
     train, validation = numbered(30), numbered(5, 28)  # two texts are in both
     for split, texts in (("train", train), ("validation", validation), ("test", numbered(9, 100))):
-        if kind == "text":
-            (folder / f"{split}.txt").write_text("\n".join(texts))
-        else:
-            datasets.Dataset.from_dict({"text": texts}).to_parquet(folder / f"{split}.parquet")
+        datasets.Dataset.from_dict({"text": texts}).to_parquet(tmp_path / "set" / f"{split}.parquet")
     for streaming in (False, True):
-        own = corpus_of((f"hf:{folder}",), streaming=streaming, group="text", validation_groups=tuple(train))
+        own = corpus_of((f"hf:{tmp_path}/set",), streaming=streaming, group="text", validation_groups=tuple(train))
         found = read_documents(own)
         assert [text for part, (text, _) in found if part.split == "validation"] == validation
         assert [text for part, (text, _) in found if part.split == "train"] == train
@@ -50,7 +44,7 @@ def test_the_name_of_a_split_says_its_role(role, names):
 
 
 @pytest.fixture
-def local_set(tmp_path, monkeypatch) -> pathlib.Path:
+def local_set(tmp_path) -> pathlib.Path:
     """A folder of a data set, of whose splits each has the numbers of its own hundred; its name holds a #."""
     folder = tmp_path / "set #1"
     folder.mkdir()
@@ -84,7 +78,7 @@ def test_a_source_names_a_split_or_a_slice_of_it(local_set, tmp_path):
     assert roles_of(f"{own}#test", f"{own}#train", streaming=True) == {"test": test, "": train}
 
 
-def test_what_a_data_set_lacks_is_cut_from_its_training_split(local_set, tmp_path):
+def test_what_a_data_set_lacks_is_cut_from_its_training_split(local_set):
     own = corpus_of((f"hf:{local_set}",), test_fraction=0.5)
     assert {part.cut for part in own.parts()} == {()}, "it has all three"
     (local_set / "test.jsonl").unlink()
@@ -99,9 +93,7 @@ def test_what_a_data_set_lacks_is_cut_from_its_training_split(local_set, tmp_pat
     ("names", "settings", "words"),
     [
         (("#testing",), {}, ["testing", "'test'"]),
-        (("#train+test",), {}, ["train+test", "test and train"]),
         (("#train[a:]",), {}, ["train[a:]"]),
-        (("#",), {}, ["after the #"]),
         (("#test",), {}, ["#test", "train"]),
         (("#validation", "#test"), {}, ["#validation", "#test", "train"]),
         (("#train[:10]",), {"streaming": True}, ["train[:10]", "streaming"]),
@@ -120,10 +112,9 @@ def prepared(tmp_path, monkeypatch) -> pathlib.Path:
 
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path / "data"))  # as TFDS_DATA_DIR does
     data_sets.load_tfds.cache_clear()
-    splits = {
-        split: [{"text": text} for text in numbered(20, 100 * n)] for n, split in enumerate(("train", "dev", "test"))
-    }
-    return prepare(tmp_path / "data", splits)
+    splits = {"train": numbered(20), "dev": numbered(20, 100), "test": numbered(20, 200)}
+    rows = {split: [{"text": text} for text in texts] for split, texts in splits.items()}
+    return prepare(tmp_path / "data", rows)
 
 
 def test_tfds_reads_a_prepared_folder_and_a_name_in_the_data_folder(prepared, tmp_path, monkeypatch):
@@ -201,7 +192,7 @@ def test_a_name_that_no_prepared_set_has(prepared, name):
     ("kind", "streaming"),
     [("parquet", False), ("parquet", True), ("csv", False)],
 )
-def test_files_of_a_data_set_with_other_columns_are_named(tmp_path, monkeypatch, kind, streaming):
+def test_files_of_a_data_set_with_other_columns_are_named(tmp_path, kind, streaming):
     import pandas
 
     (tmp_path / "set").mkdir()
@@ -214,19 +205,15 @@ def test_files_of_a_data_set_with_other_columns_are_named(tmp_path, monkeypatch,
         assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_row_of_a_data_set_is_named(tmp_path, monkeypatch):
-    import pyarrow
-    import pyarrow.parquet
-
-    (tmp_path / "set").mkdir()
-    table = pyarrow.table({"text": pyarrow.array([b"a", None, b"\xff"], pyarrow.binary())})
-    pyarrow.parquet.write_table(table, tmp_path / "set" / "train.parquet")
+def test_a_row_of_a_data_set_is_named(tmp_path):
+    rows = datasets.Dataset.from_dict({"text": [b"a", None, b"\xff"]})
+    rows.to_parquet(tmp_path / "set" / "train.parquet")
     for streaming in (False, True):
         with pytest.raises(InputError, match=r"train.*row 3: the field 'text' is not a string of valid Unicode"):
             read_documents(corpus_of((f"hf:{tmp_path}/set",), streaming=streaming))
 
 
-def test_a_data_set_that_changed_has_other_parts(tmp_path, monkeypatch):
+def test_a_data_set_that_changed_has_other_parts(tmp_path):
     """So that nothing is taken for done that was made of the old one."""
     (tmp_path / "set").mkdir()
     parts = []

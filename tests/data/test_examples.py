@@ -152,11 +152,16 @@ def test_a_text_that_holds_the_padding_token(tokenizer_folder):
 
 
 def test_a_label_that_the_training_split_lacks(tmp_path):
+    """Of a text, and of a word."""
     (tmp_path / "a.csv").write_text("text,label\na,x\nb,y\n")
     (tmp_path / "b.csv").write_text("text,label\na,x\nb,z\n")
     sources = {"train": f"csv:{tmp_path}/a.csv", "validation": f"csv:{tmp_path}/b.csv"}
     with pytest.raises(InputError, match=r"b\.csv, line 3: .*'z'"):
         data.read_tables(sources, Columns(("text",), "label"))
+    sources = {"train": write_conll(tmp_path / "a", sentences(9))}
+    sources["test"] = write_jsonl(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}])
+    with pytest.raises(InputError, match=r"b\.jsonl, line 1: .*'B-NEW'"):
+        data.read_tables(sources, Columns(("tokens",), "ner_tags", "tokens"))
 
 
 def test_labels_that_look_the_same_are_one_class(tmp_path):
@@ -227,13 +232,6 @@ def test_words_that_are_cut_off(tokenizer_folder):
     lost = cut.words.token_W < 0
     np.testing.assert_array_equal(lost, whole.words.token_W >= 15)
     assert lost.sum() > 0 and np.array_equal(cut.labels_N, whole.labels_N)
-
-
-def test_a_label_of_a_word_that_training_lacks(tmp_path):
-    sources = {"train": write_conll(tmp_path / "a", sentences(9))}
-    sources["test"] = write_jsonl(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}])
-    with pytest.raises(InputError, match=r"b\.jsonl, line 1: .*'B-NEW'"):
-        data.read_tables(sources, Columns(("tokens",), "ner_tags", "tokens"))
 
 
 @pytest.mark.parametrize("mark", [-100, "-100"])

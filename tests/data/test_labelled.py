@@ -180,7 +180,6 @@ BAD_CSV = {
     "tabs": ("text\tlabel\na\tb\n", r"'text' among 'text\tlabel'"),
     "twice": ("text,label,label\na,b,c\n", "2 of its columns are named 'label'"),
     "mark inside": ("\ufeff\ufefftext,label\na,b\n", r"'text' among '\ufefftext', 'label'"),
-    "latin": ("text,label\ncaf\udce9,a\n", "line 2: is not UTF-8"),
 }
 BAD_JSONL = {
     "not json": ('{"text": "a", "label": 1}\n{"text": \n', "line 2"),
@@ -204,7 +203,7 @@ BAD_JSONL = {
     + [pytest.param("jsonl", *BAD_JSONL[fault], id=f"jsonl {fault}") for fault in BAD_JSONL],
 )
 def test_bad_files(tmp_path, kind, content, words):
-    (tmp_path / f"bad.{kind}").write_bytes(content.encode(errors="surrogateescape"))
+    (tmp_path / f"bad.{kind}").write_text(content)
     sentence = refused(f"{kind}:{tmp_path}/bad.{kind}", split="validation")
     assert words in sentence and f"{tmp_path}/bad.{kind}" in sentence
 

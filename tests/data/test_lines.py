@@ -12,14 +12,10 @@ import pytest
 from mlm.data import labelled, sources
 from mlm.errors import InputError
 from mlm.inference.fill_mask import answer_texts, check_utf8
-from tests.support.corpora import corpus_of, read_documents
+from tests.support.corpora import corpus_of, texts_of
 
 # No line ends in these, and no word: a no-break space, an ideographic one, and what str.splitlines takes for line ends.
 TEXTS = ["naïve\u2028one", "two\u0085", "three\x0c3", "10\u00a0000", "a\u3000b", "\u200bx\x1ey\x1cz", "end\ufeff"]
-
-
-def read_corpus(source: str) -> list[str]:
-    return [text for _, (text, _) in read_documents(corpus_of((source,)))]
 
 
 def read_labelled(source: str, kind: str = "classes") -> list[str]:
@@ -53,8 +49,8 @@ def conll_lines(texts: list[str]) -> list[str]:
 
 
 READERS = {  # name of the file, its lines, and how they are read
-    "text": ("a.txt", lambda texts: texts, lambda path: read_corpus(f"text:{path}")),
-    "jsonl": ("a.jsonl", json_lines, lambda path: read_corpus(f"jsonl:{path}")),
+    "text": ("a.txt", lambda texts: texts, lambda path: texts_of(f"text:{path}")),
+    "jsonl": ("a.jsonl", json_lines, lambda path: texts_of(f"jsonl:{path}")),
     "csv": ("a.csv", csv_lines, lambda path: read_labelled(f"csv:{path}")),
     "labelled jsonl": ("a.jsonl", json_lines, lambda path: read_labelled(f"jsonl:{path}")),
     "conll": ("a.conll", conll_lines, lambda path: read_labelled(f"conll:{path}", kind="tokens")),
@@ -104,4 +100,4 @@ def test_a_mark_is_left_out_of_the_first_part_alone(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("\ufeff" + "\n".join(lines))
     monkeypatch.setattr(sources, "PART_BYTES", (50, 10**9))
     own = corpus_of((f"text:{tmp_path}/a.txt",))
-    assert len(own.parts()) > 10 and [text for _, (text, _) in read_documents(own)] == lines
+    assert len(own.parts()) > 10 and texts_of(f"text:{tmp_path}/a.txt") == lines

@@ -1,6 +1,5 @@
 """A part of a corpus -> tokens, tables and blocks: what the files say, against the texts counted one by one."""
 
-import json
 import pathlib
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from mlm.data import map_part, results
 from mlm.data.corpus import Corpus, text_hash
 from mlm.data.map_part import BLOCK, DOCUMENT, Map
-from mlm.errors import InputError
 from mlm.paths import UPath
 from tests.support.corpora import contents, corpus_of, ids_of, write_jsonl
 
@@ -75,15 +73,6 @@ def test_blocks_do_not_depend_on_where_documents_are_tokenized_together(
     monkeypatch.setattr(map_part, "BATCH_DOCUMENTS", 2)
     mapped(corpus, tokenizer_folder, tmp_path / "few")
     assert contents(tmp_path / "many") == contents(tmp_path / "few") and len(contents(tmp_path / "few")) == 6
-
-
-def test_a_bad_line_leaves_nothing(tokenizer_folder, tmp_path, texts):
-    write_jsonl(tmp_path / "a.jsonl", texts[:100])
-    with (tmp_path / "a.jsonl").open("a") as file:
-        file.write(json.dumps({"body": "no text"}) + "\n")
-    with pytest.raises(InputError, match=r"a\.jsonl, line 101: has no field 'text'"):
-        mapped(corpus_of((f"jsonl:{tmp_path}/a.jsonl",)), tokenizer_folder, tmp_path / "tasks")
-    assert list((tmp_path / "tasks").iterdir()) == []
 
 
 def test_bytes_of_a_token():

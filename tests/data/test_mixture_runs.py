@@ -101,13 +101,6 @@ def test_doctor_checks_every_folder(ran, mixture, manifest, web, capsys):
     assert levels == {"ok"}
 
 
-@pytest.mark.standard
-def test_resume_on_the_folders_in_another_order_is_refused(ran, manifest, web, tmp_path, capsys):
-    mixture = shares_of((web.folder, 0.25), (manifest.folder, 0.75))
-    arguments = command("train", copy(ran, tmp_path / "resumed"), mixture)
-    refuse(arguments, 2, "other proportions", "fingerprint", capsys=capsys)
-
-
 @pytest.mark.slow
 def test_two_processes_resume_to_the_same_losses(ran, manifest, web, tokenizer_folder, tmp_path):
     """From the checkpoint of one process, on folders that were moved."""

@@ -94,10 +94,3 @@ def test_a_full_disk_is_a_sentence(tmp_path):
         with file.open("wb") as out:
             out.write(b"x" * 10**6)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_leftovers_of_killed_tasks(tmp_path):
-    results.save(UPath(tmp_path / "a" / "x.numbers"), np.arange(3))
-    (tmp_path / "a" / ".0123.tmp").write_text("half")
-    results.remove_leftovers(tmp_path)
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["x.numbers"]

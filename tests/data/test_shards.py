@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mlm.data import deduplicate, shards
+from mlm.data import deduplicate, results, shards
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.errors import InputError
@@ -30,9 +31,11 @@ from tests.support.corpora import (
     train_tokenizer,
     write_jsonl,
     write_shards,
+    written_texts,
 )
 
 SPLITS = ("train", "validation")
+LAST = (".blocks", ".dropped", ".json")  # of the files of a task, the one that is written last
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +182,52 @@ def test_an_empty_folder_may_be_there_and_another_is_kept(texts, tokenizer_folde
         write_shards(corpus, file, tokenizer_folder)
     with pytest.raises(InputError, match="can't be written"):
         write_shards(corpus, file / "shards", tokenizer_folder)
+
+
+def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, monkeypatch):
+    """With the same bytes, and without doing again what was done."""
+    corpus = written_texts(texts[:150], tmp_path / "corpus")
+    write_shards(corpus, tmp_path / "alone", tokenizer_folder)
+    put, written, limit = results.put_file, [], 0
+
+    def put_file(file, target):
+        if len(written) == limit:
+            raise KeyboardInterrupt
+        put(file, target)
+        written.append(str(target))
+
+    monkeypatch.setattr(results, "put_file", put_file)
+    for limit in range(3, 200, 7):  # noqa: B007
+        try:
+            write_shards(corpus, tmp_path / "ended", tokenizer_folder)
+            break
+        except KeyboardInterrupt:
+            assert not (tmp_path / "ended").exists()
+    assert contents(tmp_path / "ended") == contents(tmp_path / "alone")
+    of_tasks = [file.rpartition(".")[0] for file in written if "/tasks/" in file and file.endswith(LAST)]
+    assert len(of_tasks) == len(set(of_tasks)) > 10, "what was done was done again"
+
+
+def test_a_full_disk_leaves_what_is_done(small, texts, tokenizer_folder, tmp_path, monkeypatch):
+    corpus = written_texts(texts[:150], tmp_path / "corpus")
+    put, written = results.put_file, []
+
+    def put_file(file, target):
+        if len(written) == 9:
+            raise OSError(28, os.strerror(28))
+        put(file, target)
+        written.append(target)
+
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"tasks/.*No space left on device"):
+        patch.setattr(results, "put_file", put_file)
+        write_shards(corpus, tmp_path / "shards", tokenizer_folder)
+    assert all(target.is_file() for target in written)
+    leftover = work_folder(str(tmp_path / "shards")) / "tasks" / ".0123.tmp"
+    leftover.write_text("of a task that was killed")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(results, "put_file", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        write_shards(corpus, tmp_path / "shards", tokenizer_folder)
+    assert not leftover.exists(), "it would take room"
 
 
 def test_a_corpus_that_was_changed_after_a_kill_is_read_anew(small, texts, tokenizer_folder, tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import itertools
 import math
 from typing import NamedTuple
 
-import jax
 import pytest
 
 from mlm.data.stages import (
@@ -19,8 +18,6 @@ from mlm.data.stages import (
     total_steps,
 )
 from mlm.errors import InputError
-from mlm.tasks import pretraining
-from mlm.training import sharding
 from tests.support.tiny import tiny_config
 
 SIZES = ("data.lanes=4", "data.batch_stages=((4, 3), (8, 3))")  # of batches of 16 rows
@@ -79,29 +76,6 @@ def test_a_step_reads_what_the_list_of_batches_says(ranges, short):
             assert b + 1 < a or rows != next_rows, "as few ranges as possible"
     for step in range(40):
         assert stages.rows_read(step) == sum(batch.rows for batch in kept[:step])
-
-
-def test_a_stage_is_opened_once_and_only_when_it_is_reached(monkeypatch):
-    """As a run reads its batches: each a range of rows, of which those before are not read."""
-    ranges, opened = [(3, 5), (9, 12)], []
-
-    def train_batches(manifest, *, global_batch, start_row, rows, **settings):
-        assert rows == (0, global_batch)
-        opened.append(start_row)
-        return ({"rows": (row, row + global_batch)} for row in itertools.count(start_row, global_batch))
-
-    monkeypatch.setattr(pretraining.batches, "train_batches", train_batches)
-    config, kept = tiny_config(*SIZES), batches_kept(ranges)
-    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
-    for start in range(10):
-        opened.clear()
-        stream = pretraining.train_batches(config, None, mesh, skipping(ranges), start=start)
-        found = list(itertools.islice(stream, 1))
-        assert opened == [kept[start].rows_before]
-        found += itertools.islice(stream, 19)
-        expected = [(batch.rows_before, batch.rows_before + batch.rows) for batch in kept[start : start + 20]]
-        assert [batch["rows"] for batch in found] == expected
-        assert len(opened) == len(list(skipping(ranges).between(start + 1, start + 20)))
 
 
 def test_steps_and_rows():

@@ -9,7 +9,7 @@ def rows(count: int, length: int, top: int) -> np.ndarray:
     return np.random.default_rng(length).integers(0, top, (count, length)).astype(np.uint32)
 
 
-@pytest.mark.parametrize(("length", "top"), [(1, 2), (32, 128), (128, 16_384), (512, 50_265), (40, 2**32)])
+@pytest.mark.parametrize(("length", "top"), [(1, 2), (32, 128), (512, 50_265), (40, 2**32)])
 def test_records_are_those_of_tensorflow(tmp_path, length, top):
     """As prepare_tfrecord_shards.py writes them: byte for byte what protobuf makes when it sorts its maps."""
     import tensorflow as tf
@@ -25,10 +25,6 @@ def test_records_are_those_of_tensorflow(tmp_path, length, top):
             example = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(example.SerializeToString(deterministic=True))
     assert b"".join(tfrecord.encode(ids_NxL)) == (tmp_path / "theirs").read_bytes()
-
-
-def test_no_rows_make_no_records():
-    assert tfrecord.encode(np.zeros((0, 8), np.uint16)) == []
 
 
 @pytest.mark.parametrize("length", [1, 100, 512])

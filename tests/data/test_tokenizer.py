@@ -92,11 +92,9 @@ def test_words_that_cannot_be_told_are_refused(tmp_path):
 
 def test_text_of_pieces(folders):
     """A space before what starts a word, whatever sign the tokenizer has for it."""
-    for kind, pieces in (("unigram", "▁the ing ▁▁"), ("bpe", "Ġthe ing ĠĠ"), ("wordpiece", "the ##ing  ")):
+    for kind, pieces in (("unigram", ("▁the", "ing")), ("bpe", ("Ġthe", "ing")), ("wordpiece", ("the", "##ing"))):
         text_of = tokenizer.surface(tokenizer.load_fast(folders[kind]))
-        assert [text_of(piece) for piece in pieces.split()[:2]] == [" the", "ing"]
-        if kind != "wordpiece":
-            assert text_of(pieces.split()[2]) == "  "
+        assert [text_of(piece) for piece in pieces] == [" the", "ing"]
 
 
 def test_lowercase(texts, tmp_path):

@@ -1,30 +1,23 @@
 """Tokenizers made elsewhere: what they do is tried when they are loaded, and works, is refused, or is said."""
 
-import dataclasses
 import json
 import pathlib
 import random
 import shutil
 from collections.abc import Callable
 
-import jax
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mlm.commands import tokenizer as tokenizer_command
 from mlm.data import tokenizer, tokenizer_checks
-from mlm.data.manifest import DatasetInfo, load_manifest
+from mlm.data.manifest import load_manifest
 from mlm.doctor import checks
 from mlm.errors import InputError
-from mlm.inference import fill_mask
-from mlm.model import masking as masks
 from mlm.workdir import Workdir
 from tests.support.corpora import shard_rows, train_tokenizer, write_shards
 from tests.support.doctored import case_of
-from tests.support.tiny import tiny_config
-from tests.support.tokenizers import random_model
 
 KINDS = ("unigram", "bpe", "wordpiece")
 
@@ -62,30 +55,21 @@ def add_far_above(content: dict) -> None:
     content["added_tokens"].append(extra | dict.fromkeys(("single_word", "lstrip", "rstrip"), False))
 
 
-@pytest.mark.standard
 def test_ids_with_holes_work(folders, texts, tmp_path):
-    """Shards, masks, words and fillings; an id without an entry is never drawn."""
+    """An id without an entry counts as a special token, so that it is never drawn."""
 
     def change(content: dict) -> None:
         prune(content)
         add_far_above(content)
 
     folder, size = edited(folders["bpe"], tmp_path / "holes", change), 10_001
-    fields, loaded = tokenizer.manifest_fields(folder), tokenizer.load(folder)
-    unused = set(range(size)) - set(loaded.get_vocab().values())
-    assert fields["vocab_size"] == size and unused and unused < set(fields["all_special_ids"])
+    fields = tokenizer.manifest_fields(folder)
+    unused = set(range(size)) - set(tokenizer.load(folder).get_vocab().values())
+    assert fields["vocab_size"] == size and len(unused) > 9000 and unused < set(fields["all_special_ids"])
     assert len(tokenizer.word_starts(folder, key="x")) == size
     manifest = write_shards(texts[:100], tmp_path / "shards", folder)
     assert load_manifest(manifest.folder).vocab_size == size
-    info = DatasetInfo.from_manifest(manifest)
-    masking = dataclasses.asdict(masks.make_masking(tiny_config().masking, info, None))
-    masking = masks.TokenMasking(**masking | {"rate": 0.9, "mask_share": 0.0, "random_share": 1.0})
-    ids_BxL = np.concatenate(shard_rows(manifest, "train"))[:100].astype(np.int32)
-    rows = np.arange(len(ids_BxL), dtype=np.uint32)
-    drawn = jax.jit(masking)(jax.random.key(0), ids_BxL, np.ones_like(ids_BxL), rows, 0 * rows).ids_BxL
-    assert not set(np.unique(drawn).tolist()) & unused
-    (fillings,) = fill_mask.FillMask(random_model(folder), loaded, 50)(["Returns the <mask> of it."])
-    assert len(fillings[0]) == 50 and all(isinstance(filling["token_str"], str) for filling in fillings[0])
+    assert not unused & set(np.unique(np.concatenate(shard_rows(manifest, "train"))).tolist())
 
 
 def no_processor(content: dict) -> None:
@@ -178,23 +162,14 @@ def test_a_byte_level_tokenizer_needs_no_unknown_token(folders, texts, tmp_path)
         assert not [finding for finding in checks.run(check, case) if finding.level == "error"]
 
 
-def test_bytes_that_a_byte_level_tokenizer_leaves_out_are_said(texts, tmp_path, capsys):
+def test_bytes_that_a_byte_level_tokenizer_leaves_out_are_counted(texts):
     """One that was trained without all bytes, and has no unk token in its model: prose is whole, Chinese is not."""
     fast = Tokenizer(models.BPE())
     fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    fast.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>", "<pad>", "<mask>"])
-    )
-    fast.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
-    names = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
-    PreTrainedTokenizerFast(tokenizer_object=fast, **names).save_pretrained(str(tmp_path / "tokenizer"))
-    tokenizer.load(str(tmp_path / "tokenizer"))
+    fast.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400))
     assert fast.encode("文", add_special_tokens=False).ids == []
     for documents, left_out in ((texts[:50], 0), (["ab文" * 50], 0.6), (["文" * 50], 1)):
-        share = tokenizer_checks.left_out_share(tokenizer.load_fast(str(tmp_path / "tokenizer")), documents)
-        assert share == pytest.approx(left_out, abs=1e-9)
-        tokenizer_command.warn_of_unknown_tokens(documents, Workdir(str(tmp_path)))
-        assert ("left out" in capsys.readouterr().err) == (left_out > 0)
+        assert tokenizer_checks.left_out_share(fast, documents) == pytest.approx(left_out, abs=1e-9)
 
 
 def test_a_truncation_that_was_saved_is_not_applied(folders, tmp_path):
