@@ -40,18 +40,6 @@ def test_start_and_end(host):
 
 
 @standard
-def test_a_file_in_the_place_of_mlm(host):
-    """It finds the code's modules, though Python looks in the file's folder."""
-    files = {"requirements.txt": b"", "mlm/__init__.py": b"NAME = 'mlm'", "research/beside.py": b"import mlm"}
-    files["research/rare.py"] = b"import sys, beside; print(beside.mlm.NAME, *sys.argv[1:])"
-    archive, host.code = host.pack(files)
-    host.unpack(host.code, archive)
-    host.ask("start", stdin=json.dumps(json.loads(host.job("", argv=HOSTILE[:2])) | {"program": "research/rare.py"}))
-    assert host.ended()["code"] == 0
-    assert (host.folder() / "log").read_text() == "mlm a b --flag=$(touch pwned)\n"
-
-
-@standard
 def test_the_keeper_holds_nothing_of_the_connection_and_a_secret_stays_in_memory(host):
     stub = "open(folder / 'got', 'w').write(os.environ['SECRET'][::-1]); time.sleep(60)"
     process = host.start(stub, SECRET="canary-1")["process"]  # returns, although the process has our pipes' descendants

@@ -34,7 +34,7 @@ from tests.support.processes import logged_step
 pytestmark = pytest.mark.hosts
 
 COUNT = 4
-STEPS = 120
+STEPS = 100
 CANARY = f"canary-{secrets.token_hex(8)}"
 GCLOUD = "with_the_real_gcloud" if real.INSTALLED else "with_the_stand_in"
 KEYS = f"/usr/bin/env {sys._base_executable} -S -E {ROOT / 'tests' / 'launch' / 'tpu_api' / 'ssh_keys.py'} {{state}} %u"

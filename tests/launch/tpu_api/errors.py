@@ -23,7 +23,6 @@ REFUSED = {
         f'"{{zone}}".; the accelerator {{type}} was not found in zone {{zone}} {EID}',
         [],
     ),
-    "runtime": ("NOT_FOUND", f'Runtime version "{{version}}" was not found. {EID}', []),
     "in_use": ("FAILED_PRECONDITION", "Queued resource '{resource}' has nodes, or may still get them.", []),
     "quota": (
         "RESOURCE_EXHAUSTED",
@@ -46,8 +45,6 @@ FAILED = {
     "stockout": (8, 'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU Nodes '
                  f"are offered (see https://cloud.google.com/tpu/docs/regions) {EID}"),
     "internal": (13, "an internal error has occurred"),
-    "network": (5, "The resource projects/{project}/global/networks/{network} was not found"),
-    "reservation": (9, f"Reservation projects/{{project}}/locations/{{zone}}/reservations/- not found {EID}"),
     "failed": (8, f"Insufficient reserved capacity. Contact customer support to increase your reservation. {EID}"),
 }  # fmt: skip
 

@@ -57,11 +57,9 @@ class Request:
             kind,
             metric=f"TPU{generation}PerProjectPerZoneForTPUAPI",
             name=self.name,
-            network=self.node.get("networkConfig", {}).get("network"),
             project=self.project,
             resource=self.resource,
             type=accelerator_type,
-            version=self.node.get("runtimeVersion"),
             zone=self.zone,
         )
 
