@@ -1,6 +1,7 @@
 import pytest
 
-from tests.launch.pod import FakePod, HostFolder
+from tests.launch.host_folder import HostFolder
+from tests.launch.pod import FakePod
 
 
 @pytest.fixture

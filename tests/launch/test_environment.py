@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.launch.pod import LAUNCH
+from tests.launch.host_folder import LAUNCH
 
 UV = """#!/bin/sh
 echo "$@" >>{log}

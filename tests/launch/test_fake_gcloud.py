@@ -137,11 +137,6 @@ QUEUE = f"""
     queued-resources describe q --format=json
     queued-resources list --format=json
     queued-resources delete q --quiet
-    alpha queued-resources create q --node-id=pod {QUEUED} --network-config=network=a --network-config=network=b
-    ACTIVE
-    alpha queued-resources describe q --format=json
-    alpha tpu-vm describe pod --format=json
-    alpha {SSH} --worker=all --dry-run --command=true
 """
 REFUSED_LINES = f"""
     ! tpu-vm create pod {NODE} --bogus=3

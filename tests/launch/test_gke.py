@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mlm.__main__ import parser
-from tests.launch.pod import LAUNCH
+from tests.launch.host_folder import LAUNCH
 
 # the fields that we use, as the published definitions of JobSet v1alpha2 and Kubernetes have them
 FIELDS = """

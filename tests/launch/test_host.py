@@ -14,7 +14,7 @@ import host_setup
 import pytest
 from host_keeper import processes
 
-from tests.launch.pod import HOSTILE, alive, keeper_of, wait_for
+from tests.launch.host_folder import HOSTILE, alive, keeper_of, wait_for
 
 standard = pytest.mark.standard
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.launch.pod import LAUNCH
+from tests.launch.host_folder import LAUNCH
 
 OURS = {path.stem for path in LAUNCH.glob("*.py")} | {"pods"}
 FILES = [LAUNCH / "tpu.py", *LAUNCH.glob("host*.py"), *(LAUNCH / "pods").glob("*.py")]

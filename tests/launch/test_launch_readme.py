@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from mlm.__main__ import parser
-from tests.launch.pod import LAUNCH
+from tests.launch.host_folder import LAUNCH
 from tests.launch.tpu_api import real, server
 
 TEXT = (LAUNCH / "README.md").read_text()

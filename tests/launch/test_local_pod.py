@@ -11,7 +11,7 @@ import local_pod
 import pytest
 
 from tests import ROOT
-from tests.launch.pod import wait_for
+from tests.launch.host_folder import wait_for
 
 pytestmark = pytest.mark.standard
 HEAD = "import os, signal, sys, time\ni = [a for a in sys.argv if '--process-id=' in a][0][-1]\n"

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.launch.pod import LAUNCH
+from tests.launch.host_folder import LAUNCH
 
 FILE, SBATCH = LAUNCH / "slurm.sbatch", shutil.which("sbatch")
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tests.launch.decided import LIMITS, ended
-from tests.launch.pod import wait_for
+from tests.launch.host_folder import wait_for
 from tests.launch.supervised import Supervised
 
 from pods.backend import Host, Pod, Runner  # isort: skip

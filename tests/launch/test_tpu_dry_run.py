@@ -12,7 +12,7 @@ from pods import settings
 from pods.gcloud import PATIENCE
 
 from tests.launch.fake_gcloud import synopsis
-from tests.launch.pod import LAUNCH
+from tests.launch.host_folder import LAUNCH
 from tests.launch.tpu_api import real, server
 
 EXPECTED = pathlib.Path(__file__).parent / "dry_run.txt"

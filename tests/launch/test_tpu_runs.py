@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from tests.launch.pod import HOSTILE, RUN, WAITS, alive, keeper_of, wait_for
+from tests.launch.host_folder import HOSTILE, alive, keeper_of, wait_for
+from tests.launch.pod import RUN, WAITS
 
 pytestmark = pytest.mark.standard
 

@@ -57,16 +57,12 @@ def _node(call: Call) -> dict:
     if call.name == "tpu-vm create":
         scheduling = {name: f"--{name}" in flags for name in ("preemptible", "reserved", "spot")}
         return node | {"schedulingConfig": scheduling, "shieldedInstanceConfig": {"enableSecureBoot": False}}
-    networks = [_pairs(flag) for flag in flags.get("--network-config", ())]
-    node |= {"serviceAccount": {}} | ({"networkConfigs": networks} if networks else {})
-    return node | ({"autocheckpointEnabled": False} if call.track else {})
+    return node | {"serviceAccount": {}}
 
 
 def _queued(call: Call) -> dict:
     spec = {"node": _node(call), "nodeId": call.flags["--node-id"], "parent": parent(call)}
-    model = call.flags.get("--provisioning-model", "standard").upper().replace("-", "_")  # beside spot too: a fault
-    resource = {"tpu": {"nodeSpec": [spec]}} | ({"provisioningModel": model} if call.track else {})
-    return resource | ({"spot": {}} if "--spot" in call.flags else {})
+    return {"tpu": {"nodeSpec": [spec]}} | ({"spot": {}} if "--spot" in call.flags else {})
 
 
 def _pairs(text: str) -> dict[str, str]:

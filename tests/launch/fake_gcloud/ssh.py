@@ -23,7 +23,6 @@ def connect(cloud: Cloud, call: Call) -> int:
     """Does an ssh command and returns its exit code; raises RefusedError."""
     node, worker = ready_node(cloud, call), call.flags.get("--worker", "0")
     addresses = [end["ipAddress"] for end in node.get("networkEndpoints", ())]
-    addresses = addresses[:: max(1, len(node.get("networkConfigs", ())))]
     workers = range(len(addresses)) if worker == "all" else [int(worker)]
     batch = len(workers) if call.track else 1
     begin = f"Using ssh batch size of {batch}. Attempting to SSH into 1 nodes with a total of {len(workers)} workers."

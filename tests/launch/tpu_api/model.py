@@ -209,15 +209,13 @@ class Cloud(Folder):
         return resource
 
     def _make_ready(self, node: dict) -> None:
-        configs, hosts = node.get("networkConfigs") or [{}], chips_and_hosts(node["acceleratorType"])[1]
+        hosts = chips_and_hosts(node["acceleratorType"])[1]
         addresses = (self.settings()["addresses"] or [f"127.0.0.{i + 1}" for i in range(hosts)])[:hosts]
         outside = node.get("networkConfig", {}).get("enableExternalIps", True)
-        node["networkEndpoints"] = []  # of the first host, one for each network, then of the second, ...
-        for host, address in enumerate(addresses):
-            access = {"externalIp": address} if outside else {}
-            node["networkEndpoints"] += [{"accessConfig": access, "ipAddress": address, "port": 8470}]
-            others = [f"10.9.{network}.{host + 1}" for network in range(1, len(configs))]
-            node["networkEndpoints"] += [{"accessConfig": {}, "ipAddress": other, "port": 8470} for other in others]
+        node["networkEndpoints"] = [
+            {"accessConfig": {"externalIp": address} if outside else {}, "ipAddress": address, "port": 8470}
+            for address in addresses
+        ]
         self.begin_hosts(node["name"].rpartition("/")[2], addresses)
         node["state"] = "READY"
 
