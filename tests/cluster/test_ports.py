@@ -4,12 +4,12 @@ import contextlib
 import errno
 import os
 import pathlib
-import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+import unittest.mock
 
 import pytest
 
@@ -24,12 +24,8 @@ from tests.support.dask_cluster import free_port
     [
         ("10.0.0.2", ("10.0.0.2", 8474)),
         ("10.0.0.2:9000", ("10.0.0.2", 9000)),
-        ("t1v-n-abc-w-0.c.project.internal", ("t1v-n-abc-w-0.c.project.internal", 8474)),
         ("train-workers-0-0.train", ("train-workers-0-0.train", 8474)),
-        (
-            "train-workers-0-0.train.default.svc.cluster.local.:1",
-            ("train-workers-0-0.train.default.svc.cluster.local.", 1),
-        ),
+        ("train-0.train.default.svc.cluster.local.:1", ("train-0.train.default.svc.cluster.local.", 1)),
         ("::1", ("::1", 8474)),
         ("[::1]", ("::1", 8474)),
         ("[fe80::1%eth0]:65535", ("fe80::1%eth0", 65535)),
@@ -86,22 +82,9 @@ def held(port: int, host: str = "127.0.0.1", seconds: float = 60, first: str = "
 @pytest.mark.standard
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
 def test_the_holder_is_named(host):
-    port = free_port()
-    with held(port, host) as child:
-        assert re.fullmatch(rf"python\S* \(process {child.pid}\)", ports.holder(port))
-
-
-def test_a_name_of_a_process_with_escape_sequences():
-    port, program = free_port(), "open('/proc/self/comm', 'w').write('\\x1b[2Jx')\n"
-    program += (
-        f"import socket, time\ns = socket.create_server(('127.0.0.1', {port}))\nprint(flush=True)\ntime.sleep(60)"
-    )
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    with child:
-        child.stdout.readline()
-        found = ports.holder(port)
-        child.kill()
-    assert found == f"\\u001b[2Jx (process {child.pid})"
+    port, name = free_port(), "open('/proc/self/comm', 'w').write('\\x1b[2Jx')"
+    with held(port, host, first=name) as child:
+        assert ports.holder(port) == f"\\u001b[2Jx (process {child.pid})"
 
 
 @pytest.mark.standard
@@ -115,30 +98,20 @@ def test_the_process_of_another_user():
     assert done.stdout == "a process that can't be seen from here\n", done.stderr
 
 
+@pytest.mark.standard
 def test_a_port_is_waited_for_and_its_holder_named_once(capfd, monkeypatch):
     monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
     port = free_port()
     with held(port, seconds=1.5) as child:
-        begin = time.monotonic()
+        begin, key = time.monotonic(), "config.pod.engine_port"
+        with pytest.raises(StopError, match=rf"port {port} of 127.*process {child.pid}.*{key}.*0\.3 s") as raised:
+            ports.wait_until_free(("127.0.0.1", port), 0.3, key=key)
+        assert raised.value.code == 1, "another start may find it free"
+        capfd.readouterr()
         assert ports.wait_until_free(("127.0.0.1", port), 10) == "127.0.0.1"
         assert time.monotonic() - begin > 0.5
-    expected = (
-        rf"mlm: port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); stop that process, or set "
-    )
-    assert re.fullmatch(
-        expected + r"another port \(config.pod.port\); waiting for up to 10 s.\n", capfd.readouterr().err
-    )
-
-
-def test_a_port_that_stays_held():
-    port = free_port()
-    with held(port) as child:
-        expected = (
-            rf"port {port} of 127.0.0.1 is held by python\S* \(process {child.pid}\); .* \(config.pod.engine_port\)"
-        )
-        with pytest.raises(StopError, match=expected + r" \(waited 0.3 s, config.pod.start_timeout\).$") as raised:
-            ports.wait_until_free(("127.0.0.1", port), 0.3, key="config.pod.engine_port")
-    assert raised.value.code == 1, "another start may find it free"
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 1 and f"(process {child.pid})" in printed and "(config.pod.port)" in printed
 
 
 def test_connections_that_have_just_been_closed_are_no_obstacle():
@@ -156,9 +129,7 @@ def test_connections_that_have_just_been_closed_are_no_obstacle():
 
 def test_an_address_of_another_machine():
     begin = time.monotonic()
-    with pytest.raises(
-        InputError, match=r"coordinator 192.0.2.1:8474: host 0 \(.*\) can't listen there .*; give an address of host 0"
-    ):
+    with pytest.raises(InputError, match=r"192\.0\.2\.1:8474: host 0"):
         ports.wait_until_free(("192.0.2.1", 8474), 60)
     assert time.monotonic() - begin < 1
 
@@ -185,12 +156,6 @@ def test_a_name_that_does_not_resolve_yet(monkeypatch, capfd):
     assert printed.count("\n") == 1 and "train-0:0" in printed and "(Name or service not known)" in printed
 
 
-def test_a_name_that_never_resolves(monkeypatch):
-    resolving(monkeypatch, [""])
-    with pytest.raises(StopError, match=r"train-0:8474: .*not known.* \(waited 0.2 s, config.pod.start_t"):
-        ports.wait_until_free(("train-0", 8474), 0.2)
-
-
 def test_a_name_that_still_has_the_address_of_an_earlier_pod(monkeypatch, capfd):
     monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
     resolving(monkeypatch, ["192.0.2.1", "192.0.2.1", "10.255.255.1", "127.0.0.1"])
@@ -200,32 +165,24 @@ def test_a_name_that_still_has_the_address_of_an_earlier_pod(monkeypatch, capfd)
 
 def test_a_port_that_nobody_may_open(monkeypatch):
     """As below 1024 for a user who is not root."""
-
-    def refuse(*arguments, **keywords):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(socket, "create_server", refuse)
-    with pytest.raises(InputError, match=r"127.0.0.1:80: host 0 .* can't listen there \(Permission denied\)"):
+    create = unittest.mock.Mock(side_effect=PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    monkeypatch.setattr(socket, "create_server", create)
+    with pytest.raises(InputError, match=r"127.0.0.1:80: host 0 .*Permission denied"):
         ports.wait_until_free(("127.0.0.1", 80), 60)
 
 
 def test_host_0_is_waited_for(capfd, monkeypatch):
     monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
-    port = free_port()
-    servers = []  # holds the server: without a reference it is closed as soon as it listens
-    threading.Timer(1.0, lambda: servers.append(socket.create_server(("127.0.0.1", port)))).start()
-    begin = time.monotonic()
-    assert ports.wait_for_host_0(("127.0.0.1", port), 20) == "127.0.0.1"
-    assert 0.9 < time.monotonic() - begin < 10
+    monkeypatch.setattr(ports, "RETRY", 0.1)
+    place, servers = ("127.0.0.1", free_port()), []
+    with pytest.raises(StopError, match=r"host 0 .* 127.* \(waited 0.2 s, config.pod.start_timeout\)"):
+        ports.wait_for_host_0(place, 0.2)
+    capfd.readouterr()
+    threading.Timer(0.5, lambda: servers.append(socket.create_server(place))).start()
+    assert ports.wait_for_host_0(place, 20) == "127.0.0.1"
     servers[0].close()
     printed = capfd.readouterr().err
-    assert printed.count("\n") == 1 and f"host 0 has not answered at 127.0.0.1:{port}" in printed
-
-
-def test_host_0_that_is_not_there(monkeypatch):
-    place = ("127.0.0.1", free_port())
-    with pytest.raises(StopError, match=r"host 0 has not answered at .* \(waited 0.2 s, config.pod.start_timeout\)"):
-        ports.wait_for_host_0(place, 0.2)
+    assert printed.count("\n") == 1 and f"127.0.0.1:{place[1]}" in printed
     resolving(monkeypatch, [""])
     with pytest.raises(StopError, match=r"train-0:1 \(Name or service not known\)"):
         ports.wait_for_host_0(("train-0", 1), 0.2)

@@ -22,18 +22,17 @@ def test_two_seeds_by_hand():
     assert found.same_sign == pytest.approx(0.75, abs=0.01)
 
 
-@pytest.mark.standard
 def test_the_interval_covers_a_known_difference():
     """Models that are right in 80% and 76% of the examples, mostly the same ones; in 95% of such pairs it covers 4%."""
     rng, covered, signs = np.random.default_rng(0), 0, []
-    for trial in range(200):
-        easy_N = rng.random(1000)
-        first, second = ((easy_N + 0.1 * rng.standard_normal((3, 1000))) < bar for bar in (0.80, 0.76))
+    for trial in range(40):
+        easy_N = rng.random(400)
+        first, second = ((easy_N + 0.1 * rng.standard_normal((3, 400))) < bar for bar in (0.80, 0.76))
         expected = _share(0.80) - _share(0.76)
-        found = bootstrap.paired(first, second, resamples=500, seed=trial)
+        found = bootstrap.paired(first, second, resamples=300, seed=trial)
         covered += found.low <= expected <= found.high
         signs.append(found.same_sign)
-    assert 180 <= covered <= 199, covered
+    assert 35 <= covered <= 40, covered
     assert np.mean(signs) > 0.99
 
 

@@ -1,5 +1,7 @@
 """The grid of --vary: how its values are split, what is refused, and the names of its runs."""
 
+import re
+
 import pytest
 
 from mlm.errors import InputError
@@ -24,19 +26,10 @@ def test_commas_outside_brackets_and_quotes_split(text, values):
     assert grid.split(text) == values
 
 
-@pytest.mark.parametrize(
-    ("entries", "words"),
-    [
-        (["train.seed"], r"--vary train\.seed: give a key and its values, as in train\.seed=0,1,2\."),
-        (["=1"], r"--vary =1: give a key"),
-        (["a=1", "a=2"], r"--vary a=2: a is varied twice"),
-        (["a=(1,2"], r"\(1,2 has a quote or a bracket without its other half"),
-        (["a='1"], "without its other half"),
-    ],
-)
-def test_what_is_no_grid_is_refused(entries, words):
-    with pytest.raises(InputError, match=words):
-        grid.read(entries)
+@pytest.mark.parametrize("entry", ["train.seed", "=1", "a=2", "a=(1,2", "a='1"])
+def test_what_is_no_grid_is_refused(entry):
+    with pytest.raises(InputError, match=re.escape(entry.removeprefix("a="))):
+        grid.read(["a=1", entry] if entry == "a=2" else [entry])
 
 
 def test_names_are_short_safe_and_stable():

@@ -47,15 +47,10 @@ def test_a_metric_of_choice(tmp_path, capsys):
     cases, outcomes = sweep(tmp_path)
     table.write(UPath(tmp_path), cases, outcomes, "step")
     assert "step: the highest median over seeds is best" in capsys.readouterr().out
-    with pytest.raises(InputError, match=r"^--metric=f1: the runs have no such score; name one of loss, step\.$"):
+    with pytest.raises(InputError, match=r"--metric=f1: .*loss, step"):
         table.write(UPath(tmp_path), cases, outcomes, "f1")
-    assert [table.sign(name) for name in ("news/loss", "perplexity", "mse", "accuracy", "matthews")] == [
-        -1,
-        -1,
-        -1,
-        1,
-        1,
-    ]
+    assert {table.sign(name) for name in ("news/loss", "perplexity", "mse")} == {-1}
+    assert {table.sign(name) for name in ("accuracy", "matthews")} == {1}
 
 
 @pytest.mark.parametrize(("kind", "unit"), [("classes", 1.0), ("regression", 4.0), ("tokens", None)])
@@ -64,20 +59,18 @@ def test_classifiers_are_compared_with_the_best_by_their_rows(tmp_path, capsys, 
     cases = [case._replace(config=case.config | {"classify.kind": kind}) for case in cases]
     for case in cases[:5]:
         wrong = 0 if case.values["optimizer.learning_rate"] == 0.1 else 40
-        lines = [f"{row}\t{3 if row < wrong else 1}\t1" for row in range(200)]
+        lines = ["index\tprediction\tlabel", *(f"{row}\t{3 if row < wrong else 1}\t1" for row in range(200))]
         (pathlib.Path(case.run.folder) / "predictions").mkdir()
-        (pathlib.Path(case.run.folder) / "predictions" / "validation.tsv").write_text(
-            "\n".join(["index\tprediction\tlabel", *lines]) + "\n"
-        )
+        (pathlib.Path(case.run.folder) / "predictions" / "validation.tsv").write_text("\n".join(lines) + "\n")
     table.write(UPath(tmp_path), cases, outcomes, "")
     best, other = json.loads((tmp_path / "sweep.json").read_text())["groups"]
     assert best["best"] and best["difference"] is None
-    if unit is None:
-        assert other["difference"] is None, "the rows of its file are words"
-        return
     found = other["difference"]
-    assert found["difference"] == pytest.approx(-0.2 * unit) and found["low"] < -0.2 * unit < found["high"] < 0
-    assert f"{-0.2 * unit:.4f} (" in capsys.readouterr().out
+    if unit is None:
+        assert found is None, "the rows of its file are words"
+    else:
+        assert found["difference"] == pytest.approx(-0.2 * unit) and found["low"] < -0.2 * unit < found["high"] < 0
+        assert f"{-0.2 * unit:.4f} (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])
@@ -116,11 +109,8 @@ def test_a_classifier_is_scored_at_the_checkpoint_that_its_metric_chooses(tmp_pa
     entries = ({"kind": "eval", "step": s, "accuracy": a, "f1": a, "matthews": m, "loss": 1.0} for s, a, m in lines)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     run = Run("a", str(tmp_path), ("classify",))
-    for metrics, name, step in (
-        ((), "loss", 3),
-        (("matthews",), "matthews", 1),
-        (("f1", "matthews"), "f1 + matthews", 1),
-    ):
+    choices = [((), "loss", 3), (("matthews",), "matthews", 1), (("f1", "matthews"), "f1 + matthews", 1)]
+    for metrics, name, step in choices:
         (tmp_path / "config.json").write_text(tiny_config(f"classify.metric={metrics!r}").to_json())
         found = table.read_scores(grid.Case({}, {}, run))
         assert found["step"] == step and next(iter(found)) == name
@@ -128,17 +118,12 @@ def test_a_classifier_is_scored_at_the_checkpoint_that_its_metric_chooses(tmp_pa
 
 
 def test_curves_for_each_choice_of_the_other_keys():
-    groups = [
-        table.Group({"a": a, "b": b}, [a + len(b), a + len(b) + 2.0, a + len(b) + 1.0], [])
-        for a in (1, 100)
-        for b in ("", "$x")
-    ]
+    pairs = [(a, b) for a in (1, 100) for b in ("", "$x")]
+    groups = [table.Group({"a": a, "b": b}, [a + len(b) + more for more in (0, 2.0, 1.0)], []) for a, b in pairs]
     axes = table.draw(groups, "a", "accuracy").axes[0]
     points = [(list(line.lines[0].get_xdata()), list(line.lines[0].get_ydata())) for line in axes.containers]
     assert points == [([1, 100], [4, 103]), ([1, 100], [2, 101])], "the best curve first"
-    assert axes.get_xscale() == "log" and [each.get_text() for each in axes.get_legend().get_texts()] == [
-        r"b=\$x",
-        "b=",
-    ]
+    names = [each.get_text() for each in axes.get_legend().get_texts()]
+    assert axes.get_xscale() == "log" and names == [r"b=\$x", "b="]
     axes = table.draw(groups, "b", "loss").axes[0]
     assert [each.get_text() for each in axes.get_xticklabels()] == ["", r"\$x"] and axes.get_xscale() == "linear"
