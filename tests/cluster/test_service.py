@@ -187,7 +187,7 @@ def test_where_process_0_is_not(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_or_one_twice(tmp_path):
+def test_a_process_of_a_run_of_another_size_is_refused(tmp_path):
     started = Started(tmp_path, "time.sleep(25)", [0, 1], 2, timeout=12)
     started.met()
     stranger = started.start(2, count=3)

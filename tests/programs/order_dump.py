@@ -1,4 +1,7 @@
-"""One process of several: dumps the rows, record ids, epochs and masks that its devices hold, by row of the batch."""
+"""One process of several: dumps the rows, record ids, epochs and masks that its devices hold, by row of the batch.
+
+From the first step on, and from the eighth on a mesh whose hosts interleave.
+"""
 
 import sys
 
@@ -12,37 +15,38 @@ from mlm.training import data_parallel, sharding
 from tests.programs.interleaved import interleaved
 from tests.support.tiny import tiny_config
 
+STEPS = 12
+
 
 def main(argv: list[str]) -> None:
     options = dict(argument.removeprefix("--").split("=", 1) for argument in argv)
     process = int(options["process-id"])
     jax.distributed.initialize(options["coordinator"], int(options["processes"]), process)
-    dump(options, process)
+    dump(options["folder"], options["out"], process)
 
 
-def dump(options: dict[str, str], process: int) -> None:
-    shards = manifest.load_manifest(options["folder"])
-    config = tiny_config("data.lanes=4", f"mesh.fsdp={options['fsdp']}")
-    make_mesh = interleaved if options["interleaved"] == "True" else sharding.make_mesh
-    run = Pretraining(config, DatasetInfo.from_manifest(shards), mesh=make_mesh(**config.mesh.to_dict()))
-    rows = config.data.global_batch
-    logical = data_parallel.logical_rows(run.mesh, rows)
-    local = sharding.local_rows(run.mesh, rows)
-    stream = batches.train_batches(
-        shards, split="train", seed=3, global_batch=rows, lanes=4, start_row=int(options["start"]) * rows, rows=local
-    )
-    masks = jax.jit(run.masking)
-    found = {}
-    for step in range(int(options["start"]), int(options["stop"])):
-        batch = sharding.put_batch(next(stream), run.mesh, rows)
-        columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
-        for name, array in (batch | masks(jax.random.key(5), *columns)._asdict()).items():
-            for shard in array.addressable_shards:
-                start = shard.index[0].start or 0
-                found[f"{step} {name} {logical[start]}"] = np.asarray(shard.data)
-                if name == "record_id":
-                    found[f"{step} array's {start}"] = np.asarray(shard.data)
-    np.savez(f"{options['out']}/{process}.npz", **found)
+def dump(folder: str, out: str, process: int) -> None:
+    """Writes the arrays "MESH STEP NAME ROW"; the row of the name `array` is that of the global array."""
+    shards = manifest.load_manifest(folder)
+    config = tiny_config("data.lanes=4", "mesh.fsdp=2")
+    rows, found = config.data.global_batch, {}
+    for name, make_mesh, start in (("plain", sharding.make_mesh, 0), ("interleaved", interleaved, 7)):
+        mesh = make_mesh(**config.mesh.to_dict())
+        masks = jax.jit(Pretraining(config, DatasetInfo.from_manifest(shards), mesh=mesh).masking)
+        logical, local = data_parallel.logical_rows(mesh, rows), sharding.local_rows(mesh, rows)
+        stream = batches.train_batches(
+            shards, split="train", seed=3, global_batch=rows, lanes=4, start_row=start * rows, rows=local
+        )
+        for step in range(start, STEPS):
+            batch = sharding.put_batch(next(stream), mesh, rows)
+            columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
+            for key, array in (batch | masks(jax.random.key(5), *columns)._asdict()).items():
+                for shard in array.addressable_shards:
+                    first = shard.index[0].start or 0
+                    found[f"{name} {step} {key} {logical[first]}"] = np.asarray(shard.data)
+                    if key == "record_id":
+                        found[f"{name} {step} array {first}"] = np.asarray(shard.data)
+    np.savez(f"{out}/{process}.npz", **found)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`python -m mlm` in one of several processes, for tests: $MLM_TEST_PAUSE seconds before every step, and a fault.
 
-$MLM_TEST_FAULT is "hang:STEP" (the input of that step never comes), "block:STEP" (the same, and no other thread runs
-either) or "raise:STEP".
+$MLM_TEST_FAULT is "hang:STEP" (the input of that step never comes) or "block:STEP" (the same, and no other thread runs
+either). With $MLM_TEST_RANDOM the rows are random ones, which need no TensorFlow.
 """
 
 import ctypes
@@ -30,26 +30,30 @@ def keep_programs() -> None:
     compiler._cache_write = as_first
 
 
-def fault(kind: str) -> None:
-    if kind == "hang":
-        time.sleep(3600)
-    if kind == "block":
-        ctypes.PyDLL(None).sleep(3600)  # and keeps the lock of Python
-    raise ValueError("the test breaks it")
+def random_rows(config, manifest, mesh, stages, *, start):
+    from mlm.training import sharding
+    from tests.support.tiny import random_batch
+
+    rows = slice(*sharding.local_rows(mesh, config.data.global_batch))
+    for step in range(start, stages.steps):
+        yield {name: column[rows] for name, column in random_batch(config.data.global_batch, seed=step).items()}
 
 
 def prepare() -> None:
     from mlm.tasks import pretraining
 
     keep_programs()
-    batches, pause = pretraining.train_batches, float(os.environ.get("MLM_TEST_PAUSE", "0"))
+    batches = random_rows if os.environ.get("MLM_TEST_RANDOM") else pretraining.train_batches
+    pause = float(os.environ.get("MLM_TEST_PAUSE", "0"))
     kind, _, at = os.environ.get("MLM_TEST_FAULT", "").partition(":")
 
     def train_batches(*arguments, start):
         for step, batch in enumerate(batches(*arguments, start=start), start + 1):
             time.sleep(pause)
-            if kind and step == int(at):
-                fault(kind)
+            if kind == "hang" and step == int(at):
+                time.sleep(3600)
+            if kind == "block" and step == int(at):
+                ctypes.PyDLL(None).sleep(3600)  # and keeps the lock of Python
             yield batch
 
     pretraining.train_batches = train_batches

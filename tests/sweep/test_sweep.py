@@ -13,7 +13,7 @@ from mlm import __main__
 from mlm.paths import UPath
 from mlm.sweep import runs
 from tests import ROOT
-from tests.support import labelled_texts, processes
+from tests.support import processes
 from tests.support.dask_cluster import until
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY
@@ -21,36 +21,6 @@ from tests.support.tiny import TINY
 
 def content(root: pathlib.Path) -> dict:
     return json.loads((root / "sweep.json").read_text())
-
-
-@pytest.mark.slow
-def test_classifiers_of_two_rates(tokenizer_folder, tmp_path, capfd, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", processes.environment(1)["XLA_FLAGS"])
-    root, rows = tmp_path / "sweep", tmp_path / "rows"
-    rows.mkdir()
-    settings = dict.fromkeys(labelled_texts.settings(rows, tokenizer_folder, "train.epochs=1"))
-    fixed = [f"--config.{each}" for each in settings if not each.startswith("optimizer.learning_rate")]
-    arguments = ["sweep", "classify", "--config=configs/base.py", f"--workdir={root}", *fixed, "--vary"]
-    arguments.append("optimizer.learning_rate=1e-2,1e-3")
-    assert __main__.main(arguments) == 0
-    out, err = capfd.readouterr()
-    names = [f"learning_rate={rate}" for rate in ("0.01", "0.001")]
-    assert [line.split()[1].rstrip(":") for line in err.splitlines()] == names
-    found, scores = content(root), []
-    assert [run["run"] for run in found["runs"]] == names and found["command"] == "classify"
-    for run, name in zip(found["runs"], names, strict=True):
-        lines = [json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()]
-        scores.append(max(line["accuracy"] for line in lines if line["kind"] == "eval"))
-        assert run["scores"]["accuracy"] == scores[-1] and run["code"] == 0
-        config = json.loads((root / name / "config.json").read_text())
-        assert config["optimizer"]["learning_rate"] == run["values"]["optimizer.learning_rate"]
-    assert [group["median"] for group in found["groups"]] == scores
-    assert [group["best"] for group in found["groups"]].index(True) == scores.index(max(scores))
-    assert "difference" in found["groups"][0] and out.splitlines()[1].split()[:2] == ["learning_rate", "median"]
-    before = {path: path.stat().st_mtime_ns for path in root.glob("*/run.json")}
-    assert __main__.main([*arguments, "--metric=loss"]) == 0
-    assert {path: path.stat().st_mtime_ns for path in root.glob("*/run.json")} == before, "done, so none is run again"
-    assert content(root)["rule"].startswith("loss: the lowest") and capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
