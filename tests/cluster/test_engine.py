@@ -6,7 +6,6 @@ import errno
 import functools
 import os
 import pathlib
-import pickle
 import signal
 import subprocess
 import sys
@@ -16,15 +15,9 @@ import psutil
 import pytest
 
 from mlm.cluster import engine, watch
-from mlm.errors import DamageError, InputError, NumericsError, PreemptedError, StopError
+from mlm.errors import DamageError, InputError, PreemptedError
 from tests.support.engine_tasks import die, fail, mark, process_of, square
 from tests.support.processes import environment
-
-
-@pytest.mark.parametrize("error", [StopError, InputError, NumericsError, DamageError, PreemptedError])
-def test_errors_cross_processes(error: type[StopError]) -> None:
-    again = pickle.loads(pickle.dumps(error("one, sentence")))
-    assert type(again) is error and again.args == ("one, sentence",)
 
 
 @pytest.mark.standard

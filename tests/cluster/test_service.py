@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from mlm.cluster.service import LOST
 from tests.cluster.coordinated import HEARTBEAT, Started
 from tests.support.tiny import slow
 
@@ -88,19 +87,6 @@ def test_one_that_is_lost_is_named(tmp_path, victim, number):
         assert code == 1, error
         assert re.search(rf"^mlm test: host {victim} \(.*(is lost|was aborted)", error, re.MULTILINE), error
         assert started.cause(process)["of"]["process"] == victim
-
-
-@pytest.mark.parametrize(
-    ("said", "process"),
-    [  # by the service of jax 0.10.2, when process 12 was killed, and process 0
-        ("INTERNAL: Barrier failed because: task is set to ERROR: UNAVAILABLE: Task 12 heartbeat timeout. This", "12"),
-        ("UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n12\nThe tasks have", "12"),
-        ("UNAVAILABLE: Failed to send RPC to coordination service. ... logs from 1) this task (usually task 0)", None),
-    ],
-)
-def test_a_loss_in_the_words_of_the_service(said, process):
-    match = LOST.search(said)
-    assert (match and match[1]) == process
 
 
 def test_a_strangers_message_ends_all_with_what_it_says(tmp_path):
