@@ -62,8 +62,6 @@ def damage(copied: Manifest, fault: str) -> pathlib.Path:
     data = path.read_bytes()
     if fault == "cut between records":
         path.write_bytes(data[: last_record(data)])
-    elif fault == "cut inside a record":
-        path.write_bytes(data[:-50])
     elif fault == "bit flipped":
         path.write_bytes(data[:777] + bytes([data[777] ^ 4]) + data[778:])
     elif fault == "missing":

@@ -52,7 +52,6 @@ def test_words_have_no_case_and_no_punctuation():
 def test_a_stretch_stays_within_a_document():
     halves = ["a b c d e f g", "h i j k l m n"]
     assert not keep_out.holds(halves, hashes([" ".join(halves)])).any()
-    assert not keep_out.holds(["a " * 20], hashes(halves)).any(), "nothing is kept out by short texts"
 
 
 def test_hashes_are_pinned():

@@ -137,10 +137,9 @@ def test_targets_that_are_no_numbers(tmp_path, value):
 
 @pytest.mark.parametrize("absent", [{}, {"label": None}, {"label": ""}, {"label": -1}, {"label": "-1"}])
 def test_rows_to_predict_need_no_label(tmp_path, absent):
-    table = [{"text": "a", "label": "x"}, {"text": "b"} | absent]
-    assert read(write_jsonl(tmp_path / "a.jsonl", table), require_labels=False).labels == ["x", None]
-    table[1]["text"] = " "
-    assert "line 2" in refused(write_jsonl(tmp_path / "b.jsonl", table), require_labels=False)
+    table = [{"text": "a", "label": "x"}, {"text": "b"} | absent, {"text": " "}]
+    assert read(write_jsonl(tmp_path / "a.jsonl", table[:2]), require_labels=False).labels == ["x", None]
+    assert "line 3" in refused(write_jsonl(tmp_path / "b.jsonl", table), require_labels=False)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,6 @@ def test_what_means_no_label_depends_on_the_classes_of_training(tmp_path, kind, 
 def test_a_file_to_predict_needs_no_column_of_labels(tmp_path):
     (tmp_path / "a.csv").write_text("text\na\nb\n")
     assert read(f"csv:{tmp_path}/a.csv", require_labels=False).labels == [None, None]
-    assert "'words'" in refused(f"csv:{tmp_path}/a.csv", text=("words",), require_labels=False)
 
 
 # Bad files ------------------------------------------------------------------------------------------------------------
@@ -176,16 +174,13 @@ BAD_CSV = {
     "no rows": ("text,label\n", "no rows"),
     "open quote": ('text,label\n"a,b\nc,d\n', "line 2"),
     "stray quote": ('text,label\n"a\nb",x\n"a" b,x\n', "line 4"),
-    "semicolons": ("text;label\na;b\n", "'text' among 'text;label'"),
     "tabs": ("text\tlabel\na\tb\n", r"'text' among 'text\tlabel'"),
     "twice": ("text,label,label\na,b,c\n", "2 of its columns are named 'label'"),
     "mark inside": ("\ufeff\ufefftext,label\na,b\n", r"'text' among '\ufefftext', 'label'"),
 }
 BAD_JSONL = {
     "not json": ('{"text": "a", "label": 1}\n{"text": \n', "line 2"),
-    "not an object": ("3\n", "line 1"),
     "an array": ('[\n{"text": "a", "label": 1},\n', "line 1: begins a JSON array"),
-    "an object over lines": ('{\n  "text": "a",\n', "line 1"),
     "deep": ("[" * 100_000 + "\n", "line 1"),
     "no column": ('{"text": "a", "label": 1}\n\n{"text": "a"}\n', "line 3: its 'label' is missing"),
     "null": ('{"text": null, "label": 1}\n', "line 1: its 'text' is missing"),

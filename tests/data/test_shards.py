@@ -1,5 +1,7 @@
 """Shards of a corpus, by all tasks together: their rows, counts and bytes, and what is refused."""
 
+import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -185,49 +187,35 @@ def test_an_empty_folder_may_be_there_and_another_is_kept(texts, tokenizer_folde
 
 
 def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, monkeypatch):
-    """With the same bytes, and without doing again what was done."""
+    """By a full disk, then by a kill after every few files: the same bytes, and what was done is not done again."""
     corpus = written_texts(texts[:150], tmp_path / "corpus")
     write_shards(corpus, tmp_path / "alone", tokenizer_folder)
-    put, written, limit = results.put_file, [], 0
-
-    def put_file(file, target):
-        if len(written) == limit:
-            raise KeyboardInterrupt
-        put(file, target)
-        written.append(str(target))
-
-    monkeypatch.setattr(results, "put_file", put_file)
-    for limit in range(3, 200, 7):  # noqa: B007
-        try:
-            write_shards(corpus, tmp_path / "ended", tokenizer_folder)
-            break
-        except KeyboardInterrupt:
-            assert not (tmp_path / "ended").exists()
-    assert contents(tmp_path / "ended") == contents(tmp_path / "alone")
-    of_tasks = [file.rpartition(".")[0] for file in written if "/tasks/" in file and file.endswith(LAST)]
-    assert len(of_tasks) == len(set(of_tasks)) > 10, "what was done was done again"
-
-
-def test_a_full_disk_leaves_what_is_done(small, texts, tokenizer_folder, tmp_path, monkeypatch):
-    corpus = written_texts(texts[:150], tmp_path / "corpus")
     put, written = results.put_file, []
 
-    def put_file(file, target):
-        if len(written) == 9:
-            raise OSError(28, os.strerror(28))
-        put(file, target)
-        written.append(target)
+    def start(limit: int, error: BaseException) -> None:
+        """Writes shards until so many files are written in all."""
 
-    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"tasks/.*No space left on device"):
-        patch.setattr(results, "put_file", put_file)
-        write_shards(corpus, tmp_path / "shards", tokenizer_folder)
-    assert all(target.is_file() for target in written)
-    leftover = work_folder(str(tmp_path / "shards")) / "tasks" / ".0123.tmp"
+        def put_file(file, target):
+            if len(written) == limit:
+                raise error
+            put(file, target)
+            written.append(str(target))
+
+        monkeypatch.setattr(results, "put_file", put_file)
+        write_shards(corpus, tmp_path / "ended", tokenizer_folder)
+
+    with pytest.raises(InputError, match=r"/tasks/.*No space left on device"):
+        start(3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    leftover = work_folder(str(tmp_path / "ended")) / "tasks" / ".0123.tmp"
     leftover.write_text("of a task that was killed")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(results, "put_file", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        write_shards(corpus, tmp_path / "shards", tokenizer_folder)
-    assert not leftover.exists(), "it would take room"
+    for limit in range(10, 200, 7):
+        with contextlib.suppress(KeyboardInterrupt):
+            start(limit, KeyboardInterrupt())
+            break
+        assert not leftover.exists() and not (tmp_path / "ended").exists()
+    assert contents(tmp_path / "ended") == contents(tmp_path / "alone")
+    of_tasks = [file.rpartition(".")[0] for file in written if "/tasks/" in file and file.endswith(LAST)]
+    assert len(of_tasks) == len(set(of_tasks)) > 10
 
 
 def test_a_corpus_that_was_changed_after_a_kill_is_read_anew(small, texts, tokenizer_folder, tmp_path, monkeypatch):
@@ -250,23 +238,17 @@ def test_a_corpus_that_was_changed_after_a_kill_is_read_anew(small, texts, token
 # Too little, or unclear -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
+def test_too_little_text_is_refused(texts, tokenizer_folder, tmp_path):
+    for settings, key in (
         ({"counts": {"train": 5000, "validation": 2}}, "config.shards.count = 5000"),
         ({"length": 20_000}, "config.shards.count = 6"),
-    ],
-)
-def test_too_little_text_is_refused(texts, tokenizer_folder, tmp_path, settings, key):
-    with pytest.raises(InputError, match=key):
-        write_shards(texts[:400], tmp_path / "shards", tokenizer_folder, **settings)
-    assert not (tmp_path / "shards").exists()
-
-
-def test_an_empty_validation_split_is_refused(texts, tokenizer_folder, tmp_path):
+    ):
+        with pytest.raises(InputError, match=key):
+            write_shards(texts[:400], tmp_path / "shards", tokenizer_folder, **settings)
     corpus = corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:400]),), validation_fraction=0.0)
     with pytest.raises(InputError, match=r"validation split .*corpus\.validation_fraction"):
         write_shards(corpus, tmp_path / "shards", tokenizer_folder)
+    assert not (tmp_path / "shards").exists()
 
 
 def test_a_small_validation_split_gets_fewer_shards(texts, tokenizer_folder, tmp_path):

@@ -173,15 +173,14 @@ def test_bytes_that_a_byte_level_tokenizer_leaves_out_are_counted(texts):
 
 
 def test_a_truncation_that_was_saved_is_not_applied(folders, tmp_path):
-    def cut(content: dict) -> None:
-        content["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
-        content["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_id": 1, "pad_type_id": 0}
-        content["padding"] |= {"pad_token": "<pad>", "pad_to_multiple_of": None}
-
-    folder, text = edited(folders["bpe"], tmp_path / "tokenizer", cut), "Returns the array of all elements of it."
-    ids = tokenizer.load_fast(folders["bpe"]).encode(text).ids
-    assert len(ids) > 9 and tokenizer.load_fast(folder).encode(text).ids == ids
-    assert tokenizer.load(folder).backend_tokenizer.encode(text).ids == ids
+    fast, text = tokenizer.load_fast(folders["bpe"]), "Returns the array of all elements of it."
+    ids = fast.encode(text).ids
+    shutil.copytree(folders["bpe"], tmp_path / "cut")
+    fast.enable_truncation(5)
+    fast.enable_padding(pad_id=1, pad_token="<pad>", length=9)
+    fast.save(str(tmp_path / "cut" / "tokenizer.json"))
+    assert len(ids) > 9 and tokenizer.load_fast(str(tmp_path / "cut")).encode(text).ids == ids
+    assert tokenizer.load(str(tmp_path / "cut")).backend_tokenizer.encode(text).ids == ids
 
 
 def dna(count: int) -> list[str]:
@@ -208,17 +207,9 @@ def test_unknown_tokens_are_said_with_their_share(texts, tmp_path, capsys):
         assert all(f"{expected:.0%} of" in finding.what and finding.level == "warning" for finding in found)
 
 
-def thai(count: int) -> list[str]:
-    """Lines of words from one to four syllables, without spaces."""
-    rng = random.Random(2)
-    syllables = [a + b for a in "กขคงจชซดตถทนบปผพมยรลวสห" for b in ("า", "ี", "ู", "ะ", "ัน", "ิง")]
-    words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(400)]
-    return ["".join(rng.choices(words, k=30)) for _ in range(count)]
-
-
 def test_text_without_spaces_is_trained_with_few_candidates_and_said(texts, tmp_path, monkeypatch, capsys):
     """English is trained as ever; what takes minutes is said, with what is faster."""
-    seeds, real = [], tokenizer._trainer
+    seeds, real, rng = [], tokenizer._trainer, random.Random(2)
 
     def trainer(*args, **kwargs):
         seeds.append(kwargs.get("seed_size"))
@@ -228,11 +219,10 @@ def test_text_without_spaces_is_trained_with_few_candidates_and_said(texts, tmp_
     monkeypatch.setitem(tokenizer.UNSPACED_SECONDS, "unigram", 1e4)
     train_tokenizer(texts, tmp_path / "english")
     assert seeds == [None] and not capsys.readouterr().err
-    lines = thai(300)
-    fast = Tokenizer.from_file(f"{train_tokenizer(lines, tmp_path / 'thai', vocab_size=500)}/tokenizer.json")
+    syllables = [a + b for a in "กขคงจชซดตถทนบปผพมยรลวสห" for b in ("า", "ี", "ู", "ะ", "ัน", "ิง")]
+    lines = ["".join(rng.choices(syllables[:40], k=90)) for _ in range(300)]
+    fast = tokenizer.load_fast(train_tokenizer(lines, tmp_path / "thai", vocab_size=500))
     assert seeds[1:] == [None, 500 * tokenizer.SEED_ENTRIES]
     err = capsys.readouterr().err
     assert all(key in err for key in ("tokenizer.sample_megabytes", "tokenizer.kind=bpe"))
-    ids = fast.encode(lines[0]).ids
-    assert fast.decode(ids) == lines[0]
-    assert len(ids) < 0.6 * len(lines[0]), "pieces of several characters"
+    assert len(fast.encode(lines[0]).ids) < 0.6 * len(lines[0]), "pieces of several characters"
