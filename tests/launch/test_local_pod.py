@@ -59,11 +59,6 @@ def test_any_text_of_a_process_is_shown_and_kept(tmp_path, monkeypatch):
     assert (tmp_path / "0" / "log").read_text(encoding="utf-8") == "東京\n\ufffd\n"
 
 
-def test_the_exit_code_is_that_of_the_first_cause(tmp_path):
-    cause = started(tmp_path, "time.sleep(float(i) / 2)\nos._exit(4 if i == '1' else 0 if i == '0' else 134)").wait()
-    assert (cause.process, cause.code) == (1, 4)
-
-
 def test_one_is_killed_and_the_others_do_not_notice(tmp_path):
     pod = started(tmp_path, "time.sleep(60)")
     (tmp_path / "0" / "progress.json").write_text('{"step": 1')  # torn

@@ -16,20 +16,15 @@ import threading
 import time
 from collections.abc import Callable
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from mlm.paths import UPath
-from mlm.pretrained import checkpoint_files
-from mlm.training.sharding import named_leaves
 from tests import QUICK_COMPILE, ROOT
 from tests.launch.pod_network import NETWORK, Hosts
 from tests.launch.tpu_api import real, server
 from tests.launch.tpu_api.model import Cloud
 from tests.support.metadata_server import MetadataServer, tpu_vm
 from tests.support.processes import logged_step
+from tests.support.states import assert_same, state_of
 
 pytestmark = pytest.mark.hosts
 
@@ -144,17 +139,6 @@ def laptop(tmp_path_factory) -> Laptop:
         yield Laptop(folder, cloud, stack.enter_context(server.serving(cloud)))
 
 
-def saved_state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the whole state that the last checkpoint holds."""
-    assert checkpoint_files.complete_steps(UPath(workdir / "checkpoints"))[-1] == STEPS
-    folder = workdir / "checkpoints" / str(STEPS) / "state"
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        like = checkpointer.metadata(folder).item_metadata.tree
-        as_arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
-        state = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_arrays))
-    return dict(named_leaves(state))
-
-
 def at_step(workdir: pathlib.Path, step: int, then: Callable[[], object]) -> threading.Thread:
     """Does something once a run is at a step; returns the thread that waits for it."""
 
@@ -204,9 +188,7 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
     for folder in (whole, killed):
         assert (folder / "export" / "model.safetensors").is_file()
     assert (killed / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
-    one, other = saved_state(killed), saved_state(whole)
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert_same(state_of(killed, STEPS), state_of(whole, STEPS))
 
     assert files_with(CANARY, laptop.folder, tmp_path) == []
     assert [path for index in range(COUNT) for path in laptop.cloud.hosts.home(index).glob("hacked*")] == []

@@ -5,9 +5,8 @@ import time
 import types
 
 import pytest
-from pods import backend, gcloud, hosts, settings
+from pods import backend, hosts, settings
 from pods.backend import Host, Pod, Result
-from pods.errors import PodError
 
 HOSTS = tuple(Host(i, f"10.0.0.{i}") for i in range(4))
 WELL = "print('mlm-host {}')"
@@ -104,11 +103,3 @@ def test_a_host_given_only_the_rest_of_its_stdin_does_nothing(rest, tmp_path):
     assert backend.Runner().run(argv, 20, rest).code == 254 in hosts.SSH_FAILED
     done = backend.Runner().run(argv, 20, hosts.program() + rest)
     assert done.code == 1 and "the archive arrived damaged" in done.stdout
-
-
-def test_require_names_all_that_failed():
-    cloud = gcloud.TpuVm(settings.Settings("p", "my-project", "z", "v4-32"), backend.Runner())
-    pod = hosts.Hosts(cloud, Pod("p", "READY", HOSTS))
-    answers = [hosts.Answer(HOSTS[0], {}), hosts.Answer(HOSTS[1], {}, "one"), hosts.Answer(HOSTS[3], {}, "three")]
-    with pytest.raises(PodError, match=r"sync failed on 2 of 3 hosts: host 1 \(10.0.0.1\): one; host 3 .*: three\."):
-        pod.require(answers, "sync")

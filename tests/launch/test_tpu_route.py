@@ -32,18 +32,11 @@ def test_a_line_of_gcloud_is_taken_apart_although_nothing_in_it_is_quoted():
     assert options(route.parse("/usr/bin/ssh -T me@10.0.0.1 -- true", [])) == ["/usr/bin/ssh", "-T", *end]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "/usr/bin/ssh -t -i /key me@10.0.0.1",  # a terminal
-        LINE.replace("/usr/bin/ssh", "/sdk/bin/plink"),
-        LINE.replace("me@10.0.0.1 ", ""),
-        "/bin/sh -c /usr/bin/ssh",
-    ],
-)
-def test_another_line_is_left_to_gcloud(line):
-    assert route.parse(line, []) is None
+def test_another_line_is_left_to_gcloud():
+    plink, nobody = LINE.replace("/usr/bin/ssh", "/sdk/bin/plink"), LINE.replace("me@10.0.0.1 ", "")
+    terminal = "/usr/bin/ssh -t -i /key me@10.0.0.1"
+    for line in ("", terminal, plink, nobody, "/bin/sh -c /usr/bin/ssh"):
+        assert route.parse(line, []) is None
     assert route.parse(LINE, ["-l", "%USER%"]) is None
 
 
