@@ -100,13 +100,6 @@ def test_worker_that_fails(program, words):
 
 
 @pytest.mark.standard
-def test_worker_that_fails_later():
-    program = "print('{}', flush=True); input(); input(); raise MemoryError('no room')"
-    with started(program, {}) as worker, pytest.raises(InputError, match=r"--torch=x: .*MemoryError: no room"):
-        worker.repeat(1)
-
-
-@pytest.mark.standard
 def test_worker_that_does_not_end_is_killed(monkeypatch):
     monkeypatch.setattr(interleaved, "TIMEOUT", 0.2)
     with started("import time; print('{}', flush=True); time.sleep(60)", {}) as worker:

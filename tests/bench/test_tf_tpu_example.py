@@ -1,7 +1,6 @@
 """The data baseline does what it stands for: its shards are ones that we read, and hold the same tokens."""
 
 import concurrent.futures
-import itertools
 import multiprocessing
 import sys
 from collections import Counter
@@ -64,21 +63,6 @@ def test_same_documents(both):
         assert 0.9 * ours.records < example.records <= ours.records + COUNTS[split]
     sizes = [shard.records for shard in both[1].splits["train"].shards]
     assert len(sizes) > 1 and set(sizes[:-1]) == {1000} and 0 < sizes[-1] <= 1000
-
-
-@pytest.mark.slow
-def test_batches_are_of_the_rows_of_the_shards(both):
-    """Whole batches without end, each row one of the shards', shuffled."""
-    ours = both[0]
-    files = [f"{ours.folder}/{shard.file}" for shard in ours.splits["train"].shards][:1]
-    rows = {row.tobytes() for row in rows_of(ours, "train").astype(np.int64)}
-    records = ours.splits["train"].shards[0].records
-    count = 2 * records // 64
-    taken = list(itertools.islice(tf_tpu_example.batches(files, length=LENGTH, rows=64), count))
-    assert all(batch["input_ids"].shape == batch["attention_mask"].shape == (64, LENGTH) for batch in taken)
-    seen = [row.tobytes() for batch in taken for row in batch["input_ids"].numpy()]
-    assert set(seen) <= rows and len(set(seen)) > records / 2, "some of them twice, before others"
-    assert seen[:64] != [row.tobytes() for row in rows_of(ours, "train")[:64].astype(np.int64)]
 
 
 def test_without_tensorflow(monkeypatch, tmp_path):

@@ -40,18 +40,10 @@ def test_curves_over_steps_tokens_and_wall_clock(runs):
     assert list(points) == ["Loss over steps", "Loss over tokens", "Loss over wall-clock"]
     steps, losses = [10, 20, 30, 40], [line["loss"] for line in TRAIN]
     twice = [2 * loss for loss in losses]
-    assert points["Loss over steps"] == [
-        (steps, losses),
-        ([20, 40], [4.125, 4.25]),
-        (steps, twice),
-        ([20, 40], [8.25, 8.5]),
-    ]
-    assert points["Loss over tokens"] == [
-        ([step * 8 * 64 for step in steps], losses),
-        ([20 * 512, 40 * 512], [4.125, 4.25]),
-        ([step * 16 * 64 for step in steps], twice),
-        ([20 * 1024, 40 * 1024], [8.25, 8.5]),
-    ]
+    lines = [losses, [4.125, 4.25], twice, [8.25, 8.5]]
+    assert points["Loss over steps"] == list(zip([steps, [20, 40]] * 2, lines, strict=True))
+    tokens = [[step * size for step in line] for size in (512, 1024) for line in (steps, [20, 40])]
+    assert points["Loss over tokens"] == list(zip(tokens, lines, strict=True))
     seconds = [[x * 3600 for x in line[0]] for line in points["Loss over wall-clock"]]
     # of the stretch to step 30, which was made twice, the time of the one that was kept
     assert seconds[0] == pytest.approx([48, 68, 196, 326])
@@ -67,20 +59,22 @@ def test_every_run_has_its_color_and_name(runs):
     assert [axis.get_xlabel() for axis in axes] == ["steps", "tokens", "hours since the first start"]
 
 
-def test_final_scores_and_the_config_keys_that_differ(runs):
-    page = page_of(runs)
-    assert page.row("last scores") == ["first", "second"]
+def test_final_scores_and_the_config_keys_that_differ(runs, tmp_path):
+    """Hostile names are text, and the page needs no network."""
+    runs[0].root.rename(tmp_path / "<script>x$name")
+    page = page_of([Workdir(str(tmp_path / "<script>x$name"), create=False), runs[1]])
+    assert page.row("last scores") == page.row("key") == ["<script>x$name", "second"]
     assert page.row("steps") == ["40", "40"]
     assert page.row("loss, nats") == ["4.2500", "8.5000"]
     assert page.row("best evaluation loss, nats") == ["4.1250", "8.2500"]
     assert page.row("training loss, nats") == ["4.0000", "8.0000"]
     assert page.row("tokens read") == ["20,480", "40,960"]
     assert page.row("wall-clock") == ["5 min 31 s", "1 min 13 s"]
-    assert page.row("key") == ["first", "second"]
     assert page.row("data.global_batch") == ["8", "16"]
     assert page.row("corpus.sources") == ['["docstrings"]', '["text:<b>*"]']
     assert [row[0] for row in page.rows if "." in row[0]] == ["corpus.sources", "data.global_batch"]
-    assert "2 runs, 2 config keys that differ" in page.text
+    assert len(page.images) == 3 and all(image.startswith("data:image/svg+xml;base64,") for image in page.images)
+    assert not {"script", "iframe", "link", "b"} & set(page.tags) and "<script>x$name" in page.text
 
 
 def test_a_key_that_one_config_lacks_differs(runs):
@@ -92,15 +86,6 @@ def test_a_key_that_one_config_lacks_differs(runs):
     runs[1].config.write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"second/config\.json: has no pod\.hang"):
         page_of(runs)
-
-
-def test_page_needs_no_network_and_shows_hostile_text_as_text(tmp_path, runs):
-    runs[0].root.rename(tmp_path / "<script>x$name")
-    page = page_of([Workdir(str(tmp_path / "<script>x$name"), create=False), runs[1]])
-    assert len(page.images) == 3
-    assert all(image.startswith("data:image/svg+xml;base64,") for image in page.images)
-    assert not {"script", "iframe", "link", "b"} & set(page.tags)
-    assert "<script>x$name" in page.text
 
 
 def test_names_tell_runs_apart():

@@ -49,16 +49,15 @@ def family(tmp_path) -> dict[str, Workdir]:
     return {workdir.root.name: workdir for workdir in (trunk, half, twice)}
 
 
-def test_tokens_of_a_run_in_stages(tmp_path):
+@pytest.mark.parametrize("length", [(), ("train.steps=0", "train.epochs=1")])
+def test_tokens_of_a_run_in_stages(tmp_path, length):
     """Half of its 60 steps read 4 rows in place of 8, whether it counts steps or epochs."""
-    for name, length in (("steps", ()), ("epochs", ("train.steps=0", "train.epochs=1"))):
-        run = make_run(
-            tmp_path / name, "data.lanes=4", "data.batch_stages=((4, 30),)", *length, steps=60, milestones=(20, 40)
-        )
-        assert [row[1] for row in Family(run).table()[2:]] == [f"{n * ROWS:,}" for n in (10, 25, 45)]
+    stages = ("data.lanes=4", "data.batch_stages=((4, 30),)")
+    run = make_run(tmp_path / "run", *stages, *length, steps=60, milestones=(20, 40))
+    assert [row[1] for row in Family(run).table()[2:]] == [f"{n * ROWS:,}" for n in (10, 25, 45)]
 
 
-def test_the_tree_of_a_run_in_the_middle(family):
+def test_the_tree_of_a_run_in_the_middle(family, tmp_path):
     head, *rows = Family(family["half"]).table()
     assert head == ("", "tokens read", "loss, nats", "GLUE quick", "pairs jsonl:blimp/*.jsonl", "changes")
     half, branched = 40 * ROWS + 40 * ROWS // 2, 40 * ROWS + 40 * ROWS // 2 + 20 * ROWS
@@ -75,6 +74,10 @@ def test_the_tree_of_a_run_in_the_middle(family):
         (INDENT + "step 60", f"{60 * ROWS:,}", "4.4000", "60.0%", "", ""),
     ]
     assert Family(family["trunk"]).table() == Family(family["twice"]).table() == [head, *rows]
+    (tmp_path / "moved").mkdir()
+    for name, workdir in family.items():
+        workdir.root.rename(tmp_path / "moved" / name)
+    assert Family(Workdir(str(tmp_path / "moved" / "half"))).table() == [head, *rows], "moved together"
 
 
 def test_scores_over_the_tokens_of_the_way(family):
@@ -96,14 +99,6 @@ def test_a_branch_without_its_trunk_and_a_run_alone(family, tmp_path):
     report.write(family["half"])
     assert "Tokens read" not in family["half"].report.read_text()
     assert Family(Workdir(str(tmp_path / "stranger"))).table() == []
-
-
-def test_folders_that_were_moved_together_are_found(family, tmp_path):
-    table = Family(family["half"]).table()
-    (tmp_path / "moved").mkdir()
-    for name, workdir in family.items():
-        workdir.root.rename(tmp_path / "moved" / name)
-    assert Family(Workdir(str(tmp_path / "moved" / "half"))).table() == table
 
 
 def test_the_page_shows_the_tree_and_the_curve(family):
