@@ -90,22 +90,12 @@ def test_tables_and_doctor_show_it(found, manifest, tmp_path, monkeypatch):
     counts, top = row["collectives"]["all-reduce"], row["operations"][0]
     assert ["all-reduce", str(counts["count"]), str(counts["overlapping"])] in [line[:3] for line in lines]
     assert [f"{top['share']:.1%}", str(top["count"]), top["phase"], top["module"]] in [line[:4] for line in lines]
+    for kernel in ({"uncosted": {"kernel mine": 3}}, {"short": {**row, "uncosted": {"kernel mine": 3}}}):
+        assert shown_by(tables.plan, {"plan": row | kernel}).count("kernel mine (3)") == 1
+        assert "not costed" in shown_by(tables.sweep, {"sweep": [{"cell": {"mesh": "8x1x1"}, "plan": row | kernel}]})
     monkeypatch.setattr(plan, "measure", lambda *arguments: (None, row))
     (finding,) = checks.step(case_of(manifest, tmp_path, topology="v3:2x2"))
     assert finding.level == "ok" and finding.where == "v3:2x2" and f"{row['milliseconds']:.1f} ms" in finding.what
-
-
-@pytest.mark.standard
-def test_what_is_not_costed_is_said(found):
-    """Of the step, or of its short rows; in a sweep, too."""
-    row = found["plan"]
-    kernel = {**row, "uncosted": {"kernel jit(step)/mine": 3}}
-    for uncosted in (kernel, {**row, "short": kernel}):
-        assert shown_by(tables.plan, {"plan": uncosted}).count("NOT COSTED") == 1
-        assert "kernel jit(step)/mine (3)" in shown_by(tables.plan, {"plan": uncosted})
-        cells = [{"cell": {"mesh": "8x1x1"}, "plan": {**uncosted, "hours": 1.0, "dollars": None}}]
-        assert "not costed" in shown_by(tables.sweep, {"sweep": cells})
-    assert "not costed" not in shown_by(tables.sweep, {"sweep": [{"cell": {"mesh": "8x1x1"}, "plan": row}]})
 
 
 @pytest.mark.slow
