@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+import types
 
 import pytest
 
@@ -23,44 +24,52 @@ def started(program: str, settings: dict) -> contextlib.closing[interleaved.Work
     return contextlib.closing(interleaved.Worker([sys.executable, "-c", program], settings, name="--torch=x"))
 
 
-def test_each_is_timed_in_every_round(monkeypatch):
-    monkeypatch.setattr(interleaved, "INTERVAL", 0.01)
+@pytest.fixture
+def clock(monkeypatch) -> types.SimpleNamespace:
+    """In place of time.monotonic: it moves when a test says so."""
+    clock = types.SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(interleaved.time, "monotonic", lambda: clock.seconds)
+    monkeypatch.setattr(interleaved, "INTERVAL", 0.1)
+    return clock
+
+
+def test_each_is_timed_in_every_round(clock):
     seen = []
 
     def candidate(name):
         def calls(count):
             seen.append(name)
-            time.sleep(0.002 * count)
+            clock.seconds += 0.002 * count
 
         return calls
 
     rates = interleaved.measure("step", {name: candidate(name) for name in "abc"}, 0.0)
-    assert [len(column) for column in rates.values()] == [interleaved.ROUNDS] * 3
     assert "".join(seen).endswith("abc" * interleaved.ROUNDS)
-    assert all(0 < rate < 500 for column in rates.values() for rate in column), "a call takes 2 ms at least"
+    assert list(rates.values()) == [pytest.approx([500] * interleaved.ROUNDS)] * 3
 
 
-def test_timings_are_as_long_as_asked(monkeypatch):
-    """However long a call takes: neither a first one, which compiles, nor one that was prefetched misleads."""
-    monkeypatch.setattr(interleaved, "INTERVAL", 0.1)
-    made = []
+def test_timings_are_as_long_as_asked(clock):
+    """However long a call takes: neither a first one, which compiles, nor those that were prefetched mislead."""
+    counts, durations = [], iter([0.3, 0.0, 0.0, 0.0, 0.0])
 
     def repeat(count):
+        counts.append(count)
         for _ in range(count):
-            made.append(1)
-            time.sleep(0.3 if len(made) == 1 else 0.0 if len(made) < 5 else 0.01)
+            clock.seconds += next(durations, 0.01)
 
-    begin = time.monotonic()
     rates = interleaved.measure("step", {"one": repeat}, 0.0, intervals=2.0)
-    assert time.monotonic() - begin > 0.3 + 3 * 0.15
-    assert 10 <= (len(made) - 1) / 4 <= 25, "of 10 ms each, in three timings of 0.2 s and as much for the trials"
-    assert all(rate < 100 for rate in rates["one"])
+    assert counts[-3:] == [20] * 3 and rates["one"] == pytest.approx([100] * 3), "0.2 s of 10 ms each"
 
 
-def test_seconds_and_calls_are_kept():
+def test_seconds_and_calls_are_kept(clock):
     seen = []
-    rates = interleaved.measure("step", {"one": lambda calls: seen.append((calls, time.sleep(0.02))[0])}, 0.2, calls=1)
-    assert set(seen) == {1} and 6 <= len(seen) == len(rates["one"]) <= 11, "no trial: each of them counts"
+
+    def repeat(calls):
+        seen.append(calls)
+        clock.seconds += 0.03
+
+    rates = interleaved.measure("step", {"one": repeat}, 0.2, calls=1)
+    assert seen == [1] * 7 and len(rates["one"]) == 7, "no trial: each of them counts"
 
 
 def test_ratios_are_of_neighbours():
