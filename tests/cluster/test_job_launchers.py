@@ -15,7 +15,7 @@ import pytest
 from tests import ROOT
 from tests.cluster.launched import SETTINGS, assert_same
 from tests.support.metadata_server import PLATFORM
-from tests.support.processes import environment, run_together, train_arguments
+from tests.support.processes import environment, train_arguments
 
 pytestmark = pytest.mark.hosts
 
@@ -43,13 +43,6 @@ PartitionName=all Nodes={name} Default=YES State=UP
 def job_environment() -> dict[str, str]:
     clean = {name: value for name, value in environment(2).items() if not name.startswith(PLATFORM)}
     return clean | {"JAX_PLATFORMS": "cpu"}
-
-
-@pytest.fixture(scope="module")
-def with_flags(manifest, tmp_path_factory) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("flags") / "run"
-    run_together(train_arguments(workdir, manifest.folder, *SETTINGS), processes=2, devices=2)
-    return workdir
 
 
 @pytest.fixture(scope="module")
@@ -100,22 +93,17 @@ def finish(command: list[str], variables: dict[str, str]) -> str:
     return done.stdout + done.stderr
 
 
-def test_under_mpirun(with_flags, manifest, tmp_path):
-    line = [sys.executable, "-m", "mlm", *train_arguments(tmp_path / "mpi", manifest.folder, *SETTINGS)]
+def test_under_mpirun_and_srun(slurm, manifest, tmp_path):
+    """To the same bits; that they are those of flags is the business of tests/launch/test_real_hosts.py."""
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    said = finish(["mpirun", "-n", "2", *line], job_environment() | root)
-    assert "process 0 of 2" in said
-    assert "process 1 of 2" in said
-    assert "(from Open MPI)" in said
-    assert_same(tmp_path / "mpi", with_flags)
-
-
-def test_under_srun(slurm, with_flags, manifest, tmp_path):
-    line = [sys.executable, "-m", "mlm", *train_arguments(tmp_path / "srun", manifest.folder, *SETTINGS)]
-    said = finish(["srun", "--ntasks=2", *line], job_environment() | {"SLURM_CONF": slurm})
-    assert "process 1 of 2" in said
-    assert "(from Slurm)" in said
-    assert_same(tmp_path / "srun", with_flags)
+    for name, words, variables in (
+        ("Open MPI", ["mpirun", "-n", "2"], root),
+        ("Slurm", ["srun", "--ntasks=2"], {"SLURM_CONF": slurm}),
+    ):
+        line = [sys.executable, "-m", "mlm", *train_arguments(tmp_path / name, manifest.folder, *SETTINGS)]
+        said = finish([*words, *line], job_environment() | variables)
+        assert "process 0 of 2" in said and "process 1 of 2" in said and f"(from {name})" in said
+    assert_same(tmp_path / "Open MPI", tmp_path / "Slurm")
 
 
 def test_the_shell_of_a_batch_script_is_no_task(slurm, tmp_path):

@@ -7,6 +7,8 @@ import pytest
 from pods import accelerators, settings
 from pods.errors import SettingsError
 
+from tests.launch.tpu_api import real
+
 EXAMPLE = pathlib.Path(settings.__file__).parents[1] / "pod.toml.example"
 GOOD = {"name": "p", "project": "q", "zone": "us-central2-b", "accelerator_type": "v4-32"}
 
@@ -127,3 +129,28 @@ def test_flags_that_gcloud_takes_elsewhere_alone(tmp_path, text, words):
         settings.load(file, {})
     assert [word for word in [*words, "pod.toml"] if word not in str(raised.value)] == []
     settings.load(file, {"track": "alpha", "queued": "--preemptible" not in text})
+
+
+TREE = real.SDK / "data/cli/gcloud_completions.py"
+
+
+@pytest.mark.standard
+@pytest.mark.parametrize("file", [pytest.param(TREE, id=real.NAME)])
+def test_the_flags_that_gcloud_takes_elsewhere_are_those_of_its_own_table(file):
+    assert set(settings.QUEUED).isdisjoint(settings.NOT_QUEUED)
+    if not file.is_file():
+        return
+    names: dict = {}
+    exec(file.read_text(), names)
+
+    def flags(words: str) -> set[str]:
+        node = names["STATIC_COMPLETION_CLI_TREE"]
+        for word in words.split():
+            node = node["commands"][word]
+        return set(node["flags"]) - set(settings.OWN_FLAGS)
+
+    create, queue, ssh = (f"compute tpus {verb}" for verb in ("tpu-vm create", "queued-resources create", "tpu-vm ssh"))
+    alpha = set().union(*(flags(f"alpha {command}") - flags(command) for command in (create, queue, ssh)))
+    assert set(settings.ALPHA) == alpha - {"--boot-disk"}  # which is for everybody by now
+    assert set(settings.QUEUED) == flags(f"alpha {queue}") - flags(f"alpha {create}")
+    assert set(settings.NOT_QUEUED) == flags(create) - flags(queue)

@@ -83,18 +83,8 @@ def parse(argv: list[str]) -> Call:
     call.flags = vars(values)
     call.target = call.flags.pop("target")
     if unknown:
-        texts = [_unknown(call, word, alpha) for word in unknown]
-        space = " " if texts == unknown[:1] else "\n  "
-        raise call.refuse(f"unrecognized arguments:{space}" + "\n  ".join(texts), 2)
+        raise call.refuse("unrecognized arguments:" + " ".join(["", *unknown]), 2)
     for flag in parser.required:
         if flag not in call.flags:
             raise call.refuse(f"argument {flag}: Must be specified.", 2)
     return call
-
-
-def _unknown(call: Call, word: str, alpha: str) -> str:
-    flag = word.partition("=")[0]
-    if flag not in alpha.replace("=", " ").split():
-        return word
-    where = f"{flag} flag is available in one or more alternate release tracks. Try:"
-    return f"\n {where}\n\n  gcloud alpha compute tpus {call.name} {flag}\n\n  {word}"
