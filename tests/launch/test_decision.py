@@ -1,7 +1,6 @@
 """What the supervisor decides, in a table: what is seen and remembered, and what is done then."""
 
 import dataclasses
-import json
 
 import pytest
 
@@ -146,8 +145,3 @@ def test_a_strangers_pod_is_made_again_if_that_is_asked_for():
         assert action.kind == KINDS[kind] and not memory.ours
     action, _ = decide(at("PREEMPTED", ours=False))
     assert action.why.endswith("your `up` has not made it, so only --recreate deletes it and makes it again")
-
-
-def test_memory_goes_through_json():
-    _, memory = decide(ready(RUNS))
-    assert Memory(**json.loads(json.dumps(dataclasses.asdict(memory)))) == memory
