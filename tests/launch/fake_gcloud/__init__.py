@@ -1,1 +1,1 @@
-"""A stand-in for gcloud, for machines without it and for tests that start it hundreds of times."""
+"""A stand-in for gcloud, for machines without it and for tests that ask it hundreds of times."""
