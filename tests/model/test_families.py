@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from mlm.errors import InputError
 from mlm.export import export
-from mlm.model import bert, families
+from mlm.model import families
 from mlm.model.loss import Mean
 from mlm.model.roberta import RobertaModule
 from mlm.paths import UPath
@@ -191,41 +191,29 @@ def test_the_export_of_any_flax_class_gives_pytorch_its_logits(family, manifest,
 # A module of one's own -----------------------------------------------------------------------------------------------
 
 
-class QueryNorm(bert.SelfAttention):
-    def __call__(self, x_BxLxH, rows):
-        self.sow("intermediates", "norm", jnp.linalg.norm(self.query(x_BxLxH), axis=-1).mean(-1))
-        return super().__call__(x_BxLxH, rows)
-
-
-class NormBlock(bert.AttentionBlock):
-    self_attention_class = QueryNorm
-
-
-class NormLayer(bert.Layer):
-    attention_class = NormBlock
-
-
-class NormModule(RobertaModule):
-    layer_class = NormLayer
+class Entropy(RobertaModule):
+    def predict(self, x_BxKxH, noise):
+        logits = super().predict(x_BxKxH, noise)
+        self.sow("intermediates", "entropy", -jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=(1, 2)))
+        return logits
 
 
 class SownMetric(Pretraining):
     def make_model(self):
-        return families.make_module(self.config.model, self.info, module_class=NormModule)
+        return families.make_module(self.config.model, self.info, module_class=Entropy)
 
     def metrics(self, logits_BxKxV, masked, intermediates):
-        (norm_B,) = intermediates["roberta"]["encoder"]["layer"]["0"]["attention"]["self"]["norm"]
-        return {"query_norm": Mean(norm_B, jnp.ones_like(norm_B))}
+        (entropy_B,) = intermediates["entropy"]
+        return {"entropy": Mean(entropy_B, jnp.ones_like(entropy_B))}
 
 
 @pytest.mark.standard
 @meshes_of(1)
-def test_what_a_layer_sows_is_a_metric():
+def test_what_a_module_sows_is_a_metric():
     run = tiny_run("train.accumulate=2", "model.remat=true", mesh=(1, 1, 1))
     task = SownMetric(run.config, run.info, mesh=run.mesh)
     state, batch = task.init(), sharding.put_batch(random_batch(16), task.mesh, 16)
     masked = task.inputs(batch, 0)
     _, sown = task.module.forward(state.params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK)
-    (norm_B,) = sown["roberta"]["encoder"]["layer"]["0"]["attention"]["self"]["norm"]
-    expected = float(norm_B.mean())
-    assert float(task.train_step(state, batch)[1]["query_norm"]) == pytest.approx(expected, rel=1e-5)
+    expected = float(sown["entropy"][0].mean())
+    assert float(task.train_step(state, batch)[1]["entropy"]) == pytest.approx(expected, rel=1e-5)

@@ -1,15 +1,12 @@
 """FLOPs: worked out on paper, and as XLA counts them in the compiled gradient."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
 
 from mlm.model import flops
-from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding, train
-from tests.support.tiny import INFO, random_batch, slow, tiny_config, tiny_run
+from mlm.training import train
+from tests.support.tiny import meshes_of, random_batch, slow, tiny_run
 
 LAYER = ("attention/self/query", "attention/self/key", "attention/self/value", "attention/output/dense")
 
@@ -90,25 +87,14 @@ def test_flops_know_the_falling_rate_and_the_short_rows(hours):
     assert half == pytest.approx(by_hand(6, 8, 0.35)), "stopped halfway, the rate has fallen by half"
 
 
-def counted_and_useful(length: int, *overrides: str) -> tuple[float, float]:
-    """Returns the FLOPs of the gradient of 8 rows: as XLA counts them in the compiled one, and the useful ones."""
-    info = dataclasses.replace(INFO, length=length)
-    config = tiny_config(
-        "data.global_batch=8", f"shards.length={length}", f"model.positions={length}", "model.attention=xla", *overrides
-    )
-    model = Pretraining(config, info, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]))
-    batch = random_batch(8, info=info)
-    gradient = train.make_gradient(model)
-    params = jax.eval_shape(lambda: model.module.init_params(jax.random.key(0)))
-    counted = jax.jit(gradient).lower(params, batch, np.int32(0)).compile().cost_analysis()["flops"]
-    masked = jax.eval_shape(model.masking, jax.random.key(0), *[batch[key] for key in batch])
-    share = masked.positions_BxK.shape[1] / length
-    return counted, 8 * length * model.flops_per_token(length, share)
-
-
 @pytest.mark.parametrize("family", ["roberta", slow("modernbert")])
-def test_xla_counts_as_many(family):
-    """All of a gradient is matrix products, but for a few percent of softmax, norms and the like."""
+def test_xla_counts_as_many_in_the_gradient(family):
+    """All of it is matrix products, but for a few percent of softmax, norms and the like."""
     sizes = ("model.hidden_size=256", "model.intermediate_size=1024", "model.heads=4", "model.layers=2")
-    counted, useful = counted_and_useful(32, f"model.family={family}", *sizes)
-    assert 1.0 < counted / useful < 1.1
+    with meshes_of(1):
+        task = tiny_run(f"model.family={family}", "data.global_batch=8", *sizes, mesh=(1, 1, 1))
+    batch, params = random_batch(8), jax.eval_shape(task.module.init_params, jax.random.key(0))
+    compiled = jax.jit(train.make_gradient(task)).lower(params, batch, np.int32(0)).compile()
+    masked = jax.eval_shape(task.masking, jax.random.key(0), *[batch[key] for key in batch])
+    useful = 8 * 32 * task.flops_per_token(32, masked.positions_BxK.shape[1] / 32)
+    assert 1.0 < compiled.cost_analysis()["flops"] / useful < 1.1

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlm.data import batches
 from mlm.data.manifest import DatasetInfo
 from mlm.model import attention, families, priming
 from mlm.tasks import pretraining
@@ -111,15 +110,3 @@ def test_golden_parameters(family):
         if added.any():
             found[name] = np.sum(added * np.cos(np.arange(added.size)))
     assert found == pytest.approx(GOLDEN[family], abs=1e-3)
-
-
-@pytest.mark.standard
-def test_counts_are_those_of_the_ordinary_tokens(manifest):
-    counts = batches.count_tokens(manifest, split="train", records=10_000)
-    rows = [
-        batch["input_ids"][batch["valid"] > 0]
-        for batch in batches.eval_batches(manifest, split="train", batch=16, rows=(0, 16))
-    ]
-    ids = np.concatenate(rows)
-    ordinary = ids[~np.isin(ids, manifest.all_special_ids)]
-    assert np.array_equal(counts, np.bincount(ordinary, minlength=manifest.vocab_size))

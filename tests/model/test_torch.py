@@ -1,12 +1,11 @@
 """Our step against PyTorch: the same weights and batches give the same loss, gradient and AdamW updates; float32.
 
 The masks are ours (TokenMasking), drawn beforehand; PyTorch runs its full head, with the label -100 everywhere else.
-Ours is the step that `train` or `classify` runs: the head on the tokens that it needs, a padded vocabulary, on two
+Ours is the step that `train` runs: the head on the tokens that it needs, a padded vocabulary, on two
 devices.
 """
 
 import functools
-import itertools
 import json
 import pathlib
 from collections.abc import Callable
@@ -19,15 +18,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import ModernBertConfig
 
-from mlm.data.examples import Examples, Split, Words
 from mlm.data.manifest import DatasetInfo
 from mlm.model import families, weights
 from mlm.pretrained import load
-from mlm.tasks.classification import Classification
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
+from mlm.training.task import TrainState
 from tests.support.pytorch import run_torch
-from tests.support.tiny import meshes_of, random_batch, slow, tiny_config, tiny_run
+from tests.support.tiny import meshes_of, random_batch, slow, tiny_run
 
 pytestmark = pytest.mark.standard
 
@@ -74,82 +72,31 @@ def draw(run: Pretraining, batches: list[dict]) -> dict[str, np.ndarray]:
     }
 
 
-def random_examples(info: DatasetInfo, *, of_tokens: bool) -> Examples:
-    """Returns 32 rows of 8 to 32 tokens with random labels; of tokens, every third one has a label."""
-    batch, rng = random_batch(32, 0, info), np.random.default_rng(0)
-    lengths_B = rng.integers(info.length // 4, info.length + 1, 32)
-    real_BxL = (batch["attention_mask"] > 0) & (np.arange(info.length) < lengths_B[:, None])
-    words = Words([], *np.nonzero(real_BxL & (np.arange(info.length) % 3 == 2))) if of_tokens else None
-    count = len(words.row_W) if words else 32
-    labels = rng.choice(3, count, p=(0.1, 0.1, 0.8)).astype(np.int32)  # uneven: the classifier's bias has to move
-    starts = np.cumsum([0, *real_BxL.sum(axis=1)])
-    return Examples(
-        splits={"train": Split(batch["input_ids"][real_BxL], starts, labels, truncated=0, words=words)},
-        labels=("no", "perhaps", "yes"),
-        length=info.length,
-        multiple=info.length,  # all batches are padded to this
-        pad_id=info.special_ids["pad"],
-        vocab_size=info.vocab_size,
-        tokenizer_fingerprint="",
-        fingerprint="",
-    )
-
-
-def make_classification(info: DatasetInfo, *overrides: str) -> tuple[Classification, list[dict], dict[str, np.ndarray]]:
-    """Returns the task, its batches, and what PyTorch reads of them."""
-    config = tiny_config(*overrides)
-    body = families.named(config.model.family).make_config(config.model, info.vocab_size, info.special_ids)
-    examples = random_examples(info, of_tokens=config.classify.kind == "tokens")
-    task = Classification(config, examples, body, None)
-    batches = list(itertools.islice(task.batches(0), STEPS))
-    names = {"ids": "input_ids", "attention": "attention_mask", "labels": "label"}
-    inputs = {ours: np.stack([batch[name] for batch in batches]).astype(np.int64) for ours, name in names.items()}
-    return task, batches, inputs | {"labels": np.where(inputs["labels"] < 0, -100, inputs["labels"])}
-
-
-def make_pretraining(info: DatasetInfo, *overrides: str) -> tuple[Pretraining, list[dict], dict[str, np.ndarray]]:
-    """Returns the task, its batches, and what PyTorch reads of them."""
-    task = tiny_run(*overrides, info=info, mesh=(2, 1, 1))
-    batches = [random_batch(16, seed % 4, info) for seed in range(STEPS)]  # four, again and again: they can be learnt
-    return task, batches, draw(task, batches)
-
-
 class Case(NamedTuple):
-    head: str
     pad: int  # id of the padding token
     version: int  # of transformers
     settings: tuple[str, ...]  # more of the recipe
 
 
-LM, CLASSES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"
-PRELAYERNORM, BERT, OF_TOKENS = "model.family=roberta_prelayernorm", "model.family=bert", "classify.kind=tokens"
 MODERNBERT = ("model.family=modernbert", "model.layers=2", "model.global_every=2", "optimizer.clip_norm=2.1")
 MODERNBERT += ("model.local_attention=8", "model.global_rope_theta=100")  # the window is a quarter of the row
-STANDARD = {
-    "bert": Case(LM, 3, 4, (BERT,)),
-    "modernbert": Case(LM, 3, 4, MODERNBERT),
-    "modernbert, classes": Case(CLASSES, 3, 4, MODERNBERT),
-}
+STANDARD = {"bert": Case(3, 4, ("model.family=bert",)), "modernbert": Case(3, 4, MODERNBERT)}
 SLOW = {
-    "roberta": Case(LM, 3, 4, ()),
-    "bert, classes": Case(CLASSES, 1, 4, (BERT,)),
-    "prelayernorm, classes": Case(CLASSES, 1, 4, (PRELAYERNORM,)),
-    "roberta, tokens": Case(TOKENS, 1, 4, (OF_TOKENS,)),
-    "prelayernorm, transformers 5": Case(LM, 1, 5, (PRELAYERNORM,)),
-    "bert, tokens, transformers 5": Case(TOKENS, 3, 5, (BERT, OF_TOKENS)),
-    "modernbert, transformers 5": Case(LM, 1, 5, MODERNBERT),
-    "modernbert, tokens, transformers 5": Case(TOKENS, 3, 5, (*MODERNBERT, OF_TOKENS)),
+    "roberta": Case(3, 4, ()),
+    "prelayernorm": Case(1, 4, ("model.family=roberta_prelayernorm",)),
+    "bert, transformers 5": Case(3, 5, ("model.family=bert",)),
+    "modernbert, transformers 5": Case(1, 5, MODERNBERT),
 }
 
 
 @functools.cache
 @meshes_of(2)
-def prepare(case: Case):
-    """Returns the task, its state before training, its batches, and what PyTorch reads of them."""
-    make = make_pretraining if case.head == LM else make_classification
-    task, batches, inputs = make(INFO[case.pad], *RECIPE, *case.settings)
+def prepare(case: Case) -> tuple[Pretraining, TrainState, list[dict]]:
+    """Returns the task, its state before training, and its batches."""
+    task = tiny_run(*RECIPE, *case.settings, info=INFO[case.pad], mesh=(2, 1, 1))
+    batches = [random_batch(16, seed % 4, task.info) for seed in range(STEPS)]  # again and again: they can be learnt
     assert all((batch["attention_mask"] == 0).any() for batch in batches), "no row has padding"
-    return task, task.initial_state(), batches, inputs
+    return task, task.initial_state(), batches
 
 
 def to_torch(task, params) -> dict[str, np.ndarray]:
@@ -160,13 +107,13 @@ def to_torch(task, params) -> dict[str, np.ndarray]:
 
 def write(case: Case, folder: pathlib.Path) -> None:
     """Writes what tests/pytorch/reference.py reads."""
-    task, state, _, inputs = prepare(case)
+    task, state, batches = prepare(case)
     config, values = task.module.config.to_dict() | {"vocab_size": 500}, task.config.optimizer
     recipe = {key: values[key] for key in ("learning_rate", "b1", "b2", "eps", "weight_decay", "clip_norm")}
-    settings = {"head": case.head, "config": config, "recipe": recipe | {"warmup_steps": 5, "steps": STEPS}}
+    settings = {"head": "MaskedLM", "config": config, "recipe": recipe | {"warmup_steps": 5, "steps": STEPS}}
     (folder / "settings.json").write_text(json.dumps(settings))
     save_file(to_torch(task, state.params), folder / "params.safetensors")
-    save_file(inputs, folder / "batches.safetensors")
+    save_file(draw(task, batches), folder / "batches.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +136,7 @@ def reference(tmp_path_factory) -> Callable[[Case], pathlib.Path]:
 def test_twenty_updates_are_pytorch_s(name, reference):
     """Losses, gradient norms, the first gradient, and parameters after warmup, clipping and decay."""
     case = (STANDARD | SLOW)[name]
-    folder, (task, state, batches, _) = reference(case), prepare(case)
+    folder, (task, state, batches) = reference(case), prepare(case)
     first = to_torch(task, state.params)
     losses, norms, moments = [], [], None
     for batch in batches:
