@@ -70,7 +70,7 @@ def test_a_model_is_transformers_own(name):
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "BertForSequenceClassification"])
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", slow("BertForSequenceClassification")])
 def test_a_model_is_drawn_as_transformers_draws_it(name):
     cls, stock = getattr(mlm.model, name), getattr(transformers, f"Flax{name}")
     config, seed = cls.config_class(**sizes_of(name), num_labels=3), jax.random.key(3)
@@ -209,8 +209,8 @@ def test_what_kernels_do_not_return_is_refused():
         model(ids, mask, output_attentions=True)
 
 
-@pytest.mark.standard
-@pytest.mark.parametrize("model_type", ["camembert", slow("xlm-roberta")])
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["camembert", "xlm-roberta"])
 def test_roberta_under_another_name_keeps_it(model, model_type, tmp_path):
     """A folder of the architecture loads, and is exported as what it is."""
     family = FAMILIES[model_type]

@@ -16,11 +16,12 @@ from tests.support.tiny import INFO, slow, tiny_config
 COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float32)
 
 
-def primed(family: str, **sizes):
-    """Returns (a module, its parameters primed, and as they were)."""
+def primed(family: str, draw=None, **sizes):
+    """Returns (a module, its parameters primed, and as they were: drawn, or those of `draw`)."""
     model = tiny_config(f"model.family={family}", *(f"model.{name}={value}" for name, value in sizes.items())).model
     module = families.make_module(model, INFO)
-    params = numbered(jax.eval_shape(module.init_params, jax.random.key(0)))
+    init, key = module.init_params, jax.random.key(0)
+    params = draw(jax.eval_shape(init, key)) if draw else jax.jit(init)(key)
     prime = jax.jit(lambda params, counts, key: priming.prime(params, module.config, counts, key))
     return module, prime(params, COUNTS, jax.random.key(1)), params
 
@@ -102,7 +103,7 @@ GOLDEN = {
 @pytest.mark.parametrize("family", GOLDEN)
 def test_golden_parameters(family):
     """The tree is the stock one, and what isn't named here is untouched."""
-    _, params, stock = primed(family, layers=2 if family == "modernbert" else 1)
+    _, params, stock = primed(family, numbered, layers=2 if family == "modernbert" else 1)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(lambda a: (a.shape, a.dtype), stock)
     found = {}
     for (name, new), (_, old) in zip(sharding.named_leaves(params), sharding.named_leaves(stock), strict=True):
