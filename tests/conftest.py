@@ -125,7 +125,7 @@ def trained_workdir(tmp_path_factory):
     """The workdir of `model`."""
     from tests.support import trained_model
 
-    return trained_model.train_model(tmp_path_factory.mktemp("trained") / "small")
+    return trained_model.write_workdir(tmp_path_factory.mktemp("trained") / "small")
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +138,7 @@ def model(trained_workdir):
 
 @pytest.fixture(scope="session")
 def modernbert_folder(model, tmp_path_factory) -> str:
-    """A transformers folder of an untrained ModernBERT with the same tokenizer, and rotary bases of its own."""
+    """A transformers folder of a ModernBERT with the same tokenizer, and rotary bases of its own."""
     from tests.support import trained_model
 
     return trained_model.write_modernbert(model, tmp_path_factory.mktemp("modernbert") / "model")

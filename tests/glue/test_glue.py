@@ -58,82 +58,65 @@ def test_a_setting_that_is_given_is_no_choice_any_more():
 
 
 @pytest.mark.parametrize("protocol", NAMES)
-@pytest.mark.parametrize("name", sorted(TASKS.keys() - {MAJORITY}))
-def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, name, data, tmp_path):
-    seen = set()
-    for _, own, each in plan(load_protocol(protocol), name, tmp_path, data=data):
-        overrides = [flag.removeprefix("--config.") for flag in each.arguments if flag.startswith("--config.")]
-        config = configs.load("configs/base.py", overrides, task=configs.CLASSIFICATION)
-        assert config.classify.length <= 128 and config.train.epochs > 0
-        assert {key: configs.flatten(config)[key] for key in own} == own
-        seen.add((config.optimizer.learning_rate, config.data.global_batch, config.train.seed, each.folder))
-    count = {"roberta": 30, "quick": 1, "mosaic": {"rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4}.get(name, 1)}
-    assert len(seen) == count[protocol]
+def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, data, tmp_path):
+    counts = {"roberta": 30, "quick": 1, "mosaic": {"rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4}}[protocol]
+    for name in sorted(TASKS.keys() - {MAJORITY}):
+        cases = plan(load_protocol(protocol), name, tmp_path, data=data)
+        assert len(cases) == (counts if isinstance(counts, int) else counts.get(name, 1))
+        assert len({run.arguments for _, _, run in cases}) == len({run.folder for _, _, run in cases}) == len(cases)
+        for _, settings, run in (cases[0], cases[-1]):
+            overrides = [flag.removeprefix("--config.") for flag in run.arguments if flag.startswith("--config.")]
+            config = configs.load("configs/base.py", overrides, task=configs.CLASSIFICATION)
+            assert config.classify.length <= 128 and config.train.epochs > 0
+            assert {key: configs.flatten(config)[key] for key in settings} == settings
 
 
 @pytest.mark.slow
-def test_a_table_of_some_tasks(trained_workdir, data, tmp_path):
-    flags = ("--protocol=quick", f"--data={data}", "--tasks", "rte", "wnli")
-    done = run(trained_workdir.root, tmp_path, *flags)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "glue.json").read_text())
-    rte = found["tasks"]["rte"]
-    held = read_tsv(pathlib.Path(rte["run"]) / "predictions" / "validation.tsv")
-    assert rte["median"] == pytest.approx(np.mean([row["prediction"] == row["label"] for row in held]))
-    assert found["average"] == rte["median"], "WNLI is not in it"
-    for file, labels in (("RTE", {"entailment", "not_entailment"}), ("WNLI", {"0", "1"})):
-        rows = read_tsv(tmp_path / "submission" / f"{file}.tsv")
-        assert [row["index"] for row in rows] == [str(n) for n in range(16)]
-        assert {row["prediction"] for row in rows} <= labels
-    assert len({row["prediction"] for row in read_tsv(tmp_path / "submission" / "WNLI.tsv")}) == 1
-    assert rte["setting"]["data.global_batch"] == 16, "as the command line says, not the protocol"
-    assert "without WNLI" in done.stdout and "protocol quick" in done.stdout and f"{rte['median']:.1%}" in done.stdout
-    assert not (pathlib.Path(rte["run"]) / "checkpoints").exists(), "a table of a large model has many"
-    newest = max(int(path.name) for path in (trained_workdir.root / "checkpoints").iterdir() if path.name.isdecimal())
-    kept = json.loads((trained_workdir.root / "glue.json").read_text())
-    assert {step: table["average"] for step, table in kept.items()} == {str(newest): found["average"]}
-    again = run(trained_workdir.root, tmp_path, *flags)
-    assert again.returncode == 0 and json.loads((tmp_path / "glue.json").read_text()) == found, "nothing is done again"
-
-
-@pytest.mark.slow
-def test_what_fails_is_named_and_the_others_are_done(trained_workdir, data, tmp_path, monkeypatch):
-    """MNLI's model is not there: what starts from it is not trained from another."""
-    flags = ("--protocol=mosaic", f"--data={data}", "--tasks", "mnli", "rte", "wnli")
-    done = run(trained_workdir.root, tmp_path, *flags, keys=[*KEYS, "classify.length=1000", "model.positions=1000"])
-    assert done.returncode == 2 and "mlm glue: mnli, rte failed; run the same command" in done.stderr, done.stderr
-    tasks = json.loads((tmp_path / "glue.json").read_text())["tasks"]
-    assert "classify.length = 1000: the model reads 32 tokens" in tasks["mnli"]["failed"]
-    assert tasks["rte"]["failed"] == "starts from MNLI's model, which failed" and "median" in tasks["wnli"]
-    assert not (tmp_path / "runs" / "rte").exists()
-
-
-@pytest.mark.slow
-def test_all_tasks(trained_workdir, data, tmp_path):
-    """By the protocol that starts from MNLI's model, then all of GLUE by the quick one, against the first table."""
-    keys = [*KEYS, "optimizer.learning_rate=0.01"]
-    flags = ("--protocol=mosaic", f"--data={data}", "--tasks", *GLUE[:4], "stsb", "cb", "boolq", "wnli")
+def test_a_protocol_that_starts_from_mnli(trained_workdir, data, tmp_path):
+    """Tables, submissions and starts of some tasks; a second command does nothing again, another one is compared."""
+    keys = [*KEYS, "optimizer.learning_rate=0.01", "train.seed=1"]
+    flags = ("--protocol=mosaic", f"--data={data}", "--tasks", "mnli", "rte", "stsb", "boolq", "wnli")
     done = run(trained_workdir.root, tmp_path / "a", *flags, keys=keys)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "a" / "glue.json").read_text())
-    assert {len(task["scores"]) for task in found["tasks"].values()} == {1, 5}
-    start = json.loads((pathlib.Path(found["tasks"]["rte"]["run"]) / "config.json").read_text())["train"]["init_from"]
-    assert start == f"{found['tasks']['mnli']['run']}/export"
-    mnli = read_tsv(tmp_path / "a" / "submission" / "AX.tsv")
-    assert len(mnli) == 11 and {row["prediction"] for row in mnli} <= set(TASKS["mnli"].labels)
+    rte = found["tasks"]["rte"]
+    config = json.loads((pathlib.Path(rte["run"]) / "config.json").read_text())
+    assert config["train"]["init_from"] == f"{found['tasks']['mnli']['run']}/export"
+    assert rte["setting"]["data.global_batch"] == 16, "as the command line says, not the protocol"
+    held = read_tsv(pathlib.Path(rte["run"]) / "predictions" / "validation.tsv")
+    assert rte["scores"][0] == pytest.approx(np.mean([row["prediction"] == row["label"] for row in held]))
+    assert not (pathlib.Path(rte["run"]) / "checkpoints").exists(), "a table of a large model has many"
+    for file, labels in (("RTE", {"entailment", "not_entailment"}), ("WNLI", {"0", "1"}), ("AX", TASKS["mnli"].labels)):
+        rows = read_tsv(tmp_path / "a" / "submission" / f"{file}.tsv")
+        assert [row["index"] for row in rows] == [str(number) for number in range(11 if file == "AX" else 16)]
+        assert {row["prediction"] for row in rows} <= set(labels)
+    numbers = [float(row["prediction"]) for row in read_tsv(tmp_path / "a" / "submission" / "STS-B.tsv")]
+    assert all(0 <= number <= 5 for number in numbers)
     boolq = [json.loads(line) for line in (tmp_path / "a" / "submission" / "BoolQ.jsonl").read_text().splitlines()]
     assert [row["idx"] for row in boolq] == list(range(16)) and {row["label"] for row in boolq} <= {"true", "false"}
-    flags = ("--protocol=quick", f"--data={data}", f"--against={tmp_path / 'a'}", "--json")
-    done = run(trained_workdir.root, tmp_path / "b", *flags, keys=KEYS)
+    kept = json.loads((trained_workdir.root / "glue.json").read_text())
+    assert {step: table["average"] for step, table in kept.items()} == {"5": found["average"]}
+    again = run(trained_workdir.root, tmp_path / "a", *flags, keys=keys)
+    assert again.returncode == 0 and json.loads((tmp_path / "a" / "glue.json").read_text()) == found
+    flags = ("--protocol=quick", f"--data={data}", f"--against={tmp_path / 'a'}", "--json", "--tasks", "rte", "wnli")
+    done = run(trained_workdir.root, tmp_path / "b", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[0])
-    assert set(found["tasks"]) == set(GLUE) and not any("failed" in task for task in found["tasks"].values())
-    assert {file.stem for file in (tmp_path / "b" / "submission").iterdir()} == FILES
-    numbers = [float(row["prediction"]) for row in read_tsv(tmp_path / "b" / "submission" / "STS-B.tsv")]
-    assert all(0 <= number <= 5 for number in numbers)
-    assert set(found["against"]) == {"mnli", "qnli", "qqp", "rte", "stsb"}
-    for difference in found["against"].values():
-        assert difference["low"] <= difference["difference"] <= difference["high"]
+    assert found["average"] == found["tasks"]["rte"]["median"], "WNLI is not in it"
+    (difference,) = found["against"].values()
+    assert difference["low"] <= difference["difference"] <= difference["high"]
+
+
+@pytest.mark.standard
+def test_what_fails_is_named_and_the_others_are_done(trained_workdir, data, tmp_path):
+    """MNLI's model is not there: what starts from it is not trained from another."""
+    flags = ("--protocol=mosaic", f"--data={data}", "--tasks", "mnli", "rte", "wnli")
+    done = run(trained_workdir.root, tmp_path, *flags, keys=[*KEYS, "classify.length=1000", "model.positions=1000"])
+    assert done.returncode == 2 and "mnli, rte failed" in done.stderr, done.stderr
+    tasks = json.loads((tmp_path / "glue.json").read_text())["tasks"]
+    assert "classify.length = 1000: " in tasks["mnli"]["failed"]
+    assert "MNLI's model" in tasks["rte"]["failed"] and "median" in tasks["wnli"]
+    assert not (tmp_path / "runs" / "rte").exists()
 
 
 def test_the_best_cell_is_that_of_the_best_median(tmp_path):
@@ -166,22 +149,20 @@ def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_p
     with pytest.raises(SystemExit, match="2"):
         main(["glue", f"--model={trained_workdir.root}", "--tasks", "ner"])
     assert "--tasks: invalid choice: ner (choose from mnli, " in capsys.readouterr().err.replace("'", "")
-    refused(
-        "--protocol=bert", words="--protocol=bert: is not known; name mosaic, quick, roberta, or a file like theirs."
-    )
+    refused("--protocol=bert", words="--protocol=bert: ")
     (tmp_path / "odd.py").write_text("def get_protocol():\n    return 1 / 0\n")
-    refused(f"--protocol={tmp_path / 'odd.py'}", words="odd.py: ZeroDivisionError while reading it: division by zero")
+    refused(f"--protocol={tmp_path / 'odd.py'}", words="odd.py: ZeroDivisionError")
     (tmp_path / "odd.py").write_text("def get_protocol():\n    return {'epochs': 3}\n")
-    refused(f"--protocol={tmp_path / 'odd.py'}", words="odd.py: get_protocol() must return the fields of Protocol")
-    refused("--protocol=mosaic", "--tasks", "rte", words="rte starts from MNLI's model")
+    refused(f"--protocol={tmp_path / 'odd.py'}", words="odd.py: get_protocol()")
+    refused("--protocol=mosaic", "--tasks", "rte", words="rte ")
     own, copy = pathlib.Path(data.removeprefix("jsonl:")) / "rte" / "validation.jsonl", tmp_path / "copy" / "rte"
     copy.mkdir(parents=True)
     for old, new, words in (
         ("sentence2", "other", "line 1: its 'sentence2' is missing"),
-        ('"label": 1', '"label": 7', "has the label '7'; rte has entailment, not_entailment, or their indices"),
+        ('"label": 1', '"label": 7', "the label '7'"),
     ):
         (copy / "validation.jsonl").write_text(own.read_text().replace(old, new))
         refused("--tasks", "rte", words=words, data=f"jsonl:{tmp_path / 'copy'}")
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
-    refused(f"--model={tmp_path / 'begun'}", words="/begun: there is no complete checkpoint; train first.")
+    refused(f"--model={tmp_path / 'begun'}", words="/begun: ")
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,5 @@
 """`predict` of a classifier: what comes out, what is refused, and the ways to call it."""
 
-import contextlib
 import copy
 import dataclasses
 import io
@@ -9,10 +8,12 @@ import json
 import jax
 import numpy as np
 import pytest
+import scipy
 
 from mlm.data import examples, tokenizer
 from mlm.errors import InputError
 from mlm.inference import classify_texts
+from mlm.inference.classify_texts import TextClassifier
 from mlm.model import classifier
 from mlm.pretrained.load import Pretrained
 from tests.support.streams import Pipe, Terminal
@@ -21,9 +22,21 @@ from tests.support.trained_classifier import make
 TEXTS = ["Where is my card?", "rain", "a dog and a cat and a fish and a bird and a horse and a dog and a cat", "snow"]
 
 
-@pytest.fixture(scope="module")
-def predictor(trained_classifier: Pretrained) -> classify_texts.TextClassifier:
-    return classify_texts.TextClassifier(trained_classifier, tokenizer.load(trained_classifier.tokenizer))
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    """A model has one predictor, however often it is asked."""
+    made = []
+
+    def find(model: Pretrained, tok) -> TextClassifier:
+        for known, predictor in made:
+            if known is model:
+                return predictor
+        made.append((model, TextClassifier(model, tok)))
+        return made[-1][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classify_texts, "TextClassifier", find)
+        yield
 
 
 def predicted(model: Pretrained, lines: str, top_k: int = 5) -> list[dict]:
@@ -32,37 +45,31 @@ def predicted(model: Pretrained, lines: str, top_k: int = 5) -> list[dict]:
     return [json.loads(line) for line in out.getvalue().split("\n")[:-1]]
 
 
-@pytest.mark.standard
 def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier):
     tok, module = tokenizer.load(trained_classifier.tokenizer), trained_classifier.module
-    found = predicted(trained_classifier, "\n".join(TEXTS * 3) + "\n")
-    assert [line["text"] for line in found] == TEXTS * 3
+    found = predicted(trained_classifier, "\n".join(TEXTS) + "\n")
+    assert [line["text"] for line in found] == TEXTS
+    names, logits = classifier.class_names(trained_classifier.config), jax.jit(module.logits)
     for line in found:
-        ids = np.asarray([tok(line["text"], truncation=True, max_length=24)["input_ids"]], np.int32)
-        logits = module.logits(trained_classifier.params, ids, np.ones_like(ids))[0]
-        shares = np.asarray(jax.nn.softmax(logits))
-        order = np.argsort(-shares)
-        names = classifier.class_names(trained_classifier.config)
+        ids = np.full((1, 32), tok.pad_token_id, np.int32)
+        encoded = tok(line["text"], truncation=True, max_length=24)["input_ids"]  # as in training
+        ids[0, : len(encoded)] = encoded
+        attention = (np.arange(32) < len(encoded)).astype(np.int32)[None]
+        probs = scipy.special.softmax(logits(trained_classifier.params, ids, attention)[0])
+        order = np.argsort(-probs)
         assert line["label"] == names[order[0]]
         assert list(line["probabilities"]) == [names[at] for at in order]
-        np.testing.assert_allclose(list(line["probabilities"].values()), shares[order], rtol=1e-4)
-    assert len({line["label"] for line in found}) > 1 or np.ptp([f["probabilities"]["money"] for f in found]) > 0.05
-
-
-def test_the_likeliest_alone(trained_classifier):
+        np.testing.assert_allclose(list(line["probabilities"].values()), probs[order], rtol=1e-4)
+    assert np.ptp([line["probabilities"]["money"] for line in found]) > 0.05
     (line,) = predicted(trained_classifier, "rain\n", top_k=1)
-    assert list(line["probabilities"]) == [line["label"]]
-    with pytest.raises(InputError, match="--top-k=0"):
-        predicted(trained_classifier, "rain\n", top_k=0)
+    assert line["probabilities"] == {line["label"]: pytest.approx(max(found[1]["probabilities"].values()))}
 
 
 def test_lines_of_json(trained_classifier):
-    lines = ['{"text": "rain"}', '{"words": "x", "text": "rain"}', "{not json"]
+    lines = ['{"text": "rain"}', '{"words": "x", "text": "rain"}', "{not json", '{"text":' + "[" * 90_000]
     found = predicted(trained_classifier, "\n".join(lines) + "\n")
-    assert [line["text"] for line in found] == ["rain", "rain", "{not json"]
+    assert [line["text"] for line in found] == ["rain", "rain", *lines[2:]]
     assert found[0] == found[1]
-    with pytest.raises(InputError, match="line 2: the JSON object has no text under text; its keys: words"):
-        predicted(trained_classifier, 'rain\n{"words": "x"}\n')
 
 
 def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
@@ -71,7 +78,7 @@ def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
     one, two, three, other = predicted(model, "\n".join([*same, "snow\train"]) + "\n")
     assert one == two == three and one["text_pair"] == "snow"
     assert one["probabilities"] != other["probabilities"]
-    with pytest.raises(InputError, match="line 1: the model reads two texts, separated by a tab, and this has 1"):
+    with pytest.raises(InputError, match=r"line 1: .*tab"):
         predicted(model, "rain\n")
 
 
@@ -86,82 +93,63 @@ def test_words(tmp_path_factory):
     model = make(tmp_path_factory.mktemp("words"), of_tokens=True)
     text = "the default value of " * 9
     found, same = predicted(model, f'  {text}\n{{"text": "{text.replace(" ", "  ")}"}}\n')
-    assert found["words"] == same["words"] and [each["word"] for each in found["words"]] == text.split()
+    assert found["words"] == same["words"] and [word["word"] for word in found["words"]] == text.split()
     tok = tokenizer.load(model.tokenizer)
-    ids = tok(text.strip(), truncation=True, max_length=24)
-    logits = model.module.logits(model.params, *(np.array([own]) for own in ids.values()))[0]
-    first = examples.first_pieces(ids.encodings[0], text.split())
+    encoded = tok(text.strip(), truncation=True, max_length=24)
+    logits = np.asarray(jax.jit(model.module.logits)(model.params, *map(np.atleast_2d, encoded.values()))[0])
+    first = examples.first_pieces(encoded.encodings[0], text.split())
     assert (first < 0).any() and (first >= 0).sum() > 5
     for at, word in zip(first, found["words"], strict=True):
         if at < 0:
             assert (word["label"], word["probability"]) == ("O", None)
         else:
-            probs = np.asarray(jax.nn.softmax(logits[at]))
+            probs = scipy.special.softmax(logits[at])
             assert word["label"] == classifier.class_names(model.config)[probs.argmax()]
             assert word["probability"] == pytest.approx(probs.max(), rel=1e-4)
     out = io.StringIO()
     classify_texts.run(model, texts=["the\tvalue"], top_k=1, stdin=Terminal(), stdout=out)
     assert [line.split()[-1] for line in out.getvalue().split("\n\n")[0].splitlines()][1:] == ["the", "value"]
-    with pytest.raises(InputError, match="line 1: is empty"):
-        predicted(model, " \n")
     words = ["default", "value\u00a0of", "a\u3000b", "\u2028c"]  # as CoNLL's files and rows of JSON have them
     for line in ("default  value\u00a0of a\u3000b \u2028c", json.dumps({"text": words})):
         (found,) = predicted(model, f"{line}\r\n")
         assert [word["word"] for word in found["words"]] == words and found["text"].split(" ")[-1] == words[-1]
-    with pytest.raises(InputError, match="line 1: has an empty word"):
-        predicted(model, '{"text": ["a", ""]}\n')
+    for line in (" \n", '{"text": ["a", ""]}\n'):
+        with pytest.raises(InputError, match=r"line 1: .* empty"):
+            predicted(model, line)
 
 
-def test_texts_give_a_table(trained_classifier, predictor):
+def test_texts_give_a_table(trained_classifier):
     out = io.StringIO()
     classify_texts.run(trained_classifier, texts=TEXTS[:2], top_k=2, stdin=Terminal(), stdout=out)
     first, second, _ = out.getvalue().split("\n\n")
     assert first.splitlines()[0] == TEXTS[0] and len(second.splitlines()) == 3
-    best = predictor.classify([predictor.encode((TEXTS[0],), "x")["input_ids"]], 1)[0]
+    (best,) = predicted(trained_classifier, TEXTS[0] + "\n")
     assert first.splitlines()[1].split() == [f"{best['probabilities'][best['label']]:.2%}", best["label"]]
 
 
-def test_long_texts_are_truncated_as_in_training(predictor):
-    assert len(predictor.encode(("rain " * 99,), "x")["input_ids"]) == 24
-
-
 def test_few_compilations(trained_classifier):
-    predictor = classify_texts.TextClassifier(trained_classifier, tokenizer.load(trained_classifier.tokenizer))
+    predictor = TextClassifier(trained_classifier, tokenizer.load(trained_classifier.tokenizer))
     for count in (5, 6, 7, 8):
         predictor.logits([predictor.encode(("rain " * n,), "x")["input_ids"] for n in range(1, count)])
     assert predictor._logits._cache_size() <= 2
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "match"),
     [
-        ("", "line 2: is empty"),
-        ("a\tb", "line 2: the model reads one text, and this has"),
-        ("<pad>", "padding token"),
+        (b"", "line 2: .* empty"),
+        (b"a\tb", "line 2: .* one text"),
+        (b"<pad>", "line 2: .* <pad>"),
+        (b"\xff", "line 2: .* UTF-8"),
+        (rb'{"text": "\ud800"}', "line 2: .* UTF-8"),
+        (rb'{"\u001b[2J": "x"}', r"line 2: .* under text; its keys: \\u001b\[2J"),
     ],
 )
-def test_a_bad_line_is_named_and_what_came_before_is_written(trained_classifier, line, words):
-    out = io.StringIO()
-    with pytest.raises(InputError, match=words):
-        classify_texts.run(trained_classifier, texts=[], top_k=1, stdin=Pipe(f"rain\n{line}\nsnow\n"), stdout=out)
-    assert [json.loads(each)["text"] for each in out.getvalue().splitlines()] == ["rain"]
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (b"\xff", "line 2: is not UTF-8"),
-        (b'{"text": "\xff"}', "line 2: is not UTF-8"),
-        (rb'{"text": "\ud800"}', "line 2: is not UTF-8"),
-        (rb'{"\u001b[2J": 1}', r"line 2: the JSON object has no text under text; its keys: \\u001b\[2J"),
-        (b'{"text":' + b"[" * 90_000, "line 2: is not|padding|$"),
-    ],
-)
-def test_a_hostile_line_is_named_and_what_came_before_is_written(trained_classifier, line, words):
-    stdin, out = io.TextIOWrapper(io.BytesIO(b"rain\n" + line + b"\n"), encoding="ascii"), io.StringIO()
-    with contextlib.suppress(InputError) if words.endswith("$") else pytest.raises(InputError, match=words):
+def test_a_bad_line_is_named_and_what_came_before_is_written(trained_classifier, line, match):
+    stdin, out = io.TextIOWrapper(io.BytesIO(b"rain\n" + line + b"\nsnow\n"), encoding="ascii"), io.StringIO()
+    with pytest.raises(InputError, match=match):
         classify_texts.run(trained_classifier, texts=[], top_k=1, stdin=stdin, stdout=out)
-    assert json.loads(out.getvalue().splitlines()[0])["text"] == "rain"
+    assert [json.loads(written)["text"] for written in out.getvalue().splitlines()] == ["rain"]
 
 
 def test_a_hostile_label_does_not_reach_a_terminal(trained_classifier):
@@ -175,6 +163,8 @@ def test_a_hostile_label_does_not_reach_a_terminal(trained_classifier):
     assert line["label"].startswith("\x1b[2J"), "as it is, for programs"
 
 
-def test_no_texts_and_no_pipe(trained_classifier):
+def test_calls_without_sense(trained_classifier):
     with pytest.raises(InputError, match="give texts"):
         classify_texts.run(trained_classifier, texts=[], top_k=1, stdin=Terminal(), stdout=io.StringIO())
+    with pytest.raises(InputError, match="--top-k=0"):
+        predicted(trained_classifier, "rain\n", top_k=0)

@@ -6,25 +6,22 @@ import io
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
+import scipy
 from transformers import FlaxRobertaForMaskedLM
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.inference import fill_mask, minimal_pairs
+from mlm.inference.fill_mask import FillMask
 from mlm.inference.minimal_pairs import Pair
 from mlm.model.module import position_ids
-from mlm.pretrained import load
-from tests import ROOT
-from tests.support.processes import environment
 from tests.support.pytorch import run_torch
-from tests.support.streams import Pipe
+from tests.support.streams import Pipe, Terminal
 from tests.support.trained_model import train_tokenizer
 
 TEXTS = [
@@ -35,11 +32,6 @@ TEXTS = [
 ]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture(scope="module")
 def tok(model):
     return tokenizer.load(model.tokenizer)
@@ -47,44 +39,46 @@ def tok(model):
 
 @pytest.fixture(scope="module")
 def filler(model, tok):
-    return fill_mask.FillMask(model, tok, 5)
+    return FillMask(model, tok, 5)
+
+
+@pytest.fixture
+def compiled_once(model, filler, monkeypatch):
+    """`run` uses the program of `filler`, for any number of fillings."""
+    monkeypatch.setattr(fill_mask, "FillMask", lambda *_: filler)
+
+
+def run(model, *, texts=(), stdin="", stdout=None, **settings) -> str:
+    """Returns what the command prints for texts, or for lines of a pipe."""
+    stdin, stdout = Terminal() if texts else Pipe(stdin), stdout or io.StringIO()
+    fill_mask.run(model, texts=list(texts), stdin=stdin, stdout=stdout, **{"top_k": 5} | settings)
+    return stdout.getvalue()
 
 
 def test_fillings_are_the_softmax_of_the_full_head_without_padding(model, tok, filler):
     """Against the stock head on every position of the text alone: neither padding nor batching changes a filling."""
     module = FlaxRobertaForMaskedLM.module_class(model.config)
     apply = jax.jit(lambda *batch: module.apply({"params": model.params}, *batch, None).logits[0])
-    for text, fillings in zip(TEXTS, filler(TEXTS), strict=True):
+    seen = set()
+    for text, fillings in zip(TEXTS[::2], filler(TEXTS)[::2], strict=True):  # each length is a program of its own
         ids = np.asarray([tok(text)["input_ids"]], np.int32)
         ones = np.ones_like(ids)
         positions = position_ids(jax.numpy.asarray(ones), model.config.pad_token_id + 1)
-        logits = apply(ids, ones, 0 * ids, positions)
+        logits = np.asarray(apply(ids, ones, 0 * ids, positions))
         masks = np.flatnonzero(ids[0] == tok.mask_token_id)
         assert len(fillings) == len(masks) == text.count("<mask>")
         for mask, found in zip(masks, fillings, strict=True):
-            scores = np.asarray(jax.nn.softmax(logits[mask]))
+            scores = scipy.special.softmax(logits[mask])
             best = np.argsort(-scores)[:5]
             assert [filling["token"] for filling in found] == best.tolist(), text
             np.testing.assert_allclose([filling["score"] for filling in found], scores[best], rtol=1e-4)
             assert [filling["token_str"] for filling in found] == [tok.decode([token]) for token in best]
-
-
-def test_fillings_depend_on_the_context(filler):
-    first, second = filler(["Returns the <mask> of the array.", "Raised when the file <mask> not exist."])
-    assert [f["token"] for f in first[0]] != [f["token"] for f in second[0]]
-
-
-def test_a_text_is_filled_the_same_in_any_company(model, tok, filler):
-    many = [TEXTS[i % len(TEXTS)] for i in range(23)]
-    alone = {text: filler([text])[0] for text in TEXTS}
-    for text, fillings in zip(many, fill_mask.FillMask(model, tok, 5)(many), strict=True):
-        for mask, expected in zip(fillings, alone[text], strict=True):
-            assert [f["token"] for f in mask] == [f["token"] for f in expected]
-            assert [f["score"] for f in mask] == pytest.approx([f["score"] for f in expected], rel=1e-4)
+            seen.add(tuple(best))
+    assert len(seen) > 2, "fillings that don't depend on the text prove little"
 
 
 def test_few_compilations(model, tok):
-    filler = fill_mask.FillMask(model, tok, 3)
+    filler = FillMask(model, tok, 3)
     filler(["a <mask> b " + "c " * count for count in range(24)])
     assert filler._fillings._cache_size() == 1, "texts of up to 32 tokens with one mask must share one program"
 
@@ -93,29 +87,34 @@ def test_a_row_as_long_as_the_positions_is_read_and_a_longer_one_refused(tok, fi
     text = "<mask>" * 30  # <s> and </s> come on top
     assert len(tok(text)["input_ids"]) == 32
     assert all(np.isfinite(filling["score"]) for mask in filler([text])[0] for filling in mask)
-    with pytest.raises(InputError, match="33 tokens, the model reads at most 32"):
+    with pytest.raises(InputError, match=r"33 tokens, .* 32"):
         filler([text + "<mask>"])
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "match"),
     [
-        ("no mask here", "the text 'no mask here': has no <mask> in it"),
-        ("", "the text '': is empty"),
-        ("  \t", "is empty"),
-        ("a <mask> and <pad>", "holds the padding token <pad>"),
-        ("x" * 80, r"the text 'x{57,}\.\.\.': has no <mask>"),
+        ("no mask here", "the text 'no mask here': .*<mask>"),
+        ("  \t", "the text .* empty"),
+        ("a <mask> and <pad>", "the text .*: .* <pad>"),
+        ("\udcff <mask>", r"the text '\\udcff <mask>': .* UTF-8"),
+        ("x" * 80, r"the text 'x{57,}\.\.\.': "),
     ],
 )
-def test_what_can_not_be_filled_is_named(filler, text, words):
-    with pytest.raises(InputError, match=words):
+def test_what_can_not_be_filled_is_named(filler, text, match):
+    with pytest.raises(InputError, match=match):
         filler(["a fine <mask>", text])
 
 
-@pytest.mark.parametrize("top_k", [0, -1, 1_000_000])
-def test_top_k_out_of_range(model, tok, top_k):
-    with pytest.raises(InputError, match=f"--top-k={top_k}: must be from 1 to 1000"):
-        fill_mask.FillMask(model, tok, top_k)
+def test_calls_without_sense(model, tok):
+    for top_k in (0, 1_000_000):
+        with pytest.raises(InputError, match=f"--top-k={top_k}: .*1000"):
+            FillMask(model, tok, top_k)
+    for targets, match in (([""], "--targets: "), (["\udcff"], r"--targets: '\\udcff': .* UTF-8")):
+        with pytest.raises(InputError, match=match):
+            FillMask(model, tok, 5, targets)
+    with pytest.raises(InputError, match="give texts"):
+        fill_mask.run(model, texts=[], top_k=1, stdin=Terminal(), stdout=io.StringIO())
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
@@ -124,113 +123,75 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
     larger.add_tokens(["another"])
     larger.save_pretrained(tmp_path)
     model, pair = dataclasses.replace(model, tokenizer=str(tmp_path)), Pair(("A dog barks.", "A dog bark."), "", "")
-    for scored in (lambda: fill_mask.FillMask(model, larger, 5), lambda: minimal_pairs.encode([pair], model)):
-        with pytest.raises(InputError, match=r"has 1000 vocabulary entries, its tokenizer .* has 1001"):
+    for scored in (lambda: FillMask(model, larger, 5), lambda: minimal_pairs.encode([pair], model)):
+        with pytest.raises(InputError, match=r"has 1000 vocabulary entries, .* 1001"):
             scored()
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_texts_give_a_table(model, filler):
-    out = io.StringIO()
-    fill_mask.run(model, texts=[TEXTS[0], TEXTS[2]], top_k=5, stdin=Terminal(), stdout=out)
-    one, three, _ = out.getvalue().split("\n\n")
+    one, three, _ = run(model, texts=[TEXTS[0], TEXTS[2]]).split("\n\n")
     lines = one.splitlines()
     assert lines[0] == TEXTS[0]
     assert len(lines) == 6
     best = filler([TEXTS[0]])[0][0][0]
-    assert lines[1].split() == [f"{best['score']:.2%}", best["token_str"]]
+    assert lines[1].split() == [f"{best['score']:.2%}", best["token_str"].strip() or repr(best["token_str"])]
     lines = three.splitlines()
     assert lines[0] == TEXTS[2]
     assert [lines[1], lines[7], lines[13]] == ["  mask 1 of 3", "  mask 2 of 3", "  mask 3 of 3"]
     assert len(lines) == 1 + 3 * 6
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_a_pipe_gives_a_line_of_json_for_each_line(model, filler):
     texts = [f"{TEXTS[i % 4]} {i}" for i in range(fill_mask.STREAM + 5)]  # more than are filled at a time
-    out = io.StringIO()
-    fill_mask.run(model, texts=None, top_k=5, stdin=Pipe("\n".join(texts) + "\r\n"), stdout=out)
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    lines = [json.loads(line) for line in run(model, stdin="\n".join(texts) + "\r\n").splitlines()]
     assert [line["text"] for line in lines] == texts
-    expected = filler(texts)
-    for line, fillings in zip(lines, expected, strict=True):
+    for line, fillings in zip(lines[::7], filler(texts)[::7], strict=True):
         assert [[f["token"] for f in mask] for mask in line["fillings"]] == [[f["token"] for f in m] for m in fillings]
-
-
-def test_a_bad_line_is_named_and_what_came_before_is_written(model):
-    out = io.StringIO()
-    with pytest.raises(InputError, match="line 3: has no <mask> in it"):
-        fill_mask.run(model, texts=[], top_k=1, stdin=Pipe("a <mask>\nb <mask>\nc\nd <mask>\n"), stdout=out)
-    assert [json.loads(line)["text"] for line in out.getvalue().splitlines()] == ["a <mask>", "b <mask>"]
-
-
-BYTES = "a <mask>\nnaïve <mask>\n".encode() + b"\xff\xfe <mask>\nc <mask>\n"
 
 
 @pytest.mark.parametrize(
     ("encoding", "errors"), [("utf-8", "strict"), ("ascii", "surrogateescape"), ("latin-1", "strict")]
 )
-def test_a_line_that_is_not_utf8_is_named_and_what_came_before_is_written(model, encoding, errors):
+@pytest.mark.parametrize(("line", "match"), [(b"\xff\xfe <mask>", "^line 3: .* UTF-8"), (b"c", "^line 3: .*<mask>")])
+@pytest.mark.usefixtures("compiled_once")
+def test_a_bad_line_is_named_and_what_came_before_is_written(model, encoding, errors, line, match):
     """Whatever the locale makes of the pipe; Python's own for LC_ALL=C lets every byte through."""
-    stdin = io.TextIOWrapper(io.BytesIO(BYTES), encoding=encoding, errors=errors)
+    content = "a <mask>\nnaïve <mask>\n".encode() + line + b"\nd <mask>\n"
+    stdin = io.TextIOWrapper(io.BytesIO(content), encoding=encoding, errors=errors)
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    with pytest.raises(InputError, match=r"^line 3: is not UTF-8; convert it first\.$"):
+    with pytest.raises(InputError, match=match):
         fill_mask.run(model, texts=[], top_k=1, stdin=stdin, stdout=stdout)
     written = stdout.buffer.getvalue().decode()
-    assert [json.loads(line)["text"] for line in written.splitlines()] == ["a <mask>", "naïve <mask>"]
+    assert [json.loads(answer)["text"] for answer in written.splitlines()] == ["a <mask>", "naïve <mask>"]
 
 
-@pytest.mark.standard
-def test_a_pipe_that_is_not_utf8_ends_the_command_with_code_2(model, tmp_path):
-    folder = folder_with(model, model.tokenizer, tmp_path / "model")
-    command = [sys.executable, "-m", "mlm", "predict", f"--model={folder}", "--top-k=1"]
-    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    done = subprocess.run(command, cwd=ROOT, env=environment(1) | locale, input=BYTES, capture_output=True, timeout=200)
-    assert done.returncode == 2, done.stderr.decode()
-    assert done.stderr.decode().endswith("mlm predict: line 3: is not UTF-8; convert it first.\n")
-    assert b"Traceback" not in done.stderr
-    assert [json.loads(line)["text"] for line in done.stdout.decode().splitlines()] == ["a <mask>", "naïve <mask>"]
-
-
-def test_arguments_that_are_not_utf8_are_refused(model):
-    with pytest.raises(InputError, match=r"the text '\\udcff <mask>': is not UTF-8"):
-        fill_mask.run(model, texts=["\udcff <mask>"], top_k=1, stdin=Terminal(), stdout=io.StringIO())
-    with pytest.raises(InputError, match=r"--targets: '\\udcff': is not UTF-8"):
-        fill_mask.run(model, texts=TEXTS, top_k=1, targets=["\udcff"], stdin=Terminal(), stdout=io.StringIO())
-
-
+@pytest.mark.usefixtures("compiled_once")
 def test_a_terminal_gets_no_control_characters_and_a_pipe_the_bytes_as_they_are(model):
     hostile = "a \x1b[2J\x9b2K\u202e\x07 <mask>"
-    for kind in (Terminal, Pipe):
-        table, lines = kind(), kind()
-        fill_mask.run(model, texts=[hostile], top_k=1, stdin=Terminal(), stdout=table)
-        fill_mask.run(model, texts=[], top_k=1, stdin=Pipe(hostile), stdout=lines)
-        if kind is Pipe:
-            assert table.getvalue().startswith(f"{hostile}\n") and json.loads(lines.getvalue())["text"] == hostile
-            continue
-        assert table.getvalue().startswith(r"a \u001b[2J\u009b2K\u202e\u0007 <mask>" + "\n  ")
-        assert all(line.isprintable() for line in (table.getvalue() + lines.getvalue()).split("\n"))
-        assert json.loads(lines.getvalue())["text"] == hostile, "it is JSON all the same"
-
-
-def test_no_texts_and_no_pipe(model):
-    with pytest.raises(InputError, match="give texts"):
-        fill_mask.run(model, texts=[], top_k=1, stdin=Terminal(), stdout=io.StringIO())
+    table, lines = (run(model, stdout=Terminal(), **source) for source in ({"texts": [hostile]}, {"stdin": hostile}))
+    assert table.startswith(r"a \u001b[2J\u009b2K\u202e\u0007 <mask>" + "\n  ")
+    assert all(line.isprintable() for line in (table + lines).split("\n"))
+    assert json.loads(lines)["text"] == hostile, "it is JSON all the same"
+    table, lines = (run(model, stdout=Pipe(), **source) for source in ({"texts": [hostile]}, {"stdin": hostile}))
+    assert table.startswith(f"{hostile}\n") and json.loads(lines)["text"] == hostile
 
 
 # Words that are entries of the vocabulary, with and without their space, of several pieces, and unknown to it.
 TARGETS = [[" of", " the", " the"], [" the", "the", "of", " extraordinarily", "\N{THUMBS UP SIGN}"]]
-MASKED = ["The function returns a <mask> of all elements.", "Returns the<mask> of the <mask>.", "ax<mask>", "<mask>"]
-
-
-def folder_with(model: load.Pretrained, tokenizer_folder: str, folder: pathlib.Path) -> str:
-    export.write_model(model, pathlib.Path(shutil.copytree(tokenizer_folder, folder)))
-    return str(folder)
+MASKED = ["Returns the<mask> of the <mask>.", "ax<mask>"]
 
 
 @pytest.mark.slow
-def test_fillings_and_targets_are_those_of_pytorch_s_pipeline(model, tmp_path, capsys):
+def test_fillings_and_targets_are_those_of_pytorch_s_pipeline(model, tmp_path):
     """For a Metaspace and a byte-level tokenizer, in which " the" and "the" are different entries."""
     bpe = dataclasses.replace(model, tokenizer=train_tokenizer(tmp_path / "bpe tokenizer", "bpe"))
-    models = {folder_with(each, each.tokenizer, tmp_path / str(n)): each for n, each in enumerate((model, bpe))}
+    models = {}
+    for number, source in enumerate((model, bpe)):
+        folder = pathlib.Path(shutil.copytree(source.tokenizer, tmp_path / str(number)))
+        export.write_model(source, folder)
+        models[str(folder)] = source
     cases = [
         {"folder": folder, "text": text, "targets": targets, "top_k": top_k}
         for folder in models
@@ -239,11 +200,11 @@ def test_fillings_and_targets_are_those_of_pytorch_s_pipeline(model, tmp_path, c
     ]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     wanted = json.loads(run_torch(4, "tests/pytorch/fill_mask.py", tmp_path / "cases.json"))
-    toks = {folder: tokenizer.load(each.tokenizer) for folder, each in models.items()}
+    toks = {folder: tokenizer.load(source.tokenizer) for folder, source in models.items()}
 
     @functools.cache
-    def filler(folder: str, top_k: int, *targets: str) -> fill_mask.FillMask:
-        return fill_mask.FillMask(models[folder], toks[folder], top_k, targets)
+    def filler(folder: str, top_k: int, *targets: str) -> FillMask:
+        return FillMask(models[folder], toks[folder], top_k, targets)
 
     for case, masks in zip(cases, wanted, strict=True):
         (found,) = filler(case["folder"], case["top_k"], *case["targets"])([case["text"]])
@@ -255,33 +216,23 @@ def test_fillings_and_targets_are_those_of_pytorch_s_pipeline(model, tmp_path, c
     assert fill_mask.target_ids(tok, [" the"]) != fill_mask.target_ids(tok, ["the"])
 
 
-def test_a_space_before_the_mask_is_the_mask_s(model, tmp_path):
+def test_a_space_before_the_mask_is_the_mask_s(tok, tmp_path):
     """The filling brings its own space, so that with and without one the model reads the same."""
-    for folder in (model.tokenizer, train_tokenizer(tmp_path / "bpe", "bpe")):
-        tok = tokenizer.load(folder)
-        assert tok("returns the <mask> of")["input_ids"] == tok("returns the<mask> of")["input_ids"]
-        assert tok("returns the <mask> of")["input_ids"] != tok("returns the <mask>of")["input_ids"]
+    for encode in (tok, tokenizer.load(train_tokenizer(tmp_path / "bpe", "bpe"))):
+        assert encode("returns the <mask> of")["input_ids"] == encode("returns the<mask> of")["input_ids"]
+        assert encode("returns the <mask> of")["input_ids"] != encode("returns the <mask>of")["input_ids"]
 
 
-def test_targets_of_several_pieces_or_none_are_said(model, tok, capsys):
+def test_targets_alone_are_filled_in_and_those_of_several_pieces_or_none_are_said(model, tok, filler, capsys):
     long = " extraordinarily"
     first = tok(long, add_special_tokens=False)["input_ids"][0]
     assert fill_mask.target_ids(tok, [long, long]) == [first]
-    assert f"the target {long!r} is " in capsys.readouterr().err
+    assert repr(long) in capsys.readouterr().err
     known = tok.convert_tokens_to_ids("\N{LOWER ONE EIGHTH BLOCK}the")
     assert fill_mask.target_ids(tok, ["", " the"]) == [known]
-    assert "the target '' has no piece" in capsys.readouterr().err
-    with pytest.raises(InputError, match="--targets: none of the words"):
-        fill_mask.FillMask(model, tok, 5, [""])
-
-
-def test_targets_through_the_command(model):
-    out = io.StringIO()
-    words = [" the", " a"]
-    fill_mask.run(model, texts=[TEXTS[0]], top_k=5, targets=words, stdin=Terminal(), stdout=out)
-    assert sorted(line.split()[1] for line in out.getvalue().splitlines()[1:3]) == ["a", "the"]
-    assert len(out.getvalue().strip().splitlines()) == 3
-    piped = io.StringIO()
-    fill_mask.run(model, texts=[], top_k=1, targets=words, stdin=Pipe(TEXTS[2]), stdout=piped)
-    fillings = json.loads(piped.getvalue())["fillings"]
-    assert [len(mask) for mask in fillings] == [1, 1, 1]
+    assert "''" in capsys.readouterr().err
+    table = run(model, texts=[TEXTS[0]], targets=[" the", " a"]).strip().splitlines()
+    assert sorted(line.split()[1] for line in table[1:]) == ["a", "the"]
+    probs = {f["token"]: f["score"] for f in FillMask(model, tok, 1000)([TEXTS[0]])[0][0]}
+    shown = {line.split()[1]: line.split()[0] for line in table[1:]}
+    assert shown["the"] == f"{probs[known]:.2%}", "the share of the whole vocabulary"

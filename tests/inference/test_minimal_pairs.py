@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -9,52 +11,30 @@ import pytest
 from scipy.stats import binomtest
 
 from mlm import __main__
+from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import export
 from mlm.inference import minimal_pairs
 from mlm.inference.minimal_pairs import Pair
-from mlm.paths import UPath
 from tests.support.pytorch import run_torch
-from tests.support.tiny import slow, tiny_config
+from tests.support.refusals import refuse
+from tests.support.tiny import meshes_of, slow, tiny_config
 from tests.support.trained_model import train_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_device")
 
 PAIRS = {
     "subject_verb_agreement": """
         The functions of this module return a list. | The functions of this module returns a list.
-        The value in the tables is an integer. | The value in the tables are an integer.
-        The names that the parser finds are sorted. | The names that the parser finds is sorted.
         Every file has a header. | Every file have a header.
-        My brothers sing in the kitchen. | My brothers sings in the kitchen.
         The keys to the cabinet were lost. | The keys to the cabinet was lost.""",
     "anaphor_agreement": """
-        The girl saw herself in the mirror. | The girl saw themselves in the mirror.
         The clients blamed themselves. | The clients blamed himself.
-        A class may call itself. | A class may call themselves.
-        The boys hurt themselves. | The boys hurt itself.
         Many waiters reveal themselves. | Many waiters reveal herself.""",
-    "determiner_noun_agreement": """
-        These arguments are ignored. | These argument are ignored.
-        This option was removed. | This options was removed.
-        She reads those books. | She reads those book.
-        He bought that car. | He bought that cars.
-        Raymond sells these lamps. | Raymond sells this lamps.""",
-    "irregular_forms": """
-        The child broke the window. | The child broken the window.
-        The hidden path was steep. | The hid path was steep.
-        She had written a letter. | She had wrote a letter.
-        They began the meeting. | They begun the meeting.
-        The forgotten song returned. | The forgot song returned.""",
-    "npi_licensing": """
-        Nobody has ever seen it. | Somebody has ever seen it.
-        No file was read at all. | A file was read at all.
-        She doesn't know anything. | She knows anything.
-        Few people have any money. | Many people have any money.
-        Not one test has failed yet. | One test has failed yet.""",
     "word_order": """
         Return the number of elements. | Return number the of elements.
-        What did you open? | What you open did?
         She always eats fish. | She eats always fish.
-        The string is not empty. | The string not is empty.""",
+        The string is not empty. | The string is not empty.""",  # twins: a tie
 }
 ROWS = [
     {"sentence_good": good.strip(), "sentence_bad": bad.strip(), "UID": name, "field": "syntax"}
@@ -72,59 +52,71 @@ def write(path, rows) -> str:
 
 def scores(model, pairs: list[Pair], *overrides: str) -> dict[str, np.ndarray]:
     sentences = minimal_pairs.encode(pairs, model)
-    return minimal_pairs.pseudo_log_likelihoods(tiny_config(*CONFIG, *overrides), model, sentences)
+    config = tiny_config(*CONFIG, "evaluate.batch=64", *overrides)
+    return minimal_pairs.pseudo_log_likelihoods(config, model, sentences)
 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[Pair]:
-    assert len(ROWS) == 30
     return [Pair((row["sentence_good"], row["sentence_bad"]), row["UID"], "") for row in ROWS]
 
 
+@pytest.fixture(scope="module")
+def reference(model, pairs, one_device) -> dict[str, np.ndarray]:
+    return scores(model, pairs)
+
+
 @pytest.mark.standard
-@pytest.mark.parametrize("kind", ["unigram", slow("bpe"), slow("wordpiece")])
-def test_equal_to_the_definitions_in_pytorch(model, pairs, kind, tmp_path):
+@pytest.mark.parametrize("kind", ["unigram", slow("bpe")])
+def test_equal_to_the_definitions_in_pytorch(model, pairs, reference, kind, tmp_path):
     if kind != "unigram":
         model = dataclasses.replace(model, tokenizer=train_tokenizer(tmp_path / "tokenizer", kind))
-    export.export(model, UPath(tmp_path / "export"), scores=None, name="small")
-    (tmp_path / "cases.json").write_text(json.dumps({"folder": str(tmp_path / "export"), "texts": TEXTS}))
+        reference = scores(model, pairs)
+    export.write_model(model, pathlib.Path(shutil.copytree(model.tokenizer, tmp_path / "folder")))
+    (tmp_path / "cases.json").write_text(json.dumps({"folder": str(tmp_path / "folder"), "texts": TEXTS}))
     wanted = json.loads(run_torch(4, "tests/pytorch/pseudo_likelihood.py", tmp_path / "cases.json"))
-    found = scores(model, pairs)
     for method in minimal_pairs.METHODS:
-        np.testing.assert_allclose(found[method], wanted[method], atol=1e-4, rtol=0)
-    assert (found["within_word"] - found["original"]).std() > 0.1, "the words must have several pieces"
+        np.testing.assert_allclose(reference[method], wanted[method], atol=2e-4, rtol=0)
+    assert (reference["within_word"] - reference["original"]).std() > 0.1, "the words must have several pieces"
 
 
-@pytest.mark.standard
-def test_batch_size_and_mesh_change_nothing(model, pairs):
-    reference, other = (
-        scores(model, pairs),
-        scores(model, pairs[::-1], "evaluate.batch=64", "mesh.fsdp=4", "mesh.data=2"),
-    )
+def test_they_are_sums_over_the_tokens_masked_in_turn(model, pairs, reference):
+    """By the model's own logits: each token alone, or with the rest of its word; equal sentences are a tie."""
+    tok, logits = tokenizer.load(model.tokenizer), jax.jit(model.module.logits)
+    encoded = tok(pairs[0].texts[1])
+    ids, words = np.array(encoded["input_ids"]), encoded.word_ids()
+    sums = dict.fromkeys(minimal_pairs.METHODS, 0.0)
+    for place in range(1, len(ids) - 1):
+        rest = [later for later in range(place, len(ids)) if words[later] == words[place]]
+        for method, hidden in (("original", [place]), ("within_word", rest)):
+            masked = ids.copy()
+            masked[hidden] = tok.mask_token_id
+            found = logits(model.params, masked[None], np.ones_like(masked)[None], np.array([[place]]))[0, 0]
+            sums[method] += float(jax.nn.log_softmax(found)[ids[place]])
+    for method, total in sums.items():
+        assert reference[method][1] == pytest.approx(total, rel=1e-5)
+        assert reference[method][-1] == reference[method][-2], "twins"
+
+
+def test_order_batch_size_and_mesh_change_nothing(model, pairs, reference):
+    with meshes_of(2):
+        other = scores(model, pairs[::-1], "evaluate.batch=24", "mesh.fsdp=2", "mesh.data=1")
     for method in minimal_pairs.METHODS:
         backwards = other[method].reshape(-1, 2)[::-1].reshape(-1)
         np.testing.assert_allclose(backwards, reference[method], rtol=1e-5)
 
 
-def test_ties_count_half_and_intervals_are_wilsons(pairs):
-    differences = np.where(np.arange(30) < 18, 1.0, -1.0)
-    differences[[0, 1, 28]] = 0
-    found = minimal_pairs.accuracies(pairs, {"original": differences})
-    one = found["original"]
-    assert (one["accuracy"], one["pairs"], one["ties"]) == ((16 + 1.5) / 30, 30, 3)
-    first = found["phenomena"]["subject_verb_agreement"]["original"]
-    assert (first["accuracy"], first["pairs"], first["ties"]) == (5 / 6, 6, 2)
+def test_ties_count_half_and_intervals_are_wilsons():
+    pairs = [Pair(("a", "b"), name, "") for name in ("x", "x", "x", "y", "y")]
+    found = minimal_pairs.accuracies(pairs, {"original": np.array([0.0, 0.0, 1.0, 1.0, -1.0])})
+    scores = found["original"]
+    assert (scores["accuracy"], scores["pairs"], scores["ties"]) == (3 / 5, 5, 2)
+    first = found["phenomena"]["x"]["original"]
+    assert (first["accuracy"], first["pairs"], first["ties"]) == (2 / 3, 3, 2)
     for right, count in ((5, 6), (0, 3), (40, 40)):
-        own = minimal_pairs._accuracy(np.where(np.arange(count) < right, 2.0, -0.5))
+        scores = minimal_pairs._accuracy(np.where(np.arange(count) < right, 2.0, -0.5))
         wilson = binomtest(right, count).proportion_ci(method="wilson")
-        assert (own["low"], own["high"]) == pytest.approx((wilson.low, wilson.high), abs=1e-6)
-
-
-@pytest.mark.standard
-def test_equal_sentences_are_a_tie_wherever_they_stand(model, pairs):
-    twins = [Pair((text, text), "same", "") for pair in pairs for text in pair.texts]
-    for method, own in scores(model, twins, "evaluate.batch=24").items():
-        assert (own[::2] == own[1::2]).all(), method
+        assert (scores["low"], scores["high"]) == pytest.approx((wilson.low, wilson.high), abs=1e-6)
 
 
 @pytest.mark.standard
@@ -133,29 +125,25 @@ def test_the_command(trained_workdir, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     for name in ("tokenizer", "checkpoints"):
         (tmp_path / "run" / name).symlink_to(trained_workdir.root / name)
-    (tmp_path / "run" / "config.json").write_text(tiny_config(*CONFIG).to_json())
-    write(tmp_path / "a.jsonl", ROWS[:11])
-    write(tmp_path / "b.jsonl", [{k: v for k, v in row.items() if k != "UID"} for row in ROWS[11:]])
+    (tmp_path / "run" / "config.json").write_text(tiny_config(*CONFIG, "evaluate.batch=64").to_json())
+    write(tmp_path / "a.jsonl", ROWS[:4])
+    write(tmp_path / "b.jsonl", [{k: v for k, v in row.items() if k != "UID"} for row in ROWS[4:]])
     command = ["evaluate", f"--workdir={tmp_path}/run", f"--pairs=jsonl:{tmp_path}/?.jsonl"]
     assert __main__.main(command) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert list(found["phenomena"]) == ["anaphor_agreement", "b", "subject_verb_agreement"], "UID, or the file's name"
     for method in minimal_pairs.METHODS:
-        own = [each[method] for each in found["phenomena"].values()]
-        assert sum(each["pairs"] for each in own) == found[method]["pairs"] == 30
-        mean = sum(each["accuracy"] * each["pairs"] for each in own) / 30
+        parts = [scores[method] for scores in found["phenomena"].values()]
+        assert sum(part["pairs"] for part in parts) == found[method]["pairs"] == len(ROWS)
+        mean = sum(part["accuracy"] * part["pairs"] for part in parts) / len(ROWS)
         assert found[method]["accuracy"] == pytest.approx(mean)
         assert f"{mean:.1%}" in err
     (key,) = kept = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert kept[key] == found and key == f"pairs jsonl:{tmp_path}/?.jsonl, step 5"
-    assert __main__.main([*command, "--phenomenon=field"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["phenomena"]) == ["syntax"]
-    assert __main__.main([*command, "--masks", "word"]) == 2
-    refusal = capsys.readouterr().err
-    assert all(flag in refusal for flag in ("--pairs", "--split", "--masks", "--draws", "--pseudo", "--breakdown"))
-    assert __main__.main([*(flag for flag in command if "--pairs" not in flag), "--phenomenon=field"]) == 2
-    assert "evaluate: --phenomenon=field needs --pairs=SOURCE." in capsys.readouterr().err
+    flags = ("--pairs", "--split", "--masks", "--draws", "--pseudo", "--breakdown")
+    refuse([*command, "--masks", "word"], 2, *flags, capsys=capsys)
+    refuse([*command[:2], "--phenomenon=field"], 2, "--phenomenon=field", "--pairs", capsys=capsys)
 
 
 def test_other_sources(tmp_path):
@@ -166,6 +154,7 @@ def test_other_sources(tmp_path):
     found = minimal_pairs.read(f"hf:{folder}", "UID")
     assert [pair.texts for pair in found] == [(row["sentence_good"], row["sentence_bad"]) for row in ROWS]
     assert {pair.phenomenon for pair in found} == set(PAIRS)
+    assert {pair.phenomenon for pair in minimal_pairs.read(f"hf:{folder}", "field")} == {"syntax"}
     (tmp_path / "pairs.csv").write_text("sentence_good,sentence_bad\nIt works.,It work.\n")
     assert minimal_pairs.read(f"csv:{tmp_path}/pairs.csv")[0][:2] == (("It works.", "It work."), "pairs")
 
@@ -174,32 +163,29 @@ GOOD = {"sentence_good": "It works.", "sentence_bad": "It work."}
 
 
 @pytest.mark.parametrize(
-    ("row", "sentence"),
+    ("row", "match"),
     [
-        ({"sentence_good": "It works."}, "'sentence_bad' is missing; the columns are sentence_good."),
-        (GOOD | {"sentence_bad": " "}, "'sentence_bad' is empty; fill it in, or remove the row."),
-        (GOOD | {"sentence_good": 3}, "'sentence_good' is 3, which is not a string."),
-        (
-            GOOD | {"sentence_good": "Returns it. " * 40},
-            "'sentence_good' has .* the model reads at most 32; shorten it.",
-        ),
+        ({"sentence_good": "It works."}, "'sentence_bad' .* sentence_good"),
+        (GOOD | {"sentence_bad": " "}, "'sentence_bad' is empty"),
+        (GOOD | {"sentence_good": 3}, "'sentence_good' is 3"),
+        (GOOD | {"sentence_good": "Returns it. " * 40}, "'sentence_good' .* at most 32"),
     ],
 )
-def test_a_pair_that_can_not_be_scored_is_named(model, tmp_path, row, sentence):
+def test_a_pair_that_can_not_be_scored_is_named(model, tmp_path, row, match):
     source = write(tmp_path / "pairs.jsonl", [GOOD, row])
-    with pytest.raises(InputError, match=rf"^{source}, line 2: its {sentence}$"):
+    with pytest.raises(InputError, match=f"^{source}, line 2: .*{match}"):
         minimal_pairs.encode(minimal_pairs.read(source), model)
 
 
 def test_what_is_no_source_is_refused(tmp_path):
-    for source, sentence in (
+    for source, match in (
         (f"jsonl:{tmp_path}/none*.jsonl", "no such file"),
-        ("blimp", "must be jsonl:FILE"),
-        (write(tmp_path / "empty.jsonl", []), "has no rows"),
+        ("blimp", "jsonl:FILE"),
+        (write(tmp_path / "empty.jsonl", []), "no rows"),
     ):
-        with pytest.raises(InputError, match=f"^--pairs=.*{sentence}"):
+        with pytest.raises(InputError, match=f"^--pairs=.*{match}"):
             minimal_pairs.read(source)
-    with pytest.raises(InputError, match="line 1: its 'kind' is missing; the columns are sentence_good, sentence_bad"):
+    with pytest.raises(InputError, match=r"line 1: its 'kind' .* sentence_good, sentence_bad"):
         minimal_pairs.read(write(tmp_path / "one.jsonl", [GOOD]), "kind")
 
 

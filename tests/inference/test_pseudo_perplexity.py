@@ -20,12 +20,12 @@ SPECIAL = (0, 1, 2, 3, 4)
 
 @pytest.fixture(scope="module")
 def rows(model) -> tuple[np.ndarray, np.ndarray]:
-    """Four rows of 32 tokens: one full, one with </s> and <mask> in its middle, two half padding."""
+    """Three rows of 32 tokens: one full, one with </s> and <mask> in its middle, one half padding."""
     tok = tokenizer.load(model.tokenizer)
-    ids = np.concatenate(tok(stdlib_docstrings()[40:80])["input_ids"])[:128].reshape(4, 32).astype(np.int32)
+    ids = np.concatenate(tok(stdlib_docstrings()[40:80])["input_ids"])[:96].reshape(3, 32).astype(np.int32)
     ids[1, 10], ids[1, 11] = tok.sep_token_id, tok.mask_token_id
     attention = np.ones_like(ids)
-    attention[2:, 16:] = 0
+    attention[2, 16:] = 0
     ids[attention == 0] = tok.pad_token_id
     return ids, attention
 
@@ -43,7 +43,7 @@ def score(model, rows, *, batch: int, devices: int) -> dict[str, float]:
 
 
 def test_equals_a_plain_loop_over_transformers_model(model, rows):
-    """One masked position at a time, one row at a time, through the stock full head."""
+    """One masked position at a time, one row at a time, through the stock full head; and on two devices."""
     stock = FlaxRobertaForMaskedLM(model.config, _do_init=False)
     forward = jax.jit(lambda ids, attention: stock(ids, attention, params=model.params).logits)
     total, right, count = 0.0, 0, 0
@@ -57,19 +57,13 @@ def test_equals_a_plain_loop_over_transformers_model(model, rows):
             total += float(jax.nn.log_softmax(logits.astype(jnp.float32))[ids[position]])
             right += int(jnp.argmax(logits) == ids[position])
             count += 1
-    found = score(model, rows, batch=16, devices=8)
+    found, other = score(model, rows, batch=16, devices=1), score(model, rows, batch=6, devices=2)
     assert found["pseudo_tokens"] == count
-    assert found["pseudo_rows"] == 4
+    assert found["pseudo_rows"] == 3
     assert found["pseudo_loss"] == pytest.approx(-total / count, rel=1e-5)
     assert found["pseudo_perplexity"] == pytest.approx(math.exp(-total / count), rel=1e-4)
     assert found["pseudo_accuracy"] == pytest.approx(right / count)
-
-
-@pytest.mark.parametrize(("batch", "devices"), [(7, 1), (64, 8)])
-def test_same_for_every_batch_size_and_number_of_devices(model, rows, batch, devices):
-    reference, found = score(model, rows, batch=16, devices=8), score(model, rows, batch=batch, devices=devices)
-    assert found["pseudo_tokens"] == reference["pseudo_tokens"]
-    assert found["pseudo_loss"] == pytest.approx(reference["pseudo_loss"], rel=1e-6)
+    assert other == {key: pytest.approx(value, rel=1e-6) for key, value in found.items()}
 
 
 def test_a_sample_is_spread_evenly_over_the_split(manifest):
@@ -85,5 +79,5 @@ def test_a_sample_is_spread_evenly_over_the_split(manifest):
 
 def test_rows_of_special_tokens_alone_are_refused(model):
     ids = np.full((2, 32), 2, np.int32)
-    with pytest.raises(InputError, match="special tokens alone"):
+    with pytest.raises(InputError, match=r"--pseudo: .*special tokens"):
         score(model, (ids, np.ones_like(ids)), batch=8, devices=1)

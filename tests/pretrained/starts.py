@@ -1,4 +1,6 @@
-"""Runs that start from another model."""
+"""Starts of a run from another model."""
+
+import functools
 
 import jax
 import numpy as np
@@ -8,7 +10,7 @@ from mlm.pretrained import load, warm_start
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from tests.support.tiny import tiny_config
-from tests.support.trained_model import facts_of
+from tests.support.trained_model import info_of, random_params
 
 SAME_MODEL = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
 
@@ -17,31 +19,23 @@ def read(name: str) -> load.Pretrained:
     return load.load(name, head=None, flag=load.INIT_FROM)
 
 
-def fresh(*overrides: str, tok=None, folder: str):
-    """Returns (the run of a fresh model, its parameters by name)."""
-    tok = tok or tokenizer.load(folder)
-    mesh = sharding.make_mesh(data=4, fsdp=2, tensor=1)
-    return Pretraining(tiny_config(*SAME_MODEL, *overrides), facts_of(tok), mesh=mesh)
+@functools.cache
+def run_of(folder: str, *overrides: str) -> Pretraining:
+    """A run with the tokenizer in a folder, on a mesh that splits its parameters."""
+    mesh = sharding.make_mesh(data=1, fsdp=2, tensor=1, devices=jax.devices()[:2])
+    return Pretraining(tiny_config(*SAME_MODEL, *overrides), info_of(tokenizer.load(folder)), mesh=mesh)
 
 
-def started(name: str, folder: str | None, *overrides: str, tok=None):
-    """Returns (parameters before, parameters after, the lines), by name, on a mesh that splits them."""
-    run = fresh(*overrides, tok=tok, folder=folder)
-    source = read(name)
+def started(name: str, folder: str, *overrides: str):
+    """Returns (parameters before, parameters after, the lines), by name."""
+    run, source = run_of(folder, *overrides), read(name)
     warm_start.refuse_another_model(source, run.module.config)
-    state = run.init()
-    before = {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(state.params)}
+    shapes = run.abstract_state.params
+    params = jax.device_put(random_params(shapes, stddev=0.02), sharding.shardings_of(shapes))
     taken, lines = warm_start.fit(
-        source,
-        state.params,
-        pad_id=run.module.config.pad_token_id,
-        vocab_size=len(tok or tokenizer.load(folder)),
-        tokens=folder,
+        source, shapes, pad_id=run.module.config.pad_token_id, vocab_size=run.info.vocab_size, tokens=folder
     )
-    params = warm_start.start(state.params, taken)
-    assert jax.tree.map(lambda p: p.sharding, params) == jax.tree.map(lambda p: p.sharding, state.params)
-    return before, {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(params)}, lines
-
-
-def source_leaves(model) -> dict[str, np.ndarray]:
-    return dict(sharding.named_leaves(model.params))
+    new = warm_start.start(params, taken)
+    assert jax.tree.map(lambda p: p.sharding, new) == jax.tree.map(lambda p: p.sharding, params)
+    before, after = ({name: np.asarray(leaf) for name, leaf in sharding.named_leaves(tree)} for tree in (params, new))
+    return before, after, lines

@@ -5,14 +5,13 @@ import json
 import pathlib
 import pickle
 import random
-import re
 import shutil
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mlm import __main__
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
@@ -20,6 +19,7 @@ from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, load, locate
 from mlm.workdir import Workdir
 from tests.support import trained_model
+from tests.support.refusals import refuse
 
 
 @pytest.fixture
@@ -33,6 +33,11 @@ def folder(model, tmp_path) -> pathlib.Path:
 def change(file: pathlib.Path, **keys) -> None:
     content = json.loads(file.read_text()) if file.is_file() else {}
     file.write_text(json.dumps(content | keys))
+
+
+def assert_same(leaves: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert leaves.keys() == wanted.keys()
+    assert [name for name, value in leaves.items() if not np.array_equal(value, wanted[name])] == []
 
 
 READERS = {"--model=": load.LM_HEAD, load.INIT_FROM: None}  # what a model is named with, and the head that it must have
@@ -73,15 +78,13 @@ BIASES = ["tied bias", "bias of a smaller vocabulary", "bias of a larger vocabul
 WRAPPED = {
     "compiled and parallel": lambda name: f"_orig_mod.module.{name}",
     "layers compiled": lambda name: name.replace(".layer.1.", ".layer.1._orig_mod."),
-    "an attribute": lambda name: f"model.{name}",
     "an attribute of that name": lambda name: f"roberta.{name}",
     "an attribute of an attribute": lambda name: f"net.backbone.{name}",
-    "an attribute, parallel": lambda name: f"module.model.{name}",
     "old names": lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
         "LayerNorm.bias", "LayerNorm.beta"
     ),
 }
-LAYOUTS = ["msgpack", "several files", *BIASES, "pooler", "one file", *WRAPPED]
+LAYOUTS = ["msgpack", "several files", *BIASES, "pooler", *WRAPPED]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -90,8 +93,7 @@ def test_every_layout_gives_the_same_parameters(folder, model, layout):
     for flag, head in READERS.items():
         found = load.load(str(folder), head=head, flag=flag)
         leaves = {name: value for name, value in found.leaves.items() if "pooler" not in name}
-        assert leaves.keys() == model.leaves.keys()
-        assert all(np.array_equal(value, model.leaves[name]) for name, value in leaves.items())
+        assert_same(leaves, model.leaves)
         assert ("roberta/pooler/dense/kernel" in found.leaves) == (layout == "pooler" and head is None)
         assert found.tokenizer == str(folder) and found.source == str(folder) and found.step is None
 
@@ -100,14 +102,8 @@ def test_every_layout_gives_the_same_parameters(folder, model, layout):
 def test_a_model_without_a_head_is_only_a_start(folder, model, layout, capsys):
     lay_out(folder, layout)
     found = load.load(str(folder), head=None)
-    assert all(np.array_equal(value, model.leaves[name]) for name, value in found.leaves.items())
-    assert found.leaves.keys() == {name for name in model.leaves if name.startswith("roberta/")}
-    assert __main__.main(["predict", f"--model={folder}", "a <mask>"]) == 2
-    assert (
-        capsys.readouterr()
-        .err.strip()
-        .endswith(f"--model={folder}: has no language-model head; name a model with one.")
-    )
+    assert_same(found.leaves, {name: value for name, value in model.leaves.items() if name.startswith("roberta/")})
+    refuse(["predict", f"--model={folder}", "a <mask>"], 2, f"--model={folder}: has no language-model", capsys=capsys)
 
 
 def test_a_workdir_by_its_name(trained_workdir, model, tmp_path):
@@ -115,14 +111,11 @@ def test_a_workdir_by_its_name(trained_workdir, model, tmp_path):
     for flag, head in READERS.items():
         found = load.load(name, head=head, flag=flag)
         assert found.source == name and found.step == 5 and found.tokenizer == str(trained_workdir.tokenizer)
-        assert all(np.array_equal(value, model.leaves[key]) for key, value in found.leaves.items())
+        assert_same(found.leaves, model.leaves)
         (tmp_path / "checkpoints").mkdir(exist_ok=True)
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=f"^{flag}{tmp_path}: .*no complete checkpoint"):
             load.load(str(tmp_path), head=head, flag=flag)
-        assert str(error.value) == f"{flag}{tmp_path}: there is no complete checkpoint; train first."
-    with pytest.raises(
-        InputError, match=r"checkpoints: holds a masked language model, which has no classification head\."
-    ):
+    with pytest.raises(InputError, match=r"checkpoints: .* no classification head"):
         load.from_workdir(trained_workdir, head=load.CLASSIFIER)
 
 
@@ -131,13 +124,13 @@ def test_a_folder_in_a_bucket(folder, model):
     (bucket / "notes").mkdir(parents=True)
     (bucket / "notes" / "text").write_text("x")
     for flag, head in READERS.items():
-        with pytest.raises(InputError, match="^" + re.escape(f"{flag}{bucket}: has no config.json and no checkpoints")):
+        with pytest.raises(InputError, match=rf"^{flag}{bucket}: .*config\.json"):
             load.load(str(bucket), head=head, flag=flag)
     for file in folder.iterdir():
         (bucket / file.name).write_bytes(file.read_bytes())
     for flag, head in READERS.items():
         found = load.load(str(bucket), head=head, flag=flag)
-        assert all(np.array_equal(value, model.leaves[name]) for name, value in found.leaves.items())
+        assert_same(found.leaves, model.leaves)
         assert len(tokenizer.load(found.tokenizer)) == 1000
 
 
@@ -147,19 +140,17 @@ def test_a_checkpoint_of_an_older_version_is_refused(trained_workdir, tmp_path):
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"format": 1}))
     checkpoint_files.write_hashes(workdir.checkpoints, 5)
-    with pytest.raises(InputError, match=rf"checkpoints/5: its format is 1, .* {checkpoint_files.FORMAT};"):
+    with pytest.raises(InputError, match=rf"checkpoints/5: .*format is 1, .* {checkpoint_files.FORMAT};"):
         load.from_workdir(workdir, head=load.LM_HEAD)
 
 
-def test_a_name_in_the_cache_of_the_hub_is_found_offline(model, tmp_path, monkeypatch, capsys):
+def test_a_name_in_the_cache_of_the_hub_is_found_offline(model, tmp_path, monkeypatch):
     snapshot = trained_model.publish(model, "someone/small", tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for flag, head in READERS.items():
         found = load.load("someone/small", head=head, flag=flag)
         assert found.source == "someone/small" and found.tokenizer == str(snapshot)
-        assert all(np.array_equal(value, model.leaves[name]) for name, value in found.leaves.items())
-    assert __main__.main(["predict", "--model=someone/small", "It is the <mask>."]) == 0
-    assert capsys.readouterr().out.startswith("It is the <mask>.\n")
+        assert_same(found.leaves, model.leaves)
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -184,35 +175,28 @@ def test_code_in_a_folder_is_not_run(folder, tmp_path, monkeypatch):
     own = {"auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}, "tokenizer_class": "Own"}
     change(folder / "tokenizer_config.json", **own)
     load.load(str(folder), head=load.LM_HEAD)
-    with pytest.raises(InputError, match="no tokenizer can be loaded from there"):
+    with pytest.raises(InputError, match=str(folder)):
         tokenizer.load(str(folder))
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_run_without_a_tokenizer(trained_workdir, tmp_path, capsys):
-    """Its shards were made elsewhere: what can be done stands there, not what a Hub's name looks like."""
-    shutil.copytree(trained_workdir.checkpoints, tmp_path / "checkpoints")
-    for arguments in (["predict", "a <mask>"], ["export"]):
-        assert __main__.main([*arguments, f"--workdir={tmp_path}"]) == 2
-        err = capsys.readouterr().err
-        assert f"{tmp_path}/tokenizer: there is no such folder" in err and "shards" in err and "Repo id" not in err
-
-
-def test_a_folder_without_a_tokenizer(folder, capsys):
+def test_what_has_no_tokenizer(trained_workdir, folder, tmp_path, capsys):
+    """Of a run the shards were made elsewhere: what is missing is said, not what a Hub's name looks like."""
+    run = tmp_path / "run"
+    shutil.copytree(trained_workdir.checkpoints, run / "checkpoints")
+    for arguments in (["predict", f"--workdir={run}", "a <mask>"], ["export", f"--workdir={run}"]):
+        assert "Repo id" not in refuse(arguments, 2, f"{run}/tokenizer: ", "shards", capsys=capsys)
     for file in (*folder.glob("*token*.json"), *folder.glob("vocab.*")):
         file.unlink()
-    assert __main__.main(["predict", f"--model={folder}", "a <mask>"]) == 2
-    assert "tokenizer.json" in (err := capsys.readouterr().err) and str(folder) in err and "PathLike" not in err
+    refuse(["predict", f"--model={folder}", "a <mask>"], 2, "tokenizer.json", str(folder), capsys=capsys)
 
 
-def test_a_pickle_is_not_opened(folder, tmp_path, capsys):
+def test_a_pickle_is_not_opened(folder, tmp_path):
     (folder / "model.safetensors").unlink(), (folder / "flax_model.msgpack").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
-    assert __main__.main(["predict", f"--model={folder}", "a <mask>"]) == 2
-    assert f"--model={folder}: has neither model.safetensors nor flax_model.msgpack" in capsys.readouterr().err
-    (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
-    assert __main__.main(["predict", f"--model={folder}", "a <mask>"]) == 2
-    assert f"--model={folder}: its weights can't be read" in capsys.readouterr().err
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        (folder / name).write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
+        with pytest.raises(InputError, match=f"^--model={folder}: "):
+            load.load(str(folder), head=load.LM_HEAD)
     assert not (tmp_path / "ran").exists()
 
 
@@ -249,9 +233,9 @@ def test_a_config_that_is_no_config_is_refused(folder, data):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"hidden_activation": "tanh"}, r"hidden_activation = 'tanh'; it must be one of gelu, gelu_new, relu, silu\.$"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, r"\(ValueError: rope_scaling, which is not supported\)"),
-        ({"hidden_size": 30, "num_attention_heads": 6}, "has attention heads .*of an odd size"),
+        ({"hidden_activation": "tanh"}, r"hidden_activation = 'tanh'; .*gelu, gelu_new, relu, silu"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling"),
+        ({"hidden_size": 30, "num_attention_heads": 6}, "hidden_size .*odd"),
     ],
 )
 def test_a_modernbert_that_we_would_not_compute_is_refused(modernbert_folder, tmp_path, keys, words):
@@ -265,7 +249,7 @@ def test_a_modernbert_that_we_would_not_compute_is_refused(modernbert_folder, tm
 @pytest.mark.parametrize(("key", "value"), [("is_decoder", True), ("position_embedding_type", "relative_key")])
 def test_a_roberta_that_we_would_not_compute_is_refused(folder, key, value):
     change(folder / "config.json", **{key: value})
-    with pytest.raises(InputError, match=rf"its config.json has {key} = {value!r}; it must be "):
+    with pytest.raises(InputError, match=rf"config\.json .*{key} = {value!r}; "):
         load.load(str(folder), head=load.LM_HEAD)
 
 
@@ -320,66 +304,69 @@ def test_special_tokens_of_another_type_are_refused(folder, data):
         tokenizer.manifest_fields(str(folder))
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("gpt2", "its config.json has model_type = gpt2; it must be "),
-        ("untied", "its embeddings are not tied"),
-        ("torn config", "its config.json can't be read"),
-        ("no config", "has no config.json and no checkpoints"),
-        ("no weights", "has neither model.safetensors nor flax_model.msgpack"),
-        ("torn", "its weights can't be read"),
-        ("a layer less", "its weights don't match its config.json: 1 layers where config.json asks for 2"),
-        ("a norm less", "roberta/embeddings/LayerNorm/bias is None where config.json asks for (64,)"),
-        ("a pickle alone", "flax_model.msgpack; pickles (pytorch_model.bin) are not opened"),
-        ("another prefix", "classifier/kernel and so on"),
-        ("a name twice", "lm_head.bias would be the same parameter"),
-        ("a part missing", "model-00002-of-00002.safetensors"),
-        ("/etc/hostname", "'/etc/hostname' is not the name of a file inside its folder"),
-        ("../model/model.safetensors", "is not the name of a file inside its folder"),
-        ("weights of numbers", "its weights can't be read (4 is not the name of a file"),
-        ("no weights in the index", "its weights can't be read"),
-        ("another type", "its config.json has hidden_size = '64'; it must be a whole number from 1 up"),
-    ],
-)
-def test_folders_that_are_no_model_are_refused(folder, fault, words):
-    content = json.loads((folder / "config.json").read_text())
-    if fault == "gpt2":
-        (folder / "config.json").write_text(json.dumps(content | {"model_type": "gpt2"}))
-    elif fault == "untied":
-        (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": False}))
-    elif fault == "torn config":
-        (folder / "config.json").write_text("{")
-    elif fault == "another type":
-        (folder / "config.json").write_text(json.dumps(content | {"hidden_size": "64"}))
-    elif fault.endswith(("hostname", "safetensors", "numbers", "index")):
-        name = 4 if fault.endswith("numbers") else fault
-        index = {"weight_map": [] if fault.endswith("index") else {"roberta.x": name}}
-        (folder / locate.INDEX).write_text(json.dumps(index))
-    elif fault == "a pickle alone":
-        (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), (folder / "flax_model.msgpack").unlink()
-    elif fault == "no config":
-        (folder / "config.json").unlink()
-    elif fault == "no weights":
-        (folder / "model.safetensors").unlink(), (folder / "flax_model.msgpack").unlink()
-    elif fault == "torn":
-        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-50])
-    elif fault == "another prefix":
-        tensors = load_file(folder / "model.safetensors")
-        head = {"classifier.weight": np.ones((2, 64), np.float32)}
-        save_file(head | {f"net.backbone.{n}": t for n, t in tensors.items()}, folder / "model.safetensors")
-    elif fault == "a name twice":
-        tensors = load_file(folder / "model.safetensors")
-        save_file(tensors | {f"_orig_mod.{n}": t for n, t in tensors.items()}, folder / "model.safetensors")
-    elif fault == "a part missing":
-        lay_out(folder, "several files")
-        (folder / "model-00002-of-00002.safetensors").unlink()
-    elif fault == "a norm less":
-        tensors = load_file(folder / "model.safetensors")
-        save_file({n: t for n, t in tensors.items() if ".embeddings.LayerNorm." not in n}, folder / "model.safetensors")
-    elif fault == "a layer less":
-        tensors = load_file(folder / "model.safetensors")
-        save_file({n: t for n, t in tensors.items() if ".layer.1." not in n}, folder / "model.safetensors")
+def keep_tensors(folder: pathlib.Path, is_kept, **others: np.ndarray) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if is_kept(n)} | others, folder / "model.safetensors")
+
+
+def rename_tensors(folder: pathlib.Path, prefix: str, **others: np.ndarray) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(others | {prefix + name: tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def cut(folder: pathlib.Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-50])
+
+
+def pickle_alone(folder: pathlib.Path) -> None:
+    (folder / "flax_model.msgpack").unlink()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def part_missing(folder: pathlib.Path) -> None:
+    lay_out(folder, "several files")
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def index_of(content) -> Callable[[pathlib.Path], object]:
+    return lambda folder: (folder / locate.INDEX).write_text(json.dumps({"weight_map": content}))
+
+
+FAULTS = {
+    "gpt2": (lambda folder: change(folder / "config.json", model_type="gpt2"), "config.json has model_type = gpt2"),
+    "untied": (lambda folder: change(folder / "config.json", tie_word_embeddings=False), "not tied"),
+    "type": (lambda folder: change(folder / "config.json", hidden_size="64"), "config.json has hidden_size = '64'"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    "a pickle alone": (pickle_alone, "neither model.safetensors nor flax_model.msgpack"),
+    "torn": (cut, "weights can't be read"),
+    "a layer less": (
+        lambda folder: keep_tensors(folder, lambda name: ".layer.1." not in name),
+        "1 layers where config.json asks for 2",
+    ),
+    "a norm less": (
+        lambda folder: keep_tensors(folder, lambda name: ".embeddings.LayerNorm." not in name),
+        "roberta/embeddings/LayerNorm/bias is None where config.json asks for (64,)",
+    ),
+    "another prefix": (
+        lambda folder: rename_tensors(folder, "net.backbone.", **{"classifier.weight": np.ones((2, 64), np.float32)}),
+        "classifier/kernel",
+    ),
+    "a name twice": (
+        lambda folder: rename_tensors(folder, "_orig_mod.", **load_file(folder / "model.safetensors")),
+        "lm_head.bias",
+    ),
+    "a part missing": (part_missing, "model-00002-of-00002.safetensors"),
+    "a file of the system": (index_of({"roberta.x": "/etc/hostname"}), "'/etc/hostname' is not the name of a file"),
+    "a file outside": (index_of({"roberta.x": "../model/model.safetensors"}), "not the name of a file inside"),
+    "a number": (index_of({"roberta.x": 4}), "weights can't be read (4"),
+    "an empty index": (index_of([]), "weights can't be read"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_folders_that_are_no_model_are_refused(folder, fault):
+    break_folder, words = FAULTS[fault]
+    break_folder(folder)
     for flag, head in READERS.items():
         with pytest.raises(InputError) as error:
             load.load(str(folder), head=head, flag=flag)
@@ -387,10 +374,9 @@ def test_folders_that_are_no_model_are_refused(folder, fault, words):
         assert words in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["someone/no-such-model", "runs/not/there", "no such folder"])
+@pytest.mark.parametrize("name", ["someone/no-such-model", "no such folder"])
 def test_a_name_that_is_nowhere_is_told_in_a_sentence(name):
     for flag, head in READERS.items():
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=f"^{flag}{name}: .*Hub") as error:
             load.load(name, head=head, flag=flag)
-        assert str(error.value).startswith(f"{flag}{name}: is not a folder here, and the Hub does not give it")
         assert "\n" not in str(error.value)

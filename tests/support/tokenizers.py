@@ -1,14 +1,16 @@
 """Tokenizers made elsewhere."""
 
 import jax
-from ml_collections import ConfigDict
-from transformers import BertTokenizerFast
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
 from mlm.data import tokenizer
 from mlm.data.tokenizer_checks import vocabulary_size
-from mlm.model.families import ROBERTA
+from mlm.model import families
 from mlm.pretrained import load
 from tests.support.corpora import stdlib_docstrings
+from tests.support.tiny import tiny_config
+from tests.support.trained_model import random_params
 
 
 def make_bert_tokenizer(folder) -> str:
@@ -17,28 +19,34 @@ def make_bert_tokenizer(folder) -> str:
     special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
     words = sorted({word.lower() for text in stdlib_docstrings()[:200] for word in text.split() if word.isalpha()})
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,;:`()"]
-    pieces = [*special, *letters, *(f"##{each}" for each in letters), *(word for word in words if len(word) > 1)]
+    pieces = [*special, *letters, *(f"##{letter}" for letter in letters), *(word for word in words if len(word) > 1)]
     (folder / "vocab.txt").write_text("\n".join(list(dict.fromkeys(pieces))[:800]) + "\n")
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(str(folder))
     return str(folder)
 
 
-def random_model(folder: str, positions: int = 40) -> load.Pretrained:
-    tok = tokenizer.load(folder)
-    sizes = {
-        "hidden_size": 32,
-        "layers": 2,
-        "heads": 2,
-        "intermediate_size": 64,
-        "positions": positions,
-        "activation": "gelu",
-        "hidden_dropout": 0.1,
-        "attention_dropout": 0.1,
-        "layer_norm_eps": 1e-5,
-        "init_stddev": 0.3,
-        "vocab_multiple": 1,
-    }
+def make_tokenizer_with_pad_3(folder) -> str:
+    """A byte-level BPE with other special tokens, at other ids, than ours."""
+    special = ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"]
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokens = [AddedToken(token, special=True, normalized=False, lstrip=token == "[MASK]") for token in special]
+    tok.train_from_iterator(stdlib_docstrings(), trainers.BpeTrainer(vocab_size=700, special_tokens=tokens))
+    tok.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    names = dict(zip(("cls_token", "sep_token", "unk_token", "pad_token", "mask_token"), special, strict=True))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tok, model_input_names=["input_ids", "attention_mask"], **names)
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
+def random_model(folder: str, *overrides: str) -> load.Pretrained:
+    """A model of the sizes of `trained_model`'s for a tokenizer."""
+    sizes = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "model.vocab_multiple=1")
+    settings, tok = tiny_config(*sizes, *overrides).model, tokenizer.load(folder)
+    family = families.named(settings.family)
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
-    config = ROBERTA.make_config(ConfigDict(sizes), vocabulary_size(tok.backend_tokenizer), special_ids)
-    params = jax.device_get(jax.jit(lambda key: ROBERTA.make_module(config).init_params(key))(jax.random.key(0)))
-    return load.Pretrained(config, params, folder, None, {}, "random")
+    config = family.make_config(settings, vocabulary_size(tok.backend_tokenizer), special_ids)
+    shapes = jax.eval_shape(family.make_module(config).init_params, jax.random.key(0))
+    return load.Pretrained(config, random_params(shapes), folder, None, {}, "random")

@@ -3,7 +3,6 @@
 import pathlib
 
 import jax
-import numpy as np
 
 from mlm import config as configs
 from mlm.data import tokenizer
@@ -11,7 +10,7 @@ from mlm.model import classifier, families
 from mlm.pretrained.load import Pretrained
 from tests.support import labelled_texts
 from tests.support.tokenizers import make_bert_tokenizer
-from tests.support.trained_model import train_tokenizer
+from tests.support.trained_model import random_params, train_tokenizer
 
 
 def make(
@@ -29,7 +28,7 @@ def make(
     )
     tok = tokenizer.load(made)
     columns = "('first', 'second')" if pair else "('text',)"
-    overrides = (*labelled_texts.SETTINGS, "model.positions=32", "model.init_stddev=0.3", f"classify.text={columns}")
+    overrides = (*labelled_texts.SETTINGS, "model.positions=32", f"classify.text={columns}")
     config = configs.load(
         "configs/base.py", [*overrides, "model.layers=2", "model.hidden_size=64", f"model.family={family}"]
     )
@@ -38,8 +37,6 @@ def make(
     if family == "bert":
         classifier.set_pairs(body, tok.backend_tokenizer, tok.sep_token_id)
     model_config = classifier.make_config(body, labels, of_tokens=of_tokens)
-    params = jax.tree.map(
-        np.asarray, jax.device_get(classifier.make_module(model_config).init_params(jax.random.key(0)))
-    )
+    params = random_params(jax.eval_shape(classifier.make_module(model_config).init_params, jax.random.key(0)))
     meta = {"config": config, "class": {}}
     return Pretrained(model_config, params, str(folder / "tokenizer"), 5, meta, str(folder))

@@ -1,22 +1,25 @@
-"""A small model trained on real text, in a workdir with its tokenizer and a checkpoint: seconds, once a session.
+"""A small model of random values in a workdir with its tokenizer and a checkpoint, as a run leaves it.
 
-It starts from large random values and makes a few updates: its fillings are poor, and depend on the text around the
-mask, which those of a small model do only after thousands of updates.
+Nothing is compiled for it. The values are large, so that its fillings depend on the text around the mask, and none is
+0 or 1, so that a bias or a norm that is lost changes an answer.
 """
 
 import dataclasses
 import pathlib
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType
+from ml_collections import ConfigDict
 from transformers import ModernBertConfig
 
 from mlm.data import tokenizer
 from mlm.data.manifest import DatasetInfo
 from mlm.export import export
 from mlm.model.families import MODERNBERT, ROBERTA
+from mlm.model.module import Params
 from mlm.pretrained import checkpoint_files, load
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import checkpoint, sharding
@@ -25,7 +28,7 @@ from tests.support.corpora import stdlib_docstrings
 from tests.support.tiny import tiny_config
 
 LENGTH = 32
-STEPS = 5
+STEP = 5
 
 
 def train_tokenizer(folder: pathlib.Path, kind: str = "unigram", vocab_size: int = 1000) -> str:
@@ -34,23 +37,40 @@ def train_tokenizer(folder: pathlib.Path, kind: str = "unigram", vocab_size: int
     return str(folder)
 
 
-def facts_of(tok, records: int = 0) -> DatasetInfo:
+def random_params(shapes: Params, stddev: float = 0.3) -> Params:
+    """Returns normal values for the arrays of a tree; those of norms are around 1."""
+    rng = np.random.default_rng(0)
+
+    def draw(path: tuple, leaf: Any) -> np.ndarray:
+        mean = 1.0 if path[-1].key == "scale" else 0.0
+        return rng.normal(mean, stddev, leaf.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def info_of(tok, records: int = 0) -> DatasetInfo:
     special = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
     return DatasetInfo(len(tok), special, tuple(tok.all_special_ids), LENGTH, records)
 
 
-def save_checkpoint(workdir: Workdir, config, info: DatasetInfo, state, step: int) -> None:
-    own = ROBERTA.make_config(config.model, info.vocab_size, info.special_ids).to_dict()
+def save_checkpoint(workdir: Workdir, config: ConfigDict, info: DatasetInfo, step: int) -> None:
+    """Saves a state of random values, and averages of their own if the config asks for them."""
+    mesh = jax.make_mesh((1, 1, 1), sharding.AXES, devices=jax.devices()[:1], axis_types=(AxisType.Auto,) * 3)
+    shapes = Pretraining(config, info, mesh=mesh).abstract_state
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    ema = None if shapes.ema is None else random_params(shapes.ema, stddev=0.2)
+    state = zeros.replace(step=np.int32(step), params=random_params(shapes.params), ema=ema)
+    model_config = ROBERTA.make_config(config.model, info.vocab_size, info.special_ids).to_dict()
     meta = {
         "format": checkpoint_files.FORMAT,
         "config": config,
-        "dataset": dataclasses.asdict(info) | {"model": own},
+        "dataset": dataclasses.asdict(info) | {"model": model_config},
         "class": {},
         "step": step,
         "useful_flops": 1.25e18,
     }
     with checkpoint.Checkpoints(workdir.checkpoints, keep=1) as checkpoints:
-        checkpoints.save(step, state, meta, None)
+        checkpoints.save(step, jax.device_put(state), meta, None)
 
 
 def publish(model: load.Pretrained, name: str, cache: pathlib.Path) -> pathlib.Path:
@@ -63,43 +83,22 @@ def publish(model: load.Pretrained, name: str, cache: pathlib.Path) -> pathlib.P
     return folder
 
 
-def train_model(folder: pathlib.Path) -> Workdir:
+def write_workdir(folder: pathlib.Path) -> Workdir:
     workdir = Workdir(str(folder))
     tok = tokenizer.load(train_tokenizer(pathlib.Path(str(workdir.tokenizer))))
-    ids = np.concatenate(tok(stdlib_docstrings())["input_ids"])
-    rows = ids[: len(ids) // LENGTH * LENGTH].reshape(-1, LENGTH).astype(np.int32)
-    info = facts_of(tok, len(rows))
-    config = tiny_config(
-        "model.positions=32",
-        "model.layers=2",
-        "model.hidden_size=64",
-        "data.global_batch=32",
-        "model.init_stddev=0.3",
-        f"train.steps={STEPS}",
-    )
-    mesh = jax.make_mesh((1, 1, 1), sharding.AXES, devices=jax.devices()[:1], axis_types=(AxisType.Auto,) * 3)
-    run = Pretraining(config, info, mesh=mesh)
-    state, order = run.init(), np.random.default_rng(0).permutation(len(rows))
-    for step in range(STEPS):
-        chosen = np.take(order, range(step * 32, step * 32 + 32), mode="wrap")
-        batch = {
-            "input_ids": rows[chosen],
-            "attention_mask": np.ones((32, LENGTH), np.int32),
-            "record_id": chosen.astype(np.uint32),
-            "epoch": np.zeros(32, np.uint32),
-        }
-        state, _ = run.train_step(state, sharding.put_batch(batch, run.mesh, 32))
-    save_checkpoint(workdir, config, info, jax.block_until_ready(state), STEPS)
+    sizes = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "data.global_batch=32")
+    save_checkpoint(workdir, tiny_config(*sizes, f"train.steps={STEP}"), info_of(tok, records=1000), STEP)
     return workdir
 
 
 def write_modernbert(model: load.Pretrained, target: pathlib.Path) -> str:
-    """A transformers folder of an untrained ModernBERT with the same tokenizer, and rotary bases of its own."""
+    """A transformers folder of a ModernBERT with the same tokenizer, and rotary bases of its own."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     rotation = {"global_rope_theta": 9000.0, "local_rope_theta": 800.0, "local_attention": 8}
     special = {"pad_token_id": model.config.pad_token_id, "cls_token_id": model.config.bos_token_id}
     config = ModernBertConfig(vocab_size=1000, max_position_embeddings=LENGTH, **sizes, **rotation, **special)
-    params = jax.device_get(MODERNBERT.make_module(config).init_params(jax.random.key(0)))
+    shapes = jax.eval_shape(MODERNBERT.make_module(config).init_params, jax.random.key(0))
+    params = random_params(shapes, stddev=0.02)
     folder = pathlib.Path(shutil.copytree(model.tokenizer, target))
     export.write_model(dataclasses.replace(model, config=config, params=params), folder)
     return str(folder)

@@ -1,0 +1,72 @@
+"""Exports that several files of this room test."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+SCORES = {"step": 5, "kind": "eval", "loss": 3.25, "perplexity": 25.79, "accuracy": 0.31, "predictions": 12345}
+# of classifiers: arguments of `trained_classifier.make`
+KINDS = {"classes": {}, "tokens": {"of_tokens": True}, "pairs": {"pair": True}, "regression": {"labels": ()}}
+KINDS |= {"modernbert": {"family": "modernbert"}, "modernbert tokens": {"family": "modernbert", "of_tokens": True}}
+KINDS |= {"prelayernorm": {"family": "roberta_prelayernorm"}, "bert pairs": {"pair": True, "is_bert": True}}
+KINDS |= {"real-bert pairs": {"family": "bert", "pair": True, "is_bert": True}}
+KINDS |= {"real-bert tokens": {"family": "bert", "of_tokens": True, "is_bert": True}}
+
+
+def change_tensor(folder: pathlib.Path, name: str, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    value = tensors.pop(name)
+    save_file(tensors | change(value), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def damage_embedding(folder: pathlib.Path) -> None:
+    name = "roberta.embeddings.position_embeddings.weight"
+
+    def change(value: np.ndarray) -> dict[str, np.ndarray]:
+        value[20, 3] += 0.02
+        return {name: value}
+
+    change_tensor(folder, name, change)
+
+
+def damage_head(folder: pathlib.Path) -> None:
+    name = "classifier.dense.weight"
+
+    def change(value: np.ndarray) -> dict[str, np.ndarray]:
+        value[2, 4] += 0.1
+        return {name: value}
+
+    change_tensor(folder, name, change)
+
+
+def damage_name(folder: pathlib.Path) -> None:
+    change_tensor(folder, "lm_head.layer_norm.weight", lambda value: {"lm_head.layernorm.weight": value})
+
+
+def damage_tokenizer(folder: pathlib.Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    vocab[10], vocab[11] = vocab[11], vocab[10]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def damage_ranks(folder: pathlib.Path) -> None:
+    proof = json.loads((folder / "proof.json").read_text())
+    mask = proof["rows"][0]["fillings"][0]
+    mask[0]["token"], mask[1]["token"] = mask[1]["token"], mask[0]["token"]
+    mask[0]["token_str"], mask[1]["token_str"] = mask[1]["token_str"], mask[0]["token_str"]
+    (folder / "proof.json").write_text(json.dumps(proof))
+
+
+def damage_file(folder: pathlib.Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def damaged(folder, target: pathlib.Path, damage) -> pathlib.Path:
+    """Returns a copy of a folder with a damage."""
+    damage(copy := pathlib.Path(shutil.copytree(str(folder), target)))
+    return copy

@@ -1,0 +1,128 @@
+"""The proof of an export in PyTorch: it holds for what was exported, and finds what is not that model."""
+
+import json
+import pathlib
+import re
+import shutil
+import sys
+
+import pytest
+
+from mlm import __main__
+from mlm.errors import DamageError, InputError
+from mlm.export import export, reference
+from mlm.paths import UPath
+from mlm.workdir import Workdir
+from tests import ROOT
+from tests.export import folders
+from tests.export.folders import KINDS, damaged
+from tests.support.pytorch import run_torch, torch_python
+from tests.support.tokenizers import make_bert_tokenizer, make_tokenizer_with_pad_3, random_model
+from tests.support.trained_model import train_tokenizer
+
+pytestmark = pytest.mark.standard
+
+VERIFY = "mlm/export/verify_export.py"
+FAMILIES = {
+    "Bert": ("model.family=bert",),
+    "RobertaPreLayerNorm": ("model.family=roberta_prelayernorm",),
+    "ModernBert": (  # both kinds of layers, windows that end within a row, and no value that is transformers' default
+        *("model.family=modernbert", "model.layers=3", "model.global_every=2", "model.local_attention=8"),
+        *("model.global_rope_theta=9000", "model.local_rope_theta=800"),
+    ),
+}
+TOKENIZERS = {
+    "bpe": lambda folder: train_tokenizer(folder, "bpe"),
+    "wordpiece": lambda folder: train_tokenizer(folder, "wordpiece"),
+    "pad id 3": make_tokenizer_with_pad_3,
+    "bert": make_bert_tokenizer,
+}
+
+
+def verified(generation: int, *exports: object) -> list[dict]:
+    """Returns the exit code and the output for each folder."""
+    return [json.loads(line) for line in run_torch(generation, "tests/pytorch/verify.py", *exports).splitlines()]
+
+
+def class_of(kind: str) -> str:
+    prefix = {"modernbert": "ModernBert", "prelayernorm": "RobertaPreLayerNorm", "real-bert": "Bert"}
+    return f"{prefix.get(kind.split()[0], 'Roberta')}For{'Token' if 'tokens' in kind else 'Sequence'}Classification"
+
+
+def test_pytorch_gives_the_same_and_finds_what_is_not_the_model(exported, classifier_of, tmp_path):
+    """Ids, logits and the pipeline's answers of a language model and of classifiers, by transformers 5."""
+    kinds = ("classes", "tokens")
+    wrong = {
+        "embedding": ("logits", damaged(exported, tmp_path / "embedding", folders.damage_embedding)),
+        "name": ("weights", damaged(exported, tmp_path / "name", folders.damage_name)),
+        "tokenizer": ("token ids", damaged(exported, tmp_path / "tokenizer", folders.damage_tokenizer)),
+        "ranks": ("fillings", damaged(exported, tmp_path / "ranks", folders.damage_ranks)),
+        "file": ("SafetensorError", damaged(exported, tmp_path / "file", folders.damage_file)),
+        "head": ("logits", damaged(classifier_of("classes").export, tmp_path / "head", folders.damage_head)),
+    }
+    good = (exported, *(classifier_of(kind).export for kind in kinds))
+    first, *others = verified(5, *good, *(folder for _, folder in wrong.values()))
+    lines = first["printed"].splitlines()
+    assert first["code"] == 0 and "transformers 5." in lines[0]
+    checks = ["ok    weights", "ok    token ids", "ok    logits", "ok    fillings"]
+    assert [line.split(":")[0] for line in lines[1:]] == checks
+    for kind, result in zip(kinds, others[: len(kinds)], strict=True):
+        assert result["code"] == 0, result["printed"]
+        assert class_of(kind) in result["printed"] and "probabilities" in result["printed"]
+    for (name, (words, _)), result in zip(wrong.items(), others[len(kinds) :], strict=True):
+        assert result["code"] == 4 and f"WRONG {words}" in result["printed"], name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", [4, 5])
+def test_every_family_tokenizer_and_kind_of_classifier(classifier_of, generation, tmp_path):
+    tokenizers = {name: make(tmp_path / f"tokenizer {name}") for name, make in TOKENIZERS.items()}
+    models = {name: random_model(folder) for name, folder in tokenizers.items()}
+    assert models["pad id 3"].config.pad_token_id == 3 and models["pad id 3"].config.max_position_embeddings == 36
+    models |= {name: random_model(tokenizers["bpe"], *settings) for name, settings in FAMILIES.items()}
+    for name, model in models.items():
+        export.export(model, UPath(tmp_path / name), scores=None, name=name)
+    results = verified(
+        generation, *(tmp_path / name for name in models), *(classifier_of(kind).export for kind in KINDS)
+    )
+    for name, result in zip([*models, *KINDS], results, strict=True):
+        assert result["code"] == 0, f"{name}: {result['printed']}"
+        wanted = class_of(name) if name in KINDS else f"{name if name in FAMILIES else 'Roberta'}ForMaskedLM"
+        assert f"every parameter of {wanted} is there" in result["printed"]
+        assert ("probabilities" in result["printed"]) == (name in KINDS and name != "regression")
+        if name in FAMILIES:
+            difference, largest = re.search(r"difference (\S+) \(largest logit (\S+),", result["printed"]).groups()
+            assert float(difference) < 1e-4 and float(largest) > 1
+
+
+@pytest.mark.slow
+def test_the_command_with_the_proof(trained_workdir, tmp_path, capsys):
+    """Modules beside the script must not be taken for installed ones of the same names."""
+    workdir = Workdir(shutil.copytree(str(trained_workdir.root), tmp_path / "run"))
+    assert __main__.main(["export", f"--workdir={workdir.root}", f"--torch={torch_python(4)}"]) == 0
+    assert "ok    fillings" in capsys.readouterr().err
+    script = shutil.copy(ROOT / VERIFY, tmp_path)
+    (tmp_path / "tokenizers.py").write_text("raise AssertionError('not the installed one')")
+    assert "transformers 4." in run_torch(4, script, workdir.export)
+
+
+def test_what_is_not_proven_is_not_exported(model, tmp_path, monkeypatch):
+    """And a Python that can't prove anything is named; nothing is left."""
+    expected = reference.compute(model)
+    monkeypatch.setattr(reference, "compute", lambda _: expected)
+    monkeypatch.setattr(export, "check_files", lambda *_: None)
+    fails = tmp_path / "fails"
+    fails.write_text("#!/bin/sh\necho 'ok    weights'\necho 'WRONG logits: not equal'\nexit 4\n")
+    fails.chmod(0o755)
+    for python, error, match in (
+        (fails, DamageError, r"--torch=.*WRONG logits: not equal"),
+        ("/no/such/python", InputError, "--torch=/no/such/python: "),
+        (sys.executable, InputError, "--torch=.*No module named 'torch'"),
+    ):
+        with pytest.raises(error, match=match):
+            export.export(model, UPath(tmp_path / "new"), scores=None, name="x", torch_python=str(python))
+        assert [path.name for path in tmp_path.iterdir()] == ["fails"]
+
+
+def test_a_folder_without_a_proof_is_not_verified(tmp_path):
+    run_torch(5, VERIFY, pathlib.Path(tmp_path), code=2)
