@@ -18,7 +18,6 @@ from mlm.errors import InputError
 from mlm.export import export
 from mlm.model import classifier
 from mlm.pretrained import checkpoint_files, load, locate
-from mlm.tasks import classification
 from mlm.workdir import Workdir
 from tests.support import labelled_texts
 from tests.support.labelled_texts import rows, sentences, word_settings, write_csv
@@ -147,17 +146,6 @@ def test_predictions_of_rows_with_and_without_labels(finished):
 
 
 @pytest.mark.standard
-def test_the_confusion_table_has_a_row_for_each_true_class(finished, tmp_path, monkeypatch, capsys):
-    """Of a model that takes everything for the first class."""
-    workdir = shutil.copytree(str(finished[0].root), tmp_path / "run")
-    monkeypatch.setattr(classification, "evaluate", lambda *_: ({"accuracy": 0.0, "rows": 17}, np.zeros(17)))
-    assert __main__.main(["evaluate", f"--workdir={workdir}", "--split=test"]) == 0
-    labels = [row["label"] for row in rows(17, seed=2)]
-    table = json.loads((workdir / "classification.json").read_text())["confusion"]
-    assert table == [[labels.count(label), 0, 0] for label in labelled_texts.LABELS]
-
-
-@pytest.mark.standard
 def test_predict_and_report(finished, capsys, monkeypatch):
     workdir, _ = finished
     for place in (f"--workdir={workdir.root}", f"--model={workdir.export}"):
@@ -170,7 +158,9 @@ def test_predict_and_report(finished, capsys, monkeypatch):
     command = ["predict", f"--workdir={workdir.root}", "--targets", "cat"]
     refuse(command, 2, f"--targets: {workdir.root} ", capsys=capsys)
     page = workdir.report.read_text()
-    content = json.loads((workdir.root / "classification.json").read_text())
+    content = json.loads(workdir.classification.read_text())
+    labels = [row["label"] for row in rows(17, seed=2)]
+    assert list(map(sum, content["confusion"])) == [labels.count(label) for label in labelled_texts.LABELS]
     wrong = sum(map(sum, content["confusion"])) - sum(row[i] for i, row in enumerate(content["confusion"]))
     assert ("<h2>Confusion</h2>" in page) == (wrong > 0)
     assert "F1, weighted" in page and "perplexity" not in page and "Tokens read" not in page

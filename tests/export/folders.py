@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -16,34 +17,24 @@ KINDS |= {"real-bert pairs": {"family": "bert", "pair": True, "is_bert": True}}
 KINDS |= {"real-bert tokens": {"family": "bert", "of_tokens": True, "is_bert": True}}
 
 
-def change_tensor(folder: pathlib.Path, name: str, change) -> None:
+def change_tensors(folder: pathlib.Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
     tensors = load_file(folder / "model.safetensors")
-    value = tensors.pop(name)
-    save_file(tensors | change(value), folder / "model.safetensors", metadata={"format": "pt"})
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def damage_embedding(folder: pathlib.Path) -> None:
     name = "roberta.embeddings.position_embeddings.weight"
-
-    def change(value: np.ndarray) -> dict[str, np.ndarray]:
-        value[20, 3] += 0.02
-        return {name: value}
-
-    change_tensor(folder, name, change)
+    change_tensors(folder, lambda tensors: np.add.at(tensors[name], (20, 3), 0.02))
 
 
 def damage_head(folder: pathlib.Path) -> None:
-    name = "classifier.dense.weight"
-
-    def change(value: np.ndarray) -> dict[str, np.ndarray]:
-        value[2, 4] += 0.1
-        return {name: value}
-
-    change_tensor(folder, name, change)
+    change_tensors(folder, lambda tensors: np.add.at(tensors["classifier.dense.weight"], (2, 4), 0.1))
 
 
 def damage_name(folder: pathlib.Path) -> None:
-    change_tensor(folder, "lm_head.layer_norm.weight", lambda value: {"lm_head.layernorm.weight": value})
+    names = ("lm_head.layernorm.weight", "lm_head.layer_norm.weight")
+    change_tensors(folder, lambda tensors: tensors.update({names[0]: tensors.pop(names[1])}))
 
 
 def damage_tokenizer(folder: pathlib.Path) -> None:
@@ -59,11 +50,6 @@ def damage_ranks(folder: pathlib.Path) -> None:
     mask[0]["token"], mask[1]["token"] = mask[1]["token"], mask[0]["token"]
     mask[0]["token_str"], mask[1]["token_str"] = mask[1]["token_str"], mask[0]["token_str"]
     (folder / "proof.json").write_text(json.dumps(proof))
-
-
-def damage_file(folder: pathlib.Path) -> None:
-    content = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
 
 
 def damaged(folder, target: pathlib.Path, damage) -> pathlib.Path:

@@ -80,8 +80,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.of_model(match[1], match[2] or "", body)
         elif match := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             self.batch(json.loads(body)["objects"])
-        elif path.startswith("/verify/"):
-            self.answer(200 if path.removeprefix("/verify/") in hub.objects else 404, {})
         else:
             self.answer(404, {"error": f"no such path: {path}"})
 
@@ -141,10 +139,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         answers = []
         for wanted in objects:
             sha = wanted["oid"]
-            actions = {"upload": {"href": f"{self.server.url}/lfs/{sha}"}}
-            actions["verify"] = {"href": f"{self.server.url}/verify/{sha}"}
-            there = sha in self.server.objects
-            answers.append({"oid": sha, "size": wanted["size"]} | ({} if there else {"actions": actions}))
+            answer = {"oid": sha, "size": wanted["size"]}
+            if sha not in self.server.objects:
+                answer["actions"] = {"upload": {"href": f"{self.server.url}/lfs/{sha}"}}
+            answers.append(answer)
         self.answer(200, {"transfer": "basic", "objects": answers})
 
     def put_object(self, sha: str) -> None:

@@ -57,7 +57,6 @@ def test_pytorch_gives_the_same_and_finds_what_is_not_the_model(exported, classi
         "name": ("weights", damaged(exported, tmp_path / "name", folders.damage_name)),
         "tokenizer": ("token ids", damaged(exported, tmp_path / "tokenizer", folders.damage_tokenizer)),
         "ranks": ("fillings", damaged(exported, tmp_path / "ranks", folders.damage_ranks)),
-        "file": ("SafetensorError", damaged(exported, tmp_path / "file", folders.damage_file)),
         "head": ("logits", damaged(classifier_of("classes").export, tmp_path / "head", folders.damage_head)),
     }
     good = (exported, *(classifier_of(kind).export for kind in kinds))

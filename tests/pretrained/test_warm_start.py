@@ -16,7 +16,6 @@ from mlm.export import export
 from mlm.model import families
 from mlm.model.families import family_of
 from mlm.pretrained import load, warm_start
-from mlm.tasks.pretraining import Pretraining
 from mlm.workdir import Workdir
 from tests.pretrained.starts import SAME_MODEL, read, run_of, started
 from tests.support.corpora import stdlib_docstrings, write_shards
@@ -38,6 +37,13 @@ def exported(model, tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def other_tokenizer(tmp_path_factory) -> str:
     return train_tokenizer(tmp_path_factory.mktemp("source") / "bpe", "bpe", 700)
+
+
+def fitted(source: load.Pretrained, table: str, rows: int, **settings):
+    """Returns what is taken for a model with another number of rows of a table, and the lines."""
+    leaves = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in source.leaves.items()}
+    leaves[table] = jax.ShapeDtypeStruct((rows, 64), np.float32)
+    return warm_start.fit(source, unflatten_dict(leaves, sep="/"), **settings)
 
 
 @pytest.mark.parametrize("kind", ["workdir", "half"])
@@ -84,19 +90,16 @@ def test_rows_are_matched_by_the_text_of_the_tokens(exported, model, other_token
         assert count in lines[2]
 
 
-@pytest.mark.parametrize(("size", "words"), [(1200, "200 newly initialized"), (600, "400 unused")])
-def test_without_a_tokenizer_rows_are_matched_by_id(exported, tmp_path, size, words):
+def test_without_a_tokenizer_rows_are_matched_by_id(exported, tmp_path):
     for name in ("config.json", "model.safetensors"):
         shutil.copy(exported / name, tmp_path / name)
     source = read(str(tmp_path))
-    leaves = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in source.leaves.items()}
-    leaves[WORDS] = jax.ShapeDtypeStruct((size, 64), np.float32)
-    params, rows = unflatten_dict(leaves, sep="/"), min(size, 1000)
-    taken, lines = warm_start.fit(source, params, pad_id=1, vocab_size=size, tokens=str(exported))
-    table, is_taken = taken[WORDS]
-    assert np.array_equal(table[:rows], source.leaves[WORDS][:rows])
-    assert np.flatnonzero(is_taken).tolist() == list(range(rows))
-    assert words in lines[2] and f"{rows:,} of 1,000 rows" in lines[2] and "by id" in lines[2]
+    for size, words in ((1200, "200 newly initialized"), (600, "400 unused")):
+        taken, lines = fitted(source, WORDS, size, pad_id=1, vocab_size=size, tokens=str(exported))
+        (table, is_taken), rows = taken[WORDS], min(size, 1000)
+        assert np.array_equal(table[:rows], source.leaves[WORDS][:rows])
+        assert np.flatnonzero(is_taken).tolist() == list(range(rows))
+        assert words in lines[2] and f"{rows:,} of 1,000 rows" in lines[2] and "by id" in lines[2]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +109,8 @@ def test_without_a_tokenizer_rows_are_matched_by_id(exported, tmp_path, size, wo
 @pytest.mark.parametrize("pad", [1, 3])
 def test_positions_are_cut_and_grown_from_the_right_one(exported, positions, words, pad):
     """The first position is the row behind pad id: of another pad id, other rows."""
-    source = read(str(exported))
-    leaves = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in source.leaves.items()}
-    leaves[POSITIONS] = jax.ShapeDtypeStruct((positions + pad + 1, 64), np.float32)
-    params = unflatten_dict(leaves, sep="/")
-    taken, lines = warm_start.fit(source, params, pad_id=pad, vocab_size=1000, tokens=str(exported))
+    source, tokens = read(str(exported)), str(exported)
+    taken, lines = fitted(source, POSITIONS, positions + pad + 1, pad_id=pad, vocab_size=1000, tokens=tokens)
     (table, is_taken), theirs = taken[POSITIONS], source.leaves[POSITIONS]
     count = min(positions, 32)
     assert np.array_equal(table[pad + 1 :][:count], theirs[2:][:count])
@@ -219,17 +219,11 @@ def test_a_layer_is_started_from_one_of_its_kind():
     assert warm_start._spread_layers(large, large) == list(range(24))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_a_tiled_start_is_ahead_of_a_fresh_one(manifest, tmp_path):
-    common = ("data.lanes=4", "evaluate.every=0", "checkpoint.every=0", "log.every=100")
-    small = ("model.layers=2", "train.steps=150", "schedule.warmup_fraction=0.1")
-    pretrain(tiny_config(*common, *small), Workdir(str(tmp_path / "small")), manifest)
-    sizes = ("model.layers=4", "model.hidden_size=48", "model.heads=3", "model.intermediate_size=96")
-    start = (f"train.init_from={tmp_path}/small", "train.init_tiled=true")
-    task = Pretraining.open(tiny_config(*common, *sizes, *start), Workdir(str(tmp_path / "large")), manifest)
-    fresh, tiled = (task.evaluate(state.params)["loss"] for state in (task.init(), task.initial_state()))
-    assert tiled < fresh - 0.3
+def test_a_start_is_tiled_if_the_config_asks_for_it(exported):
+    run = run_of(str(exported), "model.layers=4", f"train.init_from={exported}", "train.init_tiled=true")
+    source, lines = warm_start.read_source(run.config.train, run.module.config, run.abstract_state.params)
+    assert source.leaves.keys() == warm_start.shapes_of(run.abstract_state.params).keys()
+    assert any("2 to 4: layers 0, 0, 1, 1" in line for line in lines)
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

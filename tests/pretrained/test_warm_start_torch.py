@@ -1,7 +1,9 @@
 """A start from the folders that PyTorch's transformers writes: what our model gives then is what PyTorch's gave."""
 
+import functools
 import json
 import pathlib
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -11,30 +13,47 @@ from mlm.model import families, weights
 from mlm.pretrained import load
 from tests.pretrained.starts import started
 from tests.support.pytorch import run_torch
-from tests.support.tiny import slow
 
-TYPES = ("roberta", "roberta-prelayernorm", "bert", "modernbert")
-CASES = [f"{generation} {model_type}" for generation in (4, 5) for model_type in TYPES]
-CASES += ["5 xlm-roberta", "4 camembert"]
+pytestmark = pytest.mark.standard
 
-
-@pytest.fixture(scope="module", params=[case if case == "5 modernbert" else slow(case) for case in CASES])
-def written(request, tmp_path_factory) -> pathlib.Path:
-    """The folder of tests/pytorch/write.py, by transformers 4 and 5."""
-    generation, model_type = request.param.split()
-    folder = tmp_path_factory.mktemp("torch")
-    ids = np.random.default_rng(0).integers(5, 1000, (2, 32))
-    (folder / "ids.json").write_text(json.dumps(ids.tolist()))
-    run_torch(int(generation), "tests/pytorch/write.py", folder, model_type)
-    return folder
+STANDARD = [(5, "modernbert")]
+SLOW = [(5, "roberta"), (5, "bert"), (5, "xlm-roberta"), (5, "roberta-prelayernorm")]
+SLOW += [(4, "roberta"), (4, "modernbert"), (4, "bert"), (4, "camembert")]
 
 
-@pytest.mark.standard
-@pytest.mark.parametrize("kind", ["whole", "parts"])
-def test_logits_are_those_of_pytorch(written, kind):
-    assert (written / kind / "model.safetensors.index.json").is_file() == (kind == "parts")
-    model = load.load(str(written / kind), head=load.LM_HEAD)
-    ids, wanted = (np.asarray(json.loads((written / f"{name}.json").read_text())) for name in ("ids", "logits"))
+@pytest.fixture(scope="module")
+def write(tmp_path_factory) -> Callable[[int, tuple[str, ...]], pathlib.Path]:
+    """Returns the folder of tests/pytorch/write.py, by transformers 4 or 5, with models of several types."""
+
+    @functools.cache
+    def write_models(generation: int, types: tuple[str, ...]) -> pathlib.Path:
+        folder = tmp_path_factory.mktemp("torch")
+        ids = np.random.default_rng(0).integers(5, 1000, (2, 32))
+        (folder / "ids.json").write_text(json.dumps(ids.tolist()))
+        run_torch(generation, "tests/pytorch/write.py", folder, *types)
+        return folder
+
+    return write_models
+
+
+@pytest.fixture(
+    params=[*STANDARD, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
+    ids=lambda case: f"{case[0]} {case[1]}",
+)
+def written(request, write) -> pathlib.Path:
+    """The folder of a model."""
+    generation, model_type = request.param
+    cases = STANDARD if request.param in STANDARD else SLOW
+    return write(generation, tuple(name for number, name in cases if number == generation)) / model_type
+
+
+def test_logits_are_those_of_pytorch(written):
+    """Of one file, and of several."""
+    model, parts = (load.load(str(written / name), head=load.LM_HEAD) for name in ("whole", "parts"))
+    assert (written / "parts" / "model.safetensors.index.json").is_file()
+    assert all(np.array_equal(value, model.leaves[name]) for name, value in parts.leaves.items())
+    files = (written.parent / "ids.json", written / "logits.json")
+    ids, wanted = (np.asarray(json.loads(file.read_text())) for file in files)
     everywhere = np.broadcast_to(np.arange(32, dtype=np.int32), ids.shape)
     logits = jax.jit(model.module.logits)(model.params, ids.astype(np.int32), np.ones_like(ids), everywhere)
     np.testing.assert_allclose(logits, wanted, atol=2e-5 * max(1, np.abs(wanted).max()))
@@ -60,9 +79,9 @@ def test_initial_values_are_drawn_as_pytorch_draws_them(written, head):
 @pytest.mark.slow
 def test_a_start_takes_everything(written, trained_workdir):
     folder, model = str(trained_workdir.tokenizer), load.load(str(written / "whole"), head=load.LM_HEAD)
-    own = {"modernbert": ("model.local_attention=8",), "bert": ("model.positions=34",)}.get(model.config.model_type, ())
+    sizes = {"modernbert": ["model.local_attention=8"], "bert": ["model.positions=34"]}.get(model.config.model_type, [])
     family = f"model.family={families.name_of(model.config)}"
-    _, after, lines = started(str(written / "whole"), folder, family, "model.layers=4", *own)
+    _, after, lines = started(str(written / "whole"), folder, family, "model.layers=4", *sizes)
     assert "1,000 of 1,000 rows copied;" in lines[2]
     assert not any("newly initialized" in line or "unused" in line for line in lines)
     positions = 34 if model.config.model_type == "bert" else 32
