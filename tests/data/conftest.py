@@ -5,6 +5,7 @@ import pytest
 
 from mlm.data.manifest import Manifest, load_manifest
 from tests.data.rows import small_parts
+from tests.support.corpora import train_tokenizer
 
 
 @pytest.fixture
@@ -18,3 +19,10 @@ def copied(manifest: Manifest, tmp_path: pathlib.Path) -> Manifest:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small parts and blocks, so that there are many."""
     small_parts(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def tokenizers(texts: list[str], tokenizer_folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The folder of a tokenizer of each kind."""
+    folders = {kind: tmp_path_factory.mktemp(kind) / "tokenizer" for kind in ("bpe", "wordpiece")}
+    return {"unigram": tokenizer_folder} | {kind: train_tokenizer(texts, folders[kind], kind) for kind in folders}

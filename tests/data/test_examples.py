@@ -12,7 +12,6 @@ from mlm.data import labelled, tokenizer
 from mlm.data.examples import Examples
 from mlm.data.labelled import Columns, Table
 from mlm.errors import InputError
-from tests.support.corpora import train_tokenizer
 from tests.support.labelled_texts import rows, sentences, write_conll, write_jsonl
 
 ORDER = {"seed": 3, "global_batch": 16, "lanes": 4}
@@ -182,9 +181,9 @@ SENTENCE = "Peter's cat , in Zürich-West , is called # Numpy 3.5 ( the naïve o
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "wordpiece"])
-def test_the_pieces_of_words_are_those_of_running_text(texts, tmp_path, kind):
+def test_the_pieces_of_words_are_those_of_running_text(tokenizers, kind):
     """And the first piece is transformers' of words that are split already."""
-    tok, words = tokenizer.load(train_tokenizer(texts, tmp_path / "tok", kind, vocab_size=700)), SENTENCE.split()
+    tok, words = tokenizer.load(tokenizers[kind]), SENTENCE.split()
     encoding = tok(SENTENCE).encodings[0]
     first = data.first_pieces(encoding, words)
     assert first[0] == 1 and (np.diff(first) > 0).all()

@@ -12,27 +12,21 @@ from tests.support.corpora import train_tokenizer
 KINDS = ("unigram", "bpe", "wordpiece")
 
 
-@pytest.fixture(scope="module")
-def folders(texts, tokenizer_folder, tmp_path_factory) -> dict[str, str]:
-    made = {kind: tmp_path_factory.mktemp(kind) / "tokenizer" for kind in KINDS[1:]}
-    return {"unigram": tokenizer_folder, **{kind: train_tokenizer(texts, made[kind], kind) for kind in made}}
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_have_robertas_order(folders, kind):
-    loaded = tokenizer.load(folders[kind])
+def test_special_tokens_have_robertas_order(tokenizers, kind):
+    loaded = tokenizer.load(tokenizers[kind])
     assert len(loaded) == 600 and loaded.model_max_length == 64
     assert loaded.convert_ids_to_tokens(range(5)) == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     assert (loaded.bos_token_id, loaded.eos_token_id, set(loaded.all_special_ids)) == (0, 2, set(range(5)))
-    fields = tokenizer.manifest_fields(folders[kind])
+    fields = tokenizer.manifest_fields(tokenizers[kind])
     assert fields["special_ids"] == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
     assert fields["all_special_ids"] == (0, 1, 2, 3, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_get_their_special_tokens(folders, kind):
+def test_texts_get_their_special_tokens(tokenizers, kind):
     """A mask takes the space before it."""
-    loaded, text = tokenizer.load(folders[kind]), "Returns the array."
+    loaded, text = tokenizer.load(tokenizers[kind]), "Returns the array."
     plain = loaded(text, add_special_tokens=False)["input_ids"]
     assert loaded(text)["input_ids"] == [0, *plain, 2]
     assert loaded(text, text)["input_ids"] == [0, *plain, 2, 2, *plain, 2]
@@ -47,9 +41,9 @@ def test_texts_get_their_special_tokens(folders, kind):
     ("kind", "normal"),
     [("unigram", lambda text: text), ("bpe", lambda text: text), ("wordpiece", lambda text: "".join(text.split()))],
 )
-def test_text_comes_back(folders, texts, kind, normal):
+def test_text_comes_back(tokenizers, texts, kind, normal):
     """Unigram: every character that the sample had; byte-level BPE: every text; WordPiece: all but white space."""
-    loaded = tokenizer.load(folders[kind])
+    loaded = tokenizer.load(tokenizers[kind])
     some = [*texts[:150], "two  spaces\n\n    and lines \n", "x_y = 3.14  # (foo_bar)[0]"]
     if kind == "bpe":
         some += ["  spaces first", "a\tb", "日本語 ▁ \u200b 🙂", "\r\n\x00"]
@@ -58,16 +52,16 @@ def test_text_comes_back(folders, texts, kind, normal):
         assert normal(back) == normal(text)
 
 
-def test_unigram_pieces_stay_within_words_and_lines(folders):
-    pieces = tokenizer.load(folders["unigram"]).get_vocab()
+def test_unigram_pieces_stay_within_words_and_lines(tokenizers):
+    pieces = tokenizer.load(tokenizers["unigram"]).get_vocab()
     assert not [piece for piece in pieces if "\n" in piece.strip("\n")]
     assert not [piece for piece in pieces if "▁" in piece.lstrip("▁")], "no piece spans two words"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_start_where_the_tokenizer_says(folders, texts, kind):
+def test_words_start_where_the_tokenizer_says(tokenizers, texts, kind):
     """White space before a piece, by the offsets into the text; for WordPiece the words of its own pre-tokenizer."""
-    starts_V, loaded = tokenizer.word_starts(folders[kind], key="test"), tokenizer.load(folders[kind])
+    starts_V, loaded = tokenizer.word_starts(tokenizers[kind], key="test"), tokenizer.load(tokenizers[kind])
     assert starts_V.shape == (600,)
     inner = count = 0
     for text in [*texts[:400], "two  spaces\n\n    and\tlines \r\n(foo_bar)[0]"]:
@@ -90,32 +84,32 @@ def test_words_that_cannot_be_told_are_refused(tmp_path):
         tokenizer.word_starts(str(tmp_path), key="config.masking.kind = word")
 
 
-def test_text_of_pieces(folders):
+def test_text_of_pieces(tokenizers):
     """A space before what starts a word, whatever sign the tokenizer has for it."""
     for kind, pieces in (("unigram", ("▁the", "ing")), ("bpe", ("Ġthe", "ing")), ("wordpiece", ("the", "##ing"))):
-        text_of = tokenizer.surface(tokenizer.load_fast(folders[kind]))
+        text_of = tokenizer.surface(tokenizer.load_fast(tokenizers[kind]))
         assert [text_of(piece) for piece in pieces] == [" the", "ing"]
 
 
 def test_lowercase(texts, tmp_path):
-    loaded = tokenizer.load(train_tokenizer(texts, tmp_path / "lower", lowercase=True))
+    loaded = tokenizer.load(train_tokenizer(texts, tmp_path / "lower", "bpe", lowercase=True))
     assert loaded("Returns THE Array")["input_ids"] == loaded("returns the array")["input_ids"]
     assert loaded.convert_tokens_to_ids("<mask>") == 4
 
 
-def test_training_of_bpe_is_reproducible(folders, texts, tmp_path):
+def test_training_of_bpe_is_reproducible(tokenizers, texts, tmp_path):
     again = train_tokenizer(texts, tmp_path / "again", "bpe")
-    assert tokenizer.fingerprint(again) == tokenizer.fingerprint(folders["bpe"])
+    assert tokenizer.fingerprint(again) == tokenizer.fingerprint(tokenizers["bpe"])
 
 
-def test_fingerprint_is_of_the_ids_alone(folders, tmp_path):
-    shutil.copytree(folders["unigram"], tmp_path / "copy")
+def test_fingerprint_is_of_the_ids_alone(tokenizers, tmp_path):
+    shutil.copytree(tokenizers["unigram"], tmp_path / "copy")
     copy = json.loads((tmp_path / "copy" / "tokenizer.json").read_text())
     (tmp_path / "copy" / "tokenizer.json").write_text(json.dumps(copy))  # other white space
-    tokenizer.load(folders["unigram"]).save_pretrained(tmp_path / "saved")
+    tokenizer.load(tokenizers["unigram"]).save_pretrained(tmp_path / "saved")
     prints = {tokenizer.fingerprint(str(tmp_path / name)) for name in ("copy", "saved")}
-    assert prints == {tokenizer.fingerprint(folders["unigram"])}
-    assert len({tokenizer.fingerprint(folder) for folder in folders.values()}) == 3
+    assert prints == {tokenizer.fingerprint(tokenizers["unigram"])}
+    assert len({tokenizer.fingerprint(folder) for folder in tokenizers.values()}) == 3
     copy["model"]["vocab"][10], copy["model"]["vocab"][11] = copy["model"]["vocab"][11], copy["model"]["vocab"][10]
     (tmp_path / "copy" / "tokenizer.json").write_text(json.dumps(copy))
     assert tokenizer.fingerprint(str(tmp_path / "copy")) not in prints
@@ -133,10 +127,10 @@ def test_vocabulary_that_the_text_cannot_make_is_refused(texts, tmp_path, kind):
 
 
 @pytest.mark.parametrize("fault", ["gone", "no json", "no mask", "slow"])
-def test_folders_that_are_no_tokenizer_are_refused(folders, tmp_path, fault):
+def test_tokenizers_that_are_no_tokenizer_are_refused(tokenizers, tmp_path, fault):
     folder = tmp_path / "tokenizer"
     if fault != "gone":
-        shutil.copytree(folders["bpe"], folder)
+        shutil.copytree(tokenizers["bpe"], folder)
     if fault == "no json":
         (folder / "tokenizer.json").write_text("{")
     elif fault == "no mask":
@@ -151,14 +145,14 @@ def test_folders_that_are_no_tokenizer_are_refused(folders, tmp_path, fault):
         assert "\n" not in str(error.value) and ("no mask token" in str(error.value)) == (fault == "no mask")
 
 
-def test_a_folder_saved_by_transformers_5_gives_the_same_ids(folders, tmp_path):
-    shutil.copytree(folders["unigram"], tmp_path, dirs_exist_ok=True)
+def test_a_folder_saved_by_transformers_5_gives_the_same_ids(tokenizers, tmp_path):
+    shutil.copytree(tokenizers["unigram"], tmp_path, dirs_exist_ok=True)
     file = tmp_path / "tokenizer_config.json"
     written = {"backend": "tokenizers", "is_local": True, "local_files_only": False, "mask_token": "<mask>"}
     written |= {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["the"]}
     file.write_text(json.dumps(json.loads(file.read_text()) | written))
     loaded, text = tokenizer.load(str(tmp_path)), "Returns  a <mask> of an array."
-    assert loaded(text)["input_ids"] == tokenizer.load(folders["unigram"])(text)["input_ids"]
+    assert loaded(text)["input_ids"] == tokenizer.load(tokenizers["unigram"])(text)["input_ids"]
     assert loaded.additional_special_tokens == ["the"]
 
 
