@@ -30,9 +30,14 @@ def test_value_and_gradient_are_optax_s():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_gradient_has_the_type_of_the_logits():
+def test_bfloat16_logits_have_the_loss_of_their_values_and_a_gradient_of_their_type():
     logits, labels = logits_and_labels(jnp.bfloat16)
-    grad = jax.grad(lambda x: jnp.sum(loss.cross_entropy(x, labels, REAL)[0]))(logits)
+    function = jax.jit(lambda x: loss.cross_entropy(x, labels, REAL))
+    (value, correct), pull = jax.vjp(function, logits)
+    wanted = optax.softmax_cross_entropy_with_integer_labels(logits[:, :REAL].astype(jnp.float32), labels)
+    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    np.testing.assert_array_equal(correct, jnp.argmax(logits[:, :REAL], axis=1) == labels)
+    (grad,) = pull((jnp.ones(ROWS), jnp.zeros(ROWS)))
     assert grad.dtype == jnp.bfloat16 and float(jnp.abs(grad[:, REAL:]).max()) == 0
 
 
@@ -65,6 +70,6 @@ def test_sums_of_rows_leave_out_what_has_no_weight():
 
 
 def test_the_padding_of_the_vocabulary_is_minus_infinity():
-    logits = jnp.ones((2, 5))
-    assert loss.mask_padding(logits, 3).tolist() == [[1, 1, 1, -jnp.inf, -jnp.inf]] * 2
+    logits = jnp.ones((2, 1, 5))
+    assert loss.mask_padding(logits, 3).tolist() == [[[1, 1, 1, -jnp.inf, -jnp.inf]]] * 2
     assert loss.mask_padding(logits, 5) is logits
