@@ -34,7 +34,7 @@ class Started:
         cluster = Cluster("flags", self.address, count or self.count, process, self.options.get("hosts", ()))
         variables = self.options.get("environment", {}).get(process, {})
         arguments = (cluster, self.folder, self.body, self.options.get("timeout", 40.0), variables)
-        started = SERVER.Process(target=_run, args=arguments)
+        started = SERVER.Process(target=_run, args=arguments, daemon=True)
         started.start()
         return started
 
