@@ -18,6 +18,7 @@ from tests.support.tiny import INFO, meshes_of, pretrain, random_batch, tiny_con
 WORDS = np.arange(INFO.vocab_size) % 3 > 0
 
 
+@pytest.mark.standard
 @meshes_of(1)
 def test_the_step_predicts_at_the_rate_of_its_position():
     """Here, spans of whole words."""

@@ -87,6 +87,7 @@ def test_flops_know_the_falling_rate_and_the_short_rows(hours):
     assert half == pytest.approx(by_hand(6, 8, 0.35)), "stopped halfway, the rate has fallen by half"
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("family", ["roberta", slow("modernbert")])
 def test_xla_counts_as_many_in_the_gradient(family):
     """All of it is matrix products, but for a few percent of softmax, norms and the like."""

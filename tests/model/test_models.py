@@ -118,6 +118,7 @@ def test_modernbert_is_drawn_as_pytorch_s():
         assert np.abs(flat[name]).max() <= 2 * stddev, name
 
 
+@pytest.mark.standard
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "FlaxModernBertForMaskedLM"])
 def test_a_model_is_saved_and_read_as_transformers_does(name, tmp_path):
     model = make(name)
@@ -147,6 +148,7 @@ def test_weights_of_pytorch_s_modernbert_are_read_with_or_without_a_head_and_oth
         type(model).from_pretrained(str(tmp_path))
 
 
+@pytest.mark.standard
 def test_linen_s_tools_work():
     """`capture_intermediates`, `sow` in a module of one's own, and `tabulate`."""
     model, (ids, mask) = make("RobertaForMaskedLM"), inputs()

@@ -79,7 +79,7 @@ def encode(module, params, ids, mask, tokens=None, key=None, rows=None):
     return module.apply({"params": params}, method=states)[-1]
 
 
-@pytest.mark.parametrize("name", ["Roberta", "ModernBert"])
+@pytest.mark.parametrize("name", ["Roberta", pytest.param("ModernBert", marks=pytest.mark.standard)])
 def test_dropout_is_a_function_of_key_row_and_token(name):
     """Of the last layer on some tokens alone, for any part of the rows, recomputed or not; logits are of the same."""
     rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
