@@ -80,7 +80,7 @@ def read_replay(replay: str, start: int) -> dict[int, int]:
         units_of |= zip(range(first, last + 1), itertools.accumulate(line["units"]), strict=True)
     ends = next((step for step, units in units_of.items() if units >= UNITS), 0)
     missing = next((step for step in range(start + 1, ends) if step not in units_of), None)
-    if ends <= start or missing:
+    if not ends or ends < start or missing:  # a finished replay that is started again does nothing
         what = f"lacks the share of step {missing}" if missing else "holds no finished run with train.hours"
         raise InputError(f"config.train.replay = {replay}: {what}; name the timing.jsonl of a finished run.")
     return units_of

@@ -1,6 +1,10 @@
 """Evaluation: every record once, and the same scores for every batch size and number of devices."""
 
+import math
+from types import SimpleNamespace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
@@ -9,37 +13,16 @@ from transformers import FlaxRobertaForMaskedLM
 
 from mlm.data.batches import eval_batches
 from mlm.data.manifest import DatasetInfo
+from mlm.model import masking
 from mlm.model.loss import Mean
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import data_parallel, evaluation, sharding
-from tests.support.tiny import slow, tiny_config
+from mlm.training import breakdown, data_parallel, evaluation, sharding
+from tests.support.tiny import INFO, random_batch, tiny_config
 
 
-def scores(manifest, rows: int, devices: int) -> dict[str, float]:
-    config = tiny_config("data.lanes=4", f"evaluate.batch={rows}", "model.init_stddev=0.3")
-    mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), sharding.AXES)
-    run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh)
-    return pretraining.score_split(config, manifest, mesh, run.eval_step, run.init().params, "validation")
-
-
-@pytest.fixture(scope="module")
-def reference(manifest) -> dict[str, float]:
-    found = scores(manifest, 16, 1)
-    records = manifest.splits["validation"].records
-    assert records % 16, "the last batch must be a partial one"
-    assert found["predictions"] == pytest.approx(0.2 * records * 31, rel=0.05)
-    return found
-
-
-@pytest.mark.standard
-@pytest.mark.parametrize(("rows", "devices"), [(7, 1), slow(64, 1), slow(16, 8), (64, 8)])
-def test_same_scores(reference, manifest, rows, devices):
-    found = scores(manifest, rows, devices)
-    assert found["predictions"] == reference["predictions"]
-    assert found["accuracy"] == reference["accuracy"]
-    for key in ("loss", "bits_per_byte"):
-        assert found[key] == pytest.approx(reference[key], rel=1e-6)
+def mesh_of(devices: int) -> Mesh:
+    return sharding.make_mesh(data=devices, fsdp=1, tensor=1, devices=jax.devices()[:devices])
 
 
 def test_rows_come_back_in_the_order_of_the_batch(monkeypatch):
@@ -48,11 +31,33 @@ def test_rows_come_back_in_the_order_of_the_batch(monkeypatch):
     monkeypatch.setattr(data_parallel, "processes_of", lambda mesh: np.arange(8)[:, None] % 2)
     rows = data_parallel.logical_rows(mesh, 16)
     assert rows.tolist() == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
-    batches = ({"record_id": (16 * number + np.arange(16))[rows]} for number in range(3))
+    batches = ({"record_id": (16 * number + np.arange(16))[rows]} for number in range(5))
     shards = NamedSharding(mesh, P())
     step = jax.jit(lambda params, batch: (batch["record_id"], -batch["record_id"]), out_shardings=shards)
     one, other = evaluation.per_row(step, None, batches, mesh=mesh, rows=16)
-    assert one.tolist() == list(range(48)) and (other == -one).all()
+    assert one.tolist() == list(range(80)) and (other == -one).all()
+
+
+@pytest.mark.parametrize(("rows", "devices"), [(7, 1), (64, 8), (16, 4)])
+def test_every_record_once(rows, devices):
+    """A made-up loss of 100 records, of which no two are the same, in batches of which the last is partial."""
+
+    def made_up(params, batch):
+        weight = batch["valid"] * (1.0 + batch["record_id"] % 3)
+        return {"loss": Mean(weight * jnp.sqrt(1.0 + batch["record_id"]), weight), "accuracy": Mean(weight / 2, weight)}
+
+    mesh = mesh_of(devices)
+    step = evaluation.jit_eval_step(made_up, mesh, None)
+    numbers = np.arange(-(-100 // rows) * rows, dtype=np.uint32).reshape(-1, rows)
+    batches = ({"record_id": ids % 100, "epoch": 0 * ids, "valid": np.float32(ids < 100)} for ids in numbers)
+    found = evaluation.score(step, None, batches, mesh=mesh, rows=rows, tokens_per_byte=0.25, draws=2)
+    weight = 1 + np.arange(100) % 3
+    loss = np.sum(weight * np.sqrt(1 + np.arange(100))) / weight.sum()
+    assert found["predictions"] == 2 * weight.sum() and found["accuracy"] == 0.5
+    assert found["loss"] == pytest.approx(loss, rel=1e-6) and found["loss_se_draws"] == 0
+    assert found["perplexity"] == math.exp(found["loss"])
+    assert found["bits_per_byte"] == pytest.approx(loss / math.log(2) / 4)
+    assert step._cache_size() == 1
 
 
 def test_standard_errors_are_those_of_a_plain_computation():
@@ -61,17 +66,16 @@ def test_standard_errors_are_those_of_a_plain_computation():
     weight_DxN = rng.integers(1, 9, (3, 13)).astype(np.float32)
     weight_DxN[:, 5] = 0
     loss_DxN = (weight_DxN * rng.gamma(4, 1, (3, 13))).astype(np.float32)
-    loss, accuracy = Mean(loss_DxN, weight_DxN), Mean(weight_DxN // 2, weight_DxN)
+    table = {"loss": Mean(loss_DxN, weight_DxN), "accuracy": Mean(weight_DxN // 2, weight_DxN)}
+    table["rare"] = Mean(np.zeros((3, 13)), np.zeros((3, 13)))
 
     def step(params, batch):
         places = (np.asarray(batch["epoch"]), np.asarray(batch["record_id"]))
-        return jax.tree.map(
-            lambda column: jax.numpy.asarray(column[places] * batch["valid"]), {"loss": loss, "accuracy": accuracy}
-        )
+        return jax.tree.map(lambda column: jnp.asarray(column[places] * batch["valid"]), table)
 
     ids = np.arange(16).reshape(4, 4).astype(np.uint32)
     batches = [{"record_id": b % 13, "epoch": np.zeros(4, np.uint32), "valid": np.float32(b < 13)} for b in ids]
-    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), sharding.AXES)
+    mesh = mesh_of(1)
     found = evaluation.score(step, None, batches, mesh=mesh, rows=4, tokens_per_byte=None, draws=3)
     loss_D = loss_DxN.sum(1) / weight_DxN.sum(1)
     assert found["loss"] == pytest.approx(loss_D.mean()) and found["predictions"] == weight_DxN.sum()
@@ -82,64 +86,123 @@ def test_standard_errors_are_those_of_a_plain_computation():
     ]  # another estimator of the same: they agree to the first order of 1/N
     assert found["loss_se_records"] == pytest.approx((11 / 12 * 12 * np.var(jackknife)) ** 0.5, rel=0.1)
     one = evaluation.score(step, None, batches, mesh=mesh, rows=4, tokens_per_byte=None)
-    assert "loss_se_draws" not in one and one["loss"] == pytest.approx(loss_D[0])
+    assert "loss_se_draws" not in one and "rare" not in one and "bits_per_byte" not in one
+    assert one["loss"] == pytest.approx(loss_D[0]), "the first draw is that of one"
     influence_N = (loss_DxN[0] - loss_D[0] * weight_DxN[0]) / weight_DxN[0].sum()
     assert one["loss_se_records"] == pytest.approx((12 / 11 * (influence_N**2).sum()) ** 0.5, rel=1e-5)
-    mixed = evaluation.mean([0.75, 0.25], [found | {"rare": 1.0}, found], [None, None])  # one counted none
-    assert "rare" not in mixed
-    assert mixed["loss_se_records"] == pytest.approx(found["loss_se_records"] * (0.75**2 + 0.25**2) ** 0.5)
+    two = evaluation.score(step, None, batches[:1], mesh=mesh, rows=4, tokens_per_byte=None)
+    assert two["loss_se_records"] > 0
+    alone = [batch | {"valid": np.float32(batch["record_id"] == 4)} for batch in batches]
+    assert "loss_se_records" not in evaluation.score(step, None, alone, mesh=mesh, rows=4, tokens_per_byte=None)
+    none = [batch | {"valid": np.zeros(4, np.float32)} for batch in batches]
+    empty = evaluation.score(step, None, none, mesh=mesh, rows=4, tokens_per_byte=None)
+    assert math.isnan(empty["loss"]) and math.isnan(empty["accuracy"]) and empty["predictions"] == 0
 
 
-def test_draws_are_those_of_the_epochs_and_compile_one_step(manifest):
-    """Draw 0 is that of one draw, to the bit; the others are masks of their own; the mean is over them all."""
-    mesh = sharding.make_mesh(data=-1, fsdp=1, tensor=1)
-    config = tiny_config("data.lanes=4", "evaluate.batch=16", "model.init_stddev=0.3", "evaluate.draws=3")
-    run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh)
-    params = run.init().params
-    found = pretraining.score_split(config, manifest, mesh, run.eval_step, params, "validation")
-    assert run.eval_step._cache_size() == 1
-    read = list(eval_batches(manifest, split="validation", batch=16, rows=(0, 16)))
-    alone = []
-    for draw in range(3):
-        own = [batch | {"epoch": np.full_like(batch["epoch"], draw)} for batch in read]
-        alone.append(evaluation.score(run.eval_step, params, own, mesh=mesh, rows=16, tokens_per_byte=None)["loss"])
-    first = pretraining.score_split(
-        tiny_config("data.lanes=4", "evaluate.batch=16"), manifest, mesh, run.eval_step, params, "validation"
-    )
-    assert alone[0] == first["loss"], "the first draw is that of evaluate.draws = 1"
-    assert len(set(alone)) == 3
-    assert found["loss"] == pytest.approx(np.mean(alone), rel=1e-12)
-    assert found["loss_se_draws"] == pytest.approx(np.std(alone, ddof=1) / 3**0.5, rel=1e-9)
+def test_the_scores_of_a_mixture_are_means_by_share():
+    """Bits per byte by the bytes of each; errors are independent; a metric that one folder lacks is left out."""
+    one = {"loss": 2.0, "accuracy": 0.5, "predictions": 10, "perplexity": 9.0, "loss_se_records": 0.3, "own": 1.0}
+    other = {"loss": 4.0, "accuracy": 0.1, "predictions": 30, "perplexity": 7.0, "loss_se_records": 0.4, "own": 3.0}
+    found = evaluation.mean([3, 1], [one | {"loss_se_draws": 0.1, "rare": 1.0}, other], [0.25, 0.5])
+    assert found == pytest.approx({
+        "loss": 2.5, "accuracy": 0.4, "predictions": 40, "perplexity": math.exp(2.5), "own": 1.5,
+        "loss_se_records": math.hypot(0.9, 0.4) / 4, "bits_per_byte": 2.5 / math.log(2) / (3.5),
+    })  # fmt: skip
+    assert "bits_per_byte" not in evaluation.mean([3, 1], [one, other], [0.25, None])
+    assert evaluation.mean([3], [one], [None]) is one
+
+
+class Table:
+    """A model without layers: the logits of a prediction are a row of a table, that of the token it reads."""
+
+    compute = SimpleNamespace(cls_id=INFO.special_ids["cls"])
+
+    def forward(self, table, ids_BxL, attention_BxL, positions_BxK):
+        return table[jnp.take_along_axis(ids_BxL, positions_BxK, axis=1)], {"sown": ids_BxL}
+
+
+def test_an_evaluation_step_scores_valid_rows_on_masks_of_its_own():
+    config, batch = tiny_config("masking.mask_share=0.4"), random_batch()
+    token_masking = masking.make_masking(config.masking, INFO, None)
+    table = np.random.default_rng(0).standard_normal((INFO.vocab_size, 512)).astype(np.float32)
+
+    def metrics(logits, masked, intermediates):
+        return {"read": Mean(jnp.sum(intermediates["sown"], -1).astype(jnp.float32), jnp.ones(16))}
+
+    valid = (np.arange(16) % 4 > 0).astype(np.float32)
+    steps = [
+        evaluation.make_eval_step(Table(), token_masking, 7, mesh_of(2), NamedSharding(mesh_of(2), P()), **settings)
+        for settings in ({}, {"metrics": metrics, "with_breakdown": True})
+    ]
+    put = sharding.put_batch(batch | {"valid": valid}, mesh_of(2), 16)
+    plain, means = (jax.device_get(step(table, put)) for step in steps)
+    assert plain.keys() == {"loss", "accuracy"} and means.keys() == {"loss", "accuracy", "read", "breakdown"}
+    columns = [batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch")]
+    masked = jax.device_get(token_masking(jax.random.key(7), *columns))
+    weights = masked.weights_BxK * valid[:, None]
+    logits = table[np.take_along_axis(masked.ids_BxL, masked.positions_BxK, 1)][..., : INFO.vocab_size]
+    loss = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, masked.labels_BxK[..., None], -1)[..., 0]
+    for found in (plain, means):
+        np.testing.assert_allclose(found["loss"].sum, (loss * weights).sum(1), rtol=1e-5)
+        np.testing.assert_array_equal(found["loss"].weight, weights.sum(1))
+    assert means["read"].weight.tolist() == valid.tolist()
+    assert means["read"].sum.tolist() == (masked.ids_BxL.sum(1) * valid).tolist()
+    np.testing.assert_allclose(means["breakdown"].sum(2)[:, 0, :2], np.stack(means["loss"], 1), rtol=1e-5)
+    assert means["breakdown"].shape == (16, 2, 6, 3)
+
+
+# The model of transformers ----------------------------------------------------------------------------------
 
 
 class WithLabels(Pretraining):
     """Counts a metric of its own: the mean of the predicted ids."""
 
     def metrics(self, logits_BxKxV, masked, intermediates):
-        sum_B = jax.numpy.sum(masked.labels_BxK * masked.weights_BxK, axis=-1)
-        return {"label": Mean(sum_B, jax.numpy.sum(masked.weights_BxK, axis=-1))}
+        sum_B = jnp.sum(masked.labels_BxK * masked.weights_BxK, axis=-1)
+        return {"label": Mean(sum_B, jnp.sum(masked.weights_BxK, axis=-1))}
+
+
+def scores(manifest, rows: int, devices: int) -> tuple[Pretraining, dict]:
+    settings = ("data.lanes=4", "model.init_stddev=0.3", "evaluate.count=independent")
+    config, mesh = tiny_config(*settings, f"evaluate.batch={rows}"), mesh_of(devices)
+    run = WithLabels(config, DatasetInfo.from_manifest(manifest), mesh=mesh)
+    shardings = sharding.shardings_of(run.abstract_state).params
+    eval_step = evaluation.make_eval_step(
+        run.module, run.eval_masking, config.evaluate.seed, mesh, shardings, metrics=run.metrics, with_breakdown=True
+    )
+    return run, pretraining.score_split(config, manifest, mesh, eval_step, run.init().params, "validation")
 
 
 @pytest.mark.standard
-def test_independent_masks_have_the_loss_of_a_plain_computation(manifest):
+def test_scores_are_those_of_transformers_whatever_the_batch(manifest):
     """The masks of `eval_masking`, through transformers' own model and numpy, and a metric of the task."""
-    config = tiny_config("data.lanes=4", "evaluate.batch=16", "model.init_stddev=0.3", "evaluate.count=independent")
-    mesh = sharding.make_mesh(data=-1, fsdp=1, tensor=1)
-    run = WithLabels(config, DatasetInfo.from_manifest(manifest), mesh=mesh)
+    run, found = scores(manifest, 16, 2)
     params = jax.device_get(run.init().params)
-    found = pretraining.score_split(config, manifest, mesh, run.eval_step, run.init().params, "validation")
     stock = jax.jit(FlaxRobertaForMaskedLM(run.module.config, _do_init=False).__call__)
     loss, count, labels = 0.0, 0, 0.0
     for batch in eval_batches(manifest, split="validation", batch=16, rows=(0, 16)):
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-        masked = jax.device_get(run.eval_masking(jax.random.key(config.evaluate.seed), *columns))
+        masked = jax.device_get(run.eval_masking(jax.random.key(run.config.evaluate.seed), *columns))
         weights = masked.weights_BxK * batch["valid"][:, None]
         logits = stock(masked.ids_BxL, batch["attention_mask"], params=params).logits
         logits = np.asarray(logits, np.float64)[..., : run.info.vocab_size]
         log_total = np.log(np.exp(logits).sum(-1))
-        own = log_total - np.take_along_axis(logits, batch["input_ids"][..., None], -1)[..., 0]
-        loss, count = loss + (own * weights).sum(), count + int(weights.sum())
+        losses = log_total - np.take_along_axis(logits, batch["input_ids"][..., None], -1)[..., 0]
+        loss, count = loss + (losses * weights).sum(), count + int(weights.sum())
         labels += (masked.labels_BxK * weights).sum()
     assert found["predictions"] == count
     assert found["loss"] == pytest.approx(loss / count, rel=1e-5)
     assert found["label"] == pytest.approx(labels / count, rel=1e-6), "rows that fill the last batch do not count"
+    _, other = scores(manifest, 7, 1)
+    assert (other["predictions"], other["accuracy"]) == (found["predictions"], found["accuracy"])
+    for key in ("loss", "bits_per_byte", "label"):
+        assert other[key] == pytest.approx(found[key], rel=1e-6)
+    for table in breakdown.TABLES:
+        lines = found[table].values()
+        assert len(lines) > 4 and sum(line["predictions"] for line in lines) == found["predictions"]
+        for key, rel in (("loss", 1e-6), ("accuracy", 1e-9)):
+            mean = sum(line[key] * line["predictions"] for line in lines) / found["predictions"]
+            assert mean == pytest.approx(found[key], rel=rel), (table, key)
+        assert list(other[table]) == list(found[table])
+        for name, line in other[table].items():
+            assert line == pytest.approx(found[table][name], rel=1e-6), (table, name)

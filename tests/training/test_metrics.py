@@ -1,108 +1,235 @@
-"""What a run tells the outside: Weights & Biases gets every line once, and a trace is written where it is asked for."""
+"""What a run tells the outside: its logs, TensorBoard, Weights & Biases, and a trace where it is asked for."""
 
-import functools
-import inspect
+import math
 import pathlib
 import sys
+import time
 import types
 
+import jax
+import numpy as np
 import pytest
 
 from mlm import logs
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath
-from mlm.pretrained import checkpoint_files
+from mlm.monitor.metrics_hooks import MetricsHook
+from mlm.training import peaks
+from mlm.training.metrics import Log
 from mlm.workdir import Workdir
 from tests.support import processes
-from tests.support.tiny import pretrain, tiny_config
+from tests.support.states import back_to
+from tests.support.streams import Terminal
+from tests.support.tiny import tiny_config
+from tests.training.toy import run
 
-# The parameters of wandb.init, in wandb's own order (wandb/sdk/wandb_init.py).
-INIT = (
-    "entity project dir id name notes tags config config_exclude_keys config_include_keys allow_val_change group "
-    "job_type mode force anonymous reinit resume resume_from fork_from save_code tensorboard sync_tensorboard "
-    "monitor_gym settings"
-)
+SETTINGS = ("log.wandb=my-project", "train.steps=4", "checkpoint.every=2", "checkpoint.keep=9")
 
 
-def signature(names: str) -> inspect.Signature:
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([inspect.Parameter(name, kind, default=None) for name in names.split()])
+class Hook(MetricsHook):
+    """Records what it is called with."""
+
+    def __init__(self):
+        self.seen: list = []
+
+    def on_metrics(self, kind, step, values):
+        self.seen.append((kind, step, values))
+
+    def flush(self):
+        self.seen.append("flush")
+
+    def close(self):
+        self.seen.append("close")
+
+
+@pytest.fixture
+def clock(monkeypatch) -> types.SimpleNamespace:
+    clock = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
+
+
+def metrics(loss: float, **others: float) -> dict:
+    values = {
+        "loss": loss,
+        "grad_norm": 2.0,
+        "learning_rate": 0.001,
+        "skipped": 0,
+        "consecutive_nonfinite": 0,
+        **others,
+    }
+    return {name: np.float32(value) for name, value in values.items()}
+
+
+def open_log(folder: pathlib.Path, *, start: int = 0, steps: int | None = 10) -> Log:
+    return Log(folder, tiny_config(), start=start, steps=steps, tokens_read=lambda step: 1000.0 * step)
+
+
+def test_lines_and_throughput(tmp_path, clock, capsys, monkeypatch):
+    """Of the steps between two lines, without pauses and compilation; a step without predictions has no mean."""
+    monkeypatch.setattr(peaks, "PEAK_TFLOPS", {"cpu": 1e-9})  # 8 devices of 1,000 FLOP/s
+    hook = Hook()
+    with open_log(tmp_path) as log:
+        log.hooks.append(hook)
+        log.flops_per_token = 2.0
+        clock.now += 50
+        log.restart_clock(1)
+        clock.now += 4
+        with log.paused("eval", 3):
+            clock.now += 7
+        log.train(5, metrics(1.25, own=0.5, empty=math.nan))
+        assert log.paused_seconds == 7
+        log.evaluation(5, {"loss": 1.5, "accuracy": 0.25, "perplexity": math.inf, "own": 2.0, "table": {"1": {}}})
+        clock.now += 2
+        log.train(5, metrics(3.0))
+        log.train(7, metrics(math.nan))
+    found = logs.read(Workdir(str(tmp_path)).metrics)
+    first = {"step": 5, "kind": "train", "loss": 1.25, "grad_norm": 2.0, "learning_rate": pytest.approx(0.001)}
+    assert found[0] == first | {"skipped": 0, "own": 0.5}
+    assert found[1]["kind"] == "eval" and found[1]["perplexity"] is None and found[1]["table"] == {"1": {}}
+    assert found[3]["loss"] is None
+    timing = logs.read(Workdir(str(tmp_path)).root / "timing.jsonl")
+    assert [(line["kind"], line["step"]) for line in timing] == [("start", 0), ("eval", 3), ("train", 5), ("train", 7)]
+    assert timing[0]["devices"] == 8 and timing[1]["seconds"] == 7
+    assert {"seconds": 4.0, "tokens_per_second": 1000, "mfu": 0.25}.items() <= timing[2].items()
+    calls = [call if isinstance(call, str) else call[:2] for call in hook.seen]
+    assert calls == [("train", 5), ("eval", 5), "flush", ("train", 5), ("train", 7), "flush", "close"]
+    assert hook.seen[1][2] == {"loss": 1.5, "accuracy": 0.25, "own": 2.0}
+    shown = capsys.readouterr().err
+    assert "step 5/10: loss 1.250, 1k tokens/s, own 0.5, MFU 25.0%, 00:05 left" in shown.replace("1.00k", "1k")
+    assert "step 5: evaluation loss 1.5000, accuracy 25.0%, own 2" in shown
+
+
+def test_a_log_goes_on_without_the_lines_that_come_again(tmp_path, clock, capsys):
+    """And leaves a torn line out; without a number of steps it names none."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "kind": "train"}\n{"step": 4, "kind": "train"}\n{"step": 6, ')
+    (tmp_path / "timing.jsonl").write_text('{"step": 4, "kind": "start"}\n{"st')
+    with open_log(tmp_path, start=2, steps=None) as log:
+        clock.now += 1
+        log.train(3, metrics(1.0))
+    assert [line["step"] for line in logs.read(Workdir(str(tmp_path)).metrics)] == [2, 3]
+    timing = logs.read(Workdir(str(tmp_path)).root / "timing.jsonl")
+    assert [(line["kind"], line["step"]) for line in timing] == [("start", 4), ("start", 2), ("train", 3)]
+    err = capsys.readouterr().err
+    assert "step 3: loss 1.000" in err and "left" not in err and "MFU" not in err
+
+
+def test_a_terminal_has_a_bar(tmp_path, clock, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with open_log(tmp_path, start=3) as log:
+        clock.now += 1
+        log.train(5, metrics(1.25))
+        assert (log._bar.n, log._bar.total) == (5, 10) and "loss 1.250" in log._bar.postfix
+    assert "step 5/10" not in terminal.getvalue()
+
+
+def test_other_hosts_write_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("mlm.cluster.is_primary", lambda: False)
+    with open_log(tmp_path) as log:
+        log.train(5, metrics(1.0))
+        log.evaluation(5, {"loss": 1.0})
+    assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
+
+
+def test_tensorboard_gets_the_numbers_of_each_line(tmp_path, monkeypatch):
+    """Lines after the checkpoint come again, so what was written of them is to be left out."""
+    written, starts = [], []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            starts.append((pathlib.Path(folder).name, purge_step))
+
+        def add_scalar(self, *scalar):
+            written.append(scalar)
+
+        def flush(self):
+            written.append("flush")
+
+        def close(self):
+            written.append("close")
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Writer))
+    settings = ("log.tensorboard=true", "train.steps=4", "checkpoint.every=2", "checkpoint.keep=9")
+    workdir = run(tmp_path / "run", *settings)
+    lines = logs.read(workdir.metrics)
+    scalars = [scalar for scalar in written if isinstance(scalar, tuple)]
+    expected = [(f"{line['kind']}/loss", line["loss"], line["step"]) for line in lines]
+    assert [scalar for scalar in scalars if scalar[0].endswith("/loss")] == expected and len(lines) == 3
+    assert written.count("flush") == 3 and written[-1] == "close"
+    run(back_to(workdir.root, tmp_path / "again", 2), *settings)
+    assert starts == [("tensorboard", 1), ("tensorboard", 3)]
 
 
 @pytest.fixture
 def wandb(monkeypatch) -> types.SimpleNamespace:
-    """A stand-in that records every call, and refuses what wandb refuses."""
+    """A stand-in with some of wandb's parameters, which records every call, and refuses what wandb refuses."""
     seen = types.SimpleNamespace(settings=None, lines=[], finished=0)
 
-    def init(*args, **settings):
-        seen.settings = signature(INIT).bind(*args, **settings).arguments
-        assert settings["resume"] in ("allow", "never", "must", "auto")
-        assert not set(settings["id"]) & set("/\\#?%:"), "wandb refuses these in an id"
-        assert settings["id"].strip() == settings["id"] != ""
-        return types.SimpleNamespace(log=log, finish=functools.partial(setattr, seen, "finished", seen.finished + 1))
+    def init(*, project=None, name=None, id=None, config=None, resume=None, allow_val_change=None):
+        assert resume in ("allow", "never", "must", "auto")
+        assert id.strip() == id != "" and not set(id) & set("/\\#?%:"), "wandb refuses these in an id"
+        seen.settings = {"project": project, "name": name, "id": id, "config": config, "resume": resume}
+        seen.settings["allow_val_change"] = allow_val_change
+        return types.SimpleNamespace(log=log, finish=finish)
 
-    def log(*args, **kwargs):
-        given = signature("data step commit").bind(*args, **kwargs).arguments
-        seen.lines.append((given["step"], given["data"]))
+    def log(data, step=None, commit=None):
+        seen.lines.append((step, data))
+
+    def finish():
+        seen.finished += 1
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     return seen
 
 
-@pytest.mark.slow
-def test_weights_and_biases_gets_what_the_log_gets(manifest, tmp_path, wandb):
-    config = tiny_config("log.wandb=my-project", "data.lanes=2", "train.steps=4")
-    pretrain(config, Workdir(str(tmp_path / "run")), manifest)
+def test_weights_and_biases_gets_what_the_log_gets(tmp_path, wandb):
+    workdir = run(tmp_path / "run", *SETTINGS)
     assert wandb.settings["project"] == "my-project" and wandb.settings["config"]["train.steps"] == 4
-    assert wandb.finished == 1
-    written = logs.read(UPath(tmp_path / "run" / "metrics.jsonl"))
-    assert [(line["step"], f"{line['kind']}/loss") for line in written] == [
-        (step, next(key for key in values if key.endswith("/loss"))) for step, values in wandb.lines
-    ]
-    for line, (_, values) in zip(written, wandb.lines, strict=True):
-        assert values[f"{line['kind']}/loss"] == line["loss"]
+    assert wandb.settings["name"] == "run" and wandb.finished == 1
+    expected = [(line["step"], f"{line['kind']}/loss", line["loss"]) for line in logs.read(workdir.metrics)]
+    found = [(step, key, values[key]) for step, values in wandb.lines for key in values if key.endswith("/loss")]
+    assert found == expected
 
 
-@pytest.mark.slow
-def test_weights_and_biases_goes_on_with_the_same_run(manifest, tmp_path, wandb):
+def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, wandb):
     """Started again from step 2, with another key that may change; another workdir is another run."""
-    ids = []
-    for name, lines in (("run", 10), ("run", 20), ("other", 10)):
-        keys = ("log.wandb=my-project", "data.lanes=2", "train.steps=4", "checkpoint.every=2", f"log.every={lines}")
-        pretrain(tiny_config(*keys), Workdir(str(tmp_path / name)), manifest)
-        checkpoint_files.set_aside(UPath(tmp_path / name / "checkpoints"), 4, "later")
-        assert wandb.settings["resume"] == "allow" and wandb.settings["allow_val_change"]
-        ids.append(wandb.settings["id"])
+    first = run(tmp_path / "run", *SETTINGS)
+    ids = [wandb.settings["id"]]
+    run(back_to(first.root, tmp_path / "again", 2), *SETTINGS, "log.every=1")
+    assert wandb.settings["resume"] == "allow" and wandb.settings["allow_val_change"]
+    ids.append(wandb.settings["id"])
+    run(tmp_path / "other", *SETTINGS)
+    ids.append(wandb.settings["id"])
     assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 32
-    assert (tmp_path / "run" / "wandb_id").read_text().strip() == ids[0]
+    assert (first.root / "wandb_id").read_text().strip() == ids[0]
 
 
-@pytest.mark.parametrize("data", [b"", b"a/b", b"\xff", b"x" * 129, b"one\ntwo"])
-def test_a_damaged_id_of_weights_and_biases_is_reported(manifest, tmp_path: pathlib.Path, wandb, data):
+@pytest.mark.parametrize("data", [b"", b"\xff", b"x" * 129, b"one\ntwo"])
+def test_a_damaged_id_of_weights_and_biases_is_reported(tmp_path, wandb, data):
     (tmp_path / "wandb_id").write_bytes(data)
-    with pytest.raises(DamageError, match="wandb_id: is not the id of a run"):
-        pretrain(tiny_config("log.wandb=my-project", "data.lanes=2"), Workdir(str(tmp_path)), manifest)
+    with pytest.raises(DamageError, match="wandb_id: "):
+        run(tmp_path, *SETTINGS)
     assert wandb.settings is None and (tmp_path / "wandb_id").read_bytes() == data
 
 
-def test_weights_and_biases_missing_is_reported(manifest, tmp_path, monkeypatch):
+def test_weights_and_biases_missing_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    config = tiny_config("log.wandb=my-project", "data.lanes=2")
     with pytest.raises(InputError, match=r"log\.wandb.*install"):
-        pretrain(config, Workdir(str(tmp_path / "run")), manifest)
+        run(tmp_path, *SETTINGS)
 
 
-# In processes of their own: jax's profiler would look for a TPU where another test has loaded the TPU's compiler.
+def test_peaks_are_per_device_of_jax():
+    assert peaks.peak_flops("TPU v4") == 275e12
+    assert 2 * peaks.peak_flops("TPU v3") == 123e12, "jax counts its two cores"
+    assert 2 * peaks.peak_flops("TPU7x") == 2307e12
+    assert peaks.peak_flops("TPU v5 lite") == peaks.peak_flops("TPU v5e") == 197e12
+    assert peaks.peak_flops(jax.devices()[0].device_kind) is None
+
+
+# In a process of its own: jax's profiler would look for a TPU where another test has loaded the TPU's compiler.
 @pytest.mark.slow
 def test_updates_are_profiled(manifest, tmp_path):
-    settings = ("log.profile_start=2", "log.profile_steps=2", "train.steps=5")
-    processes.run(processes.train_arguments(tmp_path / "run", str(manifest.folder), *settings))
+    settings = ("log.profile_start=3", "log.profile_steps=9", "train.steps=4")
+    processes.run(processes.train_arguments(tmp_path / "run", str(manifest.folder), *settings), devices=1)
     [trace] = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
     assert b"train" in trace.read_bytes()
-
-
-@pytest.mark.slow
-def test_a_trace_that_reaches_past_the_last_update_is_written(manifest, tmp_path):
-    settings = ("log.profile_start=3", "log.profile_steps=9", "train.steps=4")
-    processes.run(processes.train_arguments(tmp_path / "run", str(manifest.folder), *settings))
-    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))

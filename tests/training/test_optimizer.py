@@ -1,5 +1,6 @@
 """Schedules at points computed by hand; optimizers against their formulas, on the parameters that each may touch."""
 
+import itertools
 import json
 
 import jax
@@ -11,11 +12,10 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 
 from mlm.errors import InputError
-from mlm.tasks.pretraining import Pretraining
-from mlm.training import optimizer, sharding, train
-from mlm.workdir import Workdir
+from mlm.training import optimizer, sharding
 from tests.support.pytorch import run_torch
-from tests.support.tiny import INFO, random_batch, slow, tiny_config, tiny_run
+from tests.support.tiny import flat, tiny_config
+from tests.training.toy import batch_of, toy
 
 NAMES = ("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon")
 RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
@@ -65,7 +65,7 @@ def test_schedules_by_hand(name, options, points):
     [((), 0), (("schedule.warmup_steps=30",), 30), (("schedule.warmup_fraction=0.25",), 50)],
 )
 def test_warmup_of_a_config(overrides, first_peak):
-    rate = tiny_run("train.steps=200", *overrides).schedule
+    rate = optimizer.make_schedule(tiny_config("train.steps=200", *overrides), 200)
     values = [float(rate(count)) for count in range(201)]
     assert int(np.argmax(values)) == first_peak
     assert values[first_peak] == pytest.approx(3e-3)
@@ -77,19 +77,16 @@ def test_warmup_steps():
     assert optimizer.warmup_steps(tiny_config("schedule.warmup_steps=0", "schedule.warmup_fraction=0.06"), 1000) == 60
 
 
-def test_a_schedule_longer_than_a_run_of_epochs_is_refused(manifest, tmp_path):
+def test_a_schedule_longer_than_a_run_of_epochs_is_refused():
     wsd = ("schedule.name=wsd", "schedule.decay_fraction=0.5")
     few = ("train.steps=0", "train.epochs=3", "schedule.warmup_steps=100")
-    optimizer.check_schedule(tiny_config(*few), 100)
-    optimizer.check_schedule(tiny_config(*few, *wsd), 200)
-    words = r"warmup_steps = 100: the run has 99 steps \(train.epochs = 3\); set it lower, or use warmup_fraction\.$"
-    with pytest.raises(InputError, match=words):
+    for overrides, steps in (((), 1), (few, 100), ((*few, *wsd), 199), ((*few, "schedule.decay_fraction=0.5"), 100)):
+        optimizer.check_schedule(tiny_config(*overrides), steps)
+    with pytest.raises(InputError, match=r"warmup_steps = 100: the run has 99 steps \(train.epochs = 3\)"):
         optimizer.check_schedule(tiny_config(*few), 99)
-    with pytest.raises(InputError, match=r"decay_fraction = 0.5: the run has 150 steps, and a warmup of 100; lower"):
-        optimizer.check_schedule(tiny_config(*few, *wsd), 150)
-    short = tiny_config("train.steps=0", "train.epochs=0.01", "schedule.warmup_steps=100000")
-    with pytest.raises(InputError, match=r"warmup_steps = 100000: the run has \d+ steps"):
-        Pretraining.open(short, Workdir(str(tmp_path)), manifest)
+    for name in ("wsd", "wsd_sqrt"):
+        with pytest.raises(InputError, match=r"decay_fraction = 0.5: the run has 197 steps, and a warmup of 100;"):
+            optimizer.check_schedule(tiny_config(*few, f"schedule.name={name}", wsd[1]), 197)
 
 
 def make(name: str, *, rate: float = RATE, **settings: float) -> optax.GradientTransformation:
@@ -97,18 +94,18 @@ def make(name: str, *, rate: float = RATE, **settings: float) -> optax.GradientT
     return optimizer.make_optimizer(ConfigDict(default | settings | {"name": name}), optax.constant_schedule(rate))
 
 
-@pytest.fixture(scope="module")
-def model():
-    return Pretraining(
-        tiny_config(), INFO, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
-    )
+SHAPES = {
+    "embeddings": {"embedding": (50, 16)},
+    "query": {"kernel": (16, 16), "bias": (16,)},
+    "dense": {"kernel": (16, 24), "bias": (24,)},
+    "norm": {"scale": (16,), "bias": (16,)},
+}
 
 
 @pytest.fixture(scope="module")
-def params(model):
-    """Shaped and named as those of a real model; biases and norms are off 0 and 1, so that a decay would show."""
-    shapes = jax.eval_shape(lambda: model.module.init_params(jax.random.key(0)))
-    return draw(shapes, 0.1, seed=0)
+def params():
+    """Named as those of a model; biases and norms are off 0 and 1, so that a decay would show."""
+    return draw(jax.tree.map(np.zeros, SHAPES, is_leaf=lambda shape: isinstance(shape, tuple)), 0.1, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +120,6 @@ def draw(shapes, size: float, seed: int):
 
 def first_update(tx: optax.GradientTransformation, grads, params) -> dict[str, np.ndarray]:
     return flat(tx.update(grads, tx.init(params), params)[0])  # not jitted: that takes longer than it runs
-
-
-def flat(tree) -> dict[str, np.ndarray]:
-    return {name: np.asarray(leaf) for name, leaf in sharding.named_leaves(tree)}
 
 
 def assert_near(found: np.ndarray, wanted: np.ndarray, what: str):
@@ -189,18 +182,11 @@ def test_adafactor_with_factored_moments_by_hand():
     assert sizes[-3:] == [128, 192, 128 * 192], "a row, a column, and the momentum"
 
 
-def test_adafactor_goes_downhill(params, grads):
-    """Its direction in optax ends with a sign of its own; twice turned would climb."""
-    updates = first_update(make("adafactor", weight_decay=0.0), grads, params)
-    for path, g in flat(grads).items():
-        assert np.all(np.sign(updates[path]) == -np.sign(g)), path
-
-
 def test_muon_orthogonalises_kernels_alone(params, grads):
     muon, adamw = (first_update(make(name), grads, params) for name in ("muon", "adamw"))
     weights = flat(params)
     kernels = [path for path in weights if path.endswith("/kernel")]
-    assert len(kernels) == 7, "query, key, value, output, two of the feed-forward layer, and the head's"
+    assert len(kernels) == 2
     for path in weights:
         if path not in kernels:
             assert_near(muon[path], adamw[path], f"{path}: must be AdamW's")
@@ -214,18 +200,13 @@ def test_muon_orthogonalises_kernels_alone(params, grads):
 
 
 def test_iterations_of_muon(params, grads):
-    """One iteration is a polynomial of the singular values (Jordan et al., 2024); more of them bring these closer."""
-    path = next(path for path in flat(params) if path.endswith("query/kernel"))
-    values, spread = np.linalg.svd(flat(grads)[path], compute_uv=False), {}
+    """One iteration is a polynomial of the singular values (Jordan et al., 2024)."""
+    values = np.linalg.svd(flat(grads)["query/kernel"], compute_uv=False)
     values /= np.linalg.norm(values)
-    for iterations in (1, 2, 5):
-        update = first_update(make("muon", weight_decay=0.0, muon_iterations=iterations), grads, params)[path]
-        got = np.linalg.svd(update, compute_uv=False) / (RATE * 0.2 * np.sqrt(max(update.shape)))
-        spread[iterations] = got.max() / got.min()
-        if iterations == 1:
-            expected = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
-            np.testing.assert_allclose(got, np.sort(expected)[::-1], rtol=1e-4)
-    assert spread[1] > spread[2] > spread[5]
+    update = first_update(make("muon", weight_decay=0.0, muon_iterations=1), grads, params)["query/kernel"]
+    expected = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+    found = np.linalg.svd(update, compute_uv=False) / (RATE * 0.2 * np.sqrt(16))
+    np.testing.assert_allclose(found, np.sort(expected)[::-1], rtol=1e-4)
 
 
 @pytest.mark.standard
@@ -291,37 +272,14 @@ def test_clipping_comes_first(name, params, grads):
         assert any(np.abs(clipped[path] - without[path]).max() > 1e-3 for path in clipped)
 
 
-@pytest.fixture(scope="module")
-def gradient(model):
-    return jax.jit(train.make_gradient(model))
-
-
-@pytest.mark.standard
-@pytest.mark.parametrize(
-    ("name", "rate"),
-    [
-        slow("adamw", 3e-3),
-        ("stable_adamw", 3e-3),
-        slow("lamb", 5e-2),
-        slow("lion", 1.5e-3),
-        slow("adafactor", 3e-2),
-        ("muon", 3e-3),
-    ],
-)
-def test_every_optimizer_learns(name, rate, model, gradient):
-    """Thirty updates on one batch take a real model well under the loss of guessing, ln 500 = 6.2 nats."""
-    tx = make(name, weight_decay=0.01, clip_norm=1.0, rate=rate)
-    params = jax.jit(lambda: model.module.init_params(jax.random.key(0)))()
-    state, losses = tx.init(params), []
-
-    @jax.jit
-    def update(grads, state, params):
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    for _ in range(30):
-        grads, sums = gradient(params, random_batch(), np.int32(0))
-        params, state = update(grads, state, params)
-        losses.append(float(sums["loss"].sum / sums["loss"].weight))
-    assert losses[0] == pytest.approx(np.log(500), abs=0.15)
-    assert losses[-1] < losses[0] - 1, losses[::5]
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimizer_learns(name):
+    """In the step, over a mesh that splits matrices and their moments; the loss falls on one batch."""
+    rates = {"lamb": 0.02, "lion": 0.003, "adafactor": 0.02}
+    task = toy(f"optimizer.name={name}", f"optimizer.learning_rate={rates.get(name, 0.02)}", "optimizer.clip_norm=1",
+               "schedule.name=constant", "log.every=1", mesh=(2, 2, 2))  # fmt: skip
+    state, losses, batch = task.init(), [], sharding.put_batch(batch_of(16), task.mesh, 16)
+    for _ in range(12):
+        state, metrics = task.train_step(state, batch)
+        losses.append(float(metrics["loss"]))
+    assert all(b < a for a, b in itertools.pairwise(losses)) and int(metrics["skipped"]) == 0, losses

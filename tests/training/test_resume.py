@@ -1,166 +1,169 @@
-"""Resume: straight, and killed and started again, are the same to the bit; on other devices, the same batches."""
+"""Where a run starts: from its newest checkpoint, on other devices too, unless something changed that affects numbers.
 
-import json
-import pathlib
-import signal
-import subprocess
-import time
+What a resumed run computes, to the bit: test_train.
+"""
 
-import numpy as np
+import contextlib
+import re
+from types import SimpleNamespace
+
 import pytest
 
+from mlm.cluster.distributed import StopSignal
+from mlm.data.stages import make_stages
+from mlm.errors import DamageError, InputError, PreemptedError
 from mlm.pretrained import checkpoint_files
+from mlm.training import resume
 from mlm.workdir import Workdir
-from tests.support.processes import DELAYED, copy, kill_when, logged_step, run, run_together, start, train_arguments
-from tests.support.states import state_of
-from tests.support.tiny import pretrain, tiny_config
+from tests.support.refusals import snapshot
+from tests.support.states import assert_same, back_to, state_of
+from tests.support.tiny import tiny_config
+from tests.training.toy import Toy, losses, run, toy
 
-SETTINGS = (
-    "train.steps=30",
-    "checkpoint.every=7",
-    "evaluate.every=10",
-    "log.every=4",
-    "model.hidden_dropout=0.1",
-    "optimizer.ema_decay=0.9",
-    "data.global_batch=16",
-)
+SETTINGS = ("checkpoint.every=4", "checkpoint.keep=9", "log.every=1", "model.hidden_dropout=0.1")
 
 
 @pytest.fixture(scope="module")
-def straight(manifest, tmp_path_factory) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("straight")
-    run(train_arguments(workdir, manifest.folder, *SETTINGS))
-    return workdir
+def straight(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("straight"), *SETTINGS)
 
 
-def assert_same_run(one: pathlib.Path, other: pathlib.Path) -> None:
-    """Every line of the log and every bit of the last state."""
-    assert (one / "metrics.jsonl").read_text() == (other / "metrics.jsonl").read_text()
-    a, b = state_of(one, 30), state_of(other, 30)
-    assert a.keys() == b.keys()
-    assert len(a) > 60
-    for name in a:
-        assert np.array_equal(a[name], b[name]), f"{name} differs"
+class OtherClass(Toy):
+    """Another class of the same numbers."""
 
 
-def stop(process: subprocess.Popen, number: signal.Signals, workdir: pathlib.Path, moment: int) -> None:
-    """Sends the signal after that step: the run saves, at a step that no checkpoint was due at."""
-    while logged_step(workdir) < moment:
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 75, err
-    assert "and saved; run the same command to continue" in err
-    steps = checkpoint_files.complete_steps(workdir / "checkpoints")
-    assert steps[-1] >= moment and steps[-1] % 7
+def changed(key: str) -> Toy:
+    task = toy(*SETTINGS, *([key] if "=" in key else []))
+    if key == "class":
+        return OtherClass(task.config)
+    if key == "data":
+        task = Toy(task.config)
+        task.data_fingerprint = "other"
+    return task
 
 
-@pytest.mark.slow
-def test_log_is_gapless(straight):
-    lines = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["kind"] == "train"] == [4, 8, 12, 16, 20, 24, 28, 30]
-    assert [line["step"] for line in lines if line["kind"] == "eval"] == [10, 20, 30]
-    losses = [line["loss"] for line in lines if line["kind"] == "train"]
-    assert losses[-1] < losses[0] - 0.3
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("optimizer.learning_rate=0.1", r"optimizer.learning_rate: 0.003 -> 0.1"),
+        ("model.hidden_size=16", r"model.hidden_size: 32 -> 16"),
+        ("data.skip_batches=3:4", r"data.skip_batches = 3:4: .*checkpoints/12 has read the batches up to 12;"),
+        ("class", r"toy.Toy.*OtherClass|OtherClass.*toy.Toy"),
+        ("data", "other shards or rows"),
+    ],
+)
+def test_what_affects_numbers_can_not_change(straight, key, words):
+    """The old checkpoint is named, and everything stays as it was."""
+    before = snapshot(straight.root)
+    with pytest.raises(InputError, match=re.escape(str(straight.checkpoints))) as caught:
+        run(straight.root, task=changed(key))
+    assert re.search(words, str(caught.value))
+    assert snapshot(straight.root) == before
 
 
-@pytest.mark.slow
-def test_killed_at_several_moments(straight, manifest, tmp_path):
-    arguments = train_arguments(tmp_path, manifest.folder, *SETTINGS)
-    folder = tmp_path / "checkpoints"
-
-    def saving() -> bool:
-        return any("tmp" in path.name for path in folder.glob("*")) and logged_step(tmp_path) >= 12
-
-    kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 4)  # before there is a checkpoint
-    assert checkpoint_files.complete_steps(folder) == []
-    kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 8)  # after the first
-    kill_when(start(arguments, program=DELAYED), saving)  # while one is written
-    kill_when(start(arguments, program=DELAYED), lambda: logged_step(tmp_path) >= 20)
-    run(arguments)
-    assert_same_run(straight, tmp_path)
-
-
-@pytest.mark.slow
-def test_stopped_by_signals(straight, manifest, tmp_path):
-    arguments = train_arguments(tmp_path, manifest.folder, *SETTINGS)
-    for number, moment in ((signal.SIGTERM, 4), (signal.SIGINT, 16)):
-        stop(start(arguments, program=DELAYED), number, tmp_path, moment)
-    run(arguments)
-    assert_same_run(straight, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("devices", "processes"), [(4, 1), (2, 2)])
-def test_other_devices_give_the_same_losses(straight, manifest, tmp_path, devices, processes):
-    """From the same checkpoint at step 14, on more devices and on more processes."""
-    workdir = copy(straight, tmp_path / "moved")
-    for step in (21, 28, 30):
-        folder = workdir / "checkpoints" / str(step)
-        if folder.exists():
-            checkpoint_files.set_aside(workdir / "checkpoints", step, "later")
-    arguments = train_arguments(workdir, manifest.folder, *SETTINGS, "checkpoint.keep=9")
-    if processes == 1:
-        run(arguments, devices=devices)
+@pytest.mark.parametrize("change", ["train.accumulate=2", "mesh", "log.every=4"])
+def test_what_changes_rounding_alone_may_change(straight, tmp_path, change):
+    """On other devices, with other microbatches: the same batches, and losses to rounding."""
+    folder = back_to(straight.root, tmp_path / "run", 4)
+    if change == "mesh":
+        again = run(folder, task=toy(*SETTINGS, mesh=(2, 2, 2)))
     else:
-        run_together(arguments, processes=processes, devices=devices)
-    old, new = (
-        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (straight, workdir)
-    )
-    assert [(line["step"], line["kind"]) for line in old] == [(line["step"], line["kind"]) for line in new]
-    for a, b in zip(old, new, strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        again = run(folder, *SETTINGS, change)
+    expected = losses(straight) if change != "log.every=4" else losses(straight)[:4]
+    assert losses(again)[: len(expected)] == pytest.approx(expected, rel=1e-5)
+    assert len(losses(again)) == (12 if len(expected) == 12 else 6)
 
 
-@pytest.fixture(scope="module")
-def scheduled(one_device, manifest, tmp_path_factory) -> pathlib.Path:
-    """A run whose rows are short in its first half, and fewer until step 9; its masking rate falls."""
-    workdir = tmp_path_factory.mktemp("scheduled")
-    pretrain(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
-    return workdir
+def test_batches_that_are_skipped_from_now_on(straight, tmp_path):
+    """The same as when they are skipped from the beginning; what was read before is not skipped."""
+    ranges = "data.skip_batches=6:7"
+    late = run(back_to(straight.root, tmp_path / "late", 4), *SETTINGS, ranges)
+    early = run(tmp_path / "early", *SETTINGS, ranges)
+    assert losses(late) == losses(early) and losses(late)[:5] == losses(straight)[:5]
+    assert_same(state_of(late.root, 12), state_of(early.root, 12))
+    assert losses(late)[5] != losses(straight)[5]
+    with pytest.raises(InputError, match=r"without the batches 6:7"):
+        run(late.root, *SETTINGS)
 
 
-SCHEDULED = (
-    "train.steps=12",
-    "data.lanes=4",
-    "data.batch_stages=((8, 3), (4, 6))",
-    "data.short_length=16",
-    "data.short_share=0.5",
-    "data.isolate_documents=true",
-    "masking.end_rate=0.1",
-    "model.hidden_dropout=0.1",
-    "checkpoint.every=3",
-    "checkpoint.keep=9",
-    "log.every=4",
+def test_a_damaged_checkpoint_is_named_and_left_out_if_asked(straight, tmp_path):
+    folder = back_to(straight.root, tmp_path / "run", 8)
+    file = next((folder / "checkpoints" / "8").rglob("state/d/*"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(DamageError, match=r"checkpoints/8: .*on_damage=fallback"):
+        run(folder, *SETTINGS)
+    again = run(folder, *SETTINGS, "checkpoint.on_damage=fallback")
+    assert_same(state_of(again.root, 12), state_of(straight.root, 12))
+    assert again.metrics.read_text() == straight.metrics.read_text()
+    assert (folder / "checkpoints" / "damaged.8").is_dir()
+
+
+# Milestones -----------------------------------------------------------------------------------------------------------
+
+
+def milestones(texts: tuple, *overrides: str, records: int = 12 * 16, same_rows: bool = True) -> list[int]:
+    """Those of a run of 12 steps, of 16 rows unless there are stages, at 25 words in a row: 400 in a step."""
+    config = tiny_config(f"checkpoint.milestones={texts!r}", "train.steps=0", "train.epochs=1", *overrides)
+    task = SimpleNamespace(stages=make_stages(config, records), words_per_row=lambda: 25.0)
+    return sorted(resume.find_milestones(config, task, same_rows=same_rows))
+
+
+@pytest.mark.parametrize(
+    ("texts", "steps"),
+    [
+        ((), []),
+        (("7", 3), [3, 7]),
+        (("12",), [12]),
+        (("every:4", "10"), [4, 8, 10, 12]),
+        (("words:1200",), [3]),
+        (("words:1201",), [4]),
+        (("words:1k..4k", "words:1k"), [3, 5, 8, 10]),
+    ],
 )
+def test_the_steps_of_milestones(texts, steps):
+    assert milestones(texts) == steps
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [3, 6, 9])
-def test_resumed_before_at_and_after_the_switch_of_length(scheduled, manifest, tmp_path, step):
-    workdir = copy(scheduled, tmp_path / "resumed")
-    for later in checkpoint_files.complete_steps(workdir / "checkpoints"):
-        if later > step:
-            checkpoint_files.set_aside(workdir / "checkpoints", later, "later")
-    pretrain(tiny_config(*SCHEDULED), Workdir(str(workdir)), manifest)
-    assert (workdir / "metrics.jsonl").read_text() == (scheduled / "metrics.jsonl").read_text()
-    a, b = state_of(scheduled, 12), state_of(workdir, 12)
-    assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+def test_words_are_counted_over_stages(capsys):
+    """3,300 words are the 132 rows of 12 steps, 900 the 36 rows of 6."""
+    stages = ("data.lanes=4", "data.batch_stages=((4, 3), (8, 3))")
+    assert milestones(("words:900", "words:901", "words:3300", "words:100"), *stages, records=132) == [1, 6, 7, 12]
+    assert "900 at step 6" in capsys.readouterr().err
+    with pytest.raises(InputError, match="words:3301 is reached at step 13"):
+        milestones(("words:3301",), *stages, records=132)
+    with pytest.raises(InputError, match="words can't be counted"):
+        milestones(("words:900",), same_rows=False)
+    assert milestones(("3",), same_rows=False) == [3]
 
 
-@pytest.mark.slow
-def test_finished_run_does_nothing(straight, manifest, tmp_path):
-    workdir = copy(straight, tmp_path / "again")
-    before = (workdir / "metrics.jsonl").read_text()
-    run(train_arguments(workdir, manifest.folder, *SETTINGS))
-    assert (workdir / "metrics.jsonl").read_text() == before
-    assert checkpoint_files.complete_steps(workdir / "checkpoints") == checkpoint_files.complete_steps(
-        straight / "checkpoints"
+@pytest.mark.parametrize(("late", "step"), [("13", 13), ("every:13", 13), ("words:1k..5k", 13), ("words:1M", 2500)])
+def test_a_milestone_after_the_last_step_is_refused(late, step):
+    with pytest.raises(InputError, match=rf"milestones: {late} is reached at step {step:,}, .* step 12;"):
+        milestones((late,))
+    assert milestones((late,), "train.epochs=0", "train.hours=1")[-1] >= step, "of which nobody knows the steps"
+
+
+def test_milestones_are_kept_whatever_later_lists_say(tmp_path):
+    """Beside the newest and the best; a run that goes on with another list keeps those of the first, too."""
+    settings = (
+        "checkpoint.every=1",
+        "checkpoint.keep=1",
+        "evaluate.every=0",
+        "train.steps=12",
+        "checkpoint.milestones=",
     )
+    workdir = Workdir(str(tmp_path))
 
+    def train_to(step: int, texts: tuple) -> set[int]:
+        task = toy(*settings[:-1], f"{settings[-1]}{texts!r}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StopSignal, "requested", lambda signal, now: now == step)
+            with pytest.raises(PreemptedError) if step < 12 else contextlib.nullcontext():
+                run(tmp_path, task=task)
+        return set(checkpoint_files.complete_steps(workdir.checkpoints))
 
-@pytest.mark.slow
-def test_keeps_the_newest_and_the_best(straight):
-    steps = checkpoint_files.complete_steps(straight / "checkpoints")
-    assert steps == [21, 28, 30]
+    assert train_to(6, ("2", "4")) >= {2, 4, 6}
+    assert train_to(8, ()) >= {2, 4, 8}
+    left = train_to(12, ("9",))
+    assert left >= {2, 4, 9, 12} and not left & {1, 3, 5, 7, 10, 11}
+    assert checkpoint_files.read_meta(workdir.checkpoints, 12)["milestones"] == [2, 4, 9]

@@ -1,0 +1,86 @@
+"""The batches of pretraining: one stream of rows whatever their sizes are, from any step, without skipped ones."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mlm.data.mixture import lanes
+from mlm.data.order import batch_rows
+from mlm.data.stages import make_stages
+from mlm.tasks import pretraining
+from mlm.training import sharding
+from tests.support.corpora import in_epochs
+from tests.support.tiny import tiny_config
+
+pytestmark = [
+    pytest.mark.standard,
+    pytest.mark.usefixtures("one_device"),
+]  # TensorFlow, which they read with, asks uname
+LANES = 3
+READ = (f"data.lanes={LANES}", "data.global_batch=24", "data.batch_stages=((6, 30), (12, 30))", "train.steps=120")
+
+
+def batches_of(manifest, start: int, *overrides: str):
+    mesh, config = sharding.make_mesh(data=1, fsdp=1, tensor=1), tiny_config(*READ, *overrides)
+    stages = make_stages(config, manifest.splits["train"].records)
+    return pretraining.train_batches(config, manifest, mesh, stages, start=start)
+
+
+@pytest.fixture(scope="module")
+def straight(one_device, manifest) -> list[dict[str, np.ndarray]]:
+    return list(itertools.islice(batches_of(manifest, 0), 120))
+
+
+def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+
+
+def test_a_lane_reads_every_record_once_an_epoch_over_all_borders(straight, manifest):
+    assert [len(batch["record_id"]) for batch in straight] == [6] * 30 + [12] * 30 + [24] * 60
+    for number, lane in enumerate(lanes(manifest, "train", seed=0, lanes=LANES)):
+        read = []
+        for batch in straight:
+            ids, epochs = (batch[key].reshape(LANES, -1)[number].tolist() for key in ("record_id", "epoch"))
+            read += zip(ids, epochs, strict=True)
+        assert read == list(itertools.islice(lane.read(0), len(read)))
+        first = [record for record, epoch in read if epoch == 0]
+        assert len(set(first)) == len(first) == lane.size < len(read)
+
+
+def test_seeking_gives_the_batches_of_a_straight_run(straight, manifest):
+    for start in (1, 29, 30, 59, 60):
+        found, expected = in_epochs(batches_of(manifest, start), 4), joined(straight[start : start + 4])
+        for key in expected:
+            np.testing.assert_array_equal(found[key], expected[key], err_msg=f"{key} from {start}")
+
+
+def test_each_host_reads_its_part(straight, manifest, monkeypatch):
+    parts = []
+    for host in range(LANES):
+        span = lambda mesh, rows, host=host: (host * rows // LANES, (host + 1) * rows // LANES)  # noqa: E731
+        monkeypatch.setattr(sharding, "local_rows", span)
+        parts.append(list(itertools.islice(batches_of(manifest, 28), 5)))
+    for batch, of_hosts in zip(straight[28:33], zip(*parts, strict=True), strict=True):
+        np.testing.assert_array_equal(joined(of_hosts)["input_ids"], batch["input_ids"])
+
+
+def test_skipped_batches_leave_the_others_as_they_are(straight, manifest):
+    skipped = {2, 3, *range(29, 33), 60}
+    kept = [batch for number, batch in enumerate(straight, 1) if number not in skipped]
+    ranges = "data.skip_batches=('2:3', '29:32', '60:60')"
+    for start in (0, 26, 50):
+        expected = joined(kept[start : start + 6])
+        found = in_epochs(batches_of(manifest, start, ranges), 6)
+        np.testing.assert_array_equal(found["record_id"], expected["record_id"])
+
+
+def test_the_records_of_batches_without_reading_them(straight, manifest):
+    order = lanes(manifest, "train", seed=0, lanes=LANES)
+    parts = list(make_stages(tiny_config(*READ), 1000).between(28, 62))
+    assert [(part.first, part.last) for part in parts] == [(28, 30), (31, 60), (61, 62)]
+    for part in parts:
+        ids, epochs = batch_rows(order, rows_before=part.rows_before, rows=part.rows, count=part.count)
+        for batch, ids_B, epochs_B in zip(straight[part.first - 1 : part.last], ids, epochs, strict=True):
+            np.testing.assert_array_equal(ids_B, batch["record_id"])
+            np.testing.assert_array_equal(epochs_B, batch["epoch"])
