@@ -96,9 +96,8 @@ def make(name: str, *, rate: float = RATE, **settings: float) -> optax.GradientT
 
 SHAPES = {
     "embeddings": {"embedding": (50, 16)},
-    "query": {"kernel": (16, 16), "bias": (16,)},
-    "dense": {"kernel": (16, 24), "bias": (24,)},
-    "norm": {"scale": (16,), "bias": (16,)},
+    "query": {"kernel": (16, 24), "bias": (24,)},
+    "norm": {"scale": (16,)},
 }
 
 
@@ -186,7 +185,7 @@ def test_muon_orthogonalises_kernels_alone(params, grads):
     muon, adamw = (first_update(make(name), grads, params) for name in ("muon", "adamw"))
     weights = flat(params)
     kernels = [path for path in weights if path.endswith("/kernel")]
-    assert len(kernels) == 2
+    assert kernels == ["query/kernel"]
     for path in weights:
         if path not in kernels:
             assert_near(muon[path], adamw[path], f"{path}: must be AdamW's")
@@ -205,7 +204,7 @@ def test_iterations_of_muon(params, grads):
     values /= np.linalg.norm(values)
     update = first_update(make("muon", weight_decay=0.0, muon_iterations=1), grads, params)["query/kernel"]
     expected = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
-    found = np.linalg.svd(update, compute_uv=False) / (RATE * 0.2 * np.sqrt(16))
+    found = np.linalg.svd(update, compute_uv=False) / (RATE * 0.2 * np.sqrt(24))
     np.testing.assert_allclose(found, np.sort(expected)[::-1], rtol=1e-4)
 
 
@@ -247,7 +246,7 @@ def test_kernels_of_several_parts(name):
     """A kernel [input, part, output] gets the update of `part` kernels; lamb and adafactor scale them by one norm."""
     rng = np.random.default_rng(4)
     tx = make(name, weight_decay=0.0)
-    for shape in ((128, 3, 128), (3, 5, 2)):
+    for shape in ((128, 2, 128), (3, 2, 2)):
         p, g = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
         whole = first_update(tx, {"kernel": g}, {"kernel": p})["kernel"]
         for part in range(shape[1]):
