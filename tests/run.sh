@@ -21,7 +21,7 @@ rooms=()
 while [ $# -gt 0 ] && [[ $1 != -* ]]; do
   for room in "tests/$1" "tests/test_$1.py" "tests/$1.py" ""; do [ -n "$room" ] && [ -e "$room" ] && break; done
   if [ -z "$room" ]; then
-    echo "tests: there is no room $1 in tests/; there are: $(cd tests && echo */ | tr -d /)" >&2
+    echo "tests: there is no room $1 in tests/; there are: $(cd tests && printf '%s\n' */test_*.py | cut -d/ -f1 | uniq | xargs)" >&2
     exit 2
   fi
   rooms+=("$room") && shift
