@@ -49,6 +49,7 @@ def test_without_locks_one_process_at_a_time(tmp_path, monkeypatch, capsys, numb
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
+@pytest.mark.standard
 def test_without_locks_what_a_killed_process_has_left_is_taken_over(tmp_path, monkeypatch):
     """At once on its own host; elsewhere, and where nothing can be read, when it is not renewed."""
     quicken(monkeypatch)
@@ -155,7 +156,6 @@ def test_the_lock_and_the_folder_of_a_colleague(tmp_path):
         folder.rmdir()
 
 
-@pytest.mark.standard
 def test_a_folder_that_can_not_be_written(tmp_path, monkeypatch):
     def fail(path: UPath, text: str) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
