@@ -44,7 +44,9 @@ def test_every_record_once(rows, devices):
 
     def made_up(params, batch):
         weight = batch["valid"] * (1.0 + batch["record_id"] % 3)
-        return {"loss": Mean(weight * jnp.sqrt(1.0 + batch["record_id"]), weight), "accuracy": Mean(weight / 2, weight)}
+        loss = weight * jnp.sqrt(1.0 + batch["record_id"])
+        lines = jnp.zeros((rows, 2, 3, 3)).at[:, 0, 1].set(jnp.stack([loss, weight, weight / 2], 1))
+        return {"loss": Mean(loss, weight), "accuracy": Mean(weight / 2, weight), "breakdown": lines}
 
     mesh = mesh_of(devices)
     step = evaluation.jit_eval_step(made_up, mesh, None)
@@ -57,6 +59,8 @@ def test_every_record_once(rows, devices):
     assert found["loss"] == pytest.approx(loss, rel=1e-6) and found["loss_se_draws"] == 0
     assert found["perplexity"] == math.exp(found["loss"])
     assert found["bits_per_byte"] == pytest.approx(loss / math.log(2) / 4)
+    line = {key: pytest.approx(found[key]) for key in ("loss", "perplexity", "accuracy", "predictions")}
+    assert found["by_position"] == {"2-3": line} and found["by_copy_distance"] == {}, "lines without predictions"
     assert step._cache_size() == 1
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from mlm.cluster import distributed
 from mlm.errors import NumericsError, PreemptedError
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.pretrained import checkpoint_files
+from mlm.training.profile import Profile
 from tests.support.states import assert_same, back_to, lines_after, state_of
 from tests.training.toy import Toy, run, toy
 
@@ -198,3 +200,16 @@ def test_a_trace_of_some_steps(tmp_path, monkeypatch):
         run(tmp_path / str(first), *settings)
         assert seen == expected
         assert (tmp_path / str(first) / "profile" / "trace.pb").is_file() == bool(first)
+
+
+def test_a_trace_holds_the_steps_that_were_dispatched(tmp_path, monkeypatch):
+    """It ends when the device has done them."""
+    seen = []
+    monkeypatch.setattr(jax, "block_until_ready", lambda array: seen.append(f"waited for {array}"))
+    for name in ("start_trace", "stop_trace"):
+        monkeypatch.setattr(jax.profiler, name, lambda *folder, name=name: seen.append(name))
+    profile = Profile(toy("log.profile_start=2", "log.profile_steps=1").config.log, tmp_path / "profile")
+    for step in (1, 2, 3, 4):
+        profile.begin(step, SimpleNamespace(step=f"step {step - 1}"))
+    profile.end(SimpleNamespace(step="step 4"))
+    assert seen == ["start_trace", "waited for step 2", "stop_trace"]
