@@ -38,8 +38,6 @@ class Folder:
     def settings(self, **values: object) -> dict:
         """Sets some settings, and returns all."""
         file = self.root / "settings.json"
-        if unknown := values.keys() - SETTINGS.keys():
-            raise ValueError(f"no such setting: {sorted(unknown)}")
         settings = SETTINGS | (json.loads(file.read_text()) if file.exists() else {}) | values
         if values:
             file.write_text(json.dumps(settings))

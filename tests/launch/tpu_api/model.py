@@ -3,7 +3,6 @@
 Time is counted in looks: whoever gets a resource, or an operation on it, brings it nearer to its next state.
 """
 
-import datetime
 import os
 import re
 import time
@@ -11,57 +10,25 @@ import time
 from tests.launch.tpu_api.errors import FAILED, REFUSED, ApiError, named
 from tests.launch.tpu_api.folder import Folder
 
-# Chips per unit of the number in the name (a v4-8 has 8 TensorCores on 4 chips), and the chips of the largest slice
-# that is still one host; beyond it each host has 4 chips. Source: cloud.google.com/tpu/docs, pages of each version.
-GENERATIONS = {"v2": (0.5, 4), "v3": (0.5, 4), "v4": (0.5, 4), "v5p": (0.5, 4), "v5litepod": (1, 8), "v6e": (1, 8)}
+HOSTS = {"v4-8": 1, "v4-16": 2, "v4-32": 4}
 QUEUE = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
 # What a queued request comes to when its creation meets a fault.
 ENDS = {"failed": "FAILED", "stockout": "WAITING_FOR_RESOURCES"}
-FAULTS = {*REFUSED, *FAILED, *ENDS}
 KINDS = {"nodes": ("nodes", "tpu-vm"), "queuedResources": ("queued", "queued-resources")}  # folders, gcloud's groups
 VERBS = {"GET": "describe", "POST": "create", "DELETE": "delete", "PATCH": "update"}
 PATH = re.compile(
-    r"/(v2|v2alpha1)/(projects/([^/]+)/locations/([^/]+))/(nodes|queuedResources|operations)(?:/([^/:]+))?(?::(\w+))?"
+    r"/(?:v2|v2alpha1)/(projects/[^/]+/locations/[^/]+)/(nodes|queuedResources|operations)(?:/([^/:]+))?(?::(\w+))?"
 )
-
-
-def chips_and_hosts(accelerator_type: str) -> tuple[int, int] | None:
-    """Returns the chips and hosts of a slice, None if there is no such type."""
-    generation, _, number = accelerator_type.partition("-")
-    if generation not in GENERATIONS or not number.isdigit():
-        return None
-    per_unit, one_host = GENERATIONS[generation]
-    chips = int(int(number) * per_unit)
-    if chips < 1 or (chips > one_host and chips % 4) or (per_unit == 0.5 and chips % 4):
-        return None
-    return chips, 1 if chips <= one_host else chips // 4
 
 
 class Request:
     """One request of REST, taken apart."""
 
     def __init__(self, method: str, path: str, query: dict[str, str], body: dict | None) -> None:
-        self.version, self.parent, self.project, self.zone, self.kind, name, verb = PATH.fullmatch(path).groups()
+        self.parent, self.kind, name, verb = PATH.fullmatch(path).groups()
         self.name = name or query.get("nodeId") or query.get("queuedResourceId") or ""
         self.verb = verb or (VERBS[method] if self.name else "list")
         self.query, self.body, self.resource = query, body or {}, f"{self.parent}/{self.kind}/{self.name}"
-        self.spec = self.body.get("tpu", {}).get("nodeSpec", [{}])[0]
-        self.node = self.spec.get("node", self.body)
-
-    def error(self, kind: str) -> dict:
-        """Returns a named error, filled in."""
-        accelerator_type = self.node.get("acceleratorType", "v2-8")
-        spot = "spot" in self.body or self.node.get("schedulingConfig", {}).get("spot")
-        generation = accelerator_type.partition("-")[0].upper() + ("Preemptible" if spot else "")
-        return named(
-            kind,
-            metric=f"TPU{generation}PerProjectPerZoneForTPUAPI",
-            name=self.name,
-            project=self.project,
-            resource=self.resource,
-            type=accelerator_type,
-            zone=self.zone,
-        )
 
 
 class Cloud(Folder):
@@ -82,12 +49,11 @@ class Cloud(Folder):
             if request.kind == "operations":
                 return self._operation_now(request)
             kind, group = KINDS[request.kind]
-            fault = self.fault(f"{group} {request.verb}", FAULTS, request.resource).get("fault")
+            fault = self.fault(f"{group} {request.verb}", {*REFUSED, *FAILED}, request.resource).get("fault")
             if fault in REFUSED:
-                raise ApiError(request.error(fault))
+                raise ApiError(named(fault, request.resource))
             if request.verb == "list":
-                shown = [_public(self._advance(kind, name)) for name in self.all(kind)]
-                return {request.kind: [one for one in shown if one["name"].startswith(request.resource)]}
+                return {request.kind: [_public(self._advance(kind, name)) for name in self.all(kind)]}
             return self._create(request, fault) if request.verb == "create" else self._change(request, kind)
 
     def preempt(self, name: str) -> None:
@@ -95,7 +61,10 @@ class Cloud(Folder):
         with self.lock():
             node = self.load("nodes", name) | {"state": "PREEMPTED"}
             self.save("nodes", name, node)
-            self._suspend(node, "SERVICE")
+            queued = node.get("queuedResource", "").rpartition("/")[2]
+            if request := self.load("queued", queued):
+                state = {"state": "SUSPENDED", "stateInitiator": "SERVICE"}
+                self.save("queued", queued, request | {"state": state})
             self.end_hosts(name, keep_disks=True)
 
     def remove_node(self, name: str) -> None:
@@ -104,72 +73,56 @@ class Cloud(Folder):
         self.save("nodes", name, None)
 
     def _create(self, request: Request, fault: str | None) -> dict:
-        self._check_new(request)
-        if fault in FAILED and request.kind == "nodes":
-            return self._operation(request, request.error(fault))
-        node = request.node | {
-            "name": f"{request.parent}/nodes/{request.spec.get('nodeId', request.name)}", "id": str(time.time_ns()),
-            "state": "CREATING", "health": "HEALTHY", "createTime": _now(),
-            "apiVersion": request.version.upper().replace("ALPHA", "_ALPHA"),
+        if self.load(KINDS[request.kind][0], request.name):
+            raise ApiError(named("exists", request.resource))
+        if fault and request.kind == "nodes":
+            return self._operation(request, named(fault, request.resource))
+        (spec,) = request.body["tpu"]["nodeSpec"] if "tpu" in request.body else [{"node": request.body}]
+        node = spec["node"] | {
+            "name": f"{request.parent}/nodes/{spec.get('nodeId', request.name)}",
+            "id": str(time.time_ns()),
+            "state": "CREATING",
             "_left": self.settings()["creating_describes"],
-        }  # fmt: skip
+        }
         if request.kind == "nodes":
             self.save("nodes", request.name, node)
             return self._operation(request)
-        node |= {"queuedResource": request.resource, "schedulingConfig": {"spot": "spot" in request.body}}
-        self.save("queued", request.name, request.body | {
-            "name": request.resource, "createTime": _now(), "state": {"state": "ACCEPTED", "stateInitiator": "USER"},
-            "_left": self.settings()["queue_describes"], "_end": ENDS.get(fault, "ACTIVE"), "_node": node,
-        })  # fmt: skip
+        queued = request.body | {
+            "name": request.resource,
+            "state": {"state": "ACCEPTED"},
+            "_left": self.settings()["queue_describes"],
+            "_end": ENDS.get(fault, "ACTIVE"),
+            "_node": node | {"queuedResource": request.resource},
+        }
+        self.save("queued", request.name, queued)
         return self._operation(request)
-
-    def _check_new(self, request: Request) -> None:
-        """Refuses a name or a type that the service would refuse."""
-        if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", request.name) or request.name == "faults":
-            raise ApiError(request.error("name"))
-        if self.load(KINDS[request.kind][0], request.name):
-            raise ApiError(request.error("exists"))
-        if not chips_and_hosts(request.node.get("acceleratorType", "v2-8")):
-            raise ApiError(request.error("accelerator"))
 
     def _change(self, request: Request, kind: str) -> dict:
         """Answers whatever needs a resource that is there."""
         name, resource = request.name, self._advance(kind, request.name)
-        if resource is None or resource["name"] != request.resource:
-            raise ApiError(request.error("absent"))
+        if resource is None:
+            raise ApiError(named("absent", request.resource))
         if request.verb == "describe":
             return _public(resource)
         if request.verb == "getGuestAttributes":
             ids = [worker for worker in request.body.get("workerIds", []) if worker]
-            ids = ids or range(chips_and_hosts(resource["acceleratorType"])[1])
+            ids = ids or range(HOSTS[resource["acceleratorType"]])
             return {"guestAttributes": [_guest(resource["id"], worker) for worker in ids]}
         if request.verb == "update":
             fields = request.query["updateMask"].split(",")
             self.save(kind, name, resource | {field: request.body[field] for field in fields})
         elif request.verb == "start":
             self.save(kind, name, resource | {"state": "STARTING", "_left": self.settings()["creating_describes"]})
-        elif request.verb == "stop":
-            self.end_hosts(name, keep_disks=True)
-            self.save(kind, name, resource | {"state": "STOPPED"})
         elif kind == "nodes":
-            self._suspend(resource, "USER")
             self.remove_node(name)
         else:
-            node, waits = resource["_node"]["name"].rpartition("/")[2], resource["state"]["state"] in QUEUE
-            if request.query.get("force") != "True" and (waits or self.load("nodes", node)):
-                raise ApiError(request.error("in_use"))
-            self.remove_node(node)
+            self.remove_node(resource["_node"]["name"].rpartition("/")[2])
             self.save("queued", name, None)
         return self._operation(request)
 
-    def _suspend(self, node: dict, initiator: str) -> None:
-        name = node.get("queuedResource", "").rpartition("/")[2]
-        if queued := self.load("queued", name):
-            self.save("queued", name, queued | {"state": {"state": "SUSPENDED", "stateInitiator": initiator}})
-
     def _operation(self, request: Request, error: dict | None = None) -> dict:
         name = f"operation-{time.time_ns()}-{os.urandom(4).hex()}"
-        metadata = {"createTime": _now(), "target": request.resource, "verb": request.verb}
+        metadata = {"target": request.resource, "verb": request.verb}
         operation = {"name": f"{request.parent}/operations/{name}", "metadata": metadata, "done": False}
         self.save("operations", name, operation | {"_looks": 0, "_error": error})
         return operation
@@ -185,9 +138,9 @@ class Cloud(Folder):
         resource = look(KINDS[kind][0], name) if operation["_looks"] else {"state": "CREATING"}
         if resource and resource["state"] in ("CREATING", "STARTING"):
             return _public(operation)
-        message = f"cloud.tpu.{request.version}.{'Node' if kind == 'nodes' else 'QueuedResource'}"
-        kind = f"type.googleapis.com/google.{message if resource else 'protobuf.Empty'}"
-        return _public(operation) | {"done": True, "response": {"@type": kind, **_public(resource or {})}}
+        message = f"cloud.tpu.v2.{'Node' if kind == 'nodes' else 'QueuedResource'}" if resource else "protobuf.Empty"
+        response = {"@type": f"type.googleapis.com/google.{message}", **_public(resource or {})}
+        return _public(operation) | {"done": True, "response": response}
 
     def _advance(self, kind: str, name: str) -> dict | None:
         """Lets time pass for a resource that somebody looks at, and returns it."""
@@ -209,12 +162,10 @@ class Cloud(Folder):
         return resource
 
     def _make_ready(self, node: dict) -> None:
-        hosts = chips_and_hosts(node["acceleratorType"])[1]
+        hosts = HOSTS[node["acceleratorType"]]
         addresses = (self.settings()["addresses"] or [f"127.0.0.{i + 1}" for i in range(hosts)])[:hosts]
-        outside = node.get("networkConfig", {}).get("enableExternalIps", True)
         node["networkEndpoints"] = [
-            {"accessConfig": {"externalIp": address} if outside else {}, "ipAddress": address, "port": 8470}
-            for address in addresses
+            {"accessConfig": {"externalIp": address}, "ipAddress": address, "port": 8470} for address in addresses
         ]
         self.begin_hosts(node["name"].rpartition("/")[2], addresses)
         node["state"] = "READY"
@@ -222,25 +173,18 @@ class Cloud(Folder):
     def _next_in_queue(self, resource: dict) -> None:
         state, node = QUEUE[QUEUE.index(resource["state"]["state"]) + 1], resource["_node"]
         state = resource["_end"] if state == "ACTIVE" else state  # what comes to nothing does so instead
-        resource |= {
-            "state": {"state": state, "stateInitiator": "SERVICE"},
-            "_left": self.settings()["queue_describes"],
-        }
+        resource |= {"state": {"state": state}, "_left": self.settings()["queue_describes"]}
         if state == "ACTIVE":
             self._make_ready(node)
         if state in ("PROVISIONING", "ACTIVE"):
             self.save("nodes", node["name"].rpartition("/")[2], node)
         elif state == "FAILED":
-            resource["state"]["failedData"] = {"error": named("failed")}
+            resource["state"]["failedData"] = {"error": named("failed", resource["name"])}
             self.remove_node(node["name"].rpartition("/")[2])
 
 
 def _public(resource: dict) -> dict:
     return {key: value for key, value in resource.items() if not key.startswith("_")}
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _guest(node: str, worker: int | str) -> dict:
