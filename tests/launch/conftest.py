@@ -1,5 +1,6 @@
 import pytest
 
+from tests.launch.fake_gcloud.cloud import kill_marked
 from tests.launch.host_folder import HostFolder
 from tests.launch.pod import FakePod
 
@@ -8,7 +9,7 @@ from tests.launch.pod import FakePod
 def host(tmp_path):
     found = HostFolder(tmp_path / "host root")  # a space, as in some homes
     yield found
-    found.kill_all()
+    kill_marked(str(found.root))  # which stands in the environment of all that runs there
 
 
 @pytest.fixture

@@ -125,11 +125,3 @@ class HostFolder:
         file = self.folder(run, attempt) / "exit.json"
         wait_for(file.exists)
         return json.loads(file.read_text())
-
-    def kill_all(self) -> None:
-        """Kills whatever still carries this folder in its environment."""
-        mark = str(self.root).encode()
-        for process in pathlib.Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if int(process.name) != os.getpid() and mark in (process / "environ").read_bytes():
-                    os.kill(int(process.name), signal.SIGKILL)

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 
 import host
 import host_keeper
@@ -62,8 +61,7 @@ class FakePod:
         }.items():
             (self.repository / name).write_text(text)
         self.cloud = Cloud(self.state)
-        self.cloud.connection = self._connection
-        self.cloud.settings(retry_seconds=0.01)
+        self.cloud.connect = self._connect
 
     def commit(self) -> None:
         """Makes the repository one of git's."""
@@ -97,14 +95,14 @@ class FakePod:
         for file in [self.state / "calls.jsonl", self.state / "ssh.jsonl", *(self.state / "faults").iterdir()]:
             file.unlink(missing_ok=True)
 
-    def tpu(self, *argv: str, code: int | None = 0) -> str:
+    def tpu(self, *argv: str, code: int = 0) -> str:
         """Runs launch/tpu.py in this process; returns what it printed, and then what it said on stderr."""
         import tpu
 
         self.capsys.readouterr()
         found = tpu.main(list(argv))
         out, err = self.capsys.readouterr()
-        assert code is None or found == code, (found, out, err)
+        assert found == code, (found, out, err)
         return out + err
 
     def ready(self, stub: str = "") -> None:
@@ -159,15 +157,11 @@ class FakePod:
             return backend.Result(255, "", REASONS["ssh255_before"].format(ip=ip))
         return self._on_host(int(alias[2]), argv[-1], stdin)
 
-    def _connection(self, node: dict, worker: int, words: list[str]) -> Callable[[], int]:
-        result = self._on_host(worker, words[-1])  # once for all attempts of gcloud
-
-        def attempt() -> int:
-            print(result.stdout, end="")
-            print(result.stderr, file=sys.stderr)
-            return result.code
-
-        return attempt
+    def _connect(self, node: dict, worker: int, words: list[str]) -> int:
+        result = self._on_host(worker, words[-1])
+        print(result.stdout, end="")
+        print(result.stderr, file=sys.stderr)
+        return result.code
 
     def _on_host(self, worker: int, command: str, stdin: bytes = b"") -> backend.Result:
         """Returns what a command on a host comes to, over a connection that may be lost."""
@@ -176,7 +170,7 @@ class FakePod:
         lost = backend.Result(255, "", REASONS.get(fault, "").format(ip=f"127.0.0.{worker + 1}"))
         if fault == "silent":
             return backend.Result(None)
-        if fault in ("ssh255_before", "keys_not_propagated"):
+        if fault == "ssh255_before":
             return lost
         home, words = self.cloud.home("my-pod", worker), shlex.split(command)
         if command == "true":

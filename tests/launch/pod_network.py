@@ -24,18 +24,16 @@ hostname "$1" && mount --bind "$2/passwd" /etc/passwd && mount --bind "$2/hosts"
 
 
 class Hosts:
-    """`count` running hosts joined by a bridge; a context manager that leaves nothing behind."""
+    """Hosts joined by a bridge; a context manager that leaves nothing behind."""
 
-    def __init__(
-        self, folder: pathlib.Path, count: int, variables: list[dict[str, str]] | None = None, keys_command: str = ""
-    ):
-        """A key of ours logs in, and all hosts run; with `keys_command` those that it prints too, and none runs yet.
+    def __init__(self, folder: pathlib.Path, variables: list[dict[str, str]], keys_command: str):
+        """None runs yet; a key of ours logs in, and those that the command prints.
 
-        Args: folder for keys, homes and logs; count of hosts; variables of the environment of each.
+        Args: folder for keys, homes and logs; variables of the environment of each host.
         """
-        self.folder, self.count, self.variables = folder, count, variables or [{}] * count
+        self.folder, self.count, self.variables = folder, len(variables), variables
         self.keys_command = keys_command
-        self.addresses = [f"{NETWORK}.{index + 1}" for index in range(count)]
+        self.addresses = [f"{NETWORK}.{index + 1}" for index in range(self.count)]
         self.key = folder / "key"
         self._first: dict[int, subprocess.Popen] = {}
         self._changing = threading.RLock()  # hosts die by the plug, by a deleted TPU and by the test's end
@@ -56,8 +54,6 @@ class Hosts:
             _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             _do("ip", "-n", name, "link", "set", "eth0", "up")
             _do("ip", "-n", name, "link", "set", "lo", "up")
-            if not self.keys_command:
-                self.start(index)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, stack: types.TracebackType | None) -> None:
@@ -85,7 +81,7 @@ class Hosts:
             "ListenAddress": self.addresses[index],
             "HostKey": self.folder / "host_key",
             "AuthorizedKeysFile": self.folder / "key.pub",
-            "AuthorizedKeysCommand": self.keys_command or "none",
+            "AuthorizedKeysCommand": self.keys_command,
             "AuthorizedKeysCommandUser": "root",
             "StrictModes": "no",  # of a folder that belongs to a test
             "UsePAM": "no",
@@ -114,10 +110,6 @@ class Hosts:
 
     def ssh(self, index: int, command: str) -> list[str]:
         """Returns the arguments that run a command on a host."""
-        return ["ssh", *self.ssh_options(), f"root@{self.addresses[index]}", command]
-
-    def ssh_options(self) -> list[str]:
-        """Returns the options of ssh that reach the hosts."""
         options = {
             "IdentityFile": self.key,
             "IdentitiesOnly": "yes",
@@ -127,7 +119,8 @@ class Hosts:
             "UserKnownHostsFile": "/dev/null",
             "LogLevel": "ERROR",
         }
-        return [f"-o{key}={value}" for key, value in options.items()]
+        words = [f"-o{key}={value}" for key, value in options.items()]
+        return ["ssh", *words, f"root@{self.addresses[index]}", command]
 
     def _remove_network(self) -> None:
         for index in range(self.count):  # the link by itself: with its namespace it goes some time later

@@ -32,14 +32,11 @@ class Supervised:
         self.pod, self.work = pod, folder / "work"
         pod.cloud.settings(env={"STUB": TRAINING, "PATH": f"{pod.bin}:/usr/bin:/bin"})
 
-    def argv(self, do, *flags, kind="v4-8"):
-        return [
+    def __call__(self, do, *flags, code=0, kind="v4-8"):
+        return self.pod.tpu(
             "supervise", "configs/a.py", "--id=a", f"--workdir={self.work}", f"--config.do={do}", "--every=0.1",
-            f"--accelerator-type={kind}", "--price=3.5", *flags,
-        ]  # fmt: skip
-
-    def __call__(self, do, *flags, code=0, **more):
-        return self.pod.tpu(*self.argv(do, *flags, **more), code=code)
+            f"--accelerator-type={kind}", "--price=3.5", *flags, code=code,
+        )  # fmt: skip
 
     def has_seen_it(self):
         """Whether the supervisor has seen the first attempt alive on a host that has made a step."""

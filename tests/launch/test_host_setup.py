@@ -50,22 +50,18 @@ def test_packages_are_installed_once_per_hash(host):
 
 
 @pytest.mark.standard
-def test_an_environment_that_can_not_be_made(host):
-    script = (
-        '[ -n "${MLM_FIND:-}" ] && echo 3.12 && exit; mkdir -p "$MLM_VENV/bin"; printf "launch: a\\nb\\n" >&2; exit 2'
-    )
-    archive, code = host.pack({"requirements.txt": b"six", "launch/environment.sh": script.encode()})
-    host.unpack(code, archive)
+def test_an_environment_of_the_code_s_own_script(host):
+    def with_script(makes: bytes) -> str:
+        script = b'[ -n "${MLM_FIND:-}" ] && echo 3.12 && exit; ' + makes
+        archive, code = host.pack({"requirements.txt": b"six", "launch/environment.sh": script})
+        host.unpack(code, archive)
+        return code
+
+    code = with_script(b'mkdir -p "$MLM_VENV/bin"; printf "launch: a\\nb\\n" >&2; exit 2')
     for _ in range(2):  # what is half made is not taken for made
         assert "(a; b)" in host.ask("install", code, "--python=", code=1)["error"]
     assert host.ask("preflight", "--code", code)["installed"] is None
-
-
-@pytest.mark.standard
-def test_an_environment_of_the_code_s_own_script(host):
-    script = b'[ -n "${MLM_FIND:-}" ] && echo 3.12 || { cat "$MLM_EXTRAS" >"$MLM_VENV/made"; }'
-    archive, code = host.pack({"requirements.txt": b"six", "launch/environment.sh": script})
-    host.unpack(code, archive)
+    code = with_script(b'cat "$MLM_EXTRAS" >"$MLM_VENV/made"')
     found = host.ask("install", code, "--python=", "--extra=a", "--extra=b>1")
     assert found["fresh"] is True and found["python"] == "3.12"
     folder = host.root / "venv" / found["requirements"]

@@ -89,25 +89,14 @@ class Laptop:
             self.environment["PATH"] = f"{ROOT / 'tests' / 'launch' / 'fake_gcloud'}:{self.environment['PATH']}"
 
     def tpu(self, *words: str, code: int = 0) -> str:
-        """Runs launch/tpu.py, shows what it shows, and returns it."""
-        begin = time.monotonic()
+        """Runs launch/tpu.py, shows what it has said, and returns it."""
         print(f"\n$ python launch/tpu.py {' '.join(words)}", flush=True)
-        process = subprocess.Popen(
-            [sys.executable, "launch/tpu.py", *words],
-            cwd=self.code,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        said = []
-        with process.stdout as lines:
-            for line in lines:
-                print(line, end="", flush=True)
-                said.append(line)
-        assert process.wait() == code, "".join(said)
-        print(f"({time.monotonic() - begin:.0f} s)", flush=True)
-        return "".join(said)
+        line = [sys.executable, "launch/tpu.py", *words]
+        pipe, same = subprocess.PIPE, subprocess.STDOUT
+        done = subprocess.run(line, cwd=self.code, env=self.environment, stdout=pipe, stderr=same, text=True)
+        print(done.stdout, flush=True)
+        assert done.returncode == code
+        return done.stdout
 
     def on_each_host(self, line: str) -> list[str]:
         """Runs a line on each host by plain ssh, all at once, and returns what each said; all must end with 0."""
@@ -133,7 +122,7 @@ def laptop(tmp_path_factory) -> Laptop:
             port = metadata.address.rpartition(":")[2]
             variables.append(compiled | {"GCE_METADATA_IP": f"{NETWORK}.254:{port}", "XLA_FLAGS": QUICK_COMPILE})
         keys = KEYS.format(state=folder / "cloud")
-        hosts = stack.enter_context(Hosts(folder / "hosts", COUNT, variables, keys_command=keys))
+        hosts = stack.enter_context(Hosts(folder / "hosts", variables, keys))
         cloud = MachineRoom(folder / "cloud", hosts)
         cloud.settings(addresses=hosts.addresses)
         yield Laptop(folder, cloud, stack.enter_context(server.serving(cloud)))
@@ -164,9 +153,7 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
     laptop.tpu("sync", "--timeout=900")
     assert "ready: 4 hosts" in laptop.tpu("preflight")
 
-    begin = time.monotonic()
     said = laptop.on_each_host(LINE.format(workdir=whole, settings=" ".join(settings)))
-    print(f"{said[0]}\n({time.monotonic() - begin:.0f} s)", flush=True)
     for index, text in enumerate(said):
         assert f"process {index} of {COUNT}, process 0 at {NETWORK}.1 (from the TPU VM's metadata)" in text
 

@@ -34,19 +34,12 @@ def test_sbatch_reads_them(tmp_path, sbatch):
     conf = "ClusterName=c\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nGresTypes=gpu\nNodeName=localhost\n"
     (tmp_path / "slurm.conf").write_text(conf + "PartitionName=p Nodes=ALL Default=YES\nMessageTimeout=1\n")
     environment = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "PATH": "/usr/bin:/bin"}
-    for text, said in {
-        FILE.read_text(): "",
-        FILE.read_text().replace("--requeue", "--requeues"): "unrecognized option '--requeues'",
-        FILE.read_text().replace("TERM@300", "TERM300"): "Invalid --signal specification",
-    }.items():
-        (tmp_path / "job").write_text(text)
-        argv = [sbatch, "--test-only", tmp_path / "job"]
-        try:
-            stderr = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=5).stderr
-        except subprocess.TimeoutExpired as error:  # it waits for the controller: it has read everything
-            stderr = (error.stderr or b"").decode()
-        assert said in stderr, stderr
-        assert said or not re.search("unrecognized|[Ii]nvalid", stderr), stderr
+    argv = [sbatch, "--test-only", FILE]
+    try:
+        stderr = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=5).stderr
+    except subprocess.TimeoutExpired as error:  # it waits for the controller: it has read everything
+        stderr = (error.stderr or b"").decode()
+    assert not re.search("unrecognized|[Ii]nvalid", stderr), stderr
 
 
 @pytest.mark.standard

@@ -61,17 +61,13 @@ def test_what_waiting_fixes_is_waited_for_longer_and_longer(make):
     for kind in ("quota", "permission", "settings", "login"):
         with pytest.raises(PodError, match="why"):
             make()._wait_for(PodError("why.", kind))
-
-
-@pytest.mark.parametrize(("kind", "deleted"), [("hosts", False), ("quota", True)])
-def test_what_may_pass_is_waited_for_an_hour(make, kind, deleted):
-    """A quota is such a thing where our own delete gives it back."""
-    one = make()
-    one.memory = Memory(deleted=deleted)
-    for _ in range(7):
-        one._wait_for(PodError("why.", kind))
-    with pytest.raises(PodError, match="why"):
-        one._wait_for(PodError("why.", kind))
+    for kind in ("hosts", "quota"):  # an hour; a quota, where our own delete gives it back
+        one = make()
+        one.memory = Memory(deleted=kind == "quota")
+        for _ in range(7):
+            one._wait_for(PodError("why.", kind))
+        with pytest.raises(PodError, match="why"):
+            one._wait_for(PodError("why.", kind))
 
 
 def test_a_lost_network_never_ends_it_and_a_mistake_always_does(make, monkeypatch):
@@ -189,20 +185,6 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
     assert sorted(supervised.starts()) == ["1 0 from 0", "1 1 from 0", "2 0 from 1", "2 1 from 1"]
     assert "done" in supervised("5", "--spot", "--queued", kind="v4-16")
     assert len(supervised.starts()) == 4, "a run that is done is not started again"
-
-
-@pytest.mark.standard
-def test_a_pod_that_up_has_not_made_is_given_up_and_left(supervised):
-    pod = supervised.pod
-    pod.by_hand("tpu-vm", "create", "my-pod", "--accelerator-type=v4-8", "--version=tpu-ubuntu2204-base")
-    thread = hold(supervised, lambda: pod.cloud.preempt("my-pod"))
-    said = supervised("5", "--spot", code=75)
-    thread.join()
-    in_order(said, "attempt 1 started", "the pod is PREEMPTED, preemption 1 of 100", "your `up` has not made it")
-    pod.cloud.remove_node("my-pod")
-    in_order(supervised("5", "--spot", code=75), "the pod is ABSENT; your `up` has not made it", "giving up")
-    assert supervised.cloud_calls() == ["tpu-vm create"], "the colleague's"
-    in_order(supervised("5", "--spot", "--recreate"), "creating one", "attempt 2 ended with 0")
 
 
 @pytest.mark.standard

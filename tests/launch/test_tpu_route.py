@@ -70,18 +70,15 @@ def test_gcloud_is_asked_once_for_a_pod(pod):
     assert of_ssh(pod) == ASKED and len(pod.cloud.calls("ssh.jsonl")) == 4
     pod.tpu("status", "--user=another")
     assert of_ssh(pod) == ASKED * 2
-    assert "another@127.0.0.1" in [call[-3] for call in pod.cloud.calls("ssh.jsonl")]
-
-
-def test_a_new_pod_of_that_name_has_other_routes(pod):
-    for _ in range(2):
-        pod.tpu("up", "--every=0.01")
-        pod.tpu("status")
-        pod.tpu("down")
-    assert of_ssh(pod) == ASKED * 2
     calls = pod.cloud.calls("ssh.jsonl")
-    aliases = {word for call in calls for word in call if word.startswith("HostKeyAlias")}
-    assert len(aliases) == len(calls) == 4
+    assert "another@127.0.0.1" in [call[-3] for call in calls]
+    pod.tpu("down")
+    pod.tpu("up", "--every=0.01")
+    pod.tpu("status")
+    assert of_ssh(pod) == ASKED * 3, "a new pod of that name has other routes"
+    new = pod.cloud.calls("ssh.jsonl")[len(calls) :]
+    aliases = [{word for call in part for word in call if word.startswith("HostKeyAlias")} for part in (calls, new)]
+    assert len(aliases[0] | aliases[1]) == 4
 
 
 def test_where_ssh_fails_the_route_is_found_anew(pod):
@@ -108,13 +105,7 @@ def test_a_first_host_that_cannot_be_reached_says_why(pod):
     said = pod.tpu("sync", code=1)
     assert "host 0 can't be reached by ssh: ssh: connect to host 127.0.0.1 port 22: Connection timed out" in said
     assert "allow-ssh" in said and of_ssh(pod) == ["--worker=0"]
-    pod.cloud.add_fault("ssh", "keys_not_propagated", match="true")
+    pod.cloud.add_fault("ssh", "ssh255_before", match="true")
     said = pod.tpu("status", "a")
-    assert "Permission denied (publickey)" in said and not pod.cloud.calls("ssh.jsonl"), "gcloud's own asks the others"
+    assert "Connection timed out" in said and not pod.cloud.calls("ssh.jsonl"), "gcloud's own asks the others"
     assert sorted(of_ssh(pod)[2:]) == ["--worker=0", "--worker=1"]
-
-
-def test_flags_that_gcloud_refuses_end_it_at_once(pod):
-    pod.tpu("up", "--every=0.01")
-    said = pod.tpu("sync", "--ssh-flags=--bogus=1", code=2)
-    assert "refuses the flags of ssh" in said and "--bogus=1" in said and len(of_ssh(pod)) == 1

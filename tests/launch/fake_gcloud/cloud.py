@@ -21,7 +21,6 @@ REASONS = {
     "ssh255_before": "ssh: connect to host {ip} port 22: Connection timed out",
     "ssh255_after": "client_loop: send disconnect: Broken pipe",
     "drop_midstream": "Connection to {ip} closed by remote host.\nclient_loop: send disconnect: Broken pipe",
-    "keys_not_propagated": "me@{ip}: Permission denied (publickey).",
     "silent": "",
 }
 
@@ -42,16 +41,13 @@ class Cloud(model.Cloud):
             file.write(json.dumps(argv) + "\n")
 
     def calls(self, name: str = "calls.jsonl") -> list[list[str]]:
-        """Returns every command line so far."""
         file = self.root / name
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def home(self, name: str, worker: int) -> pathlib.Path:
-        """Returns a host's home folder."""
         return self.root / name / str(worker) / "home"
 
     def begin_hosts(self, name: str, addresses: list[str]) -> None:
-        """Makes the homes of a node's hosts."""
         for worker in range(len(addresses)):
             self.home(name, worker).mkdir(parents=True, exist_ok=True)
 
@@ -69,21 +65,22 @@ class Cloud(model.Cloud):
 
     def kill(self, name: str) -> None:
         """Kills all processes of a TPU, whatever their session: what happens when the machines go away."""
-        mark = f"{MARK}={self.root / name}/".encode()
-        while True:  # a process may fork while we look (a zombie's environment reads as empty)
-            running = []
-            for entry in pathlib.Path("/proc").glob("[0-9]*"):
-                with contextlib.suppress(OSError):
-                    if any(variable.startswith(mark) for variable in (entry / "environ").read_bytes().split(b"\0")):
-                        running.append(int(entry.name))
-            if not running:
-                return
-            for process in running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            time.sleep(0.01)
+        kill_marked(f"{MARK}={self.root / name}/")
 
     def stop(self, name: str) -> None:
         """Stops a TPU, as `tpu-vm stop` does: its processes are gone, its disks stay."""
         self.kill(name)
         self.change("nodes", name, state="STOPPED")
+
+
+def kill_marked(mark: str) -> None:
+    """Kills all processes with a text in their environment, but this one."""
+    running = [0]
+    while running:  # a process may fork while we look (a zombie's environment reads as empty)
+        running = []
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if int(entry.name) != os.getpid() and mark.encode() in (entry / "environ").read_bytes():
+                    running.append(int(entry.name))
+                    os.kill(int(entry.name), signal.SIGKILL)
+        time.sleep(0.01)

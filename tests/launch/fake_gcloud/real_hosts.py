@@ -8,7 +8,6 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 
 from tests.launch.tpu_api.errors import ApiError
 
@@ -21,8 +20,8 @@ class Cloud:
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
 
-    def connection(self, node: dict, worker: int, words: list[str]) -> Callable[[], int]:
-        """Returns what runs an ssh command with a key that is made here and given to the node."""
+    def connect(self, node: dict, worker: int, words: list[str]) -> int:
+        """Runs an ssh command with a key that is made here and given to the node; returns its exit code."""
         key, user = pathlib.Path(words[3]), words[-3].partition("@")[0]
         if not key.exists():
             key.parent.mkdir(mode=0o700, exist_ok=True)
@@ -33,10 +32,7 @@ class Cloud:
             metadata["ssh-keys"] = f"{metadata.get('ssh-keys', '')}\n{entry}"
             self.request("PATCH", f"/v2/{node['name']}", {"updateMask": "metadata"}, {"metadata": metadata})
         argv = [part for word in words[:-1] for part in word.split(" ", 1)] + words[-1:]
-        return lambda: subprocess.run(argv).returncode
-
-    def settings(self) -> dict:
-        return {"retry_seconds": 1.0}
+        return subprocess.run(argv).returncode
 
     def look(self, resource: str) -> dict | None:
         try:

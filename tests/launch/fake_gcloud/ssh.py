@@ -1,22 +1,11 @@
-"""ssh to a host, with gcloud's own reruns.
-
-What the real `tpu-vm ssh` does when ssh itself fails (exit code 255: no connection, a lost one, or a remote command
-that a signal ended): it runs the same command line again, up to ten times in all, with whatever is left on its standard
-input. Any other exit code is passed on.
-Source: lib/googlecloudsdk/command_lib/compute/tpus/tpu_vm/ssh.py (AttemptRunWithRetries) of Google Cloud SDK 528.0.0.
-"""
+"""ssh to a host."""
 
 import shutil
-import sys
-import time
 
 from tests.launch.fake_gcloud.cloud import Cloud
 from tests.launch.fake_gcloud.commands import parent, worded
 from tests.launch.fake_gcloud.synopsis import Call
 from tests.launch.tpu_api.errors import named
-
-ATTEMPTS = 10
-FAILED = "[/usr/bin/ssh] exited with return code [255]."
 
 
 def connect(cloud: Cloud, call: Call) -> int:
@@ -27,17 +16,13 @@ def connect(cloud: Cloud, call: Call) -> int:
         for index in range(len(addresses)) if worker == "all" else [int(worker)]:
             print(" ".join(line(cloud, call, node, index, addresses[index])))  # nothing is quoted
         return 0
-    if worker == "all":  # which the real one takes; nobody here should: see the module's text
+    if worker == "all":  # which the real one takes; nobody here should: each host has its own answer
         raise call.refuse("one ssh per host here", 2)
     words = line(cloud, call, node, int(worker), addresses[int(worker)])
-    connection = cloud.connection(node, int(worker), words)
-    for attempt in range(ATTEMPTS):
-        if (code := connection()) != 255:
-            return code
-        if attempt < ATTEMPTS - 1:
-            print(f"Retrying: SSH command error: {FAILED}", file=sys.stderr, flush=True)
-            time.sleep(cloud.settings()["retry_seconds"])
-    raise call.refuse(FAILED, 255)
+    code = cloud.connect(node, int(worker), words)
+    if code == 255:  # after ten tries of its own
+        raise call.refuse("[/usr/bin/ssh] exited with return code [255].", 255)
+    return code
 
 
 def ready_node(cloud: Cloud, call: Call) -> dict:
@@ -62,6 +47,6 @@ def line(cloud: Cloud, call: Call, node: dict, worker: int, address: str) -> lis
         "UserKnownHostsFile": f"{folder}/google_compute_known_hosts",
     }
     words = [f"-o {name}={value}" for name, value in options.items()]
-    words += [part for flag in flags.get("--ssh-flag", ()) for part in flag.split()]
+    words += [part for flag in call.ssh_flags for part in flag.split()]
     key = flags.get("--ssh-key-file", f"{folder}/google_compute_engine")
     return [shutil.which("ssh"), "-T", "-i", key, *words, f"{user}@{address}", "--", flags["--command"]]

@@ -10,11 +10,10 @@ import fcntl
 import json
 import os
 import pathlib
-import re
 from collections.abc import Collection, Iterator
 
 SETTINGS = {
-    "creating_describes": 1, "queue_describes": 1, "retry_seconds": 0.05,
+    "creating_describes": 1, "queue_describes": 1,
     "env": {},  # of commands on the hosts
     "addresses": [],  # of the hosts; default: those of the loopback
 }  # fmt: skip
@@ -49,7 +48,7 @@ class Folder:
         return json.loads(file.read_text()) if file.exists() else None
 
     def save(self, kind: str, name: str, resource: dict | None) -> None:
-        """Writes a resource; None removes it."""
+        """None removes it."""
         file = self.root / f"{kind}.d" / f"{name}.json"
         if resource is None:
             file.unlink(missing_ok=True)
@@ -71,7 +70,7 @@ class Folder:
     def add_fault(self, command: str, fault: str, times: int = 1, **more: object) -> None:
         """Plants a fault: the next `times` uses of a command ("create", "queued-resources create", ...) meet it."""
         number = len(list((self.root / "faults").iterdir()))
-        file = self.root / "faults" / f"{number:03d}-{re.sub('[^a-z]', '-', command)}-{fault}.json"
+        file = self.root / "faults" / f"{number:03d}.json"
         file.write_text(json.dumps({"command": command, "fault": fault, "times": times, **more}))
 
     def fault(self, command: str, kinds: Collection[str], text: str, worker: int | None = None) -> dict:
