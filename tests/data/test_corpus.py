@@ -156,13 +156,6 @@ def test_max_documents_are_the_first_of_each_source(tmp_path, monkeypatch, most)
         assert len(counted) < len(own.parts()) / 2, "not all is read"
 
 
-def test_shards_hold_the_first_documents(tmp_path, monkeypatch, tokenizer_folder, texts):
-    monkeypatch.setattr(sources, "PART_BYTES", (5000, 10**9))
-    source = write_jsonl(tmp_path / "a.jsonl", texts[:400])
-    made = write_shards(corpus_of((source,), max_documents=300), tmp_path / "shards", tokenizer_folder)
-    assert sum(split.documents for split in made.splits.values()) == 300
-
-
 def test_a_source_without_text_is_named(tmp_path, tokenizer_folder, texts):
     good, blank = write_jsonl(tmp_path / "a.jsonl", texts[:400]), write_jsonl(tmp_path / "b.jsonl", ["", " "])
     with pytest.raises(InputError, match=r"b\.jsonl has no text in it"):

@@ -181,17 +181,7 @@ def test_a_folder_that_is_no_prepared_set_is_named(prepared, tmp_path, monkeypat
     assert all(word in str(error.value) for word in [name, *words]) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["my_row", "kaggle:my_rows"])
-def test_a_name_that_no_prepared_set_has(prepared, name):
-    with pytest.raises(InputError, match=f"tfds:{name} ") as error:
-        texts_of(f"tfds:{name}")
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "streaming"),
-    [("parquet", False), ("parquet", True), ("csv", False)],
-)
+@pytest.mark.parametrize(("kind", "streaming"), [("parquet", True), ("csv", False)])
 def test_files_of_a_data_set_with_other_columns_are_named(tmp_path, kind, streaming):
     import pandas
 

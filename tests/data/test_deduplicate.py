@@ -1,13 +1,12 @@
 """Duplicates by ranges of the hash: the first in source, part and place stays, whatever the ranges are."""
 
-import itertools
 import pathlib
 import random
 
 import numpy as np
 import pytest
 
-from mlm.data import deduplicate, map_part
+from mlm.data import deduplicate
 from tests.support.corpora import corpus_of, write_jsonl, write_shards
 
 
@@ -28,11 +27,3 @@ def test_the_first_stays(small, tokenizer_folder, tmp_path, monkeypatch, documen
     kept = sorted(tuple(row) for table in tables for row in table[["part", "place"]].tolist())
     assert kept == sorted(first.values())
     assert sum(split.duplicates for split in made.splits.values()) == sum(map(len, texts)) - len(first) > 50
-
-
-def test_ranges_hold_everything_once():
-    for items in (0, 1, 8 * 10**6, 10**9, 10**12):
-        found = deduplicate.ranges(items, deduplicate.DOCUMENTS, map_part.RANGES)
-        assert found[0][0] == 0 and found[-1][1] == map_part.RANGES
-        assert all(a[1] == b[0] and a[0] < a[1] for a, b in itertools.pairwise(found))
-        assert len(found) == min(max(1, -(-items // deduplicate.DOCUMENTS)), map_part.RANGES)

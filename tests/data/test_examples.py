@@ -52,11 +52,8 @@ def take(examples: Examples, count: int, start: int = 0, part: tuple[int, int] =
 )
 def test_classes_are_sorted(labels, names):
     assert data.class_names(table([("a",)] * len(labels), labels)) == names
-
-
-def test_one_class_is_refused():
-    with pytest.raises(InputError, match=r"x\.csv: .* 'b'"):
-        data.class_names(table([("a",)] * 2, ["b", "b"]))
+    with pytest.raises(InputError, match=r"x\.csv: "):
+        data.class_names(table([("a",)] * 2, labels[:1] * 2))
 
 
 def test_ids_and_labels_are_those_of_the_rows(examples, tokenizer_folder):

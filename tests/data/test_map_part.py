@@ -51,21 +51,6 @@ def test_tables_are_those_of_the_documents(corpus, texts, tokenizer_folder, tmp_
     assert (blocks["bytes"][:-2] >= 3000).all() and (blocks["bytes"] < 3000 + documents["bytes"].max()).all()
 
 
-def test_sizes_of_groups(texts, tokenizer_folder, tmp_path, monkeypatch):
-    """The largest, and those that the config names."""
-    names = [f"group {n % 7}" for n in range(70)]
-    source = write_jsonl(tmp_path / "a.jsonl", texts[:70], package=names)
-    corpus = corpus_of((source,), group="package")
-    sizes = {name: sum(len(t.encode()) for t, n in zip(texts, names, strict=False) if n == name) for name in names}
-    file = mapped(corpus, tokenizer_folder, tmp_path / "all")
-    assert results.load_json(file.with_suffix(".groups")) == sizes
-    monkeypatch.setattr(map_part, "GROUPS", 2)
-    small, large = min(sizes, key=sizes.get), sorted(sizes, key=sizes.get)[-2:]
-    named = corpus_of((source,), group="package", validation_groups=(small, "elsewhere"))
-    file = mapped(named, tokenizer_folder, tmp_path / "some")
-    assert results.load_json(file.with_suffix(".groups")) == {name: sizes[name] for name in (small, *large)}
-
-
 def test_blocks_do_not_depend_on_where_documents_are_tokenized_together(
     corpus, tokenizer_folder, tmp_path, monkeypatch
 ):
@@ -73,7 +58,3 @@ def test_blocks_do_not_depend_on_where_documents_are_tokenized_together(
     monkeypatch.setattr(map_part, "BATCH_DOCUMENTS", 2)
     mapped(corpus, tokenizer_folder, tmp_path / "few")
     assert contents(tmp_path / "many") == contents(tmp_path / "few") and len(contents(tmp_path / "few")) == 6
-
-
-def test_bytes_of_a_token():
-    assert [map_part.token_dtype(size).itemsize for size in (5, 2**16, 2**16 + 1)] == [2, 2, 4]

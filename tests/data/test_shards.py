@@ -15,7 +15,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mlm.data import deduplicate, results, shards
+from mlm.data import results, shards
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.errors import InputError
@@ -136,13 +136,6 @@ def test_bytes_do_not_depend_on_the_workers(small, made, repeated, tokenizer_fol
     again = write_shards(repeated, tmp_path / "shards", tokenizer_folder, workers=3)
     assert contents(tmp_path / "shards") == contents(made.folder)
     assert again.fingerprint == made.fingerprint
-
-
-def test_bytes_do_not_depend_on_the_ranges_of_hashes(small, made, repeated, tokenizer_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(deduplicate, "DOCUMENTS", -(-332 // 7))
-    assert len(deduplicate.ranges(332, deduplicate.DOCUMENTS, deduplicate.RANGES)) == 7
-    write_shards(repeated, tmp_path / "shards", tokenizer_folder)
-    assert contents(tmp_path / "shards") == contents(made.folder)
 
 
 def test_another_seed_deals_the_same_documents_otherwise(small, made, repeated, tokenizer_folder, tmp_path):

@@ -81,17 +81,6 @@ def test_many_small_files_are_read_together(tmp_path):
     assert [(text, group) for _, (text, group) in read_documents(own)] == [(str(n), f"{n:04}.txt") for n in range(2000)]
 
 
-@pytest.mark.parametrize(
-    ("group", "groups"), [("", [""]), ("document", [""]), ("file", ["a/x.jsonl", "b.jsonl"]), ("title", ["t0", "t1"])]
-)
-def test_groups_of_lines(tmp_path, group, groups):
-    (tmp_path / "a").mkdir()
-    for name in ("a/x.jsonl", "b.jsonl"):
-        write_jsonl(tmp_path / name, numbered(4), title=["t0", "t0", "t1", "t1"])
-    found = read_documents(corpus_of((f"jsonl:{tmp_path}/**/*.jsonl",), group=group))
-    assert len(found) == 8 and sorted({document.group for _, document in found}) == groups
-
-
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 

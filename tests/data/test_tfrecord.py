@@ -27,13 +27,9 @@ def test_records_are_those_of_tensorflow(tmp_path, length, top):
     assert b"".join(tfrecord.encode(ids_NxL)) == (tmp_path / "theirs").read_bytes()
 
 
-@pytest.mark.parametrize("length", [1, 100, 512])
-def test_first_length(length):
-    assert tfrecord.first_length(b"".join(tfrecord.encode(rows(3, length, 50_000))), "file") == length
-
-
-def test_first_length_of_something_else():
+def test_first_length():
     record = tfrecord.encode(rows(1, 100, 50_000))[0]
+    assert tfrecord.first_length(record, "some/file") == 100
     for data in (b"", b"nothing", record[: len(record) // 2 + 40], record.replace(b"input_ids", b"output_id")):
         with pytest.raises(DamageError, match=r"some/file"):
             tfrecord.first_length(data, "some/file")
