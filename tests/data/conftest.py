@@ -17,7 +17,6 @@ def copied(manifest: Manifest, tmp_path: pathlib.Path) -> Manifest:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small parts and blocks, so that there are many."""
     small_parts(monkeypatch)
 
 

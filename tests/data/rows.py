@@ -77,7 +77,6 @@ def damage(copied: Manifest, fault: str) -> pathlib.Path:
 
 
 def last_record(data: bytes) -> int:
-    """Offset of the last record."""
     offset = 0
     while offset + record_size(data[offset:]) < len(data):
         offset += record_size(data[offset:])

@@ -54,9 +54,6 @@ def test_seeking_reads_one_shard_a_lane(manifest, copied):
     assert_same(next(train(copied, start=step)), next(train(manifest, start=step)))
 
 
-# Evaluation -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("batch", [16, 10_000])
 def test_evaluation_gives_every_record_once_in_order(manifest, batch):
     rows = all_rows(manifest, "validation")
@@ -75,11 +72,7 @@ def test_evaluation_gives_every_record_once_in_order(manifest, batch):
         assert_same(columns, {key: column[4:8] for key, column in part.items()})
 
 
-# Shards of transformers' TF-TPU example -------------------------------------------------------------------------------
-
-
 def write_records(path: pathlib.Path, ids: np.ndarray, masks: np.ndarray) -> None:
-    """As prepare_tfrecord_shards.py does."""
     import tensorflow as tf
 
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -108,9 +101,6 @@ def test_shards_as_the_tf_tpu_example_writes_them(tokenizer_folder, tmp_path):
     (batch,) = batches.eval_batches(found, split="validation", batch=9, rows=(0, 9))
     rows = zip(batch["input_ids"].tolist(), batch["attention_mask"].tolist(), strict=True)
     assert list(rows) == expected["validation"]
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_evaluation_split_is_refused(manifest):

@@ -130,9 +130,6 @@ def test_a_source_s_own_split_stays(tmp_path):
         assert {own.split_of(part, group, number) for group in ("a", "b") for number in (0, 2**64 - 1)} == {split}
 
 
-# max_documents --------------------------------------------------------------------------------------------------------
-
-
 def limited(own: Corpus, workers: int) -> tuple[list, list]:
     """What is to be read, and the parts that were counted for it."""
     engine, counted = InProcess(), []

@@ -19,18 +19,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def test_hf_reads_a_local_folder_with_its_own_splits(tmp_path):
-    train, validation = numbered(30), numbered(5, 28)  # two texts are in both
-    for split, texts in (("train", train), ("validation", validation), ("test", numbered(9, 100))):
-        datasets.Dataset.from_dict({"text": texts}).to_parquet(tmp_path / "set" / f"{split}.parquet")
-    for streaming in (False, True):
-        own = corpus_of((f"hf:{tmp_path}/set",), streaming=streaming, group="text", validation_groups=tuple(train))
-        found = read_documents(own)
-        assert [text for part, (text, _) in found if part.split == "validation"] == validation
-        assert [text for part, (text, _) in found if part.split == "train"] == train
-        assert {own.split_of(part, group, 0) for part, (_, group) in found if part.split == "train"} == {"train"}
-
-
 @pytest.mark.parametrize(
     ("role", "names"),
     [

@@ -9,7 +9,6 @@ from mlm.data.deal import copies, deal
 
 
 def blocks(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes and tokens of some blocks."""
     draw = np.random.default_rng(seed)
     return draw.integers(0, 2**64, count, np.uint64), draw.integers(0, 1000, count)
 

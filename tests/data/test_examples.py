@@ -148,7 +148,6 @@ def test_a_text_that_holds_the_padding_token(tokenizer_folder):
 
 
 def test_a_label_that_the_training_split_lacks(tmp_path):
-    """Of a text, and of a word."""
     (tmp_path / "a.csv").write_text("text,label\na,x\nb,y\n")
     (tmp_path / "b.csv").write_text("text,label\na,x\nb,z\n")
     sources = {"train": f"csv:{tmp_path}/a.csv", "validation": f"csv:{tmp_path}/b.csv"}

@@ -156,31 +156,26 @@ def test_what_means_no_label_depends_on_the_classes_of_training(tmp_path, kind, 
 
 # Bad files ------------------------------------------------------------------------------------------------------------
 
-BAD_CSV = {
-    "empty text": ("text,label\na,b\n  ,b\n", "line 3: its 'text'"),
-    "too few": ("text,label,more\na,b,c\nd,e\n", "line 3: has 2 columns where the header has 3"),
-    "no rows": ("text,label\n", "no rows"),
-    "open quote": ('text,label\n"a,b\nc,d\n', "line 2"),
-    "stray quote": ('text,label\n"a\nb",x\n"a" b,x\n', "line 4"),
-    "twice": ("text,label,label\na,b,c\n", "2 of its columns are named 'label'"),
-    "mark inside": ("\ufeff\ufefftext,label\na,b\n", r"'text' among '\ufefftext', 'label'"),
-}
-BAD_JSONL = {
-    "an array": ('[\n{"text": "a", "label": 1},\n', "line 1: begins a JSON array"),
-    "deep": ("[" * 100_000 + "\n", "line 1"),
-    "no column": ('{"text": "a", "label": 1}\n\n{"text": "a"}\n', "line 3: its 'label' is missing"),
-    "list label": ('{"text": "a", "label": [1]}\n', "line 1: its 'label' is [1]"),
-    "nan label": ('{"text": "a", "label": NaN}\n', "line 1: its 'label' is nan"),
-    "surrogate": ('{"text": "\\ud800", "label": 1}\n', "line 1: its 'text' is not valid Unicode"),
+BAD_FILES = {  # format and fault: content, what the sentence must name
+    "csv empty text": ("text,label\na,b\n  ,b\n", "line 3: its 'text'"),
+    "csv too few": ("text,label,more\na,b,c\nd,e\n", "line 3: has 2 columns where the header has 3"),
+    "csv no rows": ("text,label\n", "no rows"),
+    "csv open quote": ('text,label\n"a,b\nc,d\n', "line 2"),
+    "csv stray quote": ('text,label\n"a\nb",x\n"a" b,x\n', "line 4"),
+    "csv twice": ("text,label,label\na,b,c\n", "2 of its columns are named 'label'"),
+    "csv mark inside": ("\ufeff\ufefftext,label\na,b\n", r"'text' among '\ufefftext', 'label'"),
+    "jsonl an array": ('[\n{"text": "a", "label": 1},\n', "line 1: begins a JSON array"),
+    "jsonl deep": ("[" * 100_000 + "\n", "line 1"),
+    "jsonl no column": ('{"text": "a", "label": 1}\n\n{"text": "a"}\n', "line 3: its 'label' is missing"),
+    "jsonl list label": ('{"text": "a", "label": [1]}\n', "line 1: its 'label' is [1]"),
+    "jsonl nan label": ('{"text": "a", "label": NaN}\n', "line 1: its 'label' is nan"),
+    "jsonl surrogate": ('{"text": "\\ud800", "label": 1}\n', "line 1: its 'text' is not valid Unicode"),
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "words"),
-    [pytest.param("csv", *BAD_CSV[fault], id=f"csv {fault}") for fault in BAD_CSV]
-    + [pytest.param("jsonl", *BAD_JSONL[fault], id=f"jsonl {fault}") for fault in BAD_JSONL],
-)
-def test_bad_files(tmp_path, kind, content, words):
+@pytest.mark.parametrize("fault", BAD_FILES)
+def test_bad_files(tmp_path, fault):
+    kind, (content, words) = fault.partition(" ")[0], BAD_FILES[fault]
     (tmp_path / f"bad.{kind}").write_text(content)
     sentence = refused(f"{kind}:{tmp_path}/bad.{kind}", split="validation")
     assert words in sentence and f"{tmp_path}/bad.{kind}" in sentence

@@ -38,11 +38,7 @@ def test_fingerprint_is_of_the_batches_not_of_the_place(manifest, copied):
     assert dataclasses.replace(copied, splits={"train": turned}).fingerprint != manifest.fingerprint
 
 
-# Manifests that can't be used -----------------------------------------------------------------------------------------
-
-
 def rewritten(copied: Manifest, change: Callable[[dict], None]) -> pathlib.Path:
-    """The file of a manifest, whose content was changed."""
     file = pathlib.Path(copied.folder, manifests.NAME)
     content = json.loads(file.read_text())
     change(content)
@@ -142,9 +138,6 @@ def test_no_shards(tmp_path):
     for folder in (tmp_path, tmp_path / "gone"):
         with pytest.raises(InputError, match=f"{folder}.*holds no shards"):
             load_manifest(str(folder))
-
-
-# Shards of transformers' TF-TPU example: no manifest ------------------------------------------------------------------
 
 
 @pytest.fixture

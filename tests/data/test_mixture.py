@@ -38,9 +38,6 @@ def order_of(manifest: Manifest, start: int, count: int) -> tuple[np.ndarray, np
     return batch_rows(lanes, rows_before=start * BATCH, rows=BATCH, count=count)
 
 
-# Order ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("counts", [(6, 2), (1, 7), (4, 4), (5, 2, 1)])
 def test_lanes_of_a_folder_are_spread_over_the_hosts(counts):
     """Of every half and quarter of the lanes, each folder has its part, to one lane."""
@@ -113,9 +110,6 @@ def test_the_document_of_a_record(mixed, manifest, web):
 def test_fewer_shards_than_lanes(mixed):
     with pytest.raises(InputError, match=r"data\.lanes = 12: .*/shards has only 6 train shards for its 9 lanes"):
         train(mixed, lanes=12)
-
-
-# One manifest ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_mixture_of_one_is_its_folder(manifest):

@@ -1,12 +1,10 @@
 """Files of tasks: whole or not there, read in parts, and one sentence where that fails."""
 
-import threading
-
 import numpy as np
 import pytest
 
 from mlm.data import results
-from mlm.errors import DamageError, InputError
+from mlm.errors import DamageError
 from mlm.paths import UPath
 
 
@@ -37,31 +35,6 @@ def test_what_is_saved_is_loaded(folder):
     assert results.load_json(folder / "x.json") == {"a": [1, "é"]}
 
 
-def test_stretches_of_a_cut_file(tmp_path):
-    folder = UPath(tmp_path)
-    items = np.arange(100, dtype=np.uint32)
-    results.save_cut(folder / "x.cut", items, np.repeat(range(4), [0, 10, 0, 90]), 4)
-    for first, stop, found in ((0, 1, []), (1, 2, range(10)), (2, 3, []), (1, 4, range(100)), (3, 4, range(10, 100))):
-        pieces = results.load_cut(folder / "x.cut", np.uint32, 4, first, stop)
-        assert len(pieces) == stop - first and np.concatenate(pieces).tolist() == list(found)
-
-
-def test_several_files_are_read_at_a_time_and_come_in_order():
-    together = threading.Barrier(2, timeout=60)
-
-    def load_one(item):
-        if item < 2:
-            together.wait()
-        return item
-
-    assert list(results.at_once(load_one, range(100))) == list(range(100))
-    begun = []
-    next(results.at_once(begun.append, range(100)))
-    assert len(begun) <= results.THREADS, "what nobody waits for would fill the memory"
-    with pytest.raises(ZeroDivisionError):
-        list(results.at_once(lambda item: 1 // item, [1, 0, 1]))
-
-
 def test_a_file_appears_whole_or_not_at_all(folder):
     file = folder / "x.numbers"
     results.save(file, np.arange(3))
@@ -84,13 +57,3 @@ def test_a_damaged_file_is_named(tmp_path, damage):
     results.save(folder / "x.json", np.frombuffer(b'{"a": ', np.uint8))
     with pytest.raises(DamageError, match=r"x\.json"):
         results.load_json(folder / "x.json")
-
-
-def test_a_full_disk_is_a_sentence(tmp_path):
-    """/dev/full refuses what is written to it, as a full disk does."""
-    words = r"x\.numbers: can't be written on .*No space left on device.*shards\.dir"
-    with pytest.raises(InputError, match=words), results.written(UPath(tmp_path / "x.numbers")) as file:
-        file.symlink_to("/dev/full")
-        with file.open("wb") as out:
-            out.write(b"x" * 10**6)
-    assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -29,7 +28,6 @@ from tests.support.corpora import (
     corpus_of,
     ids_of,
     shard_rows,
-    shard_texts,
     train_tokenizer,
     write_jsonl,
     write_shards,
@@ -91,17 +89,6 @@ def test_counts_are_those_of_the_texts(made, repeated, everything, tokenizer_fol
 
 def hash_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def test_every_document_is_in_one_shard_beside_its_neighbours(made, everything, tokenizer_folder):
-    distinct = list(dict.fromkeys(everything))
-    of_split = {split: shard_texts(made, split, distinct, tokenizer_folder) for split in SPLITS}
-    found = Counter(text for shards in of_split.values() for held in shards for text in held)
-    cut = sum(len(split.shards) for split in made.splits.values())
-    assert set(found.values()) == {1} and len(distinct) - cut <= len(found) <= len(distinct)
-    place = {text: number for number, text in enumerate(distinct)}
-    gaps = [place[b] - place[a] for held in of_split["train"] for a, b in itertools.pairwise(held)]
-    assert np.mean([0 < gap <= 5 for gap in gaps]) > 0.6, "the documents of a block stay together"
 
 
 def test_files_are_named_as_the_tf_tpu_example_names_them(manifest):
@@ -252,7 +239,6 @@ def test_a_small_validation_split_gets_fewer_shards(texts, tokenizer_folder, tmp
 
 
 def test_a_large_vocabulary_takes_four_bytes_a_token(texts, tmp_path):
-    """As many ids as two bytes do not hold."""
     folder = train_tokenizer(texts, tmp_path / "tokenizer", kind="wordpiece")
     file = pathlib.Path(folder, "tokenizer.json")
     content = json.loads(file.read_text())

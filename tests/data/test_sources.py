@@ -13,14 +13,6 @@ from mlm.errors import InputError
 from tests.support.corpora import corpus_of, numbered, read_documents, texts_of, write_jsonl
 
 
-def test_text_is_a_document_a_line(tmp_path):
-    (tmp_path / "a.txt").write_text("one\n\n  two  \n\t\n= three =")
-    with gzip.open(tmp_path / "b.txt.gz", "wb") as file:
-        file.write("vier, fünf\nsechs\n".encode())
-    (tmp_path / "c.txt").mkdir()
-    assert texts_of(f"text:{tmp_path}/*.txt*") == ["one", "two", "= three =", "vier, fünf", "sechs"]
-
-
 def test_jsonl_field_is_the_one_named_in_the_source_else_in_the_config(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", ["line one\nline two", "b"], field="body")
     assert texts_of(f"jsonl:{tmp_path}/*.jsonl#body") == ["line one\nline two", "b"]
@@ -81,22 +73,14 @@ def test_many_small_files_are_read_together(tmp_path):
     assert [(text, group) for _, (text, group) in read_documents(own)] == [(str(n), f"{n:04}.txt") for n in range(2000)]
 
 
-# Bad input ------------------------------------------------------------------------------------------------------------
-
-
-PACKED = gzip.compress(b"text\n" * 10_000)
-
-
 BAD_FILES = {  # name: content, what the sentence must name
     "bad.jsonl": (b'{"text": "good"}\n{"text": \n', "bad.jsonl, line 2"),
     "other.jsonl": (b'{"body": "good"}\n', "'text'"),
     "number.jsonl": (b'{"text": 3}\n', "number.jsonl, line 1"),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "surrogate.jsonl, line 1"),
-    "cut.txt.gz": (PACKED[:-20], "cut.txt.gz"),
-    "flipped.txt.gz": (PACKED[:10] + bytes([PACKED[10] ^ 0xFF]) + PACKED[11:], "flipped.txt.gz"),
+    "cut.txt.gz": (gzip.compress(b"text\n" * 10_000)[:-20], "cut.txt.gz"),
     "plain.txt.gz": (b"not compressed", "plain.txt.gz"),
     "no column/train.jsonl": (b'{"body": "good"}\n', "text"),
-    "numbers/train.jsonl": (b'{"text": 3}\n', "'text' is not a string"),
     "broken/train.jsonl": (b'{"text": \n', "JSON"),
 }
 

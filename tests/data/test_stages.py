@@ -25,8 +25,6 @@ RANGES = [[], [(1, 1)], [(1, 4)], [(3, 5)], [(3, 5), (6, 6), (9, 12)], [(2, 2), 
 
 
 class Batch(NamedTuple):
-    """One batch of the order of the data."""
-
     number: int
     rows: int
     rows_before: int

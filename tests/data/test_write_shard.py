@@ -1,5 +1,6 @@
 """A shard: the documents of its blocks in order, and where each of its records is from."""
 
+import itertools
 import json
 import pathlib
 import shutil
@@ -32,12 +33,15 @@ def made(texts, tokenizer_folder, tmp_path_factory) -> tuple[Manifest, dict[tupl
 def test_rows_are_the_documents_of_the_table_in_order(made, tokenizer_folder):
     """Of each shard, tokenized one by one; the partial row at its end is lost, and counted."""
     manifest, texts = made
-    parts, held = json.loads(pathlib.Path(manifest.folder, "documents", "parts.json").read_text()), []
+    parts = json.loads(pathlib.Path(manifest.folder, "documents", "parts.json").read_text())
+    held, near = [], []
     for split, facts in manifest.splits.items():
         lost = 0
         for number, rows_NxL in enumerate(shard_rows(manifest, split)):
             table = np.load(f"{manifest.folder}/documents/{split}-{number}.npy")
             own = [texts[(*parts[part], place)] for _, part, place in table.tolist()]
+            rows = itertools.pairwise(table.tolist())
+            near += [one == other and 0 < place - last <= 5 for (_, one, last), (_, other, place) in rows]
             ids = ids_of(own, tokenizer_folder)
             stream = [each for row in ids for each in row]
             assert rows_NxL.ravel().tolist() == stream[: rows_NxL.size]
@@ -46,6 +50,7 @@ def test_rows_are_the_documents_of_the_table_in_order(made, tokenizer_folder):
             lost += len(stream) - rows_NxL.size
             held += [(split, text) for text in own]
         assert lost == facts.dropped_tokens and facts.documents == sum(name == split for name, _ in held)
+    assert np.mean(near) > 0.6, "the documents of a block stay together"
     counts = {text: sum(text == each for _, each in held) for text in set(texts.values())}
     first = {}
     for (source, _, _), text in texts.items():
@@ -53,9 +58,6 @@ def test_rows_are_the_documents_of_the_table_in_order(made, tokenizer_folder):
     validation = {text for split, text in held if split == "validation"}
     assert counts == {t: 1 if t in validation or first[t].endswith("a.jsonl") else 2 for t in counts}, "b comes twice"
     assert validation.isdisjoint(text for split, text in held if split == "train")
-
-
-# Where a record is from -----------------------------------------------------------------------------------------------
 
 
 def test_documents_of_every_record(made, tokenizer_folder):

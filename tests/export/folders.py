@@ -53,6 +53,5 @@ def damage_ranks(folder: pathlib.Path) -> None:
 
 
 def damaged(folder, target: pathlib.Path, damage) -> pathlib.Path:
-    """Returns a copy of a folder with a damage."""
     damage(copy := pathlib.Path(shutil.copytree(str(folder), target)))
     return copy

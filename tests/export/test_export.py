@@ -20,7 +20,7 @@ from mlm.pretrained import load
 from mlm.workdir import Workdir
 from tests.export.folders import SCORES
 from tests.support.tokenizers import make_bert_tokenizer, random_model
-from tests.support.trained_model import info_of, save_checkpoint, train_tokenizer
+from tests.support.trained_model import info_of, save_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +50,9 @@ def contents(folder) -> dict[str, bytes]:
 
 
 def test_the_folder_is_complete(exported):
-    names = {path.name for path in exported.iterdir()}
-    assert names == {
-        "config.json",
-        "model.safetensors",
-        "flax_model.msgpack",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "README.md",
-        "run_config.json",
-        "proof.json",
-        "proof.safetensors",
-    }
+    names = "README.md config.json flax_model.msgpack model.safetensors proof.json proof.safetensors run_config.json"
+    names += " tokenizer.json tokenizer_config.json"
+    assert sorted(path.name for path in exported.iterdir()) == names.split()
     assert [path.name for path in exported.parent.iterdir()] == [exported.name], "a temporary folder was left"
     modes = {path.stat().st_mode for path in exported.iterdir()}
     assert len(modes) == 1, "a file can be read by fewer people than the others"
@@ -90,19 +81,6 @@ def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path)
     assert found.step == 7
     np.testing.assert_allclose(found.params["lm_head"]["bias"].std(), 0.2, rtol=0.1)
     np.testing.assert_allclose(model.params["lm_head"]["bias"].std(), 0.3, rtol=0.1)
-
-
-def test_the_proof_exercises_what_can_go_wrong(exported, model):
-    rows = json.loads((exported / "proof.json").read_text())["rows"]
-    assert max(len(row["ids"]) for row in rows) == model.longest_row, "no row reaches the last position"
-    assert len({len(row["ids"]) for row in rows}) > 3, "no padding is exercised"
-    assert {len(row["fillings"]) for row in rows} >= {1, 2}
-    fillings = {tuple(filling["token"] for filling in mask) for row in rows[:5] for mask in row["fillings"]}
-    assert len(fillings) >= 5, "fillings that don't depend on the text prove little"
-    tok = AutoTokenizer.from_pretrained(exported)
-    assert [row["ids"] for row in rows] == tok([row["text"] for row in rows])["input_ids"]
-    logits = load_file(exported / "proof.safetensors")
-    assert [logits[f"logits.{i}"].shape for i in range(len(rows))] == [(len(row["positions"]), 1000) for row in rows]
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -200,9 +178,3 @@ def test_the_tokenizer_gives_what_the_model_takes_alone(tmp_path, monkeypatch):
     with pytest.raises(DamageError, match="token_type_ids"):
         export.export(model, UPath(tmp_path / "other"), scores=None, name="x")
     assert not (tmp_path / "other").exists()
-
-
-def test_a_tokenizer_that_does_not_fit_is_refused(model, tmp_path):
-    other = dataclasses.replace(model, tokenizer=train_tokenizer(tmp_path / "tokenizer", vocab_size=600))
-    with pytest.raises(InputError, match=r"has 1000 vocabulary entries, .* 600"):
-        export.export(other, UPath(tmp_path / "new"), scores=None, name="x")

@@ -1,8 +1,6 @@
 """Export of a classifier: it is read back as the same model, its card has its scores, and a damage is found."""
 
-import dataclasses
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -14,7 +12,7 @@ from mlm.errors import DamageError, InputError
 from mlm.export import export, reference
 from mlm.model import classifier
 from mlm.pretrained import load, locate
-from tests.export.folders import damage_head
+from tests.export.folders import damage_head, damaged
 from tests.support.trained_classifier import make
 
 
@@ -40,35 +38,9 @@ def test_the_folder_is_read_back(classifier_of, trained_classifier):
         assert words in card
 
 
-@pytest.mark.standard
-def test_the_folder_of_a_classifier_of_words_is_read_back(classifier_of):
-    folder = classifier_of("tokens").export
-    again = load.load(str(folder), head=load.CLASSIFIER)
-    assert classifier.kind(again.config) == "tokens" and set(again.params["classifier"]) == {"kernel", "bias"}
-    tensors = load_file(str(folder / "model.safetensors"))
-    assert {name for name in tensors if "roberta" not in name} == {"classifier.weight", "classifier.bias"}
-    assert not any("pooler" in name for name in tensors)
-    config = json.loads((folder / "config.json").read_text())
-    assert config["architectures"] == ["RobertaForTokenClassification"] and config["id2label"]["2"] == "weather"
-    proof = json.loads((folder / "proof.json").read_text())
-    assert proof["task"] == "token-classification" and len(proof["rows"][0]["scores"]) == len(proof["rows"][0]["ids"])
-    card = (folder / "README.md").read_text()
-    assert "pipeline_tag: token-classification" in card and "3 labels" in card
-
-
-@pytest.mark.parametrize("broken", ["model.safetensors", "flax_model.msgpack"])
-def test_each_of_the_two_files_is_read_back(classifier_of, trained_classifier, tmp_path, broken):
-    folder = tmp_path / "copy"
-    shutil.copytree(str(classifier_of("classes").export), folder)
-    if broken == "model.safetensors":
-        damage_head(folder)
-    else:
-        params = jax.tree.map(np.array, trained_classifier.params)
-        params["classifier"]["out_proj"]["bias"][1] += 0.01
-        good = (folder / "model.safetensors").read_bytes()
-        export.write_model(dataclasses.replace(trained_classifier, params=params), folder)
-        (folder / "model.safetensors").write_bytes(good)
-    with pytest.raises(DamageError, match=f"{broken}: "):
+def test_damage_is_found(classifier_of, trained_classifier, tmp_path):
+    folder = damaged(classifier_of("classes").export, tmp_path / "copy", damage_head)
+    with pytest.raises(DamageError, match=r"model\.safetensors: "):
         export.check_files(folder, reference.compute(trained_classifier), trained_classifier)
 
 

@@ -127,20 +127,10 @@ def test_texts_give_a_table(trained_classifier):
     assert first.splitlines()[1].split() == [f"{best['probabilities'][best['label']]:.2%}", best["label"]]
 
 
-def test_few_compilations(trained_classifier):
-    predictor = TextClassifier(trained_classifier, tokenizer.load(trained_classifier.tokenizer))
-    for count in (5, 6, 7, 8):
-        predictor.logits([predictor.encode(("rain " * n,), "x")["input_ids"] for n in range(1, count)])
-    assert predictor._logits._cache_size() <= 2
-
-
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        (b"", "line 2: .* empty"),
         (b"a\tb", "line 2: .* one text"),
-        (b"<pad>", "line 2: .* <pad>"),
-        (b"\xff", "line 2: .* UTF-8"),
         (rb'{"text": "\ud800"}', "line 2: .* UTF-8"),
         (rb'{"\u001b[2J": "x"}', r"line 2: .* under text; its keys: \\u001b\[2J"),
     ],
@@ -163,8 +153,6 @@ def test_a_hostile_label_does_not_reach_a_terminal(trained_classifier):
     assert line["label"].startswith("\x1b[2J"), "as it is, for programs"
 
 
-def test_calls_without_sense(trained_classifier):
-    with pytest.raises(InputError, match="give texts"):
-        classify_texts.run(trained_classifier, texts=[], top_k=1, stdin=Terminal(), stdout=io.StringIO())
+def test_no_labels_are_asked_for(trained_classifier):
     with pytest.raises(InputError, match="--top-k=0"):
         predicted(trained_classifier, "rain\n", top_k=0)

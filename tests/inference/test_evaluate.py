@@ -42,7 +42,6 @@ def setting(trained_workdir, tmp_path_factory):
 
 
 def write_folder(model: load.Pretrained, folder: pathlib.Path) -> str:
-    """Writes a transformers folder."""
     export.write_model(model, pathlib.Path(shutil.copytree(model.tokenizer, folder)))
     return str(folder)
 

@@ -16,7 +16,6 @@ ROPE = {kind: {"rope_type": "default", "rope_theta": 9000.0} for kind in ("full_
 
 @pytest.fixture
 def roberta(model, tmp_path) -> pathlib.Path:
-    """A config.json that may be changed."""
     model.config.save_pretrained(tmp_path / "roberta")
     return tmp_path / "roberta" / "config.json"
 

@@ -28,7 +28,6 @@ POSITIONS = "roberta/embeddings/position_embeddings/embedding"
 
 @pytest.fixture(scope="module")
 def exported(model, tmp_path_factory) -> pathlib.Path:
-    """A transformers folder."""
     folder = pathlib.Path(shutil.copytree(model.tokenizer, tmp_path_factory.mktemp("source") / "export"))
     export.write_model(model, folder)
     return folder
@@ -206,17 +205,6 @@ def test_tensors_are_tiled_from_the_middle(family, heads, starts):
     assert missing == (["model/layers/3/attn_norm/scale"] if family == "modernbert" else [])
     for words in (f"16 to {8 * heads}", "24 to 42", f"2 to 4: layers {', '.join(map(str, layers))}"):
         assert any(words in line for line in lines)
-
-
-def test_a_layer_is_started_from_one_of_its_kind():
-    small, large = config_of("modernbert", 22), config_of("modernbert", 28)
-    found = warm_start._spread_layers(small, large)
-    assert [layer % 3 == 0 for layer in found] == [index % 3 == 0 for index in range(28)]
-    assert [layer for layer in found if layer % 3 == 0] == [0, 3, 6, 9, 9, 12, 15, 18, 18, 21]
-    assert [layer for layer in found if layer % 3] == [1, 2, 4, 4, 5, 7, 8, 8, 10, 11, 13, 14, 14, 16, 17, 19, 19, 20]
-    small, large = config_of("roberta", 12), config_of("roberta", 24)
-    assert warm_start._spread_layers(small, large) == [min(round(index / 2), 11) for index in range(24)]
-    assert warm_start._spread_layers(large, large) == list(range(24))
 
 
 def test_a_start_is_tiled_if_the_config_asks_for_it(exported):

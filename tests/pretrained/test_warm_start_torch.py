@@ -11,7 +11,6 @@ import pytest
 
 from mlm.model import families, weights
 from mlm.pretrained import load
-from tests.pretrained.starts import started
 from tests.support.pytorch import run_torch
 
 pytestmark = pytest.mark.standard
@@ -41,14 +40,12 @@ def write(tmp_path_factory) -> Callable[[int, tuple[str, ...]], pathlib.Path]:
     ids=lambda case: f"{case[0]} {case[1]}",
 )
 def written(request, write) -> pathlib.Path:
-    """The folder of a model."""
     generation, model_type = request.param
     cases = STANDARD if request.param in STANDARD else SLOW
     return write(generation, tuple(name for number, name in cases if number == generation)) / model_type
 
 
 def test_logits_are_those_of_pytorch(written):
-    """Of one file, and of several."""
     model, parts = (load.load(str(written / name), head=load.LM_HEAD) for name in ("whole", "parts"))
     assert (written / "parts" / "model.safetensors.index.json").is_file()
     assert all(np.array_equal(value, model.leaves[name]) for name, value in parts.leaves.items())
@@ -74,17 +71,3 @@ def test_initial_values_are_drawn_as_pytorch_draws_them(written, head):
         assert value.std() == pytest.approx(stddev, rel=4 / value.size**0.5, abs=1e-8), name
         if config.model_type == "modernbert":
             assert np.abs(value).max() == pytest.approx(largest, rel=0.02), name
-
-
-@pytest.mark.slow
-def test_a_start_takes_everything(written, trained_workdir):
-    folder, model = str(trained_workdir.tokenizer), load.load(str(written / "whole"), head=load.LM_HEAD)
-    sizes = {"modernbert": ["model.local_attention=8"], "bert": ["model.positions=34"]}.get(model.config.model_type, [])
-    family = f"model.family={families.name_of(model.config)}"
-    _, after, lines = started(str(written / "whole"), folder, family, "model.layers=4", *sizes)
-    assert "1,000 of 1,000 rows copied;" in lines[2]
-    assert not any("newly initialized" in line or "unused" in line for line in lines)
-    positions = 34 if model.config.model_type == "bert" else 32
-    assert [line for line in lines if f"{positions} of {positions} positions copied" in line] == lines[3:4]
-    for name, value in model.leaves.items():
-        np.testing.assert_array_equal(after[name][: len(value)], value, err_msg=name)
