@@ -20,7 +20,7 @@ import host_setup
 import pytest
 from pods import backend, hosts
 
-from tests.launch.fake_gcloud import commands, ssh, synopsis
+from tests.launch.fake_gcloud import commands, synopsis
 from tests.launch.fake_gcloud.cloud import REASONS, Cloud
 from tests.launch.host_folder import STUB, HostFolder
 
@@ -64,7 +64,6 @@ class FakePod:
         self.cloud.connect = self._connect
 
     def commit(self) -> None:
-        """Makes the repository one of git's."""
         self.git("init", "-q", "-b", "main")
         self.git("add", "-A")
         self.git("commit", "-qm", "first")
@@ -127,11 +126,9 @@ class FakePod:
         return result.stdout
 
     def host_folder(self, worker: int, run: str = "a", attempt: int = 1) -> pathlib.Path:
-        """Returns a run's folder on a worker."""
         return self.home / str(worker) / "home" / ".mlm-pod" / "runs" / run / str(attempt)
 
     def processes(self, run: str = "a", attempt: int = 1) -> list[int]:
-        """Returns the processes of a run on all hosts."""
         folders = [self.host_folder(worker, run, attempt) for worker in range(2)]
         return [process for folder in folders for process in host_keeper.processes(folder)]
 
@@ -199,11 +196,9 @@ def host_here(words: list[str], home: pathlib.Path, stdin: bytes) -> backend.Res
 
 
 def gcloud_here(cloud: Cloud, argv: list[str]) -> backend.Result:
-    """Runs the stand-in for gcloud in this process."""
     with PRINTED, contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
-            call = synopsis.parse(argv)
-            code = (ssh.connect if call.verb == "ssh" else commands.run)(cloud, call)
+            code = commands.run(cloud, synopsis.parse(argv))
         except synopsis.RefusedError as error:
             code = error.code
             print(error, file=sys.stderr)

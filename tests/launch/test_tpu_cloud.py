@@ -23,17 +23,6 @@ def test_up_is_idempotent(pod):
     assert pod.verbs().count("tpu-vm create") == 1
 
 
-def test_up_through_the_queue(pod):
-    said = pod.tpu(*UP, "--queued", "--spot")
-    assert "my-pod is WAITING (ACCEPTED), 0 min so far" in said
-    create = next(call for call in pod.cloud.calls() if call[3] == "create")
-    assert create[2] == "queued-resources" and {"--spot", "--node-id=my-pod"} <= set(create)
-    pod.tpu(*UP, "--queued", "--spot")
-    assert pod.verbs().count("queued-resources create") == 1
-    pod.tpu("down", "--queued")
-    assert resources(pod) == []
-
-
 def test_up_waits_for_a_lost_network(pod, monkeypatch):
     pod.cloud.add_fault("tpu-vm create", "unavailable")
     assert "can't be reached" in pod.tpu(*UP)

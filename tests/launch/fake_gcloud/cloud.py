@@ -30,13 +30,7 @@ class Cloud(model.Cloud):
 
     user, user_home = "me", "/home/some one"  # of whoever calls gcloud
 
-    def look(self, resource: str) -> dict | None:
-        """Returns a node without letting time pass, or None."""
-        node = self.load("nodes", resource.rpartition("/")[2])
-        return node if node and node["name"] == resource else None
-
     def note_call(self, argv: list[str], name: str = "calls.jsonl") -> None:
-        """Appends a command line to its file."""
         with (self.root / name).open("a") as file:
             file.write(json.dumps(argv) + "\n")
 

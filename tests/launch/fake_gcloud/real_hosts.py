@@ -34,12 +34,6 @@ class Cloud:
         argv = [part for word in words[:-1] for part in word.split(" ", 1)] + words[-1:]
         return subprocess.run(argv).returncode
 
-    def look(self, resource: str) -> dict | None:
-        try:
-            return self.request("GET", f"/v2/{resource}")
-        except ApiError:
-            return None
-
     def request(self, method: str, path: str, query: dict[str, str] | None = None, body: dict | None = None) -> dict:
         """Returns the answer to a request. Raises ApiError."""
         data = None if body is None else json.dumps(body).encode()

@@ -38,13 +38,7 @@ class Call:
     def __init__(self, name: str) -> None:
         self.name, self.flags, self.ssh_flags, self.target = name, {}, [], ""
 
-    @property
-    def verb(self) -> str:
-        """The last word of the command, such as "create"."""
-        return self.name.split(" ")[1]
-
     def refuse(self, what: str, code: int = 1) -> RefusedError:
-        """Returns the error to raise: gcloud's line for this command."""
         return RefusedError(self.name, what, code)
 
 

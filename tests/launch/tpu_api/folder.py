@@ -20,8 +20,6 @@ SETTINGS = {
 
 
 class Folder:
-    """The folder and how to read and change it."""
-
     def __init__(self, state: str | os.PathLike) -> None:
         self.root = pathlib.Path(state).resolve()
         for folder in ("nodes.d", "queued.d", "operations.d", "faults"):
@@ -58,12 +56,10 @@ class Folder:
         new.rename(file)
 
     def change(self, kind: str, name: str, **fields: object) -> None:
-        """Changes fields of a resource: its state, its health, its symptoms, whatever the service might do."""
         with self.lock():
             self.save(kind, name, self.load(kind, name) | fields)
 
     def all(self, kind: str) -> dict[str, dict]:
-        """Returns all resources of a kind by their names."""
         names = sorted(file.stem for file in (self.root / f"{kind}.d").glob("*.json"))
         return {name: self.load(kind, name) for name in names}
 

@@ -40,7 +40,6 @@ class Gcloud:
 
 
 def main(sdk: str) -> None:
-    """Answers until the input ends."""
     sys.path[:0] = [f"{sdk}/lib", f"{sdk}/lib/third_party"]
     answers = os.fdopen(os.dup(1), "w")
     said = [os.memfd_create("out"), os.memfd_create("err")]
