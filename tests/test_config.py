@@ -4,64 +4,37 @@ import copy
 import json
 import math
 import random
-import subprocess
 import sys
 
 import pytest
 
 from mlm import config as configs
-from mlm import config_mine
 from mlm.errors import InputError, StopError
 from mlm.paths import UPath
 from tests.support.configs import BASE, refused
 
 
-@pytest.mark.standard
-def test_loads_fast_and_without_jax():
-    code = (
-        "import sys, time; begin = time.process_time()\n"
-        "from mlm import config\n"
-        "config.load('configs/roberta_base.py', ['train.steps=10'])\n"
-        "seconds = time.process_time() - begin\n"
-        "heavy = {'jax', 'tensorflow', 'transformers', 'flax', 'datasets', 'numpy'} & set(sys.modules)\n"
-        "print(seconds, *heavy)\n"
-    )
-    runs = [subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True) for _ in range(3)]
-    assert all(not run.stdout.split()[1:] for run in runs), f"imported: {runs[0].stdout}"
-    assert min(float(run.stdout.split()[0]) for run in runs) < 1
-
-
 @pytest.mark.parametrize(
     ("override", "value"),
     [
-        ("train.steps=7", 7),
         ("train.steps=1_000", 1000),
-        ("mesh.data=-1", -1),
         ("optimizer.learning_rate=1e-3", 0.001),
         ("optimizer.learning_rate=1", 1.0),
         ("model.remat=true", True),
         ("model.remat=False", False),
-        ("model.remat=1", True),
         ("tokenizer.kind=bpe", "bpe"),
         ("shards.dir=gs://bucket/a=b", "gs://bucket/a=b"),
         ("log.wandb=", ""),
         ("corpus.sources=text:*.txt", ("text:*.txt",)),
-        ("corpus.sources=('docstrings',)", ("docstrings",)),
         ("corpus.weights=2", (2,)),
         ("corpus.weights=[0.5]", (0.5,)),
-        ("data.skip_batches=41:50", ("41:50",)),
-        ("data.skip_batches=('9:9', '41:50')", ("9:9", "41:50")),
     ],
 )
 def test_overrides_of_each_type(override, value):
     group, name = override.partition("=")[0].split(".")
     found = configs.load(BASE, [override])[group][name]
-    assert found == value
-    assert type(found) is type(value)
-
-
-def test_the_last_override_holds():
-    assert configs.load(BASE, ["train.steps=1", "train.steps=2"]).train.steps == 2
+    assert found == value and type(found) is type(value)
+    assert configs.load(BASE, ["train.steps=1", "train.steps=2"]).train.steps == 2, "the last one holds"
 
 
 @pytest.mark.parametrize(
@@ -90,15 +63,11 @@ BODY = "from configs.base import get_config as base\ndef get_config():\n    c = 
     ("text", "words"),
     [
         (BODY.format("c.optimizer.lr = 1e-3"), "config.optimizer.lr is not a key of configs/base.py"),
-        (BODY.format("c.learning_rate = 1e-3"), "config.learning_rate is not a key of configs/base.py"),
         (BODY.format("del c.train.seed"), "config.train.seed is missing"),
         (BODY.format("c.train.steps = 1.5"), "TypeError while reading it: "),
         (BODY.format("c.train.steps = True"), "config.train.steps = True: must be a whole number from 0 up."),
-        (BODY.format("c.train.steps = None"), "config.train.steps = None: must be a whole number from 0 up."),
         (BODY.format("c.optimiser.b1 = 0.8"), "AttributeError while reading it: "),
-        (BODY.format("return 3"), "the file defines no get_config() that returns a ConfigDict."),
         ("x = 1\n", "the file defines no get_config() that returns a ConfigDict."),
-        ("import os; os.environ['NOT_THERE']\ndef get_config(): pass\n", "KeyError while reading it: 'NOT_THERE'"),
         ("raise ValueError('two\\nlines')\n", "ValueError while reading it: two lines"),
         ("def get_config(:\n", "SyntaxError while reading it: "),
     ],
@@ -110,10 +79,6 @@ def test_files_that_are_wrong(tmp_path, text, words):
         configs.load(str(path), [])
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there():
-    assert refused(path="configs/none.py") == "--config=configs/none.py: there is no such file."
 
 
 def test_saved_config_comes_back(tmp_path):
@@ -129,16 +94,6 @@ def test_saved_config_comes_back(tmp_path):
         configs.load_saved(path, ["train.steps=-9"])
 
 
-@pytest.mark.parametrize("change", [{"steps": "many"}, {"steps": 1.5}, {"steps": None}, {"epochs": "1"}])
-def test_saved_config_of_the_wrong_type_is_refused(tmp_path, change):
-    path = UPath(tmp_path) / "config.json"
-    content = configs.load(BASE, []).to_dict()
-    content["train"] |= change
-    path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"config\.train\.(steps|epochs) = .*: must be"):
-        configs.load_saved(path, [])
-
-
 @pytest.mark.parametrize("data", [None, b"", b"{", b"[1]", b"3", b"\xff", b"[" * 90_000, b"{}", b'{"a": {"b": 1}}'])
 def test_saved_config_that_is_damaged_is_named(tmp_path, data):
     path = UPath(tmp_path) / "config.json"
@@ -148,23 +103,31 @@ def test_saved_config_that_is_damaged_is_named(tmp_path, data):
         configs.load_saved(path, [])
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("train.steps", "many", r"config\.train\.steps = 'many': must be"),
+        ("train.epochs", None, r"config\.train\.epochs = None: must be"),
+        ("pod.port", ..., r"config\.json: has no pod\.port, as if another version .* another --workdir"),
+    ],
+)
+def test_saved_configs_of_another_type_or_version(tmp_path, key, value, words):
+    path, flat = UPath(tmp_path) / "config.json", configs.flatten(configs.load(BASE, [])) | {key: value}
+    path.write_text(configs.unflatten({name: each for name, each in flat.items() if each is not ...}).to_json())
+    with pytest.raises(InputError, match=words):
+        configs.load_saved(path, [])
+
+
 def test_fingerprint_depends_on_values_alone():
     one = configs.load(BASE, [])
     assert configs.fingerprint(one) == configs.fingerprint(configs.load(BASE, ["train.steps=100000"]))
     assert configs.fingerprint(one) != configs.fingerprint(configs.load(BASE, ["train.steps=100001"]))
 
 
+MAY_CHANGE_GROUPS = {"checkpoint", "corpus", "log", "mesh", "pod", "shards", "tokenizer"}
 MAY_CHANGE = {
-    "model.remat", "model.remat_feed_forward", "train.guard_limit", "train.accumulate",
-    "evaluate.every", "evaluate.batch", "mesh.data", "mesh.fsdp", "mesh.tensor",
-    "checkpoint.every", "checkpoint.keep", "checkpoint.on_damage", "checkpoint.milestones",
-    "log.every", "log.tensorboard", "log.wandb", "log.profile_start", "log.profile_steps",
-    "corpus.sources", "corpus.weights", "corpus.field", "corpus.streaming", "corpus.validation_fraction",
-    "corpus.max_documents", "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.sample_megabytes",
-    "tokenizer.lowercase", "shards.dir", "shards.length", "shards.count", "shards.validation_count", "shards.workers",
-    "shards.seed", "corpus.group", "corpus.validation_groups", "corpus.keep_out", "corpus.near_duplicates",
-    "corpus.test_fraction", "corpus.test_groups", "data.skip_batches", "data.mixture", "evaluate.sets",
-    "pod.port", "pod.engine_port", "pod.start_timeout", "pod.heartbeat", "pod.hang",
+    "model.remat", "model.remat_feed_forward", "train.guard_limit", "train.accumulate", "evaluate.every",
+    "evaluate.batch", "evaluate.sets", "data.skip_batches", "data.mixture",
     "classify.train", "classify.validation", "classify.test", "classify.predict",
 }  # fmt: skip
 
@@ -174,7 +137,8 @@ def test_diff_names_each_key_that_must_not_change():
     for key, value in configs.flatten(old).items():
         other = "another" if isinstance(value, str) else 77
         new = configs.unflatten(configs.flatten(old) | {key: other})
-        expected = [] if key in MAY_CHANGE else [f"{key}: {value!r} -> {other!r}"]
+        may_change = key in MAY_CHANGE or key.partition(".")[0] in MAY_CHANGE_GROUPS
+        expected = [] if may_change else [f"{key}: {value!r} -> {other!r}"]
         assert configs.diff(old, new) == expected, key
 
 
@@ -187,17 +151,6 @@ def test_diff_of_a_config_with_itself_out_of_json_is_empty():
     content["mine"]["pairs"] = [[1, 2]]
     changes = ["mine.pairs: ((1, 2),) -> None", "train.seed: None -> 0"]
     assert configs.diff(configs.from_dict(content), config) == changes
-
-
-@pytest.mark.parametrize("key", ["masking.kind", "pod.port", "train.seed"])
-def test_a_saved_config_of_another_version_is_refused(tmp_path, key):
-    content = configs.load(BASE, []).to_dict()
-    group, _, name = key.partition(".")
-    del content[group][name]
-    path = UPath(tmp_path) / "config.json"
-    path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=rf"config\.json: has no {key}, as if another version .* another --workdir\.$"):
-        configs.load_saved(path, [])
 
 
 def test_values_are_replaced_as_they_are_in_a_copy():
@@ -269,24 +222,18 @@ def test_keys_of_ones_own(tmp_path):
         (OWN, "mine.alhpa=1", "--config.mine.alhpa mine.alpha"),
         (OWN, "mine.seed=1", "--config.mine.seed config.mine.seed"),
         (OWN, "mine.n=0.5", "--config.mine.n=0.5 whole 2"),
-        (OWN, "mine.alpha=high", "--config.mine.alpha=high number 1.0"),
         (OWN, "mine.alpha=nan", "config.mine.alpha nan finite"),
-        (OWN, "research.x=1", "--config.research.x mine"),
         (OWN + RULE, "mine.alpha=-1", "config.mine.alpha -1.0 above 0"),
         (OWN + RULE.replace("alpha", "alhpa"), "", "RULES mine.alhpa mine.alpha"),
         (OWN + RULE.replace("mine.alpha", "train.steps"), "", "RULES train.steps"),
         (OWN + "\nRULES = {'mine.alpha': lambda v: v > 0}\n", "", "RULES mine.alpha"),
         (OWN + "\nRULES = [1]\n", "", "RULES mine.KEY"),
         (OWN + RULE.replace("v > 0", "v.x"), "", "config.mine.alpha AttributeError"),
-        ("import numpy\n" + OWN + RULE.replace("v > 0", "numpy.ones(2) > v"), "", "config.mine.alpha ValueError"),
-        (OWN + RULE.replace("v > 0", "None"), "", "config.mine.alpha above 0"),
         (BODY.format("c.mine.x = None"), "mine.x=1", "config.mine.x None"),
         (BODY.format("c.mine.x = [1]"), "", "config.mine.x [1] tuple"),
-        (BODY.format("c.mine.x = {'a': 1}"), "", "config.mine.x tuple"),
         (BODY.format("del c.mine\n    c.mine = 3"), "", "config.mine 3 ConfigDict"),
         (BODY.format("c.mine['a b'] = 3"), "", "mine.a letters"),
         (BODY.format("c.research = type(c)({'x': 1})"), "", "config.research.x config.mine"),
-        (BODY.format("c.train.step = 1"), "", "config.train.step train.steps"),
     ],
 )
 def test_keys_of_ones_own_that_are_refused(tmp_path, text, override, words):
@@ -305,13 +252,3 @@ def test_a_config_imports_the_file_beside_it(tmp_path):
         found.append(configs.load(path, []).mine.size)
     assert found == [3, 4] and "sizes_of_mine" not in sys.modules
     assert not {str(tmp_path / "3"), str(tmp_path / "4")} & set(sys.path)
-
-
-@pytest.mark.parametrize("read", [lambda group: group.powr, lambda group: group["powr"]])
-def test_a_key_of_mine_that_code_reads_and_the_config_lacks_is_named(read):
-    config = configs.load(BASE, [])
-    for group, is_named in ((config.mine, True), (config.train, False)):
-        with pytest.raises((AttributeError, KeyError)) as error:
-            read(group)
-        refused = config_mine.of_missing_key(error.value)
-        assert ("config.mine.powr" in str(refused)) == is_named and (refused is None) != is_named

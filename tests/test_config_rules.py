@@ -1,6 +1,5 @@
 """Rules of the config: each key has one, and each refuses in a sentence that names key, value and what is allowed."""
 
-import math
 import re
 
 import pytest
@@ -181,8 +180,7 @@ TIED = [
     ("corpus.group=document corpus.validation_groups=('a',)", "corpus.validation_groups", "corpus.group"),
     ("model.heads=7", "model.heads", "model.hidden_size"),
     *(
-        (f"model.family={family} model.{key}={value}", f"model.{key}", f"modernbert {default}")
-        for family in ("roberta", "roberta_prelayernorm")
+        (f"model.{key}={value}", f"model.{key}", f"modernbert {default}")
         for key, (value, default) in OF_MODERNBERT.items()
     ),
     ("model.family=modernbert model.heads=256", "model.heads", "even"),
@@ -204,15 +202,12 @@ TIED = [
     ("masking.random_share=0.3", "masking.random_share", "mask_share 1"),
     ("evaluate.count=independent masking.kind=span", "evaluate.count", "fixed masking.kind = span"),
     ("train.steps=0", "train.steps", "train.epochs train.hours"),
-    ("train.epochs=2", "train.steps", "train.epochs train.hours"),
-    ("train.hours=2", "train.steps", "train.epochs train.hours"),
     ("train.replay=a", "train.replay", "train.hours"),
     ("train.steps=0 train.hours=2 schedule.warmup_steps=9", "schedule.warmup_steps", "warmup_fraction train.hours"),
     ("train.steps=0 train.hours=2 schedule.name=inverse_sqrt", "schedule.name", "warmup_fraction train.hours"),
     ("train.branch_from=runs/a@5 train.init_from=runs/b", "train.branch_from", "train.init_from"),
     ("train.branch_from=runs/a@5 model.init=primed", "model.init", "stock train.branch_from"),
     ("train.init_tiled=true", "train.init_tiled", "train.init_from"),
-    ("model.init=primed train.init_from=runs/a", "model.init", "stock train.init_from"),
     ("schedule.warmup_steps=5 schedule.warmup_fraction=0.1", "schedule.warmup_steps", "warmup_fraction"),
     ("train.steps=50 schedule.warmup_steps=51", "schedule.warmup_steps", "train.steps = 50"),
     ("schedule.name=wsd schedule.warmup_fraction=0.6 schedule.decay_fraction=0.5", "schedule.decay_fraction", "warmup"),
@@ -235,10 +230,7 @@ def test_rules_that_tie_keys_together(overrides, key, words):
     ("task", "override", "words"),
     [
         (configs.PRETRAINING, "shards.length=513", "must be at most model.positions = 512"),
-        (configs.PRETRAINING, "shards.count=7", "must be at least data.lanes = 8"),
-        (configs.PRETRAINING, "masking.random_share=0.3", "must not exceed 1 together"),
         (configs.PRETRAINING, "data.short_length=96", "must be a multiple of 8"),
-        (configs.PRETRAINING, "data.batch_stages=((9, 5),)", "ROWS must be multiples of 8"),
         (configs.CLASSIFICATION, "classify.metric=pearson", "must be of accuracy, f1, .*, matthews for classes"),
         (configs.CLASSIFICATION, "classify.label=text", "'text': must be another column than classify.text.$"),
     ],
@@ -252,19 +244,8 @@ def test_rules_hold_for_the_task_that_reads_the_key(task, override, words):
     with pytest.raises(InputError) as again:
         configs.replace(config, configs.parse(config, [override]), task=task)
     assert str(again.value) == str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("classify.metric=('f1_macro',)", "must be of accuracy, f1 for tokens"),
-        ("classify.text=('a', 'b')", "must name one column, a list of words, for tokens"),
-    ],
-)
-def test_rules_of_token_labels(override, words):
-    configs.load(BASE, [override], task=configs.CLASSIFICATION)
-    with pytest.raises(InputError, match=words):
-        configs.load(BASE, ["classify.kind=tokens", override], task=configs.CLASSIFICATION)
+    with pytest.raises(InputError, match="must be of accuracy, f1 for tokens"):
+        configs.load(BASE, ["classify.kind=tokens", "classify.metric=('f1_macro',)"], task=configs.CLASSIFICATION)
 
 
 @pytest.mark.parametrize(("key", "values"), OF_MODERNBERT.items())
@@ -299,11 +280,3 @@ def test_what_just_fits_is_taken():
     configs.load(BASE, ["train.steps=50", "schedule.warmup_steps=50"])
     configs.load(BASE, ["train.steps=0", "train.epochs=0.5", "schedule.warmup_steps=1000"])
     configs.load(BASE, ["data.lanes=64", "shards.count=64"])
-
-
-def test_numbers_of_rules_are_shown_as_they_are():
-    assert RULES["data.seed"][1] == "a whole number from 0 to 2^32 - 1"
-    assert RULES["optimizer.b1"][1] == "a number in [0, 1)"
-    assert RULES["masking.rate"][1] == "a number in (0, 1]"
-    assert not RULES["optimizer.b1"][0](math.nan)
-    assert RULES["optimizer.b1"][0](0)

@@ -92,14 +92,13 @@ def test_a_record_names_the_class_and_all_its_files(tmp_path):
 
 
 RESUMES = [
-    ({}, ""),
     ({"lib_of_mine": LIBRARY.replace("with a weight", "weighted").replace("A loss", "The loss")}, ""),
     ({"lib_of_mine": LIBRARY.replace("weights_BxK *", "weights_BxK /")}, "lib_of_mine.py branch_from=RUN@3"),
     ({"scale_of_mine": "SCALE = 3.0\n"}, "scale_of_mine.py branch_from=RUN@3"),
 ]
 
 
-@pytest.mark.parametrize(("changed", "refusal"), RESUMES, ids=["same", "comment", "code", "imported"])
+@pytest.mark.parametrize(("changed", "refusal"), RESUMES, ids=["comment", "code", "imported"])
 def test_resume_by_the_same_class_of_another_source(tmp_path, changed, refusal):
     saved, now = describe(tmp_path / "a"), describe(tmp_path / "b", **changed)
     saved = json.loads(json.dumps(saved))
@@ -114,22 +113,13 @@ def test_resume_by_the_same_class_of_another_source(tmp_path, changed, refusal):
         assert not entry.changes(saved, now)
 
 
-@pytest.mark.parametrize(("saved", "now"), [(Weighted, Pretraining), (Pretraining, Weighted), (Weighted, Attends)])
-def test_resume_by_another_class_is_refused(saved, now):
-    with pytest.raises(InputError) as caught:
-        entry.check_resume(entry.describe(saved), entry.describe(now), "RUN/3", "RUN@3")
-    assert all(f"{cls.__name__}" in str(caught.value) for cls in (saved, now)) and "RUN/3" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("saved", "now", "stock_network", "refused", "said"),
     [
         (Pretraining, Pretraining, True, False, ""),
         (Weighted, Pretraining, True, False, "test_entry.Weighted"),
-        (Pretraining, Weighted, False, False, ""),
         (Weighted, Weighted, False, False, ""),
         (Attends, Pretraining, True, True, "test_entry.Attends"),
-        (Attends, Weighted, False, True, "test_entry.Attends"),
         (Pretraining, Attends, False, True, "test_entry.Attends"),
         (Attends, Attends, False, False, ""),
         (Attends, Attends, True, False, "make_attention"),
@@ -146,7 +136,7 @@ def test_use_of_a_model_by_another_class(saved, now, stock_network, refused, sai
         assert said in found and bool(said) == bool(found)
 
 
-@pytest.mark.parametrize("given", [lambda config: None, functools.partial(Weighted), dict, "Weighted", 3])
+@pytest.mark.parametrize("given", [functools.partial(Weighted), dict, "Weighted"])
 def test_what_is_no_class_for_pretraining(tmp_path, capsys, given):
     assert main(["train", "--config=configs/base.py", f"--workdir={tmp_path}/w"], pretraining=given) == 2
     assert "Pretraining" in capsys.readouterr().err and not list(tmp_path.iterdir())
@@ -254,16 +244,10 @@ def test_a_subclass_through_resume_and_report(one_device, tmp_path, manifest, ow
     assert "test_entry.Weighted" in page and "power" in page
 
 
-def start(script, *arguments: str, code: int = 0, cwd=None) -> str:
+def start(program: list[str], *arguments: str, code: int = 0, cwd=ROOT) -> str:
     """Runs a researcher's file; returns what it printed."""
-    program = script if isinstance(script, list) else [str(script)]
-    done = subprocess.run(
-        [sys.executable, *program, *arguments],
-        env=processes.environment(1),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-    )
+    line, env = [sys.executable, *program, *arguments], processes.environment(1)
+    done = subprocess.run(line, env=env, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -276,7 +260,7 @@ def flags(folder, manifest, *vary: str) -> list[str]:
 
 @pytest.mark.slow
 def test_every_run_of_a_sweep_trains_the_class(tmp_path, manifest):
-    script = write(tmp_path / "a")
+    script = [str(write(tmp_path / "a"))]
     line = flags(tmp_path / "a", manifest, "mine.power=0.3,0.5")
     start(["-m", "main_of_mine"], *line, cwd=tmp_path / "a")
     runs = tmp_path / "a" / "runs"
@@ -285,29 +269,7 @@ def test_every_run_of_a_sweep_trains_the_class(tmp_path, manifest):
     for power in (0.3, 0.5):
         meta = checkpoint_files.read_meta(Workdir(str(runs / f"power={power}")).checkpoints, 2)
         assert meta["class"]["name"] == "lib_of_mine.Scaled" and meta["config"].mine.power == power
-    start(script, "sweep", "evaluate", f"--workdir={runs}/power=0.3", "--vary", "evaluate.seed=0,1")
-    said = start(["-m", "mlm"], *line, code=2, cwd=ROOT)
+    said = start(["-m", "mlm"], *line, code=2)
     assert "lib_of_mine.Scaled" in said and "power=0.3" in said
     assert json.loads((runs / "sweep.json").read_text()) == content
-    write(tmp_path / "a", lib_of_mine=LIBRARY.replace("return super().loss", "raise ValueError('the loss of mine')  #"))
-    said = start(script, *flags(tmp_path / "a", manifest, "mine.power=0.7"), code=1)
-    assert "the loss of mine" in said
-    for bad, words in (("mine.powr=0,1", "mine.power"), ("mine.power=0,2", "[0, 1]")):
-        assert words in start(script, *flags(tmp_path / "a", manifest, bad), code=2)
-
-
-@pytest.mark.slow
-def test_a_host_with_another_file_is_named(tmp_path, manifest):
-    scripts = [write(tmp_path / "a"), write(tmp_path / "b", scale_of_mine="SCALE = 2.5\n")]
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        port, engine_port = (free.getsockname()[1] for free in (one, other))
-    line = processes.train_arguments(tmp_path / "runs", manifest.folder, f"pod.engine_port={engine_port}")
-    line[1] = f"--config={tmp_path}/a/own_config.py"
-    line += [f"--coordinator=127.0.0.1:{port}", "--processes=2"]
-    started = [
-        processes.start([*line, f"--process-id={index}"], devices=1, program=str(script))
-        for index, script in enumerate(scripts)
-    ]
-    for process in started:
-        _, err = processes.finish(process, code=2)
-        assert "scale_of_mine.py" in err.splitlines()[-1]
+    assert "[0, 1]" in start(script, *flags(tmp_path / "a", manifest, "mine.power=0,2"), code=2)

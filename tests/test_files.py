@@ -16,13 +16,9 @@ from mlm.inference import minimal_pairs
 from mlm.paths import UPath, sizes
 from mlm.pretrained import checkpoint_files
 from mlm.workdir import work_folder
-from tests.support.corpora import corpus_of, read_documents, write_jsonl
+from tests.support.corpora import corpus_of, read_documents, texts_of, write_jsonl
 
 LETTERS = ["a[1]", "[", "b*c", "w?", "#1", "c:d", "x::y", "@5", "50%20", "{a,b}", "~", " é'", "-x", "file:z"]
-
-
-def texts_of(source: str, **settings) -> list[str]:
-    return [text for _, (text, _) in read_documents(corpus_of((source,), **settings))]
 
 
 def names_of(pattern: str) -> list[str]:
@@ -78,12 +74,10 @@ def test_patterns_as_ever(tmp_path):
 @pytest.mark.parametrize(
     ("rest", "found"),
     [
-        ("a#b.jsonl", ("a#b.jsonl", "")),
         ("a#b.jsonl#text", ("a#b.jsonl", "text")),
         ("a#b.jsonl#a#b", ("a#b.jsonl", "a#b")),
         ("a#*.jsonl#text", ("a#*.jsonl", "text")),
         ("none.jsonl#text", ("none.jsonl", "text")),
-        ("none.jsonl", ("none.jsonl", "")),
     ],
 )
 def test_where_the_name_of_a_field_begins(tmp_path, rest, found):
@@ -152,13 +146,6 @@ def test_folders_of_data_sets_by_their_letters(tmp_path):
             with pytest.raises(InputError, match=re.escape(name)):
                 corpus_of((f"hf:{name}",)).parts()
     assert data_sets.hf_name("Salesforce/wikitext:raw") == ("Salesforce/wikitext", "raw")
-
-
-def test_pairs_that_are_not_there_are_refused(tmp_path):
-    (tmp_path / "gone.jsonl").symlink_to("nowhere")
-    for name, words in (("*.csv", "no such file"), ("*.jsonl", "gone.jsonl.*nowhere")):
-        with pytest.raises(InputError, match=rf"--pairs=.*{words}"):
-            minimal_pairs.read(f"{name[2:]}:{tmp_path}/{name}")
 
 
 def test_a_folder_of_shards_that_are_links(manifest, tmp_path):

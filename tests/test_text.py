@@ -4,11 +4,10 @@ import io
 import subprocess
 import sys
 
-import jinja2
 import pytest
 from rich.text import Text
 
-from mlm.text import code, is_text, markdown, prepare_streams, printable, show, table, templates
+from mlm.text import code, is_text, markdown, prepare_streams, printable, show, table
 from tests.support.streams import Terminal
 
 
@@ -29,17 +28,9 @@ def test_half_of_a_surrogate_pair_is_no_text():
     assert not any(map(is_text, ["\udcff", "a\ud800", None, 3, b"x"]))
 
 
-def test_plain_text_stays_plain():
+def test_code_in_markdown():
     assert markdown("a my_model-v2 of 0.5, 80%") == "a my_model-v2 of 0.5, 80%"
-    assert code("hf:Salesforce/wikitext:wikitext-103-raw-v1") == "`hf:Salesforce/wikitext:wikitext-103-raw-v1`"
     assert code("a`|b") == "<code>a&#96;&#124;b</code>"
-
-
-def test_templates_escape_what_they_show_and_refuse_to_guess():
-    page = templates("mlm.report").from_string("<h1>{{ name }}</h1>{{ lead }}")
-    assert "<h1>&lt;b&gt;</h1>" in page.render(name="<b>", lead="")
-    with pytest.raises(jinja2.UndefinedError, match="'lead' is undefined"):
-        page.render(name="x")
 
 
 ROWS = [("short", "1", "a" * 300), ("[red]longer:smile:", "1,000", Text("colored", "red"))]
@@ -74,10 +65,6 @@ def test_a_terminal_gets_colors_and_no_control_characters(monkeypatch, term, cel
     assert "a" * 300 in text, "nothing is cut, and a terminal wraps long lines itself"
     assert shown(Text("z" * 50), out=Terminal()) == "z" * 50 + "\n"
     assert text.splitlines()[-1] == r"[b]\u001b[2J\u000a" + "y" * 50
-
-
-def test_a_table_without_heads_begins_with_its_first_row():
-    assert shown(table("", "", rows=[("a", "\x1b[2J")])) == "a  \\u001b[2J\n"
 
 
 class Latin1Terminal(io.TextIOWrapper):
