@@ -30,9 +30,8 @@ from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
 from mlm.workdir import Workdir, work_folder
 from tests.support import processes
-from tests.support.bucket import refusing
 from tests.support.corpora import contents, corpus_of, shared_engine, write_jsonl, write_shards
-from tests.support.tiny import slow, tiny_config
+from tests.support.tiny import tiny_config
 
 
 def test_paths(bucket, emulator):
@@ -49,12 +48,7 @@ def test_paths(bucket, emulator):
     assert "later" in sizes(root / "a"), "a listing was kept"
     move(root / "a", root / "moved", first="x.json")
     assert children(root / "a") == []
-    assert {path.name for path in (root / "moved").rglob("*") if path.is_file()} == {
-        "x.json",
-        "empty",
-        "later",
-        "deep.txt",
-    }
+    assert {name.rpartition("/")[2] for name in contents(root / "moved")} == {"x.json", "empty", "later", "deep.txt"}
     with pytest.raises(FileNotFoundError):
         local_folder(f"{bucket}/nowhere")
 
@@ -95,9 +89,8 @@ def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypat
         write_shards(corpus_of((remote,)), folder, tokenizer_folder, source="others")
     made = write_shards(corpus_of((remote,)), folder, tokenizer_folder, workers=1)
     again = modified(UPath(folder))
-    assert {name: again[name] for name in kept if name in again and "parts.json" not in name} == {
-        name: kept[name] for name in kept if name in again and "parts.json" not in name
-    }, "a shard that was whole was written again"
+    both = [name for name in kept if name in again and "parts.json" not in name]
+    assert all(again[name] == kept[name] for name in both), "a shard that was whole was written again"
     assert len(again.keys() & kept.keys()) >= 16
     found, expected = contents(folder), contents(tmp_path / "shards")
     assert found.keys() == expected.keys()
@@ -114,30 +107,6 @@ def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypat
 def modified(folder: UPath) -> dict[str, object]:
     """When each file below a folder was written."""
     return {str(path): path.stat().st_mtime for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize(("first", "last"), [slow(30, 33), slow(40, 10**6)])
-def test_a_bucket_that_answers_503(bucket, emulator, tokenizer_folder, tmp_path, texts, first, last):
-    """For a while: it is asked again. For good: one sentence, and a later start does what is missing."""
-    local = write_jsonl(tmp_path / "texts.jsonl", texts[:400])
-    UPath(f"{bucket}/texts.jsonl").write_bytes((tmp_path / "texts.jsonl").read_bytes())
-    settings = (f"corpus.sources='jsonl:{bucket}/texts.jsonl'", f"shards.dir={bucket}/shards", "shards.workers=1")
-    settings += (f"tokenizer.path={tokenizer_folder}", "shards.count=6", "shards.validation_count=2")
-    settings += ("shards.length=32", "data.lanes=2", "corpus.validation_fraction=0.1")
-    command = ["shards", "--config=configs/base.py", f"--workdir={tmp_path}/run", *(f"--config.{e}" for e in settings)]
-    refused = []
-    code, proxy = 0 if last < 100 else 2, refusing(emulator, lambda n: first <= n < last and not refused.append(n))
-    with proxy as url, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", url)
-        _, words = processes.run(command, code=code)
-    assert len(refused) >= 3
-    if code:
-        (line,) = [line for line in words.splitlines() if line.startswith("mlm shards: ")]
-        assert f"{bucket}/" in line and "the bucket does not answer" in line and "503" in line
-        assert "Traceback" not in words and not (UPath(bucket) / "shards" / "manifest.json").exists()
-        processes.run(command)
-    made = write_shards(corpus_of((local,)), tmp_path / "shards", tokenizer_folder)
-    assert load_manifest(f"{bucket}/shards").fingerprint == made.fingerprint
 
 
 def test_a_folder_that_can_not_be_listed(bucket, monkeypatch):
@@ -199,9 +168,7 @@ def test_checkpoints_in_a_bucket(bucket):
     assert checkpoint_files.complete_steps(folder) == [1, 3, 6]
     names = {path.name for path in children(folder)}
     assert "damaged.4" in names and "incomplete.5" not in names, "step 6 stands in for an incomplete one"
-    assert not (folder / "9").exists() and not (folder / "incomplete.9").exists(), (
-        "what orbax had not committed is gone"
-    )
+    assert not {"9", "incomplete.9"} & names, "what orbax had not committed is gone"
     assert (folder / "damaged.4" / "hashes.json").is_file() and not (folder / "4").exists()
 
 
@@ -275,11 +242,10 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, manifest, tokenizer_fold
     for workdir in (str(local), str(run)):
         processes.run(["export", f"--workdir={workdir}"])
         processes.run(["report", f"--workdir={workdir}"])
-    assert (run / "report.html").read_text().startswith("<!doctype") or "<html" in (run / "report.html").read_text()
+    assert "<html" in (run / "report.html").read_text()
     own, other = contents(run / "export"), contents(UPath(local / "export"))
     assert own.keys() == other.keys()
-    assert {f: own[f] == other[f] for f in own if f.endswith((".safetensors", ".msgpack", "proof.json"))} == {
-        f: True for f in own if f.endswith((".safetensors", ".msgpack", "proof.json"))
-    }
+    differ = {name for name in own if own[name] != other[name]}
+    assert not [name for name in differ if name.endswith((".safetensors", ".msgpack", "proof.json"))]
     out, _ = processes.run(["predict", f"--model={run}/export", "It is the <mask>."])
     assert "It is the" in out

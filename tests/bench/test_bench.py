@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
@@ -17,9 +15,7 @@ from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import show
 from mlm.training import sharding
-from tests import ROOT
 from tests.support.corpora import write_jsonl
-from tests.support.processes import environment
 from tests.support.pytorch import torch_python
 from tests.support.refusals import refuse
 from tests.support.tiny import tiny_config
@@ -76,24 +72,11 @@ def test_step_batches_and_loop(manifest, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_step_and_plan_import_no_tensorflow():
-    program = "import sys; sys.modules['tensorflow'] = None\nimport mlm.bench.steps, mlm.plan.plan, mlm.training.train"
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment(1), check=True)
-
-
-@pytest.mark.slow
 def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch):
     """Of the first text of the corpus, by both; nothing is left behind."""
     write_jsonl(tmp_path / "texts.jsonl", texts)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(inputs.tempfile, "tempdir", str(tmp_path / "temporary"))
-    write = inputs.shards.write
-
-    def write_anew(*args, folder, **settings):
-        assert not pathlib.Path(folder).exists(), "what is there would not be written"
-        return write(*args, folder=folder, **settings)
-
-    monkeypatch.setattr(inputs.shards, "write", write_anew)
     config = tiny_config(f"corpus.sources=jsonl:{tmp_path}/texts.jsonl", "shards.count=4", "data.lanes=4")
     found = measured(config, ["shards"], tokenizer_folder=tokenizer_folder, megabytes=0.2)["shards"]
     ours, example = found["mlm"], found["tf_tpu_example"]
@@ -128,9 +111,8 @@ def test_torch(capsys, monkeypatch):
     assert row["tokens_per_second"] * row["milliseconds"] == pytest.approx(16 * 32 * 1e3)
     assert row["mfu"] is None and found["mlm"]["mfu"]
     assert set(found["ratios"]) == {"baseline", "torch"}
-    out = capsys.readouterr().out
-    assert ["run_mlm.py (PyTorch)", f"{row['tokens_per_second']:,.0f}"] in cells_of(out, 0, 1)
-    assert f"{found['ratios']['torch']:.3g} times" in out and f"PyTorch {row['torch']}" in out
+    shown = cells_of(capsys.readouterr().out, 0, 1)
+    assert ["run_mlm.py (PyTorch)", f"{row['tokens_per_second']:,.0f}"] in shown
 
 
 @pytest.mark.standard

@@ -106,6 +106,8 @@ def test_worker_that_fails(program, words):
         started(program, {})
     sentence = str(raised.value)
     assert sentence.startswith("--torch=x: ") and words in sentence and "\n" not in sentence
+    with pytest.raises(InputError, match=r"--torch=/tmp: "):
+        interleaved.Worker(["/tmp"], {}, name="--torch=/tmp")
 
 
 @pytest.mark.standard
@@ -114,9 +116,3 @@ def test_worker_that_does_not_end_is_killed(monkeypatch):
     with started("import time; print('{}', flush=True); time.sleep(60)", {}) as worker:
         pass
     assert worker._process.returncode == -9
-
-
-@pytest.mark.standard
-def test_worker_that_is_no_program():
-    with pytest.raises(InputError, match=r"--torch=/tmp: "):
-        interleaved.Worker(["/tmp"], {}, name="--torch=/tmp")

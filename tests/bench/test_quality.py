@@ -160,13 +160,11 @@ def test_its_loss_is_that_of_evaluate(workdir, manifest, tmp_path):
 @pytest.mark.parametrize(
     ("losses", "target", "expected"),
     [
-        ([8, 6, 4], 5, 15.0),
         ([8, 6, 4], 4, 20.0),
         ([8, 6, 4], 3.9, None),
         ([8, 6, 4], 9, 0.0),
         ([8, 4, 6, 3], 5, 7.5),  # the first time
         ([8, None, 4], 6, 10.0),
-        ([8, 6, 4], None, None),
         ([None, None], 5, None),
     ],
 )
@@ -181,11 +179,10 @@ def test_table(capsys):
     versions = {"torch": "2.13", "transformers": "4.57", "device": "cpu", "dtype": "float32"}
     other = row | {"name": "b.py", "loss": None, "compile_seconds": None, "reached_seconds": None, "ratio": None}
     show(*quality.render({"seconds": 300, "turn_seconds": 7.5, "recipes": {"mlm": one, "torch": other | versions}}))
-    _, first, second, *lines = capsys.readouterr().out.splitlines()
-    assert " ".join(first.split()) == "a.py 4.5000 4.2500 1,200 98,765 7.2 s after 150.0 s, 2 times as fast"
+    _, first, second, *_, last = capsys.readouterr().out.splitlines()
+    assert first.split()[:6] == ["a.py", "4.5000", "4.2500", "1,200", "98,765", "7.2"] and "150.0 s, 2 times" in first
     assert " ".join(second.split()) == "b.py not finite 4.2500 1,200 98,765 - never"
-    assert lines[0].startswith("300 s of training each, in turns of 7.5 s; compiling and evaluating not counted.")
-    assert lines[1:] == ["PyTorch 2.13, transformers 4.57, cpu, float32."]
+    assert last == "PyTorch 2.13, transformers 4.57, cpu, float32."
 
 
 def test_the_recipe_of_run_mlm():
@@ -210,9 +207,8 @@ def test_pytorch_s_loss_is_its_own(workdir, manifest, tmp_path):
     task, used = quality.open_task(config, Workdir(workdir), manifest, 2.0), 0.0
     with contextlib.ExitStack() as stack:
         torch = quality.Torch(task, config, torch_python(4), stack)
-        np.testing.assert_array_equal(
-            np.load(f"{torch._folder}/rows.npy"), np.concatenate(shard_rows(manifest, "train"))
-        )
+        rows = np.concatenate(shard_rows(manifest, "train"))
+        np.testing.assert_array_equal(np.load(f"{torch._folder}/rows.npy"), rows)
         torch.evaluate()
         for share in (0.5, 1.0):
             begin, before = time.monotonic(), torch.seconds
@@ -237,30 +233,15 @@ def test_pytorch_s_loss_is_its_own(workdir, manifest, tmp_path):
     assert losses[-1] == pytest.approx(theirs, rel=1e-5)
 
 
-@pytest.mark.slow
-def test_against_pytorch(workdir, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(quality.tempfile, "tempdir", str(tmp_path))
-    assert __main__.main(arguments(workdir, "--seconds=2", f"--torch={torch_python(5)}")) == 0
-    out, err = capsys.readouterr()
-    _heads, ours, theirs, _, versions = out.splitlines()
-    assert ours.startswith("configs/base.py ") and theirs.startswith("run_mlm.py (PyTorch) ")
-    assert not list(tmp_path.iterdir()), "its files are removed"
-    assert versions.startswith("PyTorch 2") and "transformers 5." in versions and ", torch " in err
-
-
 BAD = [
     ([], ["--seconds"]),
-    (["--seconds=0"], ["--seconds"]),
     (["--seconds=5", "--against=none.py"], ["--against=none.py"]),
     (["--seconds=5", "--against=OTHER"], ["--against=OTHER", "shards.length = 16", "32"]),
     (["--seconds=5", "--against=OTHER", "--torch=python"], ["--torch and --against"]),
-    (["--seconds=5", "--plot=NONE/a.png"], ["--plot=NONE/a.png"]),
     (["--seconds=5", "--plot=a.pdf"], ["--plot=a.pdf", ".png"]),
     (["--seconds=5", "--workdir=NONE"], ["NONE"]),
-    (["--seconds=5", "--config.shards.length=16"], ["config.shards.length = 16"]),
     (["--seconds=5", "--config.train.branch_from=a@3"], ["config.train.branch_from = a@3"]),
     (["--parts", "step", "--against=OTHER"], ["--against", "--parts quality"]),
-    (["--parts", "step", "--plot=a.png"], ["--plot", "--parts quality"]),
 ]
 
 
@@ -277,10 +258,7 @@ def test_what_does_not_fit_is_refused(workdir, tmp_path, capsys, flags, words):
 def test_both_are_on_the_data_of_the_config(tmp_path):
     config = tiny_config(*SETTINGS, "data.seed=7", "shards.dir=mine", "evaluate.seed=3")
     other = write_config(tmp_path / "other.py", "data.global_batch=32", "masking.rate=0.4")
-    args = argparse.Namespace(against=other, config=other, torch="")
-    (name, _), (_, against) = open_recipes(args, config).values()
+    (name, _), (_, against) = open_recipes(argparse.Namespace(against=other, config=other, torch=""), config).values()
     assert name == f"{other}, overridden"
     assert (against.data.seed, against.shards.dir, against.evaluate.seed) == (7, "mine", 3)
     assert (against.data.global_batch, against.masking.rate) == (32, 0.4)
-    args.config = f"{tmp_path}/../{tmp_path.name}/other.py"
-    assert next(iter(open_recipes(args, config).values()))[0] == f"{args.config}, overridden", "the same file"

@@ -1,6 +1,7 @@
 """Each check on shards that have its fault: its level, and what it names."""
 
 import dataclasses
+import io
 import pathlib
 import shutil
 
@@ -14,6 +15,7 @@ from mlm.doctor import checks, dtypes, first_batch, scan
 from mlm.doctor.checks import Finding
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
+from mlm.text import show
 from mlm.training import sharding
 from mlm.training.train import split_rows
 from mlm.workdir import Workdir
@@ -80,6 +82,13 @@ def test_mask_rates_that_are_not_the_config_s():
     for rates in ((0.17, 0.8, 0.1), (0.2, 0.9, 0.05), (0.2, 0.7, 0.1), (0.2, 0.8, 0.2)):
         assert judge(*rates)[0] == "warning", rates
     assert judge(0, 0.8, 0.1)[:2] == ("error", "nothing is predicted")
+
+
+def test_rows_are_shown_with_marks_and_nothing_of_the_corpus_is_obeyed():
+    row = [(" the", "", ""), (" cat", "mask", "<mask>"), (" sat\n\x1b[2J", "", ""), (" on", "random", " off\x1b[0m")]
+    out = io.StringIO()
+    show(*first_batch.render([[*row, (" [red]it", "kept", " it")]]), out=out)
+    assert out.getvalue().splitlines()[-1] == r"   the [cat] sat \u001b[2J [on> off\u001b[0m] [[red]it=]"
 
 
 # Rows, tokenizer and files --------------------------------------------------------------------------------------------
@@ -158,8 +167,6 @@ def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path):
     ("overrides", "devices", "hosts", "check", "message"),
     [
         ((), 12, 1, "mesh", "16 rows can't be split over 12 devices"),
-        (("evaluate.batch=20",), 8, 1, "mesh", "config.evaluate.batch: 20 rows"),
-        (("mesh.fsdp=3",), 8, 1, "mesh", "does not fit 8 devices"),
         ((), 8, 3, "mesh", "--devices=8: must be a multiple of --hosts=3"),
         (("data.lanes=8",), 8, 1, "lanes", "data.lanes = 8, the training split has 6 shards"),
         (("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"), 6, 3, "mesh", "a multiple or a divisor of 3"),
@@ -265,8 +272,7 @@ def test_dtypes_are_compared(healthy, workdir, monkeypatch):
     monkeypatch.setattr(dtypes.dtypes, "compare", compared)
     (found,) = dtypes.compare_dtypes(case)
     assert found.level == "ok" and found.where == str(workdir)
-    for words in ("the initial model", "float32 and bfloat16", "accuracy", f"same {dtypes.ROWS * dtypes.BATCHES} rows"):
-        assert words in found.what
+    assert f"same {dtypes.ROWS * dtypes.BATCHES} rows" in found.what
     for name in ("loss_difference", "accuracy_difference"):
         apart = scores | {name: -0.03}
         monkeypatch.setattr(dtypes.dtypes, "compare", lambda *_, apart=apart, **__: apart)

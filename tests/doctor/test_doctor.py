@@ -9,7 +9,6 @@ from mlm import __main__
 from mlm.data import tokenizer
 from mlm.data.write_shard import find_documents
 from mlm.doctor import first_batch, scan
-from tests.support.doctored import run_doctor
 from tests.support.processes import train_arguments
 from tests.support.refusals import refuse, snapshot
 
@@ -21,9 +20,25 @@ def arguments(workdir: pathlib.Path, shards: str, *flags: str) -> list[str]:
     return ["doctor", *train_arguments(workdir, shards, *SETTINGS)[1:], *flags]
 
 
+def run_doctor(workdir: pathlib.Path, shards: str, capsys, code: int) -> dict:
+    """Returns {name of the check: its first finding}, and the batch."""
+    assert __main__.main(arguments(workdir, shards, "--json")) == code
+    out, err = capsys.readouterr()
+    content = json.loads(out)
+    levels = [finding["level"] for finding in content["findings"]]
+    assert content["errors"] == levels.count("error") and ("fix them before you train" in err) == (code == 2)
+    for finding in content["findings"]:
+        assert finding["what"] and finding["where"] and bool(finding["fix"]) == (finding["level"] != "ok")
+    return {finding["check"]: finding for finding in content["findings"]} | {"batch": content["batch"]}
+
+
 def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys):
+    assert __main__.main(arguments(workdir, healthy.folder)) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines()[: len(ALL)]] == [["ok", name] for name in ALL]
+    assert out.count("[") > 10 and "\033" not in out, "colors are for terminals"
     before = snapshot(workdir) | snapshot(pathlib.Path(healthy.folder))
-    found = run_doctor(workdir, healthy.folder, capsys)
+    found = run_doctor(workdir, healthy.folder, capsys, code=0)
     batch = found.pop("batch")
     assert sorted(found) == sorted(ALL)
     assert {finding["check"]: finding["what"] for finding in found.values() if finding["level"] != "ok"} == {}
@@ -35,17 +50,6 @@ def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys
     kinds = [kind for row in batch for _, kind, _ in row]
     assert {"mask", ""} < set(kinds) <= {"mask", "", "kept", "random"}
     assert all(read == "<mask>" for row in batch for _, kind, read in row if kind == "mask")
-
-
-def test_for_a_person(healthy, workdir, capsys):
-    assert __main__.main(arguments(workdir, healthy.folder)) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[:2] for line in out.splitlines()[: len(ALL)]] == [["ok", name] for name in ALL]
-    assert "[token] is masked" in out and "\033" not in out, "colors are for terminals"
-    assert out.count("[") > 10
-
-
-def test_no_shards(workdir, capsys):
     found = run_doctor(workdir, str(workdir / "nothing"), capsys, code=2)
     assert "holds no shards" in found["data"]["what"]
 

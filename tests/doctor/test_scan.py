@@ -67,6 +67,8 @@ def found(splits, tokenizer_folder, tmp_path_factory) -> scan.Repeats:
 def test_repeated_documents_are_those_counted_one_by_one(found, splits):
     texts = whole_documents(splits["train"])
     assert found.share == 1
+    token, split, record = found.largest
+    assert token == max(ids.max() for ids in splits.values()) and token in splits[split][record]
     assert found.documents == len(texts) > 1000
     assert found.repeated == len(texts) - len(set(texts)) > 100
     one, other, (start, stop) = found.example
@@ -90,11 +92,6 @@ def test_overlapping_rows_are_those_counted_one_by_one(found, splits):
     assert overlap.pair[0] in over
     mine, other = (splits[s][n].tolist() for s, n in zip(("validation", "train"), overlap.pair, strict=True))
     assert set(grams(mine)) & set(grams(other))
-
-
-def test_largest_id(found, splits):
-    token, split, record = found.largest
-    assert token == max(ids.max() for ids in splits.values()) and token in splits[split][record]
 
 
 def test_a_sample_of_the_shards_keeps_the_records_numbers(splits, tokenizer_folder, tmp_path):

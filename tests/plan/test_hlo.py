@@ -76,9 +76,8 @@ def test_collectives(counted):
 
 
 def test_everything_is_in_a_group(counted):
-    assert sum(cycles for cycles, _ in counted.groups.values()) == pytest.approx(
-        counted.total - counted.cycles["waits"]
-    )
+    cycles = sum(cycles for cycles, _ in counted.groups.values())
+    assert cycles == pytest.approx(counted.total - counted.cycles["waits"])
 
 
 @pytest.mark.parametrize(
@@ -91,17 +90,13 @@ def test_everything_is_in_a_group(counted):
     ],
 )
 def test_groups_of_a_collective(written, size):
-    assert (
-        hlo.group_size(hlo.Instruction("%x", "f32[]", "all-reduce", "%y", f", {written}, dimensions={{0}}"), 8) == size
-    )
+    instruction = hlo.Instruction("%x", "f32[]", "all-reduce", "%y", f", {written}, dimensions={{0}}")
+    assert hlo.group_size(instruction, 8) == size
 
 
 def test_sizes_of_shapes():
     assert hlo.size("(f32[2,3]{1,0:T(8,128)}, /*index=5*/(u32[], bf16[4]{0}), pred[7], s4[3])") == 24 + 4 + 8 + 7 + 2
-    assert hlo.elements("(f32[2,3]{1,0:T(8,128)}, (u32[], s32[4]{0}))") == [
-        "f32[2,3]{1,0:T(8,128)}",
-        "(u32[], s32[4]{0})",
-    ]
+    assert hlo.elements("(f32[2]{0:T(8)}, (u32[], s32[4]{0}))") == ["f32[2]{0:T(8)}", "(u32[], s32[4]{0})"]
     with pytest.raises(ValueError, match="ENTRY"):
         hlo.parse("HloModule nothing")
 
@@ -110,11 +105,6 @@ def test_sizes_of_shapes():
     ("op_name", "part", "module"),
     [
         ("jit(step)/transpose(jvp(lm_head))/dense/dot_general", "backward", "lm_head/dense"),
-        (
-            "jit(step)/jvp(roberta)/encoder/layer/11/output/dropout/jit(_bernoulli)/lt",
-            "forward",
-            "roberta/encoder/layer/*/output/dropout",
-        ),
         (
             "jit(step)/transpose(jvp(RobertaForMaskedLMModule))/RobertaForMaskedLMModule.encode/roberta/encoder/layer/0/"
             "0.feed_forward/jvp(RobertaForMaskedLMModule)/RobertaForMaskedLMModule.encode/roberta/encoder/layer/0/"

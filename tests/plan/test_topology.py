@@ -48,9 +48,7 @@ def test_slices_that_can_not_be(slices):
         topology.find("v5e:2x4", slices)
 
 
-@pytest.mark.parametrize(
-    "name", ["v9:2x2", "", "V5E:2x4", "v5e:3x3", "v5e:32x32", "v5e", "v5e:2x2x1", "v5e:0x2", "v5p:2x2"]
-)
+@pytest.mark.parametrize("name", ["v9:2x2", "", "v5e:3x3", "v5e", "v5e:2x2x1"])
 def test_an_unknown_name_gets_the_families_or_the_slices_of_its_own(name):
     family = name.partition(":")[0]
     known = topology.names(family) if family in topology.FAMILIES else ["v3:32x32", "v5e:16x16", "tpu7x:2x2x1"]

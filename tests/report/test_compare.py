@@ -51,14 +51,6 @@ def test_curves_over_steps_tokens_and_wall_clock(runs):
     assert seconds[2] == pytest.approx([48, 68]), "of the second run no more is known"
 
 
-def test_every_run_has_its_color_and_name(runs):
-    figures = compare.draw({"a": report.gather(runs[0]), "b": report.gather(runs[1])})
-    axes = [figure.axes[0] for figure in figures.values()]
-    assert all(len({line.get_color() for line in axis.get_lines()}) == 2 for axis in axes)
-    assert [[text.get_text() for text in axis.get_legend().get_texts()] for axis in axes] == [["a", "b"]] * 3
-    assert [axis.get_xlabel() for axis in axes] == ["steps", "tokens", "hours since the first start"]
-
-
 def test_final_scores_and_the_config_keys_that_differ(runs, tmp_path):
     """Hostile names are text, and the page needs no network."""
     runs[0].root.rename(tmp_path / "<script>x$name")

@@ -107,6 +107,3 @@ def test_the_page_shows_the_tree_and_the_curve(family):
     assert [f"{INDENT}step 20", f"{20 * ROWS:,}", "4.8000", "20.0%", "", ""] in page.rows
     assert page.row("Tokens read") == [f"{40 * ROWS + 40 * ROWS // 2:,} in 80 steps"], "the branch's rows are shorter"
     assert "Downstream scores" in page.text and "Milestones and branches" in page.text
-    report.write(Workdir(str(family["half"].root.parent / "stranger")))
-    alone = (family["half"].root.parent / "stranger" / "report.html").read_text()
-    assert "Downstream scores" not in alone and "Milestones and branches" not in alone

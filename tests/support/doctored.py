@@ -1,34 +1,13 @@
-"""The doctor as a function."""
+"""The doctor's checks as functions."""
 
 import argparse
-import json
 import pathlib
 
-from mlm import __main__
 from mlm.data.manifest import Manifest
 from mlm.doctor.checks import Case
 from mlm.entry import Entry
 from mlm.workdir import Workdir
-from tests.support.processes import train_arguments
 from tests.support.tiny import tiny_config
-
-
-def run_doctor(workdir, shards: str, capsys, *overrides: str, flags: tuple[str, ...] = (), code: int = 0) -> dict:
-    """Returns {name of the check: its first finding}, and the batch."""
-    settings = ("tokenizer.vocab_size=600", "data.lanes=2", *overrides)
-    arguments = ["doctor", *train_arguments(workdir, shards, *settings)[1:], "--json", *flags]
-    capsys.readouterr()
-    assert __main__.main(arguments) == code
-    out, err = capsys.readouterr()
-    content = json.loads(out)
-    assert ("fix them before you train" in err) == (code == 2), err
-    levels = [finding["level"] for finding in content["findings"]]
-    assert content["errors"] == levels.count("error") and (code == 2) == ("error" in levels)
-    for finding in content["findings"]:
-        assert finding["level"] in ("error", "warning", "ok") and finding["what"] and finding["where"]
-        assert bool(finding["fix"]) == (finding["level"] != "ok"), "what is not ok can be fixed"
-    found = {finding["check"]: finding for finding in reversed(content["findings"])}
-    return found | {"batch": content["batch"]}
 
 
 def case_of(
