@@ -1,15 +1,13 @@
 """Labelled texts that a tiny model can learn in seconds, as files, and a run on them."""
 
-import contextlib
 import csv
 import json
 import pathlib
-from collections.abc import Iterator
 
 import numpy as np
 
 from mlm import config as configs
-from tests.support.tiny import TINY, meshes_of
+from tests.support.tiny import TINY
 
 COLOURS = ("red", "green", "blue", "white", "black")
 LABELS = ("animal", "money", "weather")
@@ -26,13 +24,6 @@ SETTINGS = (
     "evaluate.every=0",
     "model.vocab_multiple=8",
 )
-
-
-@contextlib.contextmanager
-def two_devices() -> Iterator[None]:
-    """Runs within are on two of the eight devices: many small steps on all of them take long on few cores."""
-    with meshes_of(2):
-        yield
 
 
 def rows(count: int, seed: int = 0) -> list[dict]:

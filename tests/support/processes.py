@@ -63,14 +63,8 @@ def run_together(arguments: list[str], *, processes: int, devices: int, program:
     arguments = [*arguments, f"--coordinator=127.0.0.1:{port}", f"--processes={processes}"]
     if program != "-m tests.programs.order_dump":  # several of these may run at once, and the default is one port
         arguments.append(f"--config.pod.engine_port={engine_port}")
-    started = [
-        start(
-            [*arguments, f"--process-id={index}"],
-            devices=devices,
-            program=program,
-        )
-        for index in range(processes)
-    ]
+    lines = ([*arguments, f"--process-id={index}"] for index in range(processes))
+    started = [start(line, devices=devices, program=program) for line in lines]
     errors = [process.communicate(timeout=300)[1] for process in started]
     assert all(process.returncode == 0 for process in started), "\n".join(errors)
     return errors

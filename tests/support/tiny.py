@@ -1,7 +1,6 @@
 """What several tests build on: a tiny model, a tiny batch, and configs small enough for seconds."""
 
 import contextlib
-import functools
 from collections.abc import Iterator
 
 import jax
@@ -55,12 +54,6 @@ def tiny_config(*overrides: str):
 def tiny_run(*overrides: str, mesh: tuple[int, int, int] = (8, 1, 1), info: DatasetInfo = INFO) -> Pretraining:
     data, fsdp, tensor = mesh
     return Pretraining(tiny_config(*overrides), info, mesh=sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor))
-
-
-@functools.cache
-def shared_run(*overrides: str, mesh: tuple[int, int, int] = (8, 1, 1)) -> Pretraining:
-    """The same as `tiny_run`, built and compiled once; for tests that change nothing of it."""
-    return tiny_run(*overrides, mesh=mesh)
 
 
 def pretrain(config, workdir, manifest) -> dict[str, float]:

@@ -30,6 +30,7 @@ from tests.support import labelled_texts
 from tests.support.processes import DELAYED, kill_when, logged_step, run_together, start
 from tests.support.refusals import refuse
 from tests.support.states import assert_same, back_to, state_of
+from tests.support.tiny import meshes_of
 
 STEPS = 16  # three epochs of 83 rows in batches of 16
 
@@ -64,7 +65,7 @@ def train(task, config):
 def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder):
     overrides = ("train.epochs=4", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "data.global_batch=4")
     overrides = (*overrides, "log.every=1", "classify.metric=('accuracy',)")
-    with labelled_texts.two_devices():
+    with meshes_of(2):
         config, examples, task = build(tmp_path, tokenizer_folder, *overrides)
     workdir = Workdir(str(tmp_path / "run"))
     run_loop(config, workdir, task)
@@ -85,7 +86,7 @@ def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder):
 def test_it_predicts_numbers(tmp_path, tokenizer_folder):
     overrides = ("classify.kind=regression", "classify.label=score", "train.epochs=12", "optimizer.learning_rate=0.01")
     overrides = (*overrides, "model.init_stddev=0.1")
-    with labelled_texts.two_devices():
+    with meshes_of(2):
         config, examples, task = build(tmp_path, tokenizer_folder, *overrides)
     state, _ = train(task, config)
     assert examples.labels == () and state.params["classifier"]["out_proj"]["kernel"].shape == (32, 1)
@@ -103,7 +104,7 @@ def test_it_labels_words_and_those_that_are_cut_off_are_wrong(tmp_path, tokenize
     """Of rows that are too short for some words, which have no part in the loss."""
     overrides = ("train.epochs=8", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "classify.metric=('f1',)")
     words = (*labelled_texts.word_settings(tmp_path), "classify.length=12")
-    with labelled_texts.two_devices():
+    with meshes_of(2):
         config, examples, task = build(tmp_path, tokenizer_folder, *words, *overrides)
     state, losses = train(task, config)
     assert losses[0] == pytest.approx(np.log(4), abs=0.4)
@@ -185,7 +186,7 @@ def arguments(workdir: pathlib.Path, data_folder: pathlib.Path, tokenizer_folder
 def here(tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     """The run of the command, in this process."""
     workdir = tmp_path_factory.mktemp("here")
-    with labelled_texts.two_devices():
+    with meshes_of(2):
         assert __main__.main(arguments(workdir, tmp_path_factory.mktemp("rows"), tokenizer_folder)) == 0
     return workdir
 
@@ -207,7 +208,7 @@ def test_each_epoch_is_saved_and_a_resumed_run_is_the_same(here, tokenizer_folde
 
     again = back_to(here, tmp_path / "again", 11)
     command = arguments(again, tmp_path, tokenizer_folder)
-    with labelled_texts.two_devices():
+    with meshes_of(2):
         assert __main__.main(command) == 0
         assert (again / "metrics.jsonl").read_text() == (here / "metrics.jsonl").read_text()
         assert_same(state_of(here, STEPS), state_of(again, STEPS))
@@ -229,7 +230,7 @@ def test_killed_and_stopped_runs_end_with_the_same_bits(here, tokenizer_folder, 
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    with labelled_texts.two_devices():
+    with meshes_of(2):
         assert __main__.main(command) == 0
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == (here / "metrics.jsonl").read_text()
     assert_same(state_of(here, STEPS), state_of(tmp_path / "run", STEPS))
