@@ -46,8 +46,8 @@ class FakePod:
         for name in ("gcloud", "python3", "ssh"):
             (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E "$@"\n')
             (self.bin / name).chmod(0o755)  # it starts in a third of the time, without site-packages
-        (self.repository / "mlm").mkdir(parents=True)
-        (self.repository / "configs").mkdir()
+        for name in ("mlm", "configs", "research"):
+            (self.repository / name).mkdir(parents=True)
         for name, text in {
             "requirements.txt": "",
             ".gitignore": "/runs/\n",
@@ -55,6 +55,8 @@ class FakePod:
             "mlm/__main__.py": STUB,
             "configs/a.py": "",
             "stub.py": "",
+            "research/beside.py": "WORD = 'imported'\n",
+            "research/rare.py": "import beside, sys\nprint(beside.WORD, *sys.argv[1:3])\n",
             "pod.toml": 'name = "my-pod"\nproject = "my-project"\nzone = "us-central2-b"\n'
             'accelerator_type = "v4-16"\nbucket = "gs://my-bucket/runs"\n'
             f'python = "{self.bin}/python3"\n',

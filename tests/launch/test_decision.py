@@ -6,13 +6,8 @@ import pytest
 
 from pods import decision  # isort: skip
 from pods.backend import CREATE, DELETE, RESUME, Host, Pod  # isort: skip
-from pods.decision import Memory, Seen  # isort: skip
+from pods.decision import DONE, GIVE_UP, START, STOP, WAIT, Memory, Seen  # isort: skip
 from tests.launch.decided import LIMITS, ended, report, status
-
-KINDS = {
-    "create": CREATE, "delete": DELETE, "resume": RESUME, "wait": decision.WAIT, "start": decision.START,
-    "stop": decision.STOP, "done": decision.DONE, "give up": decision.GIVE_UP,
-}  # fmt: skip
 
 
 def at(state, now=1.0, **more):
@@ -39,68 +34,68 @@ KILLED = status(report(0, "exited", None, by=9), report(1, "exited", 134))
 
 # name: (what is seen, what is remembered, action, code, what is remembered then)
 TABLE = {
-    "done": (ready(ended(0, 0)), {}, "done", 0, {}),
-    "done on one host only is not done": (ready(status(report(0, "exited", 0), report(1))), {}, "wait", 0, {}),
-    "not done while a host does not answer": (ready(ended(0)), {}, "wait", 0, {"silent": 1}),
-    "no pod yet": (at("ABSENT"), {"watched": 0}, "create", 0, {"preemptions": 0}),
-    "pod waits in the queue": (at("WAITING"), {"watched": 0}, "wait", 0, {}),
-    "cloud does not answer": (at("UNKNOWN", reason="503"), {}, "wait", 0, {"preemptions": 0, "watched": 1}),
-    "preempted": (at("PREEMPTED"), {}, "delete", 0, {"preemptions": 1, "gone": True, "watched": 0}),
-    "preempted, counted already": (at("PREEMPTED"), {"preemptions": 1, "gone": True}, "delete", 0, {
+    "done": (ready(ended(0, 0)), {}, DONE, 0, {}),
+    "done on one host only is not done": (ready(status(report(0, "exited", 0), report(1))), {}, WAIT, 0, {}),
+    "not done while a host does not answer": (ready(ended(0)), {}, WAIT, 0, {"silent": 1}),
+    "no pod yet": (at("ABSENT"), {"watched": 0}, CREATE, 0, {"preemptions": 0}),
+    "pod waits in the queue": (at("WAITING"), {"watched": 0}, WAIT, 0, {}),
+    "cloud does not answer": (at("UNKNOWN", reason="503"), {}, WAIT, 0, {"preemptions": 0, "watched": 1}),
+    "preempted": (at("PREEMPTED"), {}, DELETE, 0, {"preemptions": 1, "gone": True, "watched": 0}),
+    "preempted, counted already": (at("PREEMPTED"), {"preemptions": 1, "gone": True}, DELETE, 0, {
         "preemptions": 1}),
-    "stopped": (at("STOPPED"), {}, "resume", 0, {"preemptions": 1, "gone": True, "watched": 0}),
-    "stopped before any run": (at("STOPPED"), {"watched": 0}, "resume", 0, {"preemptions": 0}),
-    "a stranger's, preempted": (at("PREEMPTED", ours=False), {}, "give up", 75, {"ours": False}),
-    "a stranger's, and a host is dead": (ready(ONE_SILENT, ours=False), {"silent": 2}, "give up", 75, {}),
-    "a stranger's, and it is gone": (at("ABSENT"), {"ours": False}, "give up", 75, {"ours": False}),
-    "a stranger's, stopped": (at("STOPPED", ours=False), {}, "resume", 0, {}),
-    "our own after a stranger's": (at("PREEMPTED"), {"ours": False}, "delete", 0, {"ours": True}),
-    "there is one again since we deleted one": (ready(RUNS), {"deleted": True}, "wait", 0, {"deleted": False}),
-    "what we deleted is not gone yet": (at("DELETING"), {"deleted": True}, "wait", 0, {"deleted": True}),
-    "failed while it was queued": (at("FAILED"), {"watched": 0}, "delete", 0, {"preemptions": 1}),
-    "failed for good": (at("FAILED", reason="x", permanent=True), {"watched": 0}, "give up", 1, {}),
-    "deleted behind our back": (at("ABSENT"), {}, "create", 0, {"preemptions": 1, "watched": 0}),
-    "preempted too often": (at("PREEMPTED"), {"preemptions": 2}, "give up", 75, {"preemptions": 0}),
-    "a new pod": (ready(status(report(0, "absent"), report(1, "absent"), attempt=0)), {"watched": 0}, "start", 0, {}),
-    "runs": (ready(RUNS), {}, "wait", 0, {"step": 5, "moved": 1000.0, "mark": MARK}),
-    "runs, and a host does not answer": (ready(status(report(0, step=5, time=1.0))), {"silent": 9}, "wait", 0, {
+    "stopped": (at("STOPPED"), {}, RESUME, 0, {"preemptions": 1, "gone": True, "watched": 0}),
+    "stopped before any run": (at("STOPPED"), {"watched": 0}, RESUME, 0, {"preemptions": 0}),
+    "a stranger's, preempted": (at("PREEMPTED", ours=False), {}, GIVE_UP, 75, {"ours": False}),
+    "a stranger's, and a host is dead": (ready(ONE_SILENT, ours=False), {"silent": 2}, GIVE_UP, 75, {}),
+    "a stranger's, and it is gone": (at("ABSENT"), {"ours": False}, GIVE_UP, 75, {"ours": False}),
+    "a stranger's, stopped": (at("STOPPED", ours=False), {}, RESUME, 0, {}),
+    "our own after a stranger's": (at("PREEMPTED"), {"ours": False}, DELETE, 0, {"ours": True}),
+    "there is one again since we deleted one": (ready(RUNS), {"deleted": True}, WAIT, 0, {"deleted": False}),
+    "what we deleted is not gone yet": (at("DELETING"), {"deleted": True}, WAIT, 0, {"deleted": True}),
+    "failed while it was queued": (at("FAILED"), {"watched": 0}, DELETE, 0, {"preemptions": 1}),
+    "failed for good": (at("FAILED", reason="x", permanent=True), {"watched": 0}, GIVE_UP, 1, {}),
+    "deleted behind our back": (at("ABSENT"), {}, CREATE, 0, {"preemptions": 1, "watched": 0}),
+    "preempted too often": (at("PREEMPTED"), {"preemptions": 2}, GIVE_UP, 75, {"preemptions": 0}),
+    "a new pod": (ready(status(report(0, "absent"), report(1, "absent"), attempt=0)), {"watched": 0}, START, 0, {}),
+    "runs": (ready(RUNS), {}, WAIT, 0, {"step": 5, "moved": 1000.0, "mark": MARK}),
+    "runs, and a host does not answer": (ready(status(report(0, step=5, time=1.0))), {"silent": 9}, WAIT, 0, {
         "silent": 0}),
-    "runs, and makes progress": (ready(RUNS, now=5000.0), {"mark": "old"}, "wait", 0, {"moved": 5000.0}),
-    "stands still, not for long": (ready(RUNS, now=1100.0), {"mark": MARK}, "wait", 0, {"moved": 1000.0}),
-    "hangs": (ready(RUNS, now=1101.0), {"mark": MARK}, "stop", 0, {"hung": True}),
-    "hangs before its first step": (ready(status(report(0), report(1)), now=1101.0), {}, "stop", 0, {"hung": True}),
-    "hung and was stopped, and saved even so": (ready(ended(75, 75)), {"hung": True}, "start", 0, {
+    "runs, and makes progress": (ready(RUNS, now=5000.0), {"mark": "old"}, WAIT, 0, {"moved": 5000.0}),
+    "stands still, not for long": (ready(RUNS, now=1100.0), {"mark": MARK}, WAIT, 0, {"moved": 1000.0}),
+    "hangs": (ready(RUNS, now=1101.0), {"mark": MARK}, STOP, 0, {"hung": True}),
+    "hangs before its first step": (ready(status(report(0), report(1)), now=1101.0), {}, STOP, 0, {"hung": True}),
+    "hung and was stopped, and saved even so": (ready(ended(75, 75)), {"hung": True}, START, 0, {
         "crashes": 1, "preemptions": 0}),
-    "hung, and its stop is noted": (ready(ended(75, 75), stopped=1), {"hung": True}, "start", 0, {"crashes": 1}),
-    "runs again after it hung": (ready(status(report(0), report(1), attempt=2)), {"hung": True}, "wait", 0, {
+    "hung, and its stop is noted": (ready(ended(75, 75), stopped=1), {"hung": True}, START, 0, {"crashes": 1}),
+    "runs again after it hung": (ready(status(report(0), report(1), attempt=2)), {"hung": True}, WAIT, 0, {
         "watched": 2, "hung": False}),
-    "saved on all": (ready(ended(75, 75)), {"crashes": 1}, "start", 0, {"preemptions": 1, "crashes": 1, "watched": 0}),
+    "saved on all": (ready(ended(75, 75)), {"crashes": 1}, START, 0, {"preemptions": 1, "crashes": 1, "watched": 0}),
     "asked to end before it could save": (ready(status(report(0, "exited", None, by=15), report(1, "exited", 75))), {},
-        "start", 0, {"preemptions": 1, "crashes": 0}),
-    "saved, counted already": (ready(ended(75, 75)), {"preemptions": 1, "watched": 0}, "start", 0, {"preemptions": 1}),
-    "saved on one, and crashed on the other": (ready(DIFFERENT), {}, "start", 0, {"crashes": 1, "preemptions": 0}),
-    "stopped by a person": (ready(ended(75, 75), stopped=1), {}, "give up", 75, {"preemptions": 0}),
-    "an older attempt was stopped": (ready(ended(75, 75, attempt=2), stopped=1), {"watched": 2}, "start", 0, {
+        START, 0, {"preemptions": 1, "crashes": 0}),
+    "saved, counted already": (ready(ended(75, 75)), {"preemptions": 1, "watched": 0}, START, 0, {"preemptions": 1}),
+    "saved on one, and crashed on the other": (ready(DIFFERENT), {}, START, 0, {"crashes": 1, "preemptions": 0}),
+    "stopped by a person": (ready(ended(75, 75), stopped=1), {}, GIVE_UP, 75, {"preemptions": 0}),
+    "an older attempt was stopped": (ready(ended(75, 75, attempt=2), stopped=1), {"watched": 2}, START, 0, {
         "preemptions": 1}),
-    "crashed": (ready(ended(1, 134)), {}, "start", 0, {"crashes": 1, "watched": 0}),
-    "crashed at the same place": (ready(ended(1, 1, step=7)), {"crashes": 1, "step": 7}, "start", 0, {
+    "crashed": (ready(ended(1, 134)), {}, START, 0, {"crashes": 1, "watched": 0}),
+    "crashed at the same place": (ready(ended(1, 1, step=7)), {"crashes": 1, "step": 7}, START, 0, {
         "crashes": 2}),
-    "crashed too often": (ready(ended(1, 1, step=7)), {"crashes": 2, "step": 7}, "give up", 1, {"crashes": 0}),
-    "crashed, but further on": (ready(ended(1, 1, step=8)), {"crashes": 2, "step": 7}, "start", 0, {
+    "crashed too often": (ready(ended(1, 1, step=7)), {"crashes": 2, "step": 7}, GIVE_UP, 1, {"crashes": 0}),
+    "crashed, but further on": (ready(ended(1, 1, step=8)), {"crashes": 2, "step": 7}, START, 0, {
         "crashes": 1, "step": 8}),
-    "killed": (ready(KILLED), {"crashes": 2, "step": 7}, "give up", 137, {}),
-    "bad config": (ready(ended(2, 134, kind="exception")), {}, "give up", 2, {"crashes": 0, "watched": 0}),
-    "numerics": (ready(ended(3, 3, kind="exception")), {}, "give up", 3, {"crashes": 0}),
-    "damage": (ready(ended(4, 134, kind="exception")), {}, "give up", 4, {"crashes": 0}),
-    "ended before we came": (ready(ended(2, 2, attempt=3)), {"watched": 0}, "start", 0, {
+    "killed": (ready(KILLED), {"crashes": 2, "step": 7}, GIVE_UP, 137, {}),
+    "bad config": (ready(ended(2, 134, kind="exception")), {}, GIVE_UP, 2, {"crashes": 0, "watched": 0}),
+    "numerics": (ready(ended(3, 3, kind="exception")), {}, GIVE_UP, 3, {"crashes": 0}),
+    "damage": (ready(ended(4, 134, kind="exception")), {}, GIVE_UP, 4, {"crashes": 0}),
+    "ended before we came": (ready(ended(2, 2, attempt=3)), {"watched": 0}, START, 0, {
         "watched": 0, "crashes": 0}),
-    "an end that nobody saw": (ready(status(report(0, "lost"), report(1, "exited", 134))), {}, "start", 0, {
+    "an end that nobody saw": (ready(status(report(0, "lost"), report(1, "exited", 134))), {}, START, 0, {
         "crashes": 1}),
-    "one host is silent": (ready(ONE_SILENT), {"silent": 1}, "wait", 0, {"silent": 2, "preemptions": 0}),
-    "one host is dead": (ready(ONE_SILENT), {"silent": 2}, "delete", 0, {"preemptions": 1, "crashes": 0}),
-    "one host is silent, the other says why": (ready(ended(2, kind="exception")), {"silent": 2}, "give up", 2, {}),
-    "all hosts are silent": (ready(status()), {"silent": 11}, "wait", 0, {"silent": 12}),
-    "all hosts are silent for long": (ready(status()), {"silent": 12}, "give up", 1, {"preemptions": 0}),
+    "one host is silent": (ready(ONE_SILENT), {"silent": 1}, WAIT, 0, {"silent": 2, "preemptions": 0}),
+    "one host is dead": (ready(ONE_SILENT), {"silent": 2}, DELETE, 0, {"preemptions": 1, "crashes": 0}),
+    "one host is silent, the other says why": (ready(ended(2, kind="exception")), {"silent": 2}, GIVE_UP, 2, {}),
+    "all hosts are silent": (ready(status()), {"silent": 11}, WAIT, 0, {"silent": 12}),
+    "all hosts are silent for long": (ready(status()), {"silent": 12}, GIVE_UP, 1, {"preemptions": 0}),
 }  # fmt: skip
 
 
@@ -108,7 +103,7 @@ TABLE = {
 def test_what_is_decided(name):
     seen, memory, kind, code, then = TABLE[name]
     action, after = decide(seen, **memory)
-    assert (action.kind, action.code) == (KINDS[kind], code), action.why
+    assert (action.kind, action.code) == (kind, code), action.why
     assert {key: getattr(after, key) for key in then} == then
 
 
@@ -124,15 +119,14 @@ def test_a_pod_that_is_never_there_spends_the_budget():
     for state in ["ABSENT", "WAITING", "SUSPENDED", "SUSPENDED"] * 3:
         action, memory = decision.decide(at(state), memory, LIMITS)
         kinds.append(action.kind)
-    create, wait, delete = KINDS["create"], KINDS["wait"], KINDS["delete"]
-    assert kinds == [create, wait, delete, delete] * 2 + [create, wait, decision.GIVE_UP, delete]
+    assert kinds == [CREATE, WAIT, DELETE, DELETE] * 2 + [CREATE, WAIT, GIVE_UP, DELETE]
     assert memory.preemptions == 0, "started again by a person, it has its budget back"
 
 
 def test_a_strangers_pod_is_made_again_if_that_is_asked_for():
     limits = dataclasses.replace(LIMITS, recreate=True)
-    for seen, kind in [(at("PREEMPTED", ours=False), "delete"), (at("ABSENT", 2.0), "create")]:
+    for seen, kind in [(at("PREEMPTED", ours=False), DELETE), (at("ABSENT", 2.0), CREATE)]:
         action, memory = decision.decide(seen, Memory(watched=1, ours=False), limits)
-        assert action.kind == KINDS[kind] and not memory.ours
+        assert action.kind == kind and not memory.ours
     action, _ = decide(at("PREEMPTED", ours=False))
     assert action.why.endswith("your `up` has not made it, so only --recreate deletes it and makes it again")

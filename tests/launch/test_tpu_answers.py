@@ -31,6 +31,10 @@ def test_an_answer_is_what_it_is(name):
     assert (error.kind in (*PASSING, *TRIED)) == passes
 
 
+def test_no_answer_is_the_network_s():
+    assert CLOUD._explain("tpu-vm describe", backend.Result(None)).kind == "network"
+
+
 CLOSED = "ssh: connect to host 34.1.2.3 port 22: Connection timed out"
 RETRIED = (
     "Using ssh batch size of 1. Attempting to SSH into 1 nodes with a total of 1 workers.\n"

@@ -41,16 +41,9 @@ def test_the_same_command_on_every_host_word_for_word(ready_pod):
 
 
 def test_a_file_in_the_place_of_mlm(ready_pod):
-    folder = ready_pod.repository / "research"
-    folder.mkdir()
-    (folder / "beside.py").write_text("WORD = 'imported'\n")
-    (folder / "rare.py").write_text("import beside, sys\nprint(beside.WORD, *sys.argv[1:3])\n")
-    ready_pod.git("add", "research")
     ready_pod.ready("sys.exit(1)")
-    ready_pod.tpu("sync")
     said = ready_pod.tpu(*RUN, "--command=train", "--program=research/rare.py")
     assert all(f"[{worker}] imported train --config=configs/a.py" in said for worker in range(2))
-    ready_pod.git("rm", "-rfq", "research")
 
 
 def test_a_second_run_attaches(ready_pod):

@@ -28,8 +28,6 @@ def run(cloud: Cloud, call: Call) -> int:
         if verb in ("describe", "list"):
             print(json.dumps(answer if verb == "describe" else answer[kind], indent=2, sort_keys=True))
             return 0
-        # The real one waits until the operation is done. A launcher that was interrupted in the wait meets resources
-        # that are not ready; here it always does, and one that copes with it copes with the other.
         error = cloud.request("GET", f"/v2/{answer['name']}").get("error")
     except ApiError as error:
         raise call.refuse(_worded(error.error)) from error

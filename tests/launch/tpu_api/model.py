@@ -1,6 +1,6 @@
 """A small TPU API: nodes and queued resources that take time, operations, and errors.
 
-Time is counted in looks: whoever gets a resource, or an operation on it, brings it nearer to its next state.
+Time is counted in looks: whoever gets a resource brings it nearer to its next state.
 """
 
 import os
@@ -47,7 +47,7 @@ class Cloud(Folder):
         request = Request(method, path, query or {}, body)
         with self.lock():
             if request.kind == "operations":
-                return self._operation_now(request)
+                return self.load("operations", request.name)
             kind, group = KINDS[request.kind]
             fault = self.fault(f"{group} {request.verb}", {*REFUSED, *FAILED}, request.resource).get("fault")
             if fault in REFUSED:
@@ -121,26 +121,15 @@ class Cloud(Folder):
         return self._operation(request)
 
     def _operation(self, request: Request, error: dict | None = None) -> dict:
+        """Returns an operation, which is done once it is looked at, whatever then becomes of its resource."""
         name = f"operation-{time.time_ns()}-{os.urandom(4).hex()}"
-        metadata = {"target": request.resource, "verb": request.verb}
-        operation = {"name": f"{request.parent}/operations/{name}", "metadata": metadata, "done": False}
-        self.save("operations", name, operation | {"_looks": 0, "_error": error})
+        operation = {
+            "name": f"{request.parent}/operations/{name}",
+            "metadata": {"target": request.resource, "verb": request.verb},
+        }
+        result = {"error": error} if error else {"response": {"@type": "type.googleapis.com/google.protobuf.Empty"}}
+        self.save("operations", name, operation | result | {"done": True})
         return operation
-
-    def _operation_now(self, request: Request) -> dict:
-        """Returns an operation: from the second look on it looks at its resource, and is done once that is."""
-        operation = self.load("operations", request.name)
-        self.save("operations", request.name, operation | {"_looks": operation["_looks"] + 1})
-        if operation["_error"]:
-            return _public(operation) | {"done": True, "error": operation["_error"]}
-        *_, kind, name = operation["metadata"]["target"].split("/")
-        look = self._advance if kind == "nodes" else self.load  # a request is there at once, whatever becomes of it
-        resource = look(KINDS[kind][0], name) if operation["_looks"] else {"state": "CREATING"}
-        if resource and resource["state"] in ("CREATING", "STARTING"):
-            return _public(operation)
-        message = f"cloud.tpu.v2.{'Node' if kind == 'nodes' else 'QueuedResource'}" if resource else "protobuf.Empty"
-        response = {"@type": f"type.googleapis.com/google.{message}", **_public(resource or {})}
-        return _public(operation) | {"done": True, "response": response}
 
     def _advance(self, kind: str, name: str) -> dict | None:
         """Lets time pass for a resource that somebody looks at, and returns it."""
