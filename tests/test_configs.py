@@ -23,13 +23,8 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
     text = importlib.import_module(f"configs.{name[:-3]}").__doc__
     if name != "base.py":
         assert f"--config=configs/{name} --workdir=" in text, "the command must name this very file"
-        assert re.search(r"^Command:", text, re.MULTILINE)
         others = set(re.findall(r"--config=(configs/\w+\.py)", text)) - {f"configs/{name}"}
         assert not others
-    if name != "base.py" and "Expect:" not in text:
-        for word in ("Hardware:", "Time:", "Score:"):
-            assert re.search(rf"^{word}", text, re.MULTILINE)
-        assert text.count("not measured here") == 2, "of time and score: take it out when there is a measurement"
     if rehearsal := re.search(r"rehearse it with (.*?)\)\n", text, re.DOTALL):
         configs.load(f"configs/{name}", [flag.removeprefix("--config.") for flag in shlex.split(rehearsal[1])])
     for mentioned in re.findall(r"configs/\w+\.py", text):

@@ -156,14 +156,10 @@ def test_a_folder_of_shards_that_are_links(manifest, tmp_path):
     linked = load_manifest(str(folder))
     assert linked.fingerprint == manifest.fingerprint
     verify(linked, deep=True)
+    (tmp_path / "linked").symlink_to("disk")
+    assert work_folder(str(tmp_path / "linked")) == UPath(tmp_path / "disk.tmp"), "and they are written where it leads"
     name = linked.splits["train"].shards[0].file
     assert sizes(UPath(folder) / "train")[name.removeprefix("train/")] == linked.splits["train"].shards[0].bytes
-
-
-def test_shards_are_written_where_a_link_leads(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "shards").symlink_to("disk")
-    assert work_folder(str(tmp_path / "shards")) == UPath(tmp_path / "disk.tmp")
 
 
 def test_a_checkpoint_of_links(tmp_path):

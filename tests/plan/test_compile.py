@@ -109,22 +109,6 @@ def test_short_rows_of_the_first_updates_are_counted():
 
 
 @pytest.mark.slow
-def test_sweep_over_topologies():
-    """Two families in one table; a cell that can't be does not stop the others."""
-    axes = ["topology=v4:2x2x1,tpu7x:1x1x1,v9:1x1", "per_chip_batch=8"]
-    found = planned("train.steps=0", "train.epochs=1", sweep=axes, name="")
-    rows = {one["cell"]["topology"]: one for one in found["sweep"]}
-    assert "v9:1x1" in rows.pop("v9:1x1")["error"]
-    for name, chips in (("v4:2x2x1", 4), ("tpu7x:1x1x1", 1)):
-        row = rows[name]["plan"]
-        assert row["fits"] and (row["global_batch"], row["chips"]) == (8 * chips, chips)
-        assert row["milliseconds"] > 0 and row["hours"] is None, "how many epochs' records isn't known"
-        assert bool(row["collectives"]) == (row["devices"] > 1)
-    text = shown_by(tables.sweep, found)
-    assert len(text.split("\n\n")[0].splitlines()) == 4 and "v9:1x1" in text
-
-
-@pytest.mark.slow
 def test_several_slices():
     """Eight chips, two of their hosts, a batch over both; the network between them is named."""
     found = planned(name="v5e:2x2", price=2.0, slices=2)

@@ -44,6 +44,7 @@ def test_a_batch_of_a_sweep_may_be_smaller_than_those_of_the_stages(monkeypatch)
     found = plan.plan_cell(config, job, 1, {"topology": "v5e:2x4", "per_chip_batch": "16"})
     assert "error" not in found, found
     assert (measured[0].global_batch, measured[0].batch_stages) == (128, ())
+    assert "v9:1x1" in plan.plan_cell(config, job, 1, {"topology": "v9:1x1"})["error"], "and the others go on"
 
 
 def test_a_sweep_over_the_vocabulary_has_each_one_s_size(manifest, monkeypatch):

@@ -1,11 +1,9 @@
 """The report: the numbers on the page are those of the logs, and time is counted once."""
 
-import base64
 import json
 import re
 import time
 
-import numpy as np
 import pytest
 
 from mlm import config as configs
@@ -73,9 +71,7 @@ def test_the_tables_of_glue_and_of_a_classifier(tmp_path, page):
     workdir.classification.write_text(json.dumps(few))
     shown = page_of(workdir)
     assert ["rte", "accuracy", "61.0%", "58.0% to 65.0%", "3", "1.50", "learning_rate 1e-05"] in shown.rows
-    assert "Protocol quick, of runs/a." in shown.text
     assert shown.row("true, and predicted:") == ["a", "<b>"] and shown.row("<b>") == ["3", "0"]
-    assert "Best checkpoint, after 7 steps, on the 6 test rows." in shown.text
     assert report.confused_pairs(few, 5) == [("<b>", "a", 3, 3), ("a", "<b>", 1, 3)]
     confused = [[n * (n == m + 1) for n in range(40)] for m in range(40)]
     many = few | {"labels": [f"l{n}" for n in range(40)], "confusion": confused}
@@ -83,8 +79,6 @@ def test_the_tables_of_glue_and_of_a_classifier(tmp_path, page):
     rows = page_of(workdir).rows
     pairs = rows[rows.index(["true", "predicted", "rows", "of the true"]) + 1 :][: report.PAIRS + 1]
     assert pairs[0] == ["l38", "l39", "39", "100%"] and [len(row) for row in pairs] == [4] * report.PAIRS + [3]
-    workdir.classification.write_text(json.dumps(few | {"confusion": [[3, 0], [0, 3]]}))
-    assert "Confusion" not in page_of(workdir).text
 
 
 def test_plots_show_the_points_of_the_logs():
@@ -135,8 +129,8 @@ def test_one_point_is_enough_and_config_and_manifest_may_be_missing(tmp_path):
 
 
 def test_values_that_were_not_finite():
-    lost = dict.fromkeys(("loss", "grad_norm", "perplexity", "accuracy"))
     """On storage without local files."""
+    lost = dict.fromkeys(("loss", "grad_norm", "perplexity", "accuracy"))
     workdir = make_workdir(f"memory://bucket/{time.time_ns()}", metrics=[*TRAIN[:2], TRAIN[2] | lost, EVALS[0] | lost])
     page = page_of(workdir)
     assert page.row("loss, nats") == ["not finite"] * 3
@@ -165,15 +159,3 @@ def test_damage_is_named_and_the_old_report_stays(tmp_path):
         with pytest.raises(DamageError, match=name):
             report.write(workdir)
     assert workdir.report.read_text() == "old"
-
-
-def test_long_curves_keep_their_peaks():
-    losses = np.random.default_rng(0).normal(1.0, 0.01, 100_000)
-    losses[54_321], losses[77_777] = 9.0, 0.5
-    lines = [{"kind": "train", "step": step, "loss": loss} for step, loss in enumerate(losses)]
-    svg = base64.b64decode(plots.to_url(plots.draw(lines, [], [], None)["Loss"]).partition(",")[2]).decode()
-    (path,) = (path for path in re.findall(r'<path d="([^"]+)"[^>]*style="[^"]*"', svg) if path.count("L") > 100)
-    points = [tuple(map(float, point.split())) for point in re.split("[ML]", path)[1:]]
-    heights = [y for _, y in points]
-    unit = (sorted(heights)[len(points) // 2] - min(heights)) / 8
-    assert len(points) < 5_000 and max(heights) - min(heights) == pytest.approx(8.5 * unit, rel=0.01)
