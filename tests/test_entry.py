@@ -252,24 +252,19 @@ def start(program: list[str], *arguments: str, code: int = 0, cwd=ROOT) -> str:
     return done.stdout + done.stderr
 
 
-def flags(folder, manifest, *vary: str) -> list[str]:
-    line = processes.train_arguments(folder / "runs", manifest.folder, "train.steps=2")[1:]
-    line[0] = f"--config={folder / 'own_config.py'}"
-    return ["sweep", "train", *line, "--vary", *vary]
-
-
 @pytest.mark.slow
 def test_every_run_of_a_sweep_trains_the_class(tmp_path, manifest):
     script = [str(write(tmp_path / "a"))]
-    line = flags(tmp_path / "a", manifest, "mine.power=0.3,0.5")
-    start(["-m", "main_of_mine"], *line, cwd=tmp_path / "a")
+    _, _, *line = processes.train_arguments(tmp_path / "a" / "runs", manifest.folder, "train.steps=2")
+    command = ["sweep", "train", f"--config={tmp_path}/a/own_config.py", *line, "--vary"]
+    start(["-m", "main_of_mine"], *command, "mine.power=0.3,0.5", cwd=tmp_path / "a")
     runs = tmp_path / "a" / "runs"
     content = json.loads((runs / "sweep.json").read_text())
     assert [run["values"]["mine.power"] for run in content["runs"]] == [0.3, 0.5] and "Scaled" in content["trained_by"]
     for power in (0.3, 0.5):
         meta = checkpoint_files.read_meta(Workdir(str(runs / f"power={power}")).checkpoints, 2)
         assert meta["class"]["name"] == "lib_of_mine.Scaled" and meta["config"].mine.power == power
-    said = start(["-m", "mlm"], *line, code=2)
+    said = start(["-m", "mlm"], *command, "mine.power=0.3,0.5", code=2)
     assert "lib_of_mine.Scaled" in said and "power=0.3" in said
     assert json.loads((runs / "sweep.json").read_text()) == content
-    assert "[0, 1]" in start(script, *flags(tmp_path / "a", manifest, "mine.power=0,2"), code=2)
+    assert "[0, 1]" in start(script, *command, "mine.power=0,2", code=2)

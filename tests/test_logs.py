@@ -27,10 +27,6 @@ def as_text(lines: list[dict]) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def open_log(workdir: UPath, start: int) -> Log:
-    return Log(workdir, CONFIG, start=start, steps=100, tokens_read=lambda step: 64 * step)
-
-
 def test_read_gives_the_lines_of_a_kind(tmp_path):
     path = write(UPath(tmp_path) / "log", as_text(LINES))
     assert logs.read(path, "train") == LINES[::2] and logs.read(path) == LINES
@@ -98,7 +94,7 @@ def test_a_new_start_drops_what_comes_again_and_what_was_torn(tmp_path):
     torn = '{"step": 30, "kind": "tra'
     write(workdir / "metrics.jsonl", as_text(LINES) + torn)
     write(workdir / "timing.jsonl", as_text(LINES) + torn)
-    with open_log(workdir, start=20):
+    with Log(workdir, CONFIG, start=20, steps=100, tokens_read=lambda step: 64 * step):
         pass
     assert logs.read(workdir / "metrics.jsonl") == LINES[:4]
     timing = logs.read(workdir / "timing.jsonl")

@@ -32,8 +32,6 @@ def test_a_bad_sweep_is_refused(axes, words):
 def test_cells_are_all_combinations():
     cells = plan.cells(["mesh=8x1x1,1x8x1", "model.remat=true,false"], "v5e:2x4")
     assert len(cells) == 4 and cells[0] == {"topology": "v5e:2x4", "mesh": "8x1x1", "model.remat": "true"}
-    twice = plan.cells(["topology=v5e:2x4", "topology=v6e:2x4"], "")
-    assert twice == [{"topology": "v5e:2x4"}, {"topology": "v6e:2x4"}]
 
 
 def test_a_batch_of_a_sweep_may_be_smaller_than_those_of_the_stages(monkeypatch):
