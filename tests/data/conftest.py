@@ -10,7 +10,6 @@ from tests.support.corpora import train_tokenizer
 
 @pytest.fixture
 def copied(manifest: Manifest, tmp_path: pathlib.Path) -> Manifest:
-    """The shards in a folder that may be damaged."""
     shutil.copytree(manifest.folder, tmp_path / "copied")
     return load_manifest(str(tmp_path / "copied"))
 

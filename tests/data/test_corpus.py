@@ -8,15 +8,7 @@ import pytest
 from mlm.data import corpus, map_part, sources
 from mlm.data.corpus import Corpus, Part
 from mlm.errors import InputError
-from tests.support.corpora import (
-    InProcess,
-    corpus_of,
-    numbered,
-    shard_texts,
-    split_of,
-    write_jsonl,
-    write_shards,
-)
+from tests.support.corpora import InProcess, corpus_of, numbered, shard_texts, split_of, write_jsonl, write_shards
 
 # Splits ---------------------------------------------------------------------------------------------------------------
 

@@ -171,8 +171,6 @@ def test_labels_that_look_the_same_are_one_class(tmp_path):
     assert tables["new"].labels == [names[0], names[2], None]
 
 
-# Words with labels ----------------------------------------------------------------------------------------------------
-
 SENTENCE = "Peter's cat , in Zürich-West , is called # Numpy 3.5 ( the naïve one ) ."
 
 

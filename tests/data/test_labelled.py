@@ -10,7 +10,6 @@ import pytest
 from mlm.data import data_sets, labelled
 from mlm.errors import InputError
 from tests.support.labelled_texts import rows, sentences, write_conll, write_jsonl
-from tests.support.prepared_set import prepare
 
 TABLE = rows(40)
 CLASSES = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
@@ -79,23 +78,6 @@ def test_hf_names_of_classes(tmp_path):
     assert found.labels == ["yes", "no", None, None]
 
 
-def test_tfds_reads_a_prepared_folder(tmp_path, monkeypatch):
-    """Or its name in TFDS_DATA_DIR; no code of it is installed."""
-    import tensorflow_datasets as tfds
-
-    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
-    data_sets.load_tfds.cache_clear()
-    table = [{key: row[key] for key in ("text", "label")} for row in TABLE]
-    names = sorted({row["label"] for row in TABLE})
-    folder = prepare(tmp_path, {"train": table[:30], "test": table[30:]}, classes={"label": names})
-    for source, part in ((f"tfds:{folder}", TABLE[:30]), ("tfds:my_rows#test", TABLE[30:])):
-        found = read(source)
-        assert sorted(zip(found.texts, found.labels, strict=True)) == sorted(((r["text"],), r["label"]) for r in part)
-
-
-# Labels ---------------------------------------------------------------------------------------------------------------
-
-
 def test_labels_are_strings_numbers_and_booleans(tmp_path):
     table = [{"text": "a", "label": value} for value in (3, "x", True, 0, 1.0, -0.0, 1.5, "07", " a")]
     labels = ["3", "x", "true", "0", "1.0", "0.0", "1.5", "07", " a"]
@@ -154,8 +136,6 @@ def test_what_means_no_label_depends_on_the_classes_of_training(tmp_path, kind, 
     assert read(source, kind=kind, classes=classes, require_labels=False).labels == [label]
 
 
-# Bad files ------------------------------------------------------------------------------------------------------------
-
 BAD_FILES = {  # format and fault: content, what the sentence must name
     "csv empty text": ("text,label\na,b\n  ,b\n", "line 3: its 'text'"),
     "csv too few": ("text,label,more\na,b,c\nd,e\n", "line 3: has 2 columns where the header has 3"),
@@ -186,8 +166,6 @@ def test_sources_that_are_not_there(source):
     sentence = refused(source)
     assert source in sentence and "config.classify.train" in sentence
 
-
-# Words with labels ----------------------------------------------------------------------------------------------------
 
 WORDS = {"text": ("tokens",), "label": "ner_tags", "kind": "tokens"}
 SENTENCES = sentences(20)

@@ -8,14 +8,7 @@ import pytest
 
 from mlm.data import docstrings, sample, sources
 from mlm.data.corpus import text_hash
-from tests.support.corpora import (
-    InProcess,
-    corpus_of,
-    numbered,
-    read_documents,
-    write_jsonl,
-    write_shards,
-)
+from tests.support.corpora import InProcess, corpus_of, numbered, read_documents, write_jsonl, write_shards
 
 
 def draw(corpus, megabytes: float, engine=None, texts: str = "") -> list[str]:
@@ -59,13 +52,6 @@ def test_it_does_not_depend_on_the_workers(corpus):
             return reversed([*super().each(function, items, label=label)])
 
     assert draw(corpus, 0.1) == draw(corpus, 0.1, Many())
-
-
-def test_it_reads_no_more_than_it_needs(corpus, monkeypatch):
-    read, real = [], sources._JsonLines.from_line
-    monkeypatch.setattr(sources._JsonLines, "from_line", lambda self, *args: read.append(1) or real(self, *args))
-    draw(corpus, 0.02)
-    assert len(read) < 20_000 / 3
 
 
 def test_sizes_that_mislead(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mlm.data import results, shards
-from mlm.data.corpus import Corpus
+from mlm.data.corpus import Corpus, text_hash
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.errors import InputError
 from mlm.workdir import work_folder
@@ -54,21 +54,12 @@ def made(repeated, tokenizer_folder, tmp_path_factory) -> Manifest:
         return write_shards(repeated, tmp_path_factory.mktemp("made") / "shards", tokenizer_folder)
 
 
-@pytest.fixture(scope="module")
-def everything(repeated) -> list[str]:
-    """The texts of the corpus in order, by a reader of our own."""
-    paths = [pathlib.Path(source.partition(":")[2]) for source in repeated.sources]
-    return [json.loads(line)["text"] for path in paths for line in path.read_text().splitlines()]
-
-
-# What they hold -------------------------------------------------------------------------------------------------------
-
-
-def test_counts_are_those_of_the_texts(made, repeated, everything, tokenizer_folder):
+def test_counts_are_those_of_the_texts(made, repeated, texts, tokenizer_folder):
     """Of each split: distinct documents, duplicates, tokens, bytes, entropy; what is dropped, at most once a shard."""
+    everything = [*texts[:200], *texts[198:200], *texts[:20], *texts[200:300], *texts[100:110]]
     distinct = list(dict.fromkeys(everything))
     part = repeated.parts()[0]
-    split_of = {text: repeated.split_of(part, "", hash_of(text)) for text in distinct}
+    split_of = {text: repeated.split_of(part, "", text_hash(text)) for text in distinct}
     for split in SPLITS:
         held, found = [text for text in distinct if split_of[text] == split], made.splits[split]
         ids = dict(zip(held, ids_of(held, tokenizer_folder), strict=True))
@@ -85,10 +76,6 @@ def test_counts_are_those_of_the_texts(made, repeated, everything, tokenizer_fol
         rows = sum(len(rows) for rows in shard_rows(made, split))
         assert found.records == rows and total == rows * LENGTH + found.dropped_tokens
         assert 0 < found.dropped_tokens < len(found.shards) * LENGTH
-
-
-def hash_of(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def test_files_are_named_as_the_tf_tpu_example_names_them(manifest):
@@ -115,9 +102,6 @@ def test_words_that_look_like_special_tokens_stay_text(texts, tokenizer_folder, 
     assert abs(int((rows == 0).sum()) - 360) <= COUNTS["train"], "one <s> a document"
 
 
-# The same bytes -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.standard
 def test_bytes_do_not_depend_on_the_workers(small, made, repeated, tokenizer_folder, tmp_path):
     again = write_shards(repeated, tmp_path / "shards", tokenizer_folder, workers=3)
@@ -130,9 +114,6 @@ def test_another_seed_deals_the_same_documents_otherwise(small, made, repeated, 
     one, two = (each.splits["train"] for each in (made, other))
     assert (one.documents, one.tokens) == (two.documents, two.tokens)
     assert {shard.sha256 for shard in one.shards}.isdisjoint(shard.sha256 for shard in two.shards)
-
-
-# What is there already ------------------------------------------------------------------------------------------------
 
 
 def test_what_is_there_is_kept(manifest, tokenizer_folder, monkeypatch):
@@ -213,9 +194,6 @@ def test_a_corpus_that_was_changed_after_a_kill_is_read_anew(small, texts, token
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert made[0].fingerprint == made[1].fingerprint
     verify(made[0], deep=True)
-
-
-# Too little, or unclear -----------------------------------------------------------------------------------------------
 
 
 def test_too_little_text_is_refused(texts, tokenizer_folder, tmp_path):

@@ -95,13 +95,12 @@ def test_bad_files_are_named(tmp_path, name):
     assert words in refused(source)
 
 
-@pytest.mark.parametrize("source", ["text:/no/missing*", "hf:/no/folder", "tfds:no_such_set_anywhere"])
+@pytest.mark.parametrize("source", ["text:/no/missing*", "hf:/no/folder", "tfds:no_such_set", "tfds:kaggle:rows"])
 def test_sources_that_are_not_there_are_named(source):
     refused(source)
 
 
 def refused(source: str) -> str:
-    """The sentence that refuses a source, which it names."""
     with pytest.raises(InputError) as error:
         read_documents(corpus_of((source,)))
     assert source in str(error.value) and "\n" not in str(error.value)

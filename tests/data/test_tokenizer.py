@@ -13,7 +13,7 @@ KINDS = ("unigram", "bpe", "wordpiece")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_have_robertas_order(tokenizers, kind):
+def test_special_tokens_are_robertas_and_a_mask_takes_the_space_before_it(tokenizers, kind):
     loaded = tokenizer.load(tokenizers[kind])
     assert len(loaded) == 600 and loaded.model_max_length == 64
     assert loaded.convert_ids_to_tokens(range(5)) == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -21,12 +21,7 @@ def test_special_tokens_have_robertas_order(tokenizers, kind):
     fields = tokenizer.manifest_fields(tokenizers[kind])
     assert fields["special_ids"] == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
     assert fields["all_special_ids"] == (0, 1, 2, 3, 4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_texts_get_their_special_tokens(tokenizers, kind):
-    """A mask takes the space before it."""
-    loaded, text = tokenizer.load(tokenizers[kind]), "Returns the array."
+    text = "Returns the array."
     plain = loaded(text, add_special_tokens=False)["input_ids"]
     assert loaded(text)["input_ids"] == [0, *plain, 2]
     assert loaded(text, text)["input_ids"] == [0, *plain, 2, 2, *plain, 2]

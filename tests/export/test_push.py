@@ -21,7 +21,6 @@ TOKEN = "hf_canaryDoNotShowThisTokenAnywhere"
 
 @pytest.fixture
 def hub(monkeypatch):
-    """The Hub of this process, with a token of the user."""
     with serving(TOKEN) as hub:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)

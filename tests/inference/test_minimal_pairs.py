@@ -127,14 +127,10 @@ def test_the_command(trained_workdir, tmp_path, capsys):
     refuse([*command[:2], "--phenomenon=field"], 2, "--phenomenon=field", "--pairs", capsys=capsys)
 
 
-def test_other_sources(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    write(folder / "train.jsonl", ROWS)
-    found = minimal_pairs.read(f"hf:{folder}", "UID")
+def test_a_phenomenon_is_a_column_or_the_name_of_the_file(tmp_path):
+    found = minimal_pairs.read(write(tmp_path / "pairs.jsonl", ROWS), "field")
     assert [pair.texts for pair in found] == [(row["sentence_good"], row["sentence_bad"]) for row in ROWS]
-    assert {pair.phenomenon for pair in found} == set(PAIRS)
-    assert {pair.phenomenon for pair in minimal_pairs.read(f"hf:{folder}", "field")} == {"syntax"}
+    assert {pair.phenomenon for pair in found} == {"syntax"}
     (tmp_path / "pairs.csv").write_text("sentence_good,sentence_bad\nIt works.,It work.\n")
     assert minimal_pairs.read(f"csv:{tmp_path}/pairs.csv")[0][:2] == (("It works.", "It work."), "pairs")
 

@@ -152,9 +152,6 @@ def test_a_name_in_the_cache_of_the_hub_is_found_offline(model, tmp_path, monkey
         assert_same(found.leaves, model.leaves)
 
 
-# Bad input ------------------------------------------------------------------------------------------------------------
-
-
 def test_code_in_a_folder_is_not_run(folder, tmp_path, monkeypatch):
     """Neither with a question at the terminal nor without: no one is asked."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question"))

@@ -1,6 +1,7 @@
 """Parameters to start from: what is taken, by text and by position, and what is refused before anything compiles."""
 
 import copy
+import functools
 import pathlib
 import shutil
 
@@ -16,12 +17,14 @@ from mlm.export import export
 from mlm.model import families
 from mlm.model.families import family_of
 from mlm.pretrained import load, warm_start
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
 from mlm.workdir import Workdir
-from tests.pretrained.starts import SAME_MODEL, read, run_of, started
 from tests.support.corpora import stdlib_docstrings, write_shards
 from tests.support.tiny import INFO, pretrain, tiny_config
-from tests.support.trained_model import random_params, train_tokenizer
+from tests.support.trained_model import info_of, random_params, train_tokenizer
 
+SAME_MODEL = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
 WORDS, BIAS = "roberta/embeddings/word_embeddings/embedding", "lm_head/bias"
 POSITIONS = "roberta/embeddings/position_embeddings/embedding"
 
@@ -31,6 +34,32 @@ def exported(model, tmp_path_factory) -> pathlib.Path:
     folder = pathlib.Path(shutil.copytree(model.tokenizer, tmp_path_factory.mktemp("source") / "export"))
     export.write_model(model, folder)
     return folder
+
+
+def read(name: str) -> load.Pretrained:
+    return load.load(name, head=None, flag=load.INIT_FROM)
+
+
+@functools.cache
+def run_of(folder: str, *overrides: str) -> Pretraining:
+    """A run with the tokenizer in a folder, on a mesh that splits its parameters."""
+    mesh = sharding.make_mesh(data=1, fsdp=2, tensor=1, devices=jax.devices()[:2])
+    return Pretraining(tiny_config(*SAME_MODEL, *overrides), info_of(tokenizer.load(folder)), mesh=mesh)
+
+
+def started(name: str, folder: str, *overrides: str):
+    """Returns (parameters before, parameters after, the lines), by name."""
+    run, source = run_of(folder, *overrides), read(name)
+    warm_start.refuse_another_model(source, run.module.config)
+    shapes = run.abstract_state.params
+    params = jax.device_put(random_params(shapes, stddev=0.02), sharding.shardings_of(shapes))
+    taken, lines = warm_start.fit(
+        source, shapes, pad_id=run.module.config.pad_token_id, vocab_size=run.info.vocab_size, tokens=folder
+    )
+    new = warm_start.start(params, taken)
+    assert jax.tree.map(lambda p: p.sharding, new) == jax.tree.map(lambda p: p.sharding, params)
+    before, after = ({name: np.asarray(leaf) for name, leaf in sharding.named_leaves(tree)} for tree in (params, new))
+    return before, after, lines
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +177,6 @@ def test_the_loop_starts_there_once(trained_workdir, model, tmp_path, capfd):
     assert "start from" not in capfd.readouterr().err
 
 
-# A smaller model ------------------------------------------------------------------------------------------------------
-
 SMALL = {"hidden_size": 16, "heads": 2, "intermediate_size": 24}
 TABLES = ("/embedding", BIAS, "decoder/bias", "predictions/bias")  # their rows are matched, not tiled
 
@@ -212,9 +239,6 @@ def test_a_start_is_tiled_if_the_config_asks_for_it(exported):
     source, lines = warm_start.read_source(run.config.train, run.module.config, run.abstract_state.params)
     assert source.leaves.keys() == warm_start.shapes_of(run.abstract_state.params).keys()
     assert any("2 to 4: layers 0, 0, 1, 1" in line for line in lines)
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,9 @@ import tensorflow_datasets as tfds
 
 
 def prepare(
-    folder: pathlib.Path,
-    splits: Mapping[str, Sequence[dict[str, str]]],
-    *,
-    config: str = "",
-    version: str = "1.0.0",
-    classes: Mapping[str, Sequence[str]] | None = None,
+    folder: pathlib.Path, splits: Mapping[str, Sequence[dict[str, str]]], *, config: str = "", version: str = "1.0.0"
 ) -> pathlib.Path:
-    """Prepares my_rows[/CONFIG]/VERSION below the folder, of rows of texts, and returns the folder of the version.
-
-    Columns of `classes` hold the names of these.
-    """
+    """Prepares my_rows[/CONFIG]/VERSION below the folder, of rows of texts, and returns the folder of the version."""
 
     class MyRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         """Some rows."""
@@ -27,7 +19,6 @@ def prepare(
 
         def _info(self):
             features = {name: tfds.features.Text() for name in next(iter(splits.values()))[0]}
-            features |= {name: tfds.features.ClassLabel(names=names) for name, names in (classes or {}).items()}
             return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
         def _split_generators(self, dl_manager):
