@@ -74,7 +74,7 @@ def test_gcloud_is_asked_once_for_a_pod(pod):
     assert "another@127.0.0.1" in [call[-3] for call in calls]
     pod.tpu("down")
     pod.tpu("up", "--every=0.01")
-    pod.tpu("status")
+    pod.tpu("status", "--user=another")
     assert of_ssh(pod) == ASKED * 3, "a new pod of that name has other routes"
     new = pod.cloud.calls("ssh.jsonl")[len(calls) :]
     aliases = [{word for call in part for word in call if word.startswith("HostKeyAlias")} for part in (calls, new)]

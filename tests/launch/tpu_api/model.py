@@ -127,7 +127,10 @@ class Cloud(Folder):
             "name": f"{request.parent}/operations/{name}",
             "metadata": {"target": request.resource, "verb": request.verb},
         }
-        result = {"error": error} if error else {"response": {"@type": "type.googleapis.com/google.protobuf.Empty"}}
+        node = self.load("nodes", request.name) if request.kind == "nodes" else None
+        message = "cloud.tpu.v2.Node" if node else "protobuf.Empty"
+        response = {"@type": f"type.googleapis.com/google.{message}", **_public(node or {})}
+        result = {"error": error} if error else {"response": response}
         self.save("operations", name, operation | result | {"done": True})
         return operation
 
