@@ -97,7 +97,7 @@ def test_bad_files_are_named(tmp_path, name):
 
 @pytest.mark.parametrize("source", ["text:/no/missing*", "hf:/no/folder", "tfds:no_such_set", "tfds:kaggle:rows"])
 def test_sources_that_are_not_there_are_named(source):
-    refused(source)
+    assert ("downloaded and run" in refused(source)) == ("kaggle" in source)
 
 
 def refused(source: str) -> str:
