@@ -36,4 +36,5 @@ source launch/environment.sh
 .venv/bin/ruff check --quiet .
 .venv/bin/ruff format --check --quiet .
 .venv/bin/python tests/legible.py
-exec .venv/bin/python -m pytest "${rooms[@]:-tests}" -m "$marker" -n "$workers" --dist loadfile --durations=10 "$@"
+exec .venv/bin/python -m pytest "${rooms[@]:-tests}" -m "$marker" -n "$workers" \
+  --dist loadfile --no-loadscope-reorder --durations=10 "$@"
