@@ -184,7 +184,7 @@ def test_pairs_of_texts_and_numbers_from_a_folder(model, tmp_path, capsys):
     overrides += (f"train.init_from={tmp_path / 'folder'}", "classify.kind=regression", "classify.label=score")
     assert __main__.main(arguments(tmp_path / "run", tmp_path, *overrides, "train.epochs=1")) == 0
     err = capsys.readouterr().err
-    assert "2 layers of 64" in err and "8 or 16 or 24 tokens" in err
+    assert "model.hidden_size=64" in err and "model.layers=2" in err
     workdir = Workdir(str(tmp_path / "run"), create=False)
     assert logs.read(workdir.metrics, "eval")[-1]["rows"] == 40
     assert classifier.class_names(load.from_workdir(workdir, head=load.CLASSIFIER).config) == ()
