@@ -84,7 +84,7 @@ def test_a_protocol_that_starts_from_mnli(trained_workdir, data, tmp_path):
     assert config["train"]["init_from"] == f"{found['tasks']['mnli']['run']}/export"
     assert rte["setting"]["data.global_batch"] == 16, "as the command line says, not the protocol"
     held = read_tsv(pathlib.Path(rte["run"]) / "predictions" / "validation.tsv")
-    assert rte["scores"][0] == pytest.approx(np.mean([row["prediction"] == row["label"] for row in held]))
+    assert max(rte["scores"]) == pytest.approx(np.mean([row["prediction"] == row["label"] for row in held]))
     assert not (pathlib.Path(rte["run"]) / "checkpoints").exists(), "a table of a large model has many"
     for file, labels in (("RTE", {"entailment", "not_entailment"}), ("WNLI", {"0", "1"}), ("AX", TASKS["mnli"].labels)):
         rows = read_tsv(tmp_path / "a" / "submission" / f"{file}.tsv")
