@@ -1,5 +1,6 @@
 """All strictness in one place: eight CPU devices, our own warnings are errors, one cache of compiled programs."""
 
+import multiprocessing.process
 import os
 import pathlib
 import signal
@@ -38,17 +39,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_report_header() -> str:
-    """Returns where compiled programs are kept; ends the tests where they can't be."""
-    CACHE.mkdir(exist_ok=True)
-    if not os.access(CACHE, os.W_OK):
-        pytest.exit(f"{CACHE}, for compiled programs, can't be written: remove it, or set TMPDIR", returncode=2)
-    is_empty = not any(CACHE.iterdir())
-    return f"compiled programs: {CACHE}" + (
-        ", empty as yet: this run takes twice as long as the next" if is_empty else ""
-    )
+    """Returns where compiled programs are kept."""
+    if any(CACHE.iterdir()):
+        return f"compiled programs: {CACHE}"
+    return f"compiled programs: {CACHE}, empty as yet: this run takes twice as long as the next"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    CACHE.mkdir(exist_ok=True)
+    if not os.access(CACHE, os.W_OK):
+        pytest.exit(f"{CACHE}, for compiled programs, can't be written: remove it, or set TMPDIR", returncode=2)
     config.addinivalue_line(
         "markers", "standard: needs PyTorch, a process, a cloud or Dask, or more than a few seconds"
     )
@@ -64,12 +64,13 @@ def quick_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch: py
     if not any(request.node.get_closest_marker(name) for name in ("standard", "slow", "hosts")):
         start = subprocess.Popen.__init__
 
-        def refuse(self, args, *more, **kwargs):
-            if args[0] not in ("git", "uname"):  # milliseconds: the commit of a run, and TensorFlow's import
-                pytest.fail(f"a quick test starts a process, {args}: mark it `standard`")
+        def refuse(self, args=None, *more, **kwargs):
+            if not args or args[0] not in ("git", "uname"):  # milliseconds: a run's commit, and TensorFlow's import
+                pytest.fail(f"a quick test starts a process, {args or self}: mark it `standard`")
             start(self, args, *more, **kwargs)
 
         monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+        monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
 
 
 @pytest.fixture(autouse=True, scope="session")

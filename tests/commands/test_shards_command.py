@@ -41,6 +41,7 @@ def test_no_tokenizer_is_trained_for_shards_that_have_one(foreign, tmp_path):
     assert not (tmp_path / "run" / "tokenizer").exists()
 
 
+@pytest.mark.standard
 def test_a_second_start_writes_nothing(texts, tmp_path, capfd):
     corpus = tmp_path / "texts.txt"
     corpus.write_text("\n".join(" ".join(text.split()) for text in texts))
