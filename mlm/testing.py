@@ -23,7 +23,7 @@ from mlm.tasks.pretraining import Pretraining, dataset_info
 from mlm.training import sharding, train
 from mlm.workdir import Workdir
 
-DEVICES, STEPS, ROWS, LENGTH, VOCABULARY, SHARDS = 8, 4, 16, 32, 500, 8
+DEVICES, STEPS, ROWS, LENGTH, VOCABULARY, SHARDS = 8, 4, 16, 32, 500, 4
 # What differs from the config that is tested: these keys, and the GROUPS, which are those of configs/base.py.
 SMALL = {
     "model.hidden_size": 32,

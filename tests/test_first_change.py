@@ -28,6 +28,7 @@ def test_one_step(changes):
     changes.test_one_step()
 
 
+@pytest.mark.slow
 def test_each_change_passes_its_test(changes):
     changes.test_changes()
 
