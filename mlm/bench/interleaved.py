@@ -34,16 +34,26 @@ Repeat = Callable[[int], None]  # makes that many calls and waits for the last
 Rates = dict[str, list[float]]
 
 
-def measure(part: str, candidates: dict[str, Repeat], seconds: float, *, intervals: float = 1, calls: int = 0) -> Rates:
+def measure(
+    part: str,
+    candidates: dict[str, Repeat],
+    seconds: float,
+    *,
+    intervals: float = 1,
+    calls: int = 0,
+    rounds: int = ROUNDS,
+) -> Rates:
     """Times the candidates in turn for `seconds` in all; returns each one's calls per second, round by round.
 
-    A timing is of `calls`, without a warm-up; if 0, of as many as take `intervals` times `INTERVAL`.
+    A timing is of `calls`, without a warm-up; if 0, of as many as take `intervals` times `INTERVAL`. With 0 seconds
+    there are `rounds` timings, on several hosts too.
     """
-    say(f"{part}: measuring for about {seconds:g} s")
+    if seconds:
+        say(f"{part}: measuring for about {seconds:g} s")
     counts = {name: calls or _calibrate(repeat, intervals * INTERVAL) for name, repeat in candidates.items()}
     rates: Rates = {name: [] for name in candidates}
     begin = time.monotonic()
-    while min(map(len, rates.values())) < ROUNDS or time.monotonic() - begin < seconds:
+    while min(map(len, rates.values()), default=rounds) < rounds or time.monotonic() - begin < seconds:
         for name, repeat in candidates.items():
             start = time.monotonic()
             repeat(counts[name])

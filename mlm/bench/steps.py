@@ -41,16 +41,16 @@ def compare_steps(
         for name, make in makers.items():
             interleaved.say(f"step: compiling {interleaved.NAMES[name]}")
             program, update = make(host)
-            candidates[name], details[name] = repeated(update), _memory(program)
+            candidates[name], details[name] = repeated(update), memory(program)
         if worker:
             candidates["torch"], details["torch"] = worker.repeat, worker.ready
         rates = interleaved.measure("step", candidates, seconds)
     comparison = interleaved.summary(rates, host["input_ids"].size)
-    useful, peak = task.flops_per_token(task.info.length), peaks.peak_flops(jax.devices()[0].device_kind)
+    useful, devices = task.flops_per_token(task.info.length), jax.devices()
     for name in candidates:
         row = comparison[name] = comparison[name] | details[name]
-        known = peak and row.get("device") != "cpu"  # PyTorch on the CPU does not use the device of this peak
-        row["mfu"] = row["tokens_per_second"] * useful / (peak * jax.device_count()) if known else None
+        known = row.get("device") != "cpu"  # PyTorch on the CPU does not use the device of this peak
+        row["mfu"] = peaks.mfu(row["tokens_per_second"] * useful, devices) if known else None
     return comparison
 
 
@@ -62,8 +62,8 @@ def random_rows(task: Pretraining) -> dict[str, np.ndarray]:
 
 
 def our_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
-    """Returns (the compiled program, a function that runs it on the batch `host`)."""
-    state, rows = task.init(), len(host["record_id"])
+    """Returns (the compiled program, a function that runs it on the batch `host`, this host's rows)."""
+    state, rows = task.init(), task.config.data.global_batch
     compiled = task.train_step.lower(state, sharding.put_batch(host, task.mesh, rows)).compile()
     update = updates(compiled, state)
     return compiled, lambda: update(sharding.put_batch(host, task.mesh, rows))
@@ -103,7 +103,8 @@ def start_torch(python: str, task: Pretraining, **more: Any) -> interleaved.Work
     return interleaved.Worker([python, torch_step.__file__], settings, name=f"--torch={python}")
 
 
-def _memory(program: jax.stages.Compiled) -> dict[str, int]:
+def memory(program: jax.stages.Compiled) -> dict[str, int]:
+    """Returns the bytes of a program on a device, and how many of them are temporaries."""
     sizes = program.memory_analysis()
     whole = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes
     return {"memory_bytes": whole - sizes.alias_size_in_bytes, "temporary_bytes": sizes.temp_size_in_bytes}
@@ -116,5 +117,19 @@ def repeated(step: Step) -> interleaved.Repeat:
         for _ in range(calls):
             last = step()
         jax.block_until_ready(last)
+
+    return repeat
+
+
+def one_late(step: Step) -> interleaved.Repeat:
+    """Returns a function that makes so many steps, each started before the last one is waited for, as the loop does."""
+    pending = step()
+
+    def repeat(calls: int) -> None:
+        nonlocal pending
+        for _ in range(calls):
+            started = step()
+            jax.block_until_ready(pending)
+            pending = started
 
     return repeat

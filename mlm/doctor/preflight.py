@@ -259,8 +259,8 @@ def model(case: Case) -> None:
 
 
 CHECKS: dict[Check, tuple[str, ...]] = {
-    servers: (*PRETRAINING, "classify", "glue", "sweep", "evaluate", "bench"),
-    hosts: ("run", "train", "classify"),
+    servers: (*PRETRAINING, "classify", "glue", "sweep", "evaluate", "bench", "verify"),
+    hosts: ("run", "train", "classify", "verify"),
     torch: ("export", "bench"),
     engine: ("run", "tokenizer", "shards", "sweep", "glue"),
     branch: PRETRAINING,

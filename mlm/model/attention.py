@@ -5,7 +5,7 @@
     cudnn   cuDNN's kernel for GPU: bfloat16, no dropout
     auto    fused on a TPU if it supports the model, else xla (no GPU was measured)
 
-To add one, write a function like `_xla`, add it to `KERNELS`, and say in `_unsupported` what it does not support.
+To add one, write a function like `_xla`, add it to `KERNELS`, and say in `unsupported` what it does not support.
 
 Each attends to the whole row, or only to a window around each token (Beltagy et al., 2020, Longformer, 3.1). With a
 window, fused computes little more than that; so does xla if a row is longer than three times `window` (tokens to each
@@ -49,17 +49,17 @@ def dropout_rate(config: PretrainedConfig) -> float:
 
 def choose(name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtype: str, window: int = 0) -> str:
     """Returns the kernel's name: `name` itself, or for "auto" the fastest one that supports the model."""
-    unsupported = functools.partial(_unsupported, config=config, length=length, mesh=mesh, dtype=dtype, window=window)
+    reason_of = functools.partial(unsupported, config=config, length=length, mesh=mesh, dtype=dtype, window=window)
     if name == "auto":
-        return "fused" if mesh.devices.flat[0].platform == "tpu" and not unsupported("fused") else "xla"
-    if reason := unsupported(name):
+        return "fused" if mesh.devices.flat[0].platform == "tpu" and not reason_of("fused") else "xla"
+    if reason := reason_of(name):
         raise InputError(
             f"config.model.attention = {name}: the kernel does not support {reason}; use another, or auto."
         )
     return name
 
 
-def _unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, dtype: str, window: int) -> str | None:
+def unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, dtype: str, window: int) -> str | None:
     """Returns what the kernel does not support of this model on these devices, None if it supports it."""
     device, tensor = mesh.devices.flat[0], mesh.shape["tensor"]
     heads, dropout = config.num_attention_heads, dropout_rate(config)

@@ -1,5 +1,8 @@
 """Peak FLOP/s of devices, for MFU."""
 
+from collections.abc import Sequence
+from typing import Any
+
 # Dense bfloat16 TFLOP/s of one device as jax counts devices, by device_kind (vendors' figures).
 PEAK_TFLOPS = {
     "TPU v2": 23.0,  # a device is one of the chip's two TensorCores
@@ -21,3 +24,9 @@ PEAK_TFLOPS = {
 def peak_flops(device_kind: str) -> float | None:
     """Returns the peak of one device in FLOP/s, None if it is unknown."""
     return PEAK_TFLOPS[device_kind] * 1e12 if device_kind in PEAK_TFLOPS else None
+
+
+def mfu(useful_flops: float, devices: Sequence[Any]) -> float | None:
+    """Returns the model FLOPs utilization of devices that do so many useful FLOP/s in all, None if it is unknown."""
+    peak = peak_flops(devices[0].device_kind)
+    return useful_flops / (peak * len(devices)) if peak else None
