@@ -19,7 +19,7 @@ MLM = pathlib.Path(__main__.__file__).parent
 # What must not be imported before flags and config are read.
 HEAVY = {"jax", "tensorflow", "transformers", "flax", "optax", "orbax", "torch", "datasets", "matplotlib", "numpy"}
 NO_CONFIG = {"average", "predict", "report"}
-SEVERAL = {"run", "shards", "train", "verify", "classify", "evaluate", "export"}  # commands that several processes do together
+SEVERAL = {"run", "shards", "train", "verify", "classify", "evaluate", "export"}  # by several processes
 
 
 def test_alone_it_prints_the_table_and_ends_with_2(capsys):
