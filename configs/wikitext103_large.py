@@ -7,8 +7,8 @@ Time:      82 minutes. By arithmetic, not measured here: 3 epochs x 124e6 tokens
            on PyTorch / XLA TPUs", February 2021) gives 106.4 minutes in bfloat16 for run_mlm.py, whose head runs on
            every position: 2,156.8 MFLOP a token, 26% of the peak.
 Score:     not measured here, and not the post's: its perplexity of about 3.25 is for a pretrained bert-large-uncased,
-           trained further. From scratch, 3 epochs are too few for a good model of this size; use this config to measure
-           speed, or raise train.epochs.
+           trained further (configs/continue_wikitext103.py). From scratch, 3 epochs are too few for a good model of
+           this size; use this config to measure speed, or raise train.epochs.
 
 From the post: 24 layers of 1,024, an uncased WordPiece vocabulary of 30,522, length 512, global batch 128, 3 epochs
 (about 5,700 steps), and from run_mlm.py the learning rate 5e-5, linear decay, epsilon 1e-8, b2 0.999, clipping at 1.

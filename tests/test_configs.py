@@ -80,6 +80,9 @@ def test_published_recipes():
         o = config.optimizer
         assert (o.name, o.learning_rate, o.b1, o.b2, o.eps, o.weight_decay) == ("adamw", rate, 0.9, 0.98, 1e-6, 0.01)
         assert (config.train.steps, config.data.global_batch, config.shards.length) == (500_000, 8192, 512)
+    bert = configs.load("configs/continue_wikitext103.py", [])
+    assert (bert.data.global_batch, bert.shards.length, bert.train.epochs) == (128, 512, 3.0)
+    assert optimizer.make_schedule(bert, 100)(np.array([0, 50])) == pytest.approx([5e-5, 2.5e-5])
     tf = configs.load("configs/tf_tpu_wikitext.py", [])
     assert round(tf.schedule.warmup_fraction * tf.train.steps) == 14_675
     for size, rows, tokens, first in (("base", 768, 10e9, 3e9), ("large", 448, 2e9, 2e9)):

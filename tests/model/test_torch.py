@@ -24,7 +24,7 @@ from mlm.pretrained import load
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from mlm.training.task import TrainState
-from tests.support.pytorch import run_torch
+from tests.support.pytorch import draw, run_torch
 from tests.support.tiny import meshes_of, random_batch, slow, tiny_run
 
 pytestmark = pytest.mark.standard
@@ -52,24 +52,6 @@ INFO = {
     )
     for pad in (1, 3)
 }
-
-
-def draw(run: Pretraining, batches: list[dict]) -> dict[str, np.ndarray]:
-    """Returns what PyTorch reads: masked ids, attention, and labels that are -100 where nothing is predicted."""
-    columns = ("input_ids", "attention_mask", "record_id", "epoch")
-    masking = jax.jit(run.masking)
-    masked = [masking(jax.random.key(0), *(batch[column] for column in columns)) for batch in batches]
-    labels = []
-    for each in masked:
-        row_labels = np.full(each.ids_BxL.shape, -100)
-        rows, slots = np.nonzero(each.weights_BxK)
-        row_labels[rows, np.asarray(each.positions_BxK)[rows, slots]] = np.asarray(each.labels_BxK)[rows, slots]
-        labels.append(row_labels)
-    return {
-        "ids": np.stack([each.ids_BxL for each in masked]).astype(np.int64),
-        "attention": np.stack([batch["attention_mask"] for batch in batches]).astype(np.int64),
-        "labels": np.stack(labels).astype(np.int64),
-    }
 
 
 class Case(NamedTuple):

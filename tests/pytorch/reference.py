@@ -2,7 +2,8 @@
 
     PYTHON tests/pytorch/reference.py FOLDER ...
 
-reads from each FOLDER: settings.json (head, config of the model, recipe), params.safetensors (PyTorch's names) and
+reads from each FOLDER: settings.json (head, recipe, and the config of the model, or "start", the folder of one that
+PyTorch itself loads), params.safetensors (PyTorch's names; of a config) and
 batches.safetensors ("ids", "attention", "labels" [steps, rows, length], int64; labels are -100 where nothing is
 predicted, and [steps, rows] of the head SequenceClassification); writes gradient.safetensors (of the first batch),
 trained.safetensors (parameters after all steps) and losses.json (losses and gradient norms of each step).
@@ -23,12 +24,16 @@ def run(folder: pathlib.Path) -> None:
     recipe = settings["recipe"]
     torch.manual_seed(0)
 
-    config = AutoConfig.for_model(**settings["config"])
-    model = getattr(transformers, f"AutoModelFor{settings['head']}").from_config(config, attn_implementation="eager")
-    missing, unexpected = model.load_state_dict(load_file(folder / "params.safetensors"), strict=False)
-    decoders = {f"{head}.decoder.{leaf}" for head in ("lm_head", "cls.predictions") for leaf in ("weight", "bias")}
-    assert set(missing) <= {*decoders, "decoder.weight"}, missing  # tied
-    assert not unexpected, unexpected
+    auto = getattr(transformers, f"AutoModelFor{settings['head']}")
+    if "start" in settings:
+        rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        model = auto.from_pretrained(settings["start"], attn_implementation="eager", **rates)
+    else:
+        model = auto.from_config(AutoConfig.for_model(**settings["config"]), attn_implementation="eager")
+        missing, unexpected = model.load_state_dict(load_file(folder / "params.safetensors"), strict=False)
+        decoders = {f"{head}.decoder.{leaf}" for head in ("lm_head", "cls.predictions") for leaf in ("weight", "bias")}
+        assert set(missing) <= {*decoders, "decoder.weight"}, missing  # tied
+        assert not unexpected, unexpected
     if settings["head"] == "MaskedLM":
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     model.train()  # the dropout rates are 0

@@ -4,7 +4,8 @@ FOLDER holds ids.json, rows of token ids of one length. A model, random, in floa
 and, in several files, to FOLDER/TYPE/parts, what it gives for the rows to FOLDER/TYPE/logits.json, and the standard
 deviation and the largest value of each parameter as it was initialised, under each of two heads, to
 FOLDER/TYPE/drawn.json. Biases and normalizations are random too: those of a fresh model are alike, and would hide a
-mistake.
+mistake. A BERT with all that those on the Hub have, a pooler and the head for the next sentence, is in
+FOLDER/bert/pretrained.
 """
 
 import json
@@ -15,7 +16,7 @@ import sys
 os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
 
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertForPreTraining
 
 SIZES = {
     "vocab_size": 1000,
@@ -45,13 +46,22 @@ def write(folder: pathlib.Path, model_type: str, ids: list[list[int]]) -> None:
     folder.mkdir()
     (folder / "drawn.json").write_text(json.dumps(drawn))
     model = fresh["MaskedLM"]
+    randomize(model)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
         logits = model(torch.tensor(ids)).logits
     model.save_pretrained(folder / "whole")
     model.save_pretrained(folder / "parts", max_shard_size="150KB")
     (folder / "logits.json").write_text(json.dumps(logits.tolist()))
+    if model_type == "bert":
+        config.vocab_size = 800  # that of the tokenizer of tests/support/tokenizers.py
+        randomize(model := BertForPreTraining(config))
+        model.save_pretrained(folder / "pretrained")
+
+
+@torch.no_grad()
+def randomize(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 root = pathlib.Path(sys.argv[1])

@@ -7,6 +7,10 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import numpy as np
+
+from mlm.tasks.pretraining import Pretraining
 from tests import ROOT
 
 # PyTorch and what does not depend on transformers is installed once, beside transformers 4.
@@ -52,3 +56,18 @@ def run_torch(generation: int, script: str, *arguments: object, code: int = 0) -
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == code, f"{script}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def draw(run: Pretraining, batches: list[dict]) -> dict[str, np.ndarray]:
+    """Returns what PyTorch reads: masked ids, attention, and labels that are -100 where nothing is predicted."""
+    masking = jax.jit(lambda batch: run.inputs(batch, 0))
+    masked = [masking(batch) for batch in batches]
+    labels = np.full((len(masked), *masked[0].ids_BxL.shape), -100)
+    for labels_BxL, batch in zip(labels, masked, strict=True):
+        rows, slots = np.nonzero(batch.weights_BxK)
+        labels_BxL[rows, np.asarray(batch.positions_BxK)[rows, slots]] = np.asarray(batch.labels_BxK)[rows, slots]
+    return {
+        "ids": np.stack([batch.ids_BxL for batch in masked]).astype(np.int64),
+        "attention": np.stack([batch["attention_mask"] for batch in batches]).astype(np.int64),
+        "labels": labels.astype(np.int64),
+    }
