@@ -61,6 +61,12 @@ def random_rows(task: Pretraining) -> dict[str, np.ndarray]:
     return batches.in_memory(ids)
 
 
+def host_rows(task: Pretraining, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns this host's rows of a global batch that is the same on every host."""
+    rows = slice(*sharding.local_rows(task.mesh, len(batch["record_id"])))
+    return {name: column[rows] for name, column in batch.items()}
+
+
 def our_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
     """Returns (the compiled program, a function that runs it on the batch `host`, this host's rows)."""
     state, rows = task.init(), task.config.data.global_batch

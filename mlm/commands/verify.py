@@ -9,8 +9,6 @@ from mlm.errors import DamageError, StopError
 from mlm.paths import UPath
 from mlm.text import show, table
 
-SECONDS, SECONDS_QUICK = 300.0, 60.0
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
@@ -25,23 +23,25 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         manifest = common.load_data(config, workdir) if has_shards else None
         from mlm.cluster import distributed
         from mlm.tasks.pretraining import Pretraining
-        from mlm.verify import checks
-        from mlm.verify.session import Session
+        from mlm.verify import kernels, rows, session, speed, step, transfer, verdict
 
         data = common.fingerprints(manifest) if manifest else ("", "")
         distributed.initialize(config, workdir, *data, saves=False, entry=args.entry)
-        seconds = SECONDS_QUICK if args.quick else SECONDS
-        pretraining = args.entry.pretraining or Pretraining
-        session = Session(config, workdir, manifest, pretraining, args.quick, seconds)
-        failed = session.run(checks.CHECKS)
+        checks = {
+            "kernels": kernels.check,
+            "step": step.check,
+            "rows": rows.check,
+            "speed": speed.check,
+            "input": transfer.check_input,
+            "storage": transfer.check_storage,
+            "verdict": verdict.check,
+        }
+        run = session.Session(config, workdir, manifest, args.entry.pretraining or Pretraining, args.quick)
+        failed = run.run(checks)
     if cluster.is_primary():
-        show(table("check", "what", "measured", "expected", "result", rows=rows(session.results)))
+        keys, results = ("what", "measured", "expected", "status"), run.checks.items()
+        cells = [(name, *(line[key] for key in keys)) for name, check in results for line in check["results"]]
+        show(table("check", "what", "measured", "expected", "result", rows=cells))
     if failed:
         file = workdir.root / "verify.json"
         raise StopError(f"{', '.join(failed)}: not as it should be on these devices; see {file}.", DamageError.code)
-
-
-def rows(results: dict) -> list[tuple[str, ...]]:
-    """Returns the cells of the table."""
-    keys = ("what", "measured", "expected", "status")
-    return [(name, *(line[key] for key in keys)) for name, entry in results.items() for line in entry["results"]]

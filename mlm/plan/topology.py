@@ -13,8 +13,11 @@ import math
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mlm.errors import InputError
 from mlm.training import peaks
@@ -53,6 +56,7 @@ FAMILIES = {
     "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100, readable=False),
 }
 ONE_HOST = {"v5e": (2, 4), "v6e": (2, 4)}  # slices that are rented as a single host, where libtpu's default is two
+LIBTPU_KINDS = {"TPU v5 lite": "TPU v5e", "TPU v5": "TPU v5p", "TPU v6 lite": "TPU v6e"}  # what jax calls them
 MAX_SLICES = 256  # a larger number is a typo, for which libtpu would make millions of devices
 
 
@@ -135,6 +139,18 @@ def find(name: str, slices: int = 1) -> Topology:
     except jax.errors.JaxRuntimeError:
         raise unknown from None
     return Topology(name, FAMILIES[family], shape, devices, slices)
+
+
+def attached(devices: Sequence[Any]) -> Topology | None:
+    """Returns the topology of attached devices, under libtpu's name; None if they are no TPUs."""
+    kind = LIBTPU_KINDS.get(devices[0].device_kind, devices[0].device_kind)
+    family = next((name for name in FAMILIES if FAMILIES[name].kind == kind), None)
+    if family is None:
+        return None
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    coords = np.array([device.coords for device in devices])[:, : len(FAMILIES[family].pod)]
+    shape = tuple((np.ptp(coords, axis=0) + 1).tolist())
+    return Topology(f"{family}:{'x'.join(map(str, shape))}", FAMILIES[family], shape, list(devices), slices)
 
 
 def check_slices(slices: int) -> None:
