@@ -1,4 +1,4 @@
-"""`plan`: compile the training step for a TPU that is not attached: does it fit, and how long does it take?"""
+"""`plan`: compile the training step for a TPU or GPU that is not attached: does it fit, and how long does it take?"""
 
 import argparse
 import json
@@ -18,7 +18,9 @@ from mlm.workdir import Workdir
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
-    parser.add_argument("--topology", default="", metavar="NAME", help="such as v5e:2x4; v5e:? lists those of v5e")
+    parser.add_argument(
+        "--topology", default="", metavar="NAME", help="such as v5e:2x4 or h100:8; v5e:? lists those of v5e"
+    )
     parser.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of that topology")
     parser.add_argument("--compare", choices=["stock"], help="also plan the baseline, the step of run_mlm_flax.py")
     keys = "plan every combination; KEY is topology, per_chip_batch, mesh or any config key"
@@ -59,12 +61,14 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         cells = plan.cells(args.sweep, args.topology)
         rules = configs.load_rules(args.config)
         rows = [plan.plan_cell(config, job, args.slices, cell, rules) for cell in cells]
-        return {"sweep": rows, "calibration": tables.CALIBRATION}
+        return {"sweep": rows, "calibration": tables.reference(cell.get("topology", "") for cell in cells)}
     if not args.topology:
-        raise InputError("--topology: name the TPU, as in --topology=v5e:2x4; --topology=v5e:? lists those of v5e.")
+        raise InputError(
+            "--topology: name the TPU or GPU, as in v5e:2x4 or h100:8; --topology=v5e:? lists those of v5e."
+        )
     place = topology.find(args.topology, args.slices)
     program, row = plan.measure(config, job, place)
-    results = {"plan": row, "calibration": tables.CALIBRATION}
+    results = {"plan": row, "calibration": tables.reference([place.name])}
     if not program.fits and not args.no_search:
         common.say("it does not fit; looking for what would")
         row["largest"] = plan.largest_batch(config, job, place, program)

@@ -1,4 +1,4 @@
-"""Compiles the step of `train`, or the baseline of mlm/bench/baseline.py, for a TPU that is not attached."""
+"""Compiles the step of `train`, or the baseline of mlm/bench/baseline.py, for a TPU or GPU that is not attached."""
 
 import contextlib
 import dataclasses
@@ -45,6 +45,9 @@ def compile_step(
 
     `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without accumulation).
     """
+    if topology.family.target and config.model.attention == "cudnn":
+        what = "plan can't compile cuDNN's kernels for a GPU that is not attached"
+        raise InputError(f"config.model.attention = cudnn: {what}; plan with xla, and measure both with verify.")
     task = make_task(config, sharding.mesh_of(config.mesh, topology.devices), info)
     state = state_bytes(task)
     if kind != "baseline" and state > topology.capacity:  # nothing to compile
@@ -55,7 +58,8 @@ def compile_step(
     with no_cache(), tempfile.TemporaryDirectory() as folder:
         dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         try:
-            compiled = _lower(task, kind).compile(None if topology.family.readable else dump)
+            options = topology.family.compiler_options if topology.family.readable else dump
+            compiled = _lower(task, kind).compile(options)
             files = sorted(Path(folder).glob("*.jit_step.*after_codegen.txt"), key=lambda file: file.stat().st_size)
             text = files[-1].read_text() if files else compiled.as_text()
         except jax.errors.JaxRuntimeError as error:

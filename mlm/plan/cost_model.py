@@ -7,8 +7,9 @@ these that applies:
 2. a Pallas kernel: what attention_cycles.py says, or the FLOPs or bytes of its `cost_estimate` at the device's peak and
    memory bandwidth, whichever is longest. A kernel with none of them costs nothing here and is reported;
 3. a collective: its bytes at the bandwidth of a ring through the slice (`_traffic`);
-4. anything else (random bits, sorts, gathers, copies): the bytes that it reads and writes at the memory bandwidth; of
-   a gathered operand no more than the size of the result.
+4. anything else (random bits, sorts, gathers, copies; on a GPU all): the bytes that it reads and writes at the memory
+   bandwidth, of a gathered operand no more than the size of the result; or the FLOPs of its products at the peak, if
+   that takes longer (the roofline: Williams et al., 2009).
 
 Asynchronous copies queue for the memory, asynchronous collectives for the links; they cost what is left of them when
 their `-done` is reached.
@@ -126,7 +127,8 @@ class _Simulation:
         elif this.opcode == "custom-call":
             self.cost.uncosted[f"call of {this.target}"] += times
         else:
-            self.spend("bytes", this, self.moved(this) / self.topology.hbm_bytes_per_cycle, times)
+            products = hlo.flops(self.module, this) / self.topology.family.flops_per_cycle
+            self.spend("bytes", this, max(products, self.moved(this) / self.topology.hbm_bytes_per_cycle), times)
 
     def spend(self, source: str, this: Instruction, cycles: float, times: int) -> None:
         if source != "collectives":  # whose wait has advanced the clock already

@@ -1,4 +1,4 @@
-"""Parses the text of a program compiled for a TPU, whose computations list their instructions in execution order."""
+"""Parses the text of a compiled program, whose computations list their instructions in execution order."""
 
 import dataclasses
 import functools
@@ -146,6 +146,19 @@ def size(shape: str) -> int:
         bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
         total += count * bits / 8
     return math.ceil(total)
+
+
+def flops(module: Module, this: Instruction) -> int:
+    """Returns the FLOPs of the products that an instruction is, or fuses."""
+    if this.opcode == "dot":
+        axes = this.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+        summed = _dimensions(module.by_name[this.operands[0]].shape)
+        return 2 * math.prod(_dimensions(this.shape)) * math.prod(summed[int(axis)] for axis in axes.split(",") if axis)
+    return sum(flops(module, inner) for inner in module.computations.get(this.called("calls"), ()))
+
+
+def _dimensions(shape: str) -> list[int]:
+    return [int(size) for size in _ARRAY.search(shape)[2].split(",") if size]
 
 
 def find_collective(module: Module, this: Instruction) -> Instruction | None:

@@ -1,6 +1,6 @@
-"""Memory, estimated time and price of the training step on a TPU that is not attached.
+"""Memory, estimated time and price of the training step on a TPU or GPU that is not attached.
 
-The compiler says whether the step fits. The time is estimated from its cycles (cost_model.py), and optimistic.
+The compiler says whether the step fits. The time is estimated (cost_model.py), and optimistic.
 """
 
 import collections

@@ -1,15 +1,30 @@
 """The figures of `plan` as lines and tables for `text.show`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import RenderableType
 
+from mlm.plan.topology import FAMILIES
 from mlm.text import table
 
+GPUS = [name for name, family in FAMILIES.items() if family.target]
 CALIBRATION = """\
 Estimates are optimistic. 3 epochs of WikiText-103, large model, length 512, global batch 128, v3-8, bfloat16:
 106.4 minutes published (Hugging Face on PyTorch / XLA TPUs, 2021), about 1.19 s a step, where the estimate for the
 baseline on v3:2x2 is 0.71 s. Expect a real step to take about 1.7 times as long."""
+
+ROOFLINE = """\
+Estimates for a GPU are a roofline: each operation takes the time of its products at the peak or of its bytes at the
+full memory bandwidth, whichever is longer."""
+
+
+def reference(names: Iterable[str]) -> str:
+    """Returns what is known of the estimates for these topologies."""
+    on_gpu = {name.partition(":")[0] in GPUS for name in names}
+    return "\n".join(
+        text for text, is_needed in ((CALIBRATION, False in on_gpu), (ROOFLINE, True in on_gpu)) if is_needed
+    )
 
 
 def plan(results: dict[str, Any]) -> list[RenderableType]:
@@ -20,14 +35,14 @@ def plan(results: dict[str, Any]) -> list[RenderableType]:
     if ratio := results.get("ratio"):
         cycles, temporaries = f"{ratio['cycles']:.2f}", f"{ratio['temporaries']:.2f}"
         lines += ["", f"mlm takes {cycles} of the baseline's cycles and {temporaries} of its temporaries"]
-    return [*lines, "", CALIBRATION]
+    return [*lines, "", results["calibration"]]
 
 
 def sweep(results: dict[str, Any]) -> list[RenderableType]:
     """Returns the table of a sweep, one line per cell."""
     heads = (*results["sweep"][0]["cell"], "fits", ">GB/chip", ">ms", ">tokens/s", ">MFU", ">hours", ">dollars", "")
     rows = [(*cell["cell"].values(), *_cell(cell)) for cell in results["sweep"]]
-    return [table(*heads, rows=rows), "", CALIBRATION]
+    return [table(*heads, rows=rows), "", results["calibration"]]
 
 
 def _cell(cell: dict[str, Any]) -> tuple[str, ...]:

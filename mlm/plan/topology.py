@@ -1,13 +1,18 @@
-"""The TPUs that libtpu can compile for by name, attached or not: their devices and what a chip can do.
+"""The TPUs and GPUs that can be compiled for by name, attached or not: their devices and what a chip can do.
 
 A device is a TensorCore on v2, v3 and TPU7x, whose chips have two, and a chip on the others. Figures are the vendor's,
 except `hbm_gib` (which the compiler names when it refuses a program) and the clock (peak over the FLOPs in a cycle: v2
 0.70, v3 0.94, v4 1.05, v5e 1.50, v5p and v6e 1.75, TPU7x 2.20 GHz). At that clock the compiler's cycles for a
 bfloat16 product of two matrices of 8,192 (v5e, v5p, v6e, TPU7x: of 32,768) reach 98%, 97%, 93%, 95%, 96%, 82% and 88%
 of the peak, in the order of the table.
+
+GPUs are compiled for by jax's CUDA plugin, from XLA's description of them. A "slice" is a host, on which all reach all.
+Their clock is that of the peak; `hbm_gib` is three quarters of the memory, which is what jax takes by default
+(XLA_PYTHON_CLIENT_MEM_FRACTION). Sources: NVIDIA's data sheets, and the descriptions in XLA's repository.
 """
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -44,7 +49,40 @@ class Family:
     hbm_gbs: float  # memory bandwidth of a chip, 10^9 bytes/s
     link_gbs: float  # one link to a neighbouring chip, one way, 10^9 bytes/s
     readable: bool = True  # jax can print a program; with SparseCores it can't parse async-update, the compiler prints
+    target: str = ""  # a GPU's description, an XLA GpuTargetConfigProto; "" for a TPU
 
+    @property
+    def compiler_options(self) -> dict[str, Any] | None:
+        """How to compile for it: kernels can't be timed on a GPU that is not there."""
+        return {"xla_gpu_autotune_level": "0"} if self.target else None
+
+
+# Of a multiprocessor by compute capability: float32 units, bytes of shared memory of a block; bytes of cache, GHz.
+MULTIPROCESSORS = {8: (64, 166_912, 40 << 20, 1.41), 9: (128, 232_448, 50 << 20, 1.98)}
+
+
+def gpu_target(kind: str, capability: int, cores: int, memory: int, gbs: float) -> str:
+    """Returns XLA's description of an NVIDIA GPU: its multiprocessors, bytes of memory, and 10^9 bytes/s of it."""
+    fpus, shared, cache, clock = MULTIPROCESSORS[capability]
+    return f"""
+        gpu_device_info {{
+            threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
+            block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+            registers_per_core_limit: 65536  registers_per_block_limit: 65536
+            shared_memory_per_block: 49152  shared_memory_per_block_optin: {shared}
+            shared_memory_per_core: {shared + 1024}  l2_cache_size: {cache}
+            core_count: {cores}  fpus_per_core: {fpus}  clock_rate_ghz: {clock}
+            memory_bandwidth: {gbs * 1e9:.0f}  device_memory_size: {memory}
+            cuda_compute_capability {{ major: {capability} }}
+        }}
+        platform_name: "CUDA"  device_description_str: "{kind}"
+        runtime_version {{ major: 12  minor: 8 }}  dnn_version_info {{ major: 9  minor: 10 }}
+    """
+
+
+A100 = gpu_target("NVIDIA A100-SXM4-80GB", 8, 108, 85_100_068_864, 2039)
+H100 = gpu_target("NVIDIA H100 80GB HBM3", 9, 132, 84_942_979_072, 3352)
+H200 = gpu_target("NVIDIA H200", 9, 132, 151_397_597_184, 4800)
 
 FAMILIES = {
     "v2": Family("TPU v2", 2, (16, 16), 16, 32_768, 7.48, 700, 62),
@@ -54,6 +92,9 @@ FAMILIES = {
     "v5p": Family("TPU v5p", 1, (16, 20, 28), 4, 262_144, 95.73, 2765, 100, readable=False),
     "v6e": Family("TPU v6e", 1, (16, 16), 16, 524_288, 31.24, 1638, 100, readable=False),
     "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100, readable=False),
+    "a100": Family("NVIDIA A100-SXM4-80GB", 1, (8,), 9, 221_184, 59.4, 2039, 300, target=A100),
+    "h100": Family("NVIDIA H100 80GB HBM3", 1, (8,), 9, 540_672, 59.3, 3352, 450, target=H100),
+    "h200": Family("NVIDIA H200", 1, (8,), 9, 540_672, 105.7, 4800, 450, target=H200),
 }
 ONE_HOST = {"v5e": (2, 4), "v6e": (2, 4)}  # slices that are rented as a single host, where libtpu's default is two
 LIBTPU_KINDS = {"TPU v5 lite": "TPU v5e", "TPU v5": "TPU v5p", "TPU v6 lite": "TPU v6e"}  # what jax calls them
@@ -105,7 +146,7 @@ class Topology:
 def names(family: str) -> list[str]:
     """Returns the usual slices of a family, from one host to the full pod."""
     pod = FAMILIES[family].pod
-    shape, shapes = [1, 1] if len(pod) == 2 else [2, 2, 1], {}
+    shape, shapes = [2, 2, 1] if len(pod) == 3 else [1] * len(pod), {}
     while all(size <= limit for size, limit in zip(shape, pod, strict=True)):
         shapes[tuple(shape)] = None
         shape[len(shape) - 1 - shape[::-1].index(min(shape))] *= 2
@@ -113,12 +154,12 @@ def names(family: str) -> list[str]:
 
 
 def find(name: str, slices: int = 1) -> Topology:
-    """Returns `slices` slices of a name such as "v5e:2x4"; raises InputError if there is none, or no libtpu."""
+    """Returns `slices` slices of a name such as "v5e:2x4"; raises InputError if there is none, or no compiler."""
     check_slices(slices)
     family, _, sizes = name.partition(":")
     if family not in FAMILIES:
         known = ", ".join(f"{names(known)[0]} to {names(known)[-1]}" for known in FAMILIES)
-        raise InputError(f"--topology={name}: there is no such TPU; known are {known}.")
+        raise InputError(f"--topology={name}: there is no such TPU or GPU; known are {known}.")
     pod = FAMILIES[family].pod
     shape = tuple(map(int, sizes.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
     one_of = ", ".join(names(family))
@@ -126,9 +167,14 @@ def find(name: str, slices: int = 1) -> Topology:
     if len(shape) != len(pod) or any(a > b for a, b in zip(sorted(shape), sorted(pod), strict=True)):
         raise unknown
     prepare()
+    _check_compiler(FAMILIES[family])
     import jax
     from jax.experimental import topologies
 
+    if target := FAMILIES[family].target:
+        layout = f"1x{slices}x{shape[0]}"
+        devices = topologies.get_topology_desc("", "cuda", target_config=target, topology=layout).devices
+        return Topology(name, FAMILIES[family], shape, devices, slices)
     options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # else its cores are devices
     if tuple(sorted(shape)) == ONE_HOST.get(family):
         options["chips_per_host_bounds"] = [*shape, 1]
@@ -160,13 +206,31 @@ def check_slices(slices: int) -> None:
 
 
 def prepare() -> None:
-    """Sets the environment in which libtpu compiles for a TPU that is not attached; call it before importing jax."""
-    if importlib.util.find_spec("libtpu") is None:
-        pins = Path(__file__).parents[2] / "requirements.txt"
-        pin = re.search(r"^libtpu==[\w.]+", pins.read_text() if pins.is_file() else "", re.MULTILINE)
-        install = f"{sys.executable} -m pip install {pin[0] if pin else 'libtpu'}"
-        raise InputError(f"the TPU's compiler, libtpu, is not installed: `{install}` installs it (on Linux, x86-64).")
+    """Sets the environment to compile for what is not attached; call it before importing jax."""
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"  # leaves an attached TPU or GPU alone
+
+
+def _check_compiler(family: Family) -> None:
+    """Raises InputError if the compiler is not installed."""
+    if family.target:
+        name, modules = "jax's CUDA plugin", ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+        version = importlib.metadata.version("jax")
+        packages = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
+    else:
+        name, modules = "the TPU's compiler, libtpu,", ("libtpu",)
+        pins = Path(__file__).parents[2] / "requirements.txt"
+        pin = re.search(r"^libtpu==[\w.]+", pins.read_text() if pins.is_file() else "", re.MULTILINE)
+        packages = pin[0] if pin else "libtpu"
+    if not any(_is_installed(module) for module in modules):
+        install = f"{sys.executable} -m pip install {packages}"
+        raise InputError(f"{name} is not installed: `{install}` installs it (on Linux, x86-64).")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False

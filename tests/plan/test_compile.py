@@ -85,8 +85,10 @@ def test_tables_and_doctor_show_it(found, manifest, tmp_path, monkeypatch):
     assert ["all-reduce", str(counts["count"]), str(counts["overlapping"])] in [line[:3] for line in lines]
     assert [f"{top['share']:.1%}", str(top["count"]), top["phase"], top["module"]] in [line[:4] for line in lines]
     for kernel in ({"uncosted": {"kernel mine": 3}}, {"short": {**row, "uncosted": {"kernel mine": 3}}}):
-        assert shown_by(tables.plan, {"plan": row | kernel}).count("kernel mine (3)") == 1
-        assert "not costed" in shown_by(tables.sweep, {"sweep": [{"cell": {"mesh": "8x1x1"}, "plan": row | kernel}]})
+        assert shown_by(tables.plan, found | {"plan": row | kernel}).count("kernel mine (3)") == 1
+        assert "not costed" in shown_by(
+            tables.sweep, found | {"sweep": [{"cell": {"mesh": "8x1x1"}, "plan": row | kernel}]}
+        )
     monkeypatch.setattr(plan, "measure", lambda *arguments: (None, row))
     (finding,) = checks.step(case_of(manifest, tmp_path, topology="v3:2x2"))
     assert finding.level == "ok" and finding.where == "v3:2x2" and f"{row['milliseconds']:.1f} ms" in finding.what

@@ -117,3 +117,25 @@ def test_sizes_of_shapes():
 )
 def test_groups(op_name, part, module):
     assert cost_model.group(op_name, "a.py:1") == (part, module, "a.py:1")
+
+
+@pytest.mark.parametrize(("rows", "cycles"), [(4096, 2 * 4096 * 1024 * 2048 / 540_672), (8, 4_243_456 / 1832)])
+def test_on_a_gpu_a_fused_product_takes_its_flops_or_its_bytes(rows, cycles):
+    """[rows, 1024] x [1024, 2048] in bfloat16, of an H100: 540,672 FLOPs and 1,832 bytes a cycle."""
+    product = f"bf16[{rows},1024] parameter(0)", "bf16[1024,2048] parameter(1)"
+    axes = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    text = f"""
+%fused (a: bf16[], b: bf16[]) -> bf16[] {{
+  %a = {product[0]}
+  %b = {product[1]}
+  ROOT %dot = bf16[{rows},2048] dot(%a, %b), {axes}
+}}
+
+ENTRY %main (x: bf16[], y: bf16[]) -> bf16[] {{
+  %x = {product[0]}
+  %y = {product[1]}
+  ROOT %fusion = bf16[{rows},2048] fusion(%x, %y), kind=kCustom, calls=%fused
+}}
+"""
+    place = topology.Topology("h100:1", topology.FAMILIES["h100"], (1,), [None])
+    assert cost_model.estimate(hlo.parse(text), place).total == pytest.approx(cycles, rel=1e-3)

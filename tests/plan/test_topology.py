@@ -3,6 +3,7 @@
 import importlib.util
 import math
 
+import jax
 import pytest
 from pods import accelerators
 
@@ -10,7 +11,8 @@ from mlm.errors import InputError
 from mlm.plan import topology
 from mlm.training import peaks
 
-EVERY = [name for family in topology.FAMILIES for name in topology.names(family)]
+TPUS = [name for name, family in topology.FAMILIES.items() if not family.target]
+EVERY = [name for family in TPUS for name in topology.names(family)]
 
 
 def test_every_listed_name_answers():
@@ -48,10 +50,12 @@ def test_slices_that_can_not_be(slices):
         topology.find("v5e:2x4", slices)
 
 
-@pytest.mark.parametrize("name", ["v9:2x2", "", "v5e:3x3", "v5e", "v5e:2x2x1"])
+@pytest.mark.parametrize("name", ["v9:2x2", "", "v5e:3x3", "v5e", "v5e:2x2x1", "h100:9", "h100:2x4"])
 def test_an_unknown_name_gets_the_families_or_the_slices_of_its_own(name):
     family = name.partition(":")[0]
-    known = topology.names(family) if family in topology.FAMILIES else ["v3:32x32", "v5e:16x16", "tpu7x:2x2x1"]
+    known = (
+        topology.names(family) if family in topology.FAMILIES else ["v3:32x32", "v5e:16x16", "tpu7x:2x2x1", "h100:8"]
+    )
     with pytest.raises(InputError) as error:
         topology.find(name)
     assert f"--topology={name}:" in str(error.value) and all(text in str(error.value) for text in known)
@@ -74,9 +78,10 @@ def test_links_of_a_slice():
     assert single.link_bytes_per_cycle == single.hbm_bytes_per_cycle
 
 
-def test_missing_libtpu_is_one_sentence(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "package"), [("v5e:2x4", r"libtpu==[\d.]+"), ("h100:8", rf"jax-cuda12-plugin=={jax.__version__} .*")]
+)
+def test_a_missing_compiler_is_one_sentence_with_the_command_that_installs_it(monkeypatch, name, package):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        InputError, match=r"libtpu, is not installed: `.*python.* -m pip install libtpu==[\d.]+` installs"
-    ):
-        topology.prepare()
+    with pytest.raises(InputError, match=rf"is not installed: `.*python.* -m pip install {package}` installs"):
+        topology.find(name)
