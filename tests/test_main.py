@@ -18,7 +18,7 @@ from tests.support.refusals import refuse
 MLM = pathlib.Path(__main__.__file__).parent
 # What must not be imported before flags and config are read.
 HEAVY = {"jax", "tensorflow", "transformers", "flax", "optax", "orbax", "torch", "datasets", "matplotlib", "numpy"}
-NO_CONFIG = {"average", "predict", "report"}
+NO_CONFIG = {"average", "compare", "predict", "report"}
 SEVERAL = {"run", "shards", "train", "verify", "classify", "evaluate", "export"}  # by several processes
 
 

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -14,7 +14,7 @@ from mlm import cluster
 from mlm import config as configs
 from mlm.cluster import dask_engine, detect, watch
 from mlm.cluster.engine import Engine, open_pool
-from mlm.config_rules import lanes_of_shares
+from mlm.config_rules import SOURCES, lanes_of_shares
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.doctor import preflight
@@ -38,6 +38,13 @@ def path(text: str, expanded: Callable[[str], str] = expand) -> str:
 
 
 source = functools.partial(path, expanded=expand_source)  # of a flag such as --pairs=jsonl:~/x
+
+
+def check_sources(flag: str, names: Sequence[str]) -> None:
+    """Raises InputError for a name that is no source of a corpus."""
+    for name in names:
+        if not SOURCES[0]((name,)):
+            raise InputError(f"{flag} {name}: must be {SOURCES[1].removeprefix('a tuple of ')}.")
 
 
 def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

@@ -7,7 +7,6 @@ import re
 
 from mlm.cluster import detect
 from mlm.commands import common
-from mlm.config_rules import SOURCES
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest
 from mlm.doctor import preflight
@@ -44,9 +43,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.read_config(args, overrides), Workdir(args.workdir, create=None)
     if min(args.hosts, args.devices) < 0 or args.rows < 1:
         raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
-    for source in args.against:
-        if not SOURCES[0]((source,)):
-            raise InputError(f"--against {source}: must be {SOURCES[1].removeprefix('a tuple of ')}.")
+    common.check_sources("--against", args.against)
     if args.record:
         show_record(common.load_data(config, workdir), str(workdir.tokenizer), args.record, as_json=args.json)
         return

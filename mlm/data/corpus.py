@@ -15,6 +15,8 @@ from mlm.data import data_sets, results, sources
 from mlm.errors import InputError
 from mlm.paths import UPath
 
+SOURCES = "config.corpus.sources"
+
 
 class Part(NamedTuple):
     """A piece of a source that one task reads."""
@@ -43,7 +45,7 @@ class Corpus:
     near_duplicates: float
     test_fraction: float
     test_groups: tuple[str, ...]
-    key: str = "sources"  # of config.corpus that names `sources`
+    key: str = SOURCES  # the key or flag that names `sources`
 
     @classmethod
     def from_config(cls, corpus: ConfigDict) -> Self:
@@ -52,9 +54,11 @@ class Corpus:
 
     def kept_out(self) -> Self:
         """Returns the corpus of the texts to keep out."""
-        return dataclasses.replace(
-            self, sources=self.keep_out, key="keep_out", keep_out=(), group=sources.DOCUMENT, max_documents=0
-        )
+        return self.of_texts(self.keep_out, "config.corpus.keep_out")
+
+    def of_texts(self, names: tuple[str, ...], key: str) -> Self:
+        """Returns the corpus of all documents of other sources, which are not trained on."""
+        return dataclasses.replace(self, sources=names, key=key, keep_out=(), group=sources.DOCUMENT, max_documents=0)
 
     def parts(self) -> list[Part]:
         """Lists the parts of all sources, none of them read; raises InputError for a source that isn't there.
@@ -63,7 +67,7 @@ class Corpus:
         """
         all_parts, names, roles = [], {}, defaultdict(set)
         for source in dict.fromkeys(self.sources):
-            with data_sets.readable(source, f"config.corpus.{self.key}"):
+            with data_sets.readable(source, self.key):
                 kind = self._kind(source)
                 parts = [Part(source, *part) for part in kind.parts()]
             if not parts:
@@ -72,7 +76,7 @@ class Corpus:
             roles[names[source]] |= {part.split for part in parts}
             all_parts += parts
         all_parts = [self._with_cut(part, roles[names[part.source]]) for part in all_parts]
-        if self.key == "sources" and not any(part.split in ("", "train") for part in all_parts):
+        if self.key == SOURCES and not any(part.split in ("", "train") for part in all_parts):
             raise InputError(f"config.corpus.sources: {', '.join(self.sources)} holds no split to train on; add one.")
         return sorted(all_parts, key=lambda part: part.split != "test")
 
@@ -86,14 +90,14 @@ class Corpus:
 
     def check(self, source: str) -> None:
         """Raises InputError if a source isn't there, or its first row can't be read or lacks a column."""
-        with data_sets.readable(source, f"config.corpus.{self.key}"):
+        with data_sets.readable(source, self.key):
             if self._kind(source).check():
                 return
         raise self.without_text(source)
 
     def without_text(self, source: str) -> InputError:
         """Returns the error of a source without documents."""
-        return InputError(f"config.corpus.{self.key}: {source} has no text in it.")
+        return InputError(f"{self.key}: {source} has no text in it.")
 
     def limited(self, parts: list[Part], engine: Engine, *, texts: str) -> list[tuple[Part, int]]:
         """Returns the parts that hold the first `max_documents` of each split of each source, and how many to read.
@@ -129,7 +133,7 @@ class Corpus:
         if kind.slow and kept.is_file():
             yield from itertools.starmap(sources.Document, results.load_json(kept))
             return
-        with data_sets.readable(part.source, f"config.corpus.{self.key}"):
+        with data_sets.readable(part.source, self.key):
             documents = (document for document in kind.read(part.where) if document.text.strip())
             if kind.slow and keep:
                 documents = list(documents)

@@ -228,7 +228,7 @@ def against(case: Case) -> list[Finding]:
     if not case.flags.against or case.folder is None:
         text = "--against: there is no tokenizer in the workdir to read its texts with"
         return [Finding("error", text, "run `tokenizer`")] if case.flags.against else []
-    corpus = dataclasses.replace(Corpus.from_config(case.config.corpus), keep_out=tuple(case.flags.against)).kept_out()
+    corpus = Corpus.from_config(case.config.corpus).of_texts(tuple(case.flags.against), "--against")
     texts = [document.text for part in corpus.parts() for document in corpus.read(part, texts="")]
     ids = [encoding.ids for encoding in load_fast(case.folder).encode_batch_fast(texts, add_special_tokens=False)]
     held_N, share = scan.find_held(case.manifest, ids, max_rows=case.flags.rows)

@@ -6,12 +6,11 @@ calls `refuse`; `doctor` reports all that `errors` yields. To add a check, list 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlm import cluster
 from mlm import config as configs
@@ -22,9 +21,6 @@ from mlm.doctor.case import Case, fingerprint_of
 from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import UPath, check_reachable
 from mlm.pretrained import locate
-
-if TYPE_CHECKING:
-    from mlm.data.corpus import Corpus
 
 ANSWER = 8.0  # seconds for a scheduler to answer
 PRETRAINING = ("run", "train", "tokenizer", "shards", "doctor")
@@ -213,16 +209,9 @@ def against(case: Case) -> Iterator[Part]:
     """--against: the texts of benchmarks."""
     from mlm.data.corpus import Corpus
 
-    corpus = dataclasses.replace(Corpus.from_config(case.config.corpus), keep_out=tuple(case.flags.against)).kept_out()
+    corpus = Corpus.from_config(case.config.corpus).of_texts(tuple(case.flags.against), "--against")
     for source in corpus.sources:
-        yield functools.partial(_check_against, corpus, source)
-
-
-def _check_against(corpus: Corpus, source: str) -> None:
-    try:
-        corpus.check(source)
-    except InputError as error:
-        raise InputError(str(error).replace("config.corpus.keep_out", "--against", 1)) from None
+        yield functools.partial(corpus.check, source)
 
 
 def tables(case: Case) -> Iterator[Part]:

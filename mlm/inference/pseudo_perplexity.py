@@ -1,6 +1,6 @@
 """Pseudo-perplexity (Salazar et al., 2020, Masked Language Model Scoring): each ordinary token masked in turn.
 
-Dimensions: B copies of rows in a batch, L tokens in a row, N rows, P ordinary tokens in them.
+Dimensions: B copies of rows in a batch, L tokens in a row, K predictions in it, N rows, P ordinary tokens in them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -55,18 +55,21 @@ def score(
 
 
 def make_step(
-    module: Model, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params
+    module: Model, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params, predictions: int = 1
 ) -> Callable[[Params, Batch], dict[str, Mean]]:
-    """Returns the jitted step, which predicts each row's token at "position"; those up to "stop" are masked."""
+    """Returns the jitted step: each row's tokens from "position" to "stop" are masked, the first of them predicted."""
 
     def step(params: Params, batch: Batch) -> dict[str, Mean]:
-        ids_BxL, position_Bx1 = batch["input_ids"], batch["position"][:, None]
-        label_Bx1 = jnp.take_along_axis(ids_BxL, position_Bx1, axis=1)
+        ids_BxL, stop_Bx1 = batch["input_ids"], batch["stop"][:, None]
+        positions_BxK = batch["position"][:, None] + jnp.arange(predictions)
         place_L = jnp.arange(ids_BxL.shape[1])
-        hidden_BxL = (place_L >= position_Bx1) & (place_L < batch["stop"][:, None])
+        hidden_BxL = (place_L >= positions_BxK[:, :1]) & (place_L < stop_Bx1)
         masked_BxL = jnp.where(hidden_BxL, mask_id, ids_BxL)
-        logits_Bx1xV = module.logits(params, masked_BxL, batch["attention_mask"], position_Bx1)
-        return masked_cross_entropy(logits_Bx1xV, label_Bx1, batch["valid"][:, None], vocab_size).means()
+        weights_BxK = batch["valid"][:, None] * (positions_BxK < stop_Bx1)
+        positions_BxK = jnp.minimum(positions_BxK, len(place_L) - 1)
+        labels_BxK = jnp.take_along_axis(ids_BxL, positions_BxK, axis=1)
+        logits_BxKxV = module.logits(params, masked_BxL, batch["attention_mask"], positions_BxK)
+        return masked_cross_entropy(logits_BxKxV, labels_BxK, weights_BxK, vocab_size).means()
 
     return evaluation.jit_eval_step(step, mesh, param_shardings)
 

@@ -1,0 +1,52 @@
+"""`compare`: judge masked language models, whatever their tokenizers, by the same words of a text."""
+
+import argparse
+import json
+
+from mlm import config as configs
+from mlm.cluster import detect
+from mlm.commands import common
+from mlm.errors import InputError
+from mlm.paths import UPath, make_folder, refusing, write_text
+from mlm.text import show
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    models = "workdirs, WORKDIR@STEP, folders or names on the Hugging Face Hub"
+    parser.add_argument("--models", nargs="+", type=common.path, required=True, metavar="MODEL", help=models)
+    source = "the text, as in corpus.sources: text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG][#SPLIT], ..."
+    parser.add_argument("--source", type=common.source, required=True, metavar="SOURCE", help=source)
+    parser.add_argument("--words", type=int, default=2000, metavar="N", help="words to ask; default: 2000")
+    window = "most characters of the text around a word; default: 1000"
+    parser.add_argument("--window", type=int, default=1000, metavar="N", help=window)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draw of the words; default: 0")
+    folder = "folder for words.html and words.json; default: none is written"
+    parser.add_argument("--workdir", type=common.path, default="", metavar="DIR", help=folder)
+    common.add_json_flag(parser)
+
+
+def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    detect.refuse_part_of_a_slice()
+    for flag, value in (("--words", args.words), ("--window", args.window)):
+        if value < 1:
+            raise InputError(f"{flag}={value}: must be 1 or more.")
+    config = configs.load(str(configs.BASE), overrides)
+    common.check_sources("--source", [args.source])
+    from mlm.data.corpus import Corpus
+    from mlm.inference import comparison
+    from mlm.report import words
+
+    corpus = Corpus.from_config(config.corpus).of_texts((args.source,), "--source")
+    corpus.check(args.source)
+    readers = comparison.open_models(args.models, args.entry)
+    texts = [document.text for part in corpus.parts() for document in corpus.read(part, texts="")]
+    if args.workdir:
+        with refusing(f"--workdir={args.workdir}: can't be written", "name another folder"):
+            make_folder(UPath(args.workdir))
+    scores = comparison.compare(config, readers, texts, count=args.words, size=args.window, seed=args.seed)
+    result = {"source": args.source} | scores
+    show(*([json.dumps(result)] if args.json else words.render(result)))
+    if args.workdir:
+        write_text(UPath(args.workdir) / "words.json", json.dumps(result, indent=1) + "\n")
+        write_text(UPath(args.workdir) / "words.html", words.page(result))
+        common.say(f"written to {args.workdir}: words.json, words.html")

@@ -1,0 +1,60 @@
+"""The result of `compare` as tables, on a terminal and on a page. Nothing here imports jax."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from mlm import text
+from mlm.report import report
+
+METRICS = {
+    "nats_per_word": ("nats a word", ".3f"),
+    "bits_per_byte": ("bits a byte", ".3f"),
+    "exact_match": ("exact", ".1%"),
+}
+COUNTS = {"tokens_per_word": ".2f", "unknown": ",", "joined": ",", "changed": ","}
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Returns what was asked, as sentences."""
+    n = {key: f"{value:,}" for key, value in result.items() if isinstance(value, int)}
+    return (
+        f"{n['asked']} of the {n['words']} words in {n['documents']} documents, drawn by seed {n['seed']}, each "
+        f"predicted alone in a window of at most {n['window']} characters. {n['documents_cut']} documents were cut "
+        f"before the white space nearest the middle, and {n['windows_cut_for_positions']} windows once more for the "
+        f"positions of a model; {n['in_no_window']} words are in no window."
+    )
+
+
+def tables(result: dict[str, Any]) -> Iterator[tuple[list[str], report.Rows]]:
+    """Yields heads and rows: of the models and their differences on all words, of the models on each group of words."""
+    heads = [head for name, _ in METRICS.values() for head in (f">{name}", "95%")]
+    for group, bands in result["groups"].items():
+        rows = [
+            (band, f"{estimates['words']:,}", name, *_cells(scores))
+            for band, estimates in bands.items()
+            for name, scores in estimates["scores"].items()
+            if group == "words" or name in result["models"]
+        ]
+        yield [group, ">count", "model", *heads], rows
+    rows = [(name, *(format(m[key], spec) for key, spec in COUNTS.items())) for name, m in result["models"].items()]
+    yield ["words asked", *(f">{name.replace('_per_', ' a ')}" for name in COUNTS)], rows
+
+
+def _cells(scores: dict[str, dict[str, float]]) -> list[str]:
+    """Returns the mean and the interval of each metric."""
+    cells = [[format(value, spec) for value in scores[metric].values()] for metric, (_, spec) in METRICS.items()]
+    return [cell for mean, *interval in cells for cell in (mean, " to ".join(interval))]
+
+
+def render(result: dict[str, Any]) -> list[Any]:
+    """Returns lines and tables for `show`."""
+    parts: list[Any] = [f"{result['source']}: {summary(result)}"]
+    for heads, rows in tables(result):
+        parts += ["", text.table(*heads, rows=rows, indent=2)]
+    return parts
+
+
+def page(result: dict[str, Any]) -> str:
+    """Returns a page, one file that needs no network."""
+    shown = [([head.removeprefix(">") for head in heads], rows) for heads, rows in tables(result)]
+    return report.render_page("words.html.j2", {}, {"result": result, "summary": summary(result), "tables": shown})

@@ -1,0 +1,135 @@
+"""Models compared by the words of a text: equal to a plain loop in PyTorch, and what is refused."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from mlm import __main__
+from mlm import config as configs
+from mlm.data import tokenizer
+from mlm.entry import Entry
+from mlm.export import export
+from mlm.inference import comparison
+from tests.support import corpora, trained_model
+from tests.support.pytorch import run_torch
+from tests.support.refusals import refuse, snapshot
+from tests.support.reports import Cells
+from tests.support.tiny import meshes_of
+from tests.support.tokenizers import random_model
+
+FAMILIES = {"bert": "wordpiece", "roberta": "bpe", "modernbert": "unigram"}
+BIASES = {"cls/predictions/bias", "lm_head/bias", "decoder/bias"}  # of the heads
+METRICS = ("nats_per_word", "bits_per_byte", "exact_match")
+
+
+def write_model(folder: pathlib.Path, tokenizer_folder: str, family: str, positions: int = 256) -> str:
+    """A transformers folder of random values, whose bias for one word makes some matches exact."""
+    model = random_model(tokenizer_folder, f"model.family={family}", f"model.positions={positions}")
+    (the,) = tokenizer.load(tokenizer_folder)("of the", add_special_tokens=False)["input_ids"][-1:]
+    (bias,) = (model.leaves[name] for name in BIASES & model.leaves.keys())
+    bias[the] += 25.0
+    shutil.copytree(tokenizer_folder, folder)
+    export.write_model(model, folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Of ASCII, short enough for a window."""
+    docstrings = [" ".join(text.split()) for text in corpora.stdlib_docstrings()]
+    return [text for text in docstrings if text.isascii() and 40 < len(text) < 250][:30]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> list[str]:
+    root = tmp_path_factory.mktemp("compared")
+    tokenizers = {kind: trained_model.train_tokenizer(root / kind, kind) for kind in FAMILIES.values()}
+    return [write_model(root / family, tokenizers[kind], family) for family, kind in FAMILIES.items()]
+
+
+def run(folders: list[str], texts: list[str], *overrides: str, count: int = 60, size: int = 1000) -> dict:
+    config = configs.load(str(configs.BASE), ["evaluate.batch=24", *overrides])
+    return comparison.compare(config, comparison.open_models(folders, Entry()), texts, count=count, size=size, seed=0)
+
+
+@pytest.mark.standard
+def test_scores_are_those_of_a_plain_loop_in_pytorch(folders, texts, tmp_path):
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    expected = json.loads(run_torch(4, "tests/pytorch/words.py", tmp_path / "texts.json", 60, *folders))
+    with meshes_of(2):
+        result = run(folders, texts)
+    assert result["documents_cut"] == result["in_no_window"] == 0 and result["asked"] == 60
+    (scores,) = (bands["as they are"]["scores"] for bands in [result["groups"]["words"]])
+    bytes_W = np.array([stop - start for _, start, stop in expected["words"]])
+    documents_W = np.array([document for document, *_ in expected["words"]])
+    nats_MxW, exact_MxW = np.array(expected["scores"], float).transpose(2, 0, 1)
+    assert exact_MxW.sum() > 3 and nats_MxW.std() > 1
+    for name, nats_W, exact_W in zip(folders, nats_MxW, exact_MxW, strict=True):
+        means = [scores[name][metric]["mean"] for metric in METRICS]
+        assert means == pytest.approx(
+            [nats_W.mean(), nats_W.sum() / np.log(2) / bytes_W.sum(), exact_W.mean()], rel=1e-4
+        )
+    rng, estimate = np.random.default_rng(0), scores[f"{folders[0]} - {folders[1]}"]["nats_per_word"]
+    difference_W = nats_MxW[0] - nats_MxW[1]
+    assert estimate["mean"] == pytest.approx(difference_W.mean(), abs=1e-3)
+    sum_D, count_D = np.bincount(documents_W, difference_W), np.bincount(documents_W)
+    drawn_RxD = rng.integers(len(sum_D), size=(4000, len(sum_D)))
+    low, high = np.quantile(sum_D[drawn_RxD].sum(1) / count_D[drawn_RxD].sum(1), [0.025, 0.975])
+    assert estimate["high"] - estimate["low"] == pytest.approx(high - low, rel=0.25), "a bootstrap over documents"
+
+
+@pytest.mark.standard
+def test_the_command(folders, trained_workdir, texts, tmp_path, capsys):
+    """A workdir of 32 positions among the models: documents are cut to fit it; a line of JSON, a page, both kept."""
+    source = corpora.write_jsonl(tmp_path / "texts.jsonl", texts)
+    models, kept = [folders[2], str(trained_workdir.root)], tmp_path / "kept"
+    command = ["compare", "--models", *models, f"--source={source}", "--words=40", f"--workdir={kept}"]
+    assert __main__.main([*command, "--json", "--config.evaluate.batch=8"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result == json.loads((kept / "words.json").read_text())
+    assert result["source"] == source and result["windows_cut_for_positions"] > 0 and result["asked"] == 40
+    by_model = result["groups"]["words"]["that all can spell"]["scores"]
+    assert list(by_model) == [*models, " - ".join(models)]
+    for group in ("frequency", "length", "form"):
+        bands = result["groups"][group].values()
+        for name in by_model:
+            total = sum(band["words"] * band["scores"][name]["nats_per_word"]["mean"] for band in bands)
+            count = sum(band["words"] for band in bands)
+            assert total / count == pytest.approx(by_model[name]["nats_per_word"]["mean"], abs=1e-6)
+    assert __main__.main(command) == 0
+    out, page = capsys.readouterr().out, Cells((kept / "words.html").read_text())
+    mean = f"{by_model[models[0]]['nats_per_word']['mean']:.3f}"
+    assert mean in out and mean in page.row("that all can spell") and "40 of the" in out
+
+
+@pytest.mark.standard
+def test_what_can_not_be_compared_is_refused_before_a_model_runs(folders, texts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(comparison, "_score", lambda *_: pytest.fail("a model runs"))
+    sources = {"text": texts[0], "blank": "\n \n", "marks": "\u2014 ...\n\U0001f600", "foreign": "\u0939 \u6f22"}
+    for name, text in sources.items():
+        (tmp_path / name).write_text(text)
+    (first, second, _), source = folders, f"text:{tmp_path}/text"
+    larger = write_model(tmp_path / "larger", first, "bert")
+    shutil.copy(f"{trained_model.train_tokenizer(tmp_path / 'more', 'bpe', 1100)}/tokenizer.json", larger)
+    maskless = shutil.copytree(first, tmp_path / "maskless")
+    settings = json.loads((maskless / "tokenizer_config.json").read_text())
+    (maskless / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": None}))
+    before = snapshot(tmp_path)
+    for models, flags, words in (
+        ([first, second, f"{first}/."], [source], ["--models", first, "twice"]),
+        ([first, larger], [source], [larger, "1000", "1100"]),
+        ([first, str(maskless)], [source], ["maskless", "mask token"]),
+        ([first, f"{tmp_path}/none"], [source], ["--models=", f"{tmp_path}/none"]),
+        ([first], [f"text:{tmp_path}/blank"], ["--source", f"{tmp_path}/blank", "no text"]),
+        ([first], [f"text:{tmp_path}/marks"], ["--source", "2 documents", "no word"]),
+        ([first], [f"text:{tmp_path}/absent"], ["--source", f"{tmp_path}/absent", "no such file"]),
+        ([first, second], [f"text:{tmp_path}/foreign"], ["--models", "2 words", "can spell"]),
+        ([first], [f"{tmp_path}/text"], [f"--source {tmp_path}/text", "text:GLOB"]),
+        ([first], [source, "--window=0"], ["--window=0"]),
+        ([first], [source, f"--workdir={tmp_path}/text"], [f"--workdir={tmp_path}/text"]),
+    ):
+        refuse(["compare", "--models", *models, "--source", *flags], 2, *words, capsys=capsys)
+    assert snapshot(tmp_path) == before
