@@ -174,6 +174,10 @@ def get_config() -> ConfigDict:
     config.log.profile_start = 0  # first step of a trace for TensorBoard or Perfetto; 0 = none
     config.log.profile_steps = 5  # steps in the trace
 
+    config.hub = ConfigDict()  # pushes to the Hugging Face Hub while a run trains, see mlm/export/hub.py
+    config.hub.name = ""  # USER/NAME of a private repository, which is created if it is missing; "" = no pushes
+    config.hub.every = "evaluation"  # or a number of steps, as in "5000"; the last step is pushed, too
+
     config.pod = ConfigDict()  # of several processes, and `hang` also of one on a TPU; see mlm/cluster/
     config.pod.port = 8474  # of jax's coordination service on process 0's host; open it to the hosts alone
     config.pod.engine_port = 8476  # of Dask while data is made, on every host; neither may be libtpu's 8471

@@ -24,8 +24,8 @@ BASE = Path(__file__).parents[1] / "configs" / "base.py"
 # Keys that may change on resume: they change no number, or by rounding alone (mesh, remat, train.accumulate).
 # Tokenizer, shards and labelled rows are compared by fingerprint, skipped batches by `stages.check_skipped`.
 MAY_CHANGE = re.compile(
-    r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch|sets)|checkpoint\..*|log\..*|model\.remat\w*|"
-    r"train\.(guard_limit|accumulate)|pod\..*|data\.(mixture|skip_batches)|classify\.(train|validation|test|predict)"
+    r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch|sets)|checkpoint\..*|log\..*|"
+    r"model\.remat\w*|hub\..*|train\.(guard_limit|accumulate)|pod\..*|data\.(mixture|skip_batches)|classify\.(train|validation|test|predict)"
 )
 # Keys that a branch (train.branch_from) may change: all but those that decide what the parts of its state mean.
 BRANCH_MAY_CHANGE = re.compile(

@@ -200,6 +200,8 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     ),
     "train.branch_from": (matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty"),
     "checkpoint.on_damage": _one_of("stop", "fallback"),
+    "hub.name": (matching(r"(?a)|[\w.-]+/[\w.-]+"), "USER/NAME or empty"),
+    "hub.every": (matching(r"evaluation|[1-9][0-9]{0,17}"), 'evaluation, or a number of steps as a string ("5000")'),
     "pod.start_timeout": _number(1, 86_400),
     "pod.heartbeat": _number(2, 3_600),
 }

@@ -37,6 +37,11 @@ class Program(NamedTuple):
     folder: str = ""  # that the file's imports need on the path
     identity: str = ""  # of the class; "" of mlm's own
 
+    def environment(self) -> dict[str, str]:
+        """Returns the environment to start it in."""
+        imports = [self.folder, str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
+        return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, imports)), EXPECTED: self.identity}
+
 
 class Entry(NamedTuple):
     """What a command was started from."""

@@ -44,7 +44,7 @@ SMALL = {
     "log.every": 1,
     "log.tensorboard": False,
 }
-GROUPS = ("data", "train", "evaluate", "checkpoint", "log")
+GROUPS = ("data", "train", "evaluate", "checkpoint", "log", "hub")
 ROUNDING = 1e-4  # relative, of a metric in float32
 
 

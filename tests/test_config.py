@@ -122,7 +122,7 @@ def test_fingerprint_depends_on_values_alone():
     assert configs.fingerprint(one) != configs.fingerprint(configs.load(BASE, ["train.steps=100001"]))
 
 
-MAY_CHANGE_GROUPS = {"checkpoint", "corpus", "log", "mesh", "pod", "shards", "tokenizer"}
+MAY_CHANGE_GROUPS = {"checkpoint", "corpus", "hub", "log", "mesh", "pod", "shards", "tokenizer"}
 MAY_CHANGE = {
     "model.remat", "model.remat_feed_forward", "train.guard_limit", "train.accumulate", "evaluate.every",
     "evaluate.batch", "evaluate.sets", "data.skip_batches", "data.mixture",

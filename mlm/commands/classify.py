@@ -37,6 +37,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     args.entry.refuse("classify")
     config, workdir = common.open_run(args, overrides, task=configs.CLASSIFICATION)
     from mlm.cluster import distributed
+    from mlm.export import hub
     from mlm.inference import evaluate_classifier
     from mlm.report import report
     from mlm.tasks import classification
@@ -49,7 +50,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         task = classification.Classification(config, examples, body, load_params)
         if cluster.is_primary():
             _describe(config, examples, body)
-        train.train(config, workdir, task)
+        with hub.pushing(config, workdir, task, args.entry) as on_complete:
+            train.train(config, workdir, task, on_complete)
+        cluster.barrier("pushed")
         best = write_export(workdir, args, torch_python="")
         split = "test" if "test" in examples.splits else "validation"
         examples = dataclasses.replace(examples, splits=examples.splits | others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
@@ -12,6 +13,7 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.doctor import preflight
 from mlm.errors import InputError
+from mlm.paths import UPath
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
 
@@ -24,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_step_flag(parser, "the workdir, exported to export-N")
     milestones = "export each milestone of the workdir to export-STEP, and push it to a branch step-STEP"
     parser.add_argument("--milestones", action="store_true", help=milestones)
+    to = "folder to write; default: export, or export-N, in the workdir, which otherwise is only read"
+    parser.add_argument("--to", type=common.path, default="", metavar="DIR", help=to)
     torch = "Python with PyTorch to verify the export in"
     parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=torch)
     parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub")
@@ -44,14 +48,14 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     for flag in ("public", "revision"):
         if getattr(args, flag) and not args.push:
             raise InputError(f"--{flag} needs --push=USER/NAME.")
-    if args.milestones and (args.step is not None or args.revision):
-        raise InputError("--milestones: names the steps and their branches; leave out --step and --revision.")
+    if args.milestones and (args.step is not None or args.revision or args.to):
+        raise InputError("--milestones: names the steps, folders and branches; leave out --step, --to and --revision.")
     if args.push:
         from mlm.export import push
 
         push.check(args.push, args.revision)  # before anything that takes time
     preflight.refuse(preflight.Case(args.name, ConfigDict(), workdir, args))
-    with common.locked(workdir):
+    with contextlib.nullcontext() if args.to else common.locked(workdir):
         if args.processes > 1:
             from mlm.cluster import distributed
 
@@ -59,13 +63,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         steps = locate.milestones(workdir) if args.milestones else [args.step]
         if not steps:
             raise InputError(f"--milestones: none was kept in {workdir.checkpoints}; name a step with --step.")
-        for step in steps:
-            write_export(workdir, args, torch_python=args.torch, step=step)
-    for step in steps if args.process_id == 0 else ():
-        folder, revision = workdir.export_of(step), f"step-{step}" if args.milestones else args.revision
+        models = [write_export(workdir, args, torch_python=args.torch, step=step) for step in steps]
+    for step, model in zip(steps, models, strict=True) if args.process_id == 0 else ():
+        folder, revision = args.to or workdir.export_of(step), f"step-{step}" if args.milestones else args.revision
         print(folder)
         if args.push:
-            print(push.push(folder, args.push, public=args.public, revision=revision))
+            message = f"Export of mlm, step {model.step}"
+            print(push.push(folder, args.push, public=args.public, revision=revision, message=message))
 
 
 def write_export(
@@ -84,7 +88,7 @@ def write_export(
         history = summary.gather(workdir, model.run_config, until=model.step) if head == load.LM_HEAD else None
         evaluations = reversed(logs.read(workdir.metrics, "eval"))
         scores = next((scores for scores in evaluations if scores["step"] == model.step), None)
-        folder, name = workdir.export_of(step), workdir.root.name
+        folder, name = UPath(getattr(args, "to", "") or workdir.export_of(step)), workdir.root.name
         export.export(model, folder, scores=scores, name=name, torch_python=torch_python, history=history)
     cluster.barrier("exported")
     return model

@@ -108,6 +108,9 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
             checked.add(key)
         cases.append(grid.Case(values, configs.flatten(config), grid.Run(grid.name(values), folder, run, program)))
     grid.check_distinct(varied, cases)
+    names = [case.config["hub.name"] for case in cases if case.config["hub.name"] and not evaluates]
+    if len(set(names)) < len(names):
+        raise InputError(f"config.hub.name = {names[0]}: several runs would push to it; leave it empty, or vary it.")
     return cases
 
 

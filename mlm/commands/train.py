@@ -30,8 +30,12 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:
     """Trains to the last step, from the newest checkpoint if there is one."""
     from mlm.cluster import distributed
+    from mlm.export import hub
     from mlm.tasks.pretraining import Pretraining
     from mlm.training import train
 
     distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=True, entry=args.entry)
-    train.train(config, workdir, (args.entry.pretraining or Pretraining).open(config, workdir, manifest))
+    task = (args.entry.pretraining or Pretraining).open(config, workdir, manifest)
+    with hub.pushing(config, workdir, task, args.entry) as on_complete:
+        train.train(config, workdir, task, on_complete)
+    cluster.barrier("pushed")

@@ -247,6 +247,17 @@ def model(case: Case) -> None:
         load.load(name, head=head, headers=True)
 
 
+def hub(case: Case) -> None:
+    """hub.name: the Hub would take a push. In the middle of a run, a refusal is a warning."""
+    settings = case.config.hub
+    if settings.name and case.command == "glue":
+        raise InputError(f"config.hub.name = {settings.name}: all runs would push to it; leave it empty.")
+    if settings.name and not case.begun and cluster.is_primary():
+        from mlm.export import push
+
+        push.try_out(settings.name)
+
+
 CHECKS: dict[Check, tuple[str, ...]] = {
     servers: (*PRETRAINING, "classify", "glue", "sweep", "evaluate", "bench", "verify"),
     hosts: ("run", "train", "classify", "verify"),
@@ -262,4 +273,5 @@ CHECKS: dict[Check, tuple[str, ...]] = {
     tables: ("classify",),
     model: ("evaluate",),
     pairs: ("evaluate",),
+    hub: ("run", "train", "classify", "glue"),  # the last one: it creates the repository
 }

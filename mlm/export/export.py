@@ -65,7 +65,7 @@ def export(
         with replacing(folder, last=PROOF) as new:
             new.mkdir()
             write_model(model, new)
-            _write_tokenizer(model, new)
+            write_tokenizer(model, new)
             if model.run_config is not None:
                 (new / "run_config.json").write_text(model.run_config.to_json(indent=1) + "\n", encoding="utf-8")
             if load.CLASSIFIER in model.params:
@@ -95,7 +95,7 @@ def export(
 
 
 def write_model(model: Pretrained, folder: Path) -> None:
-    """Writes config.json and the parameters, float32, under PyTorch's names, and under Flax's if transformers can."""
+    """Writes config.json and any parameters, float32, under PyTorch's names, and under Flax's if transformers can."""
     config = type(model.config).from_dict(model.config.to_dict())
     config.dtype = "float32"
     config.save_pretrained(str(folder))
@@ -103,10 +103,9 @@ def write_model(model: Pretrained, folder: Path) -> None:
         name = type(model.module).__name__
         content = logs.read_object(folder / "config.json") | {"architectures": [name], "model_type": name.lower()}
         (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        (folder / "flax_model.msgpack").write_bytes(to_bytes(model.params))
-        return
-    save_file(weights.to_torch(model.params), str(folder / "model.safetensors"), metadata={"format": "pt"})
-    if _flax_class(model):
+    elif model.params:
+        save_file(weights.to_torch(model.params), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    if model.params and (not model.module.in_transformers or _flax_class(model)):
         (folder / "flax_model.msgpack").write_bytes(to_bytes(model.params))
 
 
@@ -116,7 +115,7 @@ def _flax_class(model: Pretrained) -> "type[transformers.FlaxPreTrainedModel] | 
     return model.family.flax_class(head)
 
 
-def _write_tokenizer(model: Pretrained, folder: Path) -> None:
+def write_tokenizer(model: Pretrained, folder: Path) -> None:
     """Copies the tokenizer's files, and fits tokenizer_config.json, perhaps another kind of model's, to this one."""
     for name in TOKENIZER_FILES:
         if (source := UPath(model.tokenizer) / name).is_file():

@@ -7,6 +7,7 @@ file by its SHA-256, so what has arrived is not sent again when the command is s
 
 import re
 import sys
+import threading
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
@@ -15,7 +16,7 @@ from huggingface_hub.utils import validate_repo_id
 from requests import RequestException
 
 from mlm.errors import InputError
-from mlm.paths import UPath, local_folder
+from mlm.paths import ANSWER, UPath, local_folder
 
 
 def check(name: str, revision: str = "") -> str:
@@ -34,27 +35,49 @@ def check(name: str, revision: str = "") -> str:
     return token
 
 
-def push(folder: UPath, name: str, *, public: bool, revision: str = "") -> str:
+def try_out(name: str) -> None:
+    """Raises InputError, within seconds, unless the Hub would take pushes to hub.name; creates it if it is missing."""
+    outcome = [InputError(f"--push={name}: the Hub gives no answer in {ANSWER:g} s; check the network.")]
+
+    def ask() -> None:
+        try:
+            push(None, name, public=False)
+            outcome.clear()
+        except InputError as error:
+            outcome[:] = [error]
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER)
+    for error in outcome:
+        raise InputError(str(error).replace("--push", "config.hub.name", 1))
+
+
+def push(folder: UPath | None, name: str, *, public: bool, revision: str = "", message: str = "Export of mlm") -> str:
     """Uploads an export to the repository "user/model" and its branch `revision` (main if empty); returns the address.
 
     Both are created if they are missing. `public` makes it public when all has arrived; otherwise it must be private.
+    Without a folder, only asks whether the Hub would take one.
     """
     token = check(name)
     api = HfApi(token=token)
     try:
-        local = Path(local_folder(str(folder)))
         url = api.create_repo(name, private=True, exist_ok=True)
         private = api.model_info(name).private
         if not private and not public:
             raise InputError(f"--push={name}: that repository is public; add --public, or name another.")
+        if folder is None:
+            api.preupload_lfs_files(name, [CommitOperationAdd("config.json", b"{}")])  # sends its name, not the file
+            return str(url)
         if revision:
             api.create_branch(name, branch=revision, exist_ok=True)
+        local = Path(local_folder(str(folder)))
         files = sorted(path for path in local.iterdir() if path.is_file() and not path.name.startswith("."))
         operations = [CommitOperationAdd(path.name, path) for path in files]
         for number, (path, operation) in enumerate(zip(files, operations, strict=True), 1):
             print(f"push: {number} of {len(files)}: {path.name}, {path.stat().st_size / 1e6:,.1f} MB", file=sys.stderr)
             api.preupload_lfs_files(name, [operation], free_memory=False, revision=revision or None)
-        api.create_commit(name, operations, commit_message="Export of mlm", revision=revision or None)
+        api.create_commit(name, operations, commit_message=message, revision=revision or None)
         if public and private:
             api.update_repo_settings(name, private=False)
     except OfflineModeIsEnabled:
@@ -78,3 +101,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, RequestException) and not isinstance(error, ValueError):
         return f"can't be reached ({type(error).__name__})"
     return f"can't be used ({' '.join(str(error).split())[:200]})"
+
+
+if __name__ == "__main__":  # see mlm/export/hub.py
+    push(UPath(sys.argv[1]), sys.argv[2], public=False, message=sys.argv[3])

@@ -32,7 +32,7 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
     for the lowest score instead, of several the newest; a step that was not evaluated comes last.
     """
     steps = complete_steps(folder)[::-1]
-    for step in sorted(steps, key=lambda step: _score(folder, step)) if best else steps:
+    for step in sorted(steps, key=lambda step: score_of(folder, step)) if best else steps:
         damage = find_damage(folder, step)
         if damage is None:
             return step
@@ -57,7 +57,7 @@ def check_step(folder: UPath, step: int, where: str, *, deep: bool = True) -> No
         raise DamageError(f"{folder / str(step)}: {damage}; restore that folder from a copy, or name another step.")
 
 
-def _score(folder: UPath, step: int) -> float:
+def score_of(folder: UPath, step: int) -> float:
     """Returns the score that a step was saved with, infinite if it has none."""
     file = folder / str(step) / "metrics" / "metrics"
     try:
@@ -89,7 +89,7 @@ def set_aside(folder: UPath, step: int, reason: str) -> None:
 def remove_steps(folder: UPath, *, keep: int, milestones: Iterable[int]) -> None:
     """Removes the complete steps but the newest `keep`, the one of lowest score, and `milestones`."""
     steps = complete_steps(folder)
-    scores = {step: score for step in steps if abs(score := _score(folder, step)) < math.inf}
+    scores = {step: score for step in steps if abs(score := score_of(folder, step)) < math.inf}
     best = min(reversed(scores), key=scores.get, default=None)
     for step in set(steps[:-keep]) - {best, *milestones}:
         (folder / str(step) / HASHES).unlink()  # first, so that an interrupted removal leaves no damaged step

@@ -18,14 +18,13 @@ from typing import NamedTuple
 from mlm import logs
 from mlm.cluster import watch
 from mlm.cluster.engine import Engine
-from mlm.entry import EXPECTED, STOCK, Program
+from mlm.entry import STOCK, Program
 from mlm.errors import InputError, PreemptedError
 from mlm.paths import UPath, is_remote, make_folder, staging_folder, upload, write_text
 
 OUTPUT = "output.txt"  # in the folder of a run: what it printed
 STATE = "run.json"  # there, written when it has ended: arguments, exit code, seconds of all its starts, last line
 STOP = "stop"  # in the folder of all runs: a file that stops them
-PACKAGE = str(Path(__file__).parents[2])
 _alone = threading.Lock()  # a worker of several threads runs one run at a time: it may hold the accelerator
 
 
@@ -97,8 +96,7 @@ def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
         make_folder(folder)
         before, begin = logs.read_object(folder / STATE), time.monotonic()
         env = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"} if shared_cache else {}
-        imports = [run.program.folder, PACKAGE, os.environ.get("PYTHONPATH", "")]
-        env |= os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, imports)), EXPECTED: run.program.identity}
+        env |= run.program.environment()
         command, staging = [sys.executable, *run.program.command, *run.arguments], staging_folder(folder)
         with (staging / OUTPUT).open("ab+") as output:
             start = output.seek(0, os.SEEK_END)

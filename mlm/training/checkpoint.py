@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from mlm.training.sharding import named_leaves
 
 COMMITTED = "commit_success.txt"  # in a bucket, orbax writes this file last
 INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step that was not fully written or hashed
+OnComplete = Callable[[int], Iterable[int | None]]  # step -> further steps to keep; on the first host, in a thread
 READ_BACK_BYTES = 256 * 10**6  # of the arrays that are read back at once
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,11 @@ epath.gpath._GPath.glob = _glob  # orbax merges what matches ocdbt.process_*
 class Checkpoints(AbstractContextManager):
     """The checkpoints of one run; a context manager that ends when, on every host, all of them are complete."""
 
-    def __init__(self, folder: UPath, *, keep: int, milestones: Iterable[int] = ()):
+    def __init__(
+        self, folder: UPath, *, keep: int, milestones: Iterable[int] = (), on_complete: OnComplete | None = None
+    ):
         """Keeps the newest `keep` checkpoints, the one of lowest score, and `milestones`; hides incomplete ones."""
-        self.folder, self._keep, self._milestones = folder, keep, list(milestones)
+        self.folder, self._keep, self._milestones, self._on_complete = folder, keep, list(milestones), on_complete
         if cluster.is_primary():
             make_folder(folder)
             for step in sorted(set(step_folders(folder)) - set(complete_steps(folder))):
@@ -110,7 +113,8 @@ class Checkpoints(AbstractContextManager):
         """Reads a step back and hashes it, then removes the older ones and the incomplete ones up to it."""
         _read_back(self.folder, step, arrays, meta)
         write_hashes(self.folder, step)
-        remove_steps(self.folder, keep=self._keep, milestones=self._milestones)
+        needed = self._on_complete(step) if self._on_complete else ()
+        remove_steps(self.folder, keep=self._keep, milestones=[*self._milestones, *needed])
         _remove_incomplete(self.folder, step)
 
 

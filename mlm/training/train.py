@@ -28,7 +28,7 @@ from mlm.model.module import Params
 from mlm.paths import write_text
 from mlm.training import data_parallel, resume, sharding
 from mlm.training.budget import Budget
-from mlm.training.checkpoint import Checkpoints
+from mlm.training.checkpoint import Checkpoints, OnComplete
 from mlm.training.metrics import Log
 from mlm.training.profile import Profile
 from mlm.training.task import Batch, Inputs, Task, TrainState, TrainStep
@@ -186,12 +186,13 @@ def split_rows(batch: Batch, length: int | None) -> Batch:
     return {**rows, "record_id": record_id, "epoch": jnp.repeat(batch["epoch"], parts)}
 
 
-def train(config: ConfigDict, workdir: Workdir, task: Task) -> None:
+def train(config: ConfigDict, workdir: Workdir, task: Task, on_complete: OnComplete | None = None) -> None:
     """Trains from the newest checkpoint, or that of train.branch_from, to the last step, if there are steps left."""
     start = resume.find_start(config, workdir, task)
     if cluster.is_primary():
         write_text(workdir.config, config.to_json(indent=1) + "\n")
-    with Checkpoints(workdir.checkpoints, keep=config.checkpoint.keep, milestones=start.milestones) as checkpoints:
+    keep, milestones = config.checkpoint.keep, start.milestones
+    with Checkpoints(workdir.checkpoints, keep=keep, milestones=milestones, on_complete=on_complete) as checkpoints:
         state, total = start.restore(task), None if config.train.hours else task.stages.steps
         with (
             Log(workdir.root, config, start=start.step, steps=total, tokens_read=task.tokens_read) as log,
@@ -203,7 +204,7 @@ def train(config: ConfigDict, workdir: Workdir, task: Task) -> None:
             if config.train.hours:
                 budget = Budget(config.train.hours, start.replay, share=start.share, log=log)
             profile = Profile(config.log, workdir.root / "profile")
-            loop = Loop(task, checkpoints, start.milestones, log, budget, profile, start.meta)
+            loop = Loop(task, checkpoints, milestones, log, budget, profile, start.meta)
             loop.run(start.step, state, stop)
 
 
@@ -253,7 +254,8 @@ class Loop:
             stopped = stop.requested(step)
             ends = is_last or task.is_epoch_end(step) or step in self.milestones
             evaluates = ends or _is_due(step, config.evaluate.every)
-            saves = ends or stopped or _is_due(step, config.checkpoint.every)
+            pushes = evaluates if config.hub.every == "evaluation" else _is_due(step, int(config.hub.every))
+            saves = ends or stopped or (config.hub.name and pushes) or _is_due(step, config.checkpoint.every)
             if pending and (evaluates or saves):
                 pending = self.read(*pending)
             scores = self.evaluate(step, state) if evaluates else None

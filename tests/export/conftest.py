@@ -8,12 +8,30 @@ import shutil
 from collections.abc import Callable
 
 import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import reset_sessions
 
 from mlm.export import export
 from mlm.paths import UPath
 from mlm.workdir import Workdir
 from tests.export.folders import KINDS, SCORES
+from tests.export.hub_stand_in import serving
 from tests.support.trained_classifier import make
+
+TOKEN = "hf_canaryDoNotShowThisTokenAnywhere"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A stand-in for the Hub, of this process and of those that it starts."""
+    with serving(TOKEN) as hub:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        for name, value in (("HF_TOKEN", TOKEN), ("HF_HUB_OFFLINE", "0"), ("HF_ENDPOINT", hub.url)):
+            monkeypatch.setenv(name, value)
+        reset_sessions()
+        yield hub
+    reset_sessions()
 
 
 @pytest.fixture(scope="session")

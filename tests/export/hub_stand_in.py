@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LARGE = (".safetensors", ".msgpack")
@@ -19,7 +19,9 @@ class Hub(http.server.ThreadingHTTPServer):
       repos: {name: {"private": bool, "branches": {name: {path: bytes}}}}, what is committed.
       objects: {SHA-256: bytes}, large files that arrived.
       sent: names of requests: what a test counts.
+      commits: messages of the commits, in their order.
       refuse: (regular expression of a path, code, words) answered to what matches.
+      on_commit: called with the message before a commit is answered, in a thread of its own.
     """
 
     daemon_threads = True
@@ -30,7 +32,9 @@ class Hub(http.server.ThreadingHTTPServer):
         self.repos: dict[str, dict] = {}
         self.objects: dict[str, bytes] = {}
         self.sent: list[str] = []
+        self.commits: list[str] = []
         self.refuse: tuple[str, int, str] | None = None
+        self.on_commit: Callable[[str], object] = lambda message: None
 
     @property
     def url(self) -> str:
@@ -96,7 +100,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             files = [{"path": path, "uploadMode": modes[path], "shouldIgnore": False, "oid": None} for path in paths]
             self.answer(200, {"files": files})
         elif what == "commit":
-            for line in map(json.loads, body.splitlines()[1:]):
+            header, *lines = map(json.loads, body.splitlines())
+            self.server.commits.append(header["value"]["summary"])
+            self.server.on_commit(header["value"]["summary"])
+            for line in lines:
                 value, large = line["value"], line["key"] == "lfsFile"
                 content = self.server.objects[value["oid"]] if large else base64.b64decode(value["content"])
                 repo["branches"][branch][value["path"]] = content

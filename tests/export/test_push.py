@@ -13,21 +13,8 @@ from huggingface_hub.utils import reset_sessions
 from mlm import __main__
 from mlm.errors import InputError
 from mlm.export import export, push
-from tests.export.hub_stand_in import serving
+from tests.export.conftest import TOKEN
 from tests.support.refusals import refuse
-
-TOKEN = "hf_canaryDoNotShowThisTokenAnywhere"
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    with serving(TOKEN) as hub:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        reset_sessions()
-        yield hub
-    reset_sessions()
 
 
 @pytest.fixture
