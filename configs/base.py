@@ -38,6 +38,9 @@ def get_config() -> ConfigDict:
     config.shards = ConfigDict()
     config.shards.dir = ""  # folder of the shards; "" = WORKDIR/shards
     config.shards.length = 512  # tokens per row
+    # concatenated: all text, cut into rows without padding | lines: a text is a row, cut at the length and padded |
+    # documents: whole documents packed into a row, see mlm/data/rows.py. Of a mixture, each folder has its own.
+    config.shards.rows = "concatenated"
     config.shards.count = 64  # files of the training split; at least data.lanes
     config.shards.validation_count = 8  # files of the validation split, and of the test split if there is one
     config.shards.seed = 0  # of the order in which the text is dealt to the files

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from mlm.config_rules import FAMILIES, METRICS, MODERNBERT, mixture_error, parse_ranges, ranges_overlap
+from mlm.config_rules import CONCATENATED, FAMILIES, METRICS, MODERNBERT, mixture_error, parse_ranges, ranges_overlap
 
 Broken = Iterator[tuple[str, str]]  # (key, what is allowed)
 ROUNDING = 1e-9  # of sums of shares
@@ -79,6 +79,9 @@ def _data(config: ConfigDict) -> Broken:
     short = data.short_length
     if short > 0 and (short % 8 > 0 or length % short > 0 or short == length):
         yield "data.short_length", f"must be a multiple of 8, below shards.length = {length}, and divide it"
+    if config.shards.rows != CONCATENATED and (short > 0 or data.mixture):
+        why = "data.short_length can't cut padded rows" if short else "each folder of data.mixture has its own"
+        yield "shards.rows", f"must be {CONCATENATED}: {why}"
     if ranges_overlap(parse_ranges(data.skip_batches)):
         yield "data.skip_batches", "its ranges must not overlap"
     if data.global_batch % accumulate > 0:

@@ -136,6 +136,7 @@ TABLE: Rule = (
 )
 ROTARY_BASES = ("global_rope_theta", "local_rope_theta")
 MODERNBERT = {"local_attention": 128, "global_every": 3} | dict(zip(ROTARY_BASES, (160_000.0, 10_000.0), strict=True))
+SHARD_ROWS = (CONCATENATED, LINES, DOCUMENTS) = ("concatenated", "lines", "documents")
 FAMILIES = ("roberta", "xlm_roberta", "camembert", "roberta_prelayernorm", "bert", "modernbert")
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
 
@@ -171,6 +172,7 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "corpus.near_duplicates": (lambda v: _finite(v) and (v == 0 or 0.7 <= v < 1), "0, or a number in [0.7, 1)"),
     "corpus.field": (SOME_TEXT, "the name of a field"),
     "corpus.group": (TEXT[0], "document, file, or the name of a field"),
+    "shards.rows": _one_of(*SHARD_ROWS),
     "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
     "tokenizer.vocab_size": whole(16, 2**31),
     "data.batch_stages": (_pairs_of(whole(1)[0], whole(1)[0]), "a tuple of (ROWS, STEPS), whole numbers from 1 up"),

@@ -34,6 +34,7 @@ BAD = {
     "tokenizer.vocab_size": ["15", "-1", str(2**31)],
     "tokenizer.sample_megabytes": ["0", "inf", "nan", "-3"],
     "shards.length": ["7"],
+    "shards.rows": ["", "line"],
     "shards.count": ["0"],
     "shards.validation_count": ["0"],
     "shards.workers": ["-1"],

@@ -97,7 +97,7 @@ def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> d
     }
     candidates = {name: repeated(functools.partial(next, stream)) for name, stream in streams.items()}
     rates = interleaved.measure("batches", candidates, seconds, intervals=BATCH_INTERVALS)
-    return interleaved.summary(rates, rows * manifest.length)
+    return interleaved.summary(rates, rows * manifest.length * manifest.real_share)
 
 
 def compare_loop(

@@ -16,7 +16,7 @@ from mlm.cluster import dask_engine, detect, watch
 from mlm.cluster.engine import Engine, open_pool
 from mlm.config_rules import SOURCES, lanes_of_shares
 from mlm.data import tokenizer
-from mlm.data.manifest import Manifest, load_manifest, verify
+from mlm.data.manifest import Manifest, check_rows, load_manifest, verify
 from mlm.doctor import preflight
 from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import expand, expand_source, is_remote
@@ -250,6 +250,9 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     folder, length, short = manifest.folder, config.shards.length, config.data.short_length
     if manifest.length != length:
         raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
+    check_rows(manifest, config.shards.rows)
+    if short and manifest.real_share < 1:
+        raise InputError(f"config.data.short_length = {short}: the rows in {folder} are padded; set it to 0.")
     fingerprint = workdir.tokenizer_folder and tokenizer.fingerprint(workdir.tokenizer_folder)
     if fingerprint and manifest.tokenizer_fingerprint not in (None, fingerprint):
         raise InputError(

@@ -4,22 +4,18 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 from mlm import logs
-from mlm.config_rules import FLAG, FROM_ZERO, Rule, matching, whole
+from mlm.config_rules import CONCATENATED
 from mlm.data import tokenizer
+from mlm.data.manifest_schema import FORMAT, SHARD_NAME, SPLITS, check_content
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, is_remote, sizes
-from mlm.text import is_text
 from mlm.workdir import work_folder
 
-FORMAT = 2
 NAME = "manifest.json"
-SHARD_NAME = re.compile(r"dataset-([0-9]{1,18})-([0-9]{1,18})\.tfrecord")
-SPLITS = ("train", "validation", "test")  # every folder of shards has the first two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +40,9 @@ class Split:
     tokens: int | None = None  # ordinary ones, without special tokens
     unknown_tokens: int | None = None
     dropped_tokens: int | None = None  # of the last, partial row
+    cut_tokens: int | None = None  # not in the row where their document starts; left out of "lines"
+    padding_tokens: int | None = None  # of the rows
+    joined_tokens: int | None = None  # of rows with several documents, or parts of them
     text_bytes: int | None = None  # UTF-8 bytes of the documents
     unigram_entropy: float | None = None  # of the ordinary tokens, in nats
     sources: dict[str, int] | None = None  # tokens of each source, special ones included
@@ -69,6 +68,7 @@ class Manifest:
     source: str  # the corpus, for a person
     splits: dict[str, Split]
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)  # some documents, and why
+    rows: str = ""  # as config.shards.rows; "" if unknown
     parts: tuple[Any, ...] = ()  # of a mixture: its folders, as mixture.Part; such a manifest is in no file
     sets: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # manifests that are scored by name
 
@@ -76,6 +76,14 @@ class Manifest:
     def fingerprint(self) -> str:
         """SHA-256 of what decides a run: the contents of all files but the test split's, whatever folder holds them."""
         return self.fingerprint_of("train")
+
+    @property
+    def real_share(self) -> float:
+        """The share of the tokens of training rows that are not padding; 1 where the shards don't say."""
+        if self.parts:
+            return sum(part.share * part.manifest.real_share for part in self.parts)
+        train = self.splits["train"]
+        return 1 - (train.padding_tokens or 0) / max(train.records * self.length, 1)
 
     def fingerprint_of(self, split: str) -> str:
         """Returns the SHA-256 of what decides the scores of a split: the test split's own files, or all others."""
@@ -103,12 +111,13 @@ class DatasetInfo:
     length: int  # tokens in a row
     records: int  # rows of the training split
     mixture: tuple[dict[str, Any], ...] = ()  # of several folders: name, share, records and fingerprint of each
+    real_share: float = 1.0  # of the tokens of training rows, as in a manifest
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Self:
         """Returns the info of written shards."""
-        ids, all_ids = manifest.special_ids, manifest.all_special_ids
-        return cls(manifest.vocab_size, ids, all_ids, manifest.length, manifest.splits["train"].records)
+        ids, all_ids, records = manifest.special_ids, manifest.all_special_ids, manifest.splits["train"].records
+        return cls(manifest.vocab_size, ids, all_ids, manifest.length, records, real_share=manifest.real_share)
 
     @classmethod
     def synthetic(cls, *, vocab_size: int, length: int, records: int) -> Self:
@@ -132,10 +141,11 @@ def read_manifest(folder: str) -> Manifest | None:
     if type(version) is int and version != FORMAT:
         raise InputError(f"{file}: has format {str(version)[:9]}, this code reads {FORMAT}; write the shards again.")
     try:
-        _check_content(content)
+        check_content(content)
     except ValueError as error:
         raise DamageError(f"{file}: {error}; put a good copy in its place, or write the shards again.") from None
     del content["format"]
+    content.setdefault("rows", CONCATENATED)  # as all were that don't say it
     splits = {}
     for name, split in content.pop("splits").items():
         shards = [Shard(file["file"], file["records"], file["bytes"], file["sha256"]) for file in split.pop("shards")]
@@ -187,6 +197,13 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
     )
 
 
+def check_rows(manifest: Manifest, rows: str) -> None:
+    """Raises InputError if shards were written with another config.shards.rows, where they say it."""
+    if manifest.rows not in ("", rows):
+        written = f"{manifest.folder} was written with {manifest.rows}; set it to that, or write other shards"
+        raise InputError(f"config.shards.rows = {rows}: {written}.")
+
+
 def verify(manifest: Manifest, *, deep: bool) -> None:
     """Raises DamageError unless the folder holds these shards, of these sizes (`deep`: and hashes), and no others."""
     root = UPath(manifest.folder)
@@ -213,87 +230,3 @@ def _damage(root: UPath, shard: Shard, size: int | None, deep: bool) -> str | No
             if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
                 return f"{path}: is not what was written (its SHA-256 differs)"
     return None
-
-
-# The type and range of every field of manifest.json.
-Schema = Rule | dict[str, "Schema"] | list["Schema"]  # a value; an object with exactly these fields; a list of these
-
-
-def _or_null(rule: Rule) -> Rule:
-    return lambda value: value is None or rule[0](value), f"{rule[1]}, or null"
-
-
-def _object(check: Callable[[Any], bool], words: str) -> Rule:
-    return lambda value: isinstance(value, dict) and all(map(is_text, value)) and all(map(check, value.values())), words
-
-
-COUNT, SIZE = whole(0, 2**63, "to 2^63 - 1"), whole(1, 2**31, "to 2^31 - 1")  # ids are int32
-HASH: Rule = matching("[0-9a-f]{64}"), "a SHA-256 of 64 lower-case hexadecimal digits"
-COUNTS = ("documents", "duplicates", "near_duplicates", "kept_out", "tokens", "dropped_tokens", "text_bytes")
-OPTIONAL = ("unknown_tokens", "unk")  # the first is new, the second not of every tokenizer
-SPLIT: Schema = {
-    "shards": [{"file": (is_text, "the name of a file"), "records": COUNT, "bytes": COUNT, "sha256": _or_null(HASH)}],
-    **dict.fromkeys((*COUNTS, "unknown_tokens"), _or_null(COUNT)),
-    "unigram_entropy": _or_null(FROM_ZERO),
-    "sources": _or_null(_object(COUNT[0], "the tokens of each source")),
-}
-
-
-def _check_content(content: dict[str, Any]) -> None:
-    """Raises ValueError with what is wrong in the content of a manifest.json."""
-    size, splits = content.get("vocab_size"), content.get("splits")
-    names = SPLITS if isinstance(splits, dict) and "test" in splits else SPLITS[:2]
-    token_id = whole(0, size, f"to {size - 1}") if type(size) is int else COUNT
-    schema = {
-        "format": (lambda value: type(value) is int, f"the number {FORMAT}"),
-        "length": SIZE,
-        "vocab_size": SIZE,
-        "special_ids": dict.fromkeys(tokenizer.ROLES, token_id),
-        "all_special_ids": [token_id],
-        "tokenizer_fingerprint": HASH,
-        "full_rows": FLAG,
-        "inputs": (matching("([0-9a-f]{64})?"), f"{HASH[1]}, or empty"),
-        "source": (is_text, "a text"),
-        "splits": dict.fromkeys(names, SPLIT),
-        "left_out": _object(is_text, "why some documents are left out"),
-    }
-    _check("", content, schema)
-    if missing := set(content["special_ids"].values()) - set(content["all_special_ids"]):
-        raise ValueError(f"all_special_ids lacks {min(missing)}, which special_ids has")
-    for split in names:
-        files = [shard["file"] for shard in content["splits"][split]["shards"]]
-        for index, shard in enumerate(content["splits"][split]["shards"]):
-            file, records = shard["file"], shard["records"]
-            where = f"splits.{split}.shards[{index}].file is {_shown(file)}"
-            match = re.fullmatch(f"{split}/{SHARD_NAME.pattern}", file)
-            if match is None or int(match[2]) != records:
-                raise ValueError(f"{where}, but must be {split}/dataset-NUMBER-{records}.tfrecord, after its records")
-            if file in files[:index]:
-                raise ValueError(f"{where}, which is in the list already")
-
-
-def _check(name: str, value: Any, schema: Schema) -> None:
-    kind = {dict: "an object", list: "a list"}.get(type(schema))
-    allowed, words = (lambda value: isinstance(value, type(schema)), kind) if kind else schema
-    if not allowed(value):
-        raise ValueError(f"{name} is {_shown(value)}, but must be {words}")
-    if isinstance(schema, list):
-        for index, item in enumerate(value):
-            _check(f"{name}[{index}]", item, schema[0])
-    elif isinstance(schema, dict):
-        prefix = f"{name}." if name else ""
-        for key in value:
-            if key not in schema:
-                raise ValueError(f"{prefix}{_shown(key)} is not a field of a manifest")
-        for key, inner in schema.items():
-            if key in value:
-                _check(prefix + key, value[key], inner)
-            elif key not in OPTIONAL:
-                raise ValueError(f"{prefix}{key} is missing")
-
-
-def _shown(value: Any) -> str:
-    """Returns a value as JSON, cut; no control character of it reaches a terminal."""
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    return f"{json.dumps(value):.80}"

@@ -38,6 +38,7 @@ def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest]
         first,
         folder=" + ".join(part.manifest.folder for part in parts),
         full_rows=all(part.manifest.full_rows for part in parts),
+        rows="" if len(parts) > 1 else first.rows,
         splits={split: _join_splits([(part.share, part.manifest.splits[split]) for part in parts]) for split in common},
         parts=parts,
         sets=sets or {part.name: part.manifest for part in parts},

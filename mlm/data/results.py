@@ -30,16 +30,16 @@ def key(*content: Any) -> str:
 
 
 @contextlib.contextmanager
-def written(target: UPath) -> Iterator[Path]:
-    """Yields a local file to write, which becomes `target`; raises InputError if there is no room or no permission."""
-    parent, name = target.parent, f".{uuid.uuid4().hex}.tmp"
+def written(target: UPath, name: Callable[[], str] | None = None) -> Iterator[Path]:
+    """Yields a local file to write, which becomes `target`, or takes its `name()`; InputError for lack of room."""
+    parent, temporary = target.parent, f".{uuid.uuid4().hex}.tmp"
     try:
         make_folder(parent)
-        file = Path(tempfile.gettempdir(), f"mlm-{name}") if is_remote(target) else Path(str(parent), name)
+        file = Path(tempfile.gettempdir(), f"mlm-{temporary}") if is_remote(target) else Path(str(parent), temporary)
         try:
             with os_errors():
                 yield file
-                put_file(file, target)
+                put_file(file, parent / name() if name else target)
         finally:
             file.unlink(missing_ok=True)
     except OSError as error:

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlm.cluster.engine import Engine
+from mlm.config_rules import CONCATENATED, LINES
 from mlm.data import deal, deduplicate, keep_out, results, tokenizer
 from mlm.data.corpus import Corpus, Part
-from mlm.data.manifest import NAME, SPLITS, Manifest, Split, load_manifest
+from mlm.data.manifest import NAME, SPLITS, Manifest, Split, check_rows, load_manifest
 from mlm.data.map_part import BLOCK, Map, map_part
 from mlm.data.write_shard import PARTS, WriteShard, summarize, table_name, write_shard
 from mlm.errors import InputError
@@ -42,6 +43,7 @@ class Settings(NamedTuple):
     length: int  # tokens in a row
     counts: dict[str, int]  # shards of training and of the held-out splits ("validation"); small ones get fewer
     seed: int = 0  # of the deal
+    rows: str = CONCATENATED  # or another of config.shards.rows
 
 
 def write(
@@ -49,18 +51,20 @@ def write(
 ) -> Manifest:
     """Writes the shards of all splits, unless the same ones are there; returns when they are complete.
 
-    The tokens of the documents, <s> ... </s> each, are concatenated and cut into rows, as in transformers' TF-TPU
+    The tokens of the documents, <s> ... </s> each, become rows as in rows.py; concatenated, as in transformers' TF-TPU
     example. `source` describes the corpus, and changes when it does.
     """
     vocabulary = tokenizer.manifest_fields(tokenizer_folder)
-    inputs = results.key(source, vocabulary["tokenizer_fingerprint"], settings)
-    if not _is_done(folder, inputs):
+    decisive = settings[:-1] if settings.rows == CONCATENATED else settings  # as before there were other rows
+    inputs = results.key(source, vocabulary["tokenizer_fingerprint"], decisive)
+    if not _is_done(folder, inputs, settings.rows):
         job = _Job(corpus, settings, tokenizer_folder, vocabulary, UPath(folder), inputs, engine)
         splits, left_out = job.run()
         manifest = Manifest(
             folder=folder,
             length=settings.length,
-            full_rows=True,
+            full_rows=settings.rows == CONCATENATED,
+            rows=settings.rows,
             inputs=inputs,
             source=source,
             splits=splits,
@@ -75,14 +79,15 @@ def write(
     return load_manifest(folder)
 
 
-def _is_done(folder: str, inputs: str) -> bool:
+def _is_done(folder: str, inputs: str, rows: str) -> bool:
     """Returns whether the shards are in place; raises InputError if something else is there."""
     target = UPath(folder)
     if not (target.is_file() or children(target)):
         return False
     if (target / NAME).is_file():
-        if load_manifest(folder).inputs == inputs:
+        if (manifest := load_manifest(folder)).inputs == inputs:
             return True
+        check_rows(manifest, rows)
     elif is_remote(folder) and (work_folder(folder) / inputs).is_file():
         return False  # begun, and not finished
     fix = "use another --workdir or shards.dir, or restore the config"
@@ -151,6 +156,7 @@ class _Job:
         self.blocks = np.concatenate(tables)
         self.part_of_block = np.repeat(np.arange(len(tables), dtype=np.uint32), [len(table) for table in tables])
         self.tokens = self.blocks["tokens"].copy()  # of each block, without what is left out
+        self.documents = self.blocks["documents"].copy()
         read = Counter()
         for part, blocks, places in zip(self.parts, tables, self.kept_out, strict=True):
             read[part.source] += len(blocks) + len(places)
@@ -184,6 +190,7 @@ class _Job:
         dropped = np.concatenate([*self._load_each([task.key for task in tasks], "dropped", deduplicate.DROPPED)])
         blocks = np.searchsorted(self.part_of_block, dropped["part"]) + dropped["block"]
         np.subtract.at(self.tokens, blocks, dropped["tokens"])
+        np.subtract.at(self.documents, blocks, dropped["documents"])
         sums = np.zeros((len(SPLITS), len(deduplicate.WHY)), np.int64)
         np.add.at(sums, (self.blocks["split"][blocks], dropped["why"]), dropped["documents"])
         counts = {}
@@ -219,21 +226,25 @@ class _Job:
                 )
 
     def _deal(self, split: str) -> list[np.ndarray]:
-        """Returns the indices of the blocks of each shard of a split, at least a row of tokens in each.
+        """Returns the indices of the blocks of each shard of a split, at least a row in each.
 
         A small held-out split gets fewer shards than the config says.
         """
         blocks, length = np.flatnonzero(self.blocks["split"] == SPLITS.index(split)), self.settings.length
-        hashes, tokens, copies = self.blocks["hash"][blocks], self.tokens[blocks], np.ones(len(blocks), np.int64)
+        hashes, copies = self.blocks["hash"][blocks], np.ones(len(blocks), np.int64)
+        sizes, row = self.tokens[blocks].astype(np.int64), length  # which give shards the same number of rows, about
+        if self.settings.rows == LINES:
+            sizes, row = self.documents[blocks].astype(np.int64), 1
+        needed = length if self.settings.rows == CONCATENATED else 1
         if split == "train":
             weights = dict(zip(self.corpus.sources, self.corpus.weights, strict=True))
             weight_of_part = np.array([weights[part.source] for part in self.parts])
             copies = deal.copies(hashes, weight_of_part[self.part_of_block[blocks]])
         count = self.settings.counts["train" if split == "train" else "validation"]
-        rows = int((tokens * copies.astype(np.uint64)).sum()) // length
+        rows = int((sizes * copies).sum()) // row
         while True:
-            places_of_shards = deal.deal(hashes, copies, tokens, count=count, seed=self.settings.seed)
-            if all(tokens[places].sum() >= length for places in places_of_shards):
+            places_of_shards = deal.deal(hashes, copies, sizes, count=count, seed=self.settings.seed)
+            if all(sizes[places].sum() >= needed for places in places_of_shards):
                 return [blocks[places] for places in places_of_shards]
             if split == "train":
                 few = f"{copies.sum()} blocks hold only {rows} rows of {length} tokens"
@@ -249,16 +260,18 @@ class _Job:
         tasks = {split: [] for split in self.splits}
         for split in self.splits:
             for number, blocks in enumerate(self._deal(split)):
-                records = int(self.tokens[blocks].sum()) // self.settings.length
                 parts = np.unique(self.part_of_block[blocks]).tolist()
                 task = WriteShard(
-                    name=f"{split}/dataset-{number}-{records}.tfrecord",
+                    name=f"{split}/dataset-{number}",
                     blocks=self.blocks[blocks].tobytes(),
                     parts=tuple(self.part_of_block[blocks].tolist()),
                     maps={part: self.maps[part] for part in parts},
                     sources={part: self.parts[part].source for part in parts},
                     left_out={part: rows[part] for part in parts if part in rows},
+                    tokens=int(self.tokens[blocks].sum()),
                     length=self.settings.length,
+                    rows=self.settings.rows,
+                    pad_id=self.vocabulary["special_ids"]["pad"],
                     vocab_size=self.vocabulary["vocab_size"],
                     folder=str(self.tasks),
                     shards=str(self.shards),
@@ -267,8 +280,9 @@ class _Job:
         all_tasks = [task for split in self.splits for task in tasks[split]]
         self._do(write_shard, all_tasks, label="write", last=".json")
         results.save_json(self.shards / PARTS, [[part.source, part.name] for part in self.parts])
-        self._remove_others({task.name for task in all_tasks})
-        return {split: summarize(tasks[split], self.vocabulary, counts[split]) for split in self.splits}
+        splits = {split: summarize(tasks[split], self.vocabulary, counts[split]) for split in self.splits}
+        self._remove_others({shard.file for split in splits.values() for shard in split.shards})
+        return splits
 
     def _remove_others(self, names: set[str]) -> None:
         """Removes files beside the shards that killed tasks left, or a start with another text."""

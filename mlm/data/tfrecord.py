@@ -16,13 +16,15 @@ from google_crc32c import value as crc32c
 from mlm.errors import DamageError
 
 
-def encode(ids_NxL: np.ndarray) -> list[bytes]:
-    """Returns the framed record of each row of tokens, all of them real: attention_mask is all ones."""
-    attention = _feature(b"attention_mask", b"\x01" * ids_NxL.shape[1])
+def encode(ids_NxL: np.ndarray, tokens_N: np.ndarray | None = None) -> list[bytes]:
+    """Returns the framed record of each row: attention_mask is 1 at its first `tokens_N`, by default at all."""
+    length = ids_NxL.shape[1]
+    tokens = [length] * len(ids_NxL) if tokens_N is None else tokens_N.tolist()
+    masks = {n: _feature(b"attention_mask", b"\x01" * n + b"\x00" * (length - n)) for n in set(tokens)}
     flat, sizes_N = _varints(ids_NxL)
     ends = np.cumsum(sizes_N)
     rows = (flat[end - size : end] for end, size in zip(ends.tolist(), sizes_N.tolist(), strict=True))
-    return [_framed(_delimited(0x0A, attention + _feature(b"input_ids", row))) for row in rows]
+    return [_framed(_delimited(0x0A, masks[n] + _feature(b"input_ids", next(rows)))) for n in tokens]
 
 
 def _varints(ids_NxL: np.ndarray) -> tuple[bytes, np.ndarray]:

@@ -1,6 +1,6 @@
 """Reduce: the blocks of a shard -> its rows, without what is left out; and where the text of a record is from.
 
-    {shards}/{split}/dataset-{number}-{records}.tfrecord  <s> document </s> <s> ..., without the last, partial row
+    {shards}/{split}/dataset-{number}-{records}.tfrecord  rows of <s> document </s>, see rows.py
     {shards}/documents/{split}-{number}.npy               PLACED of its documents, see `find_documents`
     {shards}/documents/parts.json                         [source, name] of all parts, see shards.py
     {folder}/{key}.counts                                 int64 [V], how often each token is in the documents
@@ -12,33 +12,39 @@ Dimensions: N rows, L tokens in a row, V vocabulary entries.
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlm.data import mixture, results, tfrecord
+from mlm.config_rules import CONCATENATED, LINES
+from mlm.data import mixture, results, rows, tfrecord
 from mlm.data.manifest import Manifest, Shard, Split
 from mlm.data.map_part import BLOCK, DOCUMENT, token_dtype
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
 
 PARTS = "documents/parts.json"
-PLACED = np.dtype([("start", "<u8"), ("part", "<u4"), ("place", "<u4")])  # start: a document's first token in the shard
+PLACED = np.dtype([("start", "<u8"), ("part", "<u4"), ("place", "<u4")])  # start: a piece's first token in the shard
 
 
 class WriteShard(NamedTuple):
     """A task of `write_shard`."""
 
-    name: str  # {split}/dataset-{number}-{records}.tfrecord
+    name: str  # {split}/dataset-{number}, without its records
     blocks: bytes  # BLOCK of each, in order
     parts: tuple[int, ...]  # the part of each block
     maps: dict[int, str]  # the keys of these parts
     sources: dict[int, str]  # and their sources
     left_out: dict[int, str]  # the files of the rows of documents to leave out, of those that have any
+    tokens: int  # of the others
     length: int
+    rows: str  # as config.shards.rows
+    pad_id: int
     vocab_size: int
     folder: str
     shards: str
@@ -47,35 +53,55 @@ class WriteShard(NamedTuple):
 
 def write_shard(task: WriteShard) -> None:
     """Writes the files of a shard, reading its own blocks alone."""
-    records = int(task.name.removesuffix(".tfrecord").rpartition("-")[2])
-    counts_V, tokens, block_documents = np.zeros(task.vocab_size, np.int64), Counter(), [np.zeros(0, DOCUMENT)]
-    rest = np.zeros(0, token_dtype(task.vocab_size))
+    note, sources = Counter(), Counter()
+    counts_V, held_V = np.zeros((2, task.vocab_size), np.int64)  # of the documents, and of the rows
+    tables, tokens_of_rows, rest_T = [np.zeros(0, PLACED)], [np.zeros(0, np.int64)], np.zeros(0, np.uint16)
     target, digest = UPath(f"{task.shards}/{task.name}"), hashlib.sha256()
-    with results.written(target) as file:
+    with results.written(target, lambda: f"{target.name}-{sum(map(len, tokens_of_rows))}.tfrecord") as file:
         with file.open("wb") as out:
-            blocks = zip(task.parts, np.frombuffer(task.blocks, BLOCK), strict=True)
-            for part, ids, documents in results.at_once(functools.partial(_read, task), blocks):
-                block_documents.append(documents)
-                counts_V += np.bincount(ids, minlength=task.vocab_size)
-                tokens[task.sources[part]] += len(ids)
-                ids = np.concatenate([rest, ids])
-                ids, rest = np.split(ids, [len(ids) - len(ids) % task.length])
-                data = b"".join(tfrecord.encode(ids.reshape(-1, task.length)))
+            for ids_T, documents, part_D in _windows(task):
+                sizes_D = documents["tokens"].astype(np.int64)
+                for part in set(part_D.tolist()):
+                    sources[task.sources[part]] += int(sizes_D[part_D == part].sum())
+                if task.rows == CONCATENATED:
+                    made, rest_T = rows.concatenate(rest_T, ids_T, sizes_D, task.length)
+                else:
+                    made = rows.arrange(task.rows, ids_T, sizes_D, length=task.length, pad_id=task.pad_id)
+                table = np.zeros(len(made.start_P), PLACED)
+                table["start"] = task.length * sum(map(len, tokens_of_rows)) + made.start_P
+                table["part"], table["place"] = part_D[made.document_P], documents["place"][made.document_P]
+                tables.append(table)
+                tokens_of_rows.append(made.tokens_N)
+                counts_V += np.bincount(ids_T, minlength=task.vocab_size)
+                held_V += np.bincount(made.ids_NxL.ravel(), minlength=task.vocab_size)
+                note.update(documents=len(documents), text_bytes=int(documents["bytes"].sum()))
+                note.update(cut_tokens=made.cut_tokens, padding_tokens=int(np.sum(task.length - made.tokens_N)))
+                data = b"".join(tfrecord.encode(made.ids_NxL, made.tokens_N))
                 out.write(data)
                 digest.update(data)
         size = file.stat().st_size
-    if tokens.total() // task.length != records:
+    if sources.total() != task.tokens:
         raise DamageError(f"{task.folder}: holds other blocks than those counted; remove it, and start again.")
-    documents = np.concatenate(block_documents)
-    table = np.zeros(len(documents), PLACED)
-    table["start"] = np.cumsum(documents["tokens"], dtype=np.uint64) - documents["tokens"]
-    table["part"], table["place"] = np.repeat(task.parts, list(map(len, block_documents[1:]))), documents["place"]
+    table, tokens_N = np.concatenate(tables), np.concatenate(tokens_of_rows)
     with results.written(UPath(f"{task.shards}/{table_name(task.name)}")) as file, file.open("wb") as out:
         np.save(out, table)
-    results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V)
-    note = {"shard": [task.name, records, size, digest.hexdigest()], "sources": tokens, "dropped_tokens": len(rest)}
-    note |= {"documents": len(documents), "text_bytes": int(documents["bytes"].sum())}
-    results.save_json(UPath(f"{task.folder}/{task.key}.json"), note)
+    held_V = held_V if task.rows == LINES else counts_V  # of "concatenated", the last, partial row as well
+    results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V, held_V)
+    is_joined_P = table["start"] % task.length > 0  # to a document before it in its row
+    joined_N = np.unique(table["start"][is_joined_P] // task.length)
+    note.update(dropped_tokens=len(rest_T), joined_tokens=int(tokens_N[joined_N[joined_N < len(tokens_N)]].sum()))
+    shard = [f"{task.name}-{len(tokens_N)}.tfrecord", len(tokens_N), size, digest.hexdigest()]
+    results.save_json(UPath(f"{task.folder}/{task.key}.json"), dict(note) | {"shard": shard, "sources": sources})
+
+
+def _windows(task: WriteShard) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yields the tokens, the DOCUMENTs and the part of each document, of blocks that become rows together."""
+    blocks = np.frombuffer(task.blocks, BLOCK)
+    windows = range(len(blocks)) if task.rows == CONCATENATED else np.cumsum(blocks["tokens"]) // np.uint64(rows.WINDOW)
+    read = results.at_once(functools.partial(_read, task), zip(task.parts, blocks, strict=True))
+    for _, group in itertools.groupby(zip(windows, read, strict=True), operator.itemgetter(0)):
+        held = [(ids, documents, np.full(len(documents), part)) for _, (part, ids, documents) in group]
+        yield tuple(map(np.concatenate, zip(*held, strict=True)))
 
 
 def _read(task: WriteShard, part_and_block: tuple[int, np.void]) -> tuple[int, np.ndarray, np.ndarray]:
@@ -94,16 +120,17 @@ def _read(task: WriteShard, part_and_block: tuple[int, np.void]) -> tuple[int, n
 
 def summarize(tasks: Sequence[WriteShard], vocabulary: Mapping[str, Any], left_out: Mapping[str, int]) -> Split:
     """Returns a split of the manifest from its tasks' files; `left_out` counts the documents left out, by reason."""
-    counts_V, sources = np.zeros(vocabulary["vocab_size"], np.int64), Counter()
+    counts_2xV, sources = np.zeros((2, vocabulary["vocab_size"]), np.int64), Counter()
     counts_files = (UPath(f"{task.folder}/{task.key}.counts") for task in tasks)
     for counts_of_shard in results.at_once(lambda file: results.load(file, np.int64), counts_files):
-        counts_V += counts_of_shard
+        counts_2xV += counts_of_shard.reshape(2, -1)
     notes = list(results.at_once(results.load_json, (UPath(f"{task.folder}/{task.key}.json") for task in tasks)))
     for note in notes:
         sources.update(note["sources"])
     unk_id = vocabulary["special_ids"].get("unk")
-    unknown_tokens = 0 if unk_id is None else int(counts_V[unk_id])
-    counts_V[list(vocabulary["all_special_ids"])] = 0
+    unknown_tokens = 0 if unk_id is None else int(counts_2xV[0, unk_id])
+    counts_2xV[:, list(vocabulary["all_special_ids"])] = 0
+    tokens, counts_V = int(counts_2xV[0].sum()), counts_2xV[1]
     probs = counts_V[counts_V > 0] / counts_V.sum()
     return Split(
         shards=tuple(Shard(*note["shard"]) for note in notes),
@@ -111,9 +138,12 @@ def summarize(tasks: Sequence[WriteShard], vocabulary: Mapping[str, Any], left_o
         duplicates=left_out["duplicates"],
         near_duplicates=left_out["near_duplicates"],
         kept_out=left_out["kept_out"],
-        tokens=int(counts_V.sum()),
+        tokens=tokens,
         unknown_tokens=unknown_tokens,
         dropped_tokens=sum(note["dropped_tokens"] for note in notes),
+        cut_tokens=sum(note["cut_tokens"] for note in notes),
+        padding_tokens=sum(note["padding_tokens"] for note in notes),
+        joined_tokens=sum(note["joined_tokens"] for note in notes),
         text_bytes=sum(note["text_bytes"] for note in notes),
         unigram_entropy=float(-np.sum(probs * np.log(probs))),
         sources=dict(sources),

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlm.config_rules import lanes_of_shares
+from mlm.config_rules import LINES, lanes_of_shares
 from mlm.data import mixture
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, verify
@@ -23,6 +23,7 @@ from mlm.training import data_parallel, sharding
 from mlm.workdir import Workdir
 
 UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
+PADDED = 0.5  # share of the tokens in rows: above it, most of a step is spent on padding
 REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
 # Shares of the rows of a held-out split: a warning above the first; from the second on, the score is of memory.
 OVERLAP = (0.01, 0.5)
@@ -85,6 +86,22 @@ def length(case: Case) -> list[Finding]:
     what = f"the rows hold {tokens} tokens, config.shards.length = {case.config.shards.length}, {positions} positions"
     more_positions = f" and model.positions to {tokens} or more" if tokens > positions else ""
     return [Finding("error", what, f"set shards.length to {tokens}{more_positions}, or write the shards again")]
+
+
+def rows(case: Case) -> list[Finding]:
+    """How the rows were made, and the tokens that were cut, joined and padded for them."""
+    findings = []
+    for manifest in mixture.folders(case.manifest):
+        what, shares = f"shards.rows = {manifest.rows or 'unknown'}", [0.0]
+        cut = "left out" if manifest.rows == LINES else "in later rows of their document"
+        for name, split in manifest.splits.items():
+            if None not in (split.cut_tokens, split.joined_tokens, split.padding_tokens):
+                shares.append(split.padding_tokens / max(split.records * manifest.length, 1))
+                what += f"; {name}: {split.cut_tokens:,} tokens {cut}, {split.joined_tokens:,} in rows of several "
+                what += f"documents, {split.padding_tokens:,} of padding ({shares[-1]:.1%})"
+        fix = "write them again with a lower shards.length, or as documents" if max(shares) > PADDED else ""
+        findings.append(Finding("warning" if fix else "ok", what, fix, manifest.folder))
+    return findings
 
 
 def tokenizer(case: Case) -> list[Finding]:
@@ -273,4 +290,4 @@ def step(case: Case) -> list[Finding]:
     return [Finding("ok", f"{what}{hours} ({note}: see python -m mlm plan)", where=case.flags.topology)]
 
 
-ALL = (files, length, tokenizer, mesh, lanes, ids, against, masks, step)
+ALL = (files, length, rows, tokenizer, mesh, lanes, ids, against, masks, step)

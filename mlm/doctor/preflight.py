@@ -16,7 +16,7 @@ from mlm import cluster
 from mlm import config as configs
 from mlm.cluster import watch
 from mlm.data import tokenizer
-from mlm.data.manifest import NAME, holds_foreign_shards, load_manifest
+from mlm.data.manifest import NAME, check_rows, holds_foreign_shards, load_manifest
 from mlm.doctor.case import Case, fingerprint_of
 from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import UPath, check_reachable
@@ -174,6 +174,8 @@ def _check_folder(case: Case, key: str, folder: str) -> None:
         manifest = load_manifest(folder, tokenizer_folder=case.workdir.tokenizer_folder)
     except InputError as error:
         raise InputError(f"config.{key}: {error}") from None
+    if key == "shards.dir":
+        check_rows(manifest, case.config.shards.rows)
     if manifest.length != case.config.shards.length:
         lengths = f"has rows of {manifest.length} tokens, but config.shards.length = {case.config.shards.length}"
         raise InputError(f"config.{key}: {folder}: {lengths}; set it to that, or write these shards again.")

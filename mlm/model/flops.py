@@ -9,7 +9,7 @@ READS_ALL_TOKENS = re.compile(r"/(query|key|value|Wqkv|q_lin|k_lin|v_lin)/")  # 
 WORD_EMBEDDING = re.compile(r".*/(word|tok)_embeddings/embedding")
 
 
-def mean_keys(length: int, window: int) -> float:
+def mean_keys(length: float, window: int) -> float:
     """Returns how many tokens of a row one attends to on average, `window` on each side, or all if that is 0."""
     return 2 * window + 1 - window * (window + 1) / length if 0 < window < length else length
 

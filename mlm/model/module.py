@@ -241,7 +241,7 @@ class Model(nn.Module):
         return [0] * self.config.num_hidden_layers
 
     @nn.nowrap
-    def flops_per_token(self, params: Params, *, length: int, predicted_share: float, vocab_size: int) -> float:
+    def flops_per_token(self, params: Params, *, length: float, predicted_share: float, vocab_size: int) -> float:
         """Returns the useful FLOPs of a training step per token; see `flops.train_flops_per_token`."""
         return flops.train_flops_per_token(
             {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()},

@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm.config_rules import Rule
+from mlm.config_rules import CONCATENATED, Rule
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import check_branch, make_stages, total_steps
 from mlm.errors import InputError
@@ -85,6 +85,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "hosts": sharding.host_input(data_parallel.processes_of(mesh), config),
         "mesh": dict(mesh.shape),
         "length": short if kind == "short" else job.info.length,
+        "padding": 1 - job.info.real_share if job.has_shards or config.shards.rows == CONCATENATED else None,
         "global_batch": config.data.global_batch,
         "batch_stages": list(map(list, config.data.batch_stages)),
         "accumulate": accumulate,
@@ -116,7 +117,7 @@ def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, An
         for stage in stages.between(stages.start + 1, stages.steps):
             rows_of_length[stage.length] += stage.count * stage.rows
         rows = rows_of_length.total()
-        tokens, share = rows * job.info.length, rows_of_length[config.data.short_length] / rows
+        tokens, share = rows * job.info.length * job.info.real_share, rows_of_length[config.data.short_length] / rows
         hours = tokens / 3600 * (share / rate_of_short + (1 - share) / rate)
     dollars = None if job.price is None else hours * job.price * row["chips"]
     return {"hours": hours, "tokens": round(tokens), "dollars": dollars}
@@ -126,7 +127,7 @@ def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *,
     """Returns the time of a step on rows of `length` tokens, its speed, and the costliest operations."""
     cost = cost_model.estimate(hlo.parse(program.text), place)
     seconds = cost.total / place.hertz
-    rate = config.data.global_batch * job.info.length / seconds
+    rate = config.data.global_batch * job.info.length * job.info.real_share / seconds
     useful = program.flops_per_token
     largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])
     return {

@@ -70,6 +70,10 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
         f"  {hosts(row['hosts'])}",
         f"  batch {rows}{accumulate}",
     ]
+    if row["padding"] is None:
+        lines.append("  counts full rows: their padding is not known without the shards (--workdir)")
+    elif row["padding"]:
+        lines.append(f"  padding, {row['padding']:.1%} of the rows, is in no number of tokens here")
     if not row["fits"]:
         needs = "more" if row["bytes_per_chip"]["needs"] is None else size["needs"]
         return [*lines, f"  does not fit: needs {needs} of {size['capacity']} a chip", *_search(row)]

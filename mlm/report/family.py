@@ -31,6 +31,7 @@ class Run(NamedTuple):
     config: ConfigDict | None  # None if there is none
     parent: UPath | None  # the folder of the run that it branched off from, if it is still there
     start: int  # the parent's step after which it starts, 0 without one
+    real_share: float = 1.0  # of the tokens in its rows, without padding
 
 
 def read(root: UPath) -> Run:
@@ -39,7 +40,8 @@ def read(root: UPath) -> Run:
     name, start = ("", 0) if config is None else (config.train.branch_from.rpartition("@")[0], branch_start(config))
     candidates = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
     parent = next((folder for folder in candidates if start and (folder / "checkpoints").is_dir()), None)
-    return Run(root, config, parent, start)
+    dataset = locate.metadata(str(root)).get("dataset", {})
+    return Run(root, config, parent, start, dataset.get("real_share", 1.0))
 
 
 def ancestry(root: UPath) -> list[Run]:
@@ -52,7 +54,7 @@ def ancestry(root: UPath) -> list[Run]:
 
 
 def tokens_read(ancestry: Sequence[Run], step: int) -> int | None:
-    """Returns the tokens read up to a step of the first run of an ancestry, in rows as long as those of each run.
+    """Returns the tokens read up to a step of the first run of an ancestry, without the padding of each run's rows.
 
     None if unknown: of a classifier, without a config, or where a run that it came from is gone.
     """
@@ -62,8 +64,8 @@ def tokens_read(ancestry: Sequence[Run], step: int) -> int | None:
     last_steps = itertools.accumulate([step, *(run.start for run in ancestry[:-1])], min)  # on the way to `step`
     # Where rows are short, and when a run of epochs ends, changes no number of rows, so their records don't matter.
     return sum(
-        make_stages(config, records=1).own_rows_read(last) * config.shards.length
-        for config, last in zip(run_configs, last_steps, strict=True)
+        round(make_stages(run.config, records=1).own_rows_read(last) * run.config.shards.length * run.real_share)
+        for run, last in zip(ancestry, last_steps, strict=True)
     )
 
 

@@ -230,16 +230,16 @@ class Pretraining(Task):
         return score_split(self.config, self.manifest, self.mesh, self.eval_step, params, "validation")
 
     def tokens_read(self, step: int) -> int:
-        """Returns the tokens that the steps up to `step` read, padding included."""
-        return self.stages.rows_read(step) * self.info.length
+        """Returns the tokens that the steps up to `step` read, padding left out."""
+        return round(self.stages.rows_read(step) * self.info.length * self.info.real_share)
 
     def flops_per_token(self, length: int, rate: float | None = None) -> float:
-        """Returns the useful FLOPs of a step per token; `rate` is the masking rate, by default the run's mean."""
+        """Returns the useful FLOPs of a step per token, padding aside; `rate` is of masking, by default the mean."""
         config = self.config.masking
         mean_rate = (config.rate + (config.end_rate or config.rate)) / 2
         return self.module.flops_per_token(
             self.abstract_state.params,
-            length=length,
+            length=min(length, self.info.length * self.info.real_share),  # others that a token can attend to, about
             predicted_share=mean_rate if rate is None else rate,
             vocab_size=self.info.vocab_size,
         )
@@ -256,7 +256,7 @@ class Pretraining(Task):
         flops = (rows - short_rows) * self.flops_per_token(self.info.length, rate)
         if short_rows:
             flops += short_rows * self.flops_per_token(short_length, rate)
-        return flops * self.info.length
+        return flops * self.info.length * self.info.real_share
 
     def words_per_row(self) -> float:
         """Returns the words in a row, about, as cut at white space."""
@@ -286,7 +286,7 @@ def with_class(
     if pretraining is None or pretraining.make_model is Pretraining.make_model or model.run_config is None:
         return model
     dataset = model.meta["dataset"]
-    info = DatasetInfo(*(dataset[field.name] for field in dataclasses.fields(DatasetInfo)))
+    info = DatasetInfo(*(dataset.get(field.name, field.default) for field in dataclasses.fields(DatasetInfo)))
     config = copy.deepcopy(model.run_config).unlock()
     config.model.dtype = "float32"
     task = pretraining.__new__(pretraining)  # for its model alone: no data, no mesh, no state
