@@ -14,6 +14,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from mlm.config_rules import SHARD_ROWS
 from mlm.data import results, shards
 from mlm.data.corpus import Corpus, text_hash
 from mlm.data.manifest import Manifest, load_manifest, verify
@@ -103,10 +104,12 @@ def test_words_that_look_like_special_tokens_stay_text(texts, tokenizer_folder, 
 
 
 @pytest.mark.standard
-def test_bytes_do_not_depend_on_the_workers(small, made, repeated, tokenizer_folder, tmp_path):
-    again = write_shards(repeated, tmp_path / "shards", tokenizer_folder, workers=3)
-    assert contents(tmp_path / "shards") == contents(made.folder)
-    assert again.fingerprint == made.fingerprint
+@pytest.mark.parametrize("rows", SHARD_ROWS)
+def test_bytes_do_not_depend_on_the_workers(small, repeated, tokenizer_folder, tmp_path, rows):
+    one = write_shards(repeated, tmp_path / "one", tokenizer_folder, rows=rows)
+    again = write_shards(repeated, tmp_path / "shards", tokenizer_folder, workers=3, rows=rows)
+    assert contents(tmp_path / "shards") == contents(tmp_path / "one")
+    assert again.fingerprint == one.fingerprint
 
 
 def test_another_seed_deals_the_same_documents_otherwise(small, made, repeated, tokenizer_folder, tmp_path):
@@ -129,6 +132,8 @@ def test_what_is_there_is_kept(manifest, tokenizer_folder, monkeypatch):
     for changed, source in [*((each, "texts") for each in others), (settings, "others")]:
         with pytest.raises(InputError, match="another corpus, tokenizer or setting"):
             shards.write(corpus, changed, source=source, **names)
+    with pytest.raises(InputError, match=r"shards\.rows = lines: .* was written with concatenated"):
+        shards.write(corpus, settings._replace(rows="lines"), source="texts", **names)
     assert contents(manifest.folder) == before
 
 
@@ -147,10 +152,11 @@ def test_an_empty_folder_may_be_there_and_another_is_kept(texts, tokenizer_folde
         write_shards(corpus, file / "shards", tokenizer_folder)
 
 
-def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rows", SHARD_ROWS)
+def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, monkeypatch, rows):
     """By a full disk, then by a kill after every few files: the same bytes, and what was done is not done again."""
     corpus = written_texts(texts[:150], tmp_path / "corpus")
-    write_shards(corpus, tmp_path / "alone", tokenizer_folder)
+    write_shards(corpus, tmp_path / "alone", tokenizer_folder, rows=rows)
     put, written = results.put_file, []
 
     def start(limit: int, error: BaseException) -> None:
@@ -163,7 +169,7 @@ def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, 
             written.append(str(target))
 
         monkeypatch.setattr(results, "put_file", put_file)
-        write_shards(corpus, tmp_path / "ended", tokenizer_folder)
+        write_shards(corpus, tmp_path / "ended", tokenizer_folder, rows=rows)
 
     with pytest.raises(InputError, match=r"/tasks/.*No space left on device"):
         start(3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))

@@ -75,10 +75,11 @@ def write_shards(
     length: int = LENGTH,
     counts: dict[str, int] | None = None,
     seed: int = 0,
+    rows: str = "concatenated",
 ) -> Manifest:
     """Shards of a corpus, or of `written_texts`, by `workers` processes of their own or in this one."""
     corpus = texts if isinstance(texts, Corpus) else written_texts(texts, folder)
-    settings = shards.Settings(length, counts or COUNTS, seed)
+    settings = shards.Settings(length, counts or COUNTS, seed, rows)
     with open_pool(workers=workers) if workers else contextlib.nullcontext(InProcess()) as engine:
         names = {"tokenizer_folder": tokenizer_folder, "folder": str(folder), "source": source}
         return shards.write(corpus, settings, engine=engine, **names)
@@ -100,15 +101,16 @@ def ids_of(texts: Iterable[str], tokenizer_folder: str) -> list[list[int]]:
 
 
 def shard_rows(manifest: Manifest, split: str) -> list[np.ndarray]:
-    """The rows [N, L] of each shard, parsed as transformers' TF-TPU example does."""
+    """The rows [N, L] of each shard, parsed as transformers' TF-TPU example does; padding is -1."""
     import tensorflow as tf
 
     feature, found = tf.io.FixedLenFeature((manifest.length,), tf.int64), []
     for shard in manifest.splits[split].shards:
         records = tf.data.TFRecordDataset(f"{manifest.folder}/{shard.file}").batch(10**6).get_single_element()
         rows = tf.io.parse_example(records, {"input_ids": feature, "attention_mask": feature})
-        assert (rows["attention_mask"].numpy() == 1).all()
-        found.append(rows["input_ids"].numpy())
+        ids, real = (rows[name].numpy() for name in ("input_ids", "attention_mask"))
+        assert (real.all() or not manifest.full_rows) and (ids[real == 0] == manifest.special_ids["pad"]).all()
+        found.append(np.where(real, ids, -1))
     return found
 
 
