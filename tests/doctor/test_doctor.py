@@ -12,7 +12,7 @@ from mlm.doctor import first_batch, scan
 from tests.support.processes import train_arguments
 from tests.support.refusals import refuse, snapshot
 
-ALL = ["files", "length", "tokenizer", "mesh", "lanes", "ids", "duplicates", "overlap", "masks"]
+ALL = ["files", "length", "rows", "tokenizer", "mesh", "lanes", "ids", "duplicates", "overlap", "masks"]
 SETTINGS = ("tokenizer.vocab_size=600", "data.lanes=2")
 
 

@@ -1,0 +1,173 @@
+"""Padded rows: loss, masks, scores, throughput and plan are of their real tokens; what does not fit is refused."""
+
+import dataclasses
+import itertools
+import math
+import pathlib
+import shutil
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from mlm import __main__, logs
+from mlm.commands import common
+from mlm.data.manifest import DatasetInfo, Manifest
+from mlm.doctor import checks
+from mlm.errors import InputError
+from mlm.plan import compile as compiling
+from mlm.plan import plan, tables, topology
+from mlm.report import family
+from mlm.tasks.pretraining import Pretraining
+from mlm.workdir import Workdir
+from tests.plan.planned import shown_by
+from tests.support.corpora import LENGTH, shard_rows, write_shards
+from tests.support.doctored import case_of
+from tests.support.refusals import refuse
+from tests.support.tiny import TINY, tiny_config
+
+CLS, STEPS, ROWS = 0, 6, 16
+
+
+@pytest.fixture(scope="module")
+def shards(texts, tokenizer_folder, tmp_path_factory) -> dict[str, Manifest]:
+    folder = tmp_path_factory.mktemp("padded")
+    kinds = ("lines", "documents")
+    return {kind: write_shards(texts[:400], folder / kind, tokenizer_folder, rows=kind) for kind in kinds}
+
+
+def command(name: str, workdir: pathlib.Path, folder: str, *overrides: str) -> list[str]:
+    settings = (*TINY, f"shards.dir={folder}", "data.lanes=2", f"train.steps={STEPS}", "log.every=1", *overrides)
+    return [name, "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{text}" for text in settings)]
+
+
+@pytest.fixture(scope="module", params=["lines-float32", "documents-float32", "documents-bfloat16"])
+def ran(request, one_device, shards, tokenizer_folder, tmp_path_factory) -> tuple[Manifest, Workdir, tuple[str, ...]]:
+    """A run on lines, or on packed documents that don't see one another; and its overrides."""
+    kind, _, dtype = request.param.partition("-")
+    folder, manifest = tmp_path_factory.mktemp("ran") / "run", shards[kind]
+    shutil.copytree(tokenizer_folder, folder / "tokenizer")
+    overrides = (f"shards.rows={kind}", f"model.dtype={dtype}", f"data.isolate_documents={kind == 'documents'}")
+    assert __main__.main(command("train", folder, manifest.folder, *overrides)) == 0
+    return manifest, Workdir(str(folder)), overrides
+
+
+@pytest.mark.standard
+def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
+    """The first step's, of the same masks: each document is a batch of its own, as long as it is."""
+    manifest, workdir, overrides = ran
+    config = tiny_config(f"shards.dir={manifest.folder}", "data.lanes=2", f"train.steps={STEPS}", *overrides)
+    task, total, count = Pretraining.open(config, workdir, manifest), 0.0, 0.0
+    batch, params = next(task.batches(0)), task.initial_state().params
+    compute = dataclasses.replace(task.module.compute, attend=None, cls_id=None)  # for one document of any length
+    module = task.module.clone(compute=compute)
+    rows = np.concatenate(shard_rows(manifest, "train"))[batch["record_id"]]  # by number, padding is -1
+    assert np.array_equal(np.where(batch["attention_mask"], batch["input_ids"], -1), rows) and (rows < 0).any()
+    masked = jax.device_get(task.inputs(batch, 0))
+    for row, ids, positions, labels, weights in zip(
+        rows, masked.ids_BxL, masked.positions_BxK, masked.labels_BxK, masked.weights_BxK, strict=True
+    ):
+        real, predicted = int((row >= 0).sum()), positions[weights > 0]
+        ordinary = np.flatnonzero(row > 4)
+        assert np.isin(predicted, ordinary).all(), "never padding, never a special token"
+        assert math.floor(0.2 * len(ordinary)) <= len(predicted) <= math.ceil(0.2 * len(ordinary))
+        for start, stop in itertools.pairwise([*np.flatnonzero(row == CLS), real]):
+            inside = (predicted >= start) & (predicted < stop)
+            document = ids[None, start:stop]
+            logits = module.logits(params, document, np.ones_like(document), predicted[None, inside] - start)[0]
+            probs = jax.nn.log_softmax(logits.astype(np.float32)[:, : manifest.vocab_size])
+            total -= float(np.sum(np.asarray(probs)[np.arange(inside.sum()), labels[weights > 0][inside]]))
+        count += len(predicted)
+    line = logs.read(workdir.metrics, "train")[0]
+    assert line["loss"] == pytest.approx(total / count, rel=1e-5 if "model.dtype=float32" in overrides else 2e-3)
+
+
+@pytest.mark.standard
+def test_throughput_and_report_count_real_tokens(ran):
+    """By hand: the mean of the rows in the shards, times the rows of the steps."""
+    manifest, workdir, _ = ran
+    real = np.mean([(row >= 0).sum() for row in np.concatenate(shard_rows(manifest, "train"))])
+    assert real == pytest.approx(LENGTH * manifest.real_share) and real < LENGTH
+    (run,) = family.ancestry(workdir.root)
+    assert family.tokens_read([run], STEPS) == round(STEPS * ROWS * real)
+    for line in (line for line in logs.read(workdir.timing) if line["kind"] == "train"):
+        tokens = line["tokens_per_second"] * line["seconds"]
+        assert tokens == pytest.approx(ROWS * real, rel=0.02 + 0.001 / max(line["seconds"], 1e-3)), line
+
+
+@pytest.mark.standard
+def test_bits_per_byte_are_those_of_whole_documents(ran):
+    manifest, workdir, _ = ran
+    split, line = manifest.splits["validation"], logs.read(workdir.metrics, "eval")[-1]
+    assert line["bits_per_byte"] == pytest.approx(line["loss"] / math.log(2) * split.tokens / split.text_bytes)
+
+
+def test_useful_flops_are_of_real_tokens(shards):
+    """A row half of padding has less than half of the FLOPs: its tokens attend to fewer others."""
+    full = DatasetInfo.from_manifest(shards["lines"])
+    one, other = (
+        Pretraining(tiny_config(), DatasetInfo(*full_of, real_share=share))
+        for share in (1.0, 0.5)
+        for full_of in [(full.vocab_size, full.special_ids, full.all_special_ids, full.length, full.records)]
+    )
+    assert (one.tokens_read(10), other.tokens_read(10)) == (10 * ROWS * LENGTH, 5 * ROWS * LENGTH)
+    assert 0.4 < other.useful_flops(10, 0) / one.useful_flops(10, 0) < 0.5
+
+
+def test_plan_counts_real_tokens_or_says_that_it_counts_full_rows(shards, manifest, monkeypatch):
+    """Of a step of one second."""
+    place = topology.find("v3:2x2", 1)
+    cost = types.SimpleNamespace(total=place.hertz, cycles={}, instructions={}, uncosted={}, collectives={}, groups={})
+    monkeypatch.setattr(plan.hlo, "parse", lambda text: None)
+    monkeypatch.setattr(plan.cost_model, "estimate", lambda step, place: cost)
+    program = compiling.Program("", 1, 1, 1, 3.0, True, 1e6)
+    monkeypatch.setattr(plan, "compile_step", lambda *_, **__: program)
+    lines = shards["lines"]
+    for data, share, words in (
+        (lines, lines.real_share, f"padding, {1 - lines.real_share:.1%} of the rows"),
+        (None, 1.0, "counts full rows"),
+        (manifest, 1.0, ""),
+    ):
+        config = tiny_config("shards.rows=" + (data or lines).rows, "data.lanes=4")
+        row = plan.measure(config, plan.make_job(config, data, records=None, price=None), place)[1]
+        assert row["tokens_per_second"] == pytest.approx(ROWS * LENGTH * share)
+        assert row["tokens"] == round(12 * ROWS * LENGTH * share) and row["hours"] == pytest.approx(12 / 3600)
+        row["cycles"] = {"all": 1} | dict.fromkeys(("compiler", "kernels", "collectives", "bytes", "waits"), 0)
+        row["instructions"] = {"compiler": 0, "rules": 0}
+        text = shown_by(tables.plan, {"plan": row})
+        assert words in text and (words or "padding" not in text)
+
+
+def test_the_doctor_says_what_was_cut_padded_and_joined(shards, manifest, tmp_path):
+    for data in (*shards.values(), manifest):
+        finding, train = checks.rows(case_of(data, tmp_path))[0], data.splits["train"]
+        assert f"shards.rows = {data.rows}" in finding.what
+        for count in (train.cut_tokens, train.padding_tokens, train.joined_tokens):
+            assert f"{count:,} " in finding.what
+        padded = [split.padding_tokens / split.records / LENGTH for split in data.splits.values()]
+        assert (finding.level == "warning") == (max(padded) > 0.5)
+
+
+def test_other_rows_than_the_config_s_are_refused(shards, manifest, tmp_path, capsys):
+    """By one sentence with both, before anything is written."""
+    lines = shards["lines"].folder
+    for folder, asked, there in ((manifest.folder, "lines", "concatenated"), (lines, "documents", "lines")):
+        for name in ("train", "shards"):
+            arguments = command(name, tmp_path / "run", folder, f"shards.rows={asked}")
+            refuse(arguments, 2, f"shards.rows = {asked}", folder, there, capsys=capsys)
+    assert not (tmp_path / "run" / "config.json").exists()
+    refuse(command("train", tmp_path / "run", lines), 2, "shards.rows = concatenated", "lines", capsys=capsys)
+    for other in ("data.short_length=16", f"data.mixture=(('{lines}', 1.0),)"):
+        with pytest.raises(InputError, match=rf"shards\.rows.*concatenated.*{other.partition('=')[0]}"):
+            tiny_config("shards.rows=lines", other)
+
+
+def test_a_mixture_may_have_folders_of_all_kinds(shards, manifest, tmp_path):
+    folders = ((shards["lines"].folder, 0.75), (manifest.folder, 0.25))
+    config = tiny_config(f"data.mixture={folders}", "data.lanes=4")
+    data = common.open_data(config, Workdir(str(tmp_path), create=None))
+    assert data.real_share == pytest.approx(0.75 * shards["lines"].real_share + 0.25) and not data.full_rows
+    config.unlock().data.short_length = 16
+    with pytest.raises(InputError, match=r"data\.short_length = 16: .* are padded"):
+        common.open_data(config, Workdir(str(tmp_path), create=None))
