@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 import host_setup
-from pods import backend, gcloud, lifetime, preflight, runs, settings, supervise, sync
+from pods import backend, gcloud, lifetime, notebook, preflight, runs, settings, supervise, sync
 from pods import code as codes
 from pods import follow as following
 from pods.backend import say
@@ -102,6 +102,9 @@ def parser() -> argparse.ArgumentParser:
     add_number(sub, "--grace", 300.0, "for a run that is stopped to save")
     recreate = "delete and create again even a pod that your `up` has not made"
     sub.add_argument("--recreate", action="store_true", help=recreate)
+    sub = command("notebook", notebook.command, "JupyterLab on host 0, with its chips, and a tunnel to it")
+    sub.add_argument("--port", type=int, default=8888, help="of this machine; default: 8888")
+    add_number(sub, "--every", 2.0, "between two polls until it serves")
     sub = command("clean", _clean, "delete requests that only use up quota, and runs that have ended, on the hosts")
     sub.add_argument("--keep", action="append", default=[], metavar="ID", help="of a run to keep")
     command("down", lambda args: lifetime.down(args.cloud), "delete all that `up` has made")

@@ -74,7 +74,7 @@ class Runner:
         self.dry, self.over = dry, threading.Event()
         self._running: set[subprocess.Popen] = set()
 
-    def run(self, argv: Sequence[str], timeout: float, stdin: bytes = b"") -> Result:
+    def run(self, argv: Sequence[str], timeout: float | None, stdin: bytes = b"") -> Result:
         """Returns how it ended, at the latest after `timeout` seconds. Raises PodError if it can't be started."""
         if self.dry:
             print(shlex.join(argv), flush=True)

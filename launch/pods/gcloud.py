@@ -122,6 +122,13 @@ class TpuVm:
             "tpu-vm", "ssh", self.target, f"--worker={worker}", f"--command={command}", *self._ssh_flags()
         )
 
+    def tunnel(self, worker: int, port: int, remote: int) -> str:
+        """Forwards a port of our loopback to one of a worker's, for as long as it lasts; returns why it has ended."""
+        words = ("tpu-vm", "ssh", self.target, f"--worker={worker}", *self._ssh_flags())
+        ssh = ("-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=15", "-N")
+        forward = ("-L", f"127.0.0.1:{port}:127.0.0.1:{remote}")
+        return answers.reason(self.runner.run([*self._argv(*words), "--", *ssh, *forward], None).stderr)
+
     def forget(self) -> None:
         """Forgets the routes, since one of them led nowhere: the next `connect` asks for new ones."""
         self._routes_file.unlink(missing_ok=True)

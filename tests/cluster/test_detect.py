@@ -5,6 +5,7 @@ import os
 import pytest
 from jax._src import clusters, hardware_utils
 from jax._src.clusters import cloud_tpu_cluster
+from pods import notebook
 
 from mlm.cluster import detect
 from mlm.cluster.detect import Cluster
@@ -241,3 +242,12 @@ def test_jax_finds_the_same(platform, monkeypatch, name, variables):
         assert kind.is_env_present()
         assert kind.get_coordinator_address(5, None).rpartition(":")[0] == found.coordinator
         assert (kind.get_process_count(), kind.get_process_id()) == (found.processes, found.process_id)
+
+
+def test_a_notebook_on_a_host_of_several_is_alone(tpu, platform):
+    """Its variables come before what the metadata server says."""
+    with MetadataServer(tpu_vm([f"10.0.0.{n}" for n in range(4)], 0, HOST_BOUNDS="1,1,4")) as server:
+        platform({"GCE_METADATA_IP": server.address})
+        assert detect.detect().processes == 4
+        platform(notebook.environment(chips=16, hosts=4))
+        assert detect.detect() == Cluster()

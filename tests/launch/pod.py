@@ -22,7 +22,7 @@ from pods import backend, hosts
 
 from tests.launch.fake_gcloud import commands, synopsis
 from tests.launch.fake_gcloud.cloud import REASONS, Cloud
-from tests.launch.host_folder import STUB, HostFolder
+from tests.launch.host_folder import LAUNCH, STUB, HostFolder
 
 WAITS = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); time.sleep(60)"
 RUN = ("run", "configs/a.py", "--every=0.05")
@@ -46,7 +46,7 @@ class FakePod:
         for name in ("gcloud", "python3", "ssh"):
             (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E "$@"\n')
             (self.bin / name).chmod(0o755)  # it starts in a third of the time, without site-packages
-        for name in ("mlm", "configs", "research"):
+        for name in ("mlm", "configs", "research", "launch"):
             (self.repository / name).mkdir(parents=True)
         for name, text in {
             "requirements.txt": "",
@@ -55,6 +55,7 @@ class FakePod:
             "mlm/__main__.py": STUB,
             "configs/a.py": "",
             "stub.py": "",
+            "launch/notebook_server.py": (LAUNCH / "notebook_server.py").read_text(),
             "research/beside.py": "WORD = 'imported'\n",
             "research/rare.py": "import beside, sys\nprint(beside.WORD, *sys.argv[1:3])\n",
             "pod.toml": 'name = "my-pod"\nproject = "my-project"\nzone = "us-central2-b"\n'

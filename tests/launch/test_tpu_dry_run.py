@@ -28,6 +28,7 @@ COMMANDS = (
     "logs a",
     "stop a --grace=60",
     "supervise configs/a.py --config.train.steps=3",
+    "notebook --port=18888",
     "clean --keep=a",
     "clean --queued",
     "down",

@@ -67,6 +67,8 @@ def _ssh(cloud: Cloud, call: Call) -> int:
     if node["state"] != "READY":
         raise call.refuse(f'This TPU has state "{node["state"]}", so it cannot be currently connected to.')
     addresses, worker = [end["ipAddress"] for end in node["networkEndpoints"]], call.flags["--worker"]
+    if call.ssh_args:  # a tunnel, which lasts
+        return cloud.connect(node, int(worker), call.ssh_args)
     lines = [_line(cloud, call, node, index, f"{user or cloud.user}@{ip}") for index, ip in enumerate(addresses)]
     if "--dry-run" in call.flags:
         print("\n".join(" ".join(words) for words in lines))  # nothing is quoted

@@ -35,8 +35,8 @@ class RefusedError(Exception):
 class Call:
     """A command line: `name` as in COMMANDS, its positional, flags (of a flag that comes again the last one counts)."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.flags, self.ssh_flags, self.target = name, {}, [], ""
+    def __init__(self, name: str, ssh_args: list[str]) -> None:
+        self.name, self.flags, self.ssh_flags, self.target, self.ssh_args = name, {}, [], "", ssh_args
 
     def refuse(self, what: str, code: int = 1) -> RefusedError:
         return RefusedError(self.name, what, code)
@@ -45,8 +45,9 @@ class Call:
 def parse(argv: list[str]) -> Call:
     """Reads a command line (without "gcloud"); raises RefusedError for what gcloud doesn't take."""
     alpha = argv[0] == "alpha"
-    words = argv[3:] if alpha else argv[2:]
-    call = Call(" ".join(words[:2]))
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = argv[3:end] if alpha else argv[2:end]
+    call = Call(" ".join(words[:2]), argv[end + 1 :])  # what follows -- is ssh's
     known, _, more = f"{EVERYWHERE} {COMMANDS[call.name]}".partition(" alpha ")
     known = {*known.split(), *(more.split() if alpha else [])}
     for word in words[2:]:

@@ -1,0 +1,59 @@
+"""A notebook: launch/notebook_server.py as a run, `notebook`, on host 0 alone, and a tunnel to it from this machine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import socket
+import time
+
+from pods import code as codes
+from pods import runs
+from pods.backend import say
+from pods.errors import PodError, SettingsError
+from pods.hosts import Hosts, connect
+
+RUN, PROGRAM = "notebook", "launch/notebook_server.py"
+
+
+def command(args: argparse.Namespace) -> None:
+    """Starts the server unless it is alive, and forwards the port until Ctrl-C. Raises PodError."""
+    try:
+        socket.create_server(("127.0.0.1", args.port)).close()
+    except (OSError, OverflowError) as error:
+        raise SettingsError(f"--port={args.port}: this machine can't open it ({error}); choose another one.") from None
+    hosts = connect(args.cloud, args.timeout)
+    server = _serve(hosts, args.every)
+    print(f"http://127.0.0.1:{args.port}/lab?token={server['token']}", flush=True)
+    say(f"open until Ctrl-C; then it goes on, and holds the chips of host 0: launch/tpu.py stop {RUN} ends it")
+    why = args.cloud.tunnel(0, args.port, server["port"])
+    if not hosts.dry:
+        raise PodError(f"the tunnel has ended ({why}), the notebook goes on: launch/tpu.py notebook opens it again.")
+
+
+def _serve(hosts: Hosts, every: float) -> dict:
+    """Returns {"port", "token"} of the server on host 0, once it serves. Raises PodError."""
+    code, chips, count = codes.pack(root := codes.repository()), hosts.cloud.settings.accelerator.chips, len(hosts.all)
+    variables = tuple(map("=".join, environment(chips, count).items()))
+    job = runs.Job(RUN, variables, (), code, codes.path_in(root, code, str(root / PROGRAM)))
+    first = dataclasses.replace(hosts, pod=dataclasses.replace(hosts.pod, hosts=hosts.all[:1]))
+    attempt = runs.start(first, job, again=True).attempt
+    if hosts.dry:
+        return {"port": "...", "token": "..."}
+    say(f"waiting for JupyterLab, which is installed first if it is missing: launch/tpu.py logs {RUN}")
+    while True:
+        seen = runs.status(first, RUN, attempt)
+        if seen.reports and not seen.running:
+            raise PodError(f"{'; '.join(runs.lines(seen))}. See launch/tpu.py logs {RUN}.")
+        if seen.reports and "port" in (seen.reports[0].progress or {}):
+            return seen.reports[0].progress
+        time.sleep(every)
+
+
+def environment(chips: int, hosts: int) -> dict[str, str]:
+    """Returns the variables that make a slice of one process of a host's chips; none where it has all."""
+    # mlm asks TPU_WORKER_... before the metadata server (mlm/cluster/detect.py); jax.distributed.initialize() does not
+    count = chips // hosts  # 4, two by two, or 8, two by four
+    bounds = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": f"{min(count, 2)},{max(count // 2, 1)},1"}
+    bounds |= {"TPU_VISIBLE_CHIPS": ",".join(map(str, range(count)))}
+    return bounds | {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"} if hosts > 1 else {}
