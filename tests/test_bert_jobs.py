@@ -68,8 +68,8 @@ def test_losses_of_a_continued_run_are_those_of_a_loop_in_pytorch(continued, ber
     run_torch(4, "tests/pytorch/reference.py", tmp_path)
     theirs, lines = json.loads((tmp_path / "losses.json").read_text()), logs.read(continued.metrics, "train")
     losses = [line["loss"] for line in lines]
-    np.testing.assert_allclose(losses, theirs["losses"], rtol=2e-5)
-    np.testing.assert_allclose([line["grad_norm"] for line in lines], theirs["norms"], rtol=1e-3)
+    np.testing.assert_allclose(losses, theirs["losses"], rtol=5e-6)
+    np.testing.assert_allclose([line["grad_norm"] for line in lines], theirs["norms"], rtol=2e-4)
     assert max(losses) - losses[-1] > 0.1, "nothing was learnt: the comparison is empty"
     rates = [line["learning_rate"] for line in lines]
     np.testing.assert_allclose(rates, RATE * (1 - np.arange(steps) / steps), rtol=1e-5)

@@ -82,6 +82,7 @@ def test_published_recipes():
         assert (config.train.steps, config.data.global_batch, config.shards.length) == (500_000, 8192, 512)
     bert = configs.load("configs/continue_wikitext103.py", [])
     assert (bert.data.global_batch, bert.shards.length, bert.train.epochs) == (128, 512, 3.0)
+    assert (bert.optimizer.weight_decay, bert.optimizer.eps, bert.optimizer.clip_norm) == (0.0, 1e-8, 1.0)
     assert optimizer.make_schedule(bert, 100)(np.array([0, 50])) == pytest.approx([5e-5, 2.5e-5])
     tf = configs.load("configs/tf_tpu_wikitext.py", [])
     assert round(tf.schedule.warmup_fraction * tf.train.steps) == 14_675
