@@ -172,6 +172,7 @@ def get_config() -> ConfigDict:
 
     config.log = ConfigDict()
     config.log.every = 50  # steps between two lines of metrics.jsonl
+    config.log.norms_every = 0  # steps between two lines of norms.jsonl; a step that has one holds the parameters twice
     config.log.tensorboard = True
     config.log.wandb = ""  # project name; needs the wandb package
     config.log.profile_start = 0  # first step of a trace for TensorBoard or Perfetto; 0 = none

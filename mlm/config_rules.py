@@ -149,7 +149,7 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
         train.guard_limit optimizer.muon_iterations classify.multiple evaluate.batch evaluate.draws checkpoint.keep
         log.every log.profile_steps""",
     whole(0): """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
-        train.steps evaluate.every checkpoint.every log.profile_start""",
+        train.steps evaluate.every checkpoint.every log.norms_every log.profile_start""",
     whole(0, 2**32, "to 2^32 - 1"): "shards.seed data.seed masking.seed train.seed evaluate.seed",
     _number(0, 1): """masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction
         schedule.decay_fraction schedule.final_fraction""",

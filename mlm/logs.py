@@ -19,6 +19,7 @@ STANDARD = (  # names of the numbers in lines of metrics.jsonl and evaluation.js
     *("precision", "recall", "f1", "f1_macro", "f1_positive", "matthews", "mse", "pearson", "spearman"),
     *("words", "words_cut", "rows", "grad_norm", "learning_rate", "skipped", "share"),
 )
+NORMS = ("gradient_norms", "parameter_norms", "updates_over_parameters")  # in a row of norms.jsonl
 EVERY = 20.0  # seconds between two writes of a log in a bucket, which can replace an object about once a second
 
 

@@ -126,6 +126,7 @@ BAD = {
     "hub.name": ["small", "me/a/b", "me/a b"],
     "hub.every": ["0", "never", "1.5", "-1"],
     "log.every": ["0"],
+    "log.norms_every": ["-1"],
     "log.profile_start": ["-1"],
     "log.profile_steps": ["0"],
     "pod.port": ["80", "65536"],

@@ -2,7 +2,9 @@
 
 import base64
 import io
+import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,14 +39,12 @@ def draw(train: list[Line], evals: list[Line], sessions: list[Session], entropy:
             _curve(axes, points(evals, f"{name}/loss"), color, name.replace("$", r"\$"), marked=True)
         if entropy is not None:
             axes.axhline(entropy, color=MARK, linewidth=1, linestyle=(0, (5, 3)), label="unigram entropy")
-    if not regression:
-        with _figure(figures, "Accuracy", "% of the predictions") as axes:
-            _curve(axes, points(train, "accuracy", 100), TRAIN, "training")
-            _curve(axes, points(evals, "accuracy", 100), EVAL, "evaluation", marked=True)
-    for name in logs.own_metrics([*train, *evals]):
-        with _figure(figures, name.replace("$", r"\$"), "mean") as axes:
-            _curve(axes, points(train, name), TRAIN, "training")
-            _curve(axes, points(evals, name), EVAL, "evaluation", marked=True)
+    shown = {} if regression else {"accuracy": ("Accuracy", "% of the predictions", 100)}
+    shown |= {name: (name.replace("$", r"\$"), "mean", 1) for name in logs.own_metrics([*train, *evals])}
+    for key, (title, unit, scale) in shown.items():
+        with _figure(figures, title, unit) as axes:
+            _curve(axes, points(train, key, scale), TRAIN, "training")
+            _curve(axes, points(evals, key, scale), EVAL, "evaluation", marked=True)
     with _figure(figures, "Learning rate", "per step") as axes:
         _curve(axes, points(train, "learning_rate"), TRAIN)
         axes.set_ylim(bottom=0)
@@ -60,6 +60,36 @@ def draw(train: list[Line], evals: list[Line], sessions: list[Session], entropy:
         with _figure(figures, "Throughput", "tokens/s") as axes:
             _throughput(axes, sessions)
     return figures
+
+
+@matplotlib.rc_context(STYLE)
+def draw_norms(lines: list[Line]) -> Figure:
+    """Returns the norms over steps by layer, then by kind of parameter over all layers; gray is 0 or not finite."""
+    names = sorted(lines[0]["parameters"], key=lambda name: ("embeddings" not in name, *_layer_and_kind(name)))
+    groups: dict[str, list[int]] = {}
+    for part, (index, name) in itertools.product((1, 2), enumerate(names)):
+        groups.setdefault(_layer_and_kind(name)[part], []).append(index)
+    norms_TxPx3 = np.array([[line["parameters"][name] for name in names] for line in lines], float)
+    norms_TxPx3[..., 2] = np.where(norms_TxPx3[..., 1] == 0, 0, norms_TxPx3[..., 2] * norms_TxPx3[..., 1])  # of updates
+    norms_GxTx3 = np.sqrt([np.sum(norms_TxPx3[:, indices] ** 2, axis=1) for indices in groups.values()])
+    norms_GxTx3[..., 2] /= np.where(norms_GxTx3[..., 1] == 0, np.nan, norms_GxTx3[..., 1])
+    figure = Figure(figsize=(11, 0.9 + 0.17 * len(groups)), layout="constrained")
+    for column, title in enumerate(("gradient, before clipping", "parameter", "update / parameter")):
+        shown_GxT = np.ma.masked_where(~(norms_GxTx3[..., column] > 0), norms_GxTx3[..., column])
+        axes = figure.add_subplot(1, 3, column + 1, title=title, xlabel="steps", facecolor=FAINT)
+        scale, steps = "log" if shown_GxT.count() else None, [line["step"] for line in lines]
+        figure.colorbar(axes.pcolormesh(steps, range(len(groups)), shown_GxT, norm=scale, rasterized=True), aspect=50)
+        axes.set_yticks(range(len(groups)), [] if column else groups)
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+    return figure
+
+
+def _layer_and_kind(name: str) -> tuple[float, str, str]:
+    """Returns (layer, "layer N", the rest of the name) of a parameter; outside the layers (infinity, module, name)."""
+    if match := re.search(r"/(\d+)/", name):
+        return int(match[1]), f"layer {match[1]}", name[match.end() :]
+    return math.inf, "/".join(name.split("/")[:-1][:2]), name
 
 
 def draw_together(runs: dict[str, Sequence[Points]], x_unit: str, y_unit: str = "loss, nats per prediction") -> Figure:

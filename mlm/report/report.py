@@ -57,8 +57,13 @@ def write(workdir: Workdir) -> None:
         family = Family(workdir)
         if curves := {name: (([], []), points) for name, points in family.curves().items()}:
             figures["Downstream scores"] = plots.draw_together(curves, "tokens read", "%")
+    if len(norms := logs.read(workdir.norms, "norms")) > 1:
+        figures["Norms"] = plots.draw_norms(norms)
+    columns = list(dict.fromkeys(key for numbers in run.xla.values() for key in numbers))
+    programs = ((name, *(f"{p[key]:,.10g}" if key in p else "" for key in columns)) for name, p in run.xla.items())
     values = {
         "run": run,
+        "programs": [("program", *columns), *programs],
         "trained_by": entry.summary(locate.metadata(workdir).get("class", {})),
         "last": run.evals[-1] if run.evals else {},
         "advice": logs.read(workdir.advice),

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import re
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,6 +78,16 @@ class RunSummary:
     def _hours(self) -> dict[tuple[str, int], float]:
         lines = [line for session in self.sessions for line in session.lines]
         return {(line["kind"], line["step"]): (line["time"] - lines[0]["time"]) / 3600 for line in lines}
+
+    @functools.cached_property
+    def xla(self) -> dict[str, Counter[str]]:
+        """What XLA did in all starts: see `summary` in mlm/training/xla_metrics.py."""
+        totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for session in self.sessions:
+            last = next((line["programs"] for line in session.lines[::-1] if line["kind"] == "xla"), {})
+            for name, numbers in last.items():
+                totals[name].update(numbers)
+        return totals
 
     @property
     def devices(self) -> str:

@@ -17,7 +17,7 @@ from mlm.cluster import distributed
 from mlm.model.loss import Mean, prediction_scores, sum_rows
 from mlm.model.module import Model, Params, segment_and_position_ids
 from mlm.model.token_masking import Masked, TokenMasking
-from mlm.training import breakdown
+from mlm.training import breakdown, xla_metrics
 from mlm.training.data_parallel import logical_rows
 from mlm.training.sharding import BATCH, put_batch
 from mlm.training.task import Batch
@@ -166,6 +166,7 @@ def per_row(eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, r
         batch = put_batch(batch, mesh, rows)
         distributed.compile_together(eval_step, params, batch)
         pending.append(eval_step(params, batch))
+        xla_metrics.programs["eval_step"]["executions"] += 1
         jax.block_until_ready(pending[-3:-2])  # run at most a few batches ahead
     order = np.argsort(logical_rows(mesh, rows))
     return jax.tree.map(lambda *parts: np.concatenate([part[order] for part in parts]), *jax.device_get(pending))

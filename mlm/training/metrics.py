@@ -1,7 +1,8 @@
 """The logs of a run while it trains, its TensorBoard and Weights & Biases, and the progress bar.
 
 metrics.jsonl  what was computed: the same lines, to the bit, however often the run was restarted
-timing.jsonl   what it cost: when the run started, how fast it was; only ever appended to
+norms.jsonl    likewise, the norms by parameter (log.norms_every)
+timing.jsonl   what it cost: when the run started, how fast it was, what XLA did; only ever appended to
 """
 
 import math
@@ -10,6 +11,7 @@ import re
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -23,7 +25,7 @@ from mlm import config as configs
 from mlm.errors import DamageError, InputError
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import UPath, is_remote, staging_folder, upload, write_text
-from mlm.training import peaks
+from mlm.training import peaks, xla_metrics
 
 SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spearman": ".4f"}  # of an evaluation
 
@@ -40,7 +42,7 @@ class Log(AbstractContextManager):
         steps: int | None,
         tokens_read: Callable[[int], float],
     ):
-        """Opens the logs, and drops the lines of metrics.jsonl after step `start`: these steps will come again.
+        """Opens the logs, and drops the lines after step `start`, but for timing.jsonl: these steps will come again.
 
         `tokens_read` returns those of the steps up to one.
         """
@@ -52,32 +54,46 @@ class Log(AbstractContextManager):
         self._peak_flops = (peaks.peak_flops(device) or 0.0) * jax.device_count()  # per second; 0 if unknown
         if self._writes:
             logs.cut(workdir / "metrics.jsonl", start)
+            logs.cut(workdir / "norms.jsonl", start)
             logs.cut(workdir / "timing.jsonl", sys.maxsize)  # only a line torn by a kill
-            self._metrics, self._timing = (logs.Lines(workdir / name) for name in ("metrics.jsonl", "timing.jsonl"))
+            names = ("metrics.jsonl", "timing.jsonl", "norms.jsonl")
+            self._metrics, self._timing, self._norms = (logs.Lines(workdir / name) for name in names)
             if config.log.tensorboard:
                 self.hooks.append(_TensorBoard(workdir / "tensorboard", start))
             if config.log.wandb:
                 self.hooks.append(_Wandb(config.log.wandb, workdir, config))
+        self._trackers = [*self.hooks]  # they get the numbers of the other two files, too
+        self.waits, self._waited = xla_metrics.Waits(), Counter[str]()  # for what, of the seconds of all "steps"
         shown = self._writes and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not shown)
         self.restart_clock(start)
         self.timing("start", start, {"host": platform.node(), "devices": jax.device_count(), "device": device})
 
     def __exit__(self, *exception: object) -> None:
+        self.waits.dispatched(None)
+        if self._waited:
+            self.notify(xla_metrics.describe(xla_metrics.summary(self._waited)))
+        xla_metrics.programs.clear()
+        xla_metrics.events.clear()
         self.flush()
         self._bar.close()
         for hook in self.hooks:
             hook.close()
 
-    def restart_clock(self, step: int) -> None:
-        """Leaves what came before `step` (a compilation) out of the throughput."""
+    def restart_clock(self, step: int) -> dict[str, float]:
+        """Leaves what came before `step` (a compilation) out of the throughput; returns the waits before it."""
         self._clock, self._clock_step = time.monotonic(), step
+        self.waits.add("host_wait")
+        waited, self.waits.seconds = self.waits.seconds, dict.fromkeys(self.waits.seconds, 0.0)
+        return waited
 
     @contextmanager
     def paused(self, kind: str, step: int) -> Iterator[None]:
         """Times an evaluation or a checkpoint, and leaves it out of the throughput."""
         begin = time.monotonic()
+        self.waits.add("host_wait")
         yield
+        self.waits.idle_since = time.monotonic()
         seconds = time.monotonic() - begin
         self._clock += seconds
         self.paused_seconds += seconds
@@ -85,18 +101,21 @@ class Log(AbstractContextManager):
 
     def train(self, step: int, metrics: dict[str, Any]) -> None:
         """Logs the metrics of a step, for which it waits, and the throughput since the last logged step."""
-        values = {name: value.item() for name, value in jax.device_get(metrics).items()}
+        scalars = {name: value for name, value in metrics.items() if name not in logs.NORMS}
+        values = {name: value.item() for name, value in jax.device_get(scalars).items()}
         del values["consecutive_nonfinite"]
         for name in logs.own_metrics([values]):
             if math.isnan(values[name]):  # 0 / 0: nothing was counted
                 del values[name]
         seconds, before, read = time.monotonic() - self._clock, self._clock_step, self._tokens_read
-        self.restart_clock(step)
+        waited = self.restart_clock(step)
         self._line("train", step, values)
         if step <= before:
             return
         rate = (read(step) - read(before)) / max(seconds, 1e-9)
+        self._waited.update(waited, steps=seconds)
         timing = {"seconds": round(seconds, 3), "tokens_per_second": round(rate)}
+        timing |= {name: round(wait / max(seconds, 1e-9), 4) for name, wait in waited.items()}
         tokens = tqdm.format_sizeof(rate) if rate >= 1000 else f"{rate:.0f}"
         shown = [f"loss {values['loss']:.3f}", f"{tokens} tokens/s", *_own_metrics(values)]
         if self._peak_flops:
@@ -128,13 +147,32 @@ class Log(AbstractContextManager):
             return
         finite = logs.finite(values)
         self._metrics.append({"step": step, "kind": kind, **finite})
-        for hook in self.hooks:
-            hook.on_metrics(kind, step, {k: v for k, v in finite.items() if isinstance(v, int | float)})
+        self._call(self.hooks, kind, step, finite)
+
+    def _call(self, hooks: list[MetricsHook], kind: str, step: int, values: dict[str, Any]) -> None:
+        for hook in hooks:
+            hook.on_metrics(kind, step, {k: v for k, v in values.items() if isinstance(v, int | float)})
 
     def timing(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to timing.jsonl."""
         if self._writes:
             self._timing.append({"step": step, "kind": kind, "time": round(time.time(), 3)} | values)
+            self._call(self._trackers, f"timing/{kind}", step, values)
+
+    def xla(self, step: int) -> None:
+        """Appends what XLA has done since the start to timing.jsonl."""
+        programs = xla_metrics.summary(self._waited)
+        self.timing("xla", step, {"programs": programs})
+        self._call(self._trackers, "timing/xla", step, programs["all programs"])
+
+    def norms(self, step: int, names: list[str], metrics: dict[str, jax.Array]) -> None:
+        """Appends a line to norms.jsonl, with a row of logs.NORMS for each of the names."""
+        columns = zip(names, *jax.device_get([metrics[name] for name in logs.NORMS]), strict=True)
+        rows = {name: [float(f"{x:.9g}") if math.isfinite(x) else None for x in row] for name, *row in columns}
+        if self._writes:  # nine digits are the float32, to the bit
+            self._norms.append({"step": step, "kind": "norms", "parameters": rows})
+            for kind, column in zip(logs.NORMS, zip(*rows.values(), strict=True), strict=True):
+                self._call(self._trackers, kind, step, dict(zip(names, column, strict=True)))
 
     def notify(self, message: str) -> None:
         """Prints a message on stderr, above the progress bar."""
@@ -144,7 +182,7 @@ class Log(AbstractContextManager):
     def flush(self) -> None:
         """Returns when a kill can't lose what was logged; comes before each checkpoint."""
         if self._writes:
-            for log in (self._metrics, self._timing, *self.hooks):
+            for log in (self._metrics, self._timing, self._norms, *self.hooks):
                 log.flush()
 
 

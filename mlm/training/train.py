@@ -26,7 +26,7 @@ from mlm.errors import InputError, NumericsError, PreemptedError
 from mlm.model.loss import Mean
 from mlm.model.module import Params
 from mlm.paths import write_text
-from mlm.training import data_parallel, resume, sharding
+from mlm.training import data_parallel, norms, resume, sharding, xla_metrics
 from mlm.training.budget import Budget
 from mlm.training.checkpoint import Checkpoints, OnComplete
 from mlm.training.metrics import Log
@@ -57,7 +57,7 @@ def row_means(task: Task, params: Params, inputs: Inputs, rows_B: jax.Array, key
     """Returns the loss and the metrics of each row: model, then loss."""
     logits, intermediates = task.forward(params, inputs, rows_B, key)
     metrics = task.metrics(logits, inputs, intermediates)
-    if taken := [name for name in metrics if name in logs.STANDARD or "/" in name]:
+    if taken := [name for name in metrics if name in logs.STANDARD + logs.NORMS or "/" in name]:
         raise InputError(f"{type(task).__qualname__}.metrics: {taken[0]} is a name of mlm's own; choose another.")
     return task.loss(logits, inputs).means() | metrics
 
@@ -156,7 +156,7 @@ def make_train_step(task: Task) -> TrainStep:
         rate = task.schedule(state.step - state.skipped if progress is None else progress)
         metrics = {name: mean.sum / mean.weight for name, mean in window.items()}
         metrics |= {"grad_norm": grad_norm, "learning_rate": jnp.asarray(rate, jnp.float32)}
-        metrics |= {"skipped": skipped, "consecutive_nonfinite": nonfinite}
+        metrics |= {"skipped": skipped, "consecutive_nonfinite": nonfinite, "gradient_norms": norms.by_parameter(grads)}
         if progress is not None:
             metrics["share"] = jnp.max(batch["share"])
         return TrainState(state.step + 1, params, opt_state, ema, nonfinite, skipped, window), metrics
@@ -226,6 +226,7 @@ class Loop:
         if self.is_done(start):
             return
         batches, compiled = task.batches(start), set()
+        copy_params, param_norms = norms.make_norms(task)
         metrics, pending, share = None, None, None  # `pending` metrics are read when the next step is dispatched
         for step in itertools.count(start + 1):
             self.profile.begin(step, state)
@@ -236,21 +237,30 @@ class Loop:
             if is_new and pending:
                 pending = self.read(*pending)
             cluster.progress("start" if is_new else "input", step)
+            self.log.waits.add("host_wait")
             columns = next(batches)
+            self.log.waits.add("input_wait")
             if share is not None:
                 columns["share"] = np.full(len(columns["epoch"]), share, np.float32)
             batch = sharding.put_batch(columns, task.mesh, stage.rows)
             cluster.progress("compile" if is_new else "step", step)
             distributed.compile_together(task.train_step, state, batch, stage.length)
+            before = copy_params(state.params) if _is_due(step, config.log.norms_every) else None
+            self.log.waits.add("host_wait")
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = task.train_step(state, batch, stage.length)
+            self.log.waits.dispatched(metrics["grad_norm"])
+            xla_metrics.programs["step"]["executions"] += 1
+            if before is not None:
+                metrics |= param_norms(before, state.params)
             if is_new:
                 compiled.add((stage.rows, stage.length))
                 self.restart_clock(step, stage, metrics)
             if pending:
                 self.read(*pending)
             is_last = self.is_done(step)
-            pending = (step, metrics) if is_last or step % config.log.every == 0 else None
+            is_logged = is_last or step % config.log.every == 0
+            pending = (step, metrics, is_logged) if is_logged or before is not None else None
             stopped = stop.requested(step)
             ends = is_last or task.is_epoch_end(step) or step in self.milestones
             evaluates = ends or _is_due(step, config.evaluate.every)
@@ -280,12 +290,17 @@ class Loop:
         self.log.flops_per_token = self.task.flops_per_token(stage.length)
         with self.log.paused("first_step", step):
             jax.block_until_ready(metrics)
+        self.log.xla(step)
         self.log.restart_clock(step)
         if self.budget:
             self.budget.restart_clock()
 
-    def read(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Logs the metrics of a step; raises NumericsError if the nonfinite guard stops the run."""
+    def read(self, step: int, metrics: dict[str, jax.Array], is_logged: bool = True) -> None:
+        """Logs a step, or its norms alone; raises NumericsError if the nonfinite guard stops the run."""
+        if logs.NORMS[1] in metrics:
+            self.log.norms(step, [name for name, _ in sharding.named_leaves(self.task.abstract_state.params)], metrics)
+        if not is_logged:
+            return
         self.log.train(step, metrics)
         if self.budget:
             self.budget.record()
@@ -316,6 +331,7 @@ class Loop:
             meta["share"] = self.budget.share
         before = meta["branch"]["useful_flops"] if "branch" in meta else 0.0
         meta["useful_flops"] = before + self.task.useful_flops(step, meta.get("share", 0.0))
+        self.log.xla(step)
         self.log.flush()
         with self.log.paused("checkpoint", step):
             score = None if scores is None else self.task.minimized_metric(scores)

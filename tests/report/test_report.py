@@ -1,6 +1,7 @@
 """The report: the numbers on the page are those of the logs, and time is counted once."""
 
 import json
+import math
 import re
 import time
 
@@ -79,6 +80,45 @@ def test_the_tables_of_glue_and_of_a_classifier(tmp_path, page):
     rows = page_of(workdir).rows
     pairs = rows[rows.index(["true", "predicted", "rows", "of the true"]) + 1 :][: report.PAIRS + 1]
     assert pairs[0] == ["l38", "l39", "39", "100%"] and [len(row) for row in pairs] == [4] * report.PAIRS + [3]
+
+
+def test_what_xla_did_is_added_up_over_the_starts(tmp_path):
+    """The last line of a start counts; what was not reported is left blank."""
+    total = {"compilations": 2, "seconds": 3.5, "input_wait": 1.0, "host_wait": 0.5, "steps": 10.0}
+    starts = [
+        {"all programs": total, "step": {"seconds": 3.0, "compilations": 1, "executions": 1500}},
+        {"all programs": total | {"cache_hits": 0}, "step": {"executions": 500}, "eval_step": {"executions": 7}},
+    ]
+    first, second = ({"kind": "xla", "time": 431.0, "step": 20, "programs": programs} for programs in starts)
+    stale = first | {"programs": {"all programs": {"compilations": 99}}}
+    shown = page_of(make_workdir(tmp_path, timing=[*TIMING[:7], stale, first, *TIMING[7:13], second, *TIMING[13:]]))
+    assert shown.row("Devices waited") == ["10.0% of the steps' time for input, 5.0% for process 0"]
+    names = shown.row("program")
+    assert dict(zip(names, shown.row("all programs"), strict=True)) == {
+        **{"compilations": "4", "seconds": "7", "input_wait": "2", "host_wait": "1", "steps": "20"},
+        **{"cache_hits": "0", "executions": ""},
+    }
+    assert dict(zip(names, shown.row("step"), strict=True))["executions"] == "2,000"
+    assert dict(zip(names, shown.row("eval_step"), strict=True))["seconds"] == ""
+
+
+def test_norms_are_drawn_by_layer_and_by_kind(tmp_path):
+    """Of several parameters, the root of the sum of squares; frozen ones at 0, and what is not finite, are gray."""
+    names = ("m/embeddings/e", "m/layer/10/a/kernel", "m/layer/2/a/kernel", "m/layer/2/bias", "head/bias")
+    rows = ([1.0, 2.0, 0.5], [None, 4.0, 0.25], [3.0, 3.0, 0.1], [4.0, 4.0, 0.2], [0.0, 0.0, None])
+    lines = [{"step": step, "kind": "norms", "parameters": dict(zip(names, rows, strict=True))} for step in (10, 20)]
+    figure = plots.draw_norms(lines)
+    gradient, parameter, update = (axes.collections[0].get_array() for axes in figure.axes[::2])
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[:4] == ["m/embeddings", "layer 2", "layer 10", "head"]
+    assert sorted(labels[4:]) == ["a/kernel", "bias", "head/bias", "m/embeddings/e"]
+    assert gradient[1].tolist() == [5.0, 5.0] and parameter[labels.index("a/kernel"), 0] == 5.0
+    assert update[1, 0] == pytest.approx(math.hypot(0.3, 0.8) / 5) and update[2, 0] == 0.25
+    assert gradient.mask[2].all() and gradient.mask[3].all() and parameter.mask[3].all() and update.mask[3].all()
+    workdir = make_workdir(tmp_path, timing=[])
+    images = len(page_of(workdir).images)
+    workdir.norms.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(page_of(workdir).images) == images + 1
 
 
 def test_plots_show_the_points_of_the_logs():

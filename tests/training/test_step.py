@@ -24,7 +24,7 @@ def step_on(task: Toy, state, batch: dict[str, np.ndarray], length: int | None =
     """Returns the next state, and the metrics as numbers."""
     batch = sharding.put_batch(batch, task.mesh, len(batch["epoch"]))
     state, metrics = task.train_step(state, batch, length)
-    return state, {name: value.item() for name, value in metrics.items()}
+    return state, {name: value.tolist() for name, value in metrics.items()}
 
 
 def gradient_of(task: Toy, batch: dict[str, np.ndarray], step: int = 3):

@@ -28,6 +28,7 @@ SETTINGS = (
     "data.batch_stages=((8, 3), (4, 4))",
     "data.short_length=16",
     "data.short_share=0.4",
+    "log.norms_every=5",
 )
 
 
@@ -43,6 +44,7 @@ def saved(workdir) -> list[int]:
 def assert_same_run(one, other, step: int = 12) -> None:
     """Every line of the log and every bit of the last state."""
     assert one.metrics.read_text() == other.metrics.read_text()
+    assert one.norms.read_text() == other.norms.read_text() and len(logs.read(one.norms)) == 2
     assert_same(state_of(one.root, step), state_of(other.root, step))
 
 

@@ -1,0 +1,109 @@
+"""Norms by parameter: those of the state before and after a step, on any mesh, without a change to the run."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+
+from mlm import logs
+from mlm.training import norms, sharding, train
+from mlm.training.metrics import Log
+from tests.support.states import assert_same, state_of
+from tests.support.tiny import flat, random_batch, tiny_config, tiny_run
+from tests.training.toy import run, toy
+
+SETTINGS = ("train.steps=6", "checkpoint.every=1", "checkpoint.keep=9", "optimizer.clip_norm=0.5", "log.norms_every=3")
+EIGHT = {"mesh": (2, 2, 2)}
+
+
+def norms_of(workdir) -> dict[int, dict[str, list[float]]]:
+    return {line["step"]: line["parameters"] for line in logs.read(workdir.norms, "norms")}
+
+
+def params_at(workdir, step: int) -> dict[str, np.ndarray]:
+    """Of a checkpoint, by name."""
+    state = {name: x for name, x in state_of(workdir.root, step).items() if name.startswith("['params']")}
+    return {name.removeprefix("['params']")[2:-2].replace("']['", "/"): x for name, x in state.items()}
+
+
+def norm(x: np.ndarray) -> float:
+    return float(np.linalg.norm(x.astype(np.float64)))
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    settings = (*SETTINGS, "train.accumulate=2")
+    return run(tmp_path_factory.mktemp("eight"), *settings, task=toy(*settings, **EIGHT))
+
+
+def test_they_are_those_of_the_saved_parameters(eight):
+    """By numpy, of the whole arrays that eight devices hold parts of; the gradient before it is clipped."""
+    task = toy(*SETTINGS)
+    gradient = jax.jit(train.make_gradient(task))
+    assert list(norms_of(eight)) == [3, 6]
+    for step, rows in norms_of(eight).items():
+        before, after = params_at(eight, step - 1), params_at(eight, step)
+        assert rows.keys() == before.keys() and "position_embeddings/embedding" in rows
+        grads, _ = gradient(unflatten_dict(before, sep="/"), next(task.batches(step - 1)), np.int32(step - 1))
+        for name, (of_gradient, parameter, update) in rows.items():
+            assert parameter == pytest.approx(norm(before[name]), rel=1e-5)
+            assert update == pytest.approx(norm(after[name] - before[name]) / norm(before[name]), rel=1e-5)
+            assert of_gradient == pytest.approx(norm(flat(grads)[name]), rel=1e-4)
+    last = logs.read(eight.metrics, "train")[-1]  # of step 6, as are the rows
+    assert last["grad_norm"] == pytest.approx(math.hypot(*(row[0] for row in rows.values())), rel=1e-5)
+
+
+def test_one_device_and_eight_have_the_same(eight, tmp_path):
+    one, other = norms_of(run(tmp_path, *SETTINGS)), norms_of(eight)
+    for step, rows in one.items():
+        assert rows.keys() == other[step].keys()
+        for name, row in rows.items():
+            assert row == pytest.approx(other[step][name], rel=1e-4), name
+
+
+def test_the_run_is_the_same_to_the_bit_and_its_step_is_traced_once(eight, tmp_path):
+    settings = (*SETTINGS, "train.accumulate=2", "log.norms_every=0")
+    task = toy(*settings, **EIGHT)
+    without = run(tmp_path, *settings, task=task)
+    assert without.metrics.read_text() == eight.metrics.read_text() and not without.norms.exists()
+    assert_same(state_of(without.root, 6), state_of(eight.root, 6))
+    assert task.train_step._cache_size() == 1 == toy(*SETTINGS, "train.accumulate=2", **EIGHT).train_step._cache_size()
+
+
+def test_a_parameter_that_is_0_or_does_not_move_or_is_not_finite(tmp_path):
+    """Nine digits are the float32; what is no number is null."""
+    before = {"a": np.zeros(3, np.float32), "b": np.full(2, 0.1, np.float32), "c": np.full(2, 3e38, np.float32)}
+    found = norms.param_norms(before, before | {"a": np.ones(3, np.float32)})
+    hook_lines, found = [], found | {"gradient_norms": np.array([0.1, 0.2, np.nan], np.float32)}
+    with Log(tmp_path, tiny_config(), start=0, steps=9, tokens_read=float) as log:
+        log._trackers.append(type("Tracker", (), {"on_metrics": lambda self, *line: hook_lines.append(line)})())
+        log.norms(4, list(before), found)
+    (line,) = map(json.loads, (tmp_path / "norms.jsonl").read_text().splitlines())
+    rows = line["parameters"]
+    assert rows["a"][1:] == [0.0, None] and rows["b"][2] == 0 and rows["c"] == [None, None, 0.0]
+    assert np.float32(rows["b"][1]) == np.asarray(found["parameter_norms"])[1]
+    assert hook_lines[0] == ("gradient_norms", 4, {"a": rows["a"][0], "b": rows["b"][0]})
+    assert hook_lines[2] == ("updates_over_parameters", 4, {"b": 0.0, "c": 0.0})
+
+
+@pytest.mark.standard
+@pytest.mark.parametrize(("dtype", "mesh"), [("float32", (1, 4, 2)), ("bfloat16", (8, 1, 1))])
+def test_of_a_model_in_either_dtype(dtype, mesh):
+    """Whose parameters are float32 in both."""
+    task = tiny_run(f"model.dtype={dtype}", "log.norms_every=1", mesh=mesh)
+    copy, measure = norms.make_norms(task)
+    state, batch = task.init(), sharding.put_batch(random_batch(), task.mesh, 16)
+    before, host = copy(state.params), flat(jax.device_get(state.params))
+    grads = flat(jax.device_get(jax.jit(train.make_gradient(task))(state.params, batch, np.int32(0))[0]))
+    state, metrics = task.train_step(state, batch)
+    found, after = jax.device_get(measure(before, state.params) | metrics), flat(jax.device_get(state.params))
+    for index, name in enumerate(host):
+        assert found["parameter_norms"][index] == pytest.approx(norm(host[name]), rel=1e-5)
+        ratio = norm(after[name] - host[name]) / max(norm(host[name]), 1e-30)
+        assert not norm(host[name]) or found["updates_over_parameters"][index] == pytest.approx(ratio, rel=1e-5)
+        limit = 1e-4 if dtype == "float32" else 0.02
+        assert found["gradient_norms"][index] == pytest.approx(norm(grads[name]), rel=limit, abs=1e-6)
+    assert list(host) == [name for name, _ in sharding.named_leaves(task.abstract_state.params)]
