@@ -63,18 +63,12 @@ def test_rows_are_those_of_the_definition(kind):
         rng = np.random.default_rng(seed)
         length, size = int(rng.integers(8, 20)), int(rng.integers(3, 60))
         documents = [[CLS, *rng.integers(5, 600, rng.integers(0, size)).tolist(), SEP] for _ in range(rng.integers(60))]
-        sizes, ids = (
-            np.array([len(each) for each in documents], np.int64),
-            np.array([*itertools.chain(*documents)], np.uint16),
-        )
+        sizes, ids = np.array([*map(len, documents)], np.int64), np.array([*itertools.chain(*documents)], np.uint16)
         made, expected = rows.arrange(kind, ids, sizes, length=length, pad_id=PAD), reference(kind, documents, length)
-        padded = [tokens_of(row) + [PAD] * (length - len(tokens_of(row))) for row in expected]
-        assert made.ids_NxL.tolist() == padded
         assert made.tokens_N.tolist() == [len(tokens_of(row)) for row in expected]
+        assert made.ids_NxL.tolist() == [(tokens_of(row) + [PAD] * length)[:length] for row in expected]
         assert made.document_P.tolist() == [number for row in expected for number, _ in row]
-        starts = [
-            n * length + sum(len(ids) for _, ids in row[:k]) for n, row in enumerate(expected) for k in range(len(row))
-        ]
+        starts = [n * length + len(tokens_of(row[:k])) for n, row in enumerate(expected) for k in range(len(row))]
         assert made.start_P.tolist() == starts
 
 
@@ -87,12 +81,6 @@ def made(texts, tokenizer_folder, tmp_path_factory) -> dict[str, Manifest]:
         return {kind: write_shards(texts[:300], folder / kind, tokenizer_folder, rows=kind) for kind in KINDS}
 
 
-def documents_of(manifest: Manifest, split: str, number: int, ids: list[list[int]]) -> list[list[int]]:
-    """The tokens of the documents of a shard of `ids`, one in ten of which is of the validation split."""
-    table = np.load(f"{manifest.folder}/documents/{split}-{number}.npy")
-    return [ids[place] for place in table["place"].tolist()]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_shards_hold_the_rows_of_the_definition_and_their_counts(made, texts, tokenizer_folder, kind):
     """Counted by hand; the entropy is that of the tokens in rows, tokens to a byte are those of whole documents."""
@@ -102,17 +90,17 @@ def test_shards_hold_the_rows_of_the_definition_and_their_counts(made, texts, to
     for split, facts in manifest.splits.items():
         counts, held = Counter(), []
         for number, found in enumerate(shard_rows(manifest, split)):
-            documents = documents_of(order, split, number, ids)
+            table = np.load(f"{order.folder}/documents/{split}-{number}.npy")
+            documents = [ids[place] for place in table["place"].tolist()]
             expected = reference(kind, documents, LENGTH)
             assert [[t for t in row if t >= 0] for row in found.tolist()] == [*map(tokens_of, expected)][: len(found)]
             counts.update(counts_of(kind, documents, expected))
             held += [token for row in expected for token in tokens_of(row) if token > 4]
         assert {key: getattr(facts, key) for key in counts} == counts
         assert facts.joined_tokens > 0 or kind == "lines"
-        ordinary = [
-            token for n, row in enumerate(ids) if (split == "train") == (n % 10 > 0) for token in row if token > 4
-        ]
-        assert (facts.tokens, facts.documents) == (len(ordinary), 270 if split == "train" else 30)
+        texts_of_split = [ids[n] for n in range(300) if (n % 10 > 0) == (split == "train")]
+        assert facts.documents == len(texts_of_split)
+        assert facts.tokens == sum(token > 4 for token in itertools.chain(*texts_of_split))
         probs = np.array([*Counter(held).values()]) / len(held)
         assert facts.unigram_entropy == pytest.approx(-float(np.sum(probs * np.log(probs))))
 
@@ -127,29 +115,16 @@ def test_lines_are_what_transformers_tokenizer_cuts_and_pads(made, texts, tokeni
 
 
 @pytest.mark.parametrize("kind", ["lines", "documents"])
-def test_windows_hold_every_document_where_the_table_says(made, texts, tokenizer_folder, tmp_path, monkeypatch, kind):
+def test_windows_hold_every_document_where_the_table_says(texts, tokenizer_folder, tmp_path, monkeypatch, kind):
     """Packed a few at a time: the pieces of a document are all of it, and its records name it."""
     monkeypatch.setattr(rows, "WINDOW", 700)
     small_parts(monkeypatch, part=10**9)
-    manifest, ids = (
-        write_shards(texts[:300], tmp_path / "shards", tokenizer_folder, rows=kind),
-        ids_of(texts[:300], tokenizer_folder),
-    )
-    few = manifest.splits["train"]
-    assert few.records >= made[kind].splits["train"].records and few.tokens == made[kind].splits["train"].tokens
-    bodies = {}
+    manifest, bodies = write_shards(texts[:300], tmp_path / "shards", tokenizer_folder, rows=kind), {}
     for number, found in enumerate(shard_rows(manifest, "train")):
-        table = np.load(f"{manifest.folder}/documents/train-{number}.npy")
-        for start, place in zip(table["start"].tolist(), table["place"].tolist(), strict=True):
-            piece = found.ravel()[start : (start // LENGTH + 1) * LENGTH].tolist()
-            bodies.setdefault(place, []).append(piece[1 : piece.index(SEP)])
-    whole = {n: row[1:-1] for n, row in enumerate(ids) if n % 10}
-    assert {n: Counter(itertools.chain(*each)) for n, each in bodies.items()} == {
-        n: Counter(body if kind == "documents" else body[: LENGTH - 2]) for n, body in whole.items()
-    }
-    assert all(
-        len(each) == max(1, -(-len(whole[n]) // (LENGTH - 2))) for n, each in bodies.items() if kind == "documents"
-    )
-    row = shard_rows(manifest, "train")[0][3]
+        for start, _, place in np.load(f"{manifest.folder}/documents/train-{number}.npy").tolist():
+            piece = found.ravel()[start : start - start % LENGTH + LENGTH].tolist()
+            bodies.setdefault(place, Counter()).update(piece[1 : piece.index(SEP)])
+    ids, kept = ids_of(texts[:300], tokenizer_folder), None if kind == "documents" else LENGTH - 2
+    assert bodies == {n: Counter(row[1:-1][:kept]) for n, row in enumerate(ids) if n % 10}
     found = find_documents(manifest, "train", 3)
-    assert len(found) == np.count_nonzero(row == CLS) and {document.place for document in found} <= whole.keys()
+    assert len(found) == np.count_nonzero(shard_rows(manifest, "train")[0][3] == CLS)
