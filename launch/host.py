@@ -104,7 +104,7 @@ def status(root: pathlib.Path, run: str, attempt: int | None) -> dict:
         folders = folder_of(root, run, 0).parent.glob("[0-9]*")
         attempt = max((int(folder.name) for folder in folders), default=0)
     folder = folder_of(root, run, attempt)
-    files = {name: host_setup.read(folder / f"{name}.json") for name in ("progress", "cause", "job")}
+    files = {name: host_setup.read(folder / f"{name}.json") for name in ("progress", "cause", "job", "server")}
     return {"attempt": attempt, **_state(folder), "host": socket.gethostname(), **files}
 
 

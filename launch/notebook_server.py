@@ -28,7 +28,7 @@ def main() -> int:
     while process.poll() is None:
         with socket.socket() as connection:
             if not connection.connect_ex(("127.0.0.1", port)):  # it serves; said where `status` looks
-                (folder / "progress.json").write_text(json.dumps({"phase": "serving", "port": port, "token": token}))
+                (folder / "server.json").write_text(json.dumps({"port": port, "token": token}))
                 break
         time.sleep(0.2)
     return process.wait()

@@ -42,11 +42,12 @@ def _serve(hosts: Hosts, every: float) -> dict:
         return {"port": "...", "token": "..."}
     say(f"waiting for JupyterLab, which is installed first if it is missing: launch/tpu.py logs {RUN}")
     while True:
-        seen = runs.status(first, RUN, attempt)
-        if seen.reports and not seen.running:
-            raise PodError(f"{'; '.join(runs.lines(seen))}. See launch/tpu.py logs {RUN}.")
-        if seen.reports and "port" in (seen.reports[0].progress or {}):
-            return seen.reports[0].progress
+        (status,) = first.require(first.ask(["status", "--", RUN, str(attempt)]), "status")
+        if status["state"] != "running":
+            ended = ", ".join([status["state"], *runs.how_it_ended(status["exit"])])
+            raise PodError(f"JupyterLab does not run on host 0 ({ended}): launch/tpu.py logs {RUN} says why.")
+        if status["server"]:
+            return status["server"]
         time.sleep(every)
 
 

@@ -66,6 +66,7 @@ def test_it_serves_on_host_0_behind_a_tunnel_until_it_is_stopped(pod, port):
     assert not pod.host_folder(1, "notebook").exists() and token not in (folder / "job.json").read_text()
     pip = json.loads((folder / "pip.json").read_text())["argv"]
     assert pip == ["install", "--constraint=requirements.txt", "jupyterlab"]
+    (folder / "progress.json").write_text('{"step": 3, "phase": "step"}')  # a training run in a cell writes there
     assert token in pod.tpu("notebook", f"--port={port}", "--every=0.1", code=1) and pod.starts() == 1
     assert "run 'notebook' (attempt 1) is alive there: launch/tpu.py stop" in pod.tpu(*RUN, code=1)
     pod.tpu("stop", "notebook", "--grace=5")
