@@ -7,8 +7,9 @@ from mlm import config as configs
 from mlm.cluster import detect
 from mlm.commands import common
 from mlm.errors import InputError
-from mlm.paths import UPath, make_folder, refusing, write_text
-from mlm.text import show
+from mlm.paths import write_text
+from mlm.text import show, table
+from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     detect.refuse_part_of_a_slice()
-    for flag, value in (("--words", args.words), ("--window", args.window)):
-        if value < 1:
-            raise InputError(f"{flag}={value}: must be 1 or more.")
+    if args.words < 1 or args.window < 1:
+        raise InputError(f"--words={args.words} --window={args.window}: must be 1 or more.")
     config = configs.load(str(configs.BASE), overrides)
     common.check_sources("--source", [args.source])
     from mlm.data.corpus import Corpus
@@ -38,15 +38,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     corpus = Corpus.from_config(config.corpus).of_texts((args.source,), "--source")
     corpus.check(args.source)
-    readers = comparison.open_models(args.models, args.entry)
+    models = comparison.open_models(args.models, args.entry)
     texts = [document.text for part in corpus.parts() for document in corpus.read(part, texts="")]
-    if args.workdir:
-        with refusing(f"--workdir={args.workdir}: can't be written", "name another folder"):
-            make_folder(UPath(args.workdir))
-    scores = comparison.compare(config, readers, texts, count=args.words, size=args.window, seed=args.seed)
+    root = Workdir(args.workdir).root if args.workdir else None
+    scores = comparison.compare(config, models, texts, count=args.words, size=args.window, seed=args.seed)
     result = {"source": args.source} | scores
-    show(*([json.dumps(result)] if args.json else words.render(result)))
-    if args.workdir:
-        write_text(UPath(args.workdir) / "words.json", json.dumps(result, indent=1) + "\n")
-        write_text(UPath(args.workdir) / "words.html", words.page(result))
-        common.say(f"written to {args.workdir}: words.json, words.html")
+    rendered = [part for heads, rows in words.tables(result) for part in ("", table(*heads, rows=rows, indent=2))]
+    show(*([json.dumps(result)] if args.json else [f"{args.source}: {words.summary(result)}", *rendered]))
+    if root:
+        write_text(root / "words.json", json.dumps(result, indent=1) + "\n")
+        write_text(root / "words.html", words.page(result))

@@ -1,23 +1,19 @@
 """Masked language models judged by the same words of a text, whatever their tokenizers: the command `compare`.
 
-Words are runs of letters, marks and digits, with apostrophes between them (`words.find`). Which of them are asked
-depends on the text and a seed alone (`words.draw`). A document longer than the window is cut before the white space
-nearest its middle, and so are its halves, the same for all models; a window that one of them has too few positions for
-is cut once more for all, and counted (`words.cut`). Special tokens in a text are text.
+Words are runs of letters, marks and digits, with apostrophes between them; which are asked depends on the text and a
+seed alone. Documents are cut into windows before the white space nearest the middle, at the same characters for all
+models. Special tokens in a text are text. See `words.find`, `draw` and `cut`.
 
-A word is asked alone: its tokens, with that of the space before it, are masked, and all else in its window is seen. Its
+A word is asked alone: its tokens, with that of the space before it, are masked, all else in its window is seen. Its
 score is the sum of their log probabilities in this one forward pass, in float32: the pseudo-log-likelihood (Salazar et
 al., 2020) under whole-word masking (Kauf and Ivanova, 2023, mask the rest of the word). It is no probability of the
-word, since the masks tell a model how many tokens its word has. A match is exact if all of them have the largest
-logits. Nats are per word, bits per byte of its UTF-8.
+word, since the masks tell a model how many tokens its word has. A match is exact if all have the largest logits.
 
 Scored are the words that all models can spell. To one that can't, a word is "unknown", if the unknown token is among
-its tokens or a character has none, or "joined", if they hold characters beyond it. "As they are" are all words with a
-token in each model: the unknown token, and what is joined, are predicted like any other. "Changed" words, which a
-tokenizer reads in lower case or without accents, are easier; they are scored, and shown apart.
-
-Intervals are of 95%: normal, of a ratio of sums, clustered by document; of few words, they are rough. Those of
-differences are paired.
+its tokens or a character has none, or "joined", if they hold characters beyond it. "As they are" are all words with
+tokens in each model, such tokens predicted like any other. "Changed" words, which a tokenizer reads in lower case or
+without accents, are easier; they are scored, and shown apart. Intervals are of 95%: normal, of a ratio of sums,
+clustered by document, and for differences paired; they are rough for few words.
 
 Dimensions: M models, W words, N rows, L tokens in a row, D documents.
 """
@@ -42,25 +38,21 @@ from mlm.inference import evaluate, words
 from mlm.inference.fill_mask import check_vocabulary, pad
 from mlm.inference.minimal_pairs import Z
 from mlm.inference.pseudo_perplexity import batches_of_copies, make_step
-from mlm.inference.words import Span
-from mlm.paths import UPath, canonical
 from mlm.pretrained import load
 from mlm.tasks import pretraining
 from mlm.training import evaluation
 
 LENGTHS = 64  # tokens: rows are padded to a multiple of it, and predictions to a power of 4: few programs are compiled
-BANDS = {  # where they begin
-    "frequency": {"1": 1, "2-9": 2, "10-99": 10, "100-999": 100, "1,000+": 1000},  # times in the text
-    "length": {"1-3": 1, "4-6": 4, "7-9": 7, "10+": 10},  # characters
-}
-Model = tuple[load.Pretrained, PreTrainedTokenizerFast]  # its parameters not yet read
+FREQUENCIES = {"1": 1, "2-9": 2, "10-99": 10, "100-999": 100, "1,000+": 1000}  # where bands begin: times in the text
+CHARACTERS = {"1-3": 1, "4-6": 4, "7-9": 7, "10+": 10}
+Opened = tuple[load.Pretrained, PreTrainedTokenizerFast]  # a model, its parameters not yet read, and its tokenizer
 
 
-def open_models(names: Sequence[str], entry: Entry) -> dict[str, Model]:
+def open_models(names: Sequence[str], entry: Entry) -> dict[str, Opened]:
     """Returns the models by name; raises InputError for one that can't be compared."""
-    places, models = [canonical(name) if UPath(name).exists() else name for name in names], {}
-    for name, place in zip(names, places, strict=True):
-        if places.count(place) > 1:
+    models: dict[str, Opened] = {}
+    for name in names:
+        if name in models:
             raise InputError(f"--models: {name} is named twice; name each model once.")
         model = load.load(name, head=load.LM_HEAD, flag="--models=", headers=True)
         model = pretraining.with_class(model, entry, command="compare")
@@ -72,37 +64,36 @@ def open_models(names: Sequence[str], entry: Entry) -> dict[str, Model]:
 
 
 def compare(
-    config: ConfigDict, models: dict[str, Model], texts: Sequence[str], *, count: int, size: int, seed: int
+    config: ConfigDict, models: dict[str, Opened], texts: Sequence[str], *, count: int, size: int, seed: int
 ) -> dict[str, Any]:
     """Returns the scores of models on `count` words of the texts, in windows of at most `size` characters."""
     drawn, counts = words.draw(texts, count, seed)
     if not drawn:
         raise InputError(f"--source: its {len(texts):,} documents hold no word; name a text with letters in it.")
-
-    def fits(spans: list[str]) -> np.ndarray:
-        encoded = [tok.backend_tokenizer.encode_batch(spans) for _, tok in models.values()]
-        longest_Mx1 = [[model.longest_row] for model, _ in models.values()]
-        return (np.array([[len(row) for row in rows] for rows in encoded]) <= longest_Mx1).all(axis=0)
-
-    windows, refused = words.cut(texts, drawn, size, fits)
-    readings = {name: _read(tok, texts, windows) for name, (_, tok) in models.items()}
+    readers = [(tok.backend_tokenizer.encode_batch, model.longest_row) for model, tok in models.values()]
+    windows, refused = words.cut(texts, drawn, size, readers)
+    asked = [word for inside in windows.values() for word in inside]
+    strings = [texts[word.document][word.start : word.stop] for word in asked]
+    readings = {name: words.read(tok, texts, windows) for name, (_, tok) in models.items()}
     spellings_MxW = np.array([spellings_W for _, spellings_W in readings.values()])
+    changed_W = spellings_MxW["changed"].any(axis=0)
     spelled_W = ~(spellings_MxW["unknown"] | spellings_MxW["joined"]).any(axis=0)
     if not spelled_W.any():
         raise InputError(f"--models: there is none of {len(drawn):,} words that all can spell; leave out one of them.")
-    scores = {name: _score(config, name, *models[name], *reading) for name, reading in readings.items()}
+    groups = {"words": {"that all can spell": spelled_W, "as they are": spellings_MxW["stop"].all(axis=0)}}
+    for group, starts, values in (
+        ("frequency", FREQUENCIES, [counts[string] for string in strings]),
+        ("length", CHARACTERS, [len(string) for string in strings]),
+        ("form", {"as written": 0, "changed": 1}, changed_W),
+    ):
+        band_W = np.digitize(values, [*starts.values()])
+        groups[group] = {band: spelled_W & (band_W == number) for number, band in enumerate(starts, 1)}
+    scores = {name: _score(config, name, models[name], *reading) for name, reading in readings.items()}
     pairs = itertools.combinations(models, 2)
     scores |= {f"{first} - {second}": scores[first] - scores[second] for first, second in pairs}
-    asked = [word for in_window in windows.values() for word in in_window]
-    strings = [texts[word.document][word.start : word.stop] for word in asked]
-    values = {"frequency": [counts[string] for string in strings], "length": [len(string) for string in strings]}
-    changed_W = spellings_MxW["changed"].any(axis=0)
-    groups = {"words": {"that all can spell": spelled_W, "as they are": spellings_MxW["stop"].all(axis=0)}}
-    for group, starts in BANDS.items():
-        band_W = np.digitize(values[group], [*starts.values()])
-        groups[group] = {band: spelled_W & (band_W == number) for number, band in enumerate(starts, 1)}
-    groups["form"] = {"as written": spelled_W & ~changed_W, "changed": spelled_W & changed_W}
-    columns = np.array([len(string.encode()) for string in strings]), np.array([word.document for word in asked])
+    bytes_W, documents_W = np.array(
+        [(len(s.encode()), word.document) for s, word in zip(strings, asked, strict=True)]
+    ).T
     return {
         **{"seed": seed, "window": size, "documents": len(texts), "words": counts.total(), "asked": len(drawn)},
         "documents_cut": len({w.document for w in windows if w.stop - w.start < len(texts[w.document])}),
@@ -114,54 +105,39 @@ def compare(
             for name, s in zip(models, spellings_MxW, strict=True)
         },
         "groups": {
-            group: {band: _estimates(scores, *columns, chosen_W) for band, chosen_W in bands.items() if chosen_W.any()}
+            group: {
+                band: _estimates(scores, bytes_W, documents_W, chosen_W)
+                for band, chosen_W in bands.items()
+                if chosen_W.any()
+            }
             for group, bands in groups.items()
         },
     }
 
 
-def _read(
-    tok: PreTrainedTokenizerFast, texts: Sequence[str], windows: dict[Span, list[Span]]
-) -> tuple[list[list[int]], np.ndarray]:
-    """Returns the ids of each word's window, and its `words.SPELLING`."""
-    fast, rows, spellings = tok.backend_tokenizer, [], []
-    spans = [texts[document][start:stop] for document, start, stop in windows]
-    for window, text, encoding in zip(windows, spans, fast.encode_batch(spans), strict=True):
-        for word in windows[window]:
-            place = (word.start - window.start, word.stop - window.start)
-            rows.append(encoding.ids)
-            spellings.append(words.spell(fast, encoding, text, place, tok.unk_token_id))
-    return rows, np.array(spellings, words.SPELLING)
-
-
 def _score(
-    config: ConfigDict,
-    name: str,
-    opened: load.Pretrained,
-    tok: PreTrainedTokenizerFast,
-    rows: list[list[int]],
-    spellings_W: np.ndarray,
+    config: ConfigDict, name: str, opened: Opened, rows: Sequence[list[int]], spellings_W: np.ndarray
 ) -> np.ndarray:
     """Returns minus the log probability of each word, in nats, and 1 where the match is exact, [2, W]."""
     print(f"compare: {name} predicts {len(rows):,} words", file=sys.stderr, flush=True)
     model = load.load(name, head=load.LM_HEAD, flag="--models=")
-    model = dataclasses.replace(model, changed_module=opened.changed_module)
+    model = dataclasses.replace(model, changed_module=opened[0].changed_module)
     mesh, padded, shardings, params = evaluate.put_on_devices(config, model)
-    step = functools.partial(make_step, padded.module, tok.mask_token_id, model.config.vocab_size, mesh, shardings)
-    step_of, scores_2xW = functools.cache(step), np.empty((2, len(rows)))
+    mask_id, vocab_size, batch = opened[1].mask_token_id, model.config.vocab_size, config.evaluate.batch
+    step_of = functools.cache(functools.partial(make_step, padded.module, mask_id, vocab_size, mesh, shardings))
     first_W, stop_W = spellings_W["first"], spellings_W["stop"]
     room_W = 4 ** np.ceil(np.log2(np.maximum(stop_W - first_W, 1)) / 2).astype(int)
-    order_W, batch = np.lexsort(([len(ids) for ids in rows], room_W)), config.evaluate.batch
+    order_W, scores_2xW = np.lexsort(([len(ids) for ids in rows], room_W)), np.empty((2, len(rows)))
     for word_N in np.split(order_W, range(batch, len(rows), batch)):
-        longest = -(-max(len(rows[word]) for word in word_N) // LENGTHS) * LENGTHS
-        length, pad_id = min(longest, model.longest_row), model.config.pad_token_id
-        ids_NxL, attention_NxL = pad([rows[word] for word in word_N], length, pad_id)
+        length = -(-max(len(rows[word]) for word in word_N) // LENGTHS) * LENGTHS
+        padding = min(length, model.longest_row), model.config.pad_token_id
+        ids_NxL, attention_NxL = pad([rows[word] for word in word_N], *padding)
         copies = np.arange(len(word_N)), first_W[word_N], stop_W[word_N]
         batches = batches_of_copies(ids_NxL, attention_NxL, copies, mesh=mesh, batch=batch)
         with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
             means = evaluation.per_row(step_of(int(room_W[word_N].max())), params, batches, mesh=mesh, rows=batch)
-        is_exact = means["accuracy"].sum == means["accuracy"].weight
-        scores_2xW[:, word_N] = np.array([means["loss"].sum, is_exact])[:, : len(word_N)]
+        is_exact_N = means["accuracy"].sum == means["accuracy"].weight
+        scores_2xW[:, word_N] = np.array([means["loss"].sum, is_exact_N])[:, : len(word_N)]
     if not np.isfinite(scores_2xW).all():
         raise DamageError(f"{name}: gives probabilities that are not finite; take a good copy of its weights.")
     return scores_2xW
@@ -172,15 +148,14 @@ def _estimates(
 ) -> dict[str, Any]:
     """Returns {"words", "scores": {model or difference: {metric: mean, low, high}}}, no interval of one document."""
     documents, clusters_W = np.unique(documents_W[chosen_W], return_inverse=True)
-    count, estimates = len(documents), {}
+    count, ones_W, estimates = len(documents), np.ones(len(chosen_W)), {}
     for name, (nats_W, exact_W) in scores.items():
-        metrics = {"nats_per_word": (nats_W, 1), "bits_per_byte": (nats_W / math.log(2), bytes_W)}
-        for metric, ratio in (metrics | {"exact_match": (exact_W, 1)}).items():
-            columns = (np.broadcast_to(column, chosen_W.shape)[chosen_W] for column in ratio)
-            sum_D, weight_D = (np.bincount(clusters_W, column) for column in columns)
-            mean = sum_D.sum() / weight_D.sum()
+        bits = "bits_per_byte", nats_W / math.log(2), bytes_W
+        for metric, *ratio in (("nats_per_word", nats_W, ones_W), bits, ("exact_match", exact_W, ones_W)):
+            sum_D, weight_D = (np.bincount(clusters_W, column_W[chosen_W]) for column_W in ratio)
+            mean = float(sum_D.sum() / weight_D.sum())
             influence_D = (sum_D - mean * weight_D) / weight_D.sum()  # of each document on the mean; their sum is 0
-            half = Z * math.sqrt(count / (count - 1) * np.sum(influence_D**2)) if count > 1 else math.nan
-            interval = {"low": float(mean - half), "high": float(mean + half)} if count > 1 else {}
-            estimates.setdefault(name, {})[metric] = {"mean": float(mean), **interval}
+            half = Z * math.sqrt(count / max(count - 1, 1) * float(np.sum(influence_D**2)))
+            interval = {"low": mean - half, "high": mean + half} if count > 1 else {}
+            estimates.setdefault(name, {})[metric] = {"mean": mean, **interval}
     return {"words": int(chosen_W.sum()), "scores": estimates}

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, Regex, Tokenizer, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from mlm.data.corpus import text_hash
 
@@ -47,20 +48,22 @@ def draw(texts: Sequence[str], count: int, seed: int) -> tuple[list[Span], Count
 
 
 def cut(
-    texts: Sequence[str], asked: Sequence[Span], size: int, fits: Callable[[list[str]], Sequence[bool]]
+    texts: Sequence[str], asked: Sequence[Span], size: int, readers: Sequence[tuple[Callable, int]]
 ) -> tuple[dict[Span, list[Span]], int]:
-    """Returns the windows, with the words asked in each, and how many had to be cut since they do not fit.
+    """Returns the windows, with the words asked in each, and how many had to be cut for a model's positions.
 
-    A document of more than `size` characters, or that does not fit, is cut before the white space (without any, before
-    the word) nearest its middle, and so are its halves. Words in what can't be cut are in no window.
+    A document of more than `size` characters, or more tokens than one of the `readers` (encoder of texts, positions)
+    can take, is cut before the white space (without any, before the word) nearest its middle, and so are its halves.
+    Words in what can't be cut are in no window.
     """
     pending, windows, refused = defaultdict(list), {}, 0
     for word in asked:
         pending[Span(word.document, 0, len(texts[word.document]))].append(word)
     while pending:
         short = [window for window in pending if window.stop - window.start <= size]
-        fit = fits([texts[window.document][window.start : window.stop] for window in short])
-        whole = {window: pending.pop(window) for window, is_whole in zip(short, fit, strict=True) if is_whole}
+        spans = [texts[window.document][window.start : window.stop] for window in short]
+        fit = np.all([[len(row) <= longest for row in encode(spans)] for encode, longest in readers], axis=0)
+        whole = {window: pending.pop(window) for window, fits in zip(short, fit, strict=True) if fits}
         windows, refused, halves = windows | whole, refused + len(short) - len(whole), defaultdict(list)
         for (document, start, stop), inside in pending.items():
             middle = start + _middle(texts[document][start:stop])
@@ -76,6 +79,20 @@ def _middle(text: str) -> int:
     spaces = [match.start() for match in re.finditer(r"\s(?=\S)", text) if match.start()]
     places = spaces or [start for start, _ in find(text) if start]
     return min(places, key=lambda place: abs(2 * place - len(text)), default=0)
+
+
+def read(
+    tok: PreTrainedTokenizerFast, texts: Sequence[str], windows: dict[Span, list[Span]]
+) -> tuple[list[list[int]], np.ndarray]:
+    """Returns the ids of each word's window, and its SPELLING."""
+    fast, rows, spellings = tok.backend_tokenizer, [], []
+    spans = [texts[document][start:stop] for document, start, stop in windows]
+    for window, text, encoding in zip(windows, spans, fast.encode_batch(spans), strict=True):
+        for word in windows[window]:
+            place = word.start - window.start, word.stop - window.start
+            rows.append(encoding.ids)
+            spellings.append(spell(fast, encoding, text, place, tok.unk_token_id))
+    return rows, np.array(spellings, SPELLING)
 
 
 def spell(fast: Tokenizer, encoding: Encoding, text: str, place: tuple[int, int], unk_id: int | None) -> tuple:

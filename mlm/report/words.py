@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mlm import text
 from mlm.report import report
 
 METRICS = {
@@ -26,7 +25,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def tables(result: dict[str, Any]) -> Iterator[tuple[list[str], report.Rows]]:
-    """Yields heads and rows: of the models and their differences on all words, of the models on each group of words."""
+    """Yields heads (">": of numbers) and rows: all words with the models' differences, groups of words, counts."""
     heads = [head for name, _ in METRICS.values() for head in (f">{name}", "95%")]
     for group, bands in result["groups"].items():
         rows = [
@@ -37,21 +36,14 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[list[str], report.Rows]]:
         ]
         yield [group, ">count", "model", *heads], rows
     rows = [(name, *(format(m[key], spec) for key, spec in COUNTS.items())) for name, m in result["models"].items()]
-    yield ["words asked", *(f">{name.replace('_per_', ' a ')}" for name in COUNTS)], rows
+    yield ["words asked", *(f">{key.replace('_per_', ' a ')}" for key in COUNTS)], rows
 
 
-def _cells(scores: dict[str, dict[str, float]]) -> list[str]:
-    """Returns the mean and the interval of each metric."""
-    cells = [[format(value, spec) for value in scores[metric].values()] for metric, (_, spec) in METRICS.items()]
-    return [cell for mean, *interval in cells for cell in (mean, " to ".join(interval))]
-
-
-def render(result: dict[str, Any]) -> list[Any]:
-    """Returns lines and tables for `show`."""
-    parts: list[Any] = [f"{result['source']}: {summary(result)}"]
-    for heads, rows in tables(result):
-        parts += ["", text.table(*heads, rows=rows, indent=2)]
-    return parts
+def _cells(scores: dict[str, dict[str, float]]) -> Iterator[str]:
+    for metric, (_, spec) in METRICS.items():
+        mean, *interval = scores[metric].values()
+        yield format(mean, spec)
+        yield f"\u00b1 {interval[1] - mean:{spec}}" if interval else ""
 
 
 def page(result: dict[str, Any]) -> str:

@@ -40,7 +40,8 @@ def write_model(folder: pathlib.Path, tokenizer_folder: str, family: str, positi
 def texts() -> list[str]:
     """Of ASCII, short enough for a window."""
     docstrings = [" ".join(text.split()) for text in corpora.stdlib_docstrings()]
-    return [text for text in docstrings if text.isascii() and 40 < len(text) < 250][:30]
+    special = "Neither <mask> nor [MASK] or </s> is special in a text."
+    return [special, *(text for text in docstrings if text.isascii() and 40 < len(text) < 250)][:30]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,10 @@ def test_scores_are_those_of_a_plain_loop_in_pytorch(folders, texts, tmp_path):
         assert means == pytest.approx(
             [nats_W.mean(), nats_W.sum() / np.log(2) / bytes_W.sum(), exact_W.mean()], rel=1e-4
         )
+    with meshes_of(4):
+        alone = run(folders[1:2], texts, "evaluate.batch=16", "mesh.fsdp=2")["groups"]["words"]["as they are"]["scores"]
+    for metric in METRICS:
+        assert alone[folders[1]][metric] == pytest.approx(scores[folders[1]][metric], rel=1e-5), "mesh, batch, company"
     rng, estimate = np.random.default_rng(0), scores[f"{folders[0]} - {folders[1]}"]["nats_per_word"]
     difference_W = nats_MxW[0] - nats_MxW[1]
     assert estimate["mean"] == pytest.approx(difference_W.mean(), abs=1e-3)
@@ -79,6 +84,19 @@ def test_scores_are_those_of_a_plain_loop_in_pytorch(folders, texts, tmp_path):
     drawn_RxD = rng.integers(len(sum_D), size=(4000, len(sum_D)))
     low, high = np.quantile(sum_D[drawn_RxD].sum(1) / count_D[drawn_RxD].sum(1), [0.025, 0.975])
     assert estimate["high"] - estimate["low"] == pytest.approx(high - low, rel=0.25), "a bootstrap over documents"
+
+
+def test_a_mean_and_its_interval_by_document():
+    scores = {"a": np.array([[1.0, 2.0, 3.0, 6.0], [1.0, 0.0, 0.0, 1.0]])}
+    bytes_W, documents_W, chosen_W = np.array([1, 2, 3, 9]), np.array([7, 7, 9, 7]), np.array([True, True, True, False])
+    result = comparison._estimates(scores, bytes_W, documents_W, chosen_W)
+    nats, bits, exact = (result["scores"]["a"][metric] for metric in METRICS)
+    assert result["words"] == 3 and (nats["mean"], exact["mean"]) == (2.0, 1 / 3)
+    assert bits["mean"] == pytest.approx(6 / np.log(2) / 6)
+    # Of the documents 3 nats in two words and 3 in one: influences of -1/3 and 1/3.
+    assert (nats["low"], nats["high"]) == pytest.approx((2 - 1.959964 * 2 / 3, 2 + 1.959964 * 2 / 3))
+    alone = comparison._estimates(scores, bytes_W, documents_W * 0, chosen_W)["scores"]["a"]
+    assert alone["nats_per_word"] == {"mean": 2.0}, "no interval of one document"
 
 
 @pytest.mark.standard
@@ -119,7 +137,7 @@ def test_what_can_not_be_compared_is_refused_before_a_model_runs(folders, texts,
     (maskless / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": None}))
     before = snapshot(tmp_path)
     for models, flags, words in (
-        ([first, second, f"{first}/."], [source], ["--models", first, "twice"]),
+        ([first, second, first], [source], ["--models", first, "twice"]),
         ([first, larger], [source], [larger, "1000", "1100"]),
         ([first, str(maskless)], [source], ["maskless", "mask token"]),
         ([first, f"{tmp_path}/none"], [source], ["--models=", f"{tmp_path}/none"]),

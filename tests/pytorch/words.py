@@ -30,7 +30,8 @@ for folder in sys.argv[3:]:
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
     scores.append([])
     for document, start, stop in words:
-        encoded = tokenizer(texts[document], return_offsets_mapping=True, return_tensors="pt")
+        settings = {"return_offsets_mapping": True, "split_special_tokens": True, "return_tensors": "pt"}
+        encoded = tokenizer(texts[document], **settings)
         offsets = encoded.pop("offset_mapping")[0].tolist()
         places = [place for place, (begin, end) in enumerate(offsets) if begin < stop and end > start]
         if texts[document][slice(*offsets[places[0] - 1])] == " ":  # a token of the space before the word
