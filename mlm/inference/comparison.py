@@ -12,8 +12,8 @@ word, since the masks tell a model how many tokens its word has. A match is exac
 Scored are the words that all models can spell. To one that can't, a word is "unknown", if the unknown token is among
 its tokens or a character has none, or "joined", if they hold characters beyond it. "As they are" are all words with
 tokens in each model, such tokens predicted like any other. "Changed" words, which a tokenizer reads in lower case or
-without accents, are easier; they are scored, and shown apart. Intervals are of 95%: normal, of a ratio of sums,
-clustered by document, and for differences paired; they are rough for few words.
+without accents, are easier; they are scored, and shown apart. Nats are per word, bits per byte of its UTF-8. Intervals
+are of 95%: normal, of a ratio of sums, clustered by document, and for differences paired; they are rough for few words.
 
 Dimensions: M models, W words, N rows, L tokens in a row, D documents.
 """
@@ -91,9 +91,7 @@ def compare(
     scores = {name: _score(config, name, models[name], *reading) for name, reading in readings.items()}
     pairs = itertools.combinations(models, 2)
     scores |= {f"{first} - {second}": scores[first] - scores[second] for first, second in pairs}
-    bytes_W, documents_W = np.array(
-        [(len(s.encode()), word.document) for s, word in zip(strings, asked, strict=True)]
-    ).T
+    columns = np.array([len(string.encode()) for string in strings]), np.array([word.document for word in asked])
     return {
         **{"seed": seed, "window": size, "documents": len(texts), "words": counts.total(), "asked": len(drawn)},
         "documents_cut": len({w.document for w in windows if w.stop - w.start < len(texts[w.document])}),
@@ -105,11 +103,7 @@ def compare(
             for name, s in zip(models, spellings_MxW, strict=True)
         },
         "groups": {
-            group: {
-                band: _estimates(scores, bytes_W, documents_W, chosen_W)
-                for band, chosen_W in bands.items()
-                if chosen_W.any()
-            }
+            group: {band: _estimates(scores, *columns, chosen_W) for band, chosen_W in bands.items() if chosen_W.any()}
             for group, bands in groups.items()
         },
     }
