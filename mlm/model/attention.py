@@ -3,7 +3,7 @@
     xla     plain jax, as flax computes it, on any device
     fused   our Pallas kernel for TPU: bfloat16, rows up to 8,192 tokens, with dropout up to 512
     cudnn   cuDNN's kernel for GPU: bfloat16, no dropout
-    auto    fused on a TPU if it supports the model, else xla (no GPU was measured)
+    auto    fused on a TPU and cudnn on a GPU if they support the model, else xla (measured: mlm/bench/README.md)
 
 To add one, write a function like `_xla`, add it to `KERNELS`, and say in `unsupported` what it does not support.
 
@@ -51,7 +51,8 @@ def choose(name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtyp
     """Returns the kernel's name: `name` itself, or for "auto" the fastest one that supports the model."""
     reason_of = functools.partial(unsupported, config=config, length=length, mesh=mesh, dtype=dtype, window=window)
     if name == "auto":
-        return "fused" if mesh.devices.flat[0].platform == "tpu" and not reason_of("fused") else "xla"
+        fastest = {"tpu": "fused", "gpu": "cudnn"}.get(mesh.devices.flat[0].platform, "xla")
+        return "xla" if reason_of(fastest) else fastest
     if reason := reason_of(name):
         raise InputError(
             f"config.model.attention = {name}: the kernel does not support {reason}; use another, or auto."
@@ -62,7 +63,11 @@ def choose(name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtyp
 def unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, dtype: str, window: int) -> str | None:
     """Returns what the kernel does not support of this model on these devices, None if it supports it."""
     device, tensor = mesh.devices.flat[0], mesh.shape["tensor"]
-    heads, dropout = config.num_attention_heads, dropout_rate(config)
+    heads, dropout, head_size = (
+        config.num_attention_heads,
+        dropout_rate(config),
+        config.hidden_size // config.num_attention_heads,
+    )
     platform, is_fused, is_cudnn = device.platform, name == "fused", name == "cudnn"
     needs_bfloat16 = (is_fused and platform == "tpu") or (is_cudnn and platform == "gpu")
     reasons = {
@@ -71,6 +76,10 @@ def unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, dt
         f"a {platform.upper()}, only NVIDIA GPUs": is_cudnn and platform != "gpu",
         f"dropout (model.attention_dropout = {dropout})": is_cudnn and dropout > 0,
         f"{dtype}, only bfloat16": needs_bfloat16 and dtype != "bfloat16",
+        f"a {device.device_kind}, only GPUs since Ampere": is_cudnn
+        and getattr(device, "compute_capability", "8")[0] in "67",
+        f"heads of {head_size}, only multiples of 8 up to 128": is_cudnn and (head_size % 8 or head_size > 128),
+        f"rows of {length} tokens, only even numbers": is_cudnn and length % 2,
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         return reason

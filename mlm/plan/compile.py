@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
+from mlm import config as configs
 from mlm.bench import baseline
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
@@ -45,9 +46,11 @@ def compile_step(
 
     `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without accumulation).
     """
-    if topology.family.target and config.model.attention == "cudnn":
-        what = "plan can't compile cuDNN's kernels for a GPU that is not attached"
-        raise InputError(f"config.model.attention = cudnn: {what}; plan with xla, and measure both with verify.")
+    if topology.family.target:  # cuDNN is asked how it computes, and is there with a GPU alone
+        if config.model.attention == "cudnn":
+            what = "plan can't compile cuDNN's kernels for a GPU that is not attached"
+            raise InputError(f"config.model.attention = cudnn: {what}; plan with xla, and measure both with verify.")
+        config = configs.replace(config, {"model.attention": "xla"})
     task = make_task(config, sharding.mesh_of(config.mesh, topology.devices), info)
     state = state_bytes(task)
     if kind != "baseline" and state > topology.capacity:  # nothing to compile

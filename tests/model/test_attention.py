@@ -187,11 +187,12 @@ def choose(
     heads: int = 12,
     hidden_size: int = 768,
     dropout: float = 0.0,
+    capability: str = "10.0",
     **settings,
 ) -> str:
     """Calls `attention.choose` for a mesh of devices that need not exist."""
     config = RobertaConfig(num_attention_heads=heads, hidden_size=hidden_size, attention_probs_dropout_prob=dropout)
-    device = types.SimpleNamespace(platform=platform, device_kind=kind)
+    device = types.SimpleNamespace(platform=platform, device_kind=kind, compute_capability=capability)
     mesh = types.SimpleNamespace(devices=np.array([device]), shape={"tensor": tensor})
     return attention.choose(name, config, mesh=mesh, **{"length": 512, "dtype": "bfloat16"} | settings)
 
@@ -200,7 +201,9 @@ def choose(
     ("model", "chosen"),
     [
         ({"platform": "cpu"}, "xla"),
-        ({"platform": "gpu"}, "xla"),
+        ({"platform": "gpu", "kind": "NVIDIA H200"}, "cudnn"),
+        ({"platform": "gpu", "kind": "NVIDIA H200", "window": 64}, "cudnn"),
+        ({"platform": "gpu", "kind": "NVIDIA H200", "dropout": 0.1}, "xla"),
         ({"dtype": "float32"}, "xla"),
         ({"length": 64}, "xla"),
         ({"length": 128}, "fused"),
@@ -215,7 +218,7 @@ def choose(
         ({"heads": 1, "tensor": 1, "hidden_size": 64}, "fused"),
     ],
 )
-def test_auto_takes_fused_if_it_supports_the_model(model, chosen):
+def test_auto_takes_the_fastest_that_supports_the_model(model, chosen):
     assert choose("auto", **model) == chosen
 
 
@@ -238,6 +241,9 @@ def test_auto_takes_fused_if_it_supports_the_model(model, chosen):
         ("cudnn", {}, ["a TPU"]),
         ("cudnn", {"platform": "gpu", "dropout": 0.1}, ["model.attention_dropout = 0.1"]),
         ("cudnn", {"platform": "gpu", "dtype": "float32"}, ["float32"]),
+        ("cudnn", {"platform": "gpu", "kind": "Tesla V100", "capability": "7.0"}, ["Tesla V100"]),
+        ("cudnn", {"platform": "gpu", "heads": 64}, ["heads of 12"]),
+        ("cudnn", {"platform": "gpu", "length": 511}, ["rows of 511 tokens"]),
     ],
 )
 def test_what_a_kernel_does_not_support_is_named(name, model, what):
