@@ -65,7 +65,7 @@ def draw(train: list[Line], evals: list[Line], sessions: list[Session], entropy:
 @matplotlib.rc_context(STYLE)
 def draw_norms(lines: list[Line]) -> Figure:
     """Returns the norms over steps by layer, then by kind of parameter over all layers; gray is 0 or not finite."""
-    names = sorted(lines[0]["parameters"], key=lambda name: ("embeddings" not in name, *_layer_and_kind(name)))
+    names = sorted(lines[0]["parameters"], key=_layer_and_kind)
     groups: dict[str, list[int]] = {}
     for part, (index, name) in itertools.product((1, 2), enumerate(names)):
         groups.setdefault(_layer_and_kind(name)[part], []).append(index)
@@ -79,17 +79,16 @@ def draw_norms(lines: list[Line]) -> Figure:
         axes = figure.add_subplot(1, 3, column + 1, title=title, xlabel="steps", facecolor=FAINT)
         scale, steps = "log" if shown_GxT.count() else None, [line["step"] for line in lines]
         figure.colorbar(axes.pcolormesh(steps, range(len(groups)), shown_GxT, norm=scale, rasterized=True), aspect=50)
-        axes.set_yticks(range(len(groups)), [] if column else groups)
-        axes.invert_yaxis()
+        axes.set(yticks=range(len(groups)), yticklabels=[] if column else groups, ylim=(len(groups) - 0.5, -0.5))
         axes.grid(visible=False)
     return figure
 
 
 def _layer_and_kind(name: str) -> tuple[float, str, str]:
-    """Returns (layer, "layer N", the rest of the name) of a parameter; outside the layers (infinity, module, name)."""
+    """Returns (layer, "layer N", the rest of the name) of a parameter; outside the layers (order, module, name)."""
     if match := re.search(r"/(\d+)/", name):
         return int(match[1]), f"layer {match[1]}", name[match.end() :]
-    return math.inf, "/".join(name.split("/")[:-1][:2]), name
+    return -1 if "embeddings" in name else math.inf, "/".join(name.split("/")[:-1][:2]), name
 
 
 def draw_together(runs: dict[str, Sequence[Points]], x_unit: str, y_unit: str = "loss, nats per prediction") -> Figure:

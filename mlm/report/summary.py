@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import re
 import statistics
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,15 +78,11 @@ class RunSummary:
         lines = [line for session in self.sessions for line in session.lines]
         return {(line["kind"], line["step"]): (line["time"] - lines[0]["time"]) / 3600 for line in lines}
 
-    @functools.cached_property
-    def xla(self) -> dict[str, Counter[str]]:
-        """What XLA did in all starts: see `summary` in mlm/training/xla_metrics.py."""
-        totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for session in self.sessions:
-            last = next((line["programs"] for line in session.lines[::-1] if line["kind"] == "xla"), {})
-            for name, numbers in last.items():
-                totals[name].update(numbers)
-        return totals
+    @property
+    def xla(self) -> dict[str, dict[str, float]]:
+        """What XLA did since the last start that logged it: see mlm/training/xla_metrics.py."""
+        lines = [line for session in self.sessions for line in session.lines if line["kind"] == "xla"]
+        return lines[-1]["programs"] if lines else {}
 
     @property
     def devices(self) -> str:

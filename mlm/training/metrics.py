@@ -11,7 +11,6 @@ import re
 import sys
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -53,28 +52,26 @@ class Log(AbstractContextManager):
         device = jax.devices()[0].device_kind
         self._peak_flops = (peaks.peak_flops(device) or 0.0) * jax.device_count()  # per second; 0 if unknown
         if self._writes:
-            logs.cut(workdir / "metrics.jsonl", start)
-            logs.cut(workdir / "norms.jsonl", start)
-            logs.cut(workdir / "timing.jsonl", sys.maxsize)  # only a line torn by a kill
-            names = ("metrics.jsonl", "timing.jsonl", "norms.jsonl")
-            self._metrics, self._timing, self._norms = (logs.Lines(workdir / name) for name in names)
+            files = [workdir / name for name in ("metrics.jsonl", "norms.jsonl", "timing.jsonl")]
+            for file, last in zip(files, (start, start, sys.maxsize), strict=True):  # of timing, only a torn line
+                logs.cut(file, last)
+            self._metrics, self._norms, self._timing = map(logs.Lines, files)
             if config.log.tensorboard:
                 self.hooks.append(_TensorBoard(workdir / "tensorboard", start))
             if config.log.wandb:
                 self.hooks.append(_Wandb(config.log.wandb, workdir, config))
         self._trackers = [*self.hooks]  # they get the numbers of the other two files, too
-        self.waits, self._waited = xla_metrics.Waits(), Counter[str]()  # for what, of the seconds of all "steps"
+        self.waits = xla_metrics.Waits()
         shown = self._writes and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not shown)
         self.restart_clock(start)
         self.timing("start", start, {"host": platform.node(), "devices": jax.device_count(), "device": device})
 
     def __exit__(self, *exception: object) -> None:
-        self.waits.dispatched(None)
-        if self._waited:
-            self.notify(xla_metrics.describe(xla_metrics.summary(self._waited)))
+        self.waits.running.put(None)
+        if "steps" in xla_metrics.programs[xla_metrics.ALL]:
+            self.notify(xla_metrics.describe(xla_metrics.summary()))
         xla_metrics.programs.clear()
-        xla_metrics.events.clear()
         self.flush()
         self._bar.close()
         for hook in self.hooks:
@@ -101,8 +98,7 @@ class Log(AbstractContextManager):
 
     def train(self, step: int, metrics: dict[str, Any]) -> None:
         """Logs the metrics of a step, for which it waits, and the throughput since the last logged step."""
-        scalars = {name: value for name, value in metrics.items() if name not in logs.NORMS}
-        values = {name: value.item() for name, value in jax.device_get(scalars).items()}
+        values = {name: value.item() for name, value in jax.device_get(metrics).items() if name not in logs.NORMS}
         del values["consecutive_nonfinite"]
         for name in logs.own_metrics([values]):
             if math.isnan(values[name]):  # 0 / 0: nothing was counted
@@ -113,7 +109,7 @@ class Log(AbstractContextManager):
         if step <= before:
             return
         rate = (read(step) - read(before)) / max(seconds, 1e-9)
-        self._waited.update(waited, steps=seconds)
+        xla_metrics.programs[xla_metrics.ALL].update(waited, steps=seconds)
         timing = {"seconds": round(seconds, 3), "tokens_per_second": round(rate)}
         timing |= {name: round(wait / max(seconds, 1e-9), 4) for name, wait in waited.items()}
         tokens = tqdm.format_sizeof(rate) if rate >= 1000 else f"{rate:.0f}"
@@ -159,12 +155,6 @@ class Log(AbstractContextManager):
             self._timing.append({"step": step, "kind": kind, "time": round(time.time(), 3)} | values)
             self._call(self._trackers, f"timing/{kind}", step, values)
 
-    def xla(self, step: int) -> None:
-        """Appends what XLA has done since the start to timing.jsonl."""
-        programs = xla_metrics.summary(self._waited)
-        self.timing("xla", step, {"programs": programs})
-        self._call(self._trackers, "timing/xla", step, programs["all programs"])
-
     def norms(self, step: int, names: list[str], metrics: dict[str, jax.Array]) -> None:
         """Appends a line to norms.jsonl, with a row of logs.NORMS for each of the names."""
         columns = zip(names, *jax.device_get([metrics[name] for name in logs.NORMS]), strict=True)
@@ -179,8 +169,12 @@ class Log(AbstractContextManager):
         if self._writes:
             tqdm.write(message, file=sys.stderr)
 
-    def flush(self) -> None:
-        """Returns when a kill can't lose what was logged; comes before each checkpoint."""
+    def flush(self, step: int | None = None) -> None:
+        """Returns when a kill can't lose what was logged; before the checkpoint of a `step`, logs what XLA has done."""
+        if step is not None:
+            programs = xla_metrics.summary()
+            self.timing("xla", step, {"programs": programs})
+            self._call(self._trackers, "timing/xla", step, programs[xla_metrics.ALL])
         if self._writes:
             for log in (self._metrics, self._timing, self._norms, *self.hooks):
                 log.flush()

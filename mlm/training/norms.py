@@ -1,7 +1,7 @@
 """Norms by parameter, every log.norms_every steps: of the gradient before clipping, the parameter, and its update.
 
-The step always returns those of the gradient, whose squares it adds up anyway, so it is one program with and without
-this. For the others, parameters are copied before a step, which overwrites them, and compared with those after it.
+A step always returns those of the gradient, whose squares it adds up anyway: it is one program with and without this.
+For the others, the parameters before it, which it overwrites, are copied, and compared with those after it.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def by_parameter(tree: Params) -> jax.Array:
 
 
 def copy_params(params: Params) -> Params:
-    """Returns new arrays; a jitted identity would return the same."""
+    """Returns new arrays, which the step may not overwrite."""
     return jax.tree.map(jnp.copy, params)
 
 
@@ -33,10 +33,8 @@ def param_norms(before: Params, after: Params) -> dict[str, jax.Array]:
 
 
 def make_norms(task: Task) -> tuple[Callable[[Params], Params], Callable[[Params, Params], dict[str, jax.Array]]]:
-    """Returns `copy_params` and `param_norms`, compiled if they will run, so that no step waits for it."""
+    """Returns `copy_params` and `param_norms`, compiled, so that no step waits for it."""
     params = task.abstract_state.params
     copy = jax.jit(copy_params, out_shardings=sharding.shardings_of(params))
     measure = jax.jit(param_norms, out_shardings=NamedSharding(task.mesh, P()))
-    if not task.config.log.norms_every:
-        return copy, measure
     return copy.lower(params).compile(), measure.lower(params, params).compile()

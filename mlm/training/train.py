@@ -226,7 +226,7 @@ class Loop:
         if self.is_done(start):
             return
         batches, compiled = task.batches(start), set()
-        copy_params, param_norms = norms.make_norms(task)
+        copy_params, param_norms = norms.make_norms(task) if config.log.norms_every else (None, None)
         metrics, pending, share = None, None, None  # `pending` metrics are read when the next step is dispatched
         for step in itertools.count(start + 1):
             self.profile.begin(step, state)
@@ -249,7 +249,7 @@ class Loop:
             self.log.waits.add("host_wait")
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = task.train_step(state, batch, stage.length)
-            self.log.waits.dispatched(metrics["grad_norm"])
+            self.log.waits.running.put(metrics["grad_norm"])
             xla_metrics.programs["step"]["executions"] += 1
             if before is not None:
                 metrics |= param_norms(before, state.params)
@@ -290,7 +290,6 @@ class Loop:
         self.log.flops_per_token = self.task.flops_per_token(stage.length)
         with self.log.paused("first_step", step):
             jax.block_until_ready(metrics)
-        self.log.xla(step)
         self.log.restart_clock(step)
         if self.budget:
             self.budget.restart_clock()
@@ -331,8 +330,7 @@ class Loop:
             meta["share"] = self.budget.share
         before = meta["branch"]["useful_flops"] if "branch" in meta else 0.0
         meta["useful_flops"] = before + self.task.useful_flops(step, meta.get("share", 0.0))
-        self.log.xla(step)
-        self.log.flush()
+        self.log.flush(step)
         with self.log.paused("checkpoint", step):
             score = None if scores is None else self.task.minimized_metric(scores)
             self.checkpoints.save(step, state, meta, score)
