@@ -22,8 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlm.errors import InputError
 from mlm.training import peaks
 
@@ -188,14 +186,18 @@ def find(name: str, slices: int = 1) -> Topology:
 
 
 def attached(devices: Sequence[Any]) -> Topology | None:
-    """Returns the topology of attached devices, under libtpu's name; None if they are no TPUs."""
+    """Returns the topology of attached devices, under libtpu's name; None if they are of no family."""
     kind = LIBTPU_KINDS.get(devices[0].device_kind, devices[0].device_kind)
     family = next((name for name in FAMILIES if FAMILIES[name].kind == kind), None)
     if family is None:
         return None
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
-    coords = np.array([device.coords for device in devices])[:, : len(FAMILIES[family].pod)]
-    shape = tuple((np.ptp(coords, axis=0) + 1).tolist())
+    if FAMILIES[family].target:
+        slices = len({device.process_index for device in devices})
+        shape: tuple[int, ...] = (len(devices) // slices,)
+    else:
+        slices = len({getattr(device, "slice_index", 0) for device in devices})
+        axes = list(zip(*(device.coords for device in devices), strict=True))[: len(FAMILIES[family].pod)]
+        shape = tuple(max(axis) - min(axis) + 1 for axis in axes)
     return Topology(f"{family}:{'x'.join(map(str, shape))}", FAMILIES[family], shape, list(devices), slices)
 
 

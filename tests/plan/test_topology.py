@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import types
 
 import jax
 import pytest
@@ -85,3 +86,15 @@ def test_a_missing_compiler_is_one_sentence_with_the_command_that_installs_it(mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=rf"is not installed: `.*python.* -m pip install {package}` installs"):
         topology.find(name)
+
+
+@pytest.mark.parametrize(("name", "slices"), [("v3:2x2", 1), ("v4:2x2x4", 1), ("v5e:2x4", 2), ("v6e:4x4", 1)])
+def test_an_attached_tpu_has_libtpu_s_name(name, slices):
+    place = topology.find(name, slices)
+    assert topology.attached(place.devices) == place
+
+
+def test_attached_gpus_are_of_their_hosts():
+    devices = [types.SimpleNamespace(device_kind="NVIDIA H200", process_index=number // 4) for number in range(8)]
+    place = topology.attached(devices)
+    assert (place.name, place.slices, place.chips) == ("h200:4", 2, 8)
