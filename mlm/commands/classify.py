@@ -41,7 +41,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.inference import evaluate_classifier
     from mlm.report import report
     from mlm.tasks import classification
-    from mlm.training import train
 
     with common.locked(workdir):
         examples, others = _open_examples(config, workdir)
@@ -50,9 +49,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         task = classification.Classification(config, examples, body, load_params)
         if cluster.is_primary():
             _describe(config, examples, body)
-        with hub.pushing(config, workdir, task, args.entry) as on_complete:
-            train.train(config, workdir, task, on_complete)
-        cluster.barrier("pushed")
+        hub.train_and_push(config, workdir, task, args.entry)
         best = write_export(workdir, args, torch_python="")
         split = "test" if "test" in examples.splits else "validation"
         examples = dataclasses.replace(examples, splits=examples.splits | others)

@@ -103,20 +103,19 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
         parsed.workdir = workdir
         config = common.read_config(parsed, case_overrides, task=task, starts=not evaluates)
         case = preflight.Case(args.command, config, Workdir(workdir, create=None), parsed)
+        if count > 1 and config.hub.name and not evaluates and {"hub.name", "config"}.isdisjoint(varied):
+            raise InputError(f"config.hub.name = {config.hub.name}: several runs would push to it; vary it, too.")
         if (key := _key_of_checks(case)) not in checked:
             preflight.refuse(case)
             checked.add(key)
         cases.append(grid.Case(values, configs.flatten(config), grid.Run(grid.name(values), folder, run, program)))
     grid.check_distinct(varied, cases)
-    names = [case.config["hub.name"] for case in cases if case.config["hub.name"] and not evaluates]
-    if len(set(names)) < len(names):
-        raise InputError(f"config.hub.name = {names[0]}: several runs would push to it; leave it empty, or vary it.")
     return cases
 
 
 def _key_of_checks(case: preflight.Case) -> str:
     """Returns what the checks of a case depend on: of cases with the same key only the first is checked."""
-    groups = ("corpus", "tokenizer", "shards", "data", "model", "train", "classify")
+    groups = ("corpus", "tokenizer", "shards", "data", "model", "train", "classify", "hub")
     config = {key: value for key, value in configs.flatten(case.config).items() if key.partition(".")[0] in groups}
     flags = {key: value for key, value in vars(case.flags).items() if key in ("model", "step", "pairs")}
     return repr((config | {"train.seed": 0, "data.seed": 0}, case.config.evaluate.sets, flags, case.begun))

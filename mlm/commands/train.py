@@ -32,10 +32,7 @@ def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, man
     from mlm.cluster import distributed
     from mlm.export import hub
     from mlm.tasks.pretraining import Pretraining
-    from mlm.training import train
 
     distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=True, entry=args.entry)
     task = (args.entry.pretraining or Pretraining).open(config, workdir, manifest)
-    with hub.pushing(config, workdir, task, args.entry) as on_complete:
-        train.train(config, workdir, task, on_complete)
-    cluster.barrier("pushed")
+    hub.train_and_push(config, workdir, task, args.entry)

@@ -5,9 +5,9 @@ when the run ends, and it leaves the accelerator alone. There is one at a time; 
 waits, and a later one takes its place.
 """
 
-import concurrent.futures
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
@@ -20,6 +20,7 @@ from mlm.cluster import watch
 from mlm.entry import Entry
 from mlm.export import export
 from mlm.pretrained import checkpoint_files, load
+from mlm.training import train
 from mlm.training.task import Task
 from mlm.workdir import Workdir
 
@@ -28,9 +29,12 @@ LONGEST = 3600.0  # seconds of a push
 LAST = 1800.0  # seconds to wait for the last one
 
 
-def pushing(config: ConfigDict, workdir: Workdir, task: Task, entry: Entry) -> AbstractContextManager:
-    """Returns the context to train in; it yields what takes each complete checkpoint, None if nothing is pushed."""
-    return Pushes(config.hub, workdir, task, entry) if config.hub.name and cluster.is_primary() else nullcontext()
+def train_and_push(config: ConfigDict, workdir: Workdir, task: Task, entry: Entry) -> None:
+    """Does as `train.train`, and pushes if the config says so."""
+    pushes = config.hub.name and cluster.is_primary()
+    with Pushes(config.hub, workdir, task, entry) if pushes else nullcontext() as on_complete:
+        train.train(config, workdir, task, on_complete)
+    cluster.barrier("pushed")
 
 
 class Pushes(AbstractContextManager):
@@ -39,8 +43,8 @@ class Pushes(AbstractContextManager):
     def __init__(self, settings: ConfigDict, workdir: Workdir, task: Task, entry: Entry):
         """Starts to push config.json and the tokenizer."""
         self._settings, self._workdir, self._task, self._program = settings, workdir, task, entry.program("hub.name")
-        self._process, self._has_ended, self._worker = None, False, concurrent.futures.ThreadPoolExecutor(1)
-        self._running = self._newest = START  # steps, of the push that runs and of the one to come after it
+        self._process, self._has_ended, self._worker = None, False, ThreadPoolExecutor(1)
+        self._running = self._newest = START  # steps: of the push that runs, and of the one to come after it
         self._last = self._worker.submit(self._try, START)
 
     def __call__(self, step: int) -> tuple[int, int]:
@@ -67,7 +71,7 @@ class Pushes(AbstractContextManager):
         if not self._last.done():
             self._say(f"waits up to {LAST / 60:g} min for the last push; the run itself is saved")
             cluster.progress(watch.UNTIMED)
-            concurrent.futures.wait([self._last], LAST)
+            wait([self._last], LAST)
         if not self._last.done() or not self._last.result():
             command = f"python -m mlm export --workdir={self._workdir.root} --push={self._settings.name}"
             self._say(f"warning: lacks the last checkpoint; run the same command again, or {command}")
@@ -92,19 +96,19 @@ class Pushes(AbstractContextManager):
 
     def _push(self, step: int) -> str:
         """Runs the process that pushes a step; returns what it says is wrong, "" if nothing is."""
-        name, root = self._settings.name, self._workdir.root
+        name, root, env = self._settings.name, self._workdir.root, self._program.environment()
+        env["JAX_PLATFORMS"] = "cpu"
+        env.pop("MLM_HOST_DIR", None)  # where the run says how far it is
         with tempfile.TemporaryDirectory(prefix="mlm-hub-") as folder:
             arguments = ["export", f"--workdir={root}", f"--step={step}", f"--to={folder}/export", f"--push={name}"]
             command = ["nice", sys.executable, *self._program.command, *arguments, "--processes=1"]
             if step == START:
-                meta, tokenizer = self._task.metadata, str(self._workdir.tokenizer)
+                meta, module = self._task.metadata, self._task.module
                 config = load.config_of(meta["model"] | {"vocab_size": meta["vocab_size"]})
-                model = load.Pretrained(config, {}, tokenizer, None, {}, "", self._task.module)
+                model = load.Pretrained(config, {}, str(self._workdir.tokenizer), None, {}, "", module)
                 export.write_model(model, Path(folder))
                 export.write_tokenizer(model, Path(folder))
                 command = [*command[:2], "-m", "mlm.export.push", folder, name, "Config and tokenizer of mlm"]
-            env = self._program.environment() | {"JAX_PLATFORMS": "cpu"}
-            env.pop("MLM_HOST_DIR", None)  # where the run says how far it is
             # In a group of its own: Ctrl-C is for the run.
             self._process = Popen(command, env=env, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, process_group=0)
             try:

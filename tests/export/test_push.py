@@ -135,6 +135,7 @@ def test_no_network_and_a_wrong_token(hub, folder, monkeypatch):
         (["--push=me/small", "--revision=a/../b"], "--revision=a/../b: "),
         (["--push=me/small", "--revision=x", "--milestones"], "--milestones: "),
         (["--milestones", "--step=4"], "--milestones: "),
+        (["--milestones", "--to=x"], "--milestones: "),
     ],
 )
 def test_the_command_refuses_before_it_works(hub, trained_workdir, capsys, monkeypatch, flags, words):
