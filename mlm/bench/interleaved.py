@@ -34,15 +34,7 @@ Repeat = Callable[[int], None]  # makes that many calls and waits for the last
 Rates = dict[str, list[float]]
 
 
-def measure(
-    part: str,
-    candidates: dict[str, Repeat],
-    seconds: float,
-    *,
-    intervals: float = 1,
-    calls: int = 0,
-    rounds: int = ROUNDS,
-) -> Rates:
+def measure(part: str, candidates: dict[str, Repeat], seconds: float, intervals=1.0, calls=0, rounds=ROUNDS) -> Rates:
     """Times the candidates in turn for `seconds` in all; returns each one's calls per second, round by round.
 
     A timing is of `calls`, without a warm-up; if 0, of as many as take `intervals` times `INTERVAL`. With 0 seconds

@@ -61,18 +61,19 @@ def random_rows(task: Pretraining) -> dict[str, np.ndarray]:
     return batches.in_memory(ids)
 
 
-def host_rows(task: Pretraining, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns this host's rows of a global batch that is the same on every host."""
-    rows = slice(*sharding.local_rows(task.mesh, len(batch["record_id"])))
-    return {name: column[rows] for name, column in batch.items()}
+def put(task: Pretraining, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Puts this host's rows of a global batch, which is the same on every host, on its devices."""
+    count = len(batch["record_id"])
+    rows = slice(*sharding.local_rows(task.mesh, count))
+    return sharding.put_batch({name: column[rows] for name, column in batch.items()}, task.mesh, count)
 
 
 def our_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
-    """Returns (the compiled program, a function that runs it on the batch `host`, this host's rows)."""
-    state, rows = task.init(), task.config.data.global_batch
-    compiled = task.train_step.lower(state, sharding.put_batch(host, task.mesh, rows)).compile()
+    """Returns (the compiled program, a function that runs it on the batch `host`)."""
+    state = task.init()
+    compiled = task.train_step.lower(state, put(task, host)).compile()
     update = updates(compiled, state)
-    return compiled, lambda: update(sharding.put_batch(host, task.mesh, rows))
+    return compiled, lambda: update(put(task, host))
 
 
 def baseline_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
@@ -123,19 +124,5 @@ def repeated(step: Step) -> interleaved.Repeat:
         for _ in range(calls):
             last = step()
         jax.block_until_ready(last)
-
-    return repeat
-
-
-def one_late(step: Step) -> interleaved.Repeat:
-    """Returns a function that makes so many steps, each started before the last one is waited for, as the loop does."""
-    pending = step()
-
-    def repeat(calls: int) -> None:
-        nonlocal pending
-        for _ in range(calls):
-            started = step()
-            jax.block_until_ready(pending)
-            pending = started
 
     return repeat

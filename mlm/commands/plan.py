@@ -1,6 +1,7 @@
 """`plan`: compile the training step for a TPU or GPU that is not attached: does it fit, and how long does it take?"""
 
 import argparse
+import dataclasses
 import json
 import math
 from typing import Any
@@ -28,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="price of a chip-hour")
     parser.add_argument("--records", type=int, metavar="N", help="training rows; default: those of the workdir")
     parser.add_argument("--no-search", action="store_true", help="if it does not fit, don't search for what would")
+    calibration = "verify.json of such a TPU, by which estimates are scaled; default: that of mlm/plan/calibrations"
+    parser.add_argument("--calibration", type=common.path, default="", metavar="FILE", help=calibration)
     common.add_json_flag(parser)
 
 
@@ -45,7 +48,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None) -> dict[str, Any]:
     """Returns what --json prints: {"sweep": [...]}, or {"plan"} and with --compare {"baseline", "ratio"}."""
     from mlm.bench import baseline
-    from mlm.plan import plan
+    from mlm.plan import calibration, plan
 
     for flag, value in (("--records", args.records), ("--price", args.price)):
         if value is not None and not 0 < value < math.inf:
@@ -57,18 +60,20 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         )
     topology.check_slices(args.slices)
     job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining)
+    if args.calibration:
+        job = dataclasses.replace(job, calibration=calibration.read(args.calibration, config))
     if args.sweep:
         cells = plan.cells(args.sweep, args.topology)
         rules = configs.load_rules(args.config)
         rows = [plan.plan_cell(config, job, args.slices, cell, rules) for cell in cells]
-        return {"sweep": rows, "calibration": tables.reference(cell.get("topology", "") for cell in cells)}
+        return {"sweep": rows, "calibration": tables.reference(row.get("plan", row["cell"]) for row in rows)}
     if not args.topology:
         raise InputError(
             "--topology: name the TPU or GPU, as in v5e:2x4 or h100:8; --topology=v5e:? lists those of v5e."
         )
     place = topology.find(args.topology, args.slices)
     program, row = plan.measure(config, job, place)
-    results = {"plan": row, "calibration": tables.reference([place.name])}
+    results = {"plan": row, "calibration": tables.reference([row])}
     if not program.fits and not args.no_search:
         common.say("it does not fit; looking for what would")
         row["largest"] = plan.largest_batch(config, job, place, program)

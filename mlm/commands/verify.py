@@ -1,12 +1,12 @@
 """`verify`: do the attached devices compute what they should, and as fast as they should?"""
 
 import argparse
+import os
 
 from mlm import cluster
 from mlm.commands import common
 from mlm.data.manifest import NAME
-from mlm.errors import DamageError, StopError
-from mlm.paths import UPath
+from mlm.errors import DamageError, InputError, StopError
 from mlm.text import show, table
 
 
@@ -17,24 +17,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    if (platforms := os.environ.get("JAX_PLATFORMS")) and "cpu" not in platforms.split(","):
+        fix = f"set JAX_PLATFORMS={platforms},cpu"
+        raise InputError(f"JAX_PLATFORMS={platforms}: leaves out the host's CPU, which verify compares with; {fix}.")
     config, workdir = common.open_run(args, overrides)
     with common.locked(workdir):
-        has_shards = config.data.mixture or (UPath(workdir.shards_of(config)) / NAME).is_file()
+        has_shards = config.data.mixture or config.shards.dir or (workdir.shards / NAME).is_file()
         manifest = common.load_data(config, workdir) if has_shards else None
         from mlm.cluster import distributed
         from mlm.tasks.pretraining import Pretraining
-        from mlm.verify import kernels, rows, session, speed, step, transfer, verdict
+        from mlm.verify import kernels, numbers, session, times
 
         data = common.fingerprints(manifest) if manifest else ("", "")
         distributed.initialize(config, workdir, *data, saves=False, entry=args.entry)
         checks = {
             "kernels": kernels.check,
-            "step": step.check,
-            "rows": rows.check,
-            "speed": speed.check,
-            "input": transfer.check_input,
-            "storage": transfer.check_storage,
-            "verdict": verdict.check,
+            "step": numbers.check_step,
+            "rows": numbers.check_rows,
+            "speed": times.check_speed,
+            "plan": times.check_plan,
+            "input": times.check_input,
+            "storage": times.check_storage,
+            "verdict": times.check_verdict,
         }
         run = session.Session(config, workdir, manifest, args.entry.pretraining or Pretraining, args.quick)
         failed = run.run(checks)

@@ -1,16 +1,46 @@
-"""What `verify` measured on real devices, by which `plan` scales its estimate."""
+"""What `verify` measured on real devices, by which `plan` scales its estimates.
+
+calibrations/KIND.json, beside this file, are such files that were sent from real devices; there may be none.
+"""
 
 import datetime
+import functools
 import importlib.metadata
+import math
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from mlm import config as configs
+from mlm import logs
 from mlm.cluster.fingerprints import PACKAGES
+from mlm.errors import InputError
+from mlm.paths import UPath
+from mlm.plan.topology import LIBTPU_KINDS, Topology
+from mlm.text import printable
 
-FILE, FORMAT = "verify.json", 1
+FILE, FORMAT, FOLDER = "verify.json", 1, Path(__file__).parent / "calibrations"
+OTHER_KEYS = ("shards.length", "optimizer.name")  # besides those of the model, which decide the time of a step
+
+
+class Calibration(NamedTuple):
+    """How many times as long a step took as `plan` said, on devices of a kind."""
+
+    factor: float
+    kind: str = ""  # in libtpu's words; "" for any
+    date: str = ""
+    source: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What was done to the estimates; "" for nothing."""
+        what = f"as measured on a {self.kind} on {self.date} ({self.source})"
+        return printable(f"Estimates are multiplied by {self.factor:.2f}, {what}.") if self.kind else ""
+
+
+NONE = Calibration(1.0)
 
 
 def header(config: ConfigDict, devices: Sequence[Any]) -> dict[str, Any]:
@@ -25,3 +55,40 @@ def header(config: ConfigDict, devices: Sequence[Any]) -> dict[str, Any]:
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES if name in installed},
         "config": configs.flatten(config),
     }
+
+
+def read(file: str, config: ConfigDict | None = None) -> Calibration:
+    """Returns the calibration in a verify.json; raises InputError for one of another version or `config`."""
+    content = logs.read_object(UPath(file))
+    if content.get("format") != FORMAT:
+        fix = f"run verify of this code on the device, and name its {FILE}"
+        raise InputError(f"--calibration={file}: is no {FILE} of format {FORMAT}; {fix}.")
+    try:
+        kind, date, saved = content["device_kind"], content["date"][:10], content["config"]
+        values = {key: value for line in content["checks"]["speed"]["results"] for key, value in line["values"].items()}
+        calibration = Calibration(float(values["times_plan"]), LIBTPU_KINDS.get(kind, kind), date, file)
+        if not 0 < calibration.factor < math.inf:
+            raise ValueError
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise InputError(f"--calibration={file}: has no step beside plan's estimate; run verify on a TPU.") from None
+    for key, value in configs.flatten(config or {}).items():
+        if (key.startswith("model.") or key in OTHER_KEYS) and saved.get(key) != value:
+            other = f"was measured with {key} = {saved.get(key)!r}, and this config has {value!r}"
+            raise InputError(f"--calibration={file}: {other}; run verify with this config.")
+    return calibration
+
+
+def find(place: Topology, named: Calibration | None) -> Calibration:
+    """Returns the calibration that is named, or that of the folder for the devices of a topology."""
+    if named is None:
+        return _of_folder().get(place.family.kind, NONE)
+    if named.kind not in ("", place.family.kind):
+        what = f"was measured on a {named.kind}, and {place.name} has a {place.family.kind}"
+        raise InputError(f"--calibration={named.source}: {what}; name one of that device, or leave it out.")
+    return named
+
+
+@functools.cache
+def _of_folder() -> dict[str, Calibration]:
+    calibrations = [read(str(file)) for file in sorted(FOLDER.glob("*.json"))]
+    return {calibration.kind: calibration for calibration in calibrations}

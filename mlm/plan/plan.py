@@ -20,6 +20,7 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import check_branch, make_stages, total_steps
 from mlm.errors import InputError
 from mlm.plan import cost_model, hlo, topology
+from mlm.plan.calibration import Calibration, find
 from mlm.plan.compile import MakeTask, Program, compile_step
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
@@ -39,6 +40,7 @@ class Job:
     has_shards: bool
     price: float | None
     make_task: MakeTask
+    calibration: Calibration | None = None  # None for that of mlm/plan/calibrations/
 
 
 def make_job(
@@ -126,11 +128,13 @@ def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, An
 def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *, length: int) -> dict[str, Any]:
     """Returns the time of a step on rows of `length` tokens, its speed, and the costliest operations."""
     cost = cost_model.estimate(hlo.parse(program.text), place)
-    seconds = cost.total / place.hertz
+    calibration = find(place, job.calibration)
+    seconds = calibration.factor * cost.total / place.hertz
     rate = config.data.global_batch * job.info.length * job.info.real_share / seconds
     useful = program.flops_per_token
     largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])
     return {
+        "calibration": calibration.sentence,
         "milliseconds": 1e3 * seconds,
         "tokens_per_second": rate,
         "mfu": rate * useful / (place.peak_flops * len(place.devices)),

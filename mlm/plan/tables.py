@@ -19,12 +19,11 @@ Estimates for a GPU are a roofline: each operation takes the time of its product
 full memory bandwidth, whichever is longer."""
 
 
-def reference(names: Iterable[str]) -> str:
-    """Returns what is known of the estimates for these topologies."""
-    on_gpu = {name.partition(":")[0] in GPUS for name in names}
-    return "\n".join(
-        text for text, is_needed in ((CALIBRATION, False in on_gpu), (ROOFLINE, True in on_gpu)) if is_needed
-    )
+def reference(rows: Iterable[dict[str, Any]]) -> str:
+    """Returns what is known of the estimates of some programs: what they were scaled by, if they were."""
+    kinds = {False: CALIBRATION, True: ROOFLINE}
+    texts = [row.get("calibration") or kinds[row["topology"].partition(":")[0] in GPUS] for row in rows]
+    return "\n".join(dict.fromkeys(texts))
 
 
 def plan(results: dict[str, Any]) -> list[RenderableType]:

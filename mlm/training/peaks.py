@@ -1,4 +1,4 @@
-"""Peaks of devices: FLOP/s, for MFU, and memory bandwidth."""
+"""Peak FLOP/s of devices, for MFU."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,22 +18,6 @@ PEAK_TFLOPS = {
     "NVIDIA A100-SXM4-80GB": 312.0,
     "NVIDIA H100 80GB HBM3": 989.0,
     "NVIDIA H200": 989.0,
-}
-# Memory bandwidth of a device in 10^9 bytes/s.
-PEAK_GBS = {
-    "TPU v2": 350.0,
-    "TPU v3": 450.0,
-    "TPU v4": 1228.0,
-    "TPU v5 lite": 819.0,
-    "TPU v5e": 819.0,
-    "TPU v5": 2765.0,
-    "TPU v5p": 2765.0,
-    "TPU v6 lite": 1638.0,
-    "TPU v6e": 1638.0,
-    "TPU7x": 3690.0,
-    "NVIDIA A100-SXM4-80GB": 2039.0,
-    "NVIDIA H100 80GB HBM3": 3350.0,
-    "NVIDIA H200": 4800.0,
 }
 
 

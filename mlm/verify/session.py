@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -16,39 +15,34 @@ from mlm import cluster, logs
 from mlm import config as configs
 from mlm.bench import steps
 from mlm.data.manifest import DatasetInfo, Manifest
+from mlm.errors import StopError
 from mlm.paths import write_text
 from mlm.plan import calibration
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from mlm.workdir import Workdir
 
-PASS, FAIL, NO_REFERENCE = "pass", "fail", "no reference"
+STATUSES = {False: "fail", True: "pass", None: "no reference"}  # the worst one first
 # Rows are made up, so nothing of the run's data or start matters.
 MADE_UP = {"data.batch_stages": (), "data.lanes": 1, "data.mixture": (), "data.skip_batches": ()}
 MADE_UP |= {"train.accumulate": 1, "train.branch_from": "", "train.init_from": "", "train.replay": ""}
 Values = dict[str, Any]
-Columns = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One line of a check: what it holds, what was measured, and what should have been; None without a reference."""
+    """One line of a check: what it holds, what was measured, and what should have been."""
 
     what: str
     measured: str
     expected: str = "-"
-    is_right: bool | None = None
+    is_right: bool | None = None  # None without a reference
     values: Values = dataclasses.field(default_factory=dict)  # numbers, for programs
-
-    @property
-    def status(self) -> str:
-        """The result in a word."""
-        return NO_REFERENCE if self.is_right is None else PASS if self.is_right else FAIL
 
 
 @dataclasses.dataclass
 class Session:
-    """One run of `verify`; `numbers` are what later checks read of earlier ones."""
+    """One run of `verify`; `numbers` are what later checks read of earlier ones, `checks` as verify.json has them."""
 
     config: ConfigDict
     workdir: Workdir
@@ -57,17 +51,13 @@ class Session:
     quick: bool
     begin: float = dataclasses.field(default_factory=time.monotonic)
     numbers: Values = dataclasses.field(default_factory=dict)
-    checks: dict[str, Values] = dataclasses.field(default_factory=dict)  # as verify.json has them
-
-    @property
-    def rows(self) -> int:
-        """Rows of one microbatch: those that the devices hold at once."""
-        return self.config.data.global_batch // self.config.train.accumulate
+    checks: Values = dataclasses.field(default_factory=dict)
 
     def task(self, changes: Values | None = None, mesh: Mesh | None = None) -> Pretraining:
         """Returns the run's task on made-up rows, a microbatch a step, with `changes` of the config."""
-        config = configs.replace(self.config, MADE_UP | {"data.global_batch": self.rows} | (changes or {}))
+        rows = {"data.global_batch": self.config.data.global_batch // self.config.train.accumulate}
         info = DatasetInfo.from_manifest(self.manifest) if self.manifest else None
+        config = configs.replace(self.config, MADE_UP | rows | (changes or {}))
         return self.pretraining.without_data(config, mesh, info, self.manifest)
 
     def run(self, checks: dict[str, Callable[["Session"], Iterator[Result]]]) -> list[str]:
@@ -80,29 +70,29 @@ class Session:
                     results.append(result)
                     self._write(name, results, begin)
             except Exception as error:
-                if jax.process_count() > 1:
-                    raise  # the others wait for this process in a collective
+                if isinstance(error, StopError) or jax.process_count() > 1:
+                    raise  # a config that can't be, or the other processes wait for this one in a collective
                 what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.300}"
                 results.append(Result("runs to its end", what, "no error", False))
             self._write(name, results, begin)
             if cluster.is_primary():
                 status, seconds = self.checks[name]["status"], self.checks[name]["seconds"]
-                shown = "; ".join(f"{one.what}: {one.measured}" for one in results if one.status == status)
+                shown = "; ".join(f"{one.what}: {one.measured}" for one in results if STATUSES[one.is_right] == status)
                 print(f"verify: {name}: {status}, {seconds:.0f} s: {shown}", flush=True)
-        return [name for name, check in self.checks.items() if check["status"] == FAIL]
+        return [name for name, check in self.checks.items() if check["status"] == STATUSES[False]]
 
     def _write(self, name: str, results: list[Result], begin: float) -> None:
         """Writes verify.json with the results of a check so far, so that one that is cut off leaves them."""
-        statuses = {result.status for result in results}
-        status = next((status for status in (FAIL, PASS) if status in statuses), NO_REFERENCE)
-        lines = [logs.finite(dataclasses.asdict(one)) | {"status": one.status} for one in results]
-        self.checks[name] = {"status": status, "seconds": round(time.monotonic() - begin, 1), "results": lines}
+        worst = next(verdict for verdict in STATUSES if verdict is None or verdict in [one.is_right for one in results])
+        lines = [logs.finite(dataclasses.asdict(one)) | {"status": STATUSES[one.is_right]} for one in results]
+        seconds = round(time.monotonic() - begin, 1)
+        self.checks[name] = {"status": STATUSES[worst], "seconds": seconds, "results": lines}
         if cluster.is_primary():
             content = calibration.header(self.config, jax.devices()) | {"quick": self.quick, "checks": self.checks}
             write_text(self.workdir.root / calibration.FILE, json.dumps(content, indent=1) + "\n")
 
 
-def made_up_rows(task: Pretraining) -> Columns:
+def made_up_rows(task: Pretraining) -> dict[str, np.ndarray]:
     """Returns a global batch of two documents a row, the last row half padding; the same on every host."""
     batch, info = steps.random_rows(task), task.info
     batch["input_ids"][:, :: max(info.length // 2, 1)] = info.special_ids["cls"]
@@ -111,29 +101,9 @@ def made_up_rows(task: Pretraining) -> Columns:
     return batch
 
 
-def put(batch: Columns, task: Pretraining) -> dict[str, jax.Array]:
-    """Puts this host's rows of a global batch on its devices, as the loop does."""
-    return sharding.put_batch(steps.host_rows(task, batch), task.mesh, len(batch["record_id"]))
-
-
 def one_device(device: jax.Device) -> Mesh:
     """Returns the mesh of one device."""
     return sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=[device])
-
-
-def cpu() -> jax.Device | None:
-    """Returns this host's CPU as a device of jax; None if JAX_PLATFORMS leaves it out."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return None
-
-
-@jax.jit
-def is_same(one: Any, other: Any) -> jax.Array:
-    """Returns whether two trees of arrays are equal, NaN to NaN."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return jnp.stack([jnp.array_equal(a, b, equal_nan=True) for a, b in pairs]).all()
 
 
 def show_time(seconds: float) -> str:

@@ -1,0 +1,99 @@
+"""plan by what was measured: verify.json scales its estimates, if it is of that device, config and version."""
+
+import json
+
+import pytest
+
+from mlm.errors import DamageError, InputError
+from mlm.plan import calibration, cost_model, plan, tables, topology
+from tests.support.tiny import tiny_config
+
+
+class Device:
+    device_kind, process_index = "TPU v5 lite", 0
+
+
+def write(path, times_plan=1.5, config=None, **changes):
+    """A file as verify writes it."""
+    content = calibration.header(config or tiny_config(), [Device()])
+    lines = [{"what": "a", "values": {"rows": 8}}, {"what": "b", "values": {"times_plan": times_plan}}]
+    path.write_text(json.dumps(content | {"checks": {"speed": {"results": lines}}} | changes))
+    return str(path)
+
+
+@pytest.fixture
+def place():
+    family = topology.FAMILIES["v5e"]
+    return topology.Topology("v5e:2x4", family, (2, 4), [Device()] * 8)
+
+
+def test_an_estimate_is_scaled_and_says_so(tmp_path, place, monkeypatch):
+    cost, config = cost_model.Cost(), tiny_config()
+    cost.cycles["compiler"] = 1.5e6
+    monkeypatch.setattr(cost_model, "estimate", lambda module, topology: cost)
+    program = plan.Program("ENTRY %main () -> () {\n}\n", 0, 0, 0, 0.0, True, flops_per_token=1e6)
+    job = plan.make_job(config, None, records=None, price=None)
+
+    def estimate(chosen):
+        return plan.estimate(program, config, plan.dataclasses.replace(job, calibration=chosen), place, length=32)
+
+    plain, scaled = estimate(None), estimate(calibration.read(write(tmp_path / "verify.json"), config))
+    for name, factor in {"milliseconds": 1.5, "tokens_per_second": 1 / 1.5, "mfu": 1 / 1.5}.items():
+        assert scaled[name] == pytest.approx(factor * plain[name])
+    assert plain["calibration"] == "" and "multiplied by 1.50" in scaled["calibration"]
+    rows = [row | {"topology": name} for name, row in (("v5e:2x4", plain), ("h100:8", plain), ("v5e:2x4", scaled))]
+    texts = [tables.reference([row]) for row in rows]
+    assert texts == [tables.CALIBRATION, tables.ROOFLINE, scaled["calibration"]]
+    assert tables.reference(rows).splitlines() == "\n".join(texts).splitlines()
+    assert "TPU v5e" in texts[2] and "verify.json" in texts[2]
+
+
+def test_files_of_the_folder_are_used_by_their_device(tmp_path, place, monkeypatch):
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
+    calibration._of_folder.cache_clear()
+    write(tmp_path / "v5e.json", times_plan=1.25)
+    assert calibration.find(place, None).factor == 1.25 and calibration.find(place, calibration.NONE).factor == 1
+    calibration._of_folder.cache_clear()
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path / "none")
+    assert calibration.find(place, None) == calibration.NONE
+    calibration._of_folder.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 0}, "format 1"),
+        ({"checks": {}}, "run verify on a TPU"),
+        ({"times_plan": None}, "run verify on a TPU"),
+        ({"times_plan": float("nan")}, "run verify on a TPU"),
+        ({"config": tiny_config("model.layers=2")}, "model.layers = 2"),
+        ({"config": tiny_config("shards.length=16")}, "shards.length = 16"),
+    ],
+)
+def test_another_file_is_refused(changes, words, tmp_path):
+    with pytest.raises(InputError, match=words) as caught:
+        calibration.read(write(tmp_path / "verify.json", **changes), tiny_config())
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_another_device_is_refused_and_a_missing_file(tmp_path, place):
+    named = calibration.Calibration(2.0, "TPU v4", "2027-01-01", "verify.json")
+    with pytest.raises(InputError, match="TPU v4"):
+        calibration.find(place, named)
+    with pytest.raises(InputError, match="none"):
+        calibration.read(str(tmp_path / "none.json"))
+    (tmp_path / "torn.json").write_text("{")
+    with pytest.raises(DamageError, match="torn"):
+        calibration.read(str(tmp_path / "torn.json"))
+
+
+@pytest.mark.standard
+@pytest.mark.parametrize("name", ["v3:2x2", "v4:2x2x4", "v5e:2x4", "v5p:2x2x4", "v6e:2x4", "tpu7x:2x2x1"])
+def test_attached_devices_have_libtpu_s_name(name):
+    """By the devices of libtpu's own list, whatever their order; a CPU has none."""
+    import jax
+
+    place = topology.find(name)
+    attached = topology.attached(place.devices[::-1])
+    assert (attached.name, attached.shape, attached.chips) == (name, place.shape, place.chips)
+    assert topology.attached(jax.devices()) is None
