@@ -40,7 +40,7 @@ def measure(part: str, candidates: dict[str, Repeat], seconds: float, intervals=
     A timing is of `calls`, without a warm-up; if 0, of as many as take `intervals` times `INTERVAL`. With 0 seconds
     there are `rounds` timings, on several hosts too.
     """
-    if seconds:
+    if part:
         say(f"{part}: measuring for about {seconds:g} s")
     counts = {name: calls or _calibrate(repeat, intervals * INTERVAL) for name, repeat in candidates.items()}
     rates: Rates = {name: [] for name in candidates}

@@ -56,7 +56,7 @@ class Session:
     def task(self, changes: Values | None = None, mesh: Mesh | None = None) -> Pretraining:
         """Returns the run's task on made-up rows, a microbatch a step, with `changes` of the config."""
         rows = {"data.global_batch": self.config.data.global_batch // self.config.train.accumulate}
-        info = DatasetInfo.from_manifest(self.manifest) if self.manifest else None
+        info = self.manifest and dataclasses.replace(DatasetInfo.from_manifest(self.manifest), real_share=1.0)
         config = configs.replace(self.config, MADE_UP | rows | (changes or {}))
         return self.pretraining.without_data(config, mesh, info, self.manifest)
 

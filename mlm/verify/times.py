@@ -67,7 +67,7 @@ def measure(session: Session, changes: Values) -> Values:
         if (excess := memory["memory_bytes"] / memory_limit()) <= 1:
             repeat, count = steps.repeated(step), STEPS_QUICK if session.quick else STEPS
             repeat(WARM_UP)
-            rates = interleaved.measure("step", {"": repeat}, 0.0, calls=1, rounds=count)[""]
+            rates = interleaved.measure("", {"": repeat}, 0.0, calls=1, rounds=count)[""]
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) or jax.process_count() > 1:
             raise
@@ -104,7 +104,7 @@ def check_input(session: Session) -> Iterator[Result]:
         return
     stream, span = open_batches(session)
     reading = {"": steps.repeated(functools.partial(next, stream))}
-    rates = interleaved.measure("input", reading, READING, intervals=1 if session.quick else 3)[""]
+    rates = interleaved.measure("", reading, READING, intervals=1 if session.quick else 3)[""]
     rows = span.stop - span.start
     have, taken = rows * float(np.median(rates)), speed["rows"] * rows / session.config.data.global_batch
     need, session.numbers["input"] = taken / speed["median"], taken / have
@@ -126,7 +126,7 @@ def check_storage(session: Session) -> Iterator[Result]:
         ones = jax.jit(lambda params: jax.tree.map(jnp.ones_like, params), out_shardings=shardings)(state.params)
         run = functools.partial(jax.jit(lambda ones: sum_up(ones, rows_B, rows_B, jax.random.key(0))), ones)
         is_sum = bool(is_same(run()[0], jax.tree.map(lambda leaf: leaf * devices, ones)))
-        seconds = 1 / float(np.median(interleaved.measure("sum", {"": steps.repeated(run)}, 0.0, calls=WARM_UP)[""]))
+        seconds = 1 / float(np.median(interleaved.measure("", {"": steps.repeated(run)}, 0.0, calls=WARM_UP)[""]))
         size = sum(leaf.size * (jnp.dtype(dtype).itemsize if leaf.ndim > 1 else 4) for leaf in jax.tree.leaves(ones))
         bandwidth = 2 * (devices - 1) / devices * size / seconds  # a ring sends each byte twice
         session.numbers["network"], values = seconds, {"seconds": seconds, "bytes": size, "bytes_per_second": bandwidth}
