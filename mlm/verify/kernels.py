@@ -47,6 +47,7 @@ def check(session: Session) -> Iterator[Result]:
             yield _compare(f"{name}{of}", run(*few), expected, rounding)
             if name != "fused" or device.platform == "tpu":  # elsewhere it is interpreted
                 programs[name] = repeated(functools.partial(run, *arrays))
+                programs[name](1)  # compiles
         rates = interleaved.measure("", programs, 0.0, calls=CALLS)
         times = {name: 1 / float(np.median(rates[name])) for name in programs}
         seconds = {name: seconds[name] + windows.count(window) * times[name] for name in times if name in seconds}
