@@ -80,8 +80,7 @@ def _data(config: ConfigDict) -> Broken:
     if short > 0 and (short % 8 > 0 or length % short > 0 or short == length):
         yield "data.short_length", f"must be a multiple of 8, below shards.length = {length}, and divide it"
     if config.shards.rows != CONCATENATED and (short > 0 or data.mixture):
-        why = "data.short_length can't cut padded rows" if short else "each folder of data.mixture has its own"
-        yield "shards.rows", f"must be {CONCATENATED}: {why}"
+        yield "shards.rows", f"must be {CONCATENATED} with data.short_length and data.mixture (each folder has its own)"
     if ranges_overlap(parse_ranges(data.skip_batches)):
         yield "data.skip_batches", "its ranges must not overlap"
     if data.global_batch % accumulate > 0:

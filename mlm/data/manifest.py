@@ -197,10 +197,10 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
     )
 
 
-def check_rows(manifest: Manifest, rows: str) -> None:
+def check_rows(data: Manifest, rows: str) -> None:
     """Raises InputError if shards were written with another config.shards.rows, where they say it."""
-    if manifest.rows not in ("", rows):
-        written = f"{manifest.folder} was written with {manifest.rows}; set it to that, or write other shards"
+    if data.rows not in ("", rows):
+        written = f"the shards in {data.folder} were written with {data.rows}; set it to that, or use other shards"
         raise InputError(f"config.shards.rows = {rows}: {written}.")
 
 

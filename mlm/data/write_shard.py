@@ -29,6 +29,7 @@ from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
 
 PARTS = "documents/parts.json"
+ENCODED = 1024  # rows at once: padded, they take more memory than their tokens
 PLACED = np.dtype([("start", "<u8"), ("part", "<u4"), ("place", "<u4")])  # start: a piece's first token in the shard
 
 
@@ -54,7 +55,7 @@ class WriteShard(NamedTuple):
 def write_shard(task: WriteShard) -> None:
     """Writes the files of a shard, reading its own blocks alone."""
     note, sources = Counter(), Counter()
-    counts_V, held_V = np.zeros((2, task.vocab_size), np.int64)  # of the documents, and of the rows
+    counts_V, held_V = np.zeros((2, task.vocab_size), np.int64)  # of the documents, and of what lines keep
     tables, tokens_of_rows, rest_T = [np.zeros(0, PLACED)], [np.zeros(0, np.int64)], np.zeros(0, np.uint16)
     target, digest = UPath(f"{task.shards}/{task.name}"), hashlib.sha256()
     with results.written(target, lambda: f"{target.name}-{sum(map(len, tokens_of_rows))}.tfrecord") as file:
@@ -76,17 +77,18 @@ def write_shard(task: WriteShard) -> None:
                 held_V += np.bincount(made.ids_NxL.ravel(), minlength=task.vocab_size)
                 note.update(documents=len(documents), text_bytes=int(documents["bytes"].sum()))
                 note.update(cut_tokens=made.cut_tokens, padding_tokens=int(np.sum(task.length - made.tokens_N)))
-                data = b"".join(tfrecord.encode(made.ids_NxL, made.tokens_N))
-                out.write(data)
-                digest.update(data)
+                for first in range(0, len(made.ids_NxL), ENCODED):
+                    some = slice(first, first + ENCODED)
+                    data = b"".join(tfrecord.encode(made.ids_NxL[some], made.tokens_N[some]))
+                    out.write(data)
+                    digest.update(data)
         size = file.stat().st_size
     if sources.total() != task.tokens:
         raise DamageError(f"{task.folder}: holds other blocks than those counted; remove it, and start again.")
     table, tokens_N = np.concatenate(tables), np.concatenate(tokens_of_rows)
     with results.written(UPath(f"{task.shards}/{table_name(task.name)}")) as file, file.open("wb") as out:
         np.save(out, table)
-    held_V = held_V if task.rows == LINES else counts_V  # of "concatenated", the last, partial row as well
-    results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V, held_V)
+    results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V, held_V if task.rows == LINES else counts_V)
     is_joined_P = table["start"] % task.length > 0  # to a document before it in its row
     joined_N = np.unique(table["start"][is_joined_P] // task.length)
     note.update(dropped_tokens=len(rest_T), joined_tokens=int(tokens_N[joined_N[joined_N < len(tokens_N)]].sum()))

@@ -174,8 +174,7 @@ def _check_folder(case: Case, key: str, folder: str) -> None:
         manifest = load_manifest(folder, tokenizer_folder=case.workdir.tokenizer_folder)
     except InputError as error:
         raise InputError(f"config.{key}: {error}") from None
-    if key == "shards.dir":
-        check_rows(manifest, case.config.shards.rows)
+    check_rows(manifest, case.config.shards.rows if key == "shards.dir" else manifest.rows)
     if manifest.length != case.config.shards.length:
         lengths = f"has rows of {manifest.length} tokens, but config.shards.length = {case.config.shards.length}"
         raise InputError(f"config.{key}: {folder}: {lengths}; set it to that, or write these shards again.")

@@ -132,7 +132,7 @@ def test_what_is_there_is_kept(manifest, tokenizer_folder, monkeypatch):
     for changed, source in [*((each, "texts") for each in others), (settings, "others")]:
         with pytest.raises(InputError, match="another corpus, tokenizer or setting"):
             shards.write(corpus, changed, source=source, **names)
-    with pytest.raises(InputError, match=r"shards\.rows = lines: .* was written with concatenated"):
+    with pytest.raises(InputError, match=r"shards\.rows = lines: .* were written with concatenated"):
         shards.write(corpus, settings._replace(rows="lines"), source="texts", **names)
     assert contents(manifest.folder) == before
 

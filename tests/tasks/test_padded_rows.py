@@ -10,6 +10,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from mlm import __main__, logs
 from mlm.commands import common
@@ -53,12 +54,15 @@ def ran(request, one_device, shards, tokenizer_folder, tmp_path_factory) -> tupl
     return manifest, Workdir(str(folder)), overrides
 
 
+def config_of(manifest: Manifest, overrides: tuple[str, ...]) -> ConfigDict:
+    return tiny_config(f"shards.dir={manifest.folder}", "data.lanes=2", f"train.steps={STEPS}", *overrides)
+
+
 @pytest.mark.standard
 def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
     """The first step's, of the same masks: each document is a batch of its own, as long as it is."""
     manifest, workdir, overrides = ran
-    config = tiny_config(f"shards.dir={manifest.folder}", "data.lanes=2", f"train.steps={STEPS}", *overrides)
-    task, total, count = Pretraining.open(config, workdir, manifest), 0.0, 0.0
+    task, total, count = Pretraining.open(config_of(manifest, overrides), workdir, manifest), 0.0, 0.0
     batch, params = next(task.batches(0)), task.initial_state().params
     compute = dataclasses.replace(task.module.compute, attend=None, cls_id=None)  # for one document of any length
     module = task.module.clone(compute=compute)
@@ -86,9 +90,10 @@ def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
 @pytest.mark.standard
 def test_throughput_and_report_count_real_tokens(ran):
     """By hand: the mean of the rows in the shards, times the rows of the steps; bits a byte are of whole documents."""
-    manifest, workdir, _ = ran
+    manifest, workdir, overrides = ran
     real = np.mean([(row >= 0).sum() for row in np.concatenate(shard_rows(manifest, "train"))])
     assert real == pytest.approx(LENGTH * manifest.real_share) and real < LENGTH
+    assert Pretraining.open(config_of(manifest, overrides), workdir, manifest).tokens_read(9) == round(9 * ROWS * real)
     (run,) = family.ancestry(workdir.root)
     assert family.tokens_read([run], STEPS) == round(STEPS * ROWS * real)
     for line in (line for line in logs.read(workdir.timing) if line["kind"] == "train"):
@@ -147,8 +152,11 @@ def test_other_rows_than_the_config_s_are_refused(shards, manifest, tmp_path, ca
         for name in ("train", "shards"):
             arguments = command(name, tmp_path / "run", folder, f"shards.rows={asked}")
             refuse(arguments, 2, f"shards.rows = {asked}", folder, there, capsys=capsys)
-    assert not (tmp_path / "run" / "config.json").exists()
     refuse(command("train", tmp_path / "run", lines), 2, "shards.rows = concatenated", "lines", capsys=capsys)
+    (tmp_path / "run").mkdir()  # so nothing was written
+    (tmp_path / "run" / "shards").symlink_to(lines)  # of the workdir itself
+    with pytest.raises(InputError, match=r"shards\.rows = documents: .*/run/shards were written with lines"):
+        common.open_data(tiny_config("shards.rows=documents", "data.lanes=2"), Workdir(str(tmp_path / "run")))
     for other in ("data.short_length=16", f"data.mixture=(('{lines}', 1.0),)"):
         with pytest.raises(InputError, match=rf"shards\.rows.*concatenated.*{other.partition('=')[0]}"):
             tiny_config("shards.rows=lines", other)
