@@ -20,7 +20,15 @@ from pods.code import Code
 from pods.errors import PodError, SettingsError
 from pods.hosts import Answer, Hosts, label, quoted
 
-COMMANDS = ("run", "train", "shards", "classify", "evaluate", "export")  # of `python -m mlm`, that run on several hosts
+COMMANDS = (
+    "run",
+    "train",
+    "verify",
+    "shards",
+    "classify",
+    "evaluate",
+    "export",
+)  # of `python -m mlm`, that run on several hosts
 PLACE = 3  # arguments at the end of a job's that say which process it is
 STOPPED = "stopped.json"  # under runs/pods/{id}: the attempt that was ended by `stop`
 

@@ -47,5 +47,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         cells = [(name, *(line[key] for key in keys)) for name, check in results for line in check["results"]]
         show(table("check", "what", "measured", "expected", "result", rows=cells))
     if failed:
+        if not cluster.is_primary():
+            cluster.barrier("the end")  # process 0 fails for all of them
         file = workdir.root / "verify.json"
         raise StopError(f"{', '.join(failed)}: not as it should be on these devices; see {file}.", DamageError.code)

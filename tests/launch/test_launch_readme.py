@@ -21,14 +21,17 @@ def test_from_nothing_to_a_trained_model(pod):
     """The page's own lines on the fake cloud; `python -m mlm` there says what it was asked for."""
     page = [shlex.split(line, comments=True)[2:] for line in LINES if line.startswith("python launch/tpu.py")]
     *first, down, supervise, down_again = page
-    assert [words[0] for words in page] == ["up", "sync", "preflight", "run", "down", "supervise", "down"]
-    (pod.repository / "configs" / "quickstart.py").touch()
+    assert [words[0] for words in page] == ["up", "sync", "preflight", "run", "run", "down", "supervise", "down"]
+    for name in ("quickstart", "roberta_base"):
+        (pod.repository / "configs" / f"{name}.py").touch()
     pod.commit()
     pod.cloud.settings(env={"STUB": "sys.exit(0)", "PATH": f"{pod.bin}:/usr/bin:/bin"}, creating_describes=0)
     for words in [*first, supervise]:
         every = [] if words[0] in ("sync", "preflight") else ["--every=0.1"]
         pod.tpu(*words, *every)
     for worker in range(2):
+        argv = json.loads((pod.host_folder(worker, "verify") / "job.json").read_text())["argv"]
+        assert argv[:2] == ["verify", "--config=configs/roberta_base.py"]
         argv = json.loads((pod.host_folder(worker, "first") / "job.json").read_text())["argv"]
         assert argv[:3] == ["run", "--config=configs/quickstart.py", "--workdir=gs://my-bucket/runs/first"]
         assert not pod.host_folder(worker, "first", 2).exists()  # `supervise` found it done
