@@ -40,7 +40,7 @@ def commands() -> list[str]:
     text = read()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     joined = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
-    lines = [re.sub(r"\s+#.*", "", line) for line in joined if line.strip()]
+    lines = [line for line in (re.sub(r"(^|\s+)#.*", "", line) for line in joined) if line.strip()]
     lines += re.findall(r"^`(python -c [^`]* > docs\.jsonl)`$", text, re.MULTILINE)
     return lines + re.findall(r"\| `(?:time )?(python -m mlm [^`]*)` \|", text)
 
@@ -125,6 +125,10 @@ def test_commands_run(texts, model, tmp_path):
                 "data.global_batch=16",
             ):
                 short += f" --config.{setting}"
+        if "mlm compare" in line:
+            short = f"{short.partition(' --source=')[0]} --source=jsonl:{tmp_path}/corpus.jsonl --words=50"
+        if "mlm verify" in line:
+            short += " --quick" + "".join(f" --config.{setting}" for setting in (*TINY, *BASE_ON_A_LAPTOP))
         if line == "bash launch/local.sh":
             short += f" --workdir={tmp_path}/runs/quickstart"
         if line.startswith("python -m mlm bench"):
