@@ -28,6 +28,7 @@ SETTINGS = (
     f"train.steps={STEPS}",
     "checkpoint.every=4",
     "log.every=1",
+    "log.norms_every=4",
     "mesh.fsdp=2",
     "model.hidden_dropout=0.1",
     f"pod.heartbeat={HEARTBEAT}",
