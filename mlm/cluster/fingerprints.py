@@ -23,7 +23,7 @@ def host_fingerprint(config: ConfigDict, command: str, workdir: str, data: dict[
     """Returns {readable name: value} of everything that decides what a process computes; `data` of what it reads."""
     values: dict[str, Any] = {"command": command, "--workdir": workdir, "Python": platform.python_version()}
     values |= {f"config.{key}": value for key, value in configs.flatten(config).items()} | data
-    values |= {name: _version(name) for name in PACKAGES}
+    values |= {name: version(name) for name in PACKAGES}
     values |= {f"${name}": os.environ.get(name, "") for name in VARIABLES}
     return values | code()
 
@@ -38,7 +38,7 @@ def code() -> dict[str, str]:
 def worker_fingerprint() -> dict[str, str]:
     """Returns {readable name: value} of what a worker must have in common with the process whose tasks it runs."""
     python = {"Python": ".".join(platform.python_version_tuple()[:2])}
-    return python | {name: _version(name) for name in (*PACKAGES, *DATA_PACKAGES)} | code()
+    return python | {name: version(name) for name in (*PACKAGES, *DATA_PACKAGES)} | code()
 
 
 def difference(fingerprint: dict[str, Any], usual: dict[str, Any]) -> str:
@@ -50,7 +50,8 @@ def difference(fingerprint: dict[str, Any], usual: dict[str, Any]) -> str:
     return "; ".join(shown)
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """Returns the version of an installed package, or "none"."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -4,8 +4,6 @@ calibrations/KIND.json, beside this file, are such files that were sent from rea
 """
 
 import datetime
-import functools
-import importlib.metadata
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm import logs
-from mlm.cluster.fingerprints import PACKAGES
+from mlm.cluster.fingerprints import PACKAGES, version
 from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.plan.topology import LIBTPU_KINDS, Topology
@@ -45,14 +43,13 @@ NONE = Calibration(1.0)
 
 def header(config: ConfigDict, devices: Sequence[Any]) -> dict[str, Any]:
     """Returns the first entries of verify.json: where, when and of which config and packages its figures are."""
-    installed = {package.metadata["Name"].lower() for package in importlib.metadata.distributions()}
     return {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device_kind": devices[0].device_kind,
         "devices": len(devices),
         "hosts": len({device.process_index for device in devices}),
-        "packages": {name: importlib.metadata.version(name) for name in PACKAGES if name in installed},
+        "packages": {name: version(name) for name in PACKAGES},
         "config": configs.flatten(config),
     }
 
@@ -64,31 +61,26 @@ def read(file: str, config: ConfigDict | None = None) -> Calibration:
         fix = f"run verify of this code on the device, and name its {FILE}"
         raise InputError(f"--calibration={file}: is no {FILE} of format {FORMAT}; {fix}.")
     try:
-        kind, date, saved = content["device_kind"], content["date"][:10], content["config"]
-        values = {key: value for line in content["checks"]["speed"]["results"] for key, value in line["values"].items()}
-        calibration = Calibration(float(values["times_plan"]), LIBTPU_KINDS.get(kind, kind), date, file)
-        if not 0 < calibration.factor < math.inf:
+        kind, date, saved = content["device_kind"], content["date"][:10], dict(content["config"])
+        factor = float(content["checks"]["plan"]["results"][0]["values"]["times_plan"])
+        if not 0 < factor < math.inf:
             raise ValueError
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise InputError(f"--calibration={file}: has no step beside plan's estimate; run verify on a TPU.") from None
+    except (KeyError, IndexError, TypeError, ValueError):
+        fix = "run verify on a device that plan has"
+        raise InputError(f"--calibration={file}: has no step beside plan's estimate; {fix}.") from None
     for key, value in configs.flatten(config or {}).items():
         if (key.startswith("model.") or key in OTHER_KEYS) and saved.get(key) != value:
             other = f"was measured with {key} = {saved.get(key)!r}, and this config has {value!r}"
             raise InputError(f"--calibration={file}: {other}; run verify with this config.")
-    return calibration
+    return Calibration(factor, LIBTPU_KINDS.get(kind, kind), date, file)
 
 
 def find(place: Topology, named: Calibration | None) -> Calibration:
     """Returns the calibration that is named, or that of the folder for the devices of a topology."""
     if named is None:
-        return _of_folder().get(place.family.kind, NONE)
+        files = (read(str(file)) for file in sorted(FOLDER.glob("*.json")))
+        return next((one for one in files if one.kind == place.family.kind), NONE)
     if named.kind not in ("", place.family.kind):
         what = f"was measured on a {named.kind}, and {place.name} has a {place.family.kind}"
         raise InputError(f"--calibration={named.source}: {what}; name one of that device, or leave it out.")
     return named
-
-
-@functools.cache
-def _of_folder() -> dict[str, Calibration]:
-    calibrations = [read(str(file)) for file in sorted(FOLDER.glob("*.json"))]
-    return {calibration.kind: calibration for calibration in calibrations}

@@ -16,8 +16,8 @@ class Device:
 def write(path, times_plan=1.5, config=None, **changes):
     """A file as verify writes it."""
     content = calibration.header(config or tiny_config(), [Device()])
-    lines = [{"what": "a", "values": {"rows": 8}}, {"what": "b", "values": {"times_plan": times_plan}}]
-    path.write_text(json.dumps(content | {"checks": {"speed": {"results": lines}}} | changes))
+    lines = [{"what": "step beside plan", "values": {"times_plan": times_plan}}]
+    path.write_text(json.dumps(content | {"checks": {"plan": {"results": lines}}} | changes))
     return str(path)
 
 
@@ -50,22 +50,20 @@ def test_an_estimate_is_scaled_and_says_so(tmp_path, place, monkeypatch):
 
 def test_files_of_the_folder_are_used_by_their_device(tmp_path, place, monkeypatch):
     monkeypatch.setattr(calibration, "FOLDER", tmp_path)
-    calibration._of_folder.cache_clear()
     write(tmp_path / "v5e.json", times_plan=1.25)
     assert calibration.find(place, None).factor == 1.25 and calibration.find(place, calibration.NONE).factor == 1
-    calibration._of_folder.cache_clear()
     monkeypatch.setattr(calibration, "FOLDER", tmp_path / "none")
     assert calibration.find(place, None) == calibration.NONE
-    calibration._of_folder.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"format": 0}, "format 1"),
-        ({"checks": {}}, "run verify on a TPU"),
-        ({"times_plan": None}, "run verify on a TPU"),
-        ({"times_plan": float("nan")}, "run verify on a TPU"),
+        ({"checks": {}}, "run verify on a device"),
+        ({"times_plan": None}, "run verify on a device"),
+        ({"times_plan": float("nan")}, "run verify on a device"),
+        ({"date": 5}, "run verify on a device"),
         ({"config": tiny_config("model.layers=2")}, "model.layers = 2"),
         ({"config": tiny_config("shards.length=16")}, "shards.length = 16"),
     ],

@@ -12,6 +12,7 @@ from mlm import testing
 from mlm.__main__ import main
 from mlm.bench import steps
 from mlm.model import fused_attention
+from mlm.plan import calibration, topology
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from mlm.verify import kernels, numbers, times
@@ -173,6 +174,23 @@ def test_rows_that_do_not_fit_are_made_fewer(tmp_path, monkeypatch):
     assert times._flags(run, {"data.global_batch": 64, "model.remat": True}, 8) == (
         "--config.model.remat=true --config.train.accumulate=16"
     )
+
+
+def test_what_plan_reads_is_what_is_written(tmp_path, monkeypatch):
+    """The time beside plan's estimate for devices that it has, not scaled by an earlier one."""
+    run, devices = session(tmp_path), jax.devices()
+    v5e = topology.Topology("v5e:2x4", topology.FAMILIES["v5e"], (2, 4), devices)
+    run.numbers["speed"] = {"rows": 16, "median": 0.3}
+    monkeypatch.setattr(topology, "attached", lambda devices: v5e)
+
+    def measured(config, job, place):
+        assert (job.calibration, place, config.data.global_batch) == (calibration.NONE, v5e, 16)
+        return None, {"milliseconds": 200.0, "bytes_per_chip": {"needs": 1e9}}
+
+    monkeypatch.setattr(times.plan, "measure", measured)
+    assert run.run({"plan": times.check_plan}) == []
+    read = calibration.read(str(tmp_path / "verify.json"), run.config)
+    assert read.factor == pytest.approx(1.5) and read.kind == devices[0].device_kind
 
 
 @pytest.mark.parametrize(
