@@ -30,11 +30,12 @@ class Calibration(NamedTuple):
     kind: str = ""  # in libtpu's words; "" for any
     date: str = ""
     source: str = ""
+    model: str = ""
 
     @property
     def sentence(self) -> str:
         """What was done to the estimates; "" for nothing."""
-        what = f"as measured on a {self.kind} on {self.date} ({self.source})"
+        what = f"as measured for {self.model} on {self.date} ({self.kind}; {self.source})"
         return printable(f"Estimates are multiplied by {self.factor:.2f}, {what}.") if self.kind else ""
 
 
@@ -72,7 +73,9 @@ def read(file: str, config: ConfigDict | None = None) -> Calibration:
         if (key.startswith("model.") or key in OTHER_KEYS) and saved.get(key) != value:
             other = f"was measured with {key} = {saved.get(key)!r}, and this config has {value!r}"
             raise InputError(f"--calibration={file}: {other}; run verify with this config.")
-    return Calibration(factor, LIBTPU_KINDS.get(kind, kind), date, file)
+    model = f"{saved.get('model.layers')} layers of {saved.get('model.hidden_size')} ({saved.get('model.family')})"
+    source = Path(file).name if UPath(file).parent == UPath(FOLDER) else file
+    return Calibration(factor, LIBTPU_KINDS.get(kind, kind), date, source, model)
 
 
 def find(place: Topology, named: Calibration | None) -> Calibration:
