@@ -36,10 +36,10 @@ def check_step(session: Session) -> Iterator[Result]:
     batch, count = made_up_rows(task), task.config.model.layers
     of = f"{count} of {session.config.model.layers} layers, {task.config.data.global_batch} rows"
     (state, here), (again, second) = _step(task, batch), _step(task, batch)
-    repeats = bool(is_same((state, here), (again, second)))
+    repeats: bool | None = bool(is_same((state, here), (again, second)))
     measured = f"the same {len(jax.tree.leaves(state))} arrays" if repeats else "other numbers"
-    if not repeats and device.platform == "gpu":
-        measured += "; XLA_FLAGS=--xla_gpu_deterministic_ops=true would give the same"
+    if not repeats and device.platform == "gpu":  # how they differ is in the lines below
+        repeats, measured = None, "other last bits: XLA's switch for the same is --xla_gpu_deterministic_ops=true"
     yield Result(f"{dtype} twice, {of}", measured, "the same to the bit", repeats)
     # 12 roundings a layer and 10 around them add up as a random walk; a product of so many float32 terms is one, too.
     walk, sums = (12 * count + 10) ** 0.5, session.config.model.intermediate_size**0.5 * 2.0**-24
