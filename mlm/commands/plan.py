@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="price of a chip-hour")
     parser.add_argument("--records", type=int, metavar="N", help="training rows; default: those of the workdir")
     parser.add_argument("--no-search", action="store_true", help="if it does not fit, don't search for what would")
-    calibration = "verify.json of such a TPU, by which estimates are scaled; default: that of mlm/plan/calibrations"
+    calibration = "verify.json of such a device, by which estimates are scaled; default: that of mlm/plan/calibrations"
     parser.add_argument("--calibration", type=common.path, default="", metavar="FILE", help=calibration)
     common.add_json_flag(parser)
 

@@ -1,1 +1,1 @@
-"""The step compiled for a TPU that is not attached: its memory, its time, and where the time goes."""
+"""The step compiled for a TPU or GPU that is not attached: its memory, its time, and where the time goes."""

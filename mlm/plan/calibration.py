@@ -58,11 +58,13 @@ def header(config: ConfigDict, devices: Sequence[Any]) -> dict[str, Any]:
 def read(file: str, config: ConfigDict | None = None) -> Calibration:
     """Returns the calibration in a verify.json; raises InputError for one of another version or `config`."""
     content = logs.read_object(UPath(file))
+    if not UPath(file).is_file():
+        raise InputError(f"--calibration={file}: there is no such file; name the {FILE} that verify wrote.")
     if content.get("format") != FORMAT:
         fix = f"run verify of this code on the device, and name its {FILE}"
         raise InputError(f"--calibration={file}: is no {FILE} of format {FORMAT}; {fix}.")
     try:
-        kind, date, saved = content["device_kind"], content["date"][:10], dict(content["config"])
+        kind, date, saved = str(content["device_kind"]), content["date"][:10], dict(content["config"])
         factor = float(content["checks"]["plan"]["results"][0]["values"]["times_plan"])
         if not 0 < factor < math.inf:
             raise ValueError

@@ -73,6 +73,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         steps = total_steps(config, job.info.records)
         check_branch(config, steps)
         optimizer.check_schedule(config, steps)
+    job = dataclasses.replace(job, calibration=find(place, job.calibration))  # refused before minutes of compilation
     program = compile_step(config, job.info, place, job.make_task, kind=kind)
     mesh, short = sharding.mesh_of(config.mesh, place.devices), config.data.short_length
     accumulate = 1 if kind == "baseline" else config.train.accumulate
@@ -128,13 +129,12 @@ def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, An
 def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *, length: int) -> dict[str, Any]:
     """Returns the time of a step on rows of `length` tokens, its speed, and the costliest operations."""
     cost = cost_model.estimate(hlo.parse(program.text), place)
-    calibration = find(place, job.calibration)
-    seconds = calibration.factor * cost.total / place.hertz
+    seconds = job.calibration.factor * cost.total / place.hertz
     rate = config.data.global_batch * job.info.length * job.info.real_share / seconds
     useful = program.flops_per_token
     largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])
     return {
-        "calibration": calibration.sentence,
+        "calibration": job.calibration.sentence,
         "milliseconds": 1e3 * seconds,
         "tokens_per_second": rate,
         "mfu": rate * useful / (place.peak_flops * len(place.devices)),

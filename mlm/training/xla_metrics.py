@@ -17,9 +17,7 @@ STAGES = {
 LOOKUP, HIT = "/jax/compilation_cache/compile_requests_use_cache", "/jax/compilation_cache/cache_hits"
 EVENTS = {LOOKUP: {"cache_hits": 0, "cache_misses": 1}, HIT: {"cache_hits": 1, "cache_misses": -1}}  # what they add
 ALL = "all programs"
-programs: defaultdict[str, Counter[str]] = defaultdict(
-    Counter
-)  # seconds and counts, by name; a run clears it at its end
+programs: defaultdict[str, Counter[str]] = defaultdict(Counter)  # seconds and counts; a run clears it at its end
 
 
 def summary() -> dict[str, dict[str, float]]:
