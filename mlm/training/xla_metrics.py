@@ -33,8 +33,8 @@ def describe(summary: dict[str, dict[str, float]]) -> str:
     slowest = ", ".join([f"{name} {program['seconds']:.1f} s" for name, program in known if "seconds" in program][:3])
     ran = ", ".join(f"{name} {program['executions']:,} times" for name, program in known if "executions" in program)
     text = f"XLA ran {ran}"
-    if "compilations" in total:
-        text += f"; compiled {total['compilations']} programs in {total['seconds']:.1f} s ({slowest})"
+    if count := total.get("compilations"):  # 0 where jax only traced
+        text += f"; compiled {count} program{'s' * (count > 1)} in {total['seconds']:.1f} s ({slowest})"
         text += f", {total.get('cache_hits', 'none')} of them from the cache"
     shares = [total[name] / max(total["steps"], 1e-3) for name in ("input_wait", "host_wait")]
     return f"{text}; devices waited {shares[0]:.1%} of the time for input, {shares[1]:.1%} for process 0"

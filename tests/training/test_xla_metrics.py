@@ -59,8 +59,10 @@ def test_what_jax_does_not_report_is_left_out(clear):
     assert found["unnamed"] == {"seconds": 2.0, "compile": 2.0, "compilations": 1}
     assert not {"cache_hits", "cache_misses"} & found["all programs"].keys()
     text = xla_metrics.describe(found)
-    assert "ran step 3 times; compiled 1 programs in 2.0 s (unnamed 2.0 s), none of them from the cache" in text
+    assert "ran step 3 times; compiled 1 program in 2.0 s (unnamed 2.0 s), none of them from the cache" in text
     assert "10.0% of the time for input, 5.0% for process 0" in text
+    only_traced = {"all programs": found["all programs"] | {"compilations": 0}, "step": found["step"]}
+    assert xla_metrics.describe(only_traced).startswith("XLA ran step 3 times; devices waited")
 
 
 class Output:
