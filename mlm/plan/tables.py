@@ -119,10 +119,11 @@ def _costs(row: dict[str, Any]) -> list[str]:
     """Returns where the estimate comes from and what it lacks."""
     cycles, count = row["cycles"], row["instructions"]
     share = {key: f"{value / max(cycles['all'], 1):.1%}" for key, value in cycles.items()}
+    of_bytes = "products and memory" if row["topology"].partition(":")[0] in GPUS else "other memory"
     lines = [
         f"  {cycles['all'] / 1e6:.2f} million cycles: {share['compiler']} estimated by the compiler "
         f"({count['compiler']:,} instructions); by plan's rules ({count['rules']:,})",
-        f"  {share['kernels']} Pallas kernels, {share['collectives']} collectives, {share['bytes']} other memory "
+        f"  {share['kernels']} Pallas kernels, {share['collectives']} collectives, {share['bytes']} {of_bytes} "
         f"traffic; {share['waits']} waits for copies",
     ]
     if row["slices"] > 1:

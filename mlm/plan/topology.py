@@ -171,7 +171,12 @@ def find(name: str, slices: int = 1) -> Topology:
 
     if target := FAMILIES[family].target:
         layout = f"1x{slices}x{shape[0]}"
-        devices = topologies.get_topology_desc("", "cuda", target_config=target, topology=layout).devices
+        try:
+            devices = topologies.get_topology_desc("", "cuda", target_config=target, topology=layout).devices
+        except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            fix = _how_to_install(FAMILIES[family])
+            raise InputError(f"--topology={name}: jax's CUDA plugin can't be used ({reason}); {fix}.") from None
         return Topology(name, FAMILIES[family], shape, devices, slices)
     options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # else its cores are devices
     if tuple(sorted(shape)) == ONE_HOST.get(family):
@@ -217,18 +222,23 @@ def prepare() -> None:
 
 def _check_compiler(family: Family) -> None:
     """Raises InputError if the compiler is not installed."""
+    name, modules = "the TPU's compiler, libtpu,", ["libtpu"]
     if family.target:
-        name, modules = "jax's CUDA plugin", ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+        name, modules = "jax's CUDA plugin", ["jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"]
+    if not any(map(_is_installed, modules)):
+        raise InputError(f"{name} is not installed: {_how_to_install(family)}.")
+
+
+def _how_to_install(family: Family) -> str:
+    """Returns the command that installs the compiler, of the version that this jax needs, in words."""
+    if family.target:
         version = importlib.metadata.version("jax")
         packages = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
     else:
-        name, modules = "the TPU's compiler, libtpu,", ("libtpu",)
         pins = Path(__file__).parents[2] / "requirements.txt"
         pin = re.search(r"^libtpu==[\w.]+", pins.read_text() if pins.is_file() else "", re.MULTILINE)
         packages = pin[0] if pin else "libtpu"
-    if not any(_is_installed(module) for module in modules):
-        install = f"{sys.executable} -m pip install {packages}"
-        raise InputError(f"{name} is not installed: `{install}` installs it (on Linux, x86-64).")
+    return f"`{sys.executable} -m pip install {packages}` installs it (on Linux, x86-64)"
 
 
 def _is_installed(module: str) -> bool:
