@@ -47,7 +47,7 @@ def compile_step(
     `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without accumulation).
     """
     if topology.family.target:  # cuDNN is asked how it computes, and is there with a GPU alone
-        if config.model.attention == "cudnn":
+        if config.model.attention == "cudnn" and topology.devices[0] not in jax.devices():  # verify's are attached
             what = "plan can't compile cuDNN's kernels for a GPU that is not attached"
             raise InputError(f"config.model.attention = cudnn: {what}; plan with xla, and measure both with verify.")
         config = configs.replace(config, {"model.attention": "xla"})

@@ -1,5 +1,9 @@
 """plan: programs for TPUs that aren't there, compiled on this machine; its numbers against those counted by hand."""
 
+import types
+from unittest import mock
+
+import jax
 import pytest
 
 from mlm.doctor import checks
@@ -134,3 +138,17 @@ def test_a_kernel_too_large_for_a_core_is_not_called_too_large_a_batch():
     with pytest.raises(InputError, match=r"config\.model\.attention: .* 27\.50M .*TPU v3 has 16\.00M"):
         compiling.refuse_kernel(message, "TPU v3")
     compiling.refuse_kernel("RESOURCE_EXHAUSTED: Ran out of memory on HBM", "TPU v3")
+
+
+def test_cudnn_is_refused_for_gpus_that_are_not_attached_and_planned_as_xla_for_those_that_are(monkeypatch):
+    """The latter by verify, which measures the run as it is."""
+    family, gpu, tasks = topology.FAMILIES["h200"], types.SimpleNamespace(), mock.Mock(side_effect=StopIteration)
+    place, config = topology.Topology("h200:1", family, (1,), [gpu]), tiny_config("model.attention=cudnn")
+    with pytest.raises(InputError, match=r"cudnn: .* plan with xla"):
+        compiling.compile_step(config, None, place, tasks)
+    assert not tasks.called
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    monkeypatch.setattr(sharding, "mesh_of", lambda *_: None)
+    with pytest.raises(StopIteration):
+        compiling.compile_step(config, None, place, tasks)
+    assert tasks.call_args[0][0].model.attention == "xla"
