@@ -38,6 +38,20 @@ def test_rows_come_back_in_the_order_of_the_batch(monkeypatch):
     assert one.tolist() == list(range(80)) and (other == -one).all()
 
 
+def test_few_batches_are_on_the_devices_at_once(monkeypatch):
+    """Before the sixth batch is read, the result of the third has been waited for."""
+    waited, counts = [], []
+    monkeypatch.setattr(jax, "block_until_ready", waited.extend)
+
+    def batches():
+        for number in range(6):
+            counts.append(len(waited))
+            yield {"record_id": np.full(8, number)}
+
+    evaluation.per_row(lambda _, batch: batch["record_id"], None, batches(), mesh=mesh_of(1), rows=8)
+    assert counts == [0, 0, 0, 1, 2, 3] and [int(result[0]) for result in waited] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(("rows", "devices"), [(7, 1), (64, 8), (16, 4)])
 def test_every_record_once(rows, devices):
     """A made-up loss of 100 records, of which no two are the same, in batches of which the last is partial."""
