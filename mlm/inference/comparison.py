@@ -1,8 +1,7 @@
 """Masked language models judged by the same words of a text, whatever their tokenizers: the command `compare`.
 
-Words are runs of letters, marks and digits, with apostrophes between them; which are asked depends on the text and a
-seed alone. Documents are cut into windows before the white space nearest the middle, at the same characters for all
-models. Special tokens in a text are text. See `words.find`, `draw` and `cut`.
+Which words are asked, and where documents are cut into windows, is the same for all models: see words.py. Special
+tokens in a text are text.
 
 A word is asked alone: its tokens, with that of the space before it, are masked, all else in its window is seen. Its
 score is the sum of their log probabilities in this one forward pass, in float32: the pseudo-log-likelihood (Salazar et
@@ -38,6 +37,7 @@ from mlm.inference import evaluate, words
 from mlm.inference.fill_mask import check_vocabulary, pad
 from mlm.inference.minimal_pairs import Z
 from mlm.inference.pseudo_perplexity import batches_of_copies, make_step
+from mlm.paths import canonical
 from mlm.pretrained import load
 from mlm.tasks import pretraining
 from mlm.training import evaluation
@@ -52,7 +52,7 @@ def open_models(names: Sequence[str], entry: Entry) -> dict[str, Opened]:
     """Returns the models by name; raises InputError for one that can't be compared."""
     models: dict[str, Opened] = {}
     for name in names:
-        if name in models:
+        if canonical(name) in map(canonical, models):
             raise InputError(f"--models: {name} is named twice; name each model once.")
         model = load.load(name, head=load.LM_HEAD, flag="--models=", headers=True)
         model = pretraining.with_class(model, entry, command="compare")
@@ -73,6 +73,8 @@ def compare(
     readers = [(tok.backend_tokenizer.encode_batch, model.longest_row) for model, tok in models.values()]
     windows, refused = words.cut(texts, drawn, size, readers)
     asked = [word for inside in windows.values() for word in inside]
+    if not asked:
+        raise InputError(f"--window={size}: no word fits into it and all models; raise it, or take another text.")
     strings = [texts[word.document][word.start : word.stop] for word in asked]
     readings = {name: words.read(tok, texts, windows) for name, (_, tok) in models.items()}
     spellings_MxW = np.array([spellings_W for _, spellings_W in readings.values()])

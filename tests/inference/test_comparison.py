@@ -135,9 +135,12 @@ def test_what_can_not_be_compared_is_refused_before_a_model_runs(folders, texts,
     maskless = shutil.copytree(first, tmp_path / "maskless")
     settings = json.loads((maskless / "tokenizer_config.json").read_text())
     (maskless / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": None}))
+    (tmp_path / "long").write_text("four")
+    (tmp_path / "link").symlink_to(first)
     before = snapshot(tmp_path)
     for models, flags, words in (
         ([first, second, first], [source], ["--models", first, "twice"]),
+        ([first, f"{tmp_path}/link/"], [source], ["--models", f"{tmp_path}/link/", "twice"]),
         ([first, larger], [source], [larger, "1000", "1100"]),
         ([first, str(maskless)], [source], ["maskless", "mask token"]),
         ([first, f"{tmp_path}/none"], [source], ["--models=", f"{tmp_path}/none"]),
@@ -147,6 +150,7 @@ def test_what_can_not_be_compared_is_refused_before_a_model_runs(folders, texts,
         ([first, second], [f"text:{tmp_path}/foreign"], ["--models", "2 words", "can spell"]),
         ([first], [f"{tmp_path}/text"], [f"--source {tmp_path}/text", "text:GLOB"]),
         ([first], [source, "--window=0"], ["--window=0"]),
+        ([first], [f"text:{tmp_path}/long", "--window=3"], ["--window=3", "raise it"]),
         ([first], [source, f"--workdir={tmp_path}/text"], [f"--workdir={tmp_path}/text"]),
     ):
         refuse(["compare", "--models", *models, "--source", *flags], 2, *words, capsys=capsys)
