@@ -23,12 +23,14 @@ def check(name: str, revision: str = "") -> str:
     """Returns the user's token; raises InputError if there is none, or if the name of repository or branch is wrong."""
     if revision and not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[\w-])?", revision, re.ASCII):
         raise InputError(f"--revision={revision}: must be letters, digits, '_', '-' and '.', such as step-1000.")
+    is_name = name.count("/") == 1
     try:
         validate_repo_id(name)
     except HFValidationError:
-        name = ""
-    if name.count("/") != 1:
-        raise InputError("--push: name the repository with its user or organisation, as in --push=me/my-model.")
+        is_name = False
+    if not is_name:
+        fix = "name the repository with its user or organisation, as in --push=me/my-model"
+        raise InputError(f"--push={name}: is no name on the Hub; {fix}.")
     token = get_token()
     if not token:
         raise InputError("--push: there is no token of the Hugging Face Hub; run `hf auth login`, or set HF_TOKEN.")
@@ -50,7 +52,7 @@ def try_out(name: str) -> None:
     thread.start()
     thread.join(ANSWER)
     for error in outcome:
-        raise InputError(str(error).replace("--push", "config.hub.name", 1))
+        raise InputError(str(error).replace("--push", "config.hub.name"))
 
 
 def push(folder: UPath | None, name: str, *, public: bool, revision: str = "", message: str = "Export of mlm") -> str:
@@ -65,7 +67,8 @@ def push(folder: UPath | None, name: str, *, public: bool, revision: str = "", m
         url = api.create_repo(name, private=True, exist_ok=True)
         private = api.model_info(name).private
         if not private and not public:
-            raise InputError(f"--push={name}: that repository is public; add --public, or name another.")
+            fix = "name another, make it private, or `export` with --public"
+            raise InputError(f"--push={name}: that repository is public; {fix}.")
         if folder is None:
             api.preupload_lfs_files(name, [CommitOperationAdd("config.json", b"{}")])  # sends its name, not the file
             return str(url)

@@ -131,13 +131,14 @@ def test_a_token_that_is_refused_is_refused_first(hub, tmp_path, capsys, monkeyp
     refuse(command, 2, "403: the token may not write there", capsys=capsys)
     hub.refuse = None
     hub.repos["me/small"]["private"] = False
-    refuse(command, 2, "config.hub.name=me/small", "public", capsys=capsys)
+    refuse(command, 2, "config.hub.name=me/small", "public", "make it private", capsys=capsys)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(push, "ANSWER", 0.2)
         begin = time.monotonic()
         refuse(command, 2, "config.hub.name=me/small: the Hub gives no answer in 0.2 s", capsys=capsys)
         assert time.monotonic() - begin < WAIT / 2
+    refuse([*command, "--config.hub.name=me/small.git"], 2, "as in config.hub.name=me/my-model", capsys=capsys)
     assert not snapshot(tmp_path)
     hub.repos.clear()
     refuse(["sweep", *command, "--vary=train.seed=0,1"], 2, "config.hub.name = me/small: several", capsys=capsys)

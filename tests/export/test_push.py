@@ -129,7 +129,7 @@ def test_no_network_and_a_wrong_token(hub, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--push=me/my model"], "--push: "),
+        (["--push=me/my model"], "--push=me/my model: "),
         (["--public"], "--public needs --push"),
         (["--revision=step-4"], "--revision needs --push"),
         (["--push=me/small", "--revision=a/../b"], "--revision=a/../b: "),
