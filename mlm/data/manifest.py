@@ -200,8 +200,8 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
 def check_rows(data: Manifest, rows: str) -> None:
     """Raises InputError if shards were written with another config.shards.rows, where they say it."""
     if data.rows not in ("", rows):
-        written = f"the shards in {data.folder} were written with {data.rows}; set it to that, or use other shards"
-        raise InputError(f"config.shards.rows = {rows}: {written}.")
+        fix = f"the shards in {data.folder} were written with {data.rows}; set it to that, or use another folder"
+        raise InputError(f"config.shards.rows = {rows}: {fix} (--workdir or shards.dir).")
 
 
 def verify(manifest: Manifest, *, deep: bool) -> None:

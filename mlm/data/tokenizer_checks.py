@@ -121,7 +121,7 @@ def left_out_share(fast: Tokenizer, texts: Iterable[str]) -> float:
     for text in first_texts(texts):
         total += sum(len(piece) for piece, _ in _pieces(fast, text))
         kept += sum(map(len, fast.encode(text, add_special_tokens=False).tokens))
-    return 1 - kept / max(total, 1)
+    return 1 - kept / total if total else 0.0
 
 
 def unknown_share(fast: Tokenizer, texts: Iterable[str], unk_id: int | None) -> float:

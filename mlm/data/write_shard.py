@@ -30,6 +30,7 @@ from mlm.paths import UPath
 
 PARTS = "documents/parts.json"
 ENCODED = 1024  # rows at once: padded, they take more memory than their tokens
+SUMMED = ("documents", "dropped_tokens", "cut_tokens", "padding_tokens", "joined_tokens", "text_bytes")  # of shards
 PLACED = np.dtype([("start", "<u8"), ("part", "<u4"), ("place", "<u4")])  # start: a piece's first token in the shard
 
 
@@ -136,17 +137,9 @@ def summarize(tasks: Sequence[WriteShard], vocabulary: Mapping[str, Any], left_o
     probs = counts_V[counts_V > 0] / counts_V.sum()
     return Split(
         shards=tuple(Shard(*note["shard"]) for note in notes),
-        documents=sum(note["documents"] for note in notes),
-        duplicates=left_out["duplicates"],
-        near_duplicates=left_out["near_duplicates"],
-        kept_out=left_out["kept_out"],
         tokens=tokens,
         unknown_tokens=unknown_tokens,
-        dropped_tokens=sum(note["dropped_tokens"] for note in notes),
-        cut_tokens=sum(note["cut_tokens"] for note in notes),
-        padding_tokens=sum(note["padding_tokens"] for note in notes),
-        joined_tokens=sum(note["joined_tokens"] for note in notes),
-        text_bytes=sum(note["text_bytes"] for note in notes),
+        **left_out | {key: sum(note[key] for note in notes) for key in SUMMED},
         unigram_entropy=float(-np.sum(probs * np.log(probs))),
         sources=dict(sources),
     )

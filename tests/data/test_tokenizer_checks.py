@@ -135,7 +135,7 @@ def test_bytes_that_a_byte_level_tokenizer_leaves_out_are_counted(texts):
     fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     fast.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400))
     assert fast.encode("文", add_special_tokens=False).ids == []
-    for documents, left_out in ((texts[:50], 0), (["ab文" * 50], 0.6), (["文" * 50], 1)):
+    for documents, left_out in ((texts[:50], 0), (["ab文" * 50], 0.6), (["文" * 50], 1), ([], 0)):
         assert tokenizer_checks.left_out_share(fast, documents) == pytest.approx(left_out, abs=1e-9)
 
 
