@@ -7,7 +7,6 @@ from mlm import cluster
 from mlm.commands import common
 from mlm.data.manifest import NAME
 from mlm.errors import DamageError, InputError, StopError
-from mlm.text import show, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +29,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
         data = common.fingerprints(manifest) if manifest else ("", "")
         distributed.initialize(config, workdir, *data, saves=False, entry=args.entry)
+        check_platform(platforms or "")
         checks = {
             "kernels": kernels.check,
             "step": numbers.check_step,
@@ -40,14 +40,19 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             "storage": times.check_storage,
             "verdict": times.check_verdict,
         }
-        run = session.Session(config, workdir, manifest, args.entry.pretraining or Pretraining, args.quick)
-        failed = run.run(checks)
-    if cluster.is_primary():
-        keys, results = ("what", "measured", "expected", "status"), run.checks.items()
-        cells = [(name, *(line[key] for key in keys)) for name, check in results for line in check["results"]]
-        show(table("check", "what", "measured", "expected", "result", rows=cells))
+        pretraining = args.entry.pretraining or Pretraining
+        failed = session.Session(config, workdir, manifest, pretraining, args.quick).run(checks)
     if failed:
         if not cluster.is_primary():
             cluster.barrier("the end")  # process 0 fails for all of them
         file = workdir.root / "verify.json"
         raise StopError(f"{', '.join(failed)}: not as it should be on these devices; see {file}.", DamageError.code)
+
+
+def check_platform(platforms: str) -> None:
+    """Raises InputError if jax did not find the first device that JAX_PLATFORMS asks for, about which it is silent."""
+    import jax
+
+    asked, found = platforms.split(",")[0], jax.devices()[0].platform
+    if asked and {"cuda": "gpu", "rocm": "gpu"}.get(asked, asked) != found:
+        raise InputError(f"JAX_PLATFORMS={platforms}: jax finds no {asked}, but a {found}; see what jax logs of it.")

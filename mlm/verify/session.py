@@ -69,16 +69,14 @@ class Session:
                 for result in check(self):
                     results.append(result)
                     self._write(name, results, begin)
+                    show(name, result)
             except Exception as error:
                 if isinstance(error, StopError) or jax.process_count() > 1:
                     raise  # a config that can't be, or the other processes wait for this one in a collective
                 what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.300}"
                 results.append(Result("runs to its end", what, "no error", False))
+                show(name, results[-1])
             self._write(name, results, begin)
-            if cluster.is_primary():
-                status, seconds = self.checks[name]["status"], self.checks[name]["seconds"]
-                shown = "; ".join(f"{one.what}: {one.measured}" for one in results if STATUSES[one.is_right] == status)
-                print(f"verify: {name}: {status}, {seconds:.0f} s: {shown}", flush=True)
         return [name for name, check in self.checks.items() if check["status"] == STATUSES[False]]
 
     def _write(self, name: str, results: list[Result], begin: float) -> None:
@@ -90,6 +88,14 @@ class Session:
         if cluster.is_primary():
             content = calibration.header(self.config, jax.devices()) | {"quick": self.quick, "checks": self.checks}
             write_text(self.workdir.root / calibration.FILE, json.dumps(content, indent=1) + "\n")
+
+
+def show(name: str, result: Result) -> None:
+    """Prints a result of a check as a line, on process 0."""
+    expected = "" if result.expected == "-" else f"; expected: {result.expected}"
+    if cluster.is_primary():
+        line = f"verify: {name}: {STATUSES[result.is_right]}: {result.what}: {result.measured}{expected}"
+        print(line, flush=True)
 
 
 def made_up_rows(task: Pretraining) -> dict[str, np.ndarray]:
