@@ -132,7 +132,7 @@ def train(task: Pretraining, params: dict, evaluate: Callable[[dict], dict[str, 
     """Returns the metrics of a step, and scores of the averaged parameters after three."""
     batch, copy = sharding.put_batch(rows_of(0), task.mesh, ROWS), partial(jax.tree.map, jnp.copy)
     state, metrics = task.train_step(task.init().replace(params=copy(params), ema=copy(params)), batch)
-    numbers = {f"train/{name}": float(value) for name, value in metrics.items()}
+    numbers = {f"train/{name}": float(value) for name, value in metrics.items() if value.ndim == 0}
     for _ in range(2):
         state, _ = task.train_step(state, batch)
     moved = jax.tree.map(lambda new, old: float(jnp.sum((new - old) ** 2)), state.best_params, params)

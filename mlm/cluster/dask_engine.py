@@ -43,6 +43,10 @@ pool: concurrent.futures.Executor | None = None  # where this process, if it is 
 class WorkerDiffersError(Exception):
     """A worker's packages or code differ; its arguments are the host, the code's folder, `worker_fingerprint` there."""
 
+    def __str__(self) -> str:
+        """Returns less than the 10,000 characters from which on Dask leaves the arguments out."""
+        return f"the code in {self.args[1]} on {self.args[0]} differs"
+
 
 class DaskEngine(Engine):
     """Runs tasks on a Dask cluster, from the first one on; those of a worker that is lost run again on others."""

@@ -30,7 +30,7 @@ def train(*overrides: str, mesh: tuple[int, int, int] = (1, 1, 1), count: int = 
     state, history = run.init(), []
     for index in range(count):
         state, metrics = run.train_step(state, sharding.put_batch(random_batch(16, index), run.mesh, 16))
-        history.append({key: float(value) for key, value in metrics.items()})
+        history.append({key: float(value) for key, value in metrics.items() if value.ndim == 0})
     assert run.train_step._cache_size() == 1
     return state, history
 
