@@ -150,7 +150,7 @@ def arguments(root, manifest, tokenizer_folder: str, *overrides: str) -> list[st
     return processes.train_arguments(root, str(manifest.folder), *settings)
 
 
-@pytest.mark.standard
+@pytest.mark.slow
 def test_two_processes_push_the_checkpoint_that_they_hold_together(hub, manifest, tokenizer_folder, tmp_path):
     """What is on the Hub is what `export` writes of the last step: weights, card, tokenizer; no token is shown."""
     line = arguments(tmp_path / "run", manifest, tokenizer_folder, "mesh.data=1", "mesh.fsdp=2", "evaluate.every=0")
@@ -167,7 +167,7 @@ def test_two_processes_push_the_checkpoint_that_they_hold_together(hub, manifest
     assert not [name for name, content in snapshot(tmp_path).items() if TOKEN.encode() in content]
 
 
-@pytest.mark.standard
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_hub_that_is_killed_gets_the_best_classifier_when_it_is_back(
     hub, tokenizer_folder, tmp_path, capsys, monkeypatch
