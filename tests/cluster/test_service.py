@@ -75,7 +75,10 @@ time.sleep(60)
     [(1, signal.SIGKILL), (0, signal.SIGKILL), slow(1, signal.SIGSTOP), (0, signal.SIGSTOP), slow(1, signal.SIGABRT)],
 )
 def test_one_that_is_lost_is_named(tmp_path, victim, number):
-    """Within the heartbeat and some seconds, by the others themselves."""
+    """Within the heartbeat and some seconds, by one of the others; on a busy machine the second may name host 0.
+
+    Then process 0 has ended before the second learned why.
+    """
     started = Started(tmp_path, "time.sleep(90)", [0, 1, 2], 3)
     started.met()
     lost, begin = started.all.pop(victim), time.monotonic()
@@ -83,10 +86,10 @@ def test_one_that_is_lost_is_named(tmp_path, victim, number):
     ends = started.ends()
     assert time.monotonic() - begin < 2 * HEARTBEAT + 5
     lost.kill()
-    for process, (code, error) in ends.items():
+    for code, error in ends.values():
         assert code == 1, error
-        assert re.search(rf"^mlm test: host {victim} \(.*(is lost|was aborted)", error, re.MULTILINE), error
-        assert started.cause(process)["of"]["process"] == victim
+        assert re.search(rf"^mlm test: host [{victim}0] \(.*(is lost|was aborted)", error, re.MULTILINE), error
+    assert victim in [started.cause(process)["of"]["process"] for process in ends]
 
 
 def test_a_strangers_message_ends_all_with_what_it_says(tmp_path):
