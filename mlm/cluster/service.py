@@ -194,8 +194,6 @@ class Service:
             self._client.wait_at_barrier(self._waits_at, FOREVER)
         except JaxRuntimeError as error:
             match = LOST.search(str(error))
-            if match is None:
-                time.sleep(2 * EXIT)  # process 0 may have ended because of another's loss, and said so
             if match is not None or self._process > 0:  # whose service is gone
                 self._lose(int(match[1]) if match else 0)
             self._on_end(Termination(0, self._hosts[0], "exception", 1, printable(str(error))))
