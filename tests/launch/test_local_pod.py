@@ -86,7 +86,8 @@ def test_asked_to_end(tmp_path, stubborn):
     """The processes get SIGTERM; the second time those that do not listen are killed."""
     handler = "signal.SIG_IGN" if stubborn else "lambda *_: os._exit(75)"
     pod = started(tmp_path, f"signal.signal(signal.SIGTERM, {handler})\nprint('up', flush=True)\ntime.sleep(60)")
-    wait_for(lambda: all((tmp_path / str(index) / "log").read_text() == "up\n" for index in range(3)))
+    logs = [tmp_path / str(index) / "log" for index in range(3)]  # each is made when its process says something
+    wait_for(lambda: all(log.exists() and log.read_text() == "up\n" for log in logs))
     pod.ask(signal.SIGTERM)
     if stubborn:
         assert pod.poll()
