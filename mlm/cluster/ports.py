@@ -87,6 +87,13 @@ def _wait(open_socket: Callable[[], socket.socket], explain: Callable[[OSError],
         time.sleep(RETRY)
 
 
+def speaks_first(address: tuple[str, int], timeout: float) -> bool:
+    """Returns whether what listens there says something unasked within `timeout` seconds, as servers of gRPC do."""
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout) as connection:
+        return bool(connection.recv(1))
+    return False
+
+
 def connected(port: int) -> list[str]:
     """Returns the IPs of those that are connected to a port of this process."""
     connections = psutil.Process().net_connections("tcp")

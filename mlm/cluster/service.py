@@ -205,9 +205,9 @@ class Service:
 
     def _abort(self, number: int) -> None:
         """Handles SIGABRT, in a thread of C; returns if it was not jax's service that asked for it."""
-        end = functools.partial(Termination, self._process, printable(socket.gethostname()), "exception", 1)
+        end = functools.partial(Termination, self._process, printable(socket.gethostname()))
         if self._client is None:
-            self._on_end(end(self._why_nobody_met()))
+            self._on_end(end("exception", 1, self._why_nobody_met()))
         has_answered = threading.Event()
 
         def ask() -> None:
@@ -215,11 +215,16 @@ class Service:
             has_answered.set()
 
         threading.Thread(target=ask, daemon=True).start()
+        is_served = self._process == 0 or ports.speaks_first(self.address, ABORT_WAIT)
         if not has_answered.wait(ABORT_WAIT):
-            self._lose(0)
+            if not is_served:
+                self._lose(0)
+            # This is the one thread that reads the service's answers: which host is lost stands in jax's log alone.
+            self._is_lost = True
+            self._on_end(end("peer", 1, "another host is lost; jax's lines above give its number"))
         elif not self._is_lost:
             faulthandler.dump_traceback()
-            self.notify(end("was aborted: the lines above say why"))
+            self.notify(end("exception", 1, "was aborted: the lines above say why"))
         time.sleep(LINGER)  # another thread may be ending this process, and knows why
 
     def _why_nobody_met(self) -> str:

@@ -147,6 +147,7 @@ class Watch:
         """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
         if cause.process == self.cluster.process_id and cause.kind != "lost":
             self.end_now(cause.kind, cause.what, cause.what, cause.code)
+            return
         end = self._termination("peer", cause.code, cause.sentence)
         if self._record(end, time.time(), cause):
             self._leave(end, cause.sentence)
