@@ -240,6 +240,8 @@ class _Job:
             weights = dict(zip(self.corpus.sources, self.corpus.weights, strict=True))
             weight_of_part = np.array([weights[part.source] for part in self.parts])
             copies = deal.copies(hashes, weight_of_part[self.part_of_block[blocks]])
+            if not copies.sum():
+                raise InputError("the train split holds no text: lower corpus.validation_fraction, or give more text.")
         count = self.settings.counts["train" if split == "train" else "validation"]
         rows = int((sizes * copies).sum()) // row
         while True:

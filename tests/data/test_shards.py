@@ -209,9 +209,10 @@ def test_too_little_text_is_refused(texts, tokenizer_folder, tmp_path):
     ):
         with pytest.raises(InputError, match=key):
             write_shards(texts[:400], tmp_path / "shards", tokenizer_folder, **settings)
-    corpus = corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:400]),), validation_fraction=0.0)
-    with pytest.raises(InputError, match=r"validation split .*corpus\.validation_fraction"):
-        write_shards(corpus, tmp_path / "shards", tokenizer_folder)
+    for fraction, split in ((0.0, "validation"), (0.999, "train")):
+        corpus = corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:400]),), validation_fraction=fraction)
+        with pytest.raises(InputError, match=rf"{split} split .*corpus\.validation_fraction"):
+            write_shards(corpus, tmp_path / "shards", tokenizer_folder)
     assert not (tmp_path / "shards").exists()
 
 
