@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import pathlib
 import re
 import subprocess
 import tomllib
@@ -77,63 +78,65 @@ def test_each_guarantee_has_tests_that_are_not_among_the_slow():
             assert not re.search("mark.(slow|hosts)", " ".join(marks)), name
 
 
+def with_settings(command: str, *settings: str) -> str:
+    return command + "".join(f" --config.{setting}" for setting in settings)
+
+
+def shortened(line: str, folder: pathlib.Path) -> str:
+    """A command of the pages as it runs here: on a small corpus, a small model, in some steps."""
+    command = line.replace("my/texts/*.txt", f"{folder}/my.txt").replace("runs/", f"{folder}/runs/")
+    command = command.replace("quickstart@1000..1575", "quickstart@4..8")  # the steps of the short run
+    command = command.replace("> docs.jsonl", f"> {folder}/docs.jsonl")
+    corpus = f"jsonl:{folder}/corpus.jsonl"
+    if line.startswith("gcloud"):  # what it runs on every host
+        command = re.search(r"--command='cd mlm && (.*)'", command)[1].replace("gs://BUCKET", str(folder))
+        command = with_settings(command, *TINY, *BASE_ON_A_LAPTOP)
+    if "mlm bench" in line and "shards" in line:
+        command += " --megabytes=0.2"
+    if "launch/local.sh" in line or "--config=" in line:
+        of_published = [setting for setting in (*TINY, *SHORT) if not setting.startswith(OF_MODEL)]
+        command = with_settings(command, *(of_published if PUBLISHED in line else SHORT))
+        if "my.txt" not in command:
+            command = with_settings(command, f"corpus.sources={corpus}")
+    if "mlm glue" in line:
+        command = command.partition("--config.")[0] + f"--data={glue_shaped.write(folder / 'glue')} --tasks rte wnli"
+        command = with_settings(command, "data.global_batch=16", "train.epochs=1", "model.dtype=float32")
+    if re.search("mlm (sweep )?classify", line):
+        settings = labelled_texts.settings(folder, "")
+        sources = [setting for setting in settings if setting.startswith(("classify.train=", "classify.validation="))]
+        lengths = ("train.steps=0", "train.epochs=1", "schedule.warmup_steps=0", "data.global_batch=16")
+        command = with_settings(command, *sources, "classify.label=label", *lengths)
+    if "mlm compare" in line:
+        command = f"{command.partition(' --source=')[0]} --source={corpus} --words=50"
+    if "mlm verify" in line:
+        command = with_settings(f"{command} --quick", *TINY, *BASE_ON_A_LAPTOP)
+    if line == "bash launch/local.sh":
+        command += f" --workdir={folder}/runs/quickstart"
+    if line.startswith("python -m mlm bench"):
+        command += " --seconds=0.5"
+    return command
+
+
 @pytest.mark.slow
 def test_commands_run(texts, model, tmp_path):
     """One after the other, in the pages' order: later ones work on what earlier ones made."""
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "my.txt").write_text("\n".join(text.replace("\n", " ") for text in texts))
     env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
-    settings = (f"--config.{setting}" for setting in (*SHORT, f"corpus.sources=jsonl:{tmp_path}/corpus.jsonl"))
     trained_model.publish(model, PUBLISHED, tmp_path / "hub")
     env |= {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    env["S"] = " ".join(["--config=configs/base.py", f"--workdir={tmp_path}/runs/speed", *settings])
-    env["M"] = " ".join(["--config=configs/base.py", *(f"--config.{setting}" for setting in (*TINY, SHORT[0]))])
+    base = "--config=configs/base.py"
+    env["S"] = with_settings(
+        f"{base} --workdir={tmp_path}/runs/speed", *SHORT, f"corpus.sources=jsonl:{tmp_path}/corpus.jsonl"
+    )
+    env["M"] = with_settings(base, *TINY, SHORT[0])
     seen = commands()
     assert seen[:2] == ["bash launch/local.sh", "bash tests/run.sh"]
     seen.remove("bash tests/run.sh")  # this very run
     assert len(seen) >= 10
     for line in seen:
-        short = line.replace("my/texts/*.txt", f"{tmp_path}/my.txt").replace("runs/", f"{tmp_path}/runs/")
-        short = short.replace("quickstart@1000..1575", "quickstart@4..8")  # the steps of the short run
-        short = short.replace("> docs.jsonl", f"> {tmp_path}/docs.jsonl")
-        if line.startswith("gcloud"):  # what it runs on every host
-            short = re.search(r"--command='cd mlm && (.*)'", short)[1].replace("gs://BUCKET", str(tmp_path))
-            for setting in (*TINY, *BASE_ON_A_LAPTOP):
-                short += f" --config.{setting}"
-        if "mlm bench" in line and "shards" in line:
-            short += " --megabytes=0.2"
-        if "launch/local.sh" in line or "--config=" in line:
-            settings = SHORT
-            if PUBLISHED in line:
-                settings = [setting for setting in (*TINY, *SHORT) if not setting.startswith(OF_MODEL)]
-            short += "".join(f" --config.{setting}" for setting in settings)
-            if "my.txt" not in short:
-                short += f" --config.corpus.sources=jsonl:{tmp_path}/corpus.jsonl"
-        if "mlm glue" in line:
-            short = short.partition("--config.")[0] + f"--data={glue_shaped.write(tmp_path / 'glue')} --tasks rte wnli"
-            for setting in ("data.global_batch=16", "train.epochs=1", "model.dtype=float32"):
-                short += f" --config.{setting}"
-        if re.search("mlm (sweep )?classify", line):
-            overrides = labelled_texts.settings(tmp_path, "")
-            sources = [each for each in overrides if each.startswith(("classify.train=", "classify.validation="))]
-            for setting in (
-                *sources,
-                "classify.label=label",
-                "train.steps=0",
-                "train.epochs=1",
-                "schedule.warmup_steps=0",
-                "data.global_batch=16",
-            ):
-                short += f" --config.{setting}"
-        if "mlm compare" in line:
-            short = f"{short.partition(' --source=')[0]} --source=jsonl:{tmp_path}/corpus.jsonl --words=50"
-        if "mlm verify" in line:
-            short += " --quick" + "".join(f" --config.{setting}" for setting in (*TINY, *BASE_ON_A_LAPTOP))
-        if line == "bash launch/local.sh":
-            short += f" --workdir={tmp_path}/runs/quickstart"
-        if line.startswith("python -m mlm bench"):
-            short += " --seconds=0.5"
-        process = subprocess.run(["bash", "-c", short], cwd=ROOT, env=env, capture_output=True, text=True)
+        command = ["bash", "-c", shortened(line, tmp_path)]
+        process = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         assert process.returncode == 0, f"{line}\n{process.stdout}\n{process.stderr}"
         assert "Traceback" not in process.stderr, line
         if "local.sh" in line or "mlm run" in line:
