@@ -23,7 +23,7 @@ WIDER = {
 # Of mlm, from top to bottom: a room imports only what stands below it, or beside it between two bars.
 ROOMS = (
     "__main__ | testing | commands | doctor report export bench plan sweep glue verify | inference | tasks | training"
-    "| monitor | pretrained | model | data | cluster"
+    "| monitor | pretrained | model | data | engine | cluster"
     "| entry config config_across config_rules config_mine workdir logs files paths errors text"
 )
 LEVELS = {f"mlm.{room}": level for level, rooms in enumerate(ROOMS.split("|")) for room in rooms.split()}

@@ -13,11 +13,11 @@ from ml_collections import ConfigDict
 
 from mlm.bench import interleaved, tf_tpu_example
 from mlm.bench.steps import repeated, updates
-from mlm.cluster.engine import Spawn, open_pool
 from mlm.data import mixture, sample, shards
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import make_stages
+from mlm.engine.engine import Spawn, open_pool
 from mlm.tasks.pretraining import Pretraining, train_batches
 from mlm.training import sharding
 

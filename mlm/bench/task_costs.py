@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from mlm import config as configs
-from mlm.cluster.engine import Engine, process_pool
 from mlm.data import docstrings, shards, tokenizer
 from mlm.data.corpus import Corpus
+from mlm.engine.engine import Engine, process_pool
 
 VOCABULARY, LENGTH = 50_265, 512
 COUNTS = {"train": 64, "validation": 8}

@@ -12,12 +12,13 @@ from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm import config as configs
-from mlm.cluster import dask_engine, detect, watch
-from mlm.cluster.engine import Engine, open_pool
+from mlm.cluster import detect, watch
 from mlm.config_rules import SOURCES, lanes_of_shares
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, check_rows, load_manifest, verify
 from mlm.doctor import preflight
+from mlm.engine import dask_engine
+from mlm.engine.engine import Engine, open_pool
 from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import expand, expand_source, is_remote
 from mlm.pretrained import locate

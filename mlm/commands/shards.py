@@ -6,10 +6,10 @@ import time
 
 from ml_collections import ConfigDict
 
-from mlm.cluster.engine import Engine
 from mlm.commands import common
 from mlm.commands.tokenizer import make_tokenizer, warn_of_unknown_tokens
 from mlm.data.manifest import NAME, holds_foreign_shards
+from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.workdir import Workdir, work_folder

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from mlm import logs
-from mlm.cluster.engine import Engine
 from mlm.commands import common
 from mlm.data import tokenizer, tokenizer_checks
 from mlm.data.manifest import holds_foreign_shards
+from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.paths import children, is_begun, replacing
 from mlm.workdir import Workdir, work_folder

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Self
 
 from ml_collections import ConfigDict
 
-from mlm.cluster.engine import Engine
 from mlm.data import data_sets, results, sources
+from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.paths import UPath
 

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from mlm.cluster.engine import Engine
 from mlm.data.corpus import Corpus, Part, text_hash
+from mlm.engine.engine import Engine
 
 LONGEST = 100_000  # characters of a document that are used: a book must not be the whole sample
 LEAST_SHARE = 1 / 8  # of the documents that are read: a part is read up to where it has given its quota

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlm.cluster.engine import Engine
 from mlm.config_rules import CONCATENATED, LINES
 from mlm.data import deal, deduplicate, keep_out, results, tokenizer
 from mlm.data.corpus import Corpus, Part
 from mlm.data.manifest import NAME, SPLITS, Manifest, Split, check_rows, load_manifest
 from mlm.data.map_part import BLOCK, Map, map_part
 from mlm.data.write_shard import PARTS, WriteShard, summarize, table_name, write_shard
+from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.paths import UPath, canonical, children, is_remote, remove, sizes
 from mlm.workdir import work_folder

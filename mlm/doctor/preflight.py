@@ -90,7 +90,7 @@ def engine(case: Case) -> None:
     if flags.engine_timeout <= 0:
         raise InputError(f"--engine-timeout={flags.engine_timeout}: must be above 0 seconds.")
     if flags.engine and (case.command not in ("run", "tokenizer", "shards") or _reads_corpus(case)):
-        from mlm.cluster import dask_engine
+        from mlm.engine import dask_engine
 
         folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")
         timeout = min(flags.engine_timeout, ANSWER)

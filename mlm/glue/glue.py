@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import RenderableType
 
 from mlm import logs
-from mlm.cluster.engine import Engine
 from mlm.data import labelled
+from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.glue.tasks import AX, MAJORITY, TASKS, Protocol, Settings, Task, load_protocol
 from mlm.paths import UPath, make_folder, remove, write_text

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from mlm import logs
 from mlm.cluster import watch
-from mlm.cluster.engine import Engine
+from mlm.engine.engine import Engine
 from mlm.entry import STOCK, Program
 from mlm.errors import InputError, PreemptedError
 from mlm.paths import UPath, is_remote, make_folder, staging_folder, upload, write_text

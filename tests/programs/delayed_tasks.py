@@ -8,7 +8,7 @@ import sys
 import time
 
 from mlm import __main__
-from mlm.cluster import dask_engine
+from mlm.engine import dask_engine
 
 run_task = dask_engine.run_task
 

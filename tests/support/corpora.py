@@ -14,11 +14,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from mlm import config as configs
-from mlm.cluster.engine import Engine, open_pool
 from mlm.data import corpus, docstrings, shards, tokenizer
 from mlm.data.corpus import Corpus, Part
 from mlm.data.manifest import Manifest, Shard, Split
 from mlm.data.sources import Document
+from mlm.engine.engine import Engine, open_pool
 from mlm.paths import UPath
 
 LENGTH = 32

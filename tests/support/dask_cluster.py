@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from mlm.cluster import certificates
+from mlm.engine import certificates
 from mlm.workdir import work_folder
 from tests import ROOT
 

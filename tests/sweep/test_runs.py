@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from mlm.cluster import dask_engine
+from mlm.engine import dask_engine
 from mlm.entry import Program
 from mlm.errors import InputError, PreemptedError
 from mlm.paths import UPath

@@ -25,9 +25,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm.cluster import certificates as pem
 from mlm.cluster import fingerprints, ports, watch
-from mlm.cluster.engine import AGAIN, ONE_THREAD, Engine, available_cores, process_pool
+from mlm.engine import certificates as pem
+from mlm.engine.engine import AGAIN, ONE_THREAD, Engine, available_cores, process_pool
 from mlm.errors import InputError, PreemptedError, StopError
 from mlm.paths import UPath
 
@@ -143,7 +143,7 @@ def _entry() -> Callable:
         if importlib.util.find_spec("mlm") is None and is_trusted:
             sys.path.append(str(folder))
         try:
-            from mlm.cluster.dask_engine import run_task
+            from mlm.engine.dask_engine import run_task
         except (ImportError, AttributeError) as error:
             raise ImportError(NO_CODE, socket.gethostname(), str(folder), sys.executable, str(error)) from None
         return run_task(expected, task)

@@ -15,7 +15,8 @@ from multiprocessing import resource_tracker
 import psutil
 import pytest
 
-from mlm.cluster import engine, watch
+from mlm.cluster import watch
+from mlm.engine import engine
 from mlm.errors import DamageError, InputError, PreemptedError
 from tests.support.engine_tasks import die, fail, mark, process_of, square
 from tests.support.processes import environment
@@ -89,7 +90,7 @@ def test_a_bounded_number_is_submitted_ahead() -> None:
 # A researcher's file calls `main` at its end, without asking whether it is the script that was started.
 SCRIPT = """
 import functools, pathlib, sys
-from mlm.cluster import engine
+from mlm.engine import engine
 from tests.support.engine_tasks import mark
 print("started", flush=True)
 with engine.open_pool(workers=2) as opened:

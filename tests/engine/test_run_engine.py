@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from mlm.__main__ import main
-from mlm.cluster import certificates
+from mlm.engine import certificates
 from tests.support import processes
 from tests.support.corpora import contents
 from tests.support.dask_cluster import Cluster, free_port, greeted, until, written

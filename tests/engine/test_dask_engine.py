@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import cloudpickle
 import pytest
 
-from mlm.cluster import certificates, dask_engine, engine
+from mlm.engine import certificates, dask_engine, engine
 from mlm.errors import DamageError, InputError, PreemptedError
 from tests import ROOT
 from tests.support.dask_cluster import Cluster, free_port, greeted, until

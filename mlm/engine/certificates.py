@@ -1,4 +1,4 @@
-"""Certificates that admit to a Dask cluster; `python -m mlm.cluster.certificates FOLDER` makes them by hand."""
+"""Certificates that admit to a Dask cluster; `python -m mlm.engine.certificates FOLDER` makes them by hand."""
 
 import argparse
 from pathlib import Path
@@ -30,7 +30,7 @@ def read(folder: UPath | Path) -> Any:
     fix = "--engine-certificates=DIR names the folder of ca.pem, cert.pem and key.pem, which "
     contents = []
     for name in NAMES:
-        with refusing(f"{folder / name}: can't be read", f"{fix}`python -m mlm.cluster.certificates DIR` makes"):
+        with refusing(f"{folder / name}: can't be read", f"{fix}`python -m mlm.engine.certificates DIR` makes"):
             contents.append((folder / name).read_text(encoding="utf-8"))
     authority, certificate, key = contents
     return Security(
@@ -48,7 +48,7 @@ def read(folder: UPath | Path) -> Any:
 def main() -> None:
     """Makes the certificates in the folder that is the only argument."""
     prepare_streams()
-    parser = argparse.ArgumentParser(prog="python -m mlm.cluster.certificates", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m mlm.engine.certificates", description=__doc__)
     parser.add_argument("folder", type=UPath)
     folder = parser.parse_args().folder
     try:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mlm.cluster import certificates
+from mlm.engine import certificates
 from mlm.errors import InputError
 from tests import ROOT
 
@@ -36,7 +36,7 @@ def test_folders_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.standard
 def test_the_command_line(tmp_path: pathlib.Path) -> None:
-    line = [sys.executable, "-m", "mlm.cluster.certificates", str(tmp_path / "made")]
+    line = [sys.executable, "-m", "mlm.engine.certificates", str(tmp_path / "made")]
     made = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert made.returncode == 0 and "ca.pem, cert.pem, key.pem" in made.stdout and made.stderr == ""
     assert certificates.read(tmp_path / "made").tls_ca_file.startswith("-----BEGIN CERTIFICATE-----")

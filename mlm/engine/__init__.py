@@ -1,0 +1,1 @@
+"""Tasks on a process pool of this machine, or on a Dask cluster."""
