@@ -189,7 +189,7 @@ def test_a_hub_that_is_killed_gets_the_best_classifier_when_it_is_back(
     assert files["model.safetensors"] == (tmp_path / "export" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.standard
+@pytest.mark.slow
 def test_refused_in_the_middle_and_stopped_during_a_push(hub, manifest, tokenizer_folder, tmp_path):
     """The next push is another attempt; a run that is told to stop does not wait for it."""
     hangs = threading.Event()
