@@ -1,7 +1,7 @@
 # Sourced, or run (bash launch/environment.sh), from the repository root: makes .venv with the pinned requirements, once
 # for each version of them. jax's TPU library is among them; where an NVIDIA GPU is, jax's CUDA plugin is added.
 # Python 3.11, 3.12 or 3.13: $PYTHON, or one that is here, or, as on a TPU VM with 3.10 alone, 3.12 that uv brings.
-# On a host of a pod: $MLM_VENV is made, with the file $MLM_EXTRAS too; $MLM_FIND prints the version of Python, no more.
+# On a host of a pod: $MLM_VENV is made; $MLM_FIND prints the version of Python, no more.
 set -euo pipefail
 uv=uv==0.13.8 venv=${MLM_VENV:-.venv} python=
 candidates=("$venv/bin/python" python3 python3.12 python3.11 python3.13)
@@ -23,7 +23,7 @@ fail() { # what failed, what to do
   rm -rf "$venv"
   exit 2
 }
-stamp=$(cat requirements.txt launch/environment.sh ${MLM_EXTRAS:+"$MLM_EXTRAS"} | cksum | cut -d' ' -f1)
+stamp=$(cat requirements.txt launch/environment.sh | cksum | cut -d' ' -f1)
 if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$stamp" ]; then
   echo "launch: installing requirements.txt into $venv" >&2
   # Ubuntu's python3 can make no environment without its package python3-venv, uv can
@@ -38,7 +38,7 @@ if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$stamp" ]; then
   python=$venv/bin/python
   "$python" -m pip install --quiet --disable-pip-version-check "$uv"
   # Compiled once: where bytecode can't be written, each process would compile jax again, for ten seconds.
-  "$venv/bin/uv" pip install --quiet --compile-bytecode --python "$python" -r requirements.txt ${MLM_EXTRAS:+-r "$MLM_EXTRAS"}
+  "$venv/bin/uv" pip install --quiet --compile-bytecode --python "$python" -r requirements.txt
   if nvidia-smi >/dev/null 2>&1; then
     cuda=cuda12
     nvidia-smi | grep -q "CUDA Version: 1[3-9]" && cuda=cuda13

@@ -10,8 +10,6 @@ A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, exit.json, and w
 (mlm/cluster/watch.py). Its keeper (host_keeper.py) holds `lock` for as long as it lives.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import contextlib
@@ -25,16 +23,14 @@ import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import host_checks
 import host_keeper
 import host_setup
-from host_checks import ports
 from host_setup import HostError
 
 SECONDS_TO_START = 10.0  # between the folder of a run and its process
-NUMBERS = dict.fromkeys(("attempt", "offset", "limit", "worker", "workers"), int) | {"grace": float}  # arguments
 
 
 def folder_of(root: pathlib.Path, run: str, attempt: int) -> pathlib.Path:
@@ -45,9 +41,9 @@ def folder_of(root: pathlib.Path, run: str, attempt: int) -> pathlib.Path:
 def start(root: pathlib.Path, text: str) -> dict:
     """Starts the process of a job, unless this attempt was started before.
 
-    text: JSON, {"id", "attempt", "code": hash, "requirements": hash, "argv": after `python -m mlm`, "program": a file
-    of the code in the place of `-m mlm`, "env": {name: value}, "process", "processes", "launch": whose start it is}.
-    Raises HostError if it was cut off on its way, or is not synced.
+    text: JSON, {"id", "attempt", "code": hash, "packages": hash, "program": a file of the code in the place of `-m mlm`
+    or "", "argv": its arguments, "place": those that say which process it is, "env": {name: value}, "launch": whose
+    start it is}. Raises HostError if it was cut off on its way, or is not synced.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a connection that drops must not leave half a start
     try:
@@ -55,26 +51,27 @@ def start(root: pathlib.Path, text: str) -> dict:
         final = folder_of(root, job["id"], job["attempt"])
     except (ValueError, KeyError, TypeError) as error:
         raise HostError(f"the job is not complete ({type(error).__name__}): nothing was started") from None
-    source, python = host_setup.source(root, job["code"]), host_setup.interpreter(root, job["requirements"])
-    kept = {**job, "env": sorted(job["env"])}  # the values are secrets: they go to the process, and nowhere else
+    source, python = host_setup.source(root, job["code"]), host_setup.interpreter(root, job["packages"])
     new = host_setup.hidden(final)
     lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)  # before the folder has its name: a run that is seen is held
-    host_setup.write(new / "job.json", kept)
+    # the values of variables are secrets: they go to the process, and nowhere else
+    host_setup.write(new / "job.json", {**job, "env": sorted(job["env"])})
     if not host_setup.rename(new, final):  # it was started before, or another `start` was faster
         os.close(lock)
-        return {"started": False, **_state(final), "job": host_setup.read(final / "job.json")}
+        return {"started": False, **status(root, job["id"], job["attempt"])}
     environment = {**os.environ, **job["env"], "MLM_HOST_DIR": str(final), "PYTHONUNBUFFERED": "1"}
     program = ["-m", "mlm"]
-    if job.get("program"):  # Python looks for modules in its folder, and not in that of the code
+    if job["program"]:  # Python looks for modules in its folder, and not in that of the code
         program = [job["program"]]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), environment.get("PYTHONPATH")]))
+    argv = [python, *program, *job["argv"], *job["place"]]
     try:
-        process = host_keeper.launch(final, lock, [python, *program, *job["argv"]], str(source), environment)
+        process = host_keeper.launch(final, lock, argv, str(source), environment)
     except HostError:
         shutil.rmtree(final, ignore_errors=True)  # nothing runs: it may be tried again
         raise
-    return {"started": True, "process": process, "attempt": job["attempt"], "state": "running", "job": kept}
+    return {"started": True, "process": process, **status(root, job["id"], job["attempt"])}
 
 
 def _state(folder: pathlib.Path) -> dict:
@@ -98,9 +95,9 @@ def _has_keeper(folder: pathlib.Path) -> bool:
     return False
 
 
-def status(root: pathlib.Path, run: str, attempt: int | None) -> dict:
-    """Returns what is known of an attempt (default: the last) of a run."""
-    if attempt is None:
+def status(root: pathlib.Path, run: str, attempt: int) -> dict:
+    """Returns what is known of an attempt (0: the last) of a run."""
+    if not attempt:
         folders = folder_of(root, run, 0).parent.glob("[0-9]*")
         attempt = max((int(folder.name) for folder in folders), default=0)
     folder = folder_of(root, run, attempt)
@@ -138,32 +135,44 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     host_setup.wait_until(ended, 5.0)  # the keeper is about to write it down
     if left := host_keeper.processes(folder):
         raise HostError(f"process {left[0]} of the run does not end, not even by SIGKILL")
-    return {"attempt": attempt, **_state(folder)}
+    return status(root, run, attempt)
 
 
-def _all_attempts(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, int, bool]]:
-    """Yields (folder, id, attempt, whether it is running) of every run here."""
+def _all_attempts(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict, bool]]:
+    """Yields (folder, {"id", "attempt"}, whether it is running) of every run here."""
     for folder in sorted((root / "runs").glob("*/[0-9]*")):
-        run = urllib.parse.unquote(folder.parent.name)
-        yield folder, run, int(folder.name), _state(folder)["state"] == "running"
+        attempt = {"id": urllib.parse.unquote(folder.parent.name), "attempt": int(folder.name)}
+        yield folder, attempt, _state(folder)["state"] == "running"
 
 
-def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
-    """Returns what this host has, and the runs that hold it."""
-    alive = [{"id": run, "attempt": attempt} for _, run, attempt, running in _all_attempts(root) if running]
-    return {**host_checks.preflight(root, code, clear_lock), "runs": alive}
+def preflight(root: pathlib.Path, code: str) -> dict:
+    """Returns what this host has for a code, and the runs that hold it."""
+    return host_checks.preflight(root, code, [run for _, run, running in _all_attempts(root) if running])
 
 
-def clean(root: pathlib.Path, keep: list[str]) -> dict:
-    """Removes the folders of runs that have ended, but for `keep`."""
+def clean(root: pathlib.Path) -> dict:
+    """Removes the folders of runs that have ended."""
     removed = []
-    for folder, run, attempt, running in _all_attempts(root):
-        if not running and run not in keep:
+    for folder, run, running in _all_attempts(root):
+        if not running:
             shutil.rmtree(folder)
-            removed.append(f"run {run} attempt {attempt}")
+            removed.append(f"run {run['id']} attempt {run['attempt']}")
             with contextlib.suppress(OSError):  # another attempt is left
                 folder.parent.rmdir()
     return {"removed": removed}
+
+
+COMMANDS = {  # name: (function of the launcher's folder and the arguments, {argument: its type})
+    "unpack": (lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()), {"code": str}),  # the archive
+    "install": (host_setup.install, {"code": str, "--python": str}),
+    "preflight": (preflight, {"code": str}),
+    "ports": (lambda root, **place: host_checks.ports(**place), {"address": str, "worker": int, "workers": int}),
+    "start": (lambda root: start(root, sys.stdin.read()), {}),  # the job
+    "status": (status, {"run": str, "attempt": int}),
+    "logs": (logs, {"run": str, "attempt": int, "offset": int, "limit": int}),
+    "stop": (stop, {"run": str, "attempt": int, "grace": float}),
+    "clean": (clean, {}),
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -171,28 +180,11 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="host.py", allow_abbrev=False)
     root.add_argument("--root", default="~/.mlm-pod", help="~ is the home here")
     table = root.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(words: str, function: Callable[..., dict]) -> argparse.ArgumentParser:
-        name, *others = words.split()
+    for name, (function, arguments) in COMMANDS.items():
         sub = table.add_parser(name, allow_abbrev=False)
-        for word in others:
-            sub.add_argument(word, type=NUMBERS.get(word, str))
         sub.set_defaults(answer=function)
-        return sub
-
-    command("unpack code", lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()))  # the archive
-    install = command("install code", host_setup.install)
-    install.add_argument("--extra", action="append", default=[], dest="extras", metavar="SPEC")
-    install.add_argument("--python", default="")
-    check = command("preflight", preflight)
-    check.add_argument("--code", default="")
-    check.add_argument("--clear-lock", action="store_true")
-    command("ports address worker workers", lambda root, address, worker, workers: ports(address, worker, workers))
-    command("start", lambda root: start(root, sys.stdin.read()))  # the job
-    command("status run", status).add_argument("attempt", type=int, nargs="?")
-    command("logs run attempt offset limit", logs)
-    command("stop run attempt grace", stop)
-    command("clean", clean).add_argument("--keep", action="append", default=[], metavar="ID")
+        for argument, kind in arguments.items():
+            sub.add_argument(argument, type=kind)
     return root
 
 

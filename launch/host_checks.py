@@ -4,8 +4,6 @@ For host.py, on a host: the standard library of Python 3.10 and later. $MLM_POD_
 and $MLM_POD_LIBTPU_LOCK name others than a TPU VM's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os
@@ -21,61 +19,82 @@ import time
 from host_setup import HostError, read
 
 PORTS = (8474, 8476)  # of jax's coordination service and of Dask (config keys pod.port and pod.engine_port)
+LITTLE_DISK = 10e9  # bytes: packages and a checkpoint that is being written
 WAIT = 20.0  # seconds in which all hosts come to the first one's ports
 GOOGLE = "0x1ae0"  # PCI vendor
 EAGER = ("0x0063", "0x006f", "0x0076")  # PCI devices v5e, v6e and TPU7x: for them jax asks for huge pages
 
 
-def preflight(root: pathlib.Path, code: str, clear_lock: bool) -> dict:
-    """Returns what this host has, and who holds it; "installed": the hash of the packages for `code`, or None."""
+def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
+    """Returns what this host has, and sentences about it: "problems" keep a run from starting, "remarks" do not.
+
+    code: hash; "packages": the hash of those installed for it, or None; runs: [{"id", "attempt"}] that are alive here.
+    """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     devices = os.environ.get("MLM_POD_DEVICES", "/dev")
-    lock = pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))
     accelerators = sorted(glob.glob(f"{devices}/accel*") + glob.glob(f"{devices}/vfio/*"))
-    holders = _holders({os.path.realpath(path) for path in accelerators})
-    state = _lock_state(lock, bool(holders))
-    if clear_lock and state == "stale":
-        try:
-            lock.unlink(missing_ok=True)
-            state = "absent"
-        except OSError as error:
-            raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error
-    installed = (read(root / "code" / f".{code}.json") or {}).get("requirements")
-    complete = installed and (root / "venv" / installed / "python.json").exists()
+    has_code = (root / "code" / code).is_dir()
+    packages = (read(root / "code" / f".{code}.json") or {}).get("packages")
+    if not packages or not (root / "venv" / packages / "python.json").exists():
+        packages = None
+    problems, remarks = [], []
+    if not has_code:
+        problems.append(f"code {code[:12]} is missing: launch/tpu.py sync")
+    elif not packages:
+        problems.append("its packages are not installed: launch/tpu.py sync")
+    if holders := _holders({os.path.realpath(path) for path in accelerators}):
+        problems.append(f"the accelerator is held by process {', '.join(holders)}")
+    elif _is_locked(pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))):
+        problems.append("libtpu's lock is held by a process that we can't see")
+    if runs:
+        alive = ", ".join(f"{run['id']!r} (attempt {run['attempt']})" for run in runs)
+        problems.append(f"run {alive} is alive there: launch/tpu.py stop")
+    if (disk := shutil.disk_usage(root).free) < LITTLE_DISK:
+        remarks.append("less than 10 GB of disk are free")
+    if not accelerators:
+        remarks.append("no accelerator is to be seen")
+    if line := _set_huge_pages():
+        remarks.append(f"transparent huge pages are off, and a TPU starts slowly: {line}")
+    memory = re.search("MemAvailable: +([0-9]+)", pathlib.Path("/proc/meminfo").read_text())[1]
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
-        "code": [path.name for path in (root / "code").glob("[0-9a-f]*") if code in ("", path.name)],
-        "installed": installed if complete else None,
-        "disk_free": shutil.disk_usage(root).free,
-        "memory_free": 1024 * int(re.search("MemAvailable: +([0-9]+)", pathlib.Path("/proc/meminfo").read_text())[1]),
-        "accelerators": accelerators,
-        "holders": holders,
-        "libtpu_lock": state,
-        "huge_pages": _set_huge_pages(),
+        "has_code": has_code,
+        "packages": packages,
+        "accelerators": len(accelerators),
+        "free": f"disk {disk / 1e9:.0f} GB, memory {int(memory) / 1e6:.0f} GB",
+        "runs": runs,
+        "problems": problems,
+        "remarks": remarks,
     }
 
 
-def _holders(paths: set[str]) -> list[dict]:
-    """Returns [{"pid", "command"}] of the processes that have one of these files open, as far as we may see them."""
-    commands = {}
+def _holders(paths: set[str]) -> list[str]:
+    """Returns "PID (NAME)" of the processes that have one of these files open, as far as we may see them."""
+    names = {}
     for descriptor in glob.iglob("/proc/[0-9]*/fd/*") if paths else ():  # not pathlib's: a process may end meanwhile
         with contextlib.suppress(OSError):
             if str(pathlib.Path(descriptor).readlink()) in paths:
                 process = descriptor.split("/")[2]
                 # the name alone: arguments are private
-                commands[int(process)] = pathlib.Path(f"/proc/{process}/comm").read_text().strip()
-    return [{"pid": process, "command": commands[process]} for process in sorted(commands)]
+                names[process] = pathlib.Path(f"/proc/{process}/comm").read_text().strip()
+    return [f"{process} ({name})" for process, name in sorted(names.items())]
 
 
-def _lock_state(lock: pathlib.Path, in_use: bool) -> str:
-    """Returns "absent", "held" or "stale": libtpu leaves its lock file behind when it is killed."""
+def _is_locked(lock: pathlib.Path) -> bool:
+    """Whether libtpu's lock file is in use. Removes one that nobody holds, which libtpu leaves when it is killed."""
     try:
         inode = lock.stat().st_ino
     except OSError:
-        return "absent"
+        return False
     locks = pathlib.Path("/proc/locks").read_text()  # of every kind, and of every user
-    return "held" if f":{inode} " in locks or in_use or _holders({str(lock.resolve())}) else "stale"
+    if f":{inode} " in locks or _holders({str(lock.resolve())}):
+        return True
+    try:
+        lock.unlink(missing_ok=True)
+    except OSError as error:
+        raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error
+    return False
 
 
 def _set_huge_pages() -> str:

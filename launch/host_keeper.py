@@ -4,8 +4,6 @@ For host.py, on a host: the standard library of Python 3.10 and later. The proce
 folder as $MLM_HOST_DIR, whatever group they are in and whoever keeps them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

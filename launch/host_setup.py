@@ -3,8 +3,6 @@
 For host.py, on a host: the standard library of Python 3.10 and later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
@@ -130,26 +128,24 @@ def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
     return {"code": code, "fresh": rename(new, final)}
 
 
-def install(root: pathlib.Path, code: str, extras: list[str], python: str) -> dict:
+def install(root: pathlib.Path, code: str, python: str | None) -> dict:
     """Makes the environment for a code's requirements.txt, once; `python`: an interpreter to use instead."""
     folder = source(root, code)
     requirements = folder / "requirements.txt"
     text = requirements.read_bytes() if requirements.exists() else b""
     print_version = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"] if python else MAKE
     version = _run(print_version, f"the interpreter {python or 'python3'} does not work", folder, MLM_FIND="1")
-    parts = [text, version.encode(), python.encode(), *(extra.encode() for extra in extras)]
-    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    venv, extras_file = root / "venv" / name, root / "venv" / f"{name}.txt"
+    packages = hashlib.sha256(b"\0".join([text, version.encode(), (python or "").encode()])).hexdigest()[:16]
+    venv = root / "venv" / packages
     with alone(root / ".install.lock"):
-        write(root / "code" / f".{code}.json", {"requirements": name})  # what `run` starts this code with
+        write(root / "code" / f".{code}.json", {"packages": packages})  # what `run` starts this code with
         if fresh := not (venv / "python.json").exists():  # written when all the rest is there
             shutil.rmtree(venv, ignore_errors=True)
             venv.mkdir(parents=True)
-            extras_file.write_text("\n".join(extras))
             if not python:
-                _run(MAKE, "no environment was made", folder, MLM_VENV=str(venv), MLM_EXTRAS=str(extras_file))
+                _run(MAKE, "no environment was made", folder, MLM_VENV=str(venv))
             write(venv / "python.json", {"python": python or str(venv / "bin" / "python")})
-    return {"requirements": name, "fresh": fresh, "python": version}
+    return {"packages": packages, "fresh": fresh, "python": version}
 
 
 def _run(argv: list[str], failure: str, folder: pathlib.Path, **variables: str) -> str:
@@ -165,9 +161,9 @@ def _run(argv: list[str], failure: str, folder: pathlib.Path, **variables: str) 
     return done.stdout.strip()
 
 
-def interpreter(root: pathlib.Path, requirements: str) -> str:
+def interpreter(root: pathlib.Path, packages: str) -> str:
     """Returns the interpreter of an environment that `install` has completed."""
-    environment = read(root / "venv" / requirements / "python.json")
+    environment = read(root / "venv" / packages / "python.json")
     if environment is None:
-        raise HostError(f"the packages {requirements} are not installed here: sync first")
+        raise HostError(f"the packages {packages} are not installed here: sync first")
     return environment["python"]

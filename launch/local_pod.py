@@ -8,8 +8,6 @@ stopped, the others miss it after the heartbeat, and end. The last line names th
 code. Python's standard library alone; the processes run in .venv where there is one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

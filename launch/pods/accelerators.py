@@ -6,8 +6,6 @@ of cloud.google.com/tpu/docs (their tables of topologies: v5p 2x2x1 is 8 cores, 
 chips, 2 hosts) and its page "TPU software versions" for the runtimes.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

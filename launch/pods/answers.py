@@ -4,11 +4,10 @@ gcloud has five ways to say it (Google Cloud SDK 528): "STATUS: message" with li
 that failed, the JSON of an HTTP error within a sentence, "gcloud crashed", and a refusal of its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
+from typing import Self
 
 from pods.errors import PodError, SettingsError
 from pods.settings import Settings
@@ -86,7 +85,7 @@ class Refusal:
     message: str
 
     @classmethod
-    def parse(cls, stderr: str) -> Refusal:
+    def parse(cls, stderr: str) -> Self:
         """Returns the last error of what gcloud printed: warnings before it name quotas too."""
         text = stderr[max(stderr.rfind("ERROR: "), 0) :]
         text = AUTHENTICATED.sub("", ENDING.sub("", re.sub(r"^ERROR: (\(\S+\) )?", "", text))).strip()
@@ -101,7 +100,7 @@ class Refusal:
         return cls(status[1] if status else "", " ".join(details.split()))
 
     @classmethod
-    def of(cls, error: dict) -> Refusal:
+    def of(cls, error: dict) -> Self:
         """Returns the refusal of an error as the API has it: {"code", "message", "status"?}."""
         status = error.get("status") or STATUS.get(error.get("code"), "")
         message = str(error.get("message", "")).strip() or "no reason given"

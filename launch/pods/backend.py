@@ -3,8 +3,6 @@
 Nothing goes through a local shell; the command that ssh carries to a host's shell is quoted once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

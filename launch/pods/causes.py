@@ -4,8 +4,6 @@ The processes of a run tell each other why it ends, and each writes it down (cau
 own reason, or, of kind "peer", another's. One that is killed writes nothing; how it ended is in exit.json.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 import time

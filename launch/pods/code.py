@@ -3,8 +3,6 @@
 The archive's bytes depend on its content alone. It holds .mlm-code.json {"commit", "patch": SHA-256 or null}.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

@@ -5,12 +5,10 @@ asked to end, and saved) is nobody's fault and spends a preemption; a process th
 crash, and getting further than ever before gives the crashes back. What another start can't fix is not tried again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 
-from pods.backend import ABSENT, CREATE, DELETE, GONE, READY, STEPS, STOPPED, Pod
+from pods.backend import ABSENT, CREATE, DELETE, DELETING, GONE, READY, STEPS, STOPPED, Pod
 from pods.runs import RunStatus
 
 UNKNOWN = "UNKNOWN"  # the state of a pod that can't be asked
@@ -57,9 +55,8 @@ class Memory:
     crashes: int = 0  # spent
     preemptions: int = 0
     step: int = -1  # the furthest seen
-    gone: bool = False  # the loss of this pod has been counted
+    gone: bool = False  # the loss of this pod has been counted, and there is no other one yet
     ours: bool = True  # our `up` has made the pod, or the one before if there is none
-    deleted: bool = False  # we have deleted the last one, and there is no other one yet
     silent: int = 0  # polls in a row in which a host that matters did not answer
     mark: str = ""  # the last sign of progress
     moved: float = 0.0  # when it changed
@@ -99,11 +96,11 @@ def decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
 def _notice(seen: Seen, memory: Memory) -> None:
     """Remembers what needs no decision: whose the pod is, how far the run is, and when that changed."""
     state, status = seen.pod.state, seen.status
-    memory.gone = memory.gone and state in (*GONE, STOPPED, UNKNOWN)
+    memory.gone = memory.gone and state in (*GONE, STOPPED, DELETING, ABSENT, UNKNOWN)
     if state not in (ABSENT, UNKNOWN):
         memory.ours = seen.pod.ours
     if state == READY:
-        memory.deleted, memory.since = False, memory.since or seen.now
+        memory.since = memory.since or seen.now
     elif state != UNKNOWN and memory.since:  # one that can't be asked is taken to be as it was
         memory.paid, memory.since = memory.paid + seen.now - memory.since, 0.0
     memory.moved = memory.moved or seen.now
@@ -135,7 +132,7 @@ def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
     memory.silent = 0
     if status.code == 0:
         return Action(DONE, f"attempt {status.attempt} ended with 0 on all {len(pod.hosts)} hosts")
-    if all(report.state == "absent" for report in status.reports):
+    if status.absent:
         return Action(START, "nothing of this run is on the hosts")
     return _ended(seen, memory, limits)
 

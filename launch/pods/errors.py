@@ -1,7 +1,5 @@
 """What a pod command can fail with. A message is one sentence for a person: what, where, and what to do."""
 
-from __future__ import annotations
-
 # kinds of PodError that may pass by themselves; the second ones only so many times
 PASSING = ("network", "absent", "exists", "stockout")
 TRIED = ("hosts", "internal", "other")

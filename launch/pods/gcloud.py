@@ -5,8 +5,6 @@ unasked. Hosts are reached one by one (--worker=i): with --worker=all, gcloud gi
 the command again by itself when a connection drops.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import getpass
 import json
@@ -19,7 +17,7 @@ import host_setup
 
 from pods import answers, backend, route
 from pods.answers import Refusal
-from pods.backend import Host, Pod
+from pods.backend import Host, Pod, say
 from pods.errors import PASSING, TRIED, PodError, SettingsError
 from pods.settings import Settings
 
@@ -39,25 +37,31 @@ class TpuVm:
 
     def __init__(self, settings: Settings, runner: backend.Runner):
         self.settings, self.runner, self.dry = settings, runner, runner.dry
-        self.target = f"{settings.user}@{settings.name}" if settings.user else settings.name
         self.owner = re.sub("[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]
         self.routes: list[list[str]] = []  # an ssh command for each host
         self._routes_file = pathlib.Path("runs/pods/ssh") / f"{settings.name}.json"  # under the folder we are in
 
     def create(self) -> None:
         """Asks for the pod; it need not be there when this returns. Raises PodError("exists") if it was there."""
-        chosen = self.settings
-        more = [flag.removeprefix("--labels=") for flag in chosen.create_flags if flag.startswith("--labels=")]
-        labels = ",".join([f"{LABEL}={self.owner}", *more])  # gcloud takes the last --labels alone
-        flags = [flag for flag in chosen.create_flags if not flag.startswith("--labels=")]
-        flags += ["--spot"] if chosen.spot else []
-        if chosen.spot and chosen.queued and chosen.track == "alpha":  # gcloud alpha would ask for STANDARD beside it
-            flags += ["--provisioning-model=spot"]
-        flags += [f"--network={chosen.network}"] if chosen.network else []
-        flags += [f"--labels={labels}", f"--accelerator-type={chosen.accelerator_type}"]
-        version = f"version={chosen.runtime_version or chosen.accelerator.runtime}"
-        flags += [f"--node-id={chosen.name}", f"--runtime-{version}"] if chosen.queued else [f"--{version}"]
-        self._gcloud("queued-resources" if chosen.queued else "tpu-vm", "create", chosen.name, *flags, timeout=CHANGE)
+        settings, labels, flags = self.settings, [f"{LABEL}={self.owner}"], []
+        for flag in settings.create_flags:
+            if flag.startswith("--labels="):  # gcloud takes the last --labels alone
+                labels.append(flag.removeprefix("--labels="))
+            else:
+                flags.append(flag)
+        if settings.spot:
+            flags.append("--spot")
+        if settings.spot and settings.queued and settings.track == "alpha":  # it would ask for STANDARD beside it
+            flags.append("--provisioning-model=spot")
+        if settings.network:
+            flags.append(f"--network={settings.network}")
+        flags += [f"--labels={','.join(labels)}", f"--accelerator-type={settings.accelerator_type}"]
+        version = settings.runtime_version or settings.accelerator.runtime
+        if settings.queued:
+            kind, flags = "queued-resources", [*flags, f"--node-id={settings.name}", f"--runtime-version={version}"]
+        else:
+            kind, flags = "tpu-vm", [*flags, f"--version={version}"]
+        self._gcloud(kind, "create", settings.name, *flags, timeout=CHANGE)
 
     def start(self) -> None:
         """Starts the pod again, if it is STOPPED."""
@@ -71,6 +75,8 @@ class TpuVm:
         except PodError as error:
             if error.kind != "absent":
                 raise
+        if not self.dry:
+            say(f"deleted {'queued resource' if pod.kind == 'queued' else 'TPU VM'} {pod.name}")
 
     def describe(self) -> Pod:
         """Returns the pod, in state ABSENT if there is none; hosts in the order of their workers once it is READY."""
@@ -103,14 +109,14 @@ class TpuVm:
         self.routes, saved = [], host_setup.read(self._routes_file) or {}
         if self.dry:
             return
-        key = [pod.identity, self.target, self.settings.track, *self._ssh_flags()]
-        if saved.get("key") != key:
-            backend.say(f"connecting to {len(pod.hosts)} hosts of {pod.name}")
-            saved = {"key": key, "lines": self._dry_ssh(len(pod.hosts))}
+        words = self._ssh_words()
+        if saved.get("key") != [pod.identity, *words]:
+            say(f"connecting to {len(pod.hosts)} hosts of {pod.name}")
+            saved = {"key": [pod.identity, *words], "lines": self._dry_ssh(words, len(pod.hosts))}
             self._routes_file.parent.mkdir(parents=True, exist_ok=True)
             host_setup.write(self._routes_file, saved)
-        flags = [word for flag in self._ssh_flags() if flag.startswith("--ssh-flag=") for word in flag[11:].split()]
-        routes = [route.parse(line, flags) for line in saved["lines"]]
+        flags = [word.removeprefix("--ssh-flag=") for word in words if word.startswith("--ssh-flag=")]
+        routes = [route.parse(line, " ".join(flags).split()) for line in saved["lines"]]
         self.routes = [] if None in routes else routes
 
     def ssh(self, worker: int, argv: Sequence[str]) -> Sequence[str]:
@@ -118,38 +124,37 @@ class TpuVm:
         command = shlex.join(argv)
         if self.routes:
             return [*self.routes[worker], command]
-        return self._argv(
-            "tpu-vm", "ssh", self.target, f"--worker={worker}", f"--command={command}", *self._ssh_flags()
-        )
+        return self._ssh_words(f"--worker={worker}", f"--command={command}")
 
     def tunnel(self, worker: int, port: int, remote: int) -> str:
         """Forwards a port of our loopback to one of a worker's, for as long as it lasts; returns why it has ended."""
-        words = ("tpu-vm", "ssh", self.target, f"--worker={worker}", *self._ssh_flags())
         ssh = ("-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=15", "-N")
         forward = ("-L", f"127.0.0.1:{port}:127.0.0.1:{remote}")
-        return answers.reason(self.runner.run([*self._argv(*words), "--", *ssh, *forward], None).stderr)
+        argv = [*self._ssh_words(f"--worker={worker}"), "--", *ssh, *forward]
+        return answers.reason(self.runner.run(argv, None).stderr)
 
     def forget(self) -> None:
         """Forgets the routes, since one of them led nowhere: the next `connect` asks for new ones."""
         self._routes_file.unlink(missing_ok=True)
 
-    def _dry_ssh(self, hosts: int) -> list[str]:
+    def _dry_ssh(self, words: Sequence[str], hosts: int) -> list[str]:
         """Returns a line of `ssh --dry-run` for each host, [] if there are none. Raises PodError as `connect` does."""
-        words = ["tpu-vm", "ssh", self.target, "--command=true", *self._ssh_flags()]
         # the first connection makes the keys and gives them to the pod: it is made alone, before all others
-        first = self.runner.run(self._argv(*words, "--worker=0"), CONNECT)
+        first = self.runner.run([*words, "--command=true", "--worker=0"], CONNECT)
         if first.code in (None, 255):
             why = answers.reason(first.stderr)
             sentence = f"host 0 can't be reached by ssh: {why}. {answers.advice(why, self.settings)}"
             raise PodError(sentence.rstrip(), "hosts")
         if first.code != 0:
             raise self._explain("ssh", first, f"nodes/{self.settings.name}")
-        result = self.runner.run(self._argv(*words, "--worker=all", "--dry-run"), ASK)
+        result = self.runner.run([*words, "--command=true", "--worker=all", "--dry-run"], ASK)
         lines = result.stdout.splitlines()
         return lines if result.code == 0 and len(lines) == hosts else []
 
-    def _ssh_flags(self) -> tuple[str, ...]:
-        return (*self.settings.ssh_flags, PATIENCE)  # of two, ssh takes the first
+    def _ssh_words(self, *words: str) -> list[str]:
+        settings = self.settings
+        target = f"{settings.user}@{settings.name}" if settings.user else settings.name
+        return self._argv("tpu-vm", "ssh", target, *words, *settings.ssh_flags, PATIENCE)  # of two, ssh takes the first
 
     def _node(self, node: dict) -> Pod:
         ends, state = node.get("networkEndpoints") or [], node.get("state", "UNKNOWN")
@@ -168,18 +173,19 @@ class TpuVm:
 
     def _request(self, request: dict) -> Pod:
         name, state = request.get("name", "").rpartition("/")[2], request.get("state", {})
-        detail, ours = state.get("state", "UNKNOWN"), _spec(request).get("node", {}).get("labels", {}).get(LABEL)
-        pod = Pod(name, STATES.get(detail, backend.WAITING), kind="queued", detail=detail, ours=ours == self.owner)
+        detail, labels = state.get("state", "UNKNOWN"), _spec(request).get("node", {}).get("labels", {})
+        ours = labels.get(LABEL) == self.owner
+        pod = Pod(name, STATES.get(detail, backend.WAITING), kind="queued", detail=detail, ours=ours)
         if error := state.get("failedData", {}).get("error"):
             failure = answers.explain(Refusal.of(error), self.settings)
             return dataclasses.replace(pod, reason=str(failure), permanent=failure.kind not in (*PASSING, *TRIED))
         by = {"USER": "by a person", "SERVICE": "by Google Cloud"}.get(state.get("stateInitiator"))
         return dataclasses.replace(pod, reason=by or "") if pod.state == backend.SUSPENDED else pod
 
-    def _argv(self, *words: str) -> tuple[str, ...]:
+    def _argv(self, *words: str) -> list[str]:
         track = [self.settings.track] if self.settings.track else []
         place = (f"--project={self.settings.project}", f"--zone={self.settings.zone}")
-        return ("gcloud", *track, "compute", "tpus", *words, *place)
+        return ["gcloud", *track, "compute", "tpus", *words, *place]
 
     def _ask(self, *words: str) -> list | dict | None:
         """Returns gcloud's answer, {} in a dry run, or None if there is no such thing."""

@@ -1,12 +1,10 @@
 """Questions to all hosts of a pod: host.py and its words, one ssh a host, all at once, each with its own answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pods.answers import advice, reason
@@ -38,6 +36,11 @@ class Answer:
     data: dict  # what host.py reported, {} if nothing
     error: str = ""  # one sentence without the host's name, "" if all is well
 
+    @property
+    def fault(self) -> str:
+        """The error after the host's name."""
+        return f"{label(self.host)}: {self.error}" if self.error else ""
+
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
@@ -46,7 +49,6 @@ class Hosts:
     cloud: TpuVm
     pod: Pod
     timeout: float = 60.0  # seconds that a host has to answer a question, unless the question says otherwise
-    notify: Callable[[str], None] = say  # gets a sentence before each new try
     retry: bool = True  # ssh is tried again
 
     @property
@@ -99,7 +101,7 @@ class Hosts:
             why = reason(result.stderr)
             if wait is None:
                 break
-            self.notify(f"{label(host)}: ssh failed ({why}); again in {wait:g} s.")
+            say(f"{label(host)}: ssh failed ({why}); again in {wait:g} s.")
             if self.cloud.runner.over.wait(wait):
                 break
         self.cloud.forget()
@@ -107,8 +109,8 @@ class Hosts:
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:
         """Returns what all hosts have said. Raises PodError, which names every host that failed and says why."""
-        if bad := [f"{label(answer.host)}: {answer.error}" for answer in answers if answer.error]:
-            sentence = f"{what} failed on {len(bad)} of {len(answers)} hosts: {'; '.join(bad)}."
+        if faults := [answer.fault for answer in answers if answer.error]:
+            sentence = f"{what} failed on {len(faults)} of {len(answers)} hosts: {'; '.join(faults)}."
             raise PodError(f"{sentence} {advice(sentence, self.cloud.settings)}".rstrip(), "hosts")
         return [answer.data for answer in answers]
 
@@ -147,7 +149,7 @@ def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None, *, partial: bo
         if not (partial and error.kind == "hosts"):
             raise
         say(f"{error} The others are asked.")
-    return Hosts(cloud, pod, timeout, (lambda sentence: None) if cloud.dry else say)
+    return Hosts(cloud, pod, timeout)
 
 
 def label(host: Host) -> str:

@@ -1,7 +1,5 @@
 """A pod's life: asked for, waited for, given back. Nothing here knows of runs."""
 
-from __future__ import annotations
-
 import time
 
 from pods import backend
@@ -27,8 +25,7 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
             )
         try:
             if step := backend.STEPS.get(pod.state):
-                if step != backend.CREATE:  # which says more itself
-                    say(f"{pod.name} is {pod.condition}; {step}")
+                say(f"{pod.name} is {pod.condition}; {step}")
                 take(step, cloud, pod)
             else:
                 line = f"{pod.name} is {pod.condition}, {(time.monotonic() - begin) // 60:.0f} min so far"
@@ -77,7 +74,7 @@ def down(cloud: TpuVm) -> None:
     if pod.state == backend.ABSENT:
         say(f"there is nothing named {pod.name} in {settings.zone}")
     elif pod.ours:
-        _delete(cloud, pod)
+        cloud.delete(pod)
     else:
         delete = "queued-resources delete --force" if pod.kind == "queued" else "tpu-vm delete"
         raise PodError(
@@ -89,17 +86,10 @@ def down(cloud: TpuVm) -> None:
 
 def clean(cloud: TpuVm) -> None:
     """Deletes queued resources of ours that will never become a pod, and names those of others."""
-    stale = [pod for pod in cloud.requests() if pod.state in (backend.SUSPENDED, backend.FAILED)]
-    if cloud.dry and cloud.settings.queued:
-        stale = [Pod(cloud.settings.name, backend.SUSPENDED, kind="queued", ours=True)]
-    for pod in stale:
+    for pod in cloud.requests():
+        if pod.state not in (backend.SUSPENDED, backend.FAILED):
+            continue
         if pod.ours:
-            _delete(cloud, pod)
+            cloud.delete(pod)
         else:
             say(f"{pod.name} is {pod.state} and only uses up quota, but your `up` has not made it: it is left as it is")
-
-
-def _delete(cloud: TpuVm, pod: Pod) -> None:
-    cloud.delete(pod)
-    if not cloud.dry:
-        say(f"deleted {'queued resource' if pod.kind == 'queued' else 'TPU VM'} {pod.name}")

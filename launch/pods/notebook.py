@@ -1,7 +1,5 @@
 """A notebook: launch/notebook_server.py as a run, `notebook`, on host 0 alone, and a tunnel to it from this machine."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import socket
@@ -33,8 +31,8 @@ def command(args: argparse.Namespace) -> None:
 
 def _serve(hosts: Hosts, every: float) -> dict:
     """Returns {"port", "token"} of the server on host 0, once it serves. Raises PodError."""
-    code, chips, count = codes.pack(root := codes.repository()), hosts.cloud.settings.accelerator.chips, len(hosts.all)
-    variables = tuple(map("=".join, environment(chips, count).items()))
+    code, chips = codes.pack(root := codes.repository()), hosts.cloud.settings.accelerator.chips
+    variables = tuple(map("=".join, environment(chips, len(hosts.all)).items()))
     job = runs.Job(RUN, variables, (), code, codes.path_in(root, code, str(root / PROGRAM)))
     first = dataclasses.replace(hosts, pod=dataclasses.replace(hosts.pod, hosts=hosts.all[:1]))
     attempt = runs.start(first, job, again=True).attempt
@@ -53,8 +51,14 @@ def _serve(hosts: Hosts, every: float) -> dict:
 
 def environment(chips: int, hosts: int) -> dict[str, str]:
     """Returns the variables that make a slice of one process of a host's chips; none where it has all."""
-    # mlm asks TPU_WORKER_... before the metadata server (mlm/cluster/detect.py); jax.distributed.initialize() does not
+    if hosts == 1:
+        return {}
     count = chips // hosts  # 4, two by two, or 8, two by four
-    bounds = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": f"{min(count, 2)},{max(count // 2, 1)},1"}
-    bounds |= {"TPU_VISIBLE_CHIPS": ",".join(map(str, range(count)))}
-    return bounds | {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"} if hosts > 1 else {}
+    return {
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": f"2,{count // 2},1",
+        "TPU_VISIBLE_CHIPS": ",".join(map(str, range(count))),
+        # mlm asks these before the metadata server (mlm/cluster/detect.py); jax.distributed.initialize() does not
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+    }

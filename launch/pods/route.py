@@ -4,8 +4,6 @@
 minutes goes over one connection.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import pathlib

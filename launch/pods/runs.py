@@ -1,7 +1,5 @@
 """A run on all hosts: started once, polled, stopped. The hosts hold the truth about it, not here."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
@@ -13,23 +11,15 @@ import shlex
 import host_setup
 
 from pods import code as codes
-from pods import preflight
+from pods import readiness
 from pods.backend import Host, say
 from pods.causes import Cause, HostReport, first_cause
 from pods.code import Code
 from pods.errors import PodError, SettingsError
-from pods.hosts import Answer, Hosts, label, quoted
+from pods.hosts import Hosts, label, quoted
 
-COMMANDS = (
-    "run",
-    "train",
-    "verify",
-    "shards",
-    "classify",
-    "evaluate",
-    "export",
-)  # of `python -m mlm`, that run on several hosts
-PLACE = 3  # arguments at the end of a job's that say which process it is
+# of `python -m mlm`, that run on several hosts
+COMMANDS = ("run", "train", "verify", "shards", "classify", "evaluate", "export")
 STOPPED = "stopped.json"  # under runs/pods/{id}: the attempt that was ended by `stop`
 
 
@@ -43,6 +33,18 @@ class Job:
     code: Code
     program: str = ""  # a file in the code; "" for `-m mlm`
 
+    def difference(self, other: dict) -> str:
+        """Returns in what the arguments of a job.json differ from ours, "" if they are the same."""
+        there, here = [other["program"], *other["argv"]], [self.program, *self.argv]
+        if there == here:
+            return ""
+        sides = {
+            "only there": [word for word in there if word and word not in here],
+            "only here": [word for word in here if word and word not in there],
+        }
+        differences = [f"{side}: {shlex.join(words)}" for side, words in sides.items() if words]
+        return "; ".join(differences) or "the same arguments in another order"
+
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
@@ -51,7 +53,7 @@ class RunStatus:
     attempt: int
     reports: tuple[HostReport, ...]
     errors: tuple[str, ...] = ()
-    job: dict = dataclasses.field(default_factory=dict)
+    job: dict | None = None
 
     @property
     def running(self) -> bool:
@@ -59,9 +61,14 @@ class RunStatus:
         return any(report.state == "running" for report in self.reports)
 
     @property
+    def absent(self) -> bool:
+        """Whether no host that answers knows it."""
+        return all(report.state == "absent" for report in self.reports)
+
+    @property
     def cause(self) -> Cause | None:
         """The end that brought the others with it; None if nothing has gone wrong."""
-        return first_cause(report for report in self.reports if report.state != "absent")
+        return first_cause(self.reports)
 
     @property
     def code(self) -> int:
@@ -70,6 +77,18 @@ class RunStatus:
             return self.cause.code
         ended = [report.exit and report.exit["code"] == 0 for report in self.reports]
         return 0 if ended and all(ended) and not self.errors else 1
+
+    @property
+    def lines(self) -> list[str]:
+        """One line a host, for a person: its state, exit code and last step; and the first cause under them."""
+        rows = []
+        for report in self.reports:
+            words = [f"host {report.process} ({report.host}): {report.state}", *how_it_ended(report.exit)]
+            if report.progress:
+                step, phase = report.progress.get("step"), report.progress.get("phase")
+                words.append(f"{phase}" if step is None else f"step {step} ({phase})")
+            rows.append(", ".join(words))
+        return [*rows, *self.errors, *([f"first cause: {self.cause.sentence}"] if self.cause else [])]
 
 
 def make_job(args: argparse.Namespace) -> Job:
@@ -98,53 +117,42 @@ def records(run: str) -> pathlib.Path:
     return pathlib.Path("runs/pods") / host_setup.folder_name(run)
 
 
-def status(hosts: Hosts, run: str, attempt: int | None = None) -> RunStatus:
-    """Returns an attempt (default: the newest) of a run on all hosts."""
-    answers = hosts.ask(["status", "--", run, *([] if attempt is None else [str(attempt)])])
-    attempt = max((answer.data.get("attempt", 0) for answer in answers), default=0)
-    reports, job = [], {}
-    for worker, data in ((answer.host.worker, answer.data) for answer in answers if "attempt" in answer.data):
-        if data["attempt"] == attempt:
-            files = data["exit"], data["progress"], data["cause"]
-            reports.append(HostReport(worker, data["host"], data["state"], *files))
-            job = job or data["job"] or {}
+def status(hosts: Hosts, run: str, attempt: int = 0) -> RunStatus:
+    """Returns an attempt (0: the newest) of a run on all hosts."""
+    answers = hosts.ask(["status", "--", run, str(attempt)])
+    errors = tuple(answer.fault for answer in answers if answer.error)
+    answered = {answer.host.worker: answer.data for answer in answers if answer.data and not answer.error}
+    newest = max((data["attempt"] for data in answered.values()), default=0)
+    reports, job = [], None
+    for worker, data in answered.items():
+        report = HostReport(worker, data["host"], data["state"], data["exit"], data["progress"], data["cause"])
+        if data["attempt"] < newest:
+            report = HostReport(worker, data["host"], "absent")
         else:
-            reports.append(HostReport(worker, data["host"], "absent"))
-    errors = tuple(f"{label(answer.host)}: {answer.error}" for answer in answers if answer.error)
-    return RunStatus(attempt, tuple(reports), errors, job)
+            job = job or data["job"]
+        reports.append(report)
+    return RunStatus(newest, tuple(reports), errors, job)
 
 
 def status_of(hosts: Hosts, job: Job) -> RunStatus:
     """Returns `status`, but where another job has ended all hosts are "absent". Raises PodError if another is alive."""
     seen = status(hosts, job.id)
-    if seen.running:
-        _require_same(job, seen.job, seen.attempt)
-    elif seen.job and not seen.errors and (difference(job, seen.job) or seen.job.get("code") != job.code.hash):
+    difference = job.difference(seen.job) if seen.job else ""
+    if difference and seen.running:
+        raise _other_arguments(job, difference, seen.attempt)
+    is_other = seen.job and (difference or seen.job["code"] != job.code.hash)
+    if is_other and not seen.running and not seen.errors:
         absent = tuple(HostReport(report.process, report.host, "absent") for report in seen.reports)
-        return dataclasses.replace(seen, reports=absent, job={})
+        return dataclasses.replace(seen, reports=absent)
     return seen
 
 
-def difference(job: Job, other: dict) -> str:
-    """Returns in what the arguments of a job.json differ from a job's, "" if they are the same."""
-    there = [word for word in (other.get("program"), *other.get("argv", ())) if word][:-PLACE]
-    here = [word for word in (job.program, *job.argv) if word]
-    if there == here:
-        return ""
-    only_there, only_here = [word for word in there if word not in here], [word for word in here if word not in there]
-    sides = {"only there": only_there, "only here": only_here}
-    differences = [f"{side}: {shlex.join(words)}" for side, words in sides.items() if words]
-    return "; ".join(differences) or "the same arguments in another order"
-
-
-def _require_same(job: Job, other: dict, attempt: int) -> None:
-    """Raises PodError if what is alive is another job; other: its job.json, {} if no host knows."""
-    if other and (differs := difference(job, other)):
-        raise PodError(
-            f"run {job.id!r}, attempt {attempt}, is alive with other arguments ({differs}): choose another --id, or "
-            f"end that one first: launch/tpu.py stop {quoted(job.id)}.",
-            "settings",
-        )
+def _other_arguments(job: Job, difference: str, attempt: int) -> PodError:
+    return PodError(
+        f"run {job.id!r}, attempt {attempt}, is alive with other arguments ({difference}): choose another --id, or end "
+        f"that one first: launch/tpu.py stop {quoted(job.id)}.",
+        "settings",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,12 +174,12 @@ def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
     if seen.errors:
         raise PodError(f"nothing was started: {'; '.join(seen.errors)}.", "hosts")
     if seen.running:
-        if (code := seen.job.get("code")) and code != job.code.hash:
-            say(f"run {job.id!r} is alive with code {code[:12]}, not with {job.code.label}")
+        if seen.job and seen.job["code"] != job.code.hash:
+            say(f"run {job.id!r} is alive with code {seen.job['code'][:12]}, not with {job.code.label}")
         return Started(seen.attempt, False)
-    if not again and any(report.state != "absent" for report in seen.reports):
+    if not again and not seen.absent:
         return Started(seen.attempt, False, seen)
-    report = preflight.check(hosts, job.code.hash, clear_lock=True)
+    report = readiness.check(hosts, job.code)
     for remark in report.remarks:
         say(remark)
     if report.problems:
@@ -179,49 +187,48 @@ def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
             return Started(seen.attempt, False)
         raise PodError(f"nothing was started: {'; '.join(report.problems)}.", "hosts")
     here = [int(path.name) for path in records(job.id).glob("*") if path.name.isdigit()]
-    return _start(hosts, job, max([seen.attempt, *here]) + 1, report.requirements)
+    return _start(hosts, job, max([seen.attempt, *here]) + 1, report.packages)
 
 
-def _start(hosts: Hosts, job: Job, attempt: int, requirements: str) -> Started:
+def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> Started:
     """Starts on the first host, which decides between two who start at once, and then on the others."""
     launch = "..." if hosts.dry else secrets.token_hex(8)
-    texts = {host: _text(hosts, job, host, attempt, requirements, launch) for host in hosts.all}
+    texts = {}
+    for host in hosts.all:
+        text = {
+            "id": job.id,
+            "attempt": attempt,
+            "code": job.code.hash,
+            "packages": packages,
+            "program": job.program,
+            "argv": job.argv,
+            "place": _place(hosts, host),
+            "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},
+            "launch": launch,
+        }
+        texts[host] = json.dumps(text).encode()
     for group in (hosts.all[:1], hosts.all[1:]):
         answers = hosts.ask({host: ["start"] for host in group}, stdin=texts)
         if hosts.dry:
             continue
-        errors = [f"{label(answer.host)}: {answer.error}" for answer in answers if answer.error]
-        strangers = [answer for answer in answers if not answer.error and _launch(answer) != launch]
-        if strangers and group == hosts.all[:1]:  # somebody else's start came first; the other hosts are theirs too
-            _require_same(job, strangers[0].data["job"] or {}, attempt)
-            return Started(attempt, False)
-        errors += [f"{label(answer.host)}: somebody else stopped or started it" for answer in strangers]
+        errors = [answer.fault for answer in answers if answer.error]
+        for answer in answers:
+            there = answer.data.get("job") or {}  # none where it was stopped before
+            if answer.error or there.get("launch") == launch:
+                continue
+            if answer.host == hosts.all[0]:  # somebody else's start came first; the other hosts are theirs too
+                if there and (difference := job.difference(there)):
+                    raise _other_arguments(job, difference, attempt)
+                return Started(attempt, False)
+            errors.append(f"{label(answer.host)}: somebody else stopped or started it")
         if errors:
             _take_back(hosts, job, attempt, "; ".join(errors))
     return Started(attempt, True)
 
 
-def _launch(answer: Answer) -> str:
-    """Returns whose start it was that a host's attempt came from."""
-    return (answer.data["job"] or {}).get("launch", "")
-
-
-def _text(hosts: Hosts, job: Job, host: Host, attempt: int, requirements: str, launch: str) -> bytes:
-    count, process = len(hosts.all), host.worker
-    place = [f"--coordinator={hosts.all[0].address}", f"--processes={count}", f"--process-id={process}"]
-    words = {
-        "id": job.id,
-        "attempt": attempt,
-        "code": job.code.hash,
-        "requirements": requirements,
-        "argv": [*job.argv, *place],
-        "program": job.program,
-        "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},
-        "process": process,
-        "processes": count,
-        "launch": launch,
-    }
-    return json.dumps(words).encode()
+def _place(hosts: Hosts, host: Host) -> list[str]:
+    count = len(hosts.all)
+    return [f"--coordinator={hosts.all[0].address}", f"--processes={count}", f"--process-id={host.worker}"]
 
 
 def _take_back(hosts: Hosts, job: Job, attempt: int, why: str) -> None:
@@ -247,19 +254,6 @@ def stop(hosts: Hosts, run: str, grace: float) -> RunStatus:
         host_setup.write(folder / STOPPED, {"attempt": attempt})
     hosts.require(hosts.ask(["stop", "--", run, str(attempt), f"{grace:g}"], timeout=grace + 90), "stop")
     return status(hosts, run, attempt)
-
-
-def lines(seen: RunStatus) -> list[str]:
-    """Returns one line a host: its state, exit code, last step, and the first cause under them."""
-    rows = []
-    for report in seen.reports:
-        words = [f"host {report.process} ({report.host}): {report.state}", *how_it_ended(report.exit)]
-        if report.progress:
-            step, phase = report.progress.get("step"), report.progress.get("phase")
-            words.append(f"{phase}" if step is None else f"step {step} ({phase})")
-        rows.append(", ".join(words))
-    causes = [f"first cause: {seen.cause.sentence}"] if seen.cause else []
-    return [*rows, *seen.errors, *causes]
 
 
 def how_it_ended(end: dict | None) -> list[str]:

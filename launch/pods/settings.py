@@ -1,10 +1,7 @@
 """What pod.toml says, and the flags that override it. Nothing else of the launcher reads either."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
-import functools
 import pathlib
 import re
 import tomllib
@@ -93,14 +90,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pod.toml, and what overrides it")
     group.add_argument("--pod", default="", metavar="FILE", help="default: pod.toml in this folder")
     for name, field in FIELDS.items():
-        flag, text = "--" + name.replace("_", "-"), field.metadata["words"]
-        add = functools.partial(group.add_argument, flag, dest=f"set_{name}", help=text)
-        if isinstance(field.default, bool):
-            add(action=argparse.BooleanOptionalAction)
-        elif isinstance(field.default, tuple):
-            add(action="append", metavar="FLAG")
-        else:
-            add(type=type(field.default), metavar="VALUE")
+        kind, text = type(field.default), field.metadata["words"]
+        takes = {"type": kind, "metavar": "VALUE"}
+        if kind in (bool, tuple):
+            takes = {"action": argparse.BooleanOptionalAction if kind is bool else "append"}
+        group.add_argument("--" + name.replace("_", "-"), dest=f"set_{name}", help=text, **takes)
 
 
 def from_arguments(args: argparse.Namespace) -> Settings:

@@ -3,18 +3,15 @@
 runs/pods/{id}/supervise.json has what was spent, the hosts have the rest: end it and start it again at any time.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
 
 import host_setup
 
-from pods import decision, lifetime, runs, sync
+from pods import decision, lifetime, readiness, runs
 from pods import follow as following
 from pods.backend import CREATE, DELETE, READY, STEPS, Pod
 from pods.decision import Action, Limits, Memory, Seen
@@ -39,9 +36,6 @@ class Supervisor:
     every: float = 30.0  # seconds between two polls
     timeout: float = 60.0  # for a host to answer
     grace: float = 300.0  # for a run to save before SIGKILL
-    extras: Sequence[str] = ()
-    show: Callable[[str], None] = lambda line: print(line, flush=True)
-    clock: Callable[[], float] = time.time
 
     def __post_init__(self):
         self.folder = runs.records(self.job.id)
@@ -61,8 +55,8 @@ class Supervisor:
                     time.sleep(self.pause())
                 return code
             except KeyboardInterrupt:
-                self.log("detached; the run goes on, unsupervised")
-                self.show(f"come back: the same command again, or python launch/tpu.py status {quoted(self.job.id)}")
+                log("detached; the run goes on, unsupervised")
+                print(f"come back: the same command again, or python launch/tpu.py status {quoted(self.job.id)}")
                 return 130
             finally:
                 self._save()
@@ -89,47 +83,45 @@ class Supervisor:
 
     def see(self) -> Seen:
         """Returns how pod and run are. Raises PodError for a mistake, and for what the first poll finds in the way."""
-        self.hosts = None
         try:
-            pod = self.cloud.describe()
+            pod, self.hosts = self.cloud.describe(), None
             if pod.state == READY:
-                hosts = connect(self.cloud, self.timeout, pod, partial=True)
-                self.hosts = dataclasses.replace(hosts, notify=lambda sentence: None)
+                self.hosts = connect(self.cloud, self.timeout, pod, partial=True)
         except PodError as error:
             # a login that has run out after a week is no reason to stop watching; one that never was, is
             passes = error.kind in PASSING or (error.kind in TRIED and error.kind != "hosts")
             if error.kind == "settings" or not (passes or self.pod):
                 raise
-            return Seen(Pod(self.cloud.settings.name, decision.UNKNOWN, reason=str(error).rstrip(".")), self.clock())
+            unknown = Pod(self.cloud.settings.name, decision.UNKNOWN, reason=str(error).rstrip("."))
+            return Seen(unknown, time.time())
         self.pod = pod
         if self.hosts is None:
-            return Seen(pod, self.clock())
+            return Seen(pod, time.time())
         status = runs.status_of(dataclasses.replace(self.hosts, retry=False), self.job)  # the next poll is the next try
         stopped = host_setup.read(self.folder / runs.STOPPED) or {}
-        return Seen(pod, self.clock(), status, stopped.get("attempt", 0))
+        return Seen(pod, time.time(), status, stopped.get("attempt", 0))
 
     def _act(self, action: Action) -> None:
         if action.kind in STEPS.values():
             lifetime.take(action.kind, self.cloud, self.pod)
-            self.memory.deleted = self.memory.deleted or action.kind == DELETE
         elif action.kind == decision.STOP:
             runs.stop(self.hosts, self.job.id, self.grace)
         elif action.kind == decision.START:
-            sync.sync(self.hosts, self.job.code, self.extras)
+            readiness.sync(self.hosts, self.job.code)
             attempt = runs.start(self.hosts, self.job, again=True).attempt
             (self.folder / str(attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
-            self.memory.watch(attempt, self.clock())
-            self.log(f"attempt {attempt} started on {len(self.hosts.all)} hosts")
+            self.memory.watch(attempt, time.time())
+            log(f"attempt {attempt} started on {len(self.hosts.all)} hosts")
 
     def _wait_for(self, error: PodError) -> None:
         """Says why an action failed, and waits longer; raises what waiting can't fix."""
-        quota = error.kind == "quota" and self.memory.deleted  # of the pod that we deleted: it comes back
+        quota = error.kind == "quota" and self.memory.gone  # that of the pod that is lost comes back
         may_pass = error.kind in TRIED or quota
         if error.kind not in PASSING and not (may_pass and self.tries + 1 < MOST_TRIES):
             raise error
         self.tries += 1
         why = f"{str(error).rstrip('.')}{'; what the deleted pod has used may come back' if quota else ''}"
-        self.log(f"{why}; again in {self.pause():.0f} s")
+        log(f"{why}; again in {self.pause():.0f} s")
 
     def _report(self, action: Action, seen: Seen) -> None:
         """Says what is done, always, and that all is well, now and then."""
@@ -138,17 +130,13 @@ class Supervisor:
         self.said, self.said_at = action.why, seen.now
         place = f", step {self.memory.step}" if self.memory.step >= 0 else ""
         place += f"; {action.kind}" if action.kind else ""
-        self.log(f"{action.why}{place}; {cost(self.cloud.settings, self.memory, seen.now)}")
-
-    def log(self, text: str) -> None:
-        """Shows a line, with the time."""
-        self.show(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.clock()))} {text}")
+        log(f"{action.why}{place}; {cost(self.cloud.settings, self.memory, seen.now)}")
 
     def _fetch_logs(self, action: Action, seen: Seen) -> None:
         """Brings the logs here, now and then and when an attempt is over."""
         self.polls += 1
         is_time = action.kind != decision.WAIT or self.polls % LOGS_EVERY == 0
-        if is_time and seen.status and any(report.state != "absent" for report in seen.status.reports):
+        if is_time and seen.status and not seen.status.absent:
             follower = following.Follower(self.hosts, self.job.id, seen.status.attempt, show=lambda line: None)
             with contextlib.suppress(PodError, OSError), follower.alone():  # a person may follow them as well
                 follower.round()
@@ -165,6 +153,11 @@ class Supervisor:
         host_setup.write(self.folder / "supervise.json", dataclasses.asdict(self.memory))
 
 
+def log(text: str) -> None:
+    """Prints a line, with the time."""
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
+
+
 def cost(settings: Settings, memory: Memory, now: float) -> str:
     """Returns what the pods have cost while they were READY, for a person."""
     hours = (memory.paid + (now - memory.since if memory.since else 0)) / 3600
@@ -175,14 +168,14 @@ def cost(settings: Settings, memory: Memory, now: float) -> str:
 def command(args: argparse.Namespace) -> int:
     """Does what the arguments say; returns the exit code. A dry run prints a poll, and what a lost pod costs."""
     cloud, job = args.cloud, runs.make_job(args)
-    if cloud.dry:
-        pod = cloud.describe()
-        for step in (DELETE, CREATE):
-            lifetime.take(step, cloud, pod)
-        hosts = connect(cloud, args.timeout)
-        sync.sync(hosts, job.code, args.extra)
-        runs.start(hosts, job, again=True)
-        runs.status(hosts, job.id)
-        return 0
-    limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.hang, args.recreate)
-    return Supervisor(cloud, job, limits, args.every, args.timeout, args.grace, args.extra).run()
+    if not cloud.dry:
+        limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.hang, args.recreate)
+        return Supervisor(cloud, job, limits, args.every, args.timeout, args.grace).run()
+    pod = cloud.describe()
+    for step in (DELETE, CREATE):
+        lifetime.take(step, cloud, pod)
+    hosts = connect(cloud, args.timeout)
+    readiness.sync(hosts, job.code)
+    runs.start(hosts, job, again=True)
+    runs.status(hosts, job.id)
+    return 0

@@ -60,7 +60,7 @@ class HostFolder:
         files = {"requirements.txt": b"", "stub.py": b"", "mlm/__init__.py": b"", "mlm/__main__.py": STUB.encode()}
         self.archive, self.code = self.pack(files)
         self.unpack(self.code, self.archive)
-        self.requirements = "packages"
+        self.packages = "packages"
         (root / "venv" / "packages").mkdir(parents=True)
         host_setup.write(root / "venv" / "packages" / "python.json", {"python": self.PYTHON})
 
@@ -109,8 +109,8 @@ class HostFolder:
         return json.loads(lines[0].removeprefix("mlm-host "))
 
     def job(self, stub: str, run: str = "a", attempt: int = 1, argv=(), **env: str) -> str:
-        job = {"id": run, "attempt": attempt, "code": self.code, "requirements": self.requirements, "argv": list(argv)}
-        return json.dumps({**job, "env": {"STUB": stub, **env}, "process": 0, "processes": 1})
+        job = {"id": run, "attempt": attempt, "code": self.code, "packages": self.packages, "argv": list(argv)}
+        return json.dumps({**job, "program": "", "place": [], "env": {"STUB": stub, **env}})
 
     def start(self, stub: str, **more) -> dict:
         return self.ask("start", stdin=self.job(stub, **more))

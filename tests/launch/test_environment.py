@@ -96,10 +96,8 @@ def test_which_python_it_is(machine):
     assert "python3 is Python 3.10.12" in machine.run(code=2, PYTHON="python3").stderr, "the one that is named or none"
 
 
-def test_another_folder_with_more_packages(machine):
+def test_another_folder(machine):
     machine.python3("3.10.12")
-    made = "uv: pip install --quiet --compile-bytecode --python a b/bin/python -r requirements.txt -r more.txt"
-    for count, text in enumerate(("six", "six==1.17.0"), 1):
-        (machine.folder / "more.txt").write_text(text)
-        machine.run(MLM_VENV="a b", MLM_EXTRAS="more.txt")
-        assert machine.log.read_text().splitlines().count(made) == count and not (machine.folder / ".venv").exists()
+    made = "uv: pip install --quiet --compile-bytecode --python a b/bin/python -r requirements.txt"
+    machine.run(MLM_VENV="a b")
+    assert made in machine.log.read_text().splitlines() and not (machine.folder / ".venv").exists()

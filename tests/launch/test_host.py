@@ -77,7 +77,7 @@ def test_what_is_missing_is_named_before_anything_starts(host):
     job = host.job("time.sleep(60)")
     for text in ("", job[: len(job) // 2], "[]", '{"id": "a"}'):
         assert "not complete" in host.ask("start", stdin=text, code=1)["error"]
-    for wrong in ({"code": "0" * 64}, {"requirements": "0" * 16}, {"code": "../x"}):
+    for wrong in ({"code": "0" * 64}, {"packages": "0" * 16}, {"code": "../x"}):
         text = json.dumps(json.loads(host.job("")) | wrong)
         assert "sync first" in host.ask("start", stdin=text, code=1)["error"]
     for run in ("", "x" * 201, "ü" * 40):
@@ -125,7 +125,7 @@ def test_a_start_that_comes_after_its_stop(host):
     assert host.ask("stop", "a", "1", "0")["state"] == "exited"
     answer = host.start("time.sleep(60)")  # it was delayed on its way, and the launcher had given up
     assert answer["started"] is False and answer["job"] is None
-    assert host.ask("preflight")["runs"] == []
+    assert host.ask("preflight", host.code)["runs"] == []
 
 
 @standard
@@ -144,12 +144,14 @@ def test_without_its_keeper(host):
     process = host.start(SAVES + "time.sleep(60)")["process"]
     up(host)
     os.kill(keeper_of(process), signal.SIGKILL)
-    assert host.status()["state"] == "running" and host.ask("preflight")["runs"] == [{"id": "a", "attempt": 1}]
+    assert host.status()["state"] == "running" and host.ask("preflight", host.code)["runs"] == [
+        {"id": "a", "attempt": 1}
+    ]
     assert host.start("print('second')")["started"] is False
     assert host.ask("clean")["removed"] == []
     assert host.ask("stop", "a", "1", "20")["state"] == "lost"
     assert not alive(process) and (host.folder() / "log").read_text().endswith("saved\n")
-    assert host.status()["state"] == "lost" and host.ask("preflight")["runs"] == []
+    assert host.status()["state"] == "lost" and host.ask("preflight", host.code)["runs"] == []
 
 
 def leave(host, run: str, attempt: int = 1, log: bytes = b"") -> None:
@@ -177,10 +179,9 @@ def test_ids_of_any_kind_and_the_newest_attempt(host):
         for attempt in (1, 2, 10):
             leave(host, run, attempt)
     for run in ids:
-        found = host.ask("status", "--", run)
+        found = host.ask("status", "--", run, "0")
         assert (found["state"], found["attempt"]) == ("exited", 10)
     assert len(list((host.root / "runs").iterdir())) == len(ids) and not (host.root / "1").exists()
-    assert host.ask("clean", *(f"--keep={run}" for run in ids))["removed"] == []
     removed = {f"run {run} attempt {attempt}" for run in ids for attempt in (1, 2, 10)}
     assert set(host.ask("clean")["removed"]) == removed
 
@@ -190,4 +191,4 @@ def test_clean_keeps_what_runs(host):
     host.start("time.sleep(60)")
     leave(host, "b")
     assert host.ask("clean")["removed"] == ["run b attempt 1"]
-    assert host.status()["state"] == "running" and host.ask("preflight")["code"] == [host.code]
+    assert host.status()["state"] == "running" and host.ask("preflight", host.code)["has_code"]

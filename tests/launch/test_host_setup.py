@@ -15,7 +15,7 @@ def test_unpack(host):
     archive, code = host.pack({"a/x": b"1"}, {"z/link": "../a/x"})
     for torn in (archive[:-5], b""):
         assert "arrived damaged" in host.ask("unpack", code, stdin=torn, code=1)["error"]
-    assert host.ask("preflight")["code"] == [host.code]
+    assert not host.ask("preflight", code)["has_code"] and host.ask("preflight", host.code)["has_code"]
     assert host.unpack(code, archive) == {"code": code, "fresh": True}
     folder = host.root / "code" / code
     assert (folder / "a" / "x").read_bytes() == b"1" and (folder / "z" / "link").resolve() == folder / "a" / "x"
@@ -41,12 +41,15 @@ def test_nothing_leaves_the_folder(host, files, links, named):
 def test_packages_are_installed_once_per_hash(host):
     first = host.ask("install", host.code)
     assert first["fresh"] is True and host.ask("install", host.code)["fresh"] is False
-    other = host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")
-    assert other["fresh"] is True and other["requirements"] != first["requirements"]
-    assert host.ask("preflight", "--code", host.code)["installed"] == other["requirements"]
-    (host.root / "venv" / other["requirements"] / "python.json").unlink()  # as if it had been interrupted
-    assert host.ask("preflight", "--code", host.code)["installed"] is None
-    assert host.ask("install", host.code, "--extra=jax[tpu]==0.10.2")["fresh"] is True
+    assert host.ask("preflight", host.code)["packages"] == first["packages"]
+    archive, code = host.pack({"requirements.txt": b"six"})
+    host.unpack(code, archive)
+    assert "packages are not installed" in " ".join(host.ask("preflight", code)["problems"])
+    other = host.ask("install", code)
+    assert other["fresh"] is True and other["packages"] != first["packages"]
+    (host.root / "venv" / other["packages"] / "python.json").unlink()  # as if it had been interrupted
+    assert host.ask("preflight", code)["packages"] is None
+    assert host.ask("install", code)["fresh"] is True
 
 
 @pytest.mark.standard
@@ -60,15 +63,14 @@ def test_an_environment_of_the_code_s_own_script(host):
     code = with_script(b'mkdir -p "$MLM_VENV/bin"; printf "launch: a\\nb\\n" >&2; exit 2')
     for _ in range(2):  # what is half made is not taken for made
         assert "(a; b)" in host.ask("install", code, "--python=", code=1)["error"]
-    assert host.ask("preflight", "--code", code)["installed"] is None
-    code = with_script(b'cat "$MLM_EXTRAS" >"$MLM_VENV/made"')
-    found = host.ask("install", code, "--python=", "--extra=a", "--extra=b>1")
-    assert found["fresh"] is True and found["python"] == "3.12"
-    folder = host.root / "venv" / found["requirements"]
-    assert (folder / "made").read_text() == "a\nb>1"
+    assert host.ask("preflight", code)["packages"] is None
+    code = with_script(b'touch "$MLM_VENV/made"')
+    answer = host.ask("install", code, "--python=")
+    assert answer["fresh"] is True and answer["python"] == "3.12"
+    folder = host.root / "venv" / answer["packages"]
+    assert (folder / "made").exists()
     assert json.loads((folder / "python.json").read_text()) == {"python": f"{folder}/bin/python"}
-    assert host.ask("install", code, "--python=", "--extra=a", "--extra=b>1") == {**found, "fresh": False}
-    assert host.ask("install", code, "--python=")["requirements"] != found["requirements"]
+    assert host.ask("install", code, "--python=") == {**answer, "fresh": False}
 
 
 def test_a_folder_without_locks_is_named(monkeypatch, tmp_path):

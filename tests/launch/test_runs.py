@@ -3,23 +3,23 @@
 import pathlib
 import types
 
-from pods import preflight
+from pods import readiness
 from pods.backend import Host
 from pods.causes import HostReport
 from pods.hosts import Answer
-from pods.runs import Job, RunStatus, difference
+from pods.runs import Job, RunStatus
 
 from tests.launch.pod import RUN
 
 
 def test_in_what_two_jobs_differ():
     job = Job("a", ("run", "--config=c", "--config.x=1", "--config.x=2"), (), None)
-    place = ["--coordinator=h", "--processes=2", "--process-id=1"]  # of whichever host was asked
-    assert difference(job, {"argv": [*job.argv, *place]}) == ""
-    assert difference(job, {"argv": [*job.argv, *place], "program": "rare.py"}) == "only there: rare.py"
-    assert difference(job, {"argv": ["train", *job.argv[1:], *place]}) == "only there: train; only here: run"
-    assert difference(job, {"argv": [*job.argv, "--x=y z", *place]}) == "only there: '--x=y z'"
-    assert "order" in difference(job, {"argv": ["run", "--config=c", "--config.x=2", "--config.x=1", *place]})
+    there = {"program": "", "argv": [*job.argv], "place": ["--process-id=1"]}  # of whichever host was asked
+    assert job.difference(there) == ""
+    assert job.difference(there | {"program": "rare.py"}) == "only there: rare.py"
+    assert job.difference(there | {"argv": ["train", *job.argv[1:]]}) == "only there: train; only here: run"
+    assert job.difference(there | {"argv": [*job.argv, "--x=y z"]}) == "only there: '--x=y z'"
+    assert "order" in job.difference(there | {"argv": ["run", "--config=c", "--config.x=2", "--config.x=1"]})
 
 
 def test_an_end_that_no_host_confirms_is_no_success():
@@ -34,45 +34,30 @@ def test_a_closed_port_is_named():
     hosts = types.SimpleNamespace(all=(first, second, third), dry=False)
     hosts.ask = lambda words: [Answer(host, {}) for host in words]
     hosts.require = lambda answers, what: [{"ports": {"8474": "", "8476": ""}}, silent, silent]
-    (said,) = preflight.check_ports(hosts)
+    (said,) = readiness.check_ports(hosts)
     assert "host 1 (10.0.0.1), host 2 (10.0.0.2): can't reach port 8474 of 10.0.0.0 (timed out)" in said
 
 
-def host(worker, **answer):
-    """A host, and what it answers before a run: all is well but for `answer`."""
-    well = {"host": f"w-{worker}", "python": "3.12.1", "code": ["c" * 64], "installed": "p", "disk_free": 5e10}
-    well |= {"memory_free": 1e9, "accelerators": ["/dev/accel0"], "holders": [], "libtpu_lock": "absent", "runs": []}
-    return Host(worker, f"10.0.0.{worker}"), well | {"huge_pages": ""} | answer
-
-
 def test_what_keeps_a_run_from_starting_and_what_does_not():
-    def check(*more):
-        answers = dict(host(worker, **answer) for worker, answer in enumerate([*more, {}, {}]))
-        hosts = types.SimpleNamespace(all=(*answers,), dry=False, ask=lambda words: [])
-        hosts.require = lambda *_: list(answers.values())
-        report = preflight.check(hosts, "c" * 64)
+    well = {"host": "w", "python": "3.12.1", "packages": "p", "accelerators": 4, "free": "", "problems": []}
+
+    def check(**answer):
+        hosts = types.SimpleNamespace(all=tuple(Host(i, f"10.0.0.{i}") for i in range(3)), dry=False)
+        hosts.ask = lambda words: []
+        hosts.require = lambda *_: [
+            well | {"remarks": []} | answer,
+            well | {"remarks": ["pages"]},
+            well | {"remarks": []},
+        ]
+        report = readiness.check(hosts, types.SimpleNamespace(hash="c"))
         return "; ".join(report.problems), "; ".join(report.remarks)
 
-    assert check() == ("", "")
-    for answer, word in [
-        ({"code": []}, "code cccccccccccc is missing"),
-        ({"installed": None}, "packages are not installed"),
-        ({"holders": [{"pid": 7, "command": "python"}]}, "7 (python)"),
-        ({"libtpu_lock": "held"}, "lock is held"),
-        ({"runs": [{"id": "b", "attempt": 3}]}, "'b' (attempt 3)"),
-        ({"installed": "q"}, "packages differ: host 0 (10.0.0.0) has q; the others have p"),
-        ({"accelerators": ["x", "y"]}, "accelerators differ: host 0 (10.0.0.0) has 2"),
-    ]:
-        problems, remarks = check(answer)
-        assert word in problems and "host 0 (10.0.0.0)" in problems and remarks == ""
-    for answer, word in [
-        ({"disk_free": 9e9}, "10 GB"),
-        ({"libtpu_lock": "stale"}, "--clear-lock"),
-        ({"huge_pages": "sudo x"}, "sudo x"),
-        ({"python": "3.10.1"}, "python3 differ: host 0 (10.0.0.0) has 3.10.1"),
-    ]:
-        problems, remarks = check(answer)
-        assert word in remarks and problems == ""
+    assert check() == ("", "host 1 (10.0.0.1): pages")
+    assert check(remarks=["pages"])[1] == "host 0 (10.0.0.0), host 1 (10.0.0.1): pages"
+    assert check(problems=["is held"])[0] == "host 0 (10.0.0.0): is held"
+    assert check(packages="q")[0] == "packages differ: host 0 (10.0.0.0) has q; the others have p"
+    assert check(accelerators=2)[0].startswith("accelerators differ: host 0 (10.0.0.0) has 2")
+    assert "python differ: host 0 (10.0.0.0) has 3.10.1" in check(python="3.10.1")[1]
 
 
 def test_mistakes_are_found_before_anybody_is_asked(pod, monkeypatch):

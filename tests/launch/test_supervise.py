@@ -36,34 +36,31 @@ def test_cost_is_that_of_all_pods_while_they_are_ready():
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """A function that makes a supervisor; what it says is in its `lines`."""
+    """A function that makes a supervisor."""
     monkeypatch.chdir(tmp_path)
 
     def supervisor():
         job = Job("a", ("train",), (), Code("0" * 64, b"", "0" * 40, "", frozenset()))
         cloud = TpuVm(Settings("pod", "p", "us-central2-b", "v4-8"), Runner())
-        lines = []
-        one = Supervisor(cloud, job, LIMITS, every=10.0, show=lines.append, clock=lambda: 0.0)
-        one.lines = lines
-        return one
+        return Supervisor(cloud, job, LIMITS, every=10.0)
 
     return supervisor
 
 
-def test_what_waiting_fixes_is_waited_for_longer_and_longer(make):
+def test_what_waiting_fixes_is_waited_for_longer_and_longer(make, capsys):
     one = make()
     waits = []
     for _ in range(9):
         one._wait_for(PodError("no more capacity.", "stockout"))
         waits.append(one.pause())
     assert waits == [20, 40, 80, 160, 320, 640, 900, 900, 900]
-    assert one.lines[0].endswith("no more capacity; again in 20 s")
+    assert capsys.readouterr().out.splitlines()[0].endswith("no more capacity; again in 20 s")
     for kind in ("quota", "permission", "settings", "login"):
         with pytest.raises(PodError, match="why"):
             make()._wait_for(PodError("why.", kind))
     for kind in ("hosts", "quota"):  # an hour; a quota, where our own delete gives it back
         one = make()
-        one.memory = Memory(deleted=kind == "quota")
+        one.memory = Memory(gone=kind == "quota")
         for _ in range(7):
             one._wait_for(PodError("why.", kind))
         with pytest.raises(PodError, match="why"):

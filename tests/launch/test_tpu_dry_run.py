@@ -19,8 +19,8 @@ EXPECTED = pathlib.Path(__file__).parent / "dry_run.txt"
 COMMANDS = (
     "up",
     "up --queued --spot --network=my-network --create-flags=--labels=team=nlp --create-flags=--internal-ips",
-    "sync --extra='jax[tpu]==0.10.2'",
-    "preflight --clear-lock --user=someone --track=alpha --ssh-flags=--tunnel-through-iap",
+    "sync",
+    "preflight --user=someone --track=alpha --ssh-flags=--tunnel-through-iap",
     "run configs/a.py --id='my first' --config.train.steps=3 --env=WANDB_API_KEY -- --split=test",
     "run configs/a.py --command=shards --workdir=/mnt/disk --detach",
     "status",
@@ -29,8 +29,7 @@ COMMANDS = (
     "stop a --grace=60",
     "supervise configs/a.py --config.train.steps=3",
     "notebook --port=18888",
-    "clean --keep=a",
-    "clean --queued",
+    "clean",
     "down",
     "down --queued",
 )

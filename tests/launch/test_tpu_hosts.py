@@ -18,7 +18,7 @@ def fast(monkeypatch):
     monkeypatch.setattr(hosts, "BACKOFF", (0.02, 0.02))
 
 
-def ask(runner, timeout: float = 20.0, *, direct: bool = True, retry: bool = True, said=None, programs=None):
+def ask(runner, timeout: float = 20.0, *, direct: bool = True, retry: bool = True, programs=None):
     """Asks four hosts, of which each runs a program."""
     cloud = types.SimpleNamespace(
         dry=False, runner=runner, settings=settings.Settings(), forget=lambda: None,
@@ -27,8 +27,7 @@ def ask(runner, timeout: float = 20.0, *, direct: bool = True, retry: bool = Tru
             (programs or {}).get(worker, WELL), str(worker),
         ],
     )  # fmt: skip
-    notify = (said if said is not None else []).append
-    pod = hosts.Hosts(cloud, Pod("p", "READY", HOSTS), notify=notify, retry=retry)
+    pod = hosts.Hosts(cloud, Pod("p", "READY", HOSTS), retry=retry)
     return pod.ask(["status"], stdin={host: str(host.worker).encode() for host in HOSTS}, timeout=timeout)
 
 
@@ -67,9 +66,10 @@ class Failing(backend.Runner):
 
 
 @pytest.mark.parametrize("code", hosts.SSH_FAILED)
-def test_ssh_is_tried_again(code):
+def test_ssh_is_tried_again(code, capsys):
     twice = Failing(code, times=2)
-    assert ask(twice, said=(said := []))[1].error == "" and twice.calls == 3
+    assert ask(twice)[1].error == "" and twice.calls == 3
+    said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and said[0].startswith("host 1 (10.0.0.1): ssh failed (broken pipe)")
     always = Failing(code)
     assert ask(always)[1].error == "ssh failed 3 times: broken pipe" and always.calls == 3

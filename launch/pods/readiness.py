@@ -1,0 +1,94 @@
+"""What a run needs on every host: the code, its packages, a free accelerator, and ports that the others reach."""
+
+import collections
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pods.backend import Host, say
+from pods.code import Code
+from pods.errors import PodError
+from pods.hosts import Hosts, label
+
+COPY, INSTALL = 900.0, 3600.0  # seconds that a host has
+
+
+class Report(NamedTuple):
+    """What the hosts' answers amount to."""
+
+    problems: list[str]  # sentences that keep a run from starting
+    remarks: list[str]  # those that do not
+    lines: list[str]  # a table of the hosts
+    packages: str  # that all of them have
+
+
+def sync(hosts: Hosts, code: Code) -> None:
+    """Brings the code and its packages to all hosts; what is there is not sent again. Raises PodError."""
+    answers = hosts.require(hosts.ask(["preflight", code.hash]), "sync")
+    lacking = [host for host, answer in zip(hosts.all, answers, strict=True) if not answer.get("has_code")]
+    archive = f"the archive, {code.hash}.tar.gz".encode() if hosts.dry else code.data
+    unpack = {host: ["unpack", code.hash] for host in lacking}
+    hosts.require(hosts.ask(unpack, stdin=dict.fromkeys(lacking, archive), timeout=COPY), "copying the code")
+    python = [f"--python={hosts.cloud.settings.python}"] if hosts.cloud.settings.python else []
+    answers = hosts.ask(["install", code.hash, *python], timeout=INSTALL)
+    answers = hosts.require(answers, "installing the packages")
+    if hosts.dry:
+        return
+    if len({answer["packages"] for answer in answers}) > 1:
+        versions = [f"{label(host)}: Python {a['python']}" for host, a in zip(hosts.all, answers, strict=True)]
+        raise PodError(f"the hosts have different Pythons, and so different packages: {', '.join(versions)}.", "hosts")
+    say(f"{code.label}: copied to {len(lacking)} of {len(answers)} hosts")
+    say(f"packages {answers[0]['packages']}: installed on {sum(answer['fresh'] for answer in answers)} hosts")
+
+
+def check(hosts: Hosts, code: Code) -> Report:
+    """Returns how the hosts are, and whether they are all alike. Raises PodError if one does not answer."""
+    questions = hosts.ask(["preflight", code.hash])
+    if hosts.dry:
+        return Report([], [], [], "")
+    answers = hosts.require(questions, "preflight")
+    problems, remarks = (_sentences(hosts.all, [answer[key] for answer in answers]) for key in ("problems", "remarks"))
+    for key, sentences in (("packages", problems), ("accelerators", problems), ("python", remarks)):
+        sentences += _differences(key, hosts.all, [answer[key] for answer in answers])
+    columns = ("python", "packages", "accelerators", "free")
+    lines = [
+        "  ".join([f"{label(host)}  {answer['host']}", *(f"{key} {answer[key]}" for key in columns)])
+        for host, answer in zip(hosts.all, answers, strict=True)
+    ]
+    return Report(problems, remarks, lines, answers[0]["packages"])
+
+
+def check_ports(hosts: Hosts) -> list[str]:
+    """Returns what is wrong with the ports of the first host, where the processes of a run meet."""
+    first, *others = hosts.all
+    words = {host: ["ports", first.address, str(host.worker), str(len(hosts.all))] for host in hosts.all}
+    answers = hosts.require(hosts.ask(words), "preflight")
+    if hosts.dry:
+        return []
+    problems = []
+    for port, fault in answers[0]["ports"].items():
+        reasons = {label(host): answer["ports"][port] for host, answer in zip(others, answers[1:], strict=True)}
+        shut = [name for name, reason in reasons.items() if reason]
+        if fault:
+            problems.append(f"{label(first)}: port {port} {fault}")
+        elif shut:
+            problems.append(
+                f"{', '.join(shut)}: can't reach port {port} of {first.address} ({reasons[shut[0]]}): open it between "
+                "the hosts (Google's own rule opens 8470, 8471, 8474 and 8476 in the network of a TPU)"
+            )
+    return problems
+
+
+def _sentences(hosts: Sequence[Host], lists: list[list[str]]) -> list[str]:
+    """Returns each sentence once, after the hosts that it is true of."""
+    names: dict[str, list[str]] = {}
+    for host, sentences in zip(hosts, lists, strict=True):
+        for sentence in sentences:
+            names.setdefault(sentence, []).append(label(host))
+    return [f"{', '.join(those)}: {sentence}" for sentence, those in names.items()]
+
+
+def _differences(name: str, hosts: Sequence[Host], values: list[object]) -> list[str]:
+    """Returns the sentence, if any, that names the hosts with another value than most have."""
+    (usual, _), *others = collections.Counter(values).most_common()
+    exceptions = [f"{label(host)} has {value}" for host, value in zip(hosts, values, strict=True) if value != usual]
+    return [f"{name} differ: {', '.join(exceptions)}; the others have {usual}"] if others else []
