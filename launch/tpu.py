@@ -23,7 +23,6 @@ HELP = {
     "--env": "the name of a variable to pass on; repeatable",
     "--every": "seconds between two polls",
     "--grace": "seconds to save in",
-    "--hang": "seconds without progress on any host, after which the run is stopped; 0: never",
     "--id": "of the run; the same one again attaches to it; default: the config's name",
     "--max-crashes": "in a row without progress, after which it gives up",
     "--max-preemptions": "and ends after a save, after which it gives up",
@@ -36,7 +35,7 @@ HELP = {
 }
 EVERYWHERE = {"--dry-run": False, "--timeout": 60.0}
 JOB = {"--id": "", "--workdir": "", "--program": "", "--env": ()}
-SUPERVISE = {"--max-crashes": 3, "--max-preemptions": 100, "--silent": 5, "--hang": 1800.0, "--every": 30.0}
+SUPERVISE = {"--max-crashes": 3, "--max-preemptions": 100, "--silent": 5, "--every": 30.0, "--recreate": False}
 
 
 def main(argv: list[str]) -> int:
@@ -216,7 +215,7 @@ COMMANDS = {  # name: (function of the parsed arguments, help, {flag: default})
     "supervise": (
         supervise.command,
         "start a run and watch it until it is done",
-        JOB | SUPERVISE | {"--grace": 300.0, "--recreate": False},
+        JOB | SUPERVISE,
     ),
     "notebook": (
         notebook.command,

@@ -1,8 +1,9 @@
 """What a supervisor does next: a pure function of what it sees, what it remembers, and its limits.
 
 A run is started again for as long as that is of use. Two budgets, apart: a pod that is taken away (or hosts that were
-asked to end, and saved) is nobody's fault and spends a preemption; a process that died by itself, or hung, spends a
-crash, and getting further than ever before gives the crashes back. What another start can't fix is not tried again.
+asked to end, and saved) is nobody's fault and spends a preemption; a process that died by itself spends a crash, and
+getting further than ever before gives the crashes back. What another start can't fix is not tried again. A process that
+hangs ends by itself (config key pod.hang).
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from pods.runs import RunStatus
 
 UNKNOWN = "UNKNOWN"  # the state of a pod that can't be asked
 # kinds of actions, as a person reads them; beside those that make a pod READY
-WAIT, START, STOP, DONE, GIVE_UP = "", "starting", "stopping it", "done", "giving up"
+WAIT, START, DONE, GIVE_UP = "", "starting", "done", "giving up"
 FINAL = {2: "the config or its input is bad", 3: "the numerics guard stopped it", 4: "data or a checkpoint is damaged"}
 SAVED = 75
 OFFLINE = 6  # times `silent`, after which a pod of which no host answers is left to a person
@@ -21,12 +22,11 @@ OFFLINE = 6  # times `silent`, after which a pod of which no host answers is lef
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much is survived, and how long is waited: flags of `supervise`, which say what they are."""
+    """How much is survived: flags of `supervise`, which say what they are."""
 
     crashes: int = 3
     preemptions: int = 100
     silent: int = 5
-    hang: float = 1800.0
     recreate: bool = False
 
 
@@ -51,21 +51,14 @@ class Memory:
     """What is kept from one poll to the next, and over a restart of the supervisor. Times are unix seconds."""
 
     watched: int = 0  # the attempt that we have started, or seen alive; 0 once its end is counted
-    hung: bool = False  # we have ended it, because it made no progress
     crashes: int = 0  # spent
     preemptions: int = 0
     step: int = -1  # the furthest seen
     gone: bool = False  # the loss of this pod has been counted, and there is no other one yet
     ours: bool = True  # our `up` has made the pod, or the one before if there is none
     silent: int = 0  # polls in a row in which a host that matters did not answer
-    mark: str = ""  # the last sign of progress
-    moved: float = 0.0  # when it changed
     paid: float = 0.0  # seconds in which pods were READY, until the last one ceased to be
     since: float = 0.0  # when that pod became READY; 0: it is not
-
-    def watch(self, attempt: int, now: float) -> None:
-        """Watches an attempt that has just started."""
-        self.watched, self.hung, self.mark, self.moved = attempt, False, "", now
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +87,7 @@ def decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
 
 
 def _notice(seen: Seen, memory: Memory) -> None:
-    """Remembers what needs no decision: whose the pod is, how far the run is, and when that changed."""
+    """Remembers what needs no decision: whose the pod is, since when it costs, and how far the run is."""
     state, status = seen.pod.state, seen.status
     memory.gone = memory.gone and state in (*GONE, STOPPED, DELETING, ABSENT, UNKNOWN)
     if state not in (ABSENT, UNKNOWN):
@@ -103,18 +96,10 @@ def _notice(seen: Seen, memory: Memory) -> None:
         memory.since = memory.since or seen.now
     elif state != UNKNOWN and memory.since:  # one that can't be asked is taken to be as it was
         memory.paid, memory.since = memory.paid + seen.now - memory.since, 0.0
-    memory.moved = memory.moved or seen.now
-    if status is None:
-        return
-    if status.running and status.attempt != memory.watched:
-        memory.watch(status.attempt, seen.now)
-    places = [report.progress for report in status.reports if report.progress]
-    mark = repr([status.attempt, *((place.get("step"), place.get("time")) for place in places)])
-    if places and mark != memory.mark:
-        memory.mark, memory.moved = mark, seen.now
-    step = max((place["step"] for place in places if isinstance(place.get("step"), int)), default=-1)
-    if step > memory.step:
-        memory.step, memory.crashes = step, 0
+    if status and status.running:
+        memory.watched = status.attempt
+    if status and status.step > memory.step:
+        memory.step, memory.crashes = status.step, 0
 
 
 def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
@@ -125,16 +110,28 @@ def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
         action = Action(STEPS.get(pod.state, WAIT), f"the pod is {pod.condition}")
         is_lost = action.kind == DELETE or (action.kind and memory.watched)
         return _lost(action, memory, limits) if is_lost else action
-    if status.running:
-        return _running(seen, memory, limits)
-    if seen.quiet:
+    if seen.quiet and not status.running:
         return _silence(seen, memory, limits)
     memory.silent = 0
+    if status.running:  # a host that does not answer is not missed: if it is dead, the others end, and if not, not
+        why = f"attempt {status.attempt} runs{'; ' if seen.quiet else ''}{seen.quiet}"
+        if ended := sum(report.state != "running" for report in status.reports):
+            why += f", but {ended} of {len(pod.hosts)} hosts have ended; the others should follow"
+        return Action(WAIT, why)
     if status.code == 0:
         return Action(DONE, f"attempt {status.attempt} ended with 0 on all {len(pod.hosts)} hosts")
     if status.absent:
         return Action(START, "nothing of this run is on the hosts")
     return _ended(seen, memory, limits)
+
+
+def _lost(action: Action, memory: Memory, limits: Limits) -> Action:
+    """The pod is lost, which is counted once: deleted, since it counts against the quota, or made, or started again."""
+    memory.watched, memory.silent = 0, 0
+    if memory.gone:
+        return action
+    memory.gone = True
+    return _preempted(action, memory, limits)
 
 
 def _preempted(action: Action, memory: Memory, limits: Limits) -> Action:
@@ -143,28 +140,7 @@ def _preempted(action: Action, memory: Memory, limits: Limits) -> Action:
     why = f"{action.why}, preemption {memory.preemptions} of {limits.preemptions}"
     if memory.preemptions > limits.preemptions:
         return Action(GIVE_UP, f"{why}: the budget is used up; what is left of the pod: launch/tpu.py down", SAVED)
-    return dataclasses.replace(action, why=why)
-
-
-def _lost(action: Action, memory: Memory, limits: Limits) -> Action:
-    """The pod is gone, which is counted once: deleted, since it counts against the quota, or made, or started again."""
-    memory.watched, memory.silent = 0, 0
-    if memory.gone:
-        return action
-    memory.gone = True
-    return _preempted(action, memory, limits)
-
-
-def _running(seen: Seen, memory: Memory, limits: Limits) -> Action:
-    """Alive somewhere. A host that does not answer is not missed: if it is dead, the others end, and if not, not."""
-    memory.silent = 0
-    status, why = seen.status, f"attempt {seen.status.attempt} runs"
-    if limits.hang and seen.now - memory.moved > limits.hang:
-        memory.hung = True
-        return Action(STOP, f"{why}, but no host has made progress for {limits.hang:g} s")
-    if ended := sum(report.state != "running" for report in status.reports):
-        return Action(WAIT, f"{why}, but {ended} of {len(seen.pod.hosts)} hosts have ended; the others should follow")
-    return Action(WAIT, f"{why}; {seen.quiet}" if seen.quiet else why)
+    return Action(action.kind, why)
 
 
 def _silence(seen: Seen, memory: Memory, limits: Limits) -> Action:
@@ -176,12 +152,11 @@ def _silence(seen: Seen, memory: Memory, limits: Limits) -> Action:
         return Action(WAIT, what)
     if not status.reports:
         return Action(GIVE_UP, f"{what}: the pod is READY and was left as it is; can this machine reach it?", 1)
-    memory.watched = 0
     if status.cause and status.cause.code in FINAL:
+        memory.watched = 0
         return _final(status)
     # the end that we can see is the consequence of one that we can't: the machine's
-    memory.gone, memory.silent = True, 0
-    return _preempted(Action(DELETE, f"{what}: taken for dead"), memory, limits)
+    return _lost(Action(DELETE, f"{what}: taken for dead"), memory, limits)
 
 
 def _ended(seen: Seen, memory: Memory, limits: Limits) -> Action:
@@ -189,14 +164,14 @@ def _ended(seen: Seen, memory: Memory, limits: Limits) -> Action:
     status, attempt, cause = seen.status, seen.status.attempt, seen.status.cause
     if memory.watched != attempt:  # it is counted, or was a person's, and a person wants another one
         return Action(START, f"attempt {attempt} has ended")
-    memory.watched, hung = 0, memory.hung
-    if seen.stopped == attempt and not hung:
+    memory.watched = 0
+    if seen.stopped == attempt:
         return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED)
-    if cause and cause.code in FINAL and not hung:
+    if cause and cause.code in FINAL:
         return _final(status)
     # it saved, or had nothing to save yet
     ends = [report.exit or {} for report in status.reports]
-    if not hung and all(end.get("code") == SAVED or end.get("signal") == signal.SIGTERM for end in ends):
+    if all(end.get("code") == SAVED or end.get("signal") == signal.SIGTERM for end in ends):
         return _preempted(Action(START, f"attempt {attempt} was asked to end and did"), memory, limits)
     memory.crashes += 1
     words = cause.sentence if cause else f"attempt {attempt} ended"

@@ -66,6 +66,12 @@ class RunStatus:
         return all(report.state == "absent" for report in self.reports)
 
     @property
+    def step(self) -> int:
+        """The furthest step of any host, -1 if none has said one."""
+        steps = [(report.progress or {}).get("step") for report in self.reports]
+        return max((step for step in steps if isinstance(step, int)), default=-1)
+
+    @property
     def cause(self) -> Cause | None:
         """The end that brought the others with it; None if nothing has gone wrong."""
         return first_cause(self.reports)

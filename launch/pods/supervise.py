@@ -35,11 +35,10 @@ class Supervisor:
     limits: Limits
     every: float = 30.0  # seconds between two polls
     timeout: float = 60.0  # for a host to answer
-    grace: float = 300.0  # for a run to save before SIGKILL
 
     def __post_init__(self):
         self.folder = runs.records(self.job.id)
-        self.memory = dataclasses.replace(self._load(), moved=0.0, silent=0)
+        self.memory = dataclasses.replace(self._load(), silent=0)
         self.pod: Pod | None = None  # as it was last
         self.hosts: Hosts | None = None
         self.polls, self.tries = 0, 0
@@ -104,13 +103,10 @@ class Supervisor:
     def _act(self, action: Action) -> None:
         if action.kind in STEPS.values():
             lifetime.take(action.kind, self.cloud, self.pod)
-        elif action.kind == decision.STOP:
-            runs.stop(self.hosts, self.job.id, self.grace)
         elif action.kind == decision.START:
             readiness.sync(self.hosts, self.job.code)
-            attempt = runs.start(self.hosts, self.job, again=True).attempt
+            self.memory.watched = attempt = runs.start(self.hosts, self.job, again=True).attempt
             (self.folder / str(attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
-            self.memory.watch(attempt, time.time())
             log(f"attempt {attempt} started on {len(self.hosts.all)} hosts")
 
     def _wait_for(self, error: PodError) -> None:
@@ -169,8 +165,8 @@ def command(args: argparse.Namespace) -> int:
     """Does what the arguments say; returns the exit code. A dry run prints a poll, and what a lost pod costs."""
     cloud, job = args.cloud, runs.make_job(args)
     if not cloud.dry:
-        limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.hang, args.recreate)
-        return Supervisor(cloud, job, limits, args.every, args.timeout, args.grace).run()
+        limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.recreate)
+        return Supervisor(cloud, job, limits, args.every, args.timeout).run()
     pod = cloud.describe()
     for step in (DELETE, CREATE):
         lifetime.take(step, cloud, pod)

@@ -5,12 +5,12 @@ from pods.decision import Limits  # isort: skip
 from pods.runs import RunStatus  # isort: skip
 
 
-LIMITS = Limits(crashes=2, preemptions=2, silent=2, hang=100.0)
+LIMITS = Limits(crashes=2, preemptions=2, silent=2)
 
 
-def report(process, state="running", code=None, step=None, time=0.0, kind=None, by=None):
+def report(process, state="running", code=None, step=None, kind=None, by=None):
     ended = {"code": code, "signal": by, "ended": 50.0 + process} if state == "exited" else None
-    progress = None if step is None else {"step": step, "phase": "step", "time": time}
+    progress = None if step is None else {"step": step, "phase": "step", "time": 0.0}
     cause = kind and {"kind": kind, "time": 40.0 + process, "step": step, "phase": "step", "code": code, "what": "it"}
     return HostReport(process, f"w-{process}", state, ended, progress, cause or None)
 

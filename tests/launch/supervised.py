@@ -41,7 +41,7 @@ class Supervised:
     def has_seen_it(self):
         """Whether the supervisor has seen the first attempt alive on a host that has made a step."""
         record = self.pod.repository / "runs" / "pods" / "a" / "supervise.json"
-        return '"watched": 1,' in record.read_text() and '"mark": ""' not in record.read_text()
+        return '"watched": 1,' in record.read_text() and '"step": -1,' not in record.read_text()
 
     def starts(self):
         return (self.work / "starts").read_text().splitlines() if (self.work / "starts").exists() else []
