@@ -111,22 +111,13 @@ def load(file: str, flags: dict[str, object]) -> Settings:
         if not (flags.get(name) or values.get(name)):
             where = f"{path} has no {name}" if path.exists() else f"there is no {path}, and no --{name}"
             raise SettingsError(f"{where}: copy launch/pod.toml.example to pod.toml and fill it in.")
-    settings = {name: _check(name, value, f"{path}: {name}") for name, value in values.items()}
-    settings |= {name: _check(name, value, "--" + name.replace("_", "-")) for name, value in flags.items()}
-    _check_flags(chosen := Settings(**settings), path)
-    return chosen
-
-
-def _check_flags(settings: Settings, path: pathlib.Path) -> None:
-    """Raises SettingsError for a flag that gcloud does not take on this track, or with or without the queue."""
-    for setting, flags in (("create_flags", settings.create_flags), ("ssh_flags", settings.ssh_flags)):
-        for flag in flags:
-            name, needs = flag.partition("=")[0], []
-            needs += ['track = "alpha"'] if name in ALPHA and settings.track != "alpha" else []
-            needs += ["queued = true"] if name in QUEUED and not settings.queued else []
-            needs += ["queued = false"] if name in NOT_QUEUED and settings.queued else []
-            if needs:
-                raise SettingsError(f"{path}: {setting}: gcloud takes {name} only with {' and '.join(needs)}.")
+    checked = {name: _check(name, value, f"{path}: {name}") for name, value in values.items()}
+    checked |= {name: _check(name, value, "--" + name.replace("_", "-")) for name, value in flags.items()}
+    settings = Settings(**checked)
+    for name in ("create_flags", "ssh_flags"):
+        for flag in getattr(settings, name):
+            _check_flag(settings, flag.partition("=")[0], f"{path}: {name}")
+    return settings
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -144,24 +135,36 @@ def _read(path: pathlib.Path) -> dict[str, object]:
 
 def _check(name: str, value: object, where: str) -> object:
     """Returns the value of a key. Raises SettingsError, beginning with `where`, if it can't have this one."""
-    kind = type(FIELDS[name].default)
-    if kind is tuple:
-        if not isinstance(value, list) or not all(isinstance(flag, str) and FLAG.fullmatch(flag) for flag in value):
-            raise SettingsError(f'{where} is {value!r}; it must be a list of flags, such as ["--reserved"].')
-        for flag in value:
-            if flag.partition("=")[0] in OWN_FLAGS:
-                raise SettingsError(f"{where}: {flag} is the launcher's to set: use the keys of pod.toml.")
-        return tuple(value)
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        noun = {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[kind]
-        raise SettingsError(f"{where} is {value!r}; it must be {noun}.")
-    if name in RULES and (value or name == "root") and not re.fullmatch(RULES[name][0], value):
-        raise SettingsError(f"{where} is {value!r}; it must {RULES[name][1]}.")
-    if name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
-        raise SettingsError(f"{where} is {value!r}; it must be from {RANGES[name][0]} to {RANGES[name][1]:.0f}.")
+    kind, rule = type(FIELDS[name].default), ""
+    if kind is tuple and not (isinstance(value, list) and all(FLAG.fullmatch(str(flag)) for flag in value)):
+        rule = 'be a list of flags, such as ["--reserved"]'
+    elif kind is not tuple and type(value) is not kind and not (kind is float and type(value) is int):
+        rule = {str: "be a text in quotes", bool: "be true or false", int: "be a whole number", float: "be a number"}[
+            kind
+        ]
+    elif name in RULES and (value or name == "root") and not re.fullmatch(RULES[name][0], value):
+        rule = RULES[name][1]
+    elif name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
+        rule = f"be from {RANGES[name][0]} to {RANGES[name][1]:.0f}"
+    if rule:
+        raise SettingsError(f"{where} is {value!r}; it must {rule}.")
     if name == "accelerator_type":
         try:
             accelerators.parse(value)
         except ValueError as error:
             raise SettingsError(f"{where}: {error}.") from error
-    return value
+    for flag in value if kind is tuple else ():
+        if flag.partition("=")[0] in OWN_FLAGS:
+            raise SettingsError(f"{where}: {flag} is the launcher's to set: use the keys of pod.toml.")
+    return tuple(value) if kind is tuple else value
+
+
+def _check_flag(settings: Settings, flag: str, where: str) -> None:
+    """Raises SettingsError for a flag that gcloud does not take on this track, or with or without the queue."""
+    needs = {
+        'track = "alpha"': flag in ALPHA and settings.track != "alpha",
+        "queued = true": flag in QUEUED and not settings.queued,
+        "queued = false": flag in NOT_QUEUED and settings.queued,
+    }
+    if missing := " and ".join(need for need, is_missing in needs.items() if is_missing):
+        raise SettingsError(f"{where}: gcloud takes {flag} only with {missing}.")
