@@ -5,8 +5,10 @@ unasked. Hosts are reached one by one (--worker=i): with --worker=all, gcloud gi
 the command again by itself when a connection drops.
 """
 
+import contextlib
 import dataclasses
 import getpass
+import hashlib
 import json
 import pathlib
 import re
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 
 import host_setup
 
-from pods import answers, backend, route
+from pods import answers, backend
 from pods.answers import Refusal
 from pods.backend import Host, Pod, say
 from pods.errors import PASSING, TRIED, PodError, SettingsError
@@ -29,6 +31,7 @@ STATES = {"PROVISIONING": backend.CREATING, "SUSPENDING": backend.SUSPENDED, "TE
 ASK, CHANGE = 120.0, 1800.0  # seconds that gcloud may take to answer, and to create or delete
 COLLECTION = {"tpu-vm": "nodes", "queued-resources": "queuedResources"}  # of the API, by gcloud's name
 CONNECT = 50.0  # seconds for the first connection, in which gcloud makes a key and brings it to the hosts
+SHARED = ("ControlMaster=auto", "ControlPersist=600", "BatchMode=yes", "ServerAliveInterval=15")  # between questions
 PATIENCE = "--ssh-flag=-o ConnectTimeout=10"  # or a closed port takes ssh two minutes, and gcloud tries ten times
 
 
@@ -116,7 +119,7 @@ class TpuVm:
             self._routes_file.parent.mkdir(parents=True, exist_ok=True)
             host_setup.write(self._routes_file, saved)
         flags = [word.removeprefix("--ssh-flag=") for word in words if word.startswith("--ssh-flag=")]
-        routes = [route.parse(line, " ".join(flags).split()) for line in saved["lines"]]
+        routes = [parse_route(line, " ".join(flags).split()) for line in saved["lines"]]
         self.routes = [] if None in routes else routes
 
     def ssh(self, worker: int, argv: Sequence[str]) -> Sequence[str]:
@@ -233,3 +236,20 @@ def _health(node: dict) -> str:
         worker, details = symptom.get("workerId", "?"), symptom.get("details", "")
         sentences.append(f"{symptom.get('symptomType')} on worker {worker} {details}".strip())
     return "; ".join(sentences)
+
+
+def parse_route(line: str, flags: Sequence[str]) -> list[str] | None:
+    """Returns the ssh command of a line that gcloud printed, unquoted, with our flags; None if it is no such line."""
+    start, _, target = line.removesuffix(" -- true").rpartition(" ")
+    ours = "".join(f" {flag}" for flag in flags)
+    program, *options = re.split(" -o (?=[A-Z])", start.removesuffix(ours))
+    match = re.fullmatch("(/.*/ssh) -T(?: -i (/.+))?", program)
+    if not match or not start.endswith(ours) or not re.fullmatch("[^@ ]+@[^@ ]+", target):
+        return None
+    folder = pathlib.Path.home() / ".ssh"
+    with contextlib.suppress(OSError):  # then ssh says why it fails
+        folder.mkdir(mode=0o700, exist_ok=True)
+    # one connection for all commands with the same route
+    options += [*SHARED, f"ControlPath={folder}/mlm-{hashlib.sha256(line.encode()).hexdigest()[:16]}"]
+    key = ["-i", match[2]] if match[2] else []
+    return [match[1], "-T", *key, *(word for option in options for word in ("-o", option)), *flags, target, "--"]

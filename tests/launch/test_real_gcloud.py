@@ -1,7 +1,7 @@
 """What the launcher asks of gcloud and reads from it: the real one, where it is installed, and the stand-in."""
 
 import pytest
-from pods import backend, gcloud, route, settings
+from pods import backend, gcloud, settings
 from pods.errors import PodError
 
 from tests.launch.fake_gcloud.cloud import Cloud
@@ -50,7 +50,9 @@ def test_the_life_of_a_pod(pod, queued):
     assert (found.kind, found.ours, len(found.hosts)) == ("queued" if queued else "tpu-vm", True, 2)
     assert [request.detail for request in pod.requests()] == ["ACTIVE"] * queued
     lines = pod.runner.run(pod._argv("tpu-vm", "ssh", "me@pod", "--command=true", "--worker=all", "--dry-run"), 1)
-    addresses = [route.parse(line, [])[-2] for line in lines.stdout.splitlines()[-2:]]  # the real one makes a key first
+    addresses = [
+        gcloud.parse_route(line, [])[-2] for line in lines.stdout.splitlines()[-2:]
+    ]  # the real one makes a key first
     assert addresses == ["me@127.0.0.1", "me@127.0.0.2"]
     if not queued:
         pod.cloud.stop("pod")

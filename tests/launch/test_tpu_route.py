@@ -4,14 +4,14 @@ import json
 import subprocess
 
 import pytest
-from pods import route
+from pods import gcloud
 
 OPTIONS = (
     "-i", "/home/some one/.ssh/key", "-o", "CheckHostIP=no", "-o", "HostKeyAlias=tpu.12-3-Sf9A+0",
     "-o", "UserKnownHostsFile=/home/some one/.ssh/known",
 )  # fmt: skip
 LINE = f"/usr/bin/ssh -T {' '.join(OPTIONS)} me@10.0.0.1 -- true"
-SHARED = [option.partition("=")[0] for option in route.SHARED]
+SHARED = [option.partition("=")[0] for option in gcloud.SHARED]
 PROXY = (
     "ProxyCommand='/usr/bin/python3' '-S' '/gcloud.py' alpha compute start-iap-tunnel 't-w-0' '%p' --listen-on-stdin"
 )
@@ -25,32 +25,32 @@ def options(argv: list[str]) -> list[str]:
 
 def test_a_line_of_gcloud_is_taken_apart_although_nothing_in_it_is_quoted():
     end = ["me@10.0.0.1", "--"]
-    assert options(route.parse(LINE, [])) == ["/usr/bin/ssh", "-T", *OPTIONS, *end]
+    assert options(gcloud.parse_route(LINE, [])) == ["/usr/bin/ssh", "-T", *OPTIONS, *end]
     flags = ["-p", "22", "-o", "ProxyJump=x"]
-    command = route.parse(LINE.replace(" me@", f" -o {PROXY} -p 22 -o ProxyJump=x me@"), flags)
+    command = gcloud.parse_route(LINE.replace(" me@", f" -o {PROXY} -p 22 -o ProxyJump=x me@"), flags)
     assert options(command) == ["/usr/bin/ssh", "-T", *OPTIONS, "-o", PROXY, *flags, *end]
-    assert options(route.parse("/usr/bin/ssh -T me@10.0.0.1 -- true", [])) == ["/usr/bin/ssh", "-T", *end]
+    assert options(gcloud.parse_route("/usr/bin/ssh -T me@10.0.0.1 -- true", [])) == ["/usr/bin/ssh", "-T", *end]
 
 
 def test_another_line_is_left_to_gcloud():
     plink, nobody = LINE.replace("/usr/bin/ssh", "/sdk/bin/plink"), LINE.replace("me@10.0.0.1 ", "")
     terminal = "/usr/bin/ssh -t -i /key me@10.0.0.1"
     for line in ("", terminal, plink, nobody, "/bin/sh -c /usr/bin/ssh"):
-        assert route.parse(line, []) is None
-    assert route.parse(LINE, ["-l", "%USER%"]) is None
+        assert gcloud.parse_route(line, []) is None
+    assert gcloud.parse_route(LINE, ["-l", "%USER%"]) is None
 
 
 @pytest.mark.standard
 def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    command = route.parse(LINE, [])[:-1]
+    command = gcloud.parse_route(LINE, [])[:-1]
     shown = subprocess.run(["ssh", "-G", *command[1:]], capture_output=True, text=True, check=True)
     found = dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
     assert found["controlpath"].startswith(f"{tmp_path}/.ssh/mlm-") and found["controlmaster"] == "auto"
     assert (found["controlpersist"], found["batchmode"], found["hostkeyalias"]) == ("600", "yes", "tpu.12-3-sf9a+0")
     assert "Identity file /home/some one/.ssh/key not accessible" in shown.stderr
     assert (tmp_path / ".ssh").stat().st_mode & 0o777 == 0o700
-    other = route.parse(LINE.replace("tpu.12-3", "tpu.13-3"), [])  # a new pod at the same address
+    other = gcloud.parse_route(LINE.replace("tpu.12-3", "tpu.13-3"), [])  # a new pod at the same address
     assert {*command} ^ {*other} >= {f"ControlPath={found['controlpath']}"}
 
 
