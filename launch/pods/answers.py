@@ -4,10 +4,8 @@ gcloud has five ways to say it (Google Cloud SDK 528): "STATUS: message" with li
 that failed, the JSON of an HTTP error within a sentence, "gcloud crashed", and a refusal of its own.
 """
 
-import dataclasses
 import json
 import re
-from typing import Self
 
 from pods.errors import PodError, SettingsError
 from pods.settings import Settings
@@ -16,7 +14,7 @@ STATUS = {  # of an operation's "code": google.rpc.Code
     3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND", 6: "ALREADY_EXISTS", 7: "PERMISSION_DENIED",
     8: "RESOURCE_EXHAUSTED", 9: "FAILED_PRECONDITION", 13: "INTERNAL", 14: "UNAVAILABLE", 16: "UNAUTHENTICATED",
 }  # fmt: skip
-MISTAKES = ("INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "UNIMPLEMENTED")  # the same request is refused again
+MISTAKES = ("INVALID_ARGUMENT:", "NOT_FOUND:", "OUT_OF_RANGE:", "UNIMPLEMENTED:")  # the same request is refused again
 GRANT = "gcloud projects add-iam-policy-binding {project} --member=user:YOU --role="
 NETWORK = (
     r"^(UNAVAILABLE|DEADLINE_EXCEEDED)|gcloud crashed .\w*(connect|timeout|ssl|protocol|transport|socket|oserror|"
@@ -77,50 +75,43 @@ EXITED = re.compile(r"\[\S+\] exited with return code")
 CLOSED = re.compile(r"port \d+:? .*(timed out|refused|no route|unreachable)", re.IGNORECASE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """What was refused, and why; status: of google.rpc.Code, "" where gcloud gives none."""
-
-    status: str
-    message: str
-
-    @classmethod
-    def parse(cls, stderr: str) -> Self:
-        """Returns the last error of what gcloud printed: warnings before it name quotas too."""
-        text = stderr[max(stderr.rfind("ERROR: "), 0) :]
-        text = AUTHENTICATED.sub("", ENDING.sub("", re.sub(r"^ERROR: (\(\S+\) )?", "", text))).strip()
-        if body := re.search(r'\{\s*"(?:code|error)".*\}', text, re.DOTALL):
-            try:
-                error = json.loads(body[0])
-                return cls.of(error.get("error", error))
-            except (json.JSONDecodeError, AttributeError):
-                pass
-        status = re.match(r"([A-Z]+_?[A-Z]+): ", text)
-        details = re.sub(r"'@type': \S+|^\s*- ", "", text, flags=re.MULTILINE)
-        return cls(status[1] if status else "", " ".join(details.split()))
-
-    @classmethod
-    def of(cls, error: dict) -> Self:
-        """Returns the refusal of an error as the API has it: {"code", "message", "status"?}."""
-        status = error.get("status") or STATUS.get(error.get("code"), "")
-        message = str(error.get("message", "")).strip() or "no reason given"
-        return cls(status, f"{status}: {message}" if status else message)
+def refusal(stderr: str) -> str:
+    """Returns the last error of what gcloud printed, in one line: warnings before it name quotas too."""
+    text = stderr[max(stderr.rfind("ERROR: "), 0) :]
+    text = AUTHENTICATED.sub("", ENDING.sub("", re.sub(r"^ERROR: (\(\S+\) )?", "", text))).strip()
+    if body := re.search(r'\{\s*"(?:code|error)".*\}', text, re.DOTALL):
+        try:
+            error = json.loads(body[0])
+            return refusal_of(error.get("error", error))
+        except (json.JSONDecodeError, AttributeError):
+            pass
+    return " ".join(re.sub(r"'@type': \S+|^\s*- ", "", text, flags=re.MULTILINE).split())
 
 
-def explain(refusal: Refusal, settings: Settings, asked_of: str = "") -> PodError:
-    """Returns the error for a person; asked_of: "nodes/NAME" or "queuedResources/NAME" if that alone was asked for."""
-    said = f"(gcloud: {refusal.message.rstrip('.') or 'it said nothing'})"
-    if refusal.status == "NOT_FOUND" and asked_of and re.search(rf"/{asked_of}(?![-\w])", refusal.message):
+def refusal_of(error: dict) -> str:
+    """Returns "STATUS: message" of an error as the API has it: {"code", "message", "status"?}."""
+    status = error.get("status") or STATUS.get(error.get("code"), "")
+    message = str(error.get("message", "")).strip() or "no reason given"
+    return f"{status}: {message}" if status else message
+
+
+def explain(message: str, settings: Settings, asked_of: str = "") -> PodError:
+    """Returns the error for a person.
+
+    message: a `refusal`; asked_of: "nodes/NAME" or "queuedResources/NAME" if that alone was asked for.
+    """
+    said = f"(gcloud: {message.rstrip('.') or 'it said nothing'})"
+    if message.startswith("NOT_FOUND: ") and asked_of and re.search(rf"/{asked_of}(?![-\w])", message):
         return PodError(f"{settings.project} has no {settings.name} in {settings.zone}. {said}", "absent")
-    api = re.search(r"\b(\w+\.googleapis\.com)", refusal.message.replace("type.googleapis.com", ""))
+    api = re.search(r"\b(\w+\.googleapis\.com)", message.replace("type.googleapis.com", ""))
     words = vars(settings) | {"api": api[1] if api else "tpu.googleapis.com"}
     # a project may be called nlp-billing, and a pod my-quota
-    nameless = re.sub(r"\b(projects|nodes|queuedResources)/[^/\s'\"]+", r"\1/-", refusal.message)
+    nameless = re.sub(r"\b(projects|nodes|queuedResources)/[^/\s'\"]+", r"\1/-", message)
     for kind, pattern, sentence in KINDS:
         if re.search(pattern, nameless, re.IGNORECASE):
-            message = f"{sentence.format_map(words)}. {said}"
-            return SettingsError(message) if kind == "settings" else PodError(message, kind)
-    if refusal.status in MISTAKES:
+            sentence = f"{sentence.format_map(words)}. {said}"
+            return SettingsError(sentence) if kind == "settings" else PodError(sentence, kind)
+    if message.startswith(MISTAKES):
         return SettingsError(f"Google Cloud refuses what pod.toml asks for. {said}")
     return PodError(f"Google Cloud refused. {said}", "other")
 
@@ -130,7 +121,7 @@ def reason(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [i for i, line in enumerate(lines) if line.startswith("ERROR: ") and not EXITED.search(line)]
     if errors:
-        return Refusal.parse("\n".join(lines[errors[-1] :])).message.rstrip(".")
+        return refusal("\n".join(lines[errors[-1] :])).rstrip(".")
     said = [line for line in lines if not CHATTER.match(line) and not EXITED.search(line)]
     return said[-1].rstrip(".") if said else "it said nothing"
 

@@ -1,6 +1,6 @@
 """The code that goes to the hosts: one archive of HEAD, with what the working tree changes, named by its hash.
 
-The archive's bytes depend on its content alone. It holds .mlm-code.json {"commit", "patch": SHA-256 or null}.
+The archive's bytes depend on its content alone. It holds .mlm-code.json {"commit", "changed": whether it differs}.
 """
 
 import dataclasses
@@ -21,19 +21,18 @@ WATCHED = ("mlm", "configs")  # an untracked file here is one that was forgotten
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """hash: SHA-256 of the archive; patch: "" or that of the changes; files: the paths in it."""
+    """hash: SHA-256 of the archive; changed: it is not that of the commit; files: the paths in it."""
 
     hash: str
     data: bytes
     commit: str
-    patch: str
+    changed: bool
     files: frozenset[str]
 
     @property
     def label(self) -> str:
         """For a person."""
-        changed = f" with patch {self.patch[:12]}" if self.patch else ""
-        return f"code {self.hash[:12]} (commit {self.commit[:12]}{changed})"
+        return f"code {self.hash[:12]} (commit {self.commit[:12]}{', changed' if self.changed else ''})"
 
 
 def repository() -> pathlib.Path:
@@ -55,9 +54,8 @@ def pack(root: pathlib.Path) -> Code:
         )
     known = [name for name in _files(root) if (root / name).is_symlink() or (root / name).is_file()]
     entries = {name: _entry(root, name) for name in known}
-    patch = _git(root, "diff", "--binary", "--no-color", "--no-ext-diff", "HEAD")
-    patch_hash = hashlib.sha256(patch).hexdigest() if patch else ""
-    about = json.dumps({"commit": commit, "patch": patch_hash or None}).encode()
+    changed = bool(_git(root, "diff", "--name-only", "HEAD"))
+    about = json.dumps({"commit": commit, "changed": changed}).encode()
     entries[".mlm-code.json"] = (tarfile.TarInfo(".mlm-code.json"), about)
     inner = io.BytesIO()
     with tarfile.open(fileobj=inner, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -65,7 +63,7 @@ def pack(root: pathlib.Path) -> Code:
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     data = gzip.compress(inner.getvalue(), compresslevel=6, mtime=0)
-    return Code(hashlib.sha256(data).hexdigest(), data, commit, patch_hash, frozenset(entries))
+    return Code(hashlib.sha256(data).hexdigest(), data, commit, changed, frozenset(entries))
 
 
 def path_in(root: pathlib.Path, code: Code, file: str) -> str:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import host_setup
 
 from pods import answers, backend
-from pods.answers import Refusal
 from pods.backend import Host, Pod, say
 from pods.errors import PASSING, TRIED, PodError, SettingsError
 from pods.settings import Settings
@@ -180,7 +179,7 @@ class TpuVm:
         ours = labels.get(LABEL) == self.owner
         pod = Pod(name, STATES.get(detail, backend.WAITING), kind="queued", detail=detail, ours=ours)
         if error := state.get("failedData", {}).get("error"):
-            failure = answers.explain(Refusal.of(error), self.settings)
+            failure = answers.explain(answers.refusal_of(error), self.settings)
             return dataclasses.replace(pod, reason=str(failure), permanent=failure.kind not in (*PASSING, *TRIED))
         by = {"USER": "by a person", "SERVICE": "by Google Cloud"}.get(state.get("stateInitiator"))
         return dataclasses.replace(pod, reason=by or "") if pod.state == backend.SUSPENDED else pod
@@ -216,10 +215,10 @@ class TpuVm:
         """Returns why gcloud failed; asked_of: as in `answers.explain`."""
         if result.code is None:
             return PodError(f"gcloud {what} gave no answer within {timeout:.0f} s: try again.", "network")
-        refusal = Refusal.parse(result.stderr)
+        refusal = answers.refusal(result.stderr)
         if result.code == 2:  # its parser's: the same words are refused again
             advice = "see create_flags, ssh_flags and track in pod.toml"
-            return SettingsError(f"gcloud refuses the flags of {what}: {advice}. (gcloud: {refusal.message})")
+            return SettingsError(f"gcloud refuses the flags of {what}: {advice}. (gcloud: {refusal})")
         return answers.explain(refusal, self.settings, asked_of)
 
 
