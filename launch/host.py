@@ -166,7 +166,7 @@ COMMANDS = {  # name: (function of the launcher's folder and the arguments, {arg
     "unpack": (lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()), {"code": str}),  # the archive
     "install": (host_setup.install, {"code": str, "--python": str}),
     "preflight": (preflight, {"code": str}),
-    "ports": (lambda root, **place: host_checks.ports(**place), {"address": str, "worker": int, "workers": int}),
+    "ports": (host_checks.ports, {"address": str, "worker": int, "workers": int}),
     "start": (lambda root: start(root, sys.stdin.read()), {}),  # the job
     "status": (status, {"run": str, "attempt": int}),
     "logs": (logs, {"run": str, "attempt": int, "offset": int, "limit": int}),

@@ -113,7 +113,7 @@ def _set_huge_pages() -> str:
     return "" if "[always]" in file.read_text() else f"sudo sh -c 'echo always > {file}'"
 
 
-def ports(address: str, worker: int, workers: int) -> dict:
+def ports(_: pathlib.Path, address: str, worker: int, workers: int) -> dict:
     """Tries the coordinator's ports at `address`, the first host's, all hosts at the same time.
 
     Worker 0 listens until each of the others has been there, and these connect. Returns {"ports": {number: "" or what

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import pathlib
 import re
 import tomllib
@@ -90,11 +91,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pod.toml, and what overrides it")
     group.add_argument("--pod", default="", metavar="FILE", help="default: pod.toml in this folder")
     for name, field in FIELDS.items():
-        kind, text = type(field.default), field.metadata["words"]
-        takes = {"type": kind, "metavar": "VALUE"}
-        if kind in (bool, tuple):
-            takes = {"action": argparse.BooleanOptionalAction if kind is bool else "append"}
-        group.add_argument("--" + name.replace("_", "-"), dest=f"set_{name}", help=text, **takes)
+        flag, kind = "--" + name.replace("_", "-"), type(field.default)
+        add = functools.partial(group.add_argument, flag, dest=f"set_{name}", help=field.metadata["words"])
+        if kind is bool:
+            add(action=argparse.BooleanOptionalAction)
+        elif kind is tuple:
+            add(action="append", metavar="FLAG")
+        else:
+            add(type=kind, metavar="VALUE")
 
 
 def from_arguments(args: argparse.Namespace) -> Settings:

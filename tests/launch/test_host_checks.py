@@ -82,7 +82,7 @@ def numbers(monkeypatch) -> list[int]:
 
 def test_ports_that_all_reach(numbers):
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda worker: host_checks.ports("127.0.0.1", worker, 3)["ports"], range(3)))
+        found = list(pool.map(lambda worker: host_checks.ports(None, "127.0.0.1", worker, 3)["ports"], range(3)))
     assert found == [{str(number): "" for number in numbers}] * 3
 
 
@@ -90,7 +90,7 @@ def test_ports_that_are_held_or_that_nobody_reaches(numbers):
     """A stranger who connects is no host."""
     first, second = map(str, numbers)
     with socket.create_server(("127.0.0.1", numbers[0])):
-        found = host_checks.ports("127.0.0.1", 0, 1)["ports"]
+        found = host_checks.ports(None, "127.0.0.1", 0, 1)["ports"]
     assert found == {first: "can't be bound (Address already in use)", second: ""}
 
     def knock() -> None:
@@ -98,7 +98,7 @@ def test_ports_that_are_held_or_that_nobody_reaches(numbers):
             connection.sendall(b"GET /")
 
     threading.Timer(0.3, knock).start()
-    assert host_checks.ports("127.0.0.1", 0, 2)["ports"] == {first: "", second: ""}
-    assert host_checks.ports("127.0.0.1", 1, 2)["ports"] == dict.fromkeys((first, second), "Connection refused")
-    found = host_checks.ports("203.0.113.1", 0, 1)["ports"][first]
+    assert host_checks.ports(None, "127.0.0.1", 0, 2)["ports"] == {first: "", second: ""}
+    assert host_checks.ports(None, "127.0.0.1", 1, 2)["ports"] == dict.fromkeys((first, second), "Connection refused")
+    found = host_checks.ports(None, "203.0.113.1", 0, 1)["ports"][first]
     assert found == "can't be bound (Cannot assign requested address)"
