@@ -22,7 +22,6 @@ COMMANDS = (
     "sync",
     "preflight --user=someone --track=alpha --ssh-flags=--tunnel-through-iap",
     "run configs/a.py --id='my first' --config.train.steps=3 --env=WANDB_API_KEY -- --split=test",
-    "run configs/a.py --command=shards --workdir=/mnt/disk --detach",
     "status",
     "status a",
     "logs a",
