@@ -199,42 +199,40 @@ def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
 def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> Started:
     """Starts on the first host, which decides between two who start at once, and then on the others."""
     launch = "..." if hosts.dry else secrets.token_hex(8)
-    texts = {}
-    for host in hosts.all:
-        text = {
-            "id": job.id,
-            "attempt": attempt,
-            "code": job.code.hash,
-            "packages": packages,
-            "program": job.program,
-            "argv": job.argv,
-            "place": _place(hosts, host),
-            "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},
-            "launch": launch,
-        }
-        texts[host] = json.dumps(text).encode()
-    for group in (hosts.all[:1], hosts.all[1:]):
-        answers = hosts.ask({host: ["start"] for host in group}, stdin=texts)
-        if hosts.dry:
-            continue
-        errors = [answer.fault for answer in answers if answer.error]
-        for answer in answers:
-            there = answer.data.get("job") or {}  # none where it was stopped before
-            if answer.error or there.get("launch") == launch:
-                continue
-            if answer.host == hosts.all[0]:  # somebody else's start came first; the other hosts are theirs too
-                if there and (difference := job.difference(there)):
-                    raise _other_arguments(job, difference, attempt)
-                return Started(attempt, False)
-            errors.append(f"{label(answer.host)}: somebody else stopped or started it")
-        if errors:
-            _take_back(hosts, job, attempt, "; ".join(errors))
+    texts = {host: _text(hosts, job, host, attempt, packages, launch) for host in hosts.all}
+    (first,) = hosts.ask({hosts.all[0]: ["start"]}, stdin=texts)
+    there = first.data.get("job")  # none where it was stopped before
+    if there and there["launch"] != launch:  # somebody else's start came first; the other hosts are theirs too
+        if difference := job.difference(there):
+            raise _other_arguments(job, difference, attempt)
+        return Started(attempt, False)
+    others = [] if first.error else hosts.ask({host: ["start"] for host in hosts.all[1:]}, stdin=texts)
+    if hosts.dry:
+        return Started(attempt, True)
+    errors = [answer.fault for answer in (first, *others) if answer.error]
+    started = {answer.host for answer in (first, *others) if (answer.data.get("job") or {}).get("launch") == launch}
+    strangers = [answer.host for answer in (first, *others) if not answer.error and answer.host not in started]
+    errors += [f"{label(host)}: somebody else stopped or started it" for host in strangers]
+    if errors:
+        _take_back(hosts, job, attempt, "; ".join(errors))
     return Started(attempt, True)
 
 
-def _place(hosts: Hosts, host: Host) -> list[str]:
-    count = len(hosts.all)
-    return [f"--coordinator={hosts.all[0].address}", f"--processes={count}", f"--process-id={host.worker}"]
+def _text(hosts: Hosts, job: Job, host: Host, attempt: int, packages: str, launch: str) -> bytes:
+    """Returns a host's job, as host.py's `start` reads it; without secrets in a dry run."""
+    place = [f"--coordinator={hosts.all[0].address}", f"--processes={len(hosts.all)}", f"--process-id={host.worker}"]
+    text = {
+        "id": job.id,
+        "attempt": attempt,
+        "code": job.code.hash,
+        "packages": packages,
+        "program": job.program,
+        "argv": job.argv,
+        "place": place,
+        "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},
+        "launch": launch,
+    }
+    return json.dumps(text).encode()
 
 
 def _take_back(hosts: Hosts, job: Job, attempt: int, why: str) -> None:
