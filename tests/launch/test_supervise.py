@@ -185,18 +185,6 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
 
 
 @pytest.mark.standard
-def test_a_pod_that_is_stopped_is_started_and_the_run_goes_on(supervised):
-    thread = hold(supervised, lambda: supervised.pod.cloud.stop("my-pod"))
-    said = supervised("5")
-    thread.join()
-    in_order(
-        said, "attempt 1 started", "the pod is STOPPED, preemption 1 of 100", "starting it again", "attempt 2 ended"
-    )
-    assert supervised.cloud_calls() == ["tpu-vm create", "tpu-vm start"] and "crash" not in said
-    assert supervised.starts()[1].startswith("2 0 from ")
-
-
-@pytest.mark.standard
 def test_stock_outs_are_waited_for_and_crashes_are_not_without_end(supervised):
     supervised.pod.cloud.add_fault("create", "stockout", times=2)
     said = supervised("2 then 9", "--max-crashes=1", code=9)
