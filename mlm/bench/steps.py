@@ -68,10 +68,12 @@ def put(task: Pretraining, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]
     return sharding.put_batch({name: column[rows] for name, column in batch.items()}, task.mesh, count)
 
 
-def our_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
-    """Returns (the compiled program, a function that runs it on the batch `host`)."""
+def our_step(
+    task: Pretraining, host: dict[str, np.ndarray], options: dict[str, Any] | None = None
+) -> tuple[jax.stages.Compiled, Step]:
+    """Returns (the program, compiled with XLA's `options`; a function that runs it on the batch `host`)."""
     state = task.init()
-    compiled = task.train_step.lower(state, put(task, host)).compile()
+    compiled = task.train_step.lower(state, put(task, host)).compile(options)
     update = updates(compiled, state)
     return compiled, lambda: update(put(task, host))
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--records", type=int, metavar="N", help="training rows; default: those of the workdir")
     parser.add_argument("--no-search", action="store_true", help="if it does not fit, don't search for what would")
     calibration = "verify.json of such a device, by which estimates are scaled; default: that of mlm/plan/calibrations"
-    parser.add_argument("--calibration", type=common.path, default="", metavar="FILE", help=calibration)
+    parser.add_argument("--calibration", type=common.path, metavar="FILE", help=calibration)
     common.add_json_flag(parser)
 
 
@@ -47,7 +47,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None) -> dict[str, Any]:
     """Returns what --json prints: {"sweep": [...]}, or {"plan"} and with --compare {"baseline", "ratio"}."""
-    from mlm.bench import baseline
+    with topology.silence():  # jax's import
+        from mlm.bench import baseline
     from mlm.plan import calibration, plan
 
     for flag, value in (("--records", args.records), ("--price", args.price)):
@@ -60,8 +61,10 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         )
     topology.check_slices(args.slices)
     job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining)
-    if args.calibration:
-        job = dataclasses.replace(job, calibration=calibration.read(args.calibration, config))
+    if args.calibration is not None:
+        job = dataclasses.replace(job, calibration=calibration.read(args.calibration))
+        if other := job.calibration.difference(config):
+            raise InputError(f"--calibration={args.calibration}: was measured with {other}; run verify with this one.")
     if args.sweep:
         cells = plan.cells(args.sweep, args.topology)
         rules = configs.load_rules(args.config)

@@ -27,19 +27,29 @@ class Calibration(NamedTuple):
     """How many times as long a step took as `plan` said, on devices of a kind."""
 
     factor: float
-    kind: str = ""  # in libtpu's words; "" for any
-    date: str = ""
-    source: str = ""
-    model: str = ""
+    kind: str  # in libtpu's words; "" for any
+    date: str
+    source: str
+    config: dict[str, Any]  # that was measured, flattened
 
-    @property
-    def sentence(self) -> str:
-        """What was done to the estimates; "" for nothing."""
-        what = f"as measured for {self.model} on {self.date} ({self.kind}; {self.source})"
-        return printable(f"Estimates are multiplied by {self.factor:.2f}, {what}.") if self.kind else ""
+    def difference(self, config: ConfigDict) -> str:
+        """Returns what decides the time of a step and is not as it was measured, in words; "" for nothing."""
+        for key, value in configs.flatten(config).items():
+            if (key.startswith("model.") or key in OTHER_KEYS) and self.config.get(key) != value:
+                return f"{key} = {self.config.get(key)!r}, and this config has {value!r}"
+        return ""
+
+    def sentence(self, config: ConfigDict) -> str:
+        """Returns what was done to the estimates for a config; "" for nothing."""
+        if not self.kind:
+            return ""
+        layers, hidden, family = (self.config.get(f"model.{key}") for key in ("layers", "hidden_size", "family"))
+        what = f"as measured for {layers} layers of {hidden} ({family}) on {self.date} ({self.kind}; {self.source})"
+        other = ", though this is another config, whose factor may be another" if self.difference(config) else ""
+        return printable(f"Estimates are multiplied by {self.factor:.2f}, {what}{other}.")
 
 
-NONE = Calibration(1.0)
+NONE = Calibration(1.0, "", "", "", {})
 
 
 def header(config: ConfigDict, devices: Sequence[Any]) -> dict[str, Any]:
@@ -55,29 +65,24 @@ def header(config: ConfigDict, devices: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def read(file: str, config: ConfigDict | None = None) -> Calibration:
-    """Returns the calibration in a verify.json; raises InputError for one of another version or `config`."""
-    content = logs.read_object(UPath(file))
+def read(file: str) -> Calibration:
+    """Returns the calibration in a verify.json; raises InputError if it has none."""
     if not UPath(file).is_file():
         raise InputError(f"--calibration={file}: there is no such file; name the {FILE} that verify wrote.")
+    content = logs.read_object(UPath(file))
     if content.get("format") != FORMAT:
         fix = f"run verify of this code on the device, and name its {FILE}"
         raise InputError(f"--calibration={file}: is no {FILE} of format {FORMAT}; {fix}.")
     try:
-        kind, date, saved = str(content["device_kind"]), content["date"][:10], dict(content["config"])
+        kind, date, config = str(content["device_kind"]), content["date"][:10], dict(content["config"])
         factor = float(content["checks"]["plan"]["results"][0]["values"]["times_plan"])
         if not 0 < factor < math.inf:
             raise ValueError
     except (KeyError, IndexError, TypeError, ValueError):
         fix = "run verify on a device that plan has"
         raise InputError(f"--calibration={file}: has no step beside plan's estimate; {fix}.") from None
-    for key, value in configs.flatten(config or {}).items():
-        if (key.startswith("model.") or key in OTHER_KEYS) and saved.get(key) != value:
-            other = f"was measured with {key} = {saved.get(key)!r}, and this config has {value!r}"
-            raise InputError(f"--calibration={file}: {other}; run verify with this config.")
-    model = f"{saved.get('model.layers')} layers of {saved.get('model.hidden_size')} ({saved.get('model.family')})"
     source = Path(file).name if UPath(file).parent == UPath(FOLDER) else file
-    return Calibration(factor, LIBTPU_KINDS.get(kind, kind), date, source, model)
+    return Calibration(factor, LIBTPU_KINDS.get(kind, kind), date, source, config)
 
 
 def find(place: Topology, named: Calibration | None) -> Calibration:

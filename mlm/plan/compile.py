@@ -59,12 +59,11 @@ def compile_step(
     model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
     print(f"compiling the {kind} step, {model}, for {topology.name}", file=sys.stderr, flush=True)
     with no_cache(), tempfile.TemporaryDirectory() as folder:
-        dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        # Kernels can't be timed on a GPU that is not there.
+        options = {"xla_gpu_autotune_level": "0"} if topology.family.target else dump_options(folder)
         try:
-            options = topology.family.compiler_options if topology.family.readable else dump
             compiled = _lower(task, kind).compile(options)
-            files = sorted(Path(folder).glob("*.jit_step.*after_codegen.txt"), key=lambda file: file.stat().st_size)
-            text = files[-1].read_text() if files else compiled.as_text()
+            text = text_of(compiled, folder)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -92,6 +91,17 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
     state = on_mesh(jax.eval_shape(init, task.abstract_state.params), jax.P())
     key = on_mesh(jax.eval_shape(lambda: jax.random.key(0)), jax.P())
     return step.lower(state, (batch["input_ids"],) * 3, key)
+
+
+def dump_options(folder: str) -> dict[str, Any]:
+    """Returns the options by which libtpu writes a program to `folder`: jax can't print one that uses SparseCores."""
+    return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+
+
+def text_of(compiled: jax.stages.Compiled, folder: str) -> str:
+    """Returns the text of a step, from `folder` if libtpu wrote it there."""
+    files = sorted(Path(folder).glob("*.jit_step.*after_codegen.txt"), key=lambda file: file.stat().st_size)
+    return files[-1].read_text() if files else compiled.as_text()
 
 
 def temporary_bytes(message: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The cost of a compiled program in cycles: by source, by collective, and by the operation that it came from.
+"""The cost of a compiled program in cycles: by source, by part of the model, by collective, and by operation.
 
 Instructions run one after another; a conditional costs its costliest branch. The cost of an instruction is the first of
 these that applies:
@@ -18,7 +18,6 @@ their `-done` is reached.
 import collections
 import copy
 import re
-from typing import Self
 
 from mlm.plan import attention_cycles, hlo
 from mlm.plan.hlo import Instruction, Module
@@ -32,6 +31,17 @@ FREE_TARGETS = re.compile(
 WRAPPERS = ("", "while", "body", "closed_call", "cond", "checkpoint", "rematted_computation", "shard_map")
 NOISE = re.compile(r"<locals>|->|Module$|\.")  # in a path: functions, einsum formulas, whole models, linen's methods
 
+# A part is the first whose pattern is in the operation's phase, path and source; what has no name, masks and waits are
+# "other", collectives are themselves.
+PARTS = {
+    "attention": r"attention|attn",
+    "feed-forward": r"/layers?/",
+    "embeddings": r"embeddings",
+    "head": r"^(forward|backward|recompute) ",
+    "other": r"masking|\(unnamed\)",
+    "optimizer": "",
+}
+
 Group = tuple[str, str, str]  # forward, backward, recompute or update; path of modules; file:line
 
 
@@ -44,6 +54,7 @@ class Cost:
         self.uncosted = collections.Counter()  # kernels without a cost, unknown calls, loops of unknown length
         self.instructions = {"compiler": 0, "rules": 0}  # estimated by the compiler, and by the rules above alone
         self.groups: dict[Group, list[float]] = {}  # {group: [cycles, count]} of everything but the waits
+        self.parts = dict.fromkeys((*PARTS, "collectives"), 0.0)
         # {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation hides}}.
         self.collectives: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
 
@@ -70,13 +81,6 @@ class _Clock:
         self.now += left
         return left
 
-    def repeat(self, before: Self, times: int) -> None:
-        """Repeats what happened since the copy `before`, `times` times in all."""
-        more = (self.now - before.now) * (times - 1)
-        self.now += more
-        self.queues = {name: when + more * (when > before.queues[name]) for name, when in self.queues.items()}
-        self.done = {name: when + more * (name not in before.done) for name, when in self.done.items()}
-
 
 def estimate(module: Module, topology: Topology) -> Cost:
     """Returns the cost of one step of the program on a device of the topology."""
@@ -86,7 +90,7 @@ def estimate(module: Module, topology: Topology) -> Cost:
 
 
 class _Simulation:
-    """Goes through a program in execution order; what runs `times` times passes once on the clock."""
+    """Goes through a program in execution order; what runs `times` times takes so many times as long."""
 
     def __init__(self, module: Module, topology: Topology):
         self.module, self.topology = module, topology
@@ -109,7 +113,7 @@ class _Simulation:
             elif (inner := hlo.find_collective(self.module, this)) is not None:
                 self.communicate(this, inner, times)
             elif opcode.endswith("-start"):
-                self.clock.start("memory", this.name, self.copied(this) / self.topology.hbm_bytes_per_cycle)
+                self.clock.start("memory", this.name, times * self.copied(this) / self.topology.hbm_bytes_per_cycle)
             else:
                 self.compute(this, times)
 
@@ -132,11 +136,11 @@ class _Simulation:
 
     def spend(self, source: str, this: Instruction, cycles: float, times: int) -> None:
         if source != "collectives":  # whose wait has advanced the clock already
-            self.clock.now += cycles
+            self.clock.now += cycles * times
         self.cost.cycles[source] += cycles * times
         self.cost.instructions["compiler" if source == "compiler" else "rules"] += times
-        source_line = self.module.sources.get(this.attribute(r"stack_frame_id=(\d+)"), "")
-        total = self.cost.groups.setdefault(group(this.op_name, source_line), [0.0, 0])
+        self.cost.parts["collectives" if source == "collectives" else part(self.module, this)] += cycles * times
+        total = self.cost.groups.setdefault(group(self.module, this), [0.0, 0])
         total[0] += cycles * times
         total[1] += times
 
@@ -158,9 +162,7 @@ class _Simulation:
         if trips is None:
             self.cost.uncosted["loop of unknown length, counted once"] += times
             trips = 1
-        before = copy.deepcopy(self.clock)
         self.run(this.called("body"), times * trips)
-        self.clock.repeat(before, trips)
 
     def trip_count(self, this: Instruction) -> int | None:
         """Returns a loop's trip count as the compiler notes it, or as counter and bound imply; None if unknown."""
@@ -213,7 +215,7 @@ class _Simulation:
     def begin(self, inner: Instruction, name: str, times: int) -> None:
         size, cycles = _traffic(inner, self.topology)
         self.cost.collectives[inner.kind].update(count=times, bytes=size * times, cycles=cycles * times)
-        self.clock.start("links", name, cycles)
+        self.clock.start("links", name, cycles * times)
         self.started[name] = inner.kind
 
     def finish(self, this: Instruction, times: int, name: str = "") -> None:
@@ -224,10 +226,11 @@ class _Simulation:
                 name = self.module.by_name[name].operands[0]
         kind, left = self.started.get(name), self.clock.wait(name)
         if kind is None:
-            self.cost.cycles["waits"] += left * times
+            self.cost.cycles["waits"] += left
+            self.cost.parts["other"] += left
         else:
-            self.cost.collectives[kind]["exposed"] += left * times
-            self.spend("collectives", this, left, times)
+            self.cost.collectives[kind]["exposed"] += left
+            self.spend("collectives", this, left / times, times)
 
 
 def _traffic(this: Instruction, topology: Topology) -> tuple[float, float]:
@@ -245,17 +248,30 @@ def _traffic(this: Instruction, topology: Topology) -> tuple[float, float]:
     return whole, whole * sent / topology.link_bytes_per_cycle
 
 
-def group(op_name: str, source: str) -> Group:
-    """Returns the group of an operation: its phase, its module (all layers as one), its source.
+def part(module: Module, this: Instruction) -> str:
+    """Returns the part of the model that an instruction belongs to: one of `PARTS`, or "collectives"."""
+    while this.opcode.endswith(("-done", "-update")):
+        this = module.by_name[this.operands[0]]
+    collective = hlo.find_collective(module, this)
+    if collective is this or (collective and not this.cycles):  # else it is the computation that hides the collective
+        return "collectives"
+    name = " ".join(group(module, this))
+    return next(part for part, pattern in PARTS.items() if re.search(pattern, name))
+
+
+def group(module: Module, this: Instruction) -> Group:
+    """Returns the group of an instruction: its phase, its module (all layers as one), its source.
 
     "jit(step)/transpose(jvp(roberta))/encoder/layer/3/output/dense/dot_general" is ("backward",
     "roberta/encoder/layer/*/output/dense", source); outside a module the operation is named instead.
     """
     marks = {"rematted_computation": "recompute", "transpose(": "backward", "jvp(": "forward", "": "update"}
-    phase = next(phase for mark, phase in marks.items() if mark in op_name)
-    once = re.sub(r"transpose\((jvp\([^()]*\))\)/(?=\1)", "", op_name)  # rematerialized operations repeat their path
+    phase = next(phase for mark, phase in marks.items() if mark in this.op_name)
+    # Rematerialized operations repeat their path.
+    once = re.sub(r"transpose\((jvp\([^()]*\))\)/(?=\1)", "", this.op_name)
     bare = re.sub(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(", "", re.sub(r"\bjit\([^()]*\)", "", once))
     parts = [part.replace(")", "") for part in bare.split("/")]
     kept = ["*" if part.isdigit() else part for part in parts if part not in WRAPPERS and not NOISE.search(part)]
     kept = kept[len(kept) - 1 - kept[::-1].index(kept[0]) :] if kept else kept  # a repeated path
+    source = module.sources.get(this.attribute(r"stack_frame_id=(\d+)"), "")
     return phase, "/".join(kept[:-1] or kept) or "(unnamed)", source

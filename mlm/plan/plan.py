@@ -134,11 +134,12 @@ def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *,
     useful = program.flops_per_token
     largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])
     return {
-        "calibration": job.calibration.sentence,
+        "calibration": job.calibration.sentence(config),
         "milliseconds": 1e3 * seconds,
         "tokens_per_second": rate,
         "mfu": rate * useful / (place.peak_flops * len(place.devices)),
         "cycles": {"all": cost.total, **cost.cycles},
+        "parts": {name: job.calibration.factor * 1e3 * cycles / place.hertz for name, cycles in cost.parts.items()},
         "instructions": cost.instructions,
         "uncosted": dict(cost.uncosted),
         "collectives": {
@@ -166,6 +167,8 @@ def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
                 f"--sweep {text}: {key}={bad[0]} is not a valid axis; write topology=NAME,NAME or per_chip_batch=16,32 "
                 "or mesh=8x1x1,1x8x1 (data x fsdp x tensor) or GROUP.KEY=VALUE,VALUE."
             )
+    if "topology" in axes and name:
+        raise InputError(f"--topology={name}: --sweep has an axis of topologies, too; leave one of them out.")
     if "topology" not in axes:
         if not name:
             raise InputError("--sweep: give --topology=NAME, or topology=NAME,NAME among the axes.")

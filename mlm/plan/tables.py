@@ -125,10 +125,16 @@ def _costs(row: dict[str, Any]) -> list[str]:
         f"({count['compiler']:,} instructions); by plan's rules ({count['rules']:,})",
         f"  {share['kernels']} Pallas kernels, {share['collectives']} collectives, {share['bytes']} {of_bytes} "
         f"traffic; {share['waits']} waits for copies",
+        f"  by part: {by_part(row['parts'])}",
     ]
     if row["slices"] > 1:
         lines.append("  traffic between the slices (DCN) is not costed as such, so the real step is slower")
     return [*lines, f"  {_uncosted(row) or 'every instruction has a cost'}"]
+
+
+def by_part(parts: dict[str, float]) -> str:
+    """Returns the milliseconds of each part of a step as text."""
+    return ", ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in parts.items())
 
 
 def _uncosted(row: dict[str, Any]) -> str:

@@ -11,14 +11,14 @@ Their clock is that of the peak; `hbm_gib` is three quarters of the memory, whic
 (XLA_PYTHON_CLIENT_MEM_FRACTION). Sources: NVIDIA's data sheets, and the descriptions in XLA's repository.
 """
 
+import contextlib
 import dataclasses
-import importlib.metadata
 import importlib.util
 import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,7 @@ class Family:
     hbm_gib: float  # memory of a device that a program may use
     hbm_gbs: float  # memory bandwidth of a chip, 10^9 bytes/s
     link_gbs: float  # one link to a neighbouring chip, one way, 10^9 bytes/s
-    readable: bool = True  # jax can print a program; with SparseCores it can't parse async-update, the compiler prints
     target: str = ""  # a GPU's description, an XLA GpuTargetConfigProto; "" for a TPU
-
-    @property
-    def compiler_options(self) -> dict[str, Any] | None:
-        """How to compile for it: kernels can't be timed on a GPU that is not there."""
-        return {"xla_gpu_autotune_level": "0"} if self.target else None
 
 
 # Of a multiprocessor by compute capability: float32 units, bytes of shared memory of a block; bytes of cache, GHz.
@@ -87,9 +81,9 @@ FAMILIES = {
     "v3": Family("TPU v3", 2, (32, 32), 32, 65_536, 15.48, 900, 82),
     "v4": Family("TPU v4", 1, (16, 16, 16), 4, 262_144, 30.75, 1228, 50),
     "v5e": Family("TPU v5e", 1, (16, 16), 16, 131_072, 15.75, 819, 50),
-    "v5p": Family("TPU v5p", 1, (16, 20, 28), 4, 262_144, 95.73, 2765, 100, readable=False),
-    "v6e": Family("TPU v6e", 1, (16, 16), 16, 524_288, 31.24, 1638, 100, readable=False),
-    "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100, readable=False),
+    "v5p": Family("TPU v5p", 1, (16, 20, 28), 4, 262_144, 95.73, 2765, 100),
+    "v6e": Family("TPU v6e", 1, (16, 16), 16, 524_288, 31.24, 1638, 100),
+    "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100),
     "a100": Family("NVIDIA A100-SXM4-80GB", 1, (8,), 9, 221_184, 59.4, 2039, 300, target=A100),
     "h100": Family("NVIDIA H100 80GB HBM3", 1, (8,), 9, 540_672, 59.3, 3352, 450, target=H100),
     "h200": Family("NVIDIA H200", 1, (8,), 9, 540_672, 105.7, 4800, 450, target=H200),
@@ -165,19 +159,24 @@ def find(name: str, slices: int = 1) -> Topology:
     if len(shape) != len(pod) or any(a > b for a, b in zip(sorted(shape), sorted(pod), strict=True)):
         raise unknown
     prepare()
-    _check_compiler(FAMILIES[family])
     import jax
     from jax.experimental import topologies
 
     if target := FAMILIES[family].target:
         layout = f"1x{slices}x{shape[0]}"
         try:
-            devices = topologies.get_topology_desc("", "cuda", target_config=target, topology=layout).devices
+            with silence():
+                devices = topologies.get_topology_desc("", "cuda", target_config=target, topology=layout).devices
         except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            fix = _how_to_install(FAMILIES[family])
+            reason, packages = " ".join(str(error).split())[:200], f"jax-cuda12-plugin=={jax.__version__}"
+            fix = _how_to_install(f"{packages} jax-cuda12-pjrt=={jax.__version__}")
             raise InputError(f"--topology={name}: jax's CUDA plugin can't be used ({reason}); {fix}.") from None
         return Topology(name, FAMILIES[family], shape, devices, slices)
+    if importlib.util.find_spec("libtpu") is None:
+        pins = Path(__file__).parents[2] / "requirements.txt"
+        pin = re.search(r"^libtpu==[\w.]+", pins.read_text() if pins.is_file() else "", re.MULTILINE)
+        fix = _how_to_install(pin[0] if pin else "libtpu")
+        raise InputError(f"--topology={name}: the TPU's compiler, libtpu, is not installed; {fix}.")
     options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # else its cores are devices
     if tuple(sorted(shape)) == ONE_HOST.get(family):
         options["chips_per_host_bounds"] = [*shape, 1]
@@ -220,29 +219,19 @@ def prepare() -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"  # leaves an attached TPU or GPU alone
 
 
-def _check_compiler(family: Family) -> None:
-    """Raises InputError if the compiler is not installed."""
-    name, modules = "the TPU's compiler, libtpu,", ["libtpu"]
-    if family.target:
-        name, modules = "jax's CUDA plugin", ["jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"]
-    if not any(map(_is_installed, modules)):
-        raise InputError(f"{name} is not installed: {_how_to_install(family)}.")
-
-
-def _how_to_install(family: Family) -> str:
-    """Returns the command that installs the compiler, of the version that this jax needs, in words."""
-    if family.target:
-        version = importlib.metadata.version("jax")
-        packages = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
-    else:
-        pins = Path(__file__).parents[2] / "requirements.txt"
-        pin = re.search(r"^libtpu==[\w.]+", pins.read_text() if pins.is_file() else "", re.MULTILINE)
-        packages = pin[0] if pin else "libtpu"
-    return f"`{sys.executable} -m pip install {packages}` installs it (on Linux, x86-64)"
-
-
-def _is_installed(module: str) -> bool:
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Drops what is written to stderr: from C++, as it is loaded, the CUDA plugin logs that there is no driver."""
+    sys.stderr.flush()
+    saved = os.dup(2)
     try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it is in
-        return False
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _how_to_install(packages: str) -> str:
+    return f"`{sys.executable} -m pip install {packages}` installs it (on Linux, x86-64)"

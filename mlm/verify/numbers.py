@@ -39,7 +39,8 @@ def check_step(session: Session) -> Iterator[Result]:
     repeats: bool | None = bool(is_same((state, here), (again, second)))
     measured = f"the same {len(jax.tree.leaves(state))} arrays" if repeats else "other numbers"
     if not repeats and device.platform == "gpu":  # how they differ is in the lines below
-        repeats, measured = None, "other last bits: XLA's switch for the same is --xla_gpu_deterministic_ops=true"
+        why = "on a GPU, XLA adds in no fixed order"
+        repeats, measured = None, f"other last bits: {why} without XLA_FLAGS=--xla_gpu_deterministic_ops=true"
     yield Result(f"{dtype} twice, {of}", measured, "the same to the bit", repeats)
     # 12 roundings a layer and 10 around them add up as a random walk; a product of so many float32 terms is one, too.
     walk, sums = (12 * count + 10) ** 0.5, session.config.model.intermediate_size**0.5 * 2.0**-24

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -14,20 +15,22 @@ from jax.experimental import multihost_utils
 from mlm import cluster
 from mlm.bench import interleaved, steps
 from mlm.paths import remove
-from mlm.plan import calibration, plan, topology
+from mlm.plan import calibration, plan, tables, topology
+from mlm.plan import compile as compiling
 from mlm.training import checkpoint, data_parallel, peaks, sharding
+from mlm.verify import profile
 from mlm.verify.numbers import is_same, open_batches, without_shards
 from mlm.verify.session import Result, Session, Values, show_time
 
-STEPS, STEPS_QUICK, WARM_UP = 30, 10, 3
+STEPS, STEPS_QUICK, TRIAL_STEPS, WARM_UP = 30, 10, 3, 3  # TRIAL_STEPS: at least, of a step of many microbatches
 SECONDS, SECONDS_QUICK = 300.0, 60.0  # since the start, after which no other setting is tried
 READING = 5.0  # seconds
 
 
 def check_speed(session: Session) -> Iterator[Result]:
-    """Step, memory and compilation."""
+    """Step, memory and compilation, of one microbatch."""
     rows = session.task().config.data.global_batch
-    session.numbers["speed"] = speed = measure(session, {"data.global_batch": rows})
+    session.numbers["speed"] = speed = measure(session, {}, rows, profiled=True)
     fits = "" if speed["rows"] == rows else f" ({rows:,}, as in the config, don't fit)"
     quartiles = np.subtract(*np.percentile(speed["seconds"], [75, 25]))
     mfu = "unknown" if speed["mfu"] is None else f"{speed['mfu']:.1%}"
@@ -42,32 +45,48 @@ def check_speed(session: Session) -> Iterator[Result]:
 
 
 def check_plan(session: Session) -> Iterator[Result]:
-    """The step's time beside the estimate of `plan` for these devices."""
-    speed, place = session.numbers.get("speed"), topology.attached(jax.devices())
-    if place is None or speed is None:
-        reason = "the step was not timed" if place else f"plan has no {jax.devices()[0].device_kind}"
-        yield Result("step beside plan", reason)
+    """The step's time, and that of its parts, beside the estimates of `plan` for these devices."""
+    speed, place, planned = session.numbers.get("speed"), topology.attached(jax.devices()), "-"
+    if speed is None:
+        yield Result("step beside plan", "the step was not timed")
         return
-    config = session.task({"data.global_batch": speed["rows"]}).config
-    job = plan.make_job(config, session.manifest, records=None, price=None, pretraining=session.pretraining)
-    row = plan.measure(config, dataclasses.replace(job, calibration=calibration.NONE), place)[1]
-    factor, needs = 1e3 * speed["median"] / row["milliseconds"], row["bytes_per_chip"]["needs"] / place.family.cores
-    expected = f"{row['milliseconds']:.3g} ms and {needs / 1e9:.2f} GB a device, by plan for {place.name}"
-    yield Result("step beside plan", f"{factor:.2f} times as long", expected, values={"times_plan": factor})
+    if place is None:
+        yield Result("step beside plan", f"plan has no {jax.devices()[0].device_kind}")
+    else:
+        config = session.task({"data.global_batch": speed["rows"]}).config
+        job = plan.make_job(config, session.manifest, records=None, price=None, pretraining=session.pretraining)
+        row = plan.measure(config, dataclasses.replace(job, calibration=calibration.NONE), place)[1]
+        factor = 1e3 * speed["median"] / row["milliseconds"]
+        needs, planned = row["bytes_per_chip"]["needs"] / place.family.cores, f"{tables.by_part(row['parts'])}, by plan"
+        expected = f"{row['milliseconds']:.3g} ms and {needs / 1e9:.2f} GB a device, by plan for {place.name}"
+        yield Result("step beside plan", f"{factor:.2f} times as long", expected, values={"times_plan": factor})
+    parts = speed["milliseconds_by_part"]
+    measured = tables.by_part(parts) if parts else "jax's profile has no times of operations"
+    yield Result("time of a device by part", measured, planned, values=parts)
 
 
-def measure(session: Session, changes: Values) -> Values:
-    """Compiles and times steps of a microbatch, of the rows in `changes`, or of a half, a quarter ... that fit."""
-    task, begin, excess = session.task(changes), time.monotonic(), 1.0
-    rows, shards = task.config.data.global_batch, task.mesh.shape["data"] * task.mesh.shape["fsdp"]
+def measure(
+    session: Session, changes: Values, rows: int, *, accumulate: bool = False, profiled: bool = False
+) -> Values:
+    """Compiles and times steps of so many rows at once, or of a half, a quarter ... that fit.
+
+    A step is of these rows, or of the run's batch, which it reads in microbatches, if it may `accumulate`.
+    """
+    count = session.config.data.global_batch // rows if accumulate else 1
+    task = session.task(changes | {"data.global_batch": rows * count, "train.accumulate": count})
+    shards, begin, excess = task.mesh.shape["data"] * task.mesh.shape["fsdp"], time.monotonic(), 1.0
     try:
-        program, step = steps.our_step(task, steps.random_rows(task))
-        compile_seconds, memory = time.monotonic() - begin, steps.memory(program)
-        cluster.barrier("compiled")
-        if (excess := memory["memory_bytes"] / memory_limit()) <= 1:
-            repeat, count = steps.repeated(step), STEPS_QUICK if session.quick else STEPS
-            repeat(WARM_UP)
-            rates = interleaved.measure("", {"": repeat}, 0.0, calls=1, rounds=count)[""]
+        with tempfile.TemporaryDirectory() as folder:
+            dump = compiling.dump_options(folder) if jax.devices()[0].platform == "tpu" else None
+            program, step = steps.our_step(task, steps.random_rows(task), dump)
+            compile_seconds, memory = time.monotonic() - begin, steps.memory(program)
+            cluster.barrier("compiled")
+            if (excess := memory["memory_bytes"] / memory_limit()) <= 1:
+                repeat, limit = steps.repeated(step), STEPS_QUICK if session.quick else STEPS
+                repeat(WARM_UP if count == 1 else 1)
+                rounds = max(TRIAL_STEPS, limit // count)
+                rates = interleaved.measure("", {"": repeat}, 0.0, calls=1, rounds=rounds)[""]
+                parts = profile.time_by_part(repeat, compiling.text_of(program, folder)) if profiled else {}
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) or jax.process_count() > 1:
             raise
@@ -76,8 +95,8 @@ def measure(session: Session, changes: Values) -> Values:
         if rows == shards:
             raise MemoryError("not even one row a device fits; shard the parameters (mesh.fsdp)")
         fewer = max(shards, rows // 2 ** math.ceil(math.log2(excess)) // shards * shards)
-        return measure(session, changes | {"data.global_batch": fewer})
-    seconds, tokens = [1 / rate for rate in rates], rows * task.info.length
+        return measure(session, changes, fewer, accumulate=accumulate, profiled=profiled)
+    seconds, tokens = [1 / rate for rate in rates], rows * count * task.info.length
     median, flops = float(np.median(seconds)), tokens * task.flops_per_token(task.info.length)
     return memory | {
         "rows": rows,
@@ -88,6 +107,7 @@ def measure(session: Session, changes: Values) -> Values:
         "useful_flops": flops,
         "accessed_bytes": float((program.cost_analysis() or {}).get("bytes accessed", 0)),  # of memory, by a device
         "compile_seconds": compile_seconds,  # with the first state
+        "milliseconds_by_part": {name: 1e3 * taken for name, taken in parts.items()},
     }
 
 
@@ -156,12 +176,13 @@ def check_verdict(session: Session) -> Iterator[Result]:
     if (speed := numbers.get("speed")) is None:
         yield Result("verdict", "the step was not timed")
         return
+    accumulate = session.config.data.global_batch // speed["rows"]  # microbatches to a sum of gradients
     parts = {
         "compute": speed["useful_flops"] / place.peak_flops / jax.device_count() if place else 0.0,
         "memory": speed["accessed_bytes"] / place.hertz / place.hbm_bytes_per_cycle if place else 0.0,
-        "network": numbers.get("network", 0.0),
+        "network": numbers.get("network", 0.0) / accumulate,
         "input": numbers.get("input", 0.0),
-        "checkpoints": numbers.get("checkpoints", 0.0) / (session.config.checkpoint.every or math.inf),
+        "checkpoints": numbers.get("checkpoints", 0.0) / (session.config.checkpoint.every or math.inf) / accumulate,
     }
     limit = max(parts, key=parts.get)
     if place is None and parts[limit] < speed["median"] / 2:
@@ -169,36 +190,41 @@ def check_verdict(session: Session) -> Iterator[Result]:
     shown = ", ".join(f"{name} {show_time(seconds)}" for name, seconds in parts.items() if seconds)
     measured = f"{limit}; of {show_time(speed['median'])}, each alone would take: {shown}"
     yield Result("what limits this run", measured, values=parts)
-    here, rates = _flags(session, {}, speed["rows"]), {}
-    for changes in _trials(session, speed["rows"]):
+    here = _flags(session, {}, speed["rows"])
+    rates = {here: speed["tokens_per_second"]} if accumulate == 1 else {}
+    for changes, rows in _trials(session, speed["rows"]):
         in_time = time.monotonic() - session.begin < (SECONDS_QUICK if session.quick else SECONDS)
         if not multihost_utils.broadcast_one_to_all(np.int32(in_time)):
             break
-        trial = measure(session, changes)
+        trial = measure(session, changes, rows, accumulate=True)
         flags, rate = _flags(session, changes, trial["rows"]), trial["tokens_per_second"]
-        rates[flags] = max(rate, rates.get(flags, 0.0))
-        times = rate / speed["tokens_per_second"]
+        rates.setdefault(flags, rate)
+        times = rate / next(iter(rates.values()))
         yield Result(flags, f"{rate:,.0f} tokens/s, {times:.2f} times as fast", values={"times": times})
     noise = max(speed["seconds"]) / speed["median"]  # less is no reason to change a config
     best = max(rates, key=rates.get, default=here)
-    chosen = best if rates.get(best, 0.0) > noise * speed["tokens_per_second"] else here
-    yield Result("settings to use", chosen, values={"tokens_per_second": rates | {here: speed["tokens_per_second"]}})
+    chosen = best if rates.get(best, 0.0) > noise * rates.get(here, 0.0) else here
+    yield Result("settings to use", chosen, values={"tokens_per_second": rates})
 
 
-def _trials(session: Session, rows: int) -> Iterator[Values]:
-    """Yields changes of the config: the fastest attention, no remat, twice the rows at once and half of them."""
+def _trials(session: Session, rows: int) -> Iterator[tuple[Values, int]]:
+    """Yields changes of the config and rows at once: none, the fastest attention, no remat, twice and half the rows.
+
+    Without accumulation, the step of no changes is timed already.
+    """
     model, numbers, mesh = session.config.model, session.numbers, session.task().mesh.shape
+    if session.config.data.global_batch // rows > 1:
+        yield {}, rows
     if numbers.get("fastest") != numbers.get("attention"):
-        yield {"data.global_batch": rows, "model.attention": numbers["fastest"]}
+        yield {"model.attention": numbers["fastest"]}, rows
     if model.remat or model.remat_feed_forward:
-        yield {"data.global_batch": rows, "model.remat": False, "model.remat_feed_forward": 0}
+        yield {"model.remat": False, "model.remat_feed_forward": 0}, rows
     for count in (2 * rows, rows // 2):
         if count and session.config.data.global_batch % count == count % (mesh["data"] * mesh["fsdp"]) == 0:
-            yield {"data.global_batch": count}
+            yield {}, count
 
 
 def _flags(session: Session, changes: Values, rows: int) -> str:
     """Returns the changes as flags for the run: its batch stays, and is read in more or fewer microbatches."""
     values = changes | {"train.accumulate": session.config.data.global_batch // rows}
-    values.pop("data.global_batch", None)
     return " ".join(f"--config.{key}={str(value).lower()}" for key, value in values.items())

@@ -23,7 +23,7 @@ SIZES = (
 def planned(*overrides, name="v3:2x2", price=None, compare=False, sweep=(), search=False, slices=1):
     """What the command prints with --json."""
     args = argparse.Namespace(topology=name, slices=slices, compare=compare, sweep=sweep, no_search=not search)
-    args.calibration, args.records, args.price, args.config, args.entry = "", None, price, configs.BASE, Entry()
+    args.calibration, args.records, args.price, args.config, args.entry = None, None, price, configs.BASE, Entry()
     found = command.compute(args, tiny_config(*SIZES, *overrides), None)
     assert json.loads(json.dumps(found))
     return found

@@ -37,7 +37,7 @@ def test_an_estimate_is_scaled_and_says_so(tmp_path, place, monkeypatch):
     def estimate(chosen):
         return plan.estimate(program, config, plan.dataclasses.replace(job, calibration=chosen), place, length=32)
 
-    plain, scaled = estimate(calibration.NONE), estimate(calibration.read(write(tmp_path / "verify.json"), config))
+    plain, scaled = estimate(calibration.NONE), estimate(calibration.read(write(tmp_path / "verify.json")))
     for name, factor in {"milliseconds": 1.5, "tokens_per_second": 1 / 1.5, "mfu": 1 / 1.5}.items():
         assert scaled[name] == pytest.approx(factor * plain[name])
     assert plain["calibration"] == "" and "multiplied by 1.50" in scaled["calibration"]
@@ -46,6 +46,11 @@ def test_an_estimate_is_scaled_and_says_so(tmp_path, place, monkeypatch):
     assert texts == [tables.CALIBRATION, tables.ROOFLINE, scaled["calibration"]]
     assert tables.reference(rows).splitlines() == "\n".join(texts).splitlines()
     assert "TPU v5e" in texts[2] and "verify.json" in texts[2]
+    measured = calibration.read(write(tmp_path / "verify.json"))
+    assert "another config" not in measured.sentence(config)
+    for change in ("model.layers=2", "shards.length=16"):
+        assert "another config" in measured.sentence(tiny_config(change)), "as of a sweep's cells"
+        assert change.partition("=")[0] in measured.difference(tiny_config(change))
 
 
 def test_files_of_the_folder_are_used_by_their_device(tmp_path, place, monkeypatch):
@@ -65,19 +70,17 @@ def test_files_of_the_folder_are_used_by_their_device(tmp_path, place, monkeypat
         ({"times_plan": float("nan")}, "run verify on a device"),
         ({"date": 5}, "run verify on a device"),
         ({"device_kind": ["TPU v4"]}, "measured on a"),
-        ({"config": tiny_config("model.layers=2")}, "model.layers = 2"),
-        ({"config": tiny_config("shards.length=16")}, "shards.length = 16"),
     ],
 )
 def test_another_file_is_refused(changes, words, tmp_path, place):
     with pytest.raises(InputError, match=words) as caught:
-        calibration.find(place, calibration.read(write(tmp_path / "verify.json", **changes), tiny_config()))
+        calibration.find(place, calibration.read(write(tmp_path / "verify.json", **changes)))
     assert str(tmp_path) in str(caught.value)
 
 
 def test_another_device_is_refused_before_the_compiler_runs_and_a_missing_file(tmp_path, place, monkeypatch):
     monkeypatch.delattr(plan, "compile_step")
-    named = calibration.Calibration(2.0, "TPU v4", "2027-01-01", "verify.json")
+    named = calibration.Calibration(2.0, "TPU v4", "2027-01-01", "verify.json", {})
     config = tiny_config()
     job = plan.make_job(config, None, records=None, price=None)
     with pytest.raises(InputError, match="TPU v4"):

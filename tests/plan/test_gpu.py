@@ -25,7 +25,8 @@ def test_bytes_and_products_are_those_counted_by_hand(tmp_path):
     command = [sys.executable, "-m", "mlm", "plan", "--config=configs/base.py", f"--topology=h100:{GPUS}", "--json"]
     command += [f"--config.{key}" for key in keys]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "cuda" not in done.stderr, "the plugin's own log"
     row = json.loads(done.stdout)["plan"]
 
     hidden, feed = SIZES["hidden_size"], SIZES["intermediate_size"]

@@ -116,7 +116,9 @@ def test_sizes_of_shapes():
     ],
 )
 def test_groups(op_name, part, module):
-    assert cost_model.group(op_name, "a.py:1") == (part, module, "a.py:1")
+    instruction = hlo.Instruction("%x", "f32[]", "add", "", f', metadata={{op_name="{op_name}" stack_frame_id=7}}')
+    program = hlo.Module("", {}, {}, {"7": "a.py:1"})
+    assert cost_model.group(program, instruction) == (part, module, "a.py:1")
 
 
 @pytest.mark.parametrize(("rows", "cycles"), [(4096, 2 * 4096 * 1024 * 2048 / 540_672), (8, 4_243_456 / 1832)])

@@ -4,8 +4,8 @@ import pytest
 
 from mlm.__main__ import main
 from mlm.errors import InputError
+from mlm.plan import calibration, plan, tables, topology
 from mlm.plan import compile as compiling
-from mlm.plan import plan, tables, topology
 from tests.plan.planned import LENGTH, ROWS, SIZES, planned, shown_by
 from tests.support.tiny import tiny_config
 
@@ -27,6 +27,8 @@ SPEED = {"fits": True, "chips": 4, "tokens_per_second": 1e6}  # as of a program 
 def test_a_bad_sweep_is_refused(axes, words):
     with pytest.raises(InputError, match=words):
         plan.cells(axes, "")
+    with pytest.raises(InputError, match="--topology=v5e:2x4"):
+        plan.cells(["topology=v6e:2x4"], "v5e:2x4")
 
 
 def test_cells_are_all_combinations():
@@ -164,11 +166,14 @@ def test_a_branch_that_ends_before_it_starts_is_refused_before_the_compiler_runs
 
 
 def test_bad_flags(capfd):
+    file = str(calibration.FOLDER / "nvidia_h200.json")
     for flags, words in (
         ([], "--topology"),
         (["--topology=v5e:2x4", "--price=-1"], "--price=-1.0: "),
         (["--topology=v7:2x4"], "v2:1x1 to"),
         (["--topology=v5e:2x2", "--slices=0"], "--slices=0: "),
+        (["--topology=v5e:2x2", "--calibration="], "--calibration=: there is no such file"),
+        (["--topology=v5e:2x2", f"--calibration={file}"], f"--calibration={file}: was measured with model."),
     ):
         assert main(["plan", "--config=configs/quickstart.py", *flags]) == 2
         assert words in capfd.readouterr().err

@@ -85,18 +85,11 @@ def test_links_of_a_slice():
     ("name", "package"), [("v5e:2x4", r"libtpu==[\d.]+"), ("h100:8", rf"jax-cuda12-plugin=={jax.__version__} .*")]
 )
 def test_a_missing_compiler_is_one_sentence_with_the_command_that_installs_it(monkeypatch, name, package):
+    """Or a plugin of another version, which jax leaves out with a warning."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=rf"is not installed: `.*python.* -m pip install {package}` installs"):
+    monkeypatch.setattr(topologies, "get_topology_desc", mock.Mock(side_effect=NotImplementedError("no cuda")))
+    with pytest.raises(InputError, match=rf"--topology={name}: .*; `.*python.* -m pip install {package}` installs"):
         topology.find(name)
-
-
-def test_a_plugin_that_jax_can_not_use_is_said(monkeypatch):
-    """One of another version, which jax leaves out with a warning, or a part of one."""
-    monkeypatch.setattr(topology, "_is_installed", lambda module: True)
-    monkeypatch.setattr(topologies, "get_topology_desc", fail := mock.Mock(side_effect=NotImplementedError("no cuda")))
-    with pytest.raises(InputError, match=r"--topology=h100:8: .*\(no cuda\); `.* -m pip install jax-cuda12-plugin"):
-        topology.find("h100:8")
-    assert fail.called
 
 
 @pytest.mark.parametrize(("name", "slices"), [("v3:2x2", 1), ("v4:2x2x4", 1), ("v5e:2x4", 2), ("v6e:4x4", 1)])

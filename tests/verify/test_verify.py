@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,6 @@ import numpy as np
 import pytest
 
 from mlm import testing
-from mlm.__main__ import main
 from mlm.bench import steps
 from mlm.commands import verify as command
 from mlm.errors import InputError
@@ -20,6 +21,7 @@ from mlm.training import sharding
 from mlm.verify import kernels, numbers, times
 from mlm.verify.session import Result, Session
 from mlm.workdir import Workdir
+from tests import ROOT
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY, tiny_config
 
@@ -44,14 +46,18 @@ def shards(tmp_path):
 
 
 @pytest.mark.standard
-def test_all_checks(tmp_path, shards, capsys):
-    """On eight devices with shards: numbers pass, and the file has what is printed; what a killed verify left goes."""
+def test_all_checks(tmp_path, shards):
+    """On eight devices with shards: numbers pass, and the file has what is printed; what a killed verify left goes.
+
+    In a process of its own: jax can't profile in one that loaded libtpu to compile for TPUs that are not attached.
+    """
     config = [f"--config.{text}" for text in (*TINY, *SMALL, "masking.kind=token", f"shards.dir={shards.folder}")]
     config += ["--config.train.accumulate=2", "--config.data.batch_stages=((8, 4),)", "--config.model.remat=true"]
     workdir = tmp_path / "run"
     (workdir / ".verify" / "1").mkdir(parents=True)
-    assert main(["verify", "--config=configs/base.py", f"--workdir={workdir}", "--quick", *config]) == 0
-    out, content = capsys.readouterr().out, json.loads((workdir / "verify.json").read_text())
+    command = [sys.executable, "-m", "mlm", "verify", "--config=configs/base.py", f"--workdir={workdir}", "--quick"]
+    out = subprocess.run([*command, *config], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    content = json.loads((workdir / "verify.json").read_text())
     assert not (workdir / ".verify").exists()
     checks = content["checks"]
     assert list(checks) == ["kernels", "step", "rows", "speed", "plan", "input", "storage", "verdict"]
@@ -71,8 +77,11 @@ def test_all_checks(tmp_path, shards, capsys):
     assert checks["storage"]["results"][1]["values"]["bytes"] == state
     waiting = checks["input"]["results"][0]["values"]
     assert waiting["rows_per_second"] > 0 and waiting["needed_rows_per_second"] == pytest.approx(8 / speed["median"])
+    parts = checks["plan"]["results"][1]["values"]
+    assert min(parts[name] for name in ("attention", "feed-forward", "head", "optimizer", "collectives")) > 0, parts
     tried = [line["what"] for line in checks["verdict"]["results"][1:-1]]
     assert set(tried) <= {
+        "--config.train.accumulate=2",
         "--config.model.remat=false --config.model.remat_feed_forward=0 --config.train.accumulate=2",
         "--config.train.accumulate=1",
     }
@@ -155,15 +164,16 @@ def test_a_check_that_raises_fails_and_the_others_go_on(tmp_path, capsys):
     assert "verify: one: fail" in (out := capsys.readouterr().out) and "verify: two: no reference" in out
 
 
-def test_rows_that_do_not_fit_are_made_fewer(tmp_path, monkeypatch):
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_rows_that_do_not_fit_are_made_fewer(accumulate, tmp_path, monkeypatch):
     """By what the compiler says of the memory, or half of them; the batch stays what it is."""
     tried = []
 
-    def our_step(task, batch):
-        tried.append(len(batch["record_id"]))
-        if tried[-1] == 16:
+    def our_step(task, batch, options):
+        tried.append((len(batch["record_id"]), task.config.train.accumulate))
+        if len(tried) == 2:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
-        if tried[-1] == 8:
+        if len(tried) == 3:
             raise RuntimeError("it fits")
         return None, None
 
@@ -172,28 +182,51 @@ def test_rows_that_do_not_fit_are_made_fewer(tmp_path, monkeypatch):
     monkeypatch.setattr(times, "memory_limit", lambda: 1.0)
     run = session(tmp_path, "data.global_batch=128", "train.accumulate=2")
     with pytest.raises(RuntimeError, match="it fits"):
-        times.measure(run, {})
-    assert tried == [64, 16, 8]
-    assert times._flags(run, {"data.global_batch": 64, "model.remat": True}, 8) == (
-        "--config.model.remat=true --config.train.accumulate=16"
-    )
+        times.measure(run, {}, 64, accumulate=accumulate)
+    assert tried == ([(128, 2), (128, 8), (128, 16)] if accumulate else [(64, 1), (16, 1), (8, 1)])
+
+
+def test_settings_are_timed_with_the_run_s_accumulation_and_the_fastest_is_named(tmp_path, monkeypatch):
+    """16 rows at once, 8 times: timed as that, as twice and half the rows, and with the attention that is fastest."""
+    run, timed = session(tmp_path, "data.global_batch=128", "train.accumulate=8"), {16: 100.0, 32: 150.0, 8: 90.0}
+    run.numbers |= {"attention": "xla", "fastest": "fused", "network": 0.8}
+    run.numbers["speed"] = {"rows": 16, "median": 1.0, "seconds": [1.0, 1.1], "tokens_per_second": 500.0}
+    run.numbers["speed"] |= {"useful_flops": 1.0, "accessed_bytes": 1.0}
+
+    def measure(session, changes, rows, *, accumulate):
+        assert accumulate
+        return {"rows": rows, "tokens_per_second": timed[rows] + 1000 * ("model.remat" in changes)}
+
+    monkeypatch.setattr(times, "measure", measure)
+    limit, *trials, chosen = times.check_verdict(run)
+    assert limit.values["network"] == pytest.approx(0.1), "of a microbatch"
+    assert [(trial.what, trial.values["times"]) for trial in trials] == [
+        ("--config.train.accumulate=8", 1.0),
+        ("--config.model.attention=fused --config.train.accumulate=8", 1.0),
+        ("--config.train.accumulate=4", 1.5),
+        ("--config.train.accumulate=16", 0.9),
+    ]
+    assert chosen.measured == "--config.train.accumulate=4"
 
 
 def test_what_plan_reads_is_what_is_written(tmp_path, monkeypatch):
     """The time beside plan's estimate for devices that it has, not scaled by an earlier one."""
     run, devices = session(tmp_path), jax.devices()
     v5e = topology.Topology("v5e:2x4", topology.FAMILIES["v5e"], (2, 4), devices)
-    run.numbers["speed"] = {"rows": 16, "median": 0.3}
+    run.numbers["speed"] = {"rows": 16, "median": 0.3, "milliseconds_by_part": {"attention": 250.0}}
     monkeypatch.setattr(topology, "attached", lambda devices: v5e)
 
     def measured(config, job, place):
         assert (job.calibration, place, config.data.global_batch) == (calibration.NONE, v5e, 16)
-        return None, {"milliseconds": 200.0, "bytes_per_chip": {"needs": 1e9}}
+        return None, {"milliseconds": 200.0, "parts": {"attention": 150.0}, "bytes_per_chip": {"needs": 1e9}}
 
     monkeypatch.setattr(times.plan, "measure", measured)
     assert run.run({"plan": times.check_plan}) == []
-    read = calibration.read(str(tmp_path / "verify.json"), run.config)
+    by_part = run.checks["plan"]["results"][1]
+    assert (by_part["measured"], by_part["expected"]) == ("attention 250 ms", "attention 150 ms, by plan")
+    read = calibration.read(str(tmp_path / "verify.json"))
     assert read.factor == pytest.approx(1.5) and read.kind == devices[0].device_kind
+    assert read.difference(run.config) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""The time of each part of a step on the devices, from a trace of a few steps."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+
+from mlm.plan import cost_model, hlo
+
+STEPS = 3
+
+
+def time_by_part(repeat: Callable[[int], None], text: str) -> dict[str, float]:
+    """Returns the seconds of a step of the program `text` for each of plan's parts, a device's mean; {} if unknown.
+
+    They add up to the time in which a device works: streams and threads side by side count each.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            repeat(STEPS)
+        seconds = Counter()
+        for file in Path(folder).rglob("*.xplane.pb"):
+            for line in operations(jax.profiler.ProfileData.from_file(str(file))):
+                seconds.update(exclusive(line))
+    module, parts = hlo.parse(text), dict.fromkeys((*cost_model.PARTS, "collectives"), 0.0)
+    for name, total in seconds.items():
+        this = module.by_name.get(f"%{name}")
+        part = "other" if this is None else cost_model.part(module, this)
+        parts[part] += total / STEPS / jax.local_device_count()
+    return parts if seconds else {}
+
+
+def operations(trace: jax.profiler.ProfileData) -> Iterator[list[tuple[float, float, str]]]:
+    """Yields (begin, end in ns, instruction) of the operations on each stream, or on a CPU each thread, of a trace."""
+    devices = [plane for plane in trace.planes if plane.name.startswith("/device:")]
+    for plane in devices or trace.planes:
+        for line in plane.lines:
+            found = []
+            for event in line.events:
+                name = dict(event.stats).get("hlo_op")  # on GPUs and CPUs
+                if name is None and line.name == "XLA Ops":  # on TPUs, by the text of the instruction
+                    name = event.name.split(" ")[0].lstrip("%")
+                if name is not None:
+                    found.append((event.start_ns, event.end_ns, name))
+            yield found
+
+
+def exclusive(line: list[tuple[float, float, str]]) -> Counter[str]:
+    """Returns the seconds of each instruction without those of others that run inside it, as in a loop."""
+    seconds, around = Counter(), []
+    for begin, end, name in sorted(line, key=lambda event: (event[0], -event[1])):
+        while around and around[-1][0] <= begin:
+            around.pop()
+        if around:
+            seconds[around[-1][1]] -= (end - begin) / 1e9
+        seconds[name] += (end - begin) / 1e9
+        around.append((end, name))
+    return seconds
