@@ -124,7 +124,8 @@ def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
             tar.extraction_filter = getattr(tarfile, "data_filter", None)
             tar.extractall(new)
     except tarfile.TarError as error:
-        raise HostError(f"the archive holds what does not belong into it: {error}") from None
+        advice = "replace it by what it points to, or by a relative link within the repository"
+        raise HostError(f"the code holds a link or a file that leaves it: {error}: {advice}") from None
     return {"code": code, "fresh": rename(new, final)}
 
 

@@ -137,23 +137,10 @@ def test_a_stopped_pod_is_started_again(pod):
     assert pod.verbs().count("tpu-vm start") == 1 and "tpu-vm delete" not in pod.verbs()
 
 
-def test_flags_for_gcloud_are_passed_on(pod):
-    flags = ["--create-flags=--labels=team=a,cost=b", "--create-flags=--internal-ips", "--create-flags=--subnetwork=s"]
-    flags += ["--user=someone", "--ssh-flags=--ssh-key-file=/k y", "--ssh-flags=--ssh-flag=-C -q"]
-    pod.tpu(*UP, *flags)
-    create = next(call for call in pod.cloud.calls() if call[3] == "create")
-    assert {"--internal-ips", "--subnetwork=s"} <= set(create)
-    (labels,) = (word for word in create if word.startswith("--labels"))
-    assert labels.startswith("--labels=mlm-made-by=") and labels.endswith(",team=a,cost=b")
-    pod.tpu("status", *flags)
-    (first,) = (call for call in pod.cloud.calls() if call[3] == "ssh" and "--worker=0" in call)
-    assert {"someone@my-pod", "--ssh-key-file=/k y", "--ssh-flag=-C -q", "--command=true"} <= set(first)
-    said = pod.tpu("status", "a", "--track=alpha", "--ssh-flags=--tunnel-through-iap", *flags, "--dry-run")
-    ask = next(line for line in said.splitlines() if "host.py status" in line)
-    assert ask.startswith("gcloud alpha compute tpus tpu-vm ssh someone@my-pod ")
-    assert "--tunnel-through-iap" in ask and "--ssh-key-file" in ask and "'--ssh-flag=-C -q'" in ask
+def test_flags_that_gcloud_does_not_take(pod):
     said = pod.tpu("up", "--create-flags=--provisioning=flex-start", "--name=other", code=2)
     assert "refuses the flags of tpu-vm create" in said and "--provisioning=flex-start" in said
+    pod.tpu(*UP)
     said = pod.tpu("sync", "--ssh-flags=--bogus=1", code=2)
     assert "refuses the flags of ssh" in said and "--bogus=1" in said
 
