@@ -32,7 +32,7 @@ def initialize(
     """
     current, pod = watch.current, config.pod
     cluster, service = current.cluster, current.service
-    current.set_limits(hang=pod.hang, heartbeat=pod.heartbeat if service is not None else 0)
+    current.set_limits(hang=pod.hang, heartbeat=pod.hang if service is None else pod.heartbeat)
     if service is not None:
         data = {"shards": shards, "tokenizer": tokenizer} | (entry or Entry()).fingerprint()
         service.agree("data", fingerprints.host_fingerprint(config, current.command, str(workdir.root), data))

@@ -63,6 +63,14 @@ def test_a_signal_is_noticed_at_the_next_step():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_without_others_to_miss_it_a_process_stands_still_for_as_long_as_a_hang_may(monkeypatch):
+    watching, limits = watch.Watch("train", None), []
+    monkeypatch.setattr(watching, "set_limits", lambda **seconds: limits.append(seconds))
+    monkeypatch.setattr(watch, "current", watching)
+    distributed.initialize(tiny_config("pod.hang=7"), None, saves=False)
+    assert limits == [{"hang": 7.0, "heartbeat": 7.0}]
+
+
 def test_another_order_than_jax_has_is_refused(monkeypatch):
     """The devices of this process are those of process 0 of 1, whatever the flags say."""
     watching = watch.Watch("train", None)
