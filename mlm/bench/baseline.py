@@ -59,7 +59,7 @@ def loss(model: TransformersModel, params: Params, batch: Batch, dropout_key: Ar
 def make_step(task: Pretraining) -> tuple[Callable[[Params], State], Callable[..., tuple[State, Array]]]:
     """Returns (params -> state, the jitted `(state, batch, key) -> (state, loss)`)."""
     config = task.module.config
-    model = family_of(config).transformers_model(config, task.config.model.dtype, recompute_layers=False)
+    model = family_of(config).transformers_model(config, task.config.model.dtype)
     tx = optax.adamw(task.schedule, weight_decay=task.config.optimizer.weight_decay, mask=decayed)
 
     def step(state: State, batch: Batch, key: Array) -> tuple[State, Array]:

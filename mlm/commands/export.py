@@ -79,11 +79,11 @@ def write_export(
     from mlm.export import export
     from mlm.pretrained import load
     from mlm.report import summary
-    from mlm.tasks import pretraining
+    from mlm.tasks.changed_model import with_class
 
     head = load.CLASSIFIER if locate.is_classifier(workdir) else load.LM_HEAD
     model = load.from_workdir(workdir, head=head, step=step)
-    model = pretraining.with_class(model, args.entry, command=args.name)
+    model = with_class(model, args.entry, command=args.name)
     if cluster.is_primary():
         history = summary.gather(workdir, model.run_config, until=model.step) if head == load.LM_HEAD else None
         evaluations = reversed(logs.read(workdir.metrics, "eval"))

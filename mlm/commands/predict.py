@@ -31,9 +31,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError(f"--targets: {model} is a classifier, which fills no masks; leave it out.")
     from mlm.inference import classify_texts, fill_mask
     from mlm.pretrained import load
-    from mlm.tasks import pretraining
+    from mlm.tasks.changed_model import with_class
 
     model = load.load(name, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
-    model = pretraining.with_class(model, args.entry, command=args.name)
+    model = with_class(model, args.entry, command=args.name)
     run = classify_texts.run if is_classifier else functools.partial(fill_mask.run, targets=args.targets)
     run(model, texts=args.texts, top_k=args.top_k, stdin=sys.stdin, stdout=sys.stdout)

@@ -39,7 +39,7 @@ from mlm.inference.minimal_pairs import Z
 from mlm.inference.pseudo_perplexity import batches_of_copies, make_step
 from mlm.paths import canonical
 from mlm.pretrained import load
-from mlm.tasks import pretraining
+from mlm.tasks.changed_model import with_class
 from mlm.training import evaluation
 
 LENGTHS = 64  # tokens: rows are padded to a multiple of it, and predictions to a power of 4: few programs are compiled
@@ -55,7 +55,7 @@ def open_models(names: Sequence[str], entry: Entry) -> dict[str, Opened]:
         if canonical(name) in map(canonical, models):
             raise InputError(f"--models: {name} is named twice; name each model once.")
         model = load.load(name, head=load.LM_HEAD, flag="--models=", headers=True)
-        model = pretraining.with_class(model, entry, command="compare")
+        model = with_class(model, entry, command="compare")
         tok = tokenizer.load(model.tokenizer)
         check_vocabulary(model, tok)
         tok.backend_tokenizer.encode_special_tokens = True  # as text

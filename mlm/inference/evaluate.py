@@ -17,13 +17,14 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
-from mlm.model.attention import make_attention
+from mlm.model.kernels import make_attention
 from mlm.model.masking import make_eval_masking, make_masking
 from mlm.model.module import Compute, Model, Params
 from mlm.model.token_masking import TokenMasking
 from mlm.paths import UPath, os_errors, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import pretraining
+from mlm.tasks.changed_model import with_class
 from mlm.text import show, table
 from mlm.training import evaluation, sharding
 from mlm.training.breakdown import LONGEST, TABLES
@@ -61,7 +62,7 @@ def run(
     shards, part = _find_split(manifest, split)
     _check_extras(shards, extras)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
-    loaded = pretraining.with_class(loaded, entry, command="evaluate", stock_network=False)
+    loaded = with_class(loaded, entry, command="evaluate", stock_network=False)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
     module, task = make_module(config, padded, entry, manifest, workdir, mesh, shards.length)
@@ -160,7 +161,7 @@ def make_module(
     """Returns a model's module, with a kernel that this machine has or the class's own, and the task of that class."""
     info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
     compute = Compute(cls_id=info.special_ids["cls"] if isolated else None)
-    module = model.family.make_module(model.config, dtype=dtype, compute=compute)
+    module = model.family.make_module(model.config, dtype=dtype).clone(compute=compute)
     task = None
     if entry.pretraining:
         starts_V = pretraining.word_starts(config, workdir)

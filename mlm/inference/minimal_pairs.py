@@ -27,7 +27,7 @@ from mlm.inference import evaluate, pseudo_perplexity
 from mlm.inference.fill_mask import check_vocabulary, pad
 from mlm.paths import refusing
 from mlm.pretrained import load
-from mlm.tasks import pretraining
+from mlm.tasks.changed_model import with_class
 from mlm.text import show, table
 from mlm.training import evaluation
 from mlm.workdir import Workdir
@@ -56,7 +56,7 @@ def run(
     """Scores a model on the pairs of `read`; prints and keeps the results as `evaluate.run` does."""
     pairs = read(source, phenomenon)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
-    loaded = pretraining.with_class(loaded, entry, command="evaluate")
+    loaded = with_class(loaded, entry, command="evaluate")
     scores = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
     differences = {method: sums_N[::2] - sums_N[1::2] for method, sums_N in scores.items()}
     result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}

@@ -1,30 +1,19 @@
-"""Attention kernels behind one signature, each of which computes what transformers' models do.
+"""Attention in plain jax, as flax computes it, on any device; kernels.py has what is faster on some.
 
-    xla     plain jax, as flax computes it, on any device
-    fused   our Pallas kernel for TPU: bfloat16, rows up to 8,192 tokens, with dropout up to 512
-    cudnn   cuDNN's kernel for GPU: bfloat16, no dropout
-    auto    fused on a TPU and cudnn on a GPU if they support the model, else xla (measured: mlm/bench/README.md)
-
-To add one, write a function like `_xla`, add it to `KERNELS`, and say in `unsupported` what it does not support.
-
-Each attends to the whole row, or only to a window around each token (Beltagy et al., 2020, Longformer, 3.1). With a
-window, fused computes little more than that; so does xla if a row is longer than three times `window` (tokens to each
-side); cudnn computes the whole row.
+A token attends to the whole row, or only to a window around it (Beltagy et al., 2020, Longformer, 3.1). With a window,
+little more than that is computed if a row is longer than three times `window` (tokens to each side).
 
 Dimensions: B rows, L tokens, H hidden size = N heads x head size D, Q queries, K keys.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import Mesh
 from transformers import PretrainedConfig
-
-from mlm.errors import InputError
 
 Rotation = tuple[Array, Array]  # cosine and sine of the angles, [B or 1, L, D / 2]
 
@@ -34,84 +23,26 @@ Rotation = tuple[Array, Array]  # cosine and sine of the angles, [B or 1, L, D /
 Attention = Callable[[Array, Array, Array, Array, Array | None, Rotation | None], Array]
 
 
-def make_attention(
-    name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtype: str, isolated: bool = False, window: int = 0
-) -> Attention:
-    """Returns the attention for rows of `length` tokens; raises InputError if the kernel does not support them."""
-    name = choose(name, config, length=length, mesh=mesh, dtype=dtype, window=window)
-    return make_kernel(name, heads=config.num_attention_heads, mesh=mesh, isolated=isolated, window=window)
-
-
 def dropout_rate(config: PretrainedConfig) -> float:
     """Returns the dropout rate of the attention's probabilities, by either of transformers' names."""
     return getattr(config, "attention_dropout", None) or getattr(config, "attention_probs_dropout_prob", 0.0)
 
 
-def choose(name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtype: str, window: int = 0) -> str:
-    """Returns the kernel's name: `name` itself, or for "auto" the fastest one that supports the model."""
-    reason_of = functools.partial(unsupported, config=config, length=length, mesh=mesh, dtype=dtype, window=window)
-    if name == "auto":
-        fastest = {"tpu": "fused", "gpu": "cudnn"}.get(mesh.devices.flat[0].platform, "xla")
-        return "xla" if reason_of(fastest) else fastest
-    if reason := reason_of(name):
-        raise InputError(
-            f"config.model.attention = {name}: the kernel does not support {reason}; use another, or auto."
-        )
-    return name
-
-
-def unsupported(name: str, config: PretrainedConfig, length: int, mesh: Mesh, dtype: str, window: int) -> str | None:
-    """Returns what the kernel does not support of this model on these devices, None if it supports it."""
-    device, tensor = mesh.devices.flat[0], mesh.shape["tensor"]
-    heads, dropout, head_size = (
-        config.num_attention_heads,
-        dropout_rate(config),
-        config.hidden_size // config.num_attention_heads,
-    )
-    platform, is_fused, is_cudnn = device.platform, name == "fused", name == "cudnn"
-    needs_bfloat16 = (is_fused and platform == "tpu") or (is_cudnn and platform == "gpu")
-    reasons = {
-        f"{heads} heads over mesh.tensor = {tensor}, only whole heads": is_fused and heads % tensor,
-        "a GPU, only TPUs": is_fused and platform == "gpu",
-        f"a {platform.upper()}, only NVIDIA GPUs": is_cudnn and platform != "gpu",
-        f"dropout (model.attention_dropout = {dropout})": is_cudnn and dropout > 0,
-        f"{dtype}, only bfloat16": needs_bfloat16 and dtype != "bfloat16",
-        f"a {device.device_kind}, only GPUs since Ampere": is_cudnn
-        and getattr(device, "compute_capability", "8")[0] in "67",
-        f"heads of {head_size}, only multiples of 8 up to 128": is_cudnn and (head_size % 8 or head_size > 128),
-        f"rows of {length} tokens, only even numbers": is_cudnn and length % 2,
-    }
-    if reason := next((reason for reason, holds in reasons.items() if holds), None):
-        return reason
-    if not is_fused:
-        return None
-    from mlm.model import fused_attention  # Pallas takes a quarter of a second
-
-    return fused_attention.unsupported(
-        device.device_kind, length, window, dropout, heads=heads // tensor, head_size=config.hidden_size // heads
-    )
-
-
-def make_kernel(
-    name: str, *, heads: int, mesh: Mesh | None = None, isolated: bool = False, window: int = 0
-) -> Attention:
-    """Returns the kernel `name` for `heads` heads in all, split over the mesh.
+def xla(*, heads: int, isolated: bool, window: int) -> Attention:
+    """Returns the kernel for `heads` heads.
 
     With `isolated`, tokens attend only within their document; `window` is in tokens to each side, 0 for the whole row.
     """
-    if name != "fused":  # the compiler splits it
-        kernel = functools.partial(KERNELS[name], heads=heads, isolated=isolated, window=window)
-        return functools.partial(_rotated, kernel)
-    from mlm.model import fused_attention
-
-    attend = functools.partial(fused_attention.attend, isolated=isolated, window=window)
-    if mesh is None:
-        return functools.partial(attend, heads=heads, kind="cpu")
-    kind = mesh.devices.flat[0].device_kind
-    return functools.partial(_split, functools.partial(attend, heads=heads // mesh.shape["tensor"], kind=kind), mesh)
+    return functools.partial(rotated, functools.partial(_xla, heads=heads, isolated=isolated, window=window))
 
 
-def _rotated(kernel, q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, **kwargs):
+def by_length(make: Callable[[int], Attention], lengths: Iterable[int]) -> Attention:
+    """Returns the attention that `make` returns for the length of the rows, one of `lengths`."""
+    kernels = {length: make(length) for length in lengths}
+    return lambda q_BxLxH, *rest: kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
+
+
+def rotated(kernel, q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, **kwargs):
     """Rotates queries and keys, then calls a kernel that does not."""
     if rotation is not None:
         q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
@@ -128,30 +59,10 @@ def rotate(x_BxLxH: Array, cos: Array, sin: Array) -> Array:
     return rotated.reshape(x_BxLxH.shape).astype(x_BxLxH.dtype)
 
 
-def _split(kernel: Attention, mesh: Mesh, *args: Array | Rotation | None) -> Array:
-    """Splits a kernel over rows and heads with shard_map, inside a caller's shard_map too."""
-    outer = jax.sharding.get_abstract_mesh()
-    axes = [axis for axis in mesh.axis_names if axis not in outer.manual_axes]  # that no caller has split
-    if not axes:
-        return kernel(*args)
-    row_axes = tuple(axis for axis in ("data", "fsdp") if axis in axes)
-    rows = jax.P(row_axes, None, "tensor" if "tensor" in axes else None)
-    angles = jax.P() if args[-1] is None or len(args[-1][0]) == 1 else jax.P(row_axes)
-    split = jax.shard_map(
-        kernel,
-        mesh=outer if outer.manual_axes else mesh,
-        in_specs=(rows, rows, rows, jax.P(row_axes, None), jax.P(), angles),
-        out_specs=rows,
-        axis_names=set(axes),
-        check_vma=False,
-    )
-    return split(*args)
-
-
 def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, window):
     if window and 3 * window < segments_BxL.shape[1]:
         return _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window)
-    allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
+    allowed = allowed_keys(segments_BxL, segments_BxL, isolated, window)
     return _weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed, dropout_mask_LxL, heads)
 
 
@@ -185,23 +96,12 @@ def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, is
         padded = jnp.pad(dropout_mask_LxL, [(window, window + rest), (0, rest)])
         cut = jax.vmap(lambda start: jax.lax.dynamic_slice(padded, (start, start), (3 * window, window)))
         dropout_mask = jnp.tile(cut(jnp.arange(0, length, window)), (rows, 1, 1))[:, None]
-    allowed = _allowed(blocks(segments_BxL, 0), blocks(segments_BxL, 1), isolated, window, first=window)
+    allowed = allowed_keys(blocks(segments_BxL, 0), blocks(segments_BxL, 1), isolated, window, first=window)
     context = _weigh(blocks(q_BxLxH, 0), blocks(k_BxLxH, 1), blocks(v_BxLxH, 1), allowed, dropout_mask, heads)
     return context.reshape(rows, count * window, -1)[:, :length]
 
 
-def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, _, *, heads, isolated, window, implementation="cudnn"):
-    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
-    allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
-    mask_Bx1xQxK = jnp.broadcast_to(allowed, (len(q), 1, q.shape[1], q.shape[1]))
-    context = jax.nn.dot_product_attention(q, k, v, mask=mask_Bx1xQxK, implementation=implementation)
-    return context.reshape(q_BxLxH.shape)
-
-
-KERNELS = {"xla": _xla, "cudnn": _cudnn}
-
-
-def _allowed(queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int, first: int = 0) -> Array:
+def allowed_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int, first: int = 0) -> Array:
     """Returns which keys each query attends to, bool, broadcastable to [B, 1, Q, K]; key `first` is at query 0."""
     allowed = (keys_BxK > 0)[:, None, None, :]
     if isolated:

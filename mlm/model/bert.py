@@ -122,14 +122,11 @@ class Layer(nn.Module):
 
     def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
         sum_BxLxH = self.attention(x_BxLxH, x_BxLxH, rows, tokens_BxK)
-        return self.output.LayerNorm(self.feed_forward(sum_BxLxH, rows, tokens_BxK))
+        feed_forward = self.compute.recomputed(type(self).feed_forward, self.index)
+        return self.output.LayerNorm(feed_forward(self, sum_BxLxH, rows, tokens_BxK))
 
     def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
         """Feed-forward block with the norm before it: residual sum in, residual sum out."""
-        block = self.compute.recomputed(type(self).block, self.index)
-        return block(self, sum_BxLxH, rows, tokens_BxK)
-
-    def block(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
         x_BxLxH = self.attention.output.LayerNorm(sum_BxLxH)
         return self.output(self.intermediate(x_BxLxH), x_BxLxH, rows, tokens_BxK)
 
@@ -139,9 +136,9 @@ class PreNormLayer(Layer):
 
     def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
         sum_BxLxH = self.attention(self.attention.LayerNorm(x_BxLxH), x_BxLxH, rows, tokens_BxK)
-        return self.feed_forward(sum_BxLxH, rows, tokens_BxK)
+        return self.compute.recomputed(type(self).feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
 
-    def block(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
         return self.output(self.intermediate(self.intermediate.LayerNorm(sum_BxLxH)), sum_BxLxH, rows, tokens_BxK)
 
 
@@ -175,6 +172,7 @@ class Body(nn.Module):
         self.embeddings = Embeddings(self.config, self.dtype)
         self.encoder = Encoder(self.config, self.compute, self.layer_class)
         self.pooler = Pooler(self.config)  # of BERT's classifiers of rows
+        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm, after the last layer
 
     def __call__(self, ids_BxL: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
         return self.encoder(self.embeddings(ids_BxL, rows), rows, tokens_BxK)
@@ -214,7 +212,7 @@ class BertModule(Model):
     layer_class = Layer
 
     def setup(self) -> None:
-        self.body = Body(self.config, self.dtype, self.settings, self.layer_class, name="bert")
+        self.body = Body(self.config, self.dtype, self.compute, self.layer_type, name="bert")
         if self.head_name == MASKED_LM:
             self.cls = LMHead(self.config)
         else:

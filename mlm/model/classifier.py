@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from transformers import PretrainedConfig
 
 from mlm.data.tokenizer_checks import marks_second_text
-from mlm.model.families import DEFAULT, family_of
+from mlm.model.families import family_of
 from mlm.model.loss import RowSums
-from mlm.model.module import SEQUENCES, TOKENS, Compute, Model
+from mlm.model.module import SEQUENCES, TOKENS, Model
 
 
 def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: bool = False) -> PretrainedConfig:
@@ -54,9 +54,9 @@ def set_pairs(config: PretrainedConfig, fast: Tokenizer, sep_id: int) -> None:
     config.sep_token_id = sep_id if marks_second_text(fast, sep_id) else None
 
 
-def make_module(config: PretrainedConfig, dtype: str = "float32", compute: Compute = DEFAULT) -> Model:
+def make_module(config: PretrainedConfig, dtype: str = "float32") -> Model:
     """Returns the linen module of a classifier."""
-    return family_of(config).make_module(config, head_name(config), dtype, compute)
+    return family_of(config).make_module(config, head_name(config), dtype)
 
 
 def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:

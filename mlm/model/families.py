@@ -35,7 +35,6 @@ from mlm.model.module import MASKED_LM, Compute, Model, Params
 from mlm.model.partition_rules import REPLICATED
 from mlm.model.reference import TransformersModel
 
-DEFAULT = Compute()
 SMALL_VOCABULARY = 77  # of a model whose parameters are looked at: a size that no other axis has
 Path = tuple[str, ...]  # of a parameter, or of a part of the tree
 SIZES = ("hidden_size", "layers", "heads", "intermediate_size")  # which tell a small model from a large one
@@ -137,20 +136,18 @@ class Family:
         """Returns transformers' own Flax class with a head; None of a family that it has in PyTorch only."""
         return getattr(transformers, f"Flax{self.name}For{head}", None)
 
-    def make_module(
-        self, config: PretrainedConfig, head: str = MASKED_LM, dtype: str = "float32", compute: Compute = DEFAULT
-    ) -> Model:
+    def make_module(self, config: PretrainedConfig, head: str = MASKED_LM, dtype: str = "float32") -> Model:
         """Returns the model with a head."""
         if self.module is None:
-            return self.transformers_model(config, dtype, recompute_layers=compute.recompute_layers)
-        return self.module(config, dtype, head_name=head, compute=compute)
+            return self.transformers_model(config, dtype)
+        return self.module(config, dtype, head_name=head)
 
-    def transformers_model(self, config: PretrainedConfig, dtype: str, *, recompute_layers: bool) -> TransformersModel:
+    def transformers_model(self, config: PretrainedConfig, dtype: str, *, remat: bool = False) -> TransformersModel:
         """Returns transformers' own masked language model."""
         return TransformersModel(
             config,
             dtype,
-            compute=Compute(recompute_layers=recompute_layers),
+            gradient_checkpointing=remat,
             flax_name=self.name,
             first_position=first_position(config),
             rules=REPLICATED if self.module is None else self.module(config).partition_rules(),
@@ -265,10 +262,13 @@ def make_module(
         if family.flax_class(MASKED_LM) is None:
             what = f"transformers has no Flax{family.name}ForMaskedLM"
             raise InputError(f"config.model.family = {model.family}: {what}; set model.implementation to mlm.")
-        return family.transformers_model(config, model.dtype, recompute_layers=model.remat)
-    compute = Compute(
-        cls_id=info.special_ids["cls"] if isolated else None,
-        recompute_layers=model.remat,
-        recomputed_feed_forwards=model.remat_feed_forward,
-    )
-    return (module_class or family.module)(config, model.dtype, compute=compute)
+        return family.transformers_model(config, model.dtype, remat=model.remat)
+    module = (module_class or family.module)(config, model.dtype)
+    return recomputed(module, model, cls_id=info.special_ids["cls"] if isolated else None)
+
+
+def recomputed(module: Model, model: ConfigDict, *, cls_id: int | None = None) -> Model:
+    """Returns a module that recomputes what the config's group `model` says; `cls_id` is that of `Compute`."""
+    feed_forwards = 0 if model.remat else model.remat_feed_forward
+    compute = Compute(cls_id=cls_id, recomputed_feed_forwards=feed_forwards)
+    return module.clone(compute=compute, gradient_checkpointing=model.remat)

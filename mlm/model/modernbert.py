@@ -186,7 +186,7 @@ class ModernBertModule(Model):
 
     def setup(self) -> None:
         config = self.config
-        self.body = Body(config, self.dtype, self.settings, self.layer_class, name="model")
+        self.body = Body(config, self.dtype, self.compute, self.layer_type, name="model")
         self.head = PredictionHead(config)
         if self.head_name == MASKED_LM:
             self.decoder = DecoderBias(config.vocab_size)

@@ -74,13 +74,11 @@ class Compute:
     attend: Attention | None = None  # None for the kernel that runs on any device
     attend_locally: Attention | None = None  # of layers that attend to a window
     cls_id: int | None = None  # if set, it starts a document that sees no other; the kernels must isolate them as well
-    recompute_layers: bool = False  # for the gradient
-    recomputed_feed_forwards: int = 0  # number of first layers that recompute only their feed-forward block
+    recomputed_feed_forwards: int = 0  # number of first layers whose feed-forward block is recomputed for the gradient
 
     def recomputed(self, feed_forward: Callable, index: int) -> Callable:
         """Returns the method of layer `index` that computes its feed-forward block, recomputed if it is to be."""
-        recomputes = index < self.recomputed_feed_forwards and not self.recompute_layers
-        return nn.remat(feed_forward) if recomputes else feed_forward
+        return nn.remat(feed_forward) if index < self.recomputed_feed_forwards else feed_forward
 
 
 def vocabulary_logits(transform: Callable, x_BxKxH: Array, embedding_VxH: Array, bias_V: Array) -> Array:
@@ -106,7 +104,7 @@ class AttentionKernel(nn.Module):
         attend = self.compute.attend_locally if self.window else self.compute.attend
         if attend is None or self.is_initializing():  # from one token, which can't be split over devices
             heads, isolated = self.config.num_attention_heads, self.compute.cls_id is not None
-            attend = attention.make_kernel("xla", heads=heads, isolated=isolated, window=self.window)
+            attend = attention.xla(heads=heads, isolated=isolated, window=self.window)
         return attend(*qkv, rows.segments_BxL, dropout_mask_LxL, rotation)
 
 
@@ -121,9 +119,8 @@ class Layers(nn.Module):
     def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
         """Returns x and what each layer makes of it; the last computes `tokens_BxK` alone."""
         states, last = [x_BxLxH], self.config.num_hidden_layers - 1
-        layer_class = nn.remat(self.layer_class) if self.compute.recompute_layers else self.layer_class
         for index in range(self.config.num_hidden_layers):
-            layer = layer_class(self.config, self.compute, index, name=str(index))
+            layer = self.layer_class(self.config, self.compute, index, name=str(index))
             states.append(layer(states[-1], rows, tokens_BxK if index == last else None))
         return states
 
@@ -131,9 +128,9 @@ class Layers(nn.Module):
 class Model(nn.Module):
     """A body and a head, called as transformers calls its modules.
 
-    Its `setup` makes `self.body` and a head for each `head_name`. A changed model has `partition_rules` for parameters
-    of other names, and `in_transformers = True` if some class of transformers computes as it does; otherwise an export
-    has Flax weights alone.
+    Its `setup` makes `self.body`, of layers of `self.layer_type`, and a head for each `head_name`. A changed model has
+    `partition_rules` for parameters of other names, and `in_transformers = True` if some class of transformers computes
+    as it does; otherwise an export has Flax weights alone.
     """
 
     in_transformers = True  # a class attribute, not a field
@@ -145,16 +142,14 @@ class Model(nn.Module):
 
     config: PretrainedConfig
     dtype: Any = jnp.float32
-    gradient_checkpointing: bool = False  # as `compute.recompute_layers`, in transformers' words
+    gradient_checkpointing: bool = False  # recompute each layer for the gradient
     head_name: str = MASKED_LM
     compute: Compute = Compute()
 
     @property
-    def settings(self) -> Compute:
-        """`compute`, with `gradient_checkpointing`."""
-        return dataclasses.replace(
-            self.compute, recompute_layers=self.compute.recompute_layers or self.gradient_checkpointing
-        )
+    def layer_type(self) -> type[nn.Module]:
+        """The family's `layer_class`, recomputed for the gradient with `gradient_checkpointing`."""
+        return nn.remat(self.layer_class) if self.gradient_checkpointing else self.layer_class
 
     @property
     def first_position(self) -> int:

@@ -32,7 +32,7 @@ class TransformersModel(Model):
     def setup(self) -> None:
         module_class = getattr(transformers, f"Flax{self.flax_name}ForMaskedLM").module_class
         make = functools.partial(module_class, self.config, dtype=jnp.dtype(self.dtype))
-        if self.compute.recompute_layers:
+        if self.gradient_checkpointing:
             if not hasattr(module_class, "gradient_checkpointing"):
                 what = f"transformers' {module_class.__name__} recomputes no layers"
                 raise InputError(f"config.model.remat = true: {what}; set it to false.")

@@ -17,14 +17,6 @@ from mlm.model.layers import Dense, Dropout, LayerNorm, Logits, Noise
 from mlm.model.module import MASKED_LM, SEQUENCES, Model, vocabulary_logits
 
 
-class PreNormBody(Body):
-    """With a norm after the last layer."""
-
-    def setup(self) -> None:
-        super().setup()
-        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
-
-
 class LMHead(nn.Module):
     config: PretrainedConfig
 
@@ -55,12 +47,11 @@ class ClassificationHead(nn.Module):
 class RobertaModule(Model):
     """RoBERTa under any head."""
 
-    body_class = Body
     body_name = "roberta"
     layer_class = Layer
 
     def setup(self) -> None:
-        self.body = self.body_class(self.config, self.dtype, self.settings, self.layer_class, name=self.body_name)
+        self.body = Body(self.config, self.dtype, self.compute, self.layer_type, name=self.body_name)
         if self.head_name == MASKED_LM:
             self.lm_head = LMHead(self.config)
         elif self.head_name == SEQUENCES:
@@ -88,7 +79,6 @@ class RobertaModule(Model):
 class PreNormModule(RobertaModule):
     """RoBERTa with pre-norm under any head."""
 
-    body_class = PreNormBody
     body_name = "roberta_prelayernorm"
     layer_class = PreNormLayer
 

@@ -5,6 +5,7 @@ Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,10 +21,11 @@ from mlm.data import examples as data
 from mlm.data.examples import Examples
 from mlm.data.stages import Stage, Stages
 from mlm.errors import InputError
-from mlm.model import classifier
-from mlm.model.attention import Attention, make_attention
+from mlm.model import classifier, families
+from mlm.model.attention import Attention, by_length
+from mlm.model.kernels import make_attention
 from mlm.model.loss import RowSums
-from mlm.model.module import Compute, Model, Params
+from mlm.model.module import Model, Params
 from mlm.pretrained import warm_start
 from mlm.tasks import scores
 from mlm.training import evaluation, optimizer, sharding, train
@@ -157,17 +159,11 @@ def make_module(config: ConfigDict, model_config: PretrainedConfig, examples: Ex
     model = config.model
     lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
 
-    def make(window: int) -> Attention:
-        kernels = {
-            length: make_attention(
-                model.attention, model_config, length=length, mesh=mesh, dtype=model.dtype, window=window
-            )
-            for length in lengths
-        }
-        return lambda q_BxLxH, *rest: kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
+    def make(length: int, window: int) -> Attention:
+        return make_attention(model.attention, model_config, length=length, mesh=mesh, dtype=model.dtype, window=window)
 
-    compute = Compute(recompute_layers=model.remat, recomputed_feed_forwards=model.remat_feed_forward)
-    return classifier.make_module(model_config, model.dtype, compute=compute).with_attention(make)
+    module = families.recomputed(classifier.make_module(model_config, model.dtype), model)
+    return module.with_attention(lambda window: by_length(partial(make, window=window), lengths))
 
 
 def make_eval_step(module: Model, mesh: Mesh, param_shardings: Params, *, longest: int) -> Callable:

@@ -7,7 +7,6 @@ To change one part, subclass `Pretraining`, override one of its methods, and sta
 Dimensions: B rows, L tokens in a row, K predictions in a row, V padded vocabulary.
 """
 
-import copy
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
@@ -27,12 +26,13 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import make_stages
 from mlm.errors import InputError
 from mlm.model import families, masking, priming
-from mlm.model.attention import Attention, make_attention
+from mlm.model.attention import Attention, by_length
+from mlm.model.kernels import make_attention
 from mlm.model.loss import Mean, RowSums, masked_cross_entropy
 from mlm.model.module import Model, Params
 from mlm.model.token_masking import Masked, Masking, TokenMasking, rate_schedule
 from mlm.monitor.metrics_hooks import MetricsHook, Monitor
-from mlm.pretrained import load, warm_start
+from mlm.pretrained import warm_start
 from mlm.tasks.pretraining_data import dataset_info, score_split, train_batches, word_starts
 from mlm.training import evaluation, optimizer, sharding, train
 from mlm.training.task import Batch, Task, TrainState
@@ -59,7 +59,10 @@ class Pretraining(Task):
         sharding.check_batches(self.mesh, config)
         self.stages = make_stages(config, info.records)
         module = self.make_model()
-        self.module = module.with_attention(lambda window: self._attention(module.config, window))
+        lengths = {length for _, length in self.stages.sizes} | {info.length}
+        self.module = module.with_attention(
+            lambda window: by_length(lambda length: self.make_attention(module.config, length, window), lengths)
+        )
         self.masking = self.make_masking()
         self.masking_rate = rate_schedule(config.masking.rate, config.masking.end_rate, self.stages.steps)
         self.schedule = optimizer.make_schedule(config, self.stages.steps)
@@ -187,12 +190,6 @@ class Pretraining(Task):
         """Returns rows of tokens as a batch on the devices, without padding, numbered from 0."""
         return sharding.put_batch(batches.in_memory(ids_BxL), self.mesh, len(ids_BxL))
 
-    def _attention(self, config: Any, window: int) -> Attention:
-        """Returns the attention that `make_attention` returns for the length of the rows."""
-        lengths = {length for _, length in self.stages.sizes} | {self.info.length}
-        kernels = {length: self.make_attention(config, length, window) for length in lengths}
-        return lambda q_BxLxH, *rest: kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
-
     # What the loop calls
 
     def initial_state(self) -> TrainState:
@@ -267,30 +264,3 @@ class Pretraining(Task):
         """Returns the monitor of advice and loss spikes."""
         warmup = optimizer.warmup_steps(self.config, self.stages.steps)
         return [Monitor(self.config, self.workdir, self.manifest, notify, stages=self.stages, warmup=warmup)]
-
-
-def with_class(
-    model: load.Pretrained, program: entry.Entry, *, command: str, stock_network: bool = True
-) -> load.Pretrained:
-    """Returns a model, computed by the class that the command was started with, if that has another `make_model`.
-
-    Raises InputError if another class changed what the model computes; else process 0 says whose class trained it.
-    With `stock_network`, the command does without all other methods.
-    """
-    record = model.meta.get("class", {})
-    stock_network = stock_network or not model.meta  # a folder's is transformers' own network
-    remark = entry.check_use(record, program.record, model.source, command=command, stock_network=stock_network)
-    if remark and cluster.is_primary():
-        print(remark, file=sys.stderr, flush=True)
-    pretraining = program.pretraining
-    if pretraining is None or pretraining.make_model is Pretraining.make_model or model.run_config is None:
-        return model
-    dataset = model.meta["dataset"]
-    info = DatasetInfo(*(dataset.get(field.name, field.default) for field in dataclasses.fields(DatasetInfo)))
-    config = copy.deepcopy(model.run_config).unlock()
-    config.model.dtype = "float32"
-    task = pretraining.__new__(pretraining)  # for its model alone: no data, no mesh, no state
-    task.config, task.info, task.workdir, task._manifest = config.lock(), info, None, None
-    module = task.make_model()
-    compute = dataclasses.replace(module.compute, attend=None, attend_locally=None)  # for rows of any length
-    return dataclasses.replace(model, changed_module=module.clone(compute=compute))

@@ -166,7 +166,7 @@ def per_row(eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, r
         batch = put_batch(batch, mesh, rows)
         distributed.compile_together(eval_step, params, batch)
         pending.append(eval_step(params, batch))
-        xla_metrics.programs["eval_step"]["executions"] += 1
+        xla_metrics.executed("eval_step")
         jax.block_until_ready(pending[-3:-2])  # run at most a few batches ahead
     order = np.argsort(logical_rows(mesh, rows))
     return jax.tree.map(lambda *parts: np.concatenate([part[order] for part in parts]), *jax.device_get(pending))

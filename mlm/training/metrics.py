@@ -36,6 +36,7 @@ class Log(AbstractContextManager):
         self,
         workdir: UPath,
         config: ConfigDict,
+        programs: xla_metrics.Programs,
         *,
         start: int,
         steps: int | None,
@@ -48,7 +49,7 @@ class Log(AbstractContextManager):
         self.hooks: list[MetricsHook] = []  # called with every line of metrics.jsonl
         self.paused_seconds = 0.0
         self.flops_per_token = 0.0  # of the coming steps; the loop sets it, since it depends on the length of rows
-        self._writes, self._tokens_read = cluster.is_primary(), tokens_read
+        self._writes, self._tokens_read, self._programs = cluster.is_primary(), tokens_read, programs
         device = jax.devices()[0].device_kind
         self._peak_flops = (peaks.peak_flops(device) or 0.0) * jax.device_count()  # per second; 0 if unknown
         if self._writes:
@@ -69,9 +70,8 @@ class Log(AbstractContextManager):
 
     def __exit__(self, *exception: object) -> None:
         self.waits.running.put(None)
-        if "steps" in xla_metrics.programs[xla_metrics.ALL]:
-            self.notify(xla_metrics.describe(xla_metrics.summary()))
-        xla_metrics.programs.clear()
+        if "steps" in self._programs.counts[xla_metrics.ALL]:
+            self.notify(xla_metrics.describe(self._programs.summary()))
         self.flush()
         self._bar.close()
         for hook in self.hooks:
@@ -98,7 +98,7 @@ class Log(AbstractContextManager):
 
     def train(self, step: int, metrics: dict[str, Any]) -> None:
         """Logs the metrics of a step, for which it waits, and the throughput since the last logged step."""
-        values = {name: value.item() for name, value in jax.device_get(metrics).items() if name not in logs.NORMS}
+        values = {name: value.item() for name, value in jax.device_get(metrics).items()}
         del values["consecutive_nonfinite"]
         for name in logs.own_metrics([values]):
             if math.isnan(values[name]):  # 0 / 0: nothing was counted
@@ -109,7 +109,7 @@ class Log(AbstractContextManager):
         if step <= before:
             return
         rate = (read(step) - read(before)) / max(seconds, 1e-9)
-        xla_metrics.programs[xla_metrics.ALL].update(waited, steps=seconds)
+        self._programs.counts[xla_metrics.ALL].update(waited, steps=seconds)
         timing = {"seconds": round(seconds, 3), "tokens_per_second": round(rate)}
         timing |= {name: round(wait / max(seconds, 1e-9), 4) for name, wait in waited.items()}
         tokens = tqdm.format_sizeof(rate) if rate >= 1000 else f"{rate:.0f}"
@@ -155,9 +155,9 @@ class Log(AbstractContextManager):
             self._timing.append({"step": step, "kind": kind, "time": round(time.time(), 3)} | values)
             self._call(self._trackers, f"timing/{kind}", step, values)
 
-    def norms(self, step: int, names: list[str], metrics: dict[str, jax.Array]) -> None:
+    def norms(self, step: int, names: list[str], norms: dict[str, jax.Array]) -> None:
         """Appends a line to norms.jsonl, with a row of logs.NORMS for each of the names."""
-        columns = zip(names, *jax.device_get([metrics[name] for name in logs.NORMS]), strict=True)
+        columns = zip(names, *jax.device_get([norms[name] for name in logs.NORMS]), strict=True)
         rows = {name: [float(f"{x:.9g}") if math.isfinite(x) else None for x in row] for name, *row in columns}
         if self._writes:  # nine digits are the float32, to the bit
             self._norms.append({"step": step, "kind": "norms", "parameters": rows})
@@ -172,7 +172,7 @@ class Log(AbstractContextManager):
     def flush(self, step: int | None = None) -> None:
         """Returns when a kill can't lose what was logged; before the checkpoint of a `step`, logs what XLA has done."""
         if step is not None:
-            programs = xla_metrics.summary()
+            programs = self._programs.summary()
             self.timing("xla", step, {"programs": programs})
             self._call(self._trackers, "timing/xla", step, programs[xla_metrics.ALL])
         if self._writes:

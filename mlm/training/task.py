@@ -23,7 +23,8 @@ from mlm.monitor.metrics_hooks import MetricsHook
 Batch = dict[str, jax.Array]  # columns of a global batch, [B, ...]; "share" [B] float32 with train.hours
 Inputs = Any  # what a model and a loss read: a tree of arrays, [B, ...]
 
-# (state, batch, length=None) -> (state, metrics); these are scalars, but for gradient_norms, one for each parameter
+# (state, batch, length=None) -> (state, metrics): scalars, and "gradient_norms", one for each parameter, which the loop
+# takes out of them
 TrainStep = Callable[..., tuple["TrainState", dict[str, jax.Array]]]
 
 

@@ -26,7 +26,7 @@ from mlm.errors import InputError, NumericsError, PreemptedError
 from mlm.model.loss import Mean
 from mlm.model.module import Params
 from mlm.paths import write_text
-from mlm.training import data_parallel, norms, resume, sharding, xla_metrics
+from mlm.training import data_parallel, resume, sharding, xla_metrics
 from mlm.training.budget import Budget
 from mlm.training.checkpoint import Checkpoints, OnComplete
 from mlm.training.metrics import Log
@@ -156,7 +156,7 @@ def make_train_step(task: Task) -> TrainStep:
         rate = task.schedule(state.step - state.skipped if progress is None else progress)
         metrics = {name: mean.sum / mean.weight for name, mean in window.items()}
         metrics |= {"grad_norm": grad_norm, "learning_rate": jnp.asarray(rate, jnp.float32)}
-        metrics |= {"skipped": skipped, "consecutive_nonfinite": nonfinite, "gradient_norms": norms.by_parameter(grads)}
+        metrics |= {"skipped": skipped, "consecutive_nonfinite": nonfinite, "gradient_norms": norms_of(grads)}
         if progress is not None:
             metrics["share"] = jnp.max(batch["share"])
         return TrainState(state.step + 1, params, opt_state, ema, nonfinite, skipped, window), metrics
@@ -169,6 +169,26 @@ def make_train_step(task: Task) -> TrainStep:
         out_shardings=(shardings, NamedSharding(task.mesh, P())),
         donate_argnums=0,
     )
+
+
+def norms_of(tree: Params) -> jax.Array:
+    """Returns the norm of each leaf, over all devices, float32 [P], in the order of `sharding.named_leaves`."""
+    return jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def param_norms(before: Params, after: Params, gradient_norms_P: jax.Array) -> dict[str, jax.Array]:
+    """Returns `logs.NORMS`: of the gradient, as given, of the parameters before a step, of its updates over them."""
+    norms_P, updates_P = norms_of(before), norms_of(jax.tree.map(jnp.subtract, after, before))
+    return dict(zip(logs.NORMS, (gradient_norms_P, norms_P, updates_P / norms_P), strict=True))
+
+
+def make_norms(task: Task) -> tuple[Callable[[Params], Params], Callable[..., dict[str, jax.Array]]]:
+    """Returns a copy of parameters, which a step overwrites, and `param_norms`, compiled so that no step waits."""
+    params, replicated = task.abstract_state.params, NamedSharding(task.mesh, P())
+    gradient_norms_P = jax.ShapeDtypeStruct((len(jax.tree.leaves(params)),), jnp.float32, sharding=replicated)
+    copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=sharding.shardings_of(params))
+    measure = jax.jit(param_norms, out_shardings=replicated)
+    return copy.lower(params).compile(), measure.lower(params, params, gradient_norms_P).compile()
 
 
 def split_rows(batch: Batch, length: int | None) -> Batch:
@@ -192,10 +212,13 @@ def train(config: ConfigDict, workdir: Workdir, task: Task, on_complete: OnCompl
     if cluster.is_primary():
         write_text(workdir.config, config.to_json(indent=1) + "\n")
     keep, milestones = config.checkpoint.keep, start.milestones
-    with Checkpoints(workdir.checkpoints, keep=keep, milestones=milestones, on_complete=on_complete) as checkpoints:
+    with (
+        xla_metrics.Programs() as programs,
+        Checkpoints(workdir.checkpoints, keep=keep, milestones=milestones, on_complete=on_complete) as checkpoints,
+    ):
         state, total = start.restore(task), None if config.train.hours else task.stages.steps
         with (
-            Log(workdir.root, config, start=start.step, steps=total, tokens_read=task.tokens_read) as log,
+            Log(workdir.root, config, programs, start=start.step, steps=total, tokens_read=task.tokens_read) as log,
             distributed.StopSignal() as stop,
         ):
             if cluster.is_primary():
@@ -226,7 +249,7 @@ class Loop:
         if self.is_done(start):
             return
         batches, compiled = task.batches(start), set()
-        copy_params, param_norms = norms.make_norms(task) if config.log.norms_every else (None, None)
+        copy_params, param_norms = make_norms(task) if config.log.norms_every else (None, None)
         metrics, pending, share = None, None, None  # `pending` metrics are read when the next step is dispatched
         for step in itertools.count(start + 1):
             self.profile.begin(step, state)
@@ -250,9 +273,9 @@ class Loop:
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = task.train_step(state, batch, stage.length)
             self.log.waits.running.put(metrics["grad_norm"])
-            xla_metrics.programs["step"]["executions"] += 1
-            if before is not None:
-                metrics |= param_norms(before, state.params)
+            xla_metrics.executed("step")
+            gradient_norms_P = metrics.pop("gradient_norms")
+            norms = None if before is None else param_norms(before, state.params, gradient_norms_P)
             if is_new:
                 compiled.add((stage.rows, stage.length))
                 self.restart_clock(step, stage, metrics)
@@ -260,7 +283,7 @@ class Loop:
                 self.read(*pending)
             is_last = self.is_done(step)
             is_logged = is_last or step % config.log.every == 0
-            pending = (step, metrics, is_logged) if is_logged or before is not None else None
+            pending = (step, metrics if is_logged else None, norms)
             stopped = stop.requested(step)
             ends = is_last or task.is_epoch_end(step) or step in self.milestones
             evaluates = ends or _is_due(step, config.evaluate.every)
@@ -294,11 +317,11 @@ class Loop:
         if self.budget:
             self.budget.restart_clock()
 
-    def read(self, step: int, metrics: dict[str, jax.Array], is_logged: bool = True) -> None:
-        """Logs a step, or its norms alone; raises NumericsError if the nonfinite guard stops the run."""
-        if logs.NORMS[1] in metrics:
-            self.log.norms(step, [name for name, _ in sharding.named_leaves(self.task.abstract_state.params)], metrics)
-        if not is_logged:
+    def read(self, step: int, metrics: dict[str, jax.Array] | None, norms: dict[str, jax.Array] | None = None) -> None:
+        """Logs metrics and norms of a step, if given; raises NumericsError if the nonfinite guard stops the run."""
+        if norms:
+            self.log.norms(step, [name for name, _ in sharding.named_leaves(self.task.abstract_state.params)], norms)
+        if metrics is None:
             return
         self.log.train(step, metrics)
         if self.budget:

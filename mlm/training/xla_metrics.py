@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections import Counter, defaultdict
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -16,15 +17,41 @@ STAGES = {
 }
 LOOKUP, HIT = "/jax/compilation_cache/compile_requests_use_cache", "/jax/compilation_cache/cache_hits"
 EVENTS = {LOOKUP: {"cache_hits": 0, "cache_misses": 1}, HIT: {"cache_hits": 1, "cache_misses": -1}}  # what they add
+EXECUTION = "/mlm/execution"  # jax reports none
 ALL = "all programs"
-programs: defaultdict[str, Counter[str]] = defaultdict(Counter)  # seconds and counts; a run clears it at its end
 
 
-def summary() -> dict[str, dict[str, float]]:
-    """Returns `programs` but those that were only traced: the slowest to compile first, after all of them together."""
-    known = [(name, program) for name, program in programs.items() if program["compilations"] or program["executions"]]
-    known.sort(key=lambda item: -item[1]["seconds"])
-    return {name: {key: round(x, 3) for key, x in p.items()} for name, p in {ALL: programs[ALL], **dict(known)}.items()}
+def executed(name: str) -> None:
+    """Tells those who count that a program was started."""
+    jax.monitoring.record_event(EXECUTION, fun_name=name)
+
+
+class Programs(AbstractContextManager):
+    """Seconds and counts of each program, by its name, from its making to its exit."""
+
+    def __init__(self):
+        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        jax.monitoring.register_event_duration_secs_listener(self._on_duration)
+        jax.monitoring.register_event_listener(self._on_event)
+
+    def __exit__(self, *exception: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._on_duration)
+        jax.monitoring.unregister_event_listener(self._on_event)
+
+    def _on_duration(self, event: str, seconds: float, *, fun_name: str = "unnamed", **_: Any) -> None:
+        if stage := STAGES.get(event):
+            for name in (ALL, fun_name.removeprefix("jit(").removesuffix(")")):
+                self.counts[name].update({"compilations": stage == "compile", "seconds": seconds, stage: seconds})
+
+    def _on_event(self, event: str, *, fun_name: str = ALL, **_: Any) -> None:
+        self.counts[fun_name].update({"executions": 1} if event == EXECUTION else EVENTS.get(event, {}))
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Returns all programs together, then each that was not only traced: the slowest to compile first."""
+        known = [(name, count) for name, count in self.counts.items() if count["compilations"] or count["executions"]]
+        known.sort(key=lambda item: -item[1]["seconds"])
+        counts = {ALL: self.counts[ALL], **dict(known)}
+        return {name: {key: round(value, 3) for key, value in count.items()} for name, count in counts.items()}
 
 
 def describe(summary: dict[str, dict[str, float]]) -> str:
@@ -62,13 +89,3 @@ class Waits:
                 output.block_until_ready()
             self.idle_since = time.monotonic()
             self.running.task_done()
-
-
-def _on_duration(event: str, seconds: float, *, fun_name: str = "unnamed", **_: Any) -> None:
-    if stage := STAGES.get(event):
-        for name in (ALL, fun_name.removeprefix("jit(").removesuffix(")")):
-            programs[name].update({"compilations": stage == "compile", "seconds": seconds, stage: seconds})
-
-
-jax.monitoring.register_event_duration_secs_listener(_on_duration)
-jax.monitoring.register_event_listener(lambda event, **_: programs[ALL].update(EVENTS.get(event, {})))

@@ -26,7 +26,7 @@ def test_same_loss_and_gradient_on_the_same_masks():
     labels = np.full(batch["input_ids"].shape, baseline.IGNORED, np.int32)
     labels[row_N, masked.positions_BxK[row_N, prediction_N]] = masked.labels_BxK[row_N, prediction_N]
     config = run.module.config
-    model = family_of(config).transformers_model(config, "float32", recompute_layers=False)
+    model = family_of(config).transformers_model(config, "float32")
     arrays = (masked.ids_BxL, jnp.asarray(batch["attention_mask"]), labels)
     value, grads = jax.jit(jax.value_and_grad(lambda params: baseline.loss(model, params, arrays, None)))(params)
     ours, sums = jax.jit(make_gradient(run))(params, batch, 0)

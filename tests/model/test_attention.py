@@ -12,7 +12,7 @@ import pytest
 from transformers import RobertaConfig
 
 from mlm.errors import InputError
-from mlm.model import attention, fused_attention
+from mlm.model import fused_attention, kernels
 from mlm.training import sharding
 from tests.support.tiny import slow
 
@@ -109,7 +109,7 @@ def test_output_and_gradients_are_flax_s(case, monkeypatch):
     monkeypatch.setattr(fused_attention, "chunk_tokens", lambda _: case.chunk)
     inputs = inputs_of(case)
     rotation = None if inputs.angles is None else (jnp.cos(inputs.angles), jnp.sin(inputs.angles))
-    kernel = attention.make_kernel(case.name, heads=HEADS, isolated=case.isolated, window=case.window)
+    kernel = kernels.make_kernel(case.name, heads=HEADS, isolated=case.isolated, window=case.window)
     if case.name == "cudnn":  # its call, done by XLA: there is no cuDNN here
         kernel = functools.partial(kernel, implementation="xla")
     found = value_and_gradients(lambda *qkv: kernel(*qkv, inputs.documents, inputs.dropout_mask, rotation), inputs)
@@ -123,7 +123,7 @@ def test_split_over_a_mesh_it_is_the_same():
     case = Case("fused", window=24, rotated="rows", rows=4, isolated=False)
     inputs, mesh = inputs_of(case), sharding.make_mesh(data=2, fsdp=2, tensor=2)
     arguments = (*inputs.qkv, inputs.documents, None, (jnp.cos(inputs.angles), jnp.sin(inputs.angles)))
-    kernel = attention.make_kernel("fused", heads=HEADS, mesh=mesh, window=24)
+    kernel = kernels.make_kernel("fused", heads=HEADS, mesh=mesh, window=24)
     rows = jax.P("data")
     within = jax.shard_map(
         kernel,
@@ -190,11 +190,11 @@ def choose(
     capability: str = "10.0",
     **settings,
 ) -> str:
-    """Calls `attention.choose` for a mesh of devices that need not exist."""
+    """Calls `kernels.choose` for a mesh of devices that need not exist."""
     config = RobertaConfig(num_attention_heads=heads, hidden_size=hidden_size, attention_probs_dropout_prob=dropout)
     device = types.SimpleNamespace(platform=platform, device_kind=kind, compute_capability=capability)
     mesh = types.SimpleNamespace(devices=np.array([device]), shape={"tensor": tensor})
-    return attention.choose(name, config, mesh=mesh, **{"length": 512, "dtype": "bfloat16"} | settings)
+    return kernels.choose(name, config, mesh=mesh, **{"length": 512, "dtype": "bfloat16"} | settings)
 
 
 @pytest.mark.parametrize(

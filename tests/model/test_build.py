@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 
-import jax
 import numpy as np
 import pytest
 
@@ -11,7 +10,6 @@ from mlm.errors import InputError
 from mlm.inference import evaluate
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
-from mlm.training.train import split_rows
 from mlm.workdir import Workdir
 from tests.support.tiny import INFO, meshes_of, pretrain, random_batch, tiny_config, tiny_run
 
@@ -59,16 +57,6 @@ def test_a_run_and_the_command_evaluate_read_and_mask_alike(manifest, tokenizer_
 
 
 # The schedule of lengths ---------------------------------------------------------------------------------------------
-
-
-def test_long_rows_are_split():
-    batch = random_batch(16, seed=2)
-    rows = jax.tree.map(np.asarray, split_rows(jax.tree.map(jax.numpy.asarray, batch), 8))
-    for name in ("input_ids", "attention_mask"):
-        assert np.array_equal(rows[name], batch[name].reshape(64, 8))
-    assert rows["record_id"].tolist() == [4 * int(record) + part for record in batch["record_id"] for part in range(4)]
-    assert rows["record_id"].dtype == rows["epoch"].dtype == np.uint32
-    assert split_rows(batch, 32) is split_rows(batch, None) is batch
 
 
 @pytest.mark.slow

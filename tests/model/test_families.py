@@ -111,11 +111,6 @@ def test_rows_longer_than_the_position_table_are_refused():
         families.make_module(tiny_config().model, dataclasses.replace(INFO, length=65))
 
 
-def test_parameters_without_partition_rules_are_not_split():
-    with pytest.raises(InputError, match=r"config\.mesh\.fsdp = 4.* no partition rules"):
-        tiny_run("model.family=electra", STOCK, mesh=(2, 4, 1))
-
-
 # Transformers' own classes -------------------------------------------------------------------------------------------
 
 

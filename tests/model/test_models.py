@@ -201,7 +201,6 @@ def test_what_is_asked_for_is_recomputed(name):
 
     assert count() == 0
     assert count(compute=Compute(recomputed_feed_forwards=1)) == 1
-    assert count(compute=Compute(recompute_layers=True, recomputed_feed_forwards=1)) == layers
     assert count(gradient_checkpointing=True) == layers
 
 

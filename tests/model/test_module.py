@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import mlm.model
 from mlm.errors import InputError
-from mlm.model import attention, families
+from mlm.model import families, kernels
 from mlm.model.layers import Noise
 from mlm.model.module import Compute, segment_and_position_ids
 from mlm.model.roberta import RobertaModule
@@ -44,7 +44,7 @@ def test_isolated_documents_have_the_logits_that_they_have_alone(name, kernel):
     mask = np.ones_like(ids)
     first, second = length // 5, length // 2
     ids[:, [first, second]], ids[-1, -4:], mask[-1, -4:] = 0, 1, 0
-    attend = None if kernel == "default" else attention.make_kernel(kernel, heads=4, isolated=True)
+    attend = None if kernel == "default" else kernels.make_kernel(kernel, heads=4, isolated=True)
     isolated = module.clone(compute=Compute(attend=attend, cls_id=0))
     together = np.asarray(jax.jit(isolated.logits)(params, ids, mask))
     alone = jax.jit(module.logits)
@@ -99,9 +99,9 @@ def test_dropout_is_a_function_of_key_row_and_token(name):
     alike = whole(params, same, np.ones_like(same), None, key, numbers)
     assert all(np.abs(alike[0] - row).max() > 0.1 for row in alike[1:]), "two rows with the same dropout"
     expected = np.take_along_axis(dropped, tokens[..., None], axis=1)[2:]
-    recomputed = [Compute(recompute_layers=True), Compute(recomputed_feed_forwards=1)]
-    for compute in (Compute(), *recomputed[: 2 if name == "Roberta" else 0]):
-        some = jax.jit(functools.partial(encode, module.clone(compute=compute)))
+    recomputed = [{"gradient_checkpointing": True}, {"compute": Compute(recomputed_feed_forwards=1)}]
+    for changes in ({}, *recomputed[: 2 if name == "Roberta" else 0]):
+        some = jax.jit(functools.partial(encode, module.clone(**changes)))
         found = some(params, ids[2:], mask[2:], tokens[2:], key, numbers[2:])
         np.testing.assert_allclose(found, expected, atol=1e-5)
     logits = np.asarray(jax.jit(module.logits)(params, ids, mask))

@@ -15,6 +15,7 @@ from mlm.errors import DamageError, InputError
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.training import peaks
 from mlm.training.metrics import Log
+from mlm.training.xla_metrics import Programs
 from mlm.workdir import Workdir
 from tests.support import processes
 from tests.support.states import back_to
@@ -61,7 +62,7 @@ def metrics(loss: float, **others: float) -> dict:
 
 
 def open_log(folder: pathlib.Path, *, start: int = 0, steps: int | None = 10) -> Log:
-    return Log(folder, tiny_config(), start=start, steps=steps, tokens_read=lambda step: 1000.0 * step)
+    return Log(folder, tiny_config(), Programs(), start=start, steps=steps, tokens_read=lambda step: 1000.0 * step)
 
 
 def test_lines_and_throughput(tmp_path, clock, capsys, monkeypatch):

@@ -72,11 +72,6 @@ def test_warmup_of_a_config(overrides, first_peak):
     assert values[200] == 0
 
 
-def test_warmup_steps():
-    assert optimizer.warmup_steps(tiny_config("schedule.warmup_steps=5", "schedule.warmup_fraction=0"), 1000) == 5
-    assert optimizer.warmup_steps(tiny_config("schedule.warmup_steps=0", "schedule.warmup_fraction=0.06"), 1000) == 60
-
-
 def test_a_schedule_longer_than_a_run_of_epochs_is_refused():
     wsd = ("schedule.name=wsd", "schedule.decay_fraction=0.5")
     few = ("train.steps=0", "train.epochs=3", "schedule.warmup_steps=100")

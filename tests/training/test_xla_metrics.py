@@ -16,9 +16,9 @@ from tests.training.toy import Toy, run
 
 
 @pytest.fixture
-def clear():
-    """Of what other tests compiled."""
-    xla_metrics.programs.clear()
+def programs():
+    with xla_metrics.Programs() as programs:
+        yield programs
 
 
 def compile_double(number: float):
@@ -28,16 +28,16 @@ def compile_double(number: float):
     return jax.jit(double_it)(jnp.arange(3.0))
 
 
-def test_compilations_are_those_that_jax_reports(clear):
+def test_compilations_are_those_that_jax_reports(programs):
     """A program that is compiled again, by another function of the same text, comes from the persistent cache."""
     heard = []
     jax.monitoring.register_event_duration_secs_listener(heard_by := lambda *event, **of: heard.append((*event, of)))
     number = random.random()  # no earlier run of the tests has cached it
     compile_double(number)
-    first = xla_metrics.summary()
+    first = programs.summary()
     compile_double(number)
     jax.monitoring.unregister_event_duration_listener(heard_by)
-    found = xla_metrics.summary()
+    found = programs.summary()
     expected = Counter()
     for event, seconds, of in heard:
         if "double_it" in of.get("fun_name", "") and event in xla_metrics.STAGES:
@@ -48,13 +48,14 @@ def test_compilations_are_those_that_jax_reports(clear):
     assert total["seconds"] == pytest.approx(sum(found[name]["seconds"] for name in list(found)[1:]), abs=0.01)
 
 
-def test_what_jax_does_not_report_is_left_out(clear):
+def test_what_jax_does_not_report_is_left_out(programs):
     """An event without the name of a function, and no word of a cache."""
-    xla_metrics._on_duration("/jax/core/compile/backend_compile_duration", 2.0)
-    xla_metrics._on_duration("/jax/of/another/version", 3.0, fun_name="jit(f)")
-    xla_metrics.programs["step"]["executions"] += 3
-    xla_metrics.programs["all programs"].update({"input_wait": 1.0, "host_wait": 0.5, "steps": 10.0})
-    found = xla_metrics.summary()
+    programs._on_duration("/jax/core/compile/backend_compile_duration", 2.0)
+    programs._on_duration("/jax/of/another/version", 3.0, fun_name="jit(f)")
+    for _ in range(3):
+        xla_metrics.executed("step")
+    programs.counts["all programs"].update({"input_wait": 1.0, "host_wait": 0.5, "steps": 10.0})
+    found = programs.summary()
     assert list(found) == ["all programs", "unnamed", "step"] and found["step"] == {"executions": 3}
     assert found["unnamed"] == {"seconds": 2.0, "compile": 2.0, "compilations": 1}
     assert not {"cache_hits", "cache_misses"} & found["all programs"].keys()
@@ -109,7 +110,7 @@ def shares_of(folder, capsys) -> tuple[float, float]:
     return line["input_wait"], line["host_wait"]
 
 
-def test_a_run_with_a_slow_input_or_a_slow_host_says_so(clear, tmp_path, monkeypatch, capsys):
+def test_a_run_with_a_slow_input_or_a_slow_host_says_so(tmp_path, monkeypatch, capsys):
     """A slow evaluation is neither."""
     monkeypatch.setattr(Toy, "evaluate", lambda task, params: time.sleep(0.2) or {"loss": 1.0})
     with monkeypatch.context() as patch:

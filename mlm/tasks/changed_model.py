@@ -1,0 +1,37 @@
+"""A trained model, computed by the subclass of `Pretraining` that a command was started with."""
+
+import copy
+import dataclasses
+import sys
+
+from mlm import cluster, entry
+from mlm.data.manifest import DatasetInfo
+from mlm.pretrained import load
+from mlm.tasks.pretraining import Pretraining
+
+
+def with_class(
+    model: load.Pretrained, program: entry.Entry, *, command: str, stock_network: bool = True
+) -> load.Pretrained:
+    """Returns a model, computed by the class that the command was started with, if that has another `make_model`.
+
+    Raises InputError if another class changed what the model computes; else process 0 says whose class trained it.
+    With `stock_network`, the command does without all other methods.
+    """
+    record = model.meta.get("class", {})
+    stock_network = stock_network or not model.meta  # a folder's is transformers' own network
+    remark = entry.check_use(record, program.record, model.source, command=command, stock_network=stock_network)
+    if remark and cluster.is_primary():
+        print(remark, file=sys.stderr, flush=True)
+    pretraining = program.pretraining
+    if pretraining is None or pretraining.make_model is Pretraining.make_model or model.run_config is None:
+        return model
+    dataset = model.meta["dataset"]
+    info = DatasetInfo(*(dataset.get(field.name, field.default) for field in dataclasses.fields(DatasetInfo)))
+    config = copy.deepcopy(model.run_config).unlock()
+    config.model.dtype = "float32"
+    task = pretraining.__new__(pretraining)  # for its model alone: no data, no mesh, no state
+    task.config, task.info, task.workdir, task._manifest = config.lock(), info, None, None
+    module = task.make_model()
+    compute = dataclasses.replace(module.compute, attend=None, attend_locally=None)  # for rows of any length
+    return dataclasses.replace(model, changed_module=module.clone(compute=compute))
