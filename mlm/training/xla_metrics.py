@@ -22,12 +22,12 @@ ALL = "all programs"
 
 
 def executed(name: str) -> None:
-    """Tells those who count that a program was started."""
+    """Reports the start of a program to whoever counts them."""
     jax.monitoring.record_event(EXECUTION, fun_name=name)
 
 
 class Programs(AbstractContextManager):
-    """Seconds and counts of each program, by its name, from its making to its exit."""
+    """Counts what XLA does until it exits: `counts` has seconds and numbers of each program, by its name."""
 
     def __init__(self):
         self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -43,8 +43,11 @@ class Programs(AbstractContextManager):
             for name in (ALL, fun_name.removeprefix("jit(").removesuffix(")")):
                 self.counts[name].update({"compilations": stage == "compile", "seconds": seconds, stage: seconds})
 
-    def _on_event(self, event: str, *, fun_name: str = ALL, **_: Any) -> None:
-        self.counts[fun_name].update({"executions": 1} if event == EXECUTION else EVENTS.get(event, {}))
+    def _on_event(self, event: str, **kwargs: Any) -> None:
+        if event == EXECUTION:
+            self.counts[kwargs["fun_name"]]["executions"] += 1
+        else:
+            self.counts[ALL].update(EVENTS.get(event, {}))
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Returns all programs together, then each that was not only traced: the slowest to compile first."""

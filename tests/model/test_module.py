@@ -14,7 +14,6 @@ from mlm.model.layers import Noise
 from mlm.model.module import Compute, segment_and_position_ids
 from mlm.model.roberta import RobertaModule
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding
 from tests.model.models import inputs, numbered, sizes_of
 from tests.support.tiny import slow, tiny_run
 
@@ -132,13 +131,3 @@ def test_partition_rules_fit_the_parameters_both_ways(module, name):
     run = tiny_run()
     with pytest.raises(InputError, match=rf"partition_rules\(\).* \S*{name}"):
         Changed(run.config, run.info, mesh=run.mesh)
-
-
-@pytest.mark.parametrize("head", ["MaskedLM", "SequenceClassification", "TokenClassification"])
-@pytest.mark.parametrize("name", ["Roberta", "RobertaPreLayerNorm", "Bert", "ModernBert"])
-def test_every_head_s_parameters_have_a_rule(name, head):
-    cls = getattr(mlm.model, f"{'Flax' if name == 'ModernBert' else ''}{name}For{head}")
-    module = cls(cls.config_class(**sizes_of(name)), _do_init=False).module
-    shapes = jax.eval_shape(module.init_params, jax.random.key(0))
-    specs = sharding.param_specs(shapes, sharding.make_mesh(data=2, fsdp=2, tensor=2), module.partition_rules())
-    assert len(specs) == len(jax.tree.leaves(shapes))
