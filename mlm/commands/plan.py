@@ -1,7 +1,6 @@
 """`plan`: compile the training step for a TPU or GPU that is not attached: does it fit, and how long does it take?"""
 
 import argparse
-import dataclasses
 import json
 import math
 from typing import Any
@@ -60,11 +59,17 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
             "it out."
         )
     topology.check_slices(args.slices)
-    job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining)
-    if args.calibration is not None:
-        job = dataclasses.replace(job, calibration=calibration.read(args.calibration))
-        if other := job.calibration.difference(config):
-            raise InputError(f"--calibration={args.calibration}: was measured with {other}; run verify with this one.")
+    measured = None if args.calibration is None else calibration.read(args.calibration)
+    if measured and (other := measured.difference(config)):
+        raise InputError(f"--calibration={args.calibration}: was measured with {other}; run verify with this one.")
+    job = plan.make_job(
+        config,
+        manifest,
+        records=args.records,
+        price=args.price,
+        pretraining=args.entry.pretraining,
+        calibration=measured,
+    )
     if args.sweep:
         cells = plan.cells(args.sweep, args.topology)
         rules = configs.load_rules(args.config)

@@ -278,7 +278,7 @@ def step(case: Case) -> list[Finding]:
     """The step fits into the TPU's memory, as computed by `plan`."""
     if not case.flags.topology:
         return []
-    job = plan.make_job(case.config, case.manifest, records=None, price=None, pretraining=case.flags.entry.pretraining)
+    job = plan.make_job(case.config, case.manifest, pretraining=case.flags.entry.pretraining)
     row = plan.measure(case.config, job, topology.find(case.flags.topology, case.flags.slices))[1]
     size = row["bytes_per_chip"]
     if not row["fits"] or not row.get("short", row)["fits"]:

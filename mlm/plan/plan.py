@@ -47,21 +47,20 @@ def make_job(
     config: ConfigDict,
     manifest: Manifest | None,
     *,
-    records: int | None,
-    price: float | None,
+    records: int | None = None,
+    price: float | None = None,
     pretraining: type[Pretraining] | None = None,
+    calibration: Calibration | None = None,
 ) -> Job:
     """Returns the job of a config, and of its shards if they exist; `records` replaces their number of rows."""
     if manifest is None:
-        info = DatasetInfo.synthetic(
-            vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
-        )
+        vocab_size, length = config.tokenizer.vocab_size, config.shards.length
+        info = DatasetInfo.synthetic(vocab_size=vocab_size, length=length, records=config.data.global_batch)
     else:
         info = DatasetInfo.from_manifest(manifest)
-    has_shards = manifest is not None
-    info = dataclasses.replace(info, records=records or info.records)
+    info, has_shards = dataclasses.replace(info, records=records or info.records), manifest is not None
     make_task = functools.partial((pretraining or Pretraining).without_data, manifest=manifest)
-    return Job(info, bool(records) or has_shards, has_shards, price, make_task)
+    return Job(info, bool(records) or has_shards, has_shards, price, make_task, calibration)
 
 
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
@@ -204,7 +203,7 @@ def largest_batch(config: ConfigDict, job: Job, place: Topology, program: Progra
     """Returns {"rows_per_chip", "global_batch"} of the largest batch found that fits, if `program` does not, or None.
 
     Tries halves, quarters, ... of the rows on a device, rounded down, from where temporaries proportional to the rows
-    would fit.
+    would fit; a part of them does not shrink, so no larger batch does.
     """
     mesh = sharding.mesh_of(config.mesh, place.devices)
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulate
@@ -215,16 +214,12 @@ def largest_batch(config: ConfigDict, job: Job, place: Topology, program: Progra
         return None  # the state alone is too large
     sizes = [rows >> shift for shift in range(1, rows.bit_length())]
     sizes = [size for size in sizes if size * num_shards % config.data.lanes == 0]
-    start = next((i for i, size in enumerate(sizes) if temporaries * size / rows < 1.25 * room), len(sizes) - 1)
-    largest, index, seen = None, start, set()
-    while len(seen) < MAX_TRIALS and 0 <= index < len(sizes) and index not in seen:
-        seen.add(index)
-        batch = sizes[index] * num_shards
-        fits = _try({"data.global_batch": batch}, config, job, place)["fits"]
-        if fits:
-            largest = {"rows_per_chip": batch // config.train.accumulate / place.chips, "global_batch": batch}
-        index += -1 if fits else 1
-    return largest
+    hopeful = [size for size in sizes if temporaries * size / rows < 1.25 * room] or sizes[-1:]
+    for size in hopeful[:MAX_TRIALS]:
+        batch = size * num_shards
+        if _try({"data.global_batch": batch}, config, job, place)["fits"]:
+            return {"rows_per_chip": batch // config.train.accumulate / place.chips, "global_batch": batch}
+    return None
 
 
 def remedies(config: ConfigDict, job: Job, place: Topology) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from rich.console import RenderableType
 from mlm.plan.topology import FAMILIES
 from mlm.text import table
 
-GPUS = [name for name, family in FAMILIES.items() if family.target]
 CALIBRATION = """\
 Estimates are optimistic. 3 epochs of WikiText-103, large model, length 512, global batch 128, v3-8, bfloat16:
 106.4 minutes published (Hugging Face on PyTorch / XLA TPUs, 2021), about 1.19 s a step, where the estimate for the
@@ -21,9 +20,12 @@ full memory bandwidth, whichever is longer. RoBERTa-base on an H200 took 2.76 ti
 
 def reference(rows: Iterable[dict[str, Any]]) -> str:
     """Returns what is known of the estimates of some programs: what they were scaled by, if they were."""
-    kinds = {False: CALIBRATION, True: ROOFLINE}
-    texts = [row.get("calibration") or kinds[row["topology"].partition(":")[0] in GPUS] for row in rows]
+    texts = [row.get("calibration") or (ROOFLINE if _is_gpu(row) else CALIBRATION) for row in rows]
     return "\n".join(dict.fromkeys(texts))
+
+
+def _is_gpu(row: dict[str, Any]) -> bool:
+    return bool(FAMILIES[row["topology"].partition(":")[0]].target)
 
 
 def plan(results: dict[str, Any]) -> list[RenderableType]:
@@ -119,13 +121,13 @@ def _costs(row: dict[str, Any]) -> list[str]:
     """Returns where the estimate comes from and what it lacks."""
     cycles, count = row["cycles"], row["instructions"]
     share = {key: f"{value / max(cycles['all'], 1):.1%}" for key, value in cycles.items()}
-    of_bytes = "products and memory" if row["topology"].partition(":")[0] in GPUS else "other memory"
+    of_bytes = "products and memory" if _is_gpu(row) else "other memory"
     lines = [
         f"  {cycles['all'] / 1e6:.2f} million cycles: {share['compiler']} estimated by the compiler "
         f"({count['compiler']:,} instructions); by plan's rules ({count['rules']:,})",
         f"  {share['kernels']} Pallas kernels, {share['collectives']} collectives, {share['bytes']} {of_bytes} "
         f"traffic; {share['waits']} waits for copies",
-        f"  by part: {by_part(row['parts'])}",
+        f"  milliseconds by part: {by_part(row['parts'])}",
     ]
     if row["slices"] > 1:
         lines.append("  traffic between the slices (DCN) is not costed as such, so the real step is slower")
@@ -134,7 +136,7 @@ def _costs(row: dict[str, Any]) -> list[str]:
 
 def by_part(parts: dict[str, float]) -> str:
     """Returns the milliseconds of each part of a step as text."""
-    return ", ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in parts.items())
+    return ", ".join(f"{name} {milliseconds:.3g}" for name, milliseconds in parts.items())
 
 
 def _uncosted(row: dict[str, Any]) -> str:

@@ -162,21 +162,24 @@ def find(name: str, slices: int = 1) -> Topology:
     import jax
     from jax.experimental import topologies
 
+    def unusable(compiler: str, packages: str) -> InputError:
+        fix = f"`{sys.executable} -m pip install {packages}` installs it (on Linux, x86-64)"
+        return InputError(f"--topology={name}: {compiler}; {fix}.")
+
     if target := FAMILIES[family].target:
         layout = f"1x{slices}x{shape[0]}"
         try:
             with silence():
                 devices = topologies.get_topology_desc("", "cuda", target_config=target, topology=layout).devices
         except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
-            reason, packages = " ".join(str(error).split())[:200], f"jax-cuda12-plugin=={jax.__version__}"
-            fix = _how_to_install(f"{packages} jax-cuda12-pjrt=={jax.__version__}")
-            raise InputError(f"--topology={name}: jax's CUDA plugin can't be used ({reason}); {fix}.") from None
+            packages = f"jax-cuda12-plugin=={jax.__version__} jax-cuda12-pjrt=={jax.__version__}"
+            reason = " ".join(str(error).split())[:200]
+            raise unusable(f"jax's CUDA plugin can't be used ({reason})", packages) from None
         return Topology(name, FAMILIES[family], shape, devices, slices)
     if importlib.util.find_spec("libtpu") is None:
         pins = Path(__file__).parents[2] / "requirements.txt"
         pin = re.search(r"^libtpu==[\w.]+", pins.read_text() if pins.is_file() else "", re.MULTILINE)
-        fix = _how_to_install(pin[0] if pin else "libtpu")
-        raise InputError(f"--topology={name}: the TPU's compiler, libtpu, is not installed; {fix}.")
+        raise unusable("the TPU's compiler, libtpu, is not installed", pin[0] if pin else "libtpu")
     options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # else its cores are devices
     if tuple(sorted(shape)) == ONE_HOST.get(family):
         options["chips_per_host_bounds"] = [*shape, 1]
@@ -231,7 +234,3 @@ def silence() -> Iterator[None]:
     finally:
         os.dup2(saved, 2)
         os.close(saved)
-
-
-def _how_to_install(packages: str) -> str:
-    return f"`{sys.executable} -m pip install {packages}` installs it (on Linux, x86-64)"

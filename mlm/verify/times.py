@@ -1,6 +1,5 @@
 """How fast the run is: its step, its input, the sum of its gradients, its checkpoints; what limits it."""
 
-import dataclasses
 import functools
 import math
 import tempfile
@@ -54,15 +53,16 @@ def check_plan(session: Session) -> Iterator[Result]:
         yield Result("step beside plan", f"plan has no {jax.devices()[0].device_kind}")
     else:
         config = session.task({"data.global_batch": speed["rows"]}).config
-        job = plan.make_job(config, session.manifest, records=None, price=None, pretraining=session.pretraining)
-        row = plan.measure(config, dataclasses.replace(job, calibration=calibration.NONE), place)[1]
+        plain, task_class = calibration.NONE, session.pretraining
+        job = plan.make_job(config, session.manifest, pretraining=task_class, calibration=plain)
+        row = plan.measure(config, job, place)[1]
         factor = 1e3 * speed["median"] / row["milliseconds"]
         needs, planned = row["bytes_per_chip"]["needs"] / place.family.cores, f"{tables.by_part(row['parts'])}, by plan"
         expected = f"{row['milliseconds']:.3g} ms and {needs / 1e9:.2f} GB a device, by plan for {place.name}"
         yield Result("step beside plan", f"{factor:.2f} times as long", expected, values={"times_plan": factor})
     parts = speed["milliseconds_by_part"]
     measured = tables.by_part(parts) if parts else "jax's profile has no times of operations"
-    yield Result("time of a device by part", measured, planned, values=parts)
+    yield Result("milliseconds of a device by part", measured, planned, values=parts)
 
 
 def measure(

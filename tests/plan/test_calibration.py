@@ -32,7 +32,7 @@ def test_an_estimate_is_scaled_and_says_so(tmp_path, place, monkeypatch):
     cost.cycles["compiler"] = 1.5e6
     monkeypatch.setattr(cost_model, "estimate", lambda module, topology: cost)
     program = plan.Program("ENTRY %main () -> () {\n}\n", 0, 0, 0, 0.0, True, flops_per_token=1e6)
-    job = plan.make_job(config, None, records=None, price=None)
+    job = plan.make_job(config, None)
 
     def estimate(chosen):
         return plan.estimate(program, config, plan.dataclasses.replace(job, calibration=chosen), place, length=32)
@@ -82,7 +82,7 @@ def test_another_device_is_refused_before_the_compiler_runs_and_a_missing_file(t
     monkeypatch.delattr(plan, "compile_step")
     named = calibration.Calibration(2.0, "TPU v4", "2027-01-01", "verify.json", {})
     config = tiny_config()
-    job = plan.make_job(config, None, records=None, price=None)
+    job = plan.make_job(config, None)
     with pytest.raises(InputError, match="TPU v4"):
         plan.measure(config, plan.dataclasses.replace(job, calibration=named), place)
     with pytest.raises(InputError, match="no such file"):

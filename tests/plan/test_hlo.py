@@ -78,6 +78,9 @@ def test_collectives(counted):
 def test_everything_is_in_a_group(counted):
     cycles = sum(cycles for cycles, _ in counted.groups.values())
     assert cycles == pytest.approx(counted.total - counted.cycles["waits"])
+    assert sum(counted.parts.values()) == pytest.approx(counted.total), "and in a part"
+    expected = {"attention": 1000, "feed-forward": 1228, "collectives": counted.cycles["collectives"]}
+    assert {name: counted.parts[name] for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_plan_counts_real_tokens_or_says_that_it_counts_full_rows(shards, manife
         (manifest, 1.0, ""),
     ):
         config = tiny_config("shards.rows=" + (data or lines).rows, "data.lanes=4")
-        row = plan.measure(config, plan.make_job(config, data, records=None, price=None), place)[1]
+        row = plan.measure(config, plan.make_job(config, data), place)[1]
         assert row["tokens_per_second"] == pytest.approx(ROWS * LENGTH * share)
         assert row["tokens"] == round(12 * ROWS * LENGTH * share) and row["hours"] == pytest.approx(12 / 3600)
         row["cycles"] = {"all": 1} | dict.fromkeys(("compiler", "kernels", "collectives", "bytes", "waits"), 0)

@@ -223,7 +223,7 @@ def test_what_plan_reads_is_what_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(times.plan, "measure", measured)
     assert run.run({"plan": times.check_plan}) == []
     by_part = run.checks["plan"]["results"][1]
-    assert (by_part["measured"], by_part["expected"]) == ("attention 250 ms", "attention 150 ms, by plan")
+    assert (by_part["measured"], by_part["expected"]) == ("attention 250", "attention 150, by plan")
     read = calibration.read(str(tmp_path / "verify.json"))
     assert read.factor == pytest.approx(1.5) and read.kind == devices[0].device_kind
     assert read.difference(run.config) == ""
