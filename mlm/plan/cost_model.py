@@ -119,29 +119,31 @@ class _Simulation:
 
     def compute(self, this: Instruction, times: int) -> None:
         if this.cycles:
-            self.spend("compiler", this, this.cycles, times)
+            self.spend("compiler", this, this.cycles * times, times)
         elif this.target == "tpu_custom_call":
             flops, size = (float(this.attribute(rf'"{key}":"(\d+)"') or 0) for key in ("flops", "bytes_accessed"))
             cycles = max(flops / self.topology.family.flops_per_cycle, size / self.topology.hbm_bytes_per_cycle)
             cycles = max(cycles, attention_cycles.cycles_of(this, self.topology.devices[0].device_kind))
             if cycles:
-                self.spend("kernels", this, cycles, times)
+                self.spend("kernels", this, cycles * times, times)
             else:
                 self.cost.uncosted[f"kernel {this.op_name}"] += times
         elif this.opcode == "custom-call":
             self.cost.uncosted[f"call of {this.target}"] += times
         else:
             products = hlo.flops(self.module, this) / self.topology.family.flops_per_cycle
-            self.spend("bytes", this, max(products, self.moved(this) / self.topology.hbm_bytes_per_cycle), times)
+            cycles = max(products, self.moved(this) / self.topology.hbm_bytes_per_cycle)
+            self.spend("bytes", this, cycles * times, times)
 
     def spend(self, source: str, this: Instruction, cycles: float, times: int) -> None:
+        """Counts the cycles that an instruction takes in all the `times` that it runs."""
         if source != "collectives":  # whose wait has advanced the clock already
-            self.clock.now += cycles * times
-        self.cost.cycles[source] += cycles * times
+            self.clock.now += cycles
+        self.cost.cycles[source] += cycles
         self.cost.instructions["compiler" if source == "compiler" else "rules"] += times
-        self.cost.parts["collectives" if source == "collectives" else part(self.module, this)] += cycles * times
+        self.cost.parts["collectives" if source == "collectives" else part(self.module, this)] += cycles
         total = self.cost.groups.setdefault(group(self.module, this), [0.0, 0])
-        total[0] += cycles * times
+        total[0] += cycles
         total[1] += times
 
     def moved(self, this: Instruction) -> float:
@@ -210,7 +212,7 @@ class _Simulation:
                 self.begin(inner, this.name, times)
                 self.finish(this, times, this.name)
             if this.opcode == "fusion" and this.cycles:
-                self.spend("compiler", this, this.cycles, times)
+                self.spend("compiler", this, this.cycles * times, times)
 
     def begin(self, inner: Instruction, name: str, times: int) -> None:
         size, cycles = _traffic(inner, self.topology)
@@ -230,7 +232,7 @@ class _Simulation:
             self.cost.parts["other"] += left
         else:
             self.cost.collectives[kind]["exposed"] += left
-            self.spend("collectives", this, left / times, times)
+            self.spend("collectives", this, left, times)
 
 
 def _traffic(this: Instruction, topology: Topology) -> tuple[float, float]:

@@ -115,12 +115,11 @@ def _sources(text: str) -> dict[str, str]:
         return f"{file}:{number(location, 'line')}" if file else ""
 
     def source(frame: int) -> str:
-        innermost = line_of(frame)
+        lines = []
         while frame in frames:
-            if (line := line_of(frame)).startswith(OURS):
-                return line
+            lines.append(line_of(frame))
             frame = number(frames[frame], "parent_frame_id") - 1  # the text counts them from 2
-        return innermost
+        return next((line for line in lines if line.startswith(OURS)), lines[0])
 
     return {str(frame): source(frame) for frame in frames}
 

@@ -1,5 +1,6 @@
 """The time of each part of a step on the devices, from a trace of a few steps."""
 
+import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,11 +21,14 @@ def time_by_part(repeat: Callable[[int], None], text: str) -> dict[str, float]:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
+        with (
+            contextlib.suppress(jax.errors.JaxRuntimeError),  # of a profiler that can't be started
+            jax.profiler.trace(folder, profiler_options=options),
+        ):
             repeat(STEPS)
         seconds = Counter()
         for file in Path(folder).rglob("*.xplane.pb"):
-            for line in operations(jax.profiler.ProfileData.from_file(str(file))):
+            for line in operations(jax.profiler.ProfileData.from_file(str(file)), jax.default_backend()):
                 seconds.update(exclusive(line))
     module, parts = hlo.parse(text), dict.fromkeys((*cost_model.PARTS, "collectives"), 0.0)
     for name, total in seconds.items():
@@ -34,10 +38,10 @@ def time_by_part(repeat: Callable[[int], None], text: str) -> dict[str, float]:
     return parts if seconds else {}
 
 
-def operations(trace: jax.profiler.ProfileData) -> Iterator[list[tuple[float, float, str]]]:
+def operations(trace: jax.profiler.ProfileData, platform: str) -> Iterator[list[tuple[float, float, str]]]:
     """Yields (begin, end in ns, instruction) of the operations on each stream, or on a CPU each thread, of a trace."""
-    devices = [plane for plane in trace.planes if plane.name.startswith("/device:")]
-    for plane in devices or trace.planes:
+    prefix = "/host:" if platform == "cpu" else "/device:"
+    for plane in filter(lambda plane: plane.name.startswith(prefix), trace.planes):
         for line in plane.lines:
             found = []
             for event in line.events:

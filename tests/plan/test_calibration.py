@@ -90,15 +90,3 @@ def test_another_device_is_refused_before_the_compiler_runs_and_a_missing_file(t
     (tmp_path / "torn.json").write_text("{")
     with pytest.raises(DamageError, match="torn"):
         calibration.read(str(tmp_path / "torn.json"))
-
-
-@pytest.mark.standard
-@pytest.mark.parametrize("name", ["v3:2x2", "v4:2x2x4", "v5e:2x4", "v5p:2x2x4", "v6e:2x4", "tpu7x:2x2x1"])
-def test_attached_devices_have_libtpu_s_name(name):
-    """By the devices of libtpu's own list, whatever their order; a CPU has none."""
-    import jax
-
-    place = topology.find(name)
-    attached = topology.attached(place.devices[::-1])
-    assert (attached.name, attached.shape, attached.chips) == (name, place.shape, place.chips)
-    assert topology.attached(jax.devices()) is None

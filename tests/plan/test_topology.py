@@ -92,10 +92,16 @@ def test_a_missing_compiler_is_one_sentence_with_the_command_that_installs_it(mo
         topology.find(name)
 
 
-@pytest.mark.parametrize(("name", "slices"), [("v3:2x2", 1), ("v4:2x2x4", 1), ("v5e:2x4", 2), ("v6e:4x4", 1)])
+@pytest.mark.parametrize(
+    ("name", "slices"),
+    [("v3:2x2", 1), ("v4:2x2x4", 1), ("v5e:2x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1), ("tpu7x:2x2x1", 1)],
+)
 def test_an_attached_tpu_has_libtpu_s_name(name, slices):
+    """Whatever the order of its devices; a CPU has none."""
     place = topology.find(name, slices)
-    assert topology.attached(place.devices) == place
+    attached = topology.attached(place.devices[::-1])
+    assert topology.dataclasses.replace(attached, devices=place.devices) == place
+    assert topology.attached(jax.devices()) is None
 
 
 def test_attached_gpus_are_of_their_hosts():
