@@ -13,29 +13,28 @@ from mlm.plan import cost_model, hlo
 STEPS = 3
 
 
-def time_by_part(repeat: Callable[[int], None], text: str) -> dict[str, float]:
-    """Returns the seconds of a step of the program `text` for each of plan's parts, a device's mean; {} if unknown.
+def time_by_part(repeat: Callable[[int], None], read_text: Callable[[], str]) -> dict[str, float]:
+    """Returns the seconds of a program's step for each of plan's parts, a device's mean; {} if they are unknown.
 
     They add up to the time in which a device works: streams and threads side by side count each.
     """
-    options = jax.profiler.ProfileOptions()
+    options, seconds, parts = jax.profiler.ProfileOptions(), Counter(), {}
     options.python_tracer_level = 0
-    with tempfile.TemporaryDirectory() as folder:
-        with (
-            contextlib.suppress(jax.errors.JaxRuntimeError),  # of a profiler that can't be started
-            jax.profiler.trace(folder, profiler_options=options),
-        ):
+    # There may be no profiler for the device, and jax can't print every program.
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(jax.errors.JaxRuntimeError):
+        module = hlo.parse(read_text())
+        with jax.profiler.trace(folder, profiler_options=options):
             repeat(STEPS)
-        seconds = Counter()
         for file in Path(folder).rglob("*.xplane.pb"):
             for line in operations(jax.profiler.ProfileData.from_file(str(file)), jax.default_backend()):
                 seconds.update(exclusive(line))
-    module, parts = hlo.parse(text), dict.fromkeys((*cost_model.PARTS, "collectives"), 0.0)
+    if seconds:
+        parts = dict.fromkeys((*cost_model.PARTS, "collectives"), 0.0)
     for name, total in seconds.items():
         this = module.by_name.get(f"%{name}")
         part = "other" if this is None else cost_model.part(module, this)
         parts[part] += total / STEPS / jax.local_device_count()
-    return parts if seconds else {}
+    return parts
 
 
 def operations(trace: jax.profiler.ProfileData, platform: str) -> Iterator[list[tuple[float, float, str]]]:

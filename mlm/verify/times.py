@@ -86,7 +86,8 @@ def measure(
                 repeat(WARM_UP if count == 1 else 1)
                 rounds = max(TRIAL_STEPS, limit // count)
                 rates = interleaved.measure("", {"": repeat}, 0.0, calls=1, rounds=rounds)[""]
-                parts = profile.time_by_part(repeat, compiling.text_of(program, folder)) if profiled else {}
+                read_text = functools.partial(compiling.text_of, program, folder)
+                parts = profile.time_by_part(repeat, read_text) if profiled else {}
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) or jax.process_count() > 1:
             raise

@@ -57,7 +57,7 @@ def test_the_time_of_a_part_is_a_step_s_and_a_device_s(monkeypatch):
             return contextlib.nullcontext()
 
         monkeypatch.setattr(jax.profiler, "trace", trace)
-        return profile.time_by_part(lambda count: None, PROGRAM)
+        return profile.time_by_part(lambda count: None, lambda: PROGRAM)
 
     others = plane("/host:CPU", "tf_XLAEigen/2", "dot.2", "all-reduce.4", stats=("dot.2", "all-reduce.4"))
     unknown = plane("/host:CPU", "tf_XLAEigen/3", "copy.9", "copy.9", stats=("copy.9", "copy.9"))
