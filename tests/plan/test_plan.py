@@ -172,6 +172,7 @@ def test_bad_flags(capfd):
         (["--topology=v5e:2x4", "--price=-1"], "--price=-1.0: "),
         (["--topology=v7:2x4"], "v2:1x1 to"),
         (["--topology=v5e:2x2", "--slices=0"], "--slices=0: "),
+        (["--topology=v5e:2x2", "--slices=257"], "1 to 256"),
         (["--topology=v5e:2x2", "--calibration="], "--calibration=: there is no such file"),
         (["--topology=v5e:2x2", f"--calibration={file}"], f"--calibration={file}: was measured with model."),
     ):
