@@ -96,7 +96,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "bytes_per_chip": {key: size and size * place.family.cores for key, size in sizes.items()},
     }
     if program.fits:
-        row |= estimate(program, config, job, place, length=row["length"])
+        row |= estimate(program, config, job, place)
     if kind == "mlm" and short and program.fits:
         row["short"] = measure(config, job, place, kind="short")[1]
     return program, row | (whole_run(config, job, row) if program.fits else {})
@@ -125,8 +125,8 @@ def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, An
     return {"hours": hours, "tokens": round(tokens), "dollars": dollars}
 
 
-def estimate(program: Program, config: ConfigDict, job: Job, place: Topology, *, length: int) -> dict[str, Any]:
-    """Returns the time of a step on rows of `length` tokens, its speed, and the costliest operations."""
+def estimate(program: Program, config: ConfigDict, job: Job, place: Topology) -> dict[str, Any]:
+    """Returns the time of a step, its speed, and the costliest operations."""
     cost = cost_model.estimate(hlo.parse(program.text), place)
     seconds = job.calibration.factor * cost.total / place.hertz
     rate = config.data.global_batch * job.info.length * job.info.real_share / seconds

@@ -35,7 +35,7 @@ def test_an_estimate_is_scaled_and_says_so(tmp_path, place, monkeypatch):
     job = plan.make_job(config, None)
 
     def estimate(chosen):
-        return plan.estimate(program, config, plan.dataclasses.replace(job, calibration=chosen), place, length=32)
+        return plan.estimate(program, config, plan.dataclasses.replace(job, calibration=chosen), place)
 
     plain, scaled = estimate(calibration.NONE), estimate(calibration.read(write(tmp_path / "verify.json")))
     for name, factor in {"milliseconds": 1.5, "tokens_per_second": 1 / 1.5, "mfu": 1 / 1.5}.items():
