@@ -1,8 +1,11 @@
 """The logs: whole lines, no line twice, and nothing lost to a line that a kill has torn."""
 
+import contextlib
 import json
 import math
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from mlm.errors import DamageError
 from mlm.paths import UPath
 from mlm.training import metrics
 from mlm.training.metrics import Log
+from mlm.training.xla_metrics import Programs
 from tests.support.tiny import tiny_config
 
 CONFIG = tiny_config("log.tensorboard=false", "log.wandb=")
@@ -25,6 +29,12 @@ def write(path: UPath, text: str) -> UPath:
 
 def as_text(lines: list[dict]) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+@contextlib.contextmanager
+def opened(folder: UPath, *, start: int = 0, **options: Any) -> Iterator[Log]:
+    with Programs() as programs, Log(folder, CONFIG, programs, start=start, **options) as log:
+        yield log
 
 
 def test_read_gives_the_lines_of_a_kind(tmp_path):
@@ -66,9 +76,7 @@ def test_throughput_and_the_time_left_follow_the_size_of_the_batches(tmp_path, m
     """Steps of 10 tokens up to the tenth, then of 40; a second each."""
     clock = [0.0]
     monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
-    with Log(
-        UPath(tmp_path), CONFIG, start=0, steps=20, tokens_read=lambda step: 10 * step + 30 * max(step - 10, 0)
-    ) as log:
+    with opened(UPath(tmp_path), steps=20, tokens_read=lambda step: 10 * step + 30 * max(step - 10, 0)) as log:
         for step in (5, 15):
             clock[0] = step
             log.train(step, {"loss": np.float32(1), "consecutive_nonfinite": np.int32(0)})
@@ -79,7 +87,7 @@ def test_throughput_and_the_time_left_follow_the_size_of_the_batches(tmp_path, m
 
 def test_a_metric_of_which_nothing_was_counted_is_neither_logged_nor_printed(tmp_path, capsys):
     """A task's own is 0 / 0 then; a loss that is not finite is logged as null."""
-    with Log(UPath(tmp_path), CONFIG, start=0, steps=20, tokens_read=lambda step: 10 * step) as log:
+    with opened(UPath(tmp_path), steps=20, tokens_read=lambda step: 10 * step) as log:
         for step, rare in ((5, math.nan), (10, 0.5)):
             counts = {"consecutive_nonfinite": np.int32(0), "loss": np.float32(math.nan)}
             log.train(step, counts | {"rare": np.float32(rare)})
@@ -95,7 +103,7 @@ def test_a_new_start_drops_what_comes_again_and_what_was_torn(tmp_path):
     torn = '{"step": 30, "kind": "tra'
     write(workdir / "metrics.jsonl", as_text(LINES) + torn)
     write(workdir / "timing.jsonl", as_text(LINES) + torn)
-    with Log(workdir, CONFIG, start=20, steps=100, tokens_read=lambda step: 64 * step):
+    with opened(workdir, start=20, steps=100, tokens_read=lambda step: 64 * step):
         pass
     assert logs.read(workdir / "metrics.jsonl") == LINES[:4]
     timing = logs.read(workdir / "timing.jsonl")
