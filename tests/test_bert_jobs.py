@@ -23,7 +23,7 @@ from tests.support import corpora, labelled_texts
 from tests.support.pytorch import draw, run_torch
 from tests.support.tokenizers import make_bert_tokenizer
 
-pytestmark = [pytest.mark.standard, pytest.mark.usefixtures("one_device")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 # What Trainer does unless it is told otherwise, and what the published run told it; written out, not read from ours.
 TRAINER = {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0, "warmup_steps": 0}

@@ -56,7 +56,7 @@ def run(folders: list[str], texts: list[str], *overrides: str, count: int = 60, 
     return comparison.compare(config, comparison.open_models(folders, Entry()), texts, count=count, size=size, seed=0)
 
 
-@pytest.mark.standard
+@pytest.mark.slow
 def test_scores_are_those_of_a_plain_loop_in_pytorch(folders, texts, tmp_path):
     (tmp_path / "texts.json").write_text(json.dumps(texts))
     expected = json.loads(run_torch(4, "tests/pytorch/words.py", tmp_path / "texts.json", 60, *folders))
