@@ -17,7 +17,7 @@ class Termination:
 
     process: int  # -1: somebody who is none of the run's processes
     host: str
-    kind: str  # one of VERBS; "lost": killed, stopped or cut off
+    kind: str  # one of VERBS; "lost": killed, stopped or cut off; or "peer", never told: it ends because another did
     code: int
     what: str  # a sentence; for "lost" the predicate of one that begins with the host
     step: int | None = None
