@@ -67,6 +67,8 @@ class Service:
         self._hosts: dict[int, str] = {}
         self._barriers = 0  # passed
         self._is_lost = False  # this process, or another one
+        self._is_deaf = False  # no answer of the service can be read any more
+        self._exit_code = 1
         is_primary = self._process == 0
         self._arrives_at, self._waits_at = (PRIMARY_DONE, OTHERS_DONE) if is_primary else (OTHERS_DONE, PRIMARY_DONE)
         wait = ports.wait_until_free if is_primary else ports.wait_for_host_0
@@ -152,7 +154,8 @@ class Service:
 
     def notify(self, termination: Termination) -> None:
         """Notifies the others that this process ends; process 0, whose end is the service's, lets them go first."""
-        if self._client is None or (self._is_lost and self._process > 0):  # each finds out by itself
+        self._exit_code = termination.code
+        if self._client is None or self._is_deaf or (self._is_lost and self._process > 0):  # each finds out by itself
             return
         with contextlib.suppress(JaxRuntimeError):
             if termination.kind == "hang":  # the others stand still too, and will report it
@@ -219,9 +222,9 @@ class Service:
         if not has_answered.wait(ABORT_WAIT):
             if not is_served:
                 self._lose(0)
-            # This is the one thread that reads the service's answers: which host is lost stands in jax's log alone.
-            self._is_lost = True
+            self._is_deaf = True  # this thread is the one that reads them, and which host is lost is in jax's log alone
             self._on_end(end("peer", 1, "another host is lost; jax's lines above give its number"))
+            os._exit(self._exit_code)  # another thread ends this process, and waits for an answer
         elif not self._is_lost:
             faulthandler.dump_traceback()
             self.notify(end("exception", 1, "was aborted: the lines above say why"))

@@ -109,6 +109,23 @@ time.sleep(90)
         assert started.cause(process)["kind"] == "peer"
 
 
+def test_who_ends_already_when_another_one_is_lost_ends_in_time(tmp_path):
+    """jax aborts it while it tells the others why, and it can't read their answers then."""
+    body = """
+from mlm.cluster import service
+if process == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+service.COLLECT = 20.0
+w.end_now("hang", "no progress for 1 s", "no progress for 1 s, in step", 3)
+"""
+    begin = time.monotonic()
+    ends = Started(tmp_path, body, [0, 1, 2], 3).ends()
+    assert time.monotonic() - begin < 2 * HEARTBEAT + 5
+    for process in (0, 2):
+        code, error = ends[process]
+        assert code == 3 and "mlm test: no progress for 1 s, in step\n" in error, error
+
+
 def test_a_strangers_message_ends_all_with_what_it_says(tmp_path):
     text = b"out of \xff disk \x1b[2J"
     body = f"if process == 1:\n    w.service._client.key_value_set_bytes('cause', {text!r})\ntime.sleep(60)"
