@@ -8,6 +8,7 @@ change is refused, since nobody can know what it changes; a branch (train.branch
 
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -145,17 +146,24 @@ def _hashes(modules: Iterable[str]) -> list[list[str]]:
         name, path = todo.pop()
         if path is None or path in hashes:
             continue
-        code = path.read_bytes()
-        with contextlib.suppress(SyntaxError, ValueError):  # an extension module is hashed as it is
-            tree = ast.parse(code)
-            todo += [(other, file) for other in _imports(name, tree) if (file := _file(other)) and _is_users(file)]
-            for node in ast.walk(tree):
-                is_scope = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-                if is_scope and ast.get_docstring(node) is not None:
-                    node.body[0] = ast.Pass()
-            code = ast.unparse(tree).encode()
-        hashes[path] = hashlib.sha256(code).hexdigest()
+        hashes[path], imported = _parse(name, path.read_bytes())
+        todo += [(other, file) for other in imported if (file := _file(other)) and _is_users(file)]
     return sorted([path.name, digest] for path, digest in hashes.items())
+
+
+@functools.cache
+def _parse(module: str, code: bytes) -> tuple[str, list[str]]:
+    """Returns the SHA-256 of a module's code without comments and docstrings, and the modules that it may import."""
+    imported = []
+    with contextlib.suppress(SyntaxError, ValueError):  # an extension module is hashed as it is
+        tree = ast.parse(code)
+        imported = list(_imports(module, tree))
+        for node in ast.walk(tree):
+            is_scope = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_scope and ast.get_docstring(node) is not None:
+                node.body[0] = ast.Pass()
+        code = ast.unparse(tree).encode()
+    return hashlib.sha256(code).hexdigest(), imported
 
 
 def _file(module: str) -> Path | None:
