@@ -1,10 +1,12 @@
 """What a run tells the outside: its logs, TensorBoard, Weights & Biases, and a trace where it is asked for."""
 
+import contextlib
 import math
 import pathlib
 import sys
 import time
 import types
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -61,8 +63,11 @@ def metrics(loss: float, **others: float) -> dict:
     return {name: np.float32(value) for name, value in values.items()}
 
 
-def open_log(folder: pathlib.Path, *, start: int = 0, steps: int | None = 10) -> Log:
-    return Log(folder, tiny_config(), Programs(), start=start, steps=steps, tokens_read=lambda step: 1000.0 * step)
+@contextlib.contextmanager
+def open_log(folder: pathlib.Path, *, start: int = 0, steps: int | None = 10) -> Iterator[Log]:
+    options = {"start": start, "steps": steps, "tokens_read": lambda step: 1000.0 * step}
+    with Programs() as programs, Log(folder, tiny_config(), programs, **options) as log:
+        yield log
 
 
 def test_lines_and_throughput(tmp_path, clock, capsys, monkeypatch):
