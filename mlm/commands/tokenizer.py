@@ -82,7 +82,7 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
 def warn_of_unknown_tokens(texts: Sequence[str], workdir: Workdir) -> None:
     """Says how much of a sample of the corpus is unknown tokens, if it is much, or is left out, if anything is."""
     folder = str(workdir.tokenizer)
-    fast, unk_id = tokenizer.load_fast(folder), tokenizer.manifest_fields(folder)["special_ids"].get("unk")
+    fast, unk_id = tokenizer.load_for_corpus(folder), tokenizer.manifest_fields(folder)["special_ids"].get("unk")
     share = tokenizer_checks.unknown_share(fast, texts, unk_id)
     if share > tokenizer_checks.UNKNOWN:
         what, fix = tokenizer_checks.unknown_warning(share, fast)

@@ -126,10 +126,7 @@ def _cut(task: Map, groups: Counter[str]) -> Iterator[tuple[int, list[tuple[str,
 
 @functools.lru_cache(1)
 def _loaded(folder: str, fingerprint: str) -> Tokenizer:
-    """Returns the tokenizer for a corpus: special tokens in a text stay text."""
-    fast = tokenizer.load_fast(folder)
-    fast.encode_special_tokens = True
-    return fast
+    return tokenizer.load_for_corpus(folder)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

@@ -194,6 +194,13 @@ def load_fast(folder: str) -> Tokenizer:
     return fast
 
 
+def load_for_corpus(folder: str) -> Tokenizer:
+    """Returns the tokenizer of a folder as it reads a corpus: special tokens in a text, as WikiText's <unk>, are text."""
+    fast = load_fast(folder)
+    fast.encode_special_tokens = True
+    return fast
+
+
 def fingerprint(folder: str) -> str:
     """Returns the SHA-256 of what decides the ids: two copies of a tokenizer have the same."""
     return content_hash(load_fast(folder))

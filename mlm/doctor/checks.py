@@ -13,7 +13,7 @@ from mlm.config_rules import LINES, lanes_of_shares
 from mlm.data import mixture
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, verify
-from mlm.data.tokenizer import load_fast, manifest_fields
+from mlm.data.tokenizer import load_fast, load_for_corpus, manifest_fields
 from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
 from mlm.data.write_shard import find_parts
 from mlm.doctor import first_batch, scan
@@ -247,7 +247,8 @@ def against(case: Case) -> list[Finding]:
         return [Finding("error", text, "run `tokenizer`")] if case.flags.against else []
     corpus = Corpus.from_config(case.config.corpus).of_texts(tuple(case.flags.against), "--against")
     texts = [document.text for part in corpus.parts() for document in corpus.read(part, texts="")]
-    ids = [encoding.ids for encoding in load_fast(case.folder).encode_batch_fast(texts, add_special_tokens=False)]
+    fast = load_for_corpus(case.folder)
+    ids = [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
     held_N, share = scan.find_held(case.manifest, ids, max_rows=case.flags.rows)
     compared, some, half = int(np.sum(~np.isnan(held_N))), int(np.sum(held_N > 0)), int(np.sum(held_N >= 0.5))
     what = (

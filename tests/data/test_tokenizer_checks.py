@@ -16,7 +16,7 @@ from mlm.data.manifest import load_manifest
 from mlm.doctor import checks
 from mlm.errors import InputError
 from mlm.workdir import Workdir
-from tests.support.corpora import shard_rows, train_tokenizer, write_shards
+from tests.support.corpora import shard_rows, train_tokenizer, write_jsonl, write_shards
 from tests.support.doctored import case_of
 
 
@@ -172,6 +172,17 @@ def test_unknown_tokens_are_said_with_their_share(texts, tmp_path, capsys):
         expected = np.mean(ids == unk) / np.mean((ids == unk) | ~np.isin(ids, manifest.all_special_ids))
         assert bool(found) == is_unknown
         assert all(f"{expected:.0%} of" in finding.what and finding.level == "warning" for finding in found)
+
+
+def test_special_tokens_in_a_corpus_are_text_to_all_that_read_it(tokenizers, texts, tmp_path, capsys):
+    """WikiText writes <unk> for rare words: none of its tokens is unknown, and training holds these texts."""
+    corpus = [" <unk> ".join(text.split()[:60:2]) for text in texts[:150]]
+    shutil.copytree(tokenizers["bpe"], tmp_path / "run" / "tokenizer")
+    tokenizer_command.warn_of_unknown_tokens(corpus, Workdir(str(tmp_path / "run")))
+    assert "warning" not in capsys.readouterr().err
+    case = case_of(write_shards(corpus, tmp_path / "shards", tokenizers["bpe"]), tmp_path / "run")
+    case.flags.against = [write_jsonl(tmp_path / "benchmark.jsonl", corpus)]
+    assert " of 150 texts " in checks.against(case)[0].what
 
 
 def test_text_without_spaces_is_said_to_take_minutes(texts, tmp_path, monkeypatch, capsys):
