@@ -195,7 +195,7 @@ def load_fast(folder: str) -> Tokenizer:
 
 
 def load_for_corpus(folder: str) -> Tokenizer:
-    """Returns the tokenizer of a folder as it reads a corpus: special tokens in a text, as WikiText's <unk>, are text."""
+    """Returns the tokenizer of a folder as it reads a corpus: special tokens in a text (WikiText's <unk>) are text."""
     fast = load_fast(folder)
     fast.encode_special_tokens = True
     return fast
