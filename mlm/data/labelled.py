@@ -12,8 +12,8 @@ holds lists of words, that of labels a list of the same length. To add a source:
 its name in `READERS`.
 
 A class is named by the text of its label, a number as Python and pandas write it: 3, 1.0, true. Labels that are the
-same by `spelling` are one class, as 1 and 1.0. A row has no label if that is missing, null, NaN or blank, or if it is
--1 and the training rows have no class -1; in a regression -1 is a number. A word has none if it is -100, as in
+same by `spelling` are one class, as 1 and 1.0. A row has no label if that is missing, null or blank, or if it is NaN or
+-1 and the training rows have no such class; in a regression -1 is a number. A word has none if it is -100, as in
 transformers: it is not trained on, nor scored.
 """
 
@@ -99,9 +99,9 @@ def read(
     with data_sets.readable(source, key):
         required = (*columns.text, columns.label) if require_labels else columns.text
         names, rows = READERS[reader](rest, split, required, columns.label)
-        no_label = "nan" if columns.kind == "regression" else "-1"
-        if names is None and no_label in map(spelling, classes):
-            no_label = ""
+        no_label = {"nan"} if columns.kind == "regression" else {"nan", "-1"}  # as a CSV writes it
+        if names is None:
+            no_label -= {spelling(name).lower() for name in classes}
         for place, row in itertools.islice(rows, limit):
             where = f"{source}, {place}"
             places.append(where)
@@ -129,12 +129,12 @@ def spelling(label: str) -> str:
     return label.lower() if label.lower() in ("true", "false") else label
 
 
-def _is_missing(value: Any, no_label: str) -> bool:
-    """Returns whether a row's label, or all of those of its words, are missing: null, NaN, blank, or `no_label`."""
+def _is_missing(value: Any, no_label: Collection[str]) -> bool:
+    """Returns whether a row's label, or all of those of its words, are missing: null, NaN, blank, or in `no_label`."""
     if isinstance(value, list):
         return all(_is_missing(label, no_label) for label in value)
     text = str(value).strip()
-    return value is None or value != value or text == "" or no_label in (spelling(text), text.lower())
+    return value is None or value != value or text == "" or spelling(text).lower() in no_label
 
 
 def _plain(value: Any) -> Any:

@@ -126,6 +126,8 @@ def test_rows_to_predict_need_no_label(tmp_path, absent):
         ("classes", ("-1", "0"), -1.0, "-1.0"),
         ("classes", ("-1", "0"), math.nan, None),
         ("classes", ("-1", ""), " ", None),
+        ("classes", ("0", "1"), "NaN", None),
+        ("classes", ("NaN", "1"), "nan", "nan"),
         ("regression", (), "-1", -1.0),
         ("regression", (), "NaN", None),
         ("regression", (), "", None),
