@@ -194,9 +194,22 @@ def model_class(name: str, head: str) -> type[FlaxPreTrainedModel] | None:
     for family in FAMILIES.values():
         if family.name == name:
             module_class = functools.partial(family.module, head_name=head)
-            base = family.flax_class(head) or FlaxModernBertPreTrainedModel
-            return type(f"Flax{name}For{head}", (base,), {"module_class": module_class, "__module__": "mlm.model"})
+            bases = {CAMEMBERT: ROBERTA.flax_class(head), MODERNBERT: FlaxModernBertPreTrainedModel}
+            base = family.flax_class(head) or bases[family]
+            names = {"module_class": module_class, "config_class": family.config_class, "__module__": "mlm.model"}
+            return type(f"Flax{name}For{head}", (WithoutHeadMask, base), names)
     return None
+
+
+class WithoutHeadMask:
+    """The call of transformers' classes, which hand their modules a mask of heads even where none is given."""
+
+    def __call__(
+        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, head_mask=None, *args, **kwargs
+    ):
+        if head_mask is not None:
+            raise ValueError("head_mask: attention kernels don't read it; use transformers' own class.")
+        return super().__call__(input_ids, attention_mask, token_type_ids, position_ids, None, *args, **kwargs)
 
 
 def is_known(model_type: str) -> bool:

@@ -183,6 +183,8 @@ class ModernBertModule(Model):
     """ModernBERT under any head."""
 
     layer_class = Layer
+    fixed = (("norm_bias", False), ("attention_bias", False), ("mlp_bias", False), ("classifier_bias", False))
+    fixed += (("decoder_bias", True),)
 
     def setup(self) -> None:
         config = self.config

@@ -134,6 +134,7 @@ class Model(nn.Module):
     """
 
     in_transformers = True  # a class attribute, not a field
+    fixed = (("is_decoder", False), ("position_embedding_type", "absolute"))  # keys of its config, what it computes
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -201,6 +202,7 @@ class Model(nn.Module):
             for all. The last hidden state then has these alone.
           rows_B: uint32, each row's number in the global batch, which its dropout depends on; None for 0, 1, ...
         """
+        self.check_config()
         if output_attentions:
             raise ValueError("output_attentions: attention kernels don't return them; use transformers' own class.")
         noise = None
@@ -217,6 +219,16 @@ class Model(nn.Module):
         if return_dict:
             return OUTPUTS[self.head_name](logits=logits, hidden_states=hidden_states)
         return (logits,) if hidden_states is None else (logits, hidden_states)
+
+    @nn.nowrap
+    def check_config(self) -> None:
+        """Raises ValueError for a value that would be ignored; a changed module may compute what it asks for."""
+        of_head = {MASKED_LM: ("tie_word_embeddings", True), SEQUENCES: ("classifier_pooling", "cls")}
+        computed = {key: (value,) for key, value in (*self.fixed, of_head.get(self.head_name, self.fixed[0]))}
+        computed |= dict.fromkeys(("hidden_act", "hidden_activation", "classifier_activation"), (*layers.ACTIVATIONS,))
+        for key, values in computed.items():
+            if self.in_transformers and (value := getattr(self.config, key, values[0])) not in values:
+                raise ValueError(f"config.{key} = {value!r}: this model computes {', '.join(map(str, values))} alone.")
 
     @nn.nowrap
     def partition_rules(self) -> PartitionRules:

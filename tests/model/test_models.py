@@ -143,6 +143,13 @@ def test_weights_of_pytorch_s_modernbert_are_read_with_or_without_a_head_and_oth
         parts = model.params if tensors is whole else ["model"]
         for part in parts:
             jax.tree.map(np.testing.assert_array_equal, again.params[part], model.params[part])
+    with pytest.raises(ValueError, match=r"Wi/kernel is .*, 2, 8"):
+        type(model).from_pretrained(tmp_path, intermediate_size=8)
+    classifier = mlm.model.FlaxModernBertForSequenceClassification
+    more = {"num_labels": 5, "revision": "main", "local_files_only": True, "ignore_mismatched_sizes": True}
+    assert classifier.from_pretrained(tmp_path, **more).params["classifier"]["bias"].shape == (5,)
+    _, params = classifier.from_pretrained(pretrained_model_name_or_path=tmp_path, _do_init=False)
+    assert "classifier" not in params
     save_file({f"encoder.{name}": value for name, value in bare.items()}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"model\.safetensors.*model/embeddings"):
         type(model).from_pretrained(str(tmp_path))
@@ -204,10 +211,38 @@ def test_what_is_asked_for_is_recomputed(name):
     assert count(gradient_checkpointing=True) == layers
 
 
-def test_what_kernels_do_not_return_is_refused():
+def test_camembert_is_a_roberta_with_a_config_of_its_own():
+    model, (ids, mask) = make("CamembertForMaskedLM"), inputs()
+    assert isinstance(model, transformers.FlaxRobertaForMaskedLM)
+    assert (type(model).config_class, type(model.config)) == (transformers.CamembertConfig,) * 2
+    reference = make("RobertaForMaskedLM")
+    both = (jax.jit(lambda params: each(ids, mask, params=params).logits)(model.params) for each in (model, reference))  # noqa: B023
+    np.testing.assert_array_equal(*both)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("RobertaForMaskedLM", "tie_word_embeddings", False),
+        ("BertForMaskedLM", "is_decoder", True),
+        ("FlaxModernBertForMaskedLM", "attention_bias", True),
+        ("FlaxModernBertForMaskedLM", "hidden_activation", "tanh"),
+        ("FlaxModernBertForSequenceClassification", "classifier_pooling", "mean"),
+    ],
+)
+def test_a_config_that_asks_for_what_is_not_computed_is_refused(name, key, value):
+    model, (ids, mask) = make(name), inputs()
+    setattr(model.config, key, value)
+    with pytest.raises(ValueError, match=f"{key} = {value!r}"):
+        model(ids, mask)
+
+
+def test_what_kernels_do_not_return_or_read_is_refused():
     model, (ids, mask) = make("RobertaForMaskedLM"), inputs()
     with pytest.raises(ValueError, match="output_attentions"):
         model(ids, mask, output_attentions=True)
+    with pytest.raises(ValueError, match="head_mask"):
+        model(ids, mask, head_mask=np.zeros((2, 4)))
 
 
 @pytest.mark.slow
