@@ -18,7 +18,7 @@ def score_classes(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> 
     table = confusion(labels_N, predicted_N, count)
     total, right, rows_C, predicted_C = len(labels_N), np.diag(table), table.sum(axis=1), table.sum(axis=0)
     f1_C = 2 * right / np.maximum(rows_C + predicted_C, 1)
-    spread = math.sqrt((total**2 - rows_C @ rows_C) * (total**2 - predicted_C @ predicted_C))
+    spread = math.sqrt(math.prod(total**2 - int(counts_C @ counts_C) for counts_C in (rows_C, predicted_C)))  # > 2^63
     scores = {
         "accuracy": right.sum() / total,
         "f1": f1_C @ rows_C / total,

@@ -52,6 +52,13 @@ def test_one_class_alone_has_no_correlation():
     assert found == {"accuracy": 1.0, "f1": 1.0, "f1_macro": 1.0, "matthews": 0.0, "f1_positive": 0.0}
 
 
+@pytest.mark.parametrize("rows", [100_000, 400_000])  # products of their counts don't fit in 63 bits
+def test_matthews_of_many_rows(rows):
+    labels = np.arange(rows) % 2
+    assert scores.score_classes(labels, labels, 2)["matthews"] == 1.0
+    assert scores.score_classes(labels, 1 - labels, 2)["matthews"] == -1.0
+
+
 def test_what_chooses_a_checkpoint():
     found = {"pearson": 0.5, "spearman": float("nan"), "accuracy": 0.75, "f1": None}
     assert scores.selected(found, ("accuracy", "pearson")) == 0.625
