@@ -4,6 +4,7 @@ import errno
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have it
 
 
 class StopError(Exception):
@@ -51,6 +52,8 @@ def of_storage(error: Exception) -> InputError | None:
     if error.errno in REFUSED and error.filename:
         refused = f"{error.filename}: this user can't read or write it {reason}"
         return InputError(f"{refused}; change its permissions, or use another folder.")
+    if error.errno in NO_NAME and error.filename:
+        return InputError(f"{error.filename}: no file or folder can have this name {reason}; use another one.")
     if "No usable temporary directory" in reason:
         return InputError(f"no folder for temporary files can be written {reason}; set TMPDIR to one that can.")
     return None

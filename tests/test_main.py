@@ -124,6 +124,8 @@ def test_files_and_texts_are_utf8_in_any_locale(tmp_path, encoding):
     [
         (errno.EROFS, "/x/report.html", ("/x/report.html", "Read-only", "another folder")),
         (errno.EDQUOT, "/x/y", ("/x/y", "quota", "make room")),
+        (errno.ENAMETOOLONG, "/x/long", ("/x/long", "too long", "another one")),
+        (errno.ELOOP, "/x/loop", ("/x/loop", "links", "another one")),
         (errno.ENOENT, "No usable temporary directory found", ("temporary", "TMPDIR")),
     ],
 )
