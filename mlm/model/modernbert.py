@@ -9,7 +9,7 @@ C classes, N = B x K.
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -183,8 +183,10 @@ class ModernBertModule(Model):
     """ModernBERT under any head."""
 
     layer_class = Layer
-    fixed = (("norm_bias", False), ("attention_bias", False), ("mlp_bias", False), ("classifier_bias", False))
-    fixed += (("decoder_bias", True),)
+    computes: ClassVar = {
+        "decoder_bias": (True,),
+        **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), (False,)),
+    }
 
     def setup(self) -> None:
         config = self.config

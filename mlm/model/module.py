@@ -9,7 +9,7 @@ Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import flax.linen as nn
 import jax
@@ -31,6 +31,8 @@ from mlm.model.partition_rules import PartitionRules
 
 Params = dict[str, Any]
 MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"  # transformers' heads
+COMPUTES = {MASKED_LM: {"tie_word_embeddings": (True,)}, SEQUENCES: {"classifier_pooling": ("cls",)}}
+ACTIVATIONS = dict.fromkeys(("hidden_act", "hidden_activation", "classifier_activation"), tuple(layers.ACTIVATIONS))
 OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutput, TOKENS: FlaxTokenClassifierOutput}
 
 
@@ -134,7 +136,7 @@ class Model(nn.Module):
     """
 
     in_transformers = True  # a class attribute, not a field
-    fixed = (("is_decoder", False), ("position_embedding_type", "absolute"))  # keys of its config, what it computes
+    computes: ClassVar = {"is_decoder": (False,), "position_embedding_type": ("absolute",)}  # of its config's values
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -223,10 +225,7 @@ class Model(nn.Module):
     @nn.nowrap
     def check_config(self) -> None:
         """Raises ValueError for a value that would be ignored; a changed module may compute what it asks for."""
-        of_head = {MASKED_LM: ("tie_word_embeddings", True), SEQUENCES: ("classifier_pooling", "cls")}
-        computed = {key: (value,) for key, value in (*self.fixed, of_head.get(self.head_name, self.fixed[0]))}
-        computed |= dict.fromkeys(("hidden_act", "hidden_activation", "classifier_activation"), (*layers.ACTIVATIONS,))
-        for key, values in computed.items():
+        for key, values in (self.computes | COMPUTES.get(self.head_name, {}) | ACTIVATIONS).items():
             if self.in_transformers and (value := getattr(self.config, key, values[0])) not in values:
                 raise ValueError(f"config.{key} = {value!r}: this model computes {', '.join(map(str, values))} alone.")
 
