@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +152,8 @@ def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> No
     print(f"\nbest checkpoint, after {best.step:,} steps, on the {scores['rows']:,} {content['split']} rows")
     for name, set_scores in {"": scores, **content["sets"]}.items():
         specs = {key: spec for key, (_, spec) in report.SCORES.items() if key in set_scores and key != "rows"}
-        shown = ", ".join(f"{key} {set_scores[key]:{spec}}" for key, spec in specs.items())
+        values = {key: math.nan if set_scores[key] is None else set_scores[key] for key in specs}
+        shown = ", ".join(f"{key} {values[key]:{spec}}" for key, spec in specs.items())
         print(f"  {f'{name}: ' if name else ''}{shown or 'no labels'}")
     unit = "words" if "words" in scores else "rows"
     for true, predicted, count, rows in report.confused_pairs(content, 5):

@@ -93,7 +93,7 @@ def run(
         masking = _eval_masking(config, task, workdir, manifest)
         result["dtypes"] = dtypes.compare(config, shards, params, modules, masking, split=part, mesh=mesh)
     if cluster.is_primary():
-        print(json.dumps(result))
+        print(json.dumps(logs.finite(result)))
         show(*summary(result), out=sys.stderr)
         made_by = {"class": entry.identity} if entry.identity else {}
         entries = {key: {"model": loaded.source, **made_by, **values} for key, values in entries.items()}

@@ -41,7 +41,7 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
     examples = data.tokenize(tables, names, tokenizer_folder=folder, length=length, multiple=multiple)
     scores = score(config, workdir, examples, loaded, split)
     if cluster.is_primary():
-        print(json.dumps({"split": split, "model": loaded.source, **scores}))
+        print(json.dumps(logs.finite({"split": split, "model": loaded.source, **scores})))
     return scores
 
 
@@ -77,7 +77,7 @@ def score(
         for name in predict:
             make_folder(workdir.predictions)
             write_text(workdir.predictions / f"{name}.tsv", _prediction_rows(examples, name, predictions[name]))
-        keep(workdir.classification, lambda: json.dumps(content))
+        keep(workdir.classification, lambda: json.dumps(logs.finite(content)))
     return scores[split]
 
 

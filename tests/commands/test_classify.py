@@ -18,6 +18,7 @@ from mlm.errors import InputError
 from mlm.export import export
 from mlm.model import classifier
 from mlm.pretrained import checkpoint_files, load, locate
+from mlm.tasks import classification
 from mlm.workdir import Workdir
 from tests.support import labelled_texts
 from tests.support.labelled_texts import rows, sentences, word_settings, write_csv
@@ -119,6 +120,23 @@ def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
     assert __main__.main(exported) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["split"] == "test" and found["rows"] == 17 and found["model"] == str(workdir.export)
+
+
+@pytest.mark.standard
+def test_a_score_that_is_undefined_is_null_in_json(finished, tmp_path, monkeypatch, capsys):
+    """As a correlation of constant labels is; the summary of a run reads it back."""
+    shutil.copytree(finished[0].root, tmp_path / "run")
+    undefined = {"loss": 1.0, "matthews": np.nan, "rows": 17}
+    monkeypatch.setattr(classification, "evaluate", lambda *_: (undefined, np.zeros(17)))
+    capsys.readouterr()
+    assert __main__.main(["evaluate", f"--workdir={tmp_path / 'run'}", "--split=test"]) == 0
+    workdir = Workdir(str(tmp_path / "run"), create=False)
+    content = json.loads(workdir.classification.read_text(), parse_constant=pytest.fail)
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["matthews"] is None
+    assert content["scores"]["matthews"] is None
+    workdir.classification.write_text(json.dumps(content | {"sets": {"validation": content["scores"]}}))
+    classify._summarize(workdir, SimpleNamespace(step=6), undefined)
+    assert "validation: loss 1.0000, matthews nan" in capsys.readouterr().out
 
 
 @pytest.mark.standard
