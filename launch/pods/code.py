@@ -38,7 +38,9 @@ def repository() -> pathlib.Path:
     """Returns the root of the repository that this launcher is part of, or of the one we are in."""
     try:
         return pathlib.Path(_git(pathlib.Path.cwd(), "rev-parse", "--show-toplevel").decode().rstrip("\n"))
-    except PodError:
+    except PodError as error:
+        if "not a git repository" not in str(error):
+            raise
         raise SettingsError(f"{pathlib.Path.cwd()} is in no git repository: run this from the code's folder.") from None
 
 
@@ -67,10 +69,10 @@ def pack(root: pathlib.Path) -> Code:
 
 def path_in(root: pathlib.Path, code: Code, file: str) -> str:
     """Returns the path of a config, or of a researcher's file, in the code. Raises SettingsError if it isn't there."""
-    path = pathlib.Path(file).resolve()
+    path = pathlib.Path(os.path.realpath(file))
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
     if name not in code.files:
-        where = "git add it" if path.exists() else "there is no such file"
+        where = "git add it" if os.path.exists(path) else "there is no such file"
         raise SettingsError(f"{file} is not in the code that goes to the hosts: {where}.")
     return name
 
@@ -91,9 +93,10 @@ def _files(root: pathlib.Path, *words: str) -> list[str]:
 
 def _git(root: pathlib.Path, *words: str) -> bytes:
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, check=False)
+        argv, english = ["git", "-C", str(root), *words], {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(argv, capture_output=True, check=False, env=english)
     except FileNotFoundError:
         raise PodError("git isn't on this machine's PATH: install it.", "missing") from None
     if done.returncode:
-        raise PodError(f"git {words[0]} failed in {root}: {done.stderr.decode(errors='replace').strip()}.")
+        raise PodError(f"git {words[0]} failed in {root}: {' '.join(done.stderr.decode(errors='replace').split())}.")
     return done.stdout

@@ -71,7 +71,8 @@ def test_configs_must_be_in_it(repository, monkeypatch):
     assert code.path_in(repository, packed, "configs/a.py") == "configs/a.py"
     monkeypatch.chdir(repository / "configs")
     assert code.path_in(repository, packed, "a.py") == "configs/a.py"
-    for bad in ("b.py", "/etc/passwd", "../../x.py"):
+    (repository / "loop.py").symlink_to("loop.py")
+    for bad in ("b.py", "/etc/passwd", "../../x.py", "x" * 300, "../loop.py"):
         with pytest.raises(SettingsError, match=bad):
             code.path_in(repository, packed, bad)
 
@@ -83,3 +84,12 @@ def test_outside_of_a_repository(tmp_path, monkeypatch):
         code.repository()
     with pytest.raises(PodError, match="git rev-parse failed"):
         code.pack(tmp_path)
+
+
+def test_a_repository_that_git_does_not_read(repository, monkeypatch):
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # a colleague's
+    with pytest.raises(PodError, match=r"git config --global --add safe.directory"):
+        code.repository()
+    monkeypatch.setenv("PATH", str(repository))
+    with pytest.raises(PodError, match="git isn't on this machine's PATH"):
+        code.repository()
