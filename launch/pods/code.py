@@ -72,7 +72,7 @@ def path_in(root: pathlib.Path, code: Code, file: str) -> str:
     path = pathlib.Path(os.path.realpath(file))
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
     if name not in code.files:
-        where = "git add it" if os.path.exists(path) else "there is no such file"
+        where = "git add it" if os.access(path, os.F_OK) else "there is no such file"
         raise SettingsError(f"{file} is not in the code that goes to the hosts: {where}.")
     return name
 
