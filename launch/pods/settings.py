@@ -14,13 +14,13 @@ WORD = (r"[A-Za-z0-9][-A-Za-z0-9._:/]*", "be one plain word")  # can't be taken 
 RULES = {  # key: (what its value matches, and must, in words)
     **dict.fromkeys(("project", "zone", "runtime_version", "network", "user"), WORD),
     "name": ("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "be small letters, digits and dashes, 63 at most, a letter first"),
-    "bucket": (r"gs://[a-z0-9][-a-z0-9._]+(/.*)?", "begin with gs:// and a bucket's name"),
+    "bucket": (r"gs://[a-z0-9][-a-z0-9._]+(/[^\0]*)?", "begin with gs:// and a bucket's name"),
     "track": ("alpha", 'be "alpha" or "": gcloud has no other track for TPU VMs'),
-    "python": ("/.*", "be an absolute path"),
+    "python": (r"/[^\0]*", "be an absolute path"),
     "root": (r"(?!-)(?!(.*/)?\.\.(/|$))[^\0]+", "be a folder, such as ~/.mlm-pod"),
 }
 RANGES = {"price": (0, 1e6), "hosts": (0, 4096)}
-FLAG = re.compile(r"--[a-z][-a-z0-9]*(=.*)?", re.DOTALL)
+FLAG = re.compile(r"--[a-z][-a-z0-9]*(=[^\0]*)?")
 # what the launcher itself says to gcloud, or depends on
 OWN_FLAGS = (
     "--project", "--zone", "--accelerator-type", "--version", "--runtime-version", "--node-id", "--spot", "--network",
@@ -129,7 +129,7 @@ def _read(path: pathlib.Path) -> dict[str, object]:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{path} can't be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a list in 1,000 others
         raise SettingsError(f"{path} is no TOML: {error}.") from error
     for name in values:
         if name not in FIELDS:

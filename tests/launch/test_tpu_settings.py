@@ -78,6 +78,12 @@ def test_bad_values_name_file_and_key(tmp_path, key):
             assert str(value[0] if isinstance(value, list) else value) in str(error.value) and error.value.code == 2
 
 
+def test_no_argument_of_a_program_holds_a_zero():
+    for key, value in {"create_flags": ["--x=\0"], "python": "/a\0", "bucket": "gs://bucket/\0"}.items():
+        with pytest.raises(SettingsError, match=key.replace("_", "-")):
+            settings.load("", {**GOOD, key: value})
+
+
 def test_files_that_are_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for text, values, words in (
@@ -85,6 +91,8 @@ def test_files_that_are_none(tmp_path, monkeypatch):
         ("name = my pod", {}, "pod.toml is no TOML: .*line 1"),
         (toml({key: GOOD[key] for key in ("name", "project")}), {}, "pod.toml has no zone"),
         (toml({**GOOD, "typo": 1}), {}, "pod.toml: typo is no key"),
+        (f"hosts = {'9' * 5000}", {}, "pod.toml is no TOML: Exceeds the limit"),
+        (f"create_flags = {'[' * 3000}{']' * 3000}", {}, "pod.toml is no TOML: maximum recursion"),
     ):
         with pytest.raises(SettingsError, match=words):
             settings.load(write(tmp_path, text) if text else "", values)
