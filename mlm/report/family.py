@@ -50,6 +50,8 @@ def ancestry(root: UPath) -> list[Run]:
     while run and run not in runs:
         runs.append(run)
         run = run.parent and read(run.parent)
+    if run:  # what the last one came from is gone, and a folder that leads back to it has the same name
+        runs[-1] = runs[-1]._replace(parent=None)
     return runs
 
 

@@ -107,3 +107,14 @@ def test_the_page_shows_the_tree_and_the_curve(family):
     assert [f"{INDENT}step 20", f"{20 * ROWS:,}", "4.8000", "20.0%", "", ""] in page.rows
     assert page.row("Tokens read") == [f"{40 * ROWS + 40 * ROWS // 2:,} in 80 steps"], "the branch's rows are shorter"
     assert "Downstream scores" in page.text and "Milestones and branches" in page.text
+
+
+def test_runs_whose_names_lead_back_to_them_are_branches_of_what_is_gone(tmp_path):
+    """The run that a branch came from is gone; the folder of that name beside it is the branch itself, or another."""
+    for folder, names in (("one", ("a",)), ("two", ("a", "b"))):
+        for name, source in zip(names, reversed(names), strict=True):
+            start = f"{tmp_path}/gone/{source}@20"
+            make_run(tmp_path / folder / name, f"train.branch_from={start}", steps=60, milestones=(20,))
+        rows = Family(Workdir(str(tmp_path / folder / "a"))).table()[1:]
+        assert [row[0].strip(INDENT) for row in rows if "step" not in row[0]] == list(reversed(names))
+        assert rows[0][-1] == f"from {tmp_path}/gone/{names[0]}@20" and rows[-1][1] == "", "unknown tokens"
