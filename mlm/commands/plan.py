@@ -74,7 +74,7 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         cells = plan.cells(args.sweep, args.topology)
         rules = configs.load_rules(args.config)
         rows = [plan.plan_cell(config, job, args.slices, cell, rules) for cell in cells]
-        return {"sweep": rows, "calibration": tables.reference(row.get("plan", row["cell"]) for row in rows)}
+        return {"sweep": rows, "calibration": tables.reference(row["plan"] for row in rows if "plan" in row)}
     if not args.topology:
         raise InputError(
             "--topology: name the TPU or GPU, as in v5e:2x4 or h100:8; --topology=v5e:? lists those of v5e."

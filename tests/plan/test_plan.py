@@ -180,3 +180,8 @@ def test_bad_flags(capfd):
         assert words in capfd.readouterr().err
     with pytest.raises(InputError, match="does not fit 16 devices"):
         planned("mesh.data=8", name="v5e:4x4")
+
+
+def test_a_sweep_of_which_nothing_can_be_planned(capsys):
+    assert main(["plan", "--config=configs/quickstart.py", "--sweep", "topology=v9:1x1"]) == 0
+    assert "there is no such TPU or GPU" in " ".join(capsys.readouterr().out.split())
