@@ -59,6 +59,9 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:  # as in `| head`
         sys.stderr.close()
         return 141  # as for whoever dies of SIGPIPE: a run that was followed is not done
+    except OSError as error:  # a file of this machine that is in the way, or may not be written
+        print(f"tpu {args.name}: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr)
+        return 1
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -101,7 +104,15 @@ def add_flag(sub: argparse.ArgumentParser, flag: str, default: object) -> None:
         sub.add_argument(flag, action="append", default=[], metavar="NAME", help=HELP[flag])
     else:
         shown = f"; default: {default:g}" if default else ""
-        sub.add_argument(flag, type=type(default), default=default, metavar="VALUE", help=HELP[flag] + shown)
+        kind = seconds if type(default) is float else type(default)
+        sub.add_argument(flag, type=kind, default=default, metavar="VALUE", help=HELP[flag] + shown)
+
+
+def seconds(text: str) -> float:
+    """Returns a number of seconds that can be waited for. Raises ValueError."""
+    if not 0 <= float(text) <= 1e6:
+        raise ValueError
+    return float(text)
 
 
 def follow(args: argparse.Namespace, hosts: Hosts, run: str, attempt: int) -> int:

@@ -39,7 +39,10 @@ class TpuVm:
 
     def __init__(self, settings: Settings, runner: backend.Runner):
         self.settings, self.runner, self.dry = settings, runner, runner.dry
-        self.owner = re.sub("[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]
+        try:
+            self.owner = re.sub("[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]
+        except (KeyError, OSError):  # of a container, say
+            raise SettingsError("this machine has no name for you, with which `up` labels the pod: set USER.") from None
         self.routes: list[list[str]] = []  # an ssh command for each host
         self._routes_file = pathlib.Path("runs/pods/ssh") / f"{settings.name}.json"  # under the folder we are in
 

@@ -149,3 +149,25 @@ def test_flags_that_gcloud_does_not_take(pod):
 def test_no_gcloud(pod, monkeypatch):
     monkeypatch.setenv("PATH", str(pod.repository))
     assert "gcloud can't be started (No such file or directory)" in pod.tpu("up", code=1)
+
+
+def test_a_file_in_the_way_is_named(pod):
+    pod.tpu(*UP)
+    (pod.repository / "runs").touch()
+    assert "tpu status: runs/pods/ssh: Not a directory\n" in pod.tpu("status", code=1)
+
+
+def test_a_user_without_a_name(pod, monkeypatch):
+    def getuser():
+        raise KeyError("getpwuid(): uid not found: 54321")
+
+    monkeypatch.setattr(gcloud.getpass, "getuser", getuser)
+    assert "set USER" in pod.tpu("status", code=2)
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf", "1e12", "x"])
+def test_seconds_that_nobody_can_wait_for(pod, seconds):
+    for words in (("up", "--every"), ("status", "--timeout"), ("stop", "a", "--grace")):
+        with pytest.raises(SystemExit) as end:
+            pod.tpu(*words[:-1], f"{words[-1]}={seconds}")
+        assert end.value.code == 2 and words[-1] in pod.capsys.readouterr().err
