@@ -195,15 +195,17 @@ class TpuVm:
     def _ask(self, *words: str) -> list | dict | None:
         """Returns gcloud's answer, {} in a dry run, or None if there is no such thing."""
         try:
-            text = self._gcloud(*words, "--format=json").strip()
-            return json.loads(text or "{}")
-        except json.JSONDecodeError as error:
-            sentence = f"gcloud's answer is no JSON: {text[:200]!r}; try `gcloud components update`."
-            raise PodError(sentence) from error
+            text = self._gcloud(*words, "--format=json")
         except PodError as error:
             if error.kind == "absent":
                 return None
             raise
+        with contextlib.suppress(json.JSONDecodeError):
+            answer = {} if self.dry else json.loads(text)
+            if self.dry or type(answer) is (list if words[1] == "list" else dict):
+                return answer
+        what = f"gcloud's answer is not what {' '.join(words[:2])} says in JSON"
+        raise PodError(f"{what}: {text[:200]!r}; try `gcloud components update`.")
 
     def _gcloud(self, *words: str, timeout: float = ASK) -> str:
         """Runs gcloud and returns what it printed. Raises PodError in clear words."""
@@ -218,6 +220,8 @@ class TpuVm:
         """Returns why gcloud failed; asked_of: as in `answers.explain`."""
         if result.code is None:
             return PodError(f"gcloud {what} gave no answer within {timeout:.0f} s: try again.", "network")
+        if result.code < 0:
+            return PodError(f"gcloud {what} was killed by signal {-result.code}: try again.")
         refusal = answers.refusal(result.stderr)
         if result.code == 2:  # its parser's: the same words are refused again
             advice = "see create_flags, ssh_flags and track in pod.toml"

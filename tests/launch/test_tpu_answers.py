@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 from pods import answers, backend, gcloud, settings
-from pods.errors import PASSING, TRIED
+from pods.errors import PASSING, TRIED, PodError
 
 SAID = tomllib.loads((pathlib.Path(__file__).parent / "gcloud_answers.toml").read_text())
 
@@ -33,6 +33,19 @@ def test_an_answer_is_what_it_is(name):
 
 def test_no_answer_is_the_network_s():
     assert CLOUD._explain("tpu-vm describe", backend.Result(None)).kind == "network"
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '[{"state": "READY"}]', "5", '{"state": "RE'])
+def test_an_answer_of_another_kind_is_no_absent_pod(monkeypatch, text):
+    monkeypatch.setattr(backend.Runner, "run", lambda *_: backend.Result(0, text))
+    with pytest.raises(PodError, match="gcloud's answer is not what") as error:
+        CLOUD.describe()
+    assert error.value.kind == "other"
+
+
+def test_a_gcloud_that_is_killed_is_no_refusal():
+    said = CLOUD._explain("tpu-vm describe", backend.Result(-9))
+    assert "gcloud tpu-vm describe was killed by signal 9" in str(said) and "refused" not in str(said)
 
 
 CLOSED = "ssh: connect to host 34.1.2.3 port 22: Connection timed out"
