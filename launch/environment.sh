@@ -25,6 +25,11 @@ fail() { # what failed, what to do
 }
 stamp=$(cat requirements.txt launch/environment.sh | cksum | cut -d' ' -f1)
 if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$stamp" ]; then
+  whole='import pip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
+  if [ -x "$venv/bin/python" ] && ! "$venv/bin/python" -c "$whole" 2>/dev/null; then
+    echo "launch: $venv has no pip, or not Python 3.11, 3.12 or 3.13: remove it (rm -rf $venv), and start again" >&2
+    exit 2
+  fi
   echo "launch: installing requirements.txt into $venv" >&2
   # Ubuntu's python3 can make no environment without its package python3-venv, uv can
   if ! [ -x "$venv/bin/python" ] && ! "${python:-false}" -m venv "$venv" >/dev/null 2>&1; then

@@ -7,8 +7,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh
 
-config=configs/quickstart.py workdir=
+config=configs/quickstart.py workdir= before=
 for argument in "$@"; do
+  case $before in --config | --workdir) argument=$before=$argument ;; esac
+  before=$argument
   case $argument in
     --config=*) config=${argument#*=} ;;
     --workdir=*) workdir=${argument#*=} ;;

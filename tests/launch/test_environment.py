@@ -34,10 +34,11 @@ class Machine:
         self.folder, self.log = folder, folder / "log"
         (folder / "launch").mkdir()
         (folder / "bin").mkdir()
-        shutil.copy(LAUNCH / "environment.sh", folder / "launch")
+        for name in ("environment.sh", "local.sh"):
+            shutil.copy(LAUNCH / name, folder / "launch")
         (folder / "requirements.txt").write_text("jax==0.10.2\n")
         self.write("works", WORKS.format(log=self.log))
-        for name in ("bash", "cat", "chmod", "cksum", "cut", "cp", "dirname", "mkdir", "rm", "sed"):
+        for name in ("basename", "bash", "cat", "chmod", "cksum", "cut", "cp", "dirname", "mkdir", "rm", "sed"):
             (folder / "bin" / name).symlink_to(shutil.which(name))
 
     def write(self, name: str, text: str) -> None:
@@ -101,3 +102,22 @@ def test_another_folder(machine):
     made = "uv: pip install --quiet --compile-bytecode --python a b/bin/python -r requirements.txt"
     machine.run(MLM_VENV="a b")
     assert made in machine.log.read_text().splitlines() and not (machine.folder / ".venv").exists()
+
+
+def test_a_folder_that_is_no_whole_environment_is_named(machine):
+    """Ctrl-C while it was made, `uv venv`, or another Python's: what is in it may be somebody's."""
+    machine.python3("3.11.2")
+    (machine.folder / ".venv/bin").mkdir(parents=True)
+    machine.write(".venv/bin/python", '#!/bin/sh\n[ "$1" = -c ] && echo 3.11\nexit 1\n')
+    argv, environment = ["bash", "launch/environment.sh"], {"PATH": str(machine.folder / "bin")}
+    done = subprocess.run(argv, cwd=machine.folder, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "rm -rf .venv" in done.stderr and (machine.folder / ".venv/bin/python").exists()
+
+
+@pytest.mark.parametrize("words", [["--config=configs/x.py"], ["--config", "configs/x.py"]])
+def test_the_main_job_has_the_folder_of_its_config(machine, words):
+    machine.python3("3.11.2")
+    environment = {"PATH": str(machine.folder / "bin")}
+    subprocess.run(["bash", "launch/local.sh", *words], cwd=machine.folder, env=environment, check=True, timeout=60)
+    last = machine.log.read_text().splitlines()[-1]
+    assert last == " ".join(["made: -m mlm run --config=configs/x.py --workdir=runs/x", *words])
