@@ -40,6 +40,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.text import show
 
     args.entry.refuse("glue")
+    if locate.is_workdir(args.workdir):  # its glue.json has a table for each of its steps
+        raise InputError(f"--workdir={args.workdir}: holds a trained model; name another folder for the table.")
     names, protocol = [name for name in TASKS if name in args.tasks], load_protocol(args.protocol)
     for name in names:
         if name in protocol.from_mnli and "mnli" not in names:
@@ -55,8 +57,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         for split in TASKS[name].validation:
             glue.read(args.data, name, split)  # before anything is trained
     other = logs.read_object(UPath(args.against) / glue.RESULT) if args.against else None
-    if other == {}:
-        raise InputError(f"--against={args.against}: has no {glue.RESULT}; name the --workdir of another `glue`.")
+    if other is not None and "tasks" not in other:  # a model's glue.json has several tables
+        fix = "name the --workdir of another `glue`"
+        raise InputError(f"--against={args.against}: has no {glue.RESULT} of one model; {fix}.")
     workdir = Workdir(args.workdir)
     model = canonical(args.model) if locate.is_workdir(args.model) or UPath(args.model).is_dir() else args.model
     flags = [f"--config={args.config}", f"--config.train.init_from={model}"]

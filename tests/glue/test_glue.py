@@ -155,6 +155,9 @@ def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_p
     (tmp_path / "odd.py").write_text("def get_protocol():\n    return {'epochs': 3}\n")
     refused(f"--protocol={tmp_path / 'odd.py'}", words="odd.py: get_protocol()")
     refused("--protocol=mosaic", "--tasks", "rte", words="rte ")
+    refused("--tasks", "rte", f"--workdir={trained_workdir.root}", words=f"--workdir={trained_workdir.root}: holds a")
+    (tmp_path / "glue.json").write_text('{"20": {"tasks": {}}}')  # as in a model's workdir
+    refused("--tasks", "rte", f"--against={tmp_path}", words=f"--against={tmp_path}: ")
     own, copy = pathlib.Path(data.removeprefix("jsonl:")) / "rte" / "validation.jsonl", tmp_path / "copy" / "rte"
     copy.mkdir(parents=True)
     for old, new, words in (
