@@ -37,7 +37,8 @@ def _model(config: ConfigDict) -> Broken:
         if not is_modernbert and model[key] != default:
             yield f"model.{key}", f"is for family modernbert; leave it at {default:g}"
     if model.implementation != "transformers" and model.family not in FAMILIES:
-        yield "model.family", f"must be one of {', '.join(FAMILIES)}; another needs model.implementation = transformers"
+        other = "another is for pretraining alone, with model.implementation = transformers"
+        yield "model.family", f"must be one of {', '.join(FAMILIES)}; {other}"
     if model.init != "stock" and model.family not in FAMILIES:
         yield "model.init", f"can't be {model.init} of this model.family"
     if model.hidden_size % model.heads > 0:

@@ -84,7 +84,10 @@ def test_layers_have_the_windows_of_the_config():
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        (["model.family=electra"], ["config.model.family = 'electra'", "model.implementation = transformers"]),
+        (
+            ["model.family=electra"],
+            ["config.model.family = 'electra'", "pretraining alone, with model.implementation = transformers"],
+        ),
         (["model.family=bart", STOCK], ["config.model.family = bart", "in Flax", "electra"]),
         (["model.family=albert", STOCK, "model.remat=true"], ["config.model.remat"]),
         (["model.family=electra", STOCK, "model.init=primed"], ["config.model.init"]),
