@@ -10,6 +10,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 from typing import NamedTuple, Self
 
 from ml_collections import ConfigDict
@@ -135,9 +136,14 @@ def total_steps(config: ConfigDict, records: int) -> int:
         return HOURS_STEPS
     if config.train.steps:
         return config.train.steps
-    rows = config.train.epochs * records
+    rows = rows_of_epochs(config, records)
     size = max(size for size in batch_sizes(config) if size.rows_before < rows)
     return size.first - 1 + math.ceil((rows - size.rows_before) / size.rows)
+
+
+def rows_of_epochs(config: ConfigDict, records: int) -> Fraction:
+    """Returns the rows of train.epochs passes over `records`: 1.1 of 1,100 are 1,210, and not more, as in floats."""
+    return Fraction(str(config.train.epochs)) * records
 
 
 def branch_start(config: ConfigDict) -> int:

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 
 from mlm.data import examples as data
 from mlm.data.examples import Examples
-from mlm.data.stages import Stage, Stages
+from mlm.data.stages import Stage, Stages, rows_of_epochs
 from mlm.errors import InputError
 from mlm.model import classifier, families
 from mlm.model.attention import Attention, by_length
@@ -52,7 +52,7 @@ class Classification(Task):
         self.module = make_module(config, self.model_config, examples, self.mesh)
 
         self._count, rows = len(examples.splits["train"]), config.data.global_batch
-        steps = config.train.steps or math.ceil(config.train.epochs * self._count / rows)
+        steps = config.train.steps or math.ceil(rows_of_epochs(config, self._count) / rows)
         self.stages = Stages([Stage(1, math.inf, rows, examples.length, 1, 0)], steps)
         optimizer.check_schedule(config, steps)
         self.schedule = optimizer.make_schedule(config, steps)

@@ -80,6 +80,8 @@ def test_steps_and_rows():
     assert total_steps(tiny_config("train.steps=7"), records=10_000) == 7
     epochs = ("train.steps=0", "train.epochs=1.5")
     assert total_steps(tiny_config(*epochs), records=100) == 10, "150 rows in batches of 16, the last one is whole too"
+    whole = tiny_config("train.steps=0", "train.epochs=1.1", "data.global_batch=8")
+    assert total_steps(whole, records=1600) == 220, "1,760 rows, though 1.1 * 1600 is more in floats"
     steps = [total_steps(tiny_config(*SIZES, *epochs), records) for records in (160, 163, 24, 25, 8, 1)]
     assert steps == [6 + 13, 6 + 14, 6, 7, 3, 1], "240 - 36 rows in batches of 16; few rows end within the stages"
     stages = stages_of(*SIZES)
