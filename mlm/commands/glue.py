@@ -33,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_json_flag(parser)
 
 
+def _check_folders(args: argparse.Namespace) -> None:
+    """Raises InputError for a --workdir or --data that can't be used, by its name alone."""
+    if locate.is_workdir(args.workdir):  # its glue.json has a table for each of its steps
+        raise InputError(f"--workdir={args.workdir}: holds a trained model; name another folder for the table.")
+    if args.data and args.data.partition(":")[0] not in ("hf", "jsonl"):
+        raise InputError(f"--data={args.data}: must be hf:FOLDER, or jsonl:FOLDER with TASK/SPLIT.jsonl.")
+
+
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.glue import glue
     from mlm.glue.tasks import TASKS, load_protocol
@@ -40,8 +48,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.text import show
 
     args.entry.refuse("glue")
-    if locate.is_workdir(args.workdir):  # its glue.json has a table for each of its steps
-        raise InputError(f"--workdir={args.workdir}: holds a trained model; name another folder for the table.")
+    _check_folders(args)
     names, protocol = [name for name in TASKS if name in args.tasks], load_protocol(args.protocol)
     for name in names:
         if name in protocol.from_mnli and "mnli" not in names:

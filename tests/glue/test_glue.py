@@ -156,6 +156,8 @@ def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_p
     refused(f"--protocol={tmp_path / 'odd.py'}", words="odd.py: get_protocol()")
     refused("--protocol=mosaic", "--tasks", "rte", words="rte ")
     refused("--tasks", "rte", f"--workdir={trained_workdir.root}", words=f"--workdir={trained_workdir.root}: holds a")
+    for wrong in (str(tmp_path), f"csv:{tmp_path}", "jsonl"):
+        refused("--tasks", "rte", words="--data: " if wrong == "jsonl" else f"--data={wrong}: must be", data=wrong)
     (tmp_path / "glue.json").write_text('{"20": {"tasks": {}}}')  # as in a model's workdir
     refused("--tasks", "rte", f"--against={tmp_path}", words=f"--against={tmp_path}: ")
     own, copy = pathlib.Path(data.removeprefix("jsonl:")) / "rte" / "validation.jsonl", tmp_path / "copy" / "rte"
