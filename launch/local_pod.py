@@ -36,7 +36,9 @@ class Pod:
         """arguments: of each process; folder: holds one for each, named by its number; devices: of each, CPUs."""
         key = "--config.pod.heartbeat="
         heartbeats = [word.removeprefix(key) for word in arguments if word.startswith(key)]
-        self.heartbeat = float(heartbeats[-1]) if heartbeats else HEARTBEAT
+        self.heartbeat = HEARTBEAT
+        with contextlib.suppress(ValueError, IndexError):  # each process says what is wrong with it
+            self.heartbeat = float(heartbeats[-1])
         self.arguments = arguments if heartbeats else [*arguments, f"{key}{HEARTBEAT}"]
         self.folders = [folder / str(index) for index in range(processes)]
         self.children: list[subprocess.Popen] = []
@@ -146,9 +148,13 @@ def main(argv: list[str]) -> int:
     program = "Python file that calls mlm's main(pretraining=...), in the place of python -m mlm"
     parser.add_argument("--program", default="", metavar="FILE", help=program)
     host_setup.prepare_streams()
+    words = iter(argv)  # --config.key value is --config.key=value
+    argv = [f"{w}={next(words, '')}" if w.startswith("--config.") and "=" not in w else w for w in words]
     args, rest = parser.parse_known_args(argv)
     if args.processes < 1 or args.devices < 1:
         parser.error("N and --devices must be at least 1")
+    if "://" in args.workdir:
+        parser.error(f"--workdir={args.workdir}: the logs of all processes lie in it: give a folder of this machine")
     config = Path(args.config).expanduser().absolute()
     workdir = Path(args.workdir or f"runs/{config.stem}-pod").expanduser().absolute()
     arguments = [args.command, f"--config={config}", f"--workdir={workdir}", *rest]
@@ -156,7 +162,11 @@ def main(argv: list[str]) -> int:
     pod = Pod(args.processes, arguments, workdir / "hosts", devices=args.devices, program=program)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pod.ask)
-    pod.start()
+    try:
+        pod.start()
+    except OSError as error:
+        pod.kill()
+        parser.error(f"--workdir={workdir}: {error.filename}: {error.strerror}")
     cause = pod.wait()
     if cause is None:
         return 0

@@ -113,3 +113,20 @@ def test_command_line(tmp_path):
     assert {path.name for path in (tmp_path / "run" / "hosts").iterdir()} == {"0", "1"}
     refused = subprocess.run([*command[:2], "0", "x.py"], cwd=ROOT, capture_output=True, text=True)
     assert "N and --devices must be at least 1" in refused.stderr
+
+
+def test_a_workdir_must_be_a_folder_of_this_machine(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for workdir, words in (("gs://bucket/x", "of this machine"), (str(tmp_path / "file"), "Not a directory")):
+        with pytest.raises(SystemExit) as end:
+            local_pod.main(["1", "x.py", f"--workdir={workdir}"])
+        assert end.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--config.pod.heartbeat=7"], ["--config.pod.heartbeat", "7"]])
+def test_a_heartbeat_in_one_word_or_two(tmp_path, words, capfd):
+    program = tmp_path / "program.py"
+    program.write_text("import sys; print(*sys.argv[1:])")
+    assert local_pod.main(["1", "x.py", f"--program={program}", f"--workdir={tmp_path}", *words]) == 0
+    assert [word for word in capfd.readouterr().out.split() if ".heartbeat=" in word] == ["--config.pod.heartbeat=7"]
+    assert local_pod.Pod(1, ["--config.pod.heartbeat=x"], tmp_path, devices=1).heartbeat == local_pod.HEARTBEAT
