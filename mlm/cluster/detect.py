@@ -96,7 +96,10 @@ def _gke(environment: Mapping[str, str]) -> Cluster | None:
     name = next((n for n in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES") if environment.get(n)), "")
     if not name:
         return None
-    hosts = [re.sub(r":\d+$", "", address) for address in environment[name].split(",")]
+    addresses = [address.strip() for address in environment[name].split(",")]
+    hosts = [a if is_ip(a) else re.sub(r":\d+$", "", a).strip("[]") for a in addresses]
+    if not all(hosts):
+        raise InputError(f"${name} is {environment[name]!r}: a host in it has no name.")
     if len(hosts) > 1 and not (tpu_is_attached() or environment.get("JAX_FORCE_TPU_INIT")):
         problem = f"${name} names {len(hosts)} hosts of a TPU, and this machine has no TPU chip"
         raise InputError(f"{problem}; unset it, or give --processes=1 to run here alone.")

@@ -22,6 +22,8 @@ GKE = FORCED | {"TPU_WORKER_HOSTNAMES": ",".join(HOSTS), "TPU_WORKER_ID": "2"}
 MPICH = {"PMI_SIZE": "4", "PMI_RANK": "3"}
 ADDRESSES = FORCED | {"TPU_PROCESS_ADDRESSES": "10.0.0.5:8478,10.0.0.6:8478", "TPU_WORKER_ID": "1"}
 ADDRESSES |= {"TPU_PROCESS_PORT": "8478"}
+IPV6 = {"TPU_PROCESS_ADDRESSES": "[fd00::5]:8478,[fd00::6]:8478", "TPU_WORKER_ID": "1"}
+BARE = {"TPU_PROCESS_ADDRESSES": "fd00::5,fd00::6"}
 SLICES = {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}
 SLICES |= {"MEGASCALE_COORDINATOR_ADDRESS": "run-0-0.run:8080"}
 # Where libtpu finds no TPU it sets such texts for its process, and so for the children of that.
@@ -66,6 +68,8 @@ def refused(**flags) -> str:
         (GKE, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2, hosts=HOSTS)),
         (GKE | SLICES, Cluster("$TPU_WORKER_HOSTNAMES, 2 slices", "run-0-0.run", 8, 6)),
         (GKE | ADDRESSES, Cluster("$TPU_PROCESS_ADDRESSES", "10.0.0.5", 2, 1, hosts=("10.0.0.5", "10.0.0.6"))),
+        (GKE | IPV6, Cluster("$TPU_PROCESS_ADDRESSES", "[fd00::5]", 2, 1, hosts=("fd00::5", "fd00::6"))),
+        (GKE | IPV6 | BARE, Cluster("$TPU_PROCESS_ADDRESSES", "[fd00::5]", 2, 1, hosts=("fd00::5", "fd00::6"))),
         (GKE | SLURM, Cluster("$TPU_WORKER_HOSTNAMES", "run-0-0.run", 4, 2, hosts=HOSTS)),
         (SLURM | OPEN_MPI_4, Cluster("Open MPI", "10.0.0.7", 4, 3)),  # mpirun in a job: its daemon's variables
     ],
@@ -160,6 +164,7 @@ def test_where_process_0_is_has_to_be_said(platform, variables, source):
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, {}, "$TPU_WORKER_HOSTNAMES names 2 hosts"),  # and there is no chip
         ({"SLURM_JOB_NUM_NODES": "4", "SLURM_NODEID": "0"}, {}, "a Slurm job of 4 nodes"),
         (GKE | {"TPU_WORKER_ID": "x"}, {}, "$TPU_WORKER_ID is 'x'"),
+        (GKE | {"TPU_WORKER_HOSTNAMES": "a,b,"}, {}, "$TPU_WORKER_HOSTNAMES is 'a,b,'"),
         (GKE | SLICES | {"MEGASCALE_SLICE_ID": "2"}, {}, "--process-id=10: must be from 0 to 7"),
         (GKE | SLICES | {"MEGASCALE_COORDINATOR_ADDRESS": ""}, {}, "$TPU_WORKER_HOSTNAMES, 2 slices does not say"),
     ],
