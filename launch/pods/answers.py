@@ -17,7 +17,8 @@ STATUS = {  # of an operation's "code": google.rpc.Code
 MISTAKES = ("INVALID_ARGUMENT:", "NOT_FOUND:", "OUT_OF_RANGE:", "UNIMPLEMENTED:")  # the same request is refused again
 GRANT = "gcloud projects add-iam-policy-binding {project} --member=user:YOU --role="
 NETWORK = (
-    r"^(UNAVAILABLE|DEADLINE_EXCEEDED)|gcloud crashed .\w*(connect|timeout|ssl|protocol|transport|socket|oserror|"
+    r"^(UNAVAILABLE|DEADLINE_EXCEEDED)|gcloud crashed .\w*(connect|timeout|ssl|protocol|transport|socket|"
+    r"oserror(?!.*errno (13|28|30|122)\b)|"  # not of a disk that is full, or that may not be written
     r"servernotfound|proxy|gaierror|incomplete|chunked|maxretry)|'status': 5\d\d|failed to resolve|nameresolution|"
     r"max retries exceeded|connection (refused|reset|aborted)|timed out|network (is unreachable|connectivity)|"
     r"unable to find the server|server unavailable"
