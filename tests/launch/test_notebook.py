@@ -76,7 +76,7 @@ def test_it_serves_on_host_0_behind_a_tunnel_until_it_is_stopped(pod, port):
 def test_what_keeps_it_from_serving_is_said(pod, port):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        for bad in (number, 70_000):
+        for bad in (number, 70_000, 0):
             said = pod.tpu("notebook", f"--port={bad}", code=2)
             assert f"--port={bad}: this machine can't open it" in said and pod.cloud.calls() == []
     assert "my-pod is ABSENT, not ready: launch/tpu.py up" in pod.tpu("notebook", f"--port={port}", code=1)
