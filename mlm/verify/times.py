@@ -197,7 +197,11 @@ def check_verdict(session: Session) -> Iterator[Result]:
         in_time = time.monotonic() - session.begin < (SECONDS_QUICK if session.quick else SECONDS)
         if not multihost_utils.broadcast_one_to_all(np.int32(in_time)):
             break
-        trial = measure(session, changes, rows, accumulate=True)
+        try:
+            trial = measure(session, changes, rows, accumulate=True)
+        except MemoryError:  # the run's own step has fit
+            yield Result(_flags(session, changes, rows), "does not fit, with one row a device either")
+            continue
         flags, rate = _flags(session, changes, trial["rows"]), trial["tokens_per_second"]
         rates.setdefault(flags, rate)
         times = rate / next(iter(rates.values()))

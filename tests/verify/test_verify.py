@@ -209,6 +209,20 @@ def test_settings_are_timed_with_the_run_s_accumulation_and_the_fastest_is_named
     assert chosen.measured == "--config.train.accumulate=4"
 
 
+def test_a_setting_that_does_not_fit_is_no_fault_of_the_run(tmp_path, monkeypatch):
+    """Without remat not even one row a device fits, where the run's own step does."""
+    run = session(tmp_path, "data.global_batch=8", "model.remat=true")
+    run.numbers["speed"] = {"rows": 8, "median": 1.0, "seconds": [1.0, 1.1], "tokens_per_second": 500.0}
+    run.numbers["speed"] |= {"useful_flops": 1.0, "accessed_bytes": 1.0}
+    monkeypatch.setattr(times, "memory_limit", lambda: 1.0)
+    monkeypatch.setattr(steps, "our_step", lambda task, batch, options: (None, None))
+    monkeypatch.setattr(steps, "memory", lambda program: {"memory_bytes": 3.0})
+    assert run.run({"verdict": times.check_verdict}) == []
+    _, trial, chosen = run.checks["verdict"]["results"]
+    assert "model.remat=false" in trial["what"] and "does not fit" in trial["measured"]
+    assert chosen["measured"] == "--config.train.accumulate=1"
+
+
 def test_what_plan_reads_is_what_is_written(tmp_path, monkeypatch):
     """The time beside plan's estimate for devices that it has, not scaled by an earlier one."""
     run, devices = session(tmp_path), jax.devices()
