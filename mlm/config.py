@@ -70,6 +70,8 @@ def load(
     """
     if not Path(path).is_file():
         raise InputError(f"{flag}={path}: there is no such file.")
+    if path.endswith(".json"):  # a workdir's config.json
+        raise InputError(f"{flag}={path}: is not Python; name a file with get_config(), such as configs/quickstart.py.")
     config, names = run_file(path, "get_config", f"{flag}={path}")
     if not isinstance(config, ConfigDict):
         raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")

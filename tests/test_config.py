@@ -90,6 +90,8 @@ def test_saved_config_comes_back(tmp_path):
     assert configs.load_saved(path, ["train.steps=9"]).train.steps == 9
     with pytest.raises(InputError, match="steps = -9"):
         configs.load_saved(path, ["train.steps=-9"])
+    with pytest.raises(InputError, match=r"config\.json: is not Python"):
+        configs.load(str(path), [])
 
 
 @pytest.mark.parametrize("data", [None, b"", b"{", b"[1]", b"3", b"\xff", b"[" * 90_000, b"{}", b'{"a": {"b": 1}}'])
