@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from mlm import config as configs
 from mlm.errors import InputError
-from mlm.paths import write_text
+from mlm.paths import canonical, write_text
 from mlm.report import plots, report
 from mlm.report.summary import RunSummary
 from mlm.workdir import Workdir
@@ -20,7 +20,7 @@ ABSENT = "no such key"  # of a group `mine`
 def write(workdirs: list[Workdir]) -> str:
     """Makes compare.html in the first run's folder, one file that needs no network; returns its path."""
     roots = [str(workdir.root) for workdir in workdirs]
-    if twice := [root for root in roots if roots.count(root) > 1]:
+    if twice := [root for root in roots if sum(canonical(root) == canonical(other) for other in roots) > 1]:
         raise InputError(f"--compare={twice[0]}: this run is named twice; name each run once.")
     if len(workdirs) > len(plots.COLORS):
         raise InputError(f"--compare: {len(workdirs)} runs, at most {len(plots.COLORS)} can be shown; name fewer.")

@@ -14,7 +14,7 @@ from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model.families import find
-from mlm.paths import UPath, children, copy_files, write_text
+from mlm.paths import UPath, canonical, children, copy_files, write_text
 from mlm.pretrained import checkpoint_files, load, locate
 from mlm.training.checkpoint import Checkpoints
 from mlm.workdir import LEASE, LOCK, Workdir
@@ -26,7 +26,9 @@ Checkpoint = tuple[Workdir, int]
 def choose(
     names: Sequence[str], new: Workdir, *, last: int = 0, decay: float = 1.0
 ) -> tuple[list[Checkpoint], list[dict[str, Any]]]:
-    """Returns the checkpoints to average into `new`, which may not exist yet, the newest last, and their metadata.
+    """Returns the checkpoints to average into `new`, which may not exist yet, and their metadata.
+
+    Those of one workdir come in the order of their steps, those of several as they are named.
 
     Args:
       names: WORKDIR@A..B (what is there from A to B), WORKDIR@A,B,C, or WORKDIR: its newest, a classifier's best.
@@ -36,12 +38,14 @@ def choose(
     if [path for path in children(new.root) if path.name not in (LOCK, LEASE)]:
         raise InputError(f"--workdir={new.root}: holds something already; name a new folder.")
     chosen = [checkpoint for name in names for checkpoint in _find(name, last)]
+    if len({workdir.root for workdir, _ in chosen}) == 1:
+        chosen.sort(key=operator.itemgetter(1))
+    elif decay != 1 and chosen:
+        raise InputError(f"--decay={decay:g}: is for checkpoints of one workdir.")
     chosen_names = [_name(checkpoint) for checkpoint in chosen]
     if len(set(chosen_names)) < max(len(chosen), 2):
         listed = ", ".join(chosen_names) or "none"
         raise InputError(f"average: takes two checkpoints or more, each once; {' '.join(names)} names {listed}.")
-    if decay != 1 and len({workdir.root for workdir, _ in chosen}) > 1:
-        raise InputError(f"--decay={decay:g}: is for checkpoints of one workdir.")
     metas = [checkpoint_files.read_meta(workdir.checkpoints, step) for workdir, step in chosen]
     *models, newest = [_architecture(workdir, meta) for (workdir, _), meta in zip(chosen, metas, strict=True)]
     for name, model in zip(chosen_names, models, strict=False):
@@ -91,7 +95,7 @@ def _find(name: str, last: int) -> list[Checkpoint]:
         folder, text = name, ""
     if not (UPath(folder) / "checkpoints").is_dir() or STEPS.fullmatch(text) is None:
         raise InputError(f"{name}: is not a workdir with checkpoints; name WORKDIR@A..B, WORKDIR@A,B,C or WORKDIR.")
-    workdir = Workdir(folder, create=False)
+    workdir = Workdir(canonical(folder), create=False)  # which may be named in several ways
     complete = checkpoint_files.complete_steps(workdir.checkpoints)
     if last and (text or last > len(complete)):
         raise InputError(f"--last={last}: {name} must be a workdir with so many checkpoints; it has {len(complete)}.")

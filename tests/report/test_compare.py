@@ -104,6 +104,9 @@ def test_runs_without_config_or_times_and_classifiers(runs):
 def test_what_can_not_be_compared_is_refused(runs, tmp_path):
     with pytest.raises(InputError, match=r"/first: .*twice"):
         compare.write([runs[0], runs[1], runs[0]])
+    (tmp_path / "link").symlink_to(runs[0].root)
+    with pytest.raises(InputError, match="twice"):
+        compare.write([*runs, Workdir(str(tmp_path / "link"))])
     with pytest.raises(InputError, match=r"empty/metrics\.jsonl"):
         compare.write([runs[0], Workdir(str(tmp_path / "empty"))])
     with pytest.raises(InputError, match="9 runs, at most 8"):

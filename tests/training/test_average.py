@@ -76,6 +76,16 @@ def test_it_is_the_mean_of_numpy(toys, tmp_path, arguments, steps, weights):
     assert checkpoint_files.find_damage(checkpoints, steps[-1]) is None
 
 
+def test_the_newest_counts_most_in_whatever_order_they_are_named(toys, tmp_path):
+    new = tmp_path / "mean"
+    assert average(f"{toys.root}@12", f"{toys.root}@4", "--decay=0.5", f"--workdir={new}") == 0
+    averaged = checkpoint_files.read_meta(Workdir(str(new)).checkpoints, 12)["averaged"]
+    assert [(part["checkpoint"], part["weight"]) for part in averaged] == [
+        (f"{toys.root}@4", 0.5),
+        (f"{toys.root}@12", 1.0),
+    ]
+
+
 def test_any_letters_and_links_in_the_paths(toys, tmp_path):
     """Two runs, the files of one of which are links."""
     folder, new = tmp_path / "a [1] *?{x}@5 #é", tmp_path / "mean[2]@1"
@@ -96,6 +106,7 @@ def test_what_has_no_mean_is_one_sentence(toys, tmp_path, capsys):
         ([f"{root}@13..20", new], f"{root}@13..20 names none."),
         ([f"{root}@4,4", new], f"names {root}@4, {root}@4."),
         ([root, f"{root}@12", new], f"names {root}@12, {root}@12."),
+        ([f"{root}@8", f"{root}/../{root.name}@8", new], f"names {root}@8, {root}@8."),
         ([f"{root}@4,5", new], "step 5; those that are there: 4, 8, 12."),
         ([f"{root}@4-12", new], f"{root}@4-12: is not a workdir"),
         (["/no/such", new], "/no/such: is not a workdir"),
