@@ -41,9 +41,12 @@ if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$stamp" ]; then
     rm -rf "$venv-uv"
   fi
   python=$venv/bin/python
-  "$python" -m pip install --quiet --disable-pip-version-check "$uv"
   # Compiled once: where bytecode can't be written, each process would compile jax again, for ten seconds.
-  "$venv/bin/uv" pip install --quiet --compile-bytecode --python "$python" -r requirements.txt
+  { "$python" -m pip install --quiet --disable-pip-version-check "$uv" &&
+    "$venv/bin/uv" pip install --quiet --compile-bytecode --python "$python" -r requirements.txt; } || {
+    echo "launch: the packages can't be installed, see above: start again where pip reaches a package index" >&2
+    exit 2
+  }
   if nvidia-smi >/dev/null 2>&1; then
     cuda=cuda12
     nvidia-smi | grep -q "CUDA Version: 1[3-9]" && cuda=cuda13

@@ -24,7 +24,7 @@ import host_setup
 from pods.causes import Cause, HostReport, first_cause
 
 ROOT = Path(__file__).resolve().parents[1]
-HEARTBEAT = 30.0  # seconds after which a process that is killed or stopped is missed, unless the config says otherwise
+HEARTBEAT = 30.0  # seconds after which a process that is killed or stopped is missed; --config.pod.heartbeat changes it
 GRACE = 5.0  # seconds beyond the heartbeat after which the others are killed
 TICK = 0.1
 

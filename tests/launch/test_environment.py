@@ -88,6 +88,18 @@ def test_without_pip_or_network_one_sentence_says_so(machine, lacking):
         assert "Python 3.10.12" in said and "PYTHON=/path/to/python3.12" in said
 
 
+def test_without_a_package_index_one_sentence_says_so_and_what_is_there_stays(machine):
+    machine.python3("3.11.2")
+    (machine.folder / ".venv/bin").mkdir(parents=True)
+    machine.write(
+        ".venv/bin/python", '#!/bin/sh\n[ "$1" = -c ] && echo 3.11 && exit\necho "ERROR: No match" >&2; exit 1\n'
+    )
+    argv, environment = ["bash", "launch/environment.sh"], {"PATH": str(machine.folder / "bin")}
+    done = subprocess.run(argv, cwd=machine.folder, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "package index" in done.stderr.splitlines()[-1]
+    assert not (machine.folder / ".venv/.requirements").exists() and (machine.folder / ".venv/bin/python").exists()
+
+
 def test_which_python_it_is(machine):
     machine.python3("3.10.12")
     machine.write("bin/python3.13", "#!/bin/sh\necho 3.9\n")  # a wrapper for something else
