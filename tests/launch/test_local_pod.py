@@ -115,6 +115,16 @@ def test_command_line(tmp_path):
     assert "N and --devices must be at least 1" in refused.stderr
 
 
+@pytest.fixture
+def signals():
+    """What `main` does on signals is this process's until the test ends."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
 def test_a_workdir_must_be_a_folder_of_this_machine(tmp_path, capsys):
     (tmp_path / "file").touch()
     for workdir, words in (("gs://bucket/x", "of this machine"), (str(tmp_path / "file"), "Not a directory")):
@@ -123,6 +133,7 @@ def test_a_workdir_must_be_a_folder_of_this_machine(tmp_path, capsys):
         assert end.value.code == 2 and words in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("words", [["--config.pod.heartbeat=7"], ["--config.pod.heartbeat", "7"]])
 def test_a_heartbeat_in_one_word_or_two(tmp_path, words, capfd):
     program = tmp_path / "program.py"
