@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from mlm.config_rules import CONCATENATED, FAMILIES, METRICS, MODERNBERT, mixture_error, parse_ranges, ranges_overlap
+from mlm.paths import canonical
 
 Broken = Iterator[tuple[str, str]]  # (key, what is allowed)
 ROUNDING = 1e-9  # of sums of shares
@@ -75,6 +76,8 @@ def _data(config: ConfigDict) -> Broken:
         yield "data.batch_stages", f"its STEPS must sum to at most train.steps = {steps}"
     if data.mixture and config.shards.dir:
         yield "data.mixture", "can't be set together with shards.dir; empty one of them"
+    if len({canonical(folder) for folder, _ in data.mixture}) < len(data.mixture):
+        yield "data.mixture", "names a folder twice; give it one share"
     if error := mixture_error(data.mixture, data.lanes):
         yield "data.mixture", error
     short = data.short_length

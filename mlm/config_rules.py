@@ -72,8 +72,6 @@ def mixture_error(mixture: tuple[tuple[str, float], ...], lanes: int) -> str:
         return ""
     if abs(math.fsum(shares) - 1) > SHARE_ROUNDING * len(shares):
         return f"its shares must sum to 1, they sum to {math.fsum(shares):g}"
-    if len({folder for folder, _ in mixture}) < len(shares):
-        return "names a folder twice; give it one share"
     held = lanes_of_shares(shares, lanes)
     if sum(held) > lanes:
         return f"has more folders than data.lanes = {lanes}; set data.lanes higher"

@@ -200,9 +200,10 @@ class TpuVm:
             if error.kind == "absent":
                 return None
             raise
+        if self.dry:
+            return {}
         with contextlib.suppress(json.JSONDecodeError):
-            answer = {} if self.dry else json.loads(text)
-            if self.dry or type(answer) is (list if words[1] == "list" else dict):
+            if isinstance(answer := json.loads(text), list if words[1] == "list" else dict):
                 return answer
         what = f"gcloud's answer is not what {' '.join(words[:2])} says in JSON"
         raise PodError(f"{what}: {text[:200]!r}; try `gcloud components update`.")

@@ -16,9 +16,9 @@ RUN, PROGRAM = "notebook", "launch/notebook_server.py"
 
 def command(args: argparse.Namespace) -> None:
     """Starts the server unless it is alive, and forwards the port until Ctrl-C. Raises PodError."""
+    if args.port == 0:  # any that is free
+        raise SettingsError("--port=0: this machine can't open it for a browser; choose another one.")
     try:
-        if not args.port:
-            raise OverflowError("0 is no port that a browser can be given")
         socket.create_server(("127.0.0.1", args.port)).close()
     except (OSError, OverflowError) as error:
         raise SettingsError(f"--port={args.port}: this machine can't open it ({error}); choose another one.") from None

@@ -68,7 +68,7 @@ class Service:
         self._barriers = 0  # passed
         self._is_lost = False  # this process, or another one
         self._is_deaf = False  # no answer of the service can be read any more
-        self._exit_code = 1
+        self._exit_code = 1  # of this process, once `notify` tells why it ends
         is_primary = self._process == 0
         self._arrives_at, self._waits_at = (PRIMARY_DONE, OTHERS_DONE) if is_primary else (OTHERS_DONE, PRIMARY_DONE)
         wait = ports.wait_until_free if is_primary else ports.wait_for_host_0

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax.numpy as jnp
-import numpy as np
 import safetensors.flax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from transformers import ModernBertConfig, PretrainedConfig
@@ -57,13 +56,13 @@ class FlaxModernBertPreTrainedModel(FlaxBertPreTrainedModel):
         loaded = flatten_dict(read if body in read else {body: read})
         params = flatten_dict(model.params) if _do_init else {}
         for path, drawn in flatten_dict(model.params_shape_tree).items():
-            parameter, shape = "/".join(path), np.shape(loaded.get(path))
-            if path not in loaded and path[0] == body:
+            parameter, value = "/".join(path), loaded.get(path)
+            if value is None and path[0] == body:
                 raise ValueError(f"{file}: has no {parameter}; name a folder with the weights of a ModernBERT.")
-            if path in loaded and shape != drawn.shape and not ignore_mismatched_sizes:
-                raise ValueError(f"{file}: {parameter} is {shape} where the config asks for {drawn.shape}.")
-            if shape == drawn.shape:
-                params[path] = loaded[path]
+            if value is not None and value.shape == drawn.shape:
+                params[path] = value
+            elif value is not None and not ignore_mismatched_sizes:
+                raise ValueError(f"{file}: {parameter} is {value.shape} where the config asks for {drawn.shape}.")
         if not _do_init:
             return model, unflatten_dict(params)
         model.params = unflatten_dict(params)

@@ -215,9 +215,9 @@ def test_camembert_is_a_roberta_with_a_config_of_its_own():
     model, (ids, mask) = make("CamembertForMaskedLM"), inputs()
     assert isinstance(model, transformers.FlaxRobertaForMaskedLM)
     assert (type(model).config_class, type(model.config)) == (transformers.CamembertConfig,) * 2
-    reference = make("RobertaForMaskedLM")
-    both = (jax.jit(lambda params: each(ids, mask, params=params).logits)(model.params) for each in (model, reference))  # noqa: B023
-    np.testing.assert_array_equal(*both)
+    roberta = make("RobertaForMaskedLM")
+    ours = jax.jit(lambda params: model(ids, mask, params=params).logits)(model.params)
+    np.testing.assert_array_equal(ours, jax.jit(lambda params: roberta(ids, mask, params=params).logits)(model.params))
 
 
 @pytest.mark.parametrize(
