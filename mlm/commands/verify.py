@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import tempfile
 
 from mlm import cluster
 from mlm.commands import common
@@ -20,9 +21,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         fix = f"set JAX_PLATFORMS={platforms},cpu"
         raise InputError(f"JAX_PLATFORMS={platforms}: leaves out the host's CPU, which verify compares with; {fix}.")
     config, workdir = common.open_run(args, overrides)
-    with common.locked(workdir):
+    with common.locked(workdir), tempfile.TemporaryDirectory() as programs:
         has_shards = config.data.mixture or config.shards.dir or (workdir.shards / NAME).is_file()
         manifest = common.load_data(config, workdir) if has_shards else None
+        import jax
+
         from mlm.cluster import distributed
         from mlm.tasks.pretraining import Pretraining
         from mlm.verify import kernels, numbers, session, times
@@ -30,6 +33,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         data = common.fingerprints(manifest) if manifest else ("", "")
         distributed.initialize(config, workdir, *data, saves=False, entry=args.entry)
         check_platform(platforms or "")
+        if jax.config.jax_compilation_cache_dir is None:  # the first state is the same for many a check and setting
+            jax.config.update("jax_compilation_cache_dir", programs)
         checks = {
             "kernels": kernels.check,
             "step": numbers.check_step,

@@ -71,6 +71,8 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
         f"  {hosts(row['hosts'])}",
         f"  batch {rows}{accumulate}",
     ]
+    if _is_gpu(row):
+        lines.append("  attention by xla; by cuDNN, as model.attention=auto has it if it can, a step needs less")
     if row["padding"] is None:
         lines.append("  counts full rows: their padding is not known without the shards (--workdir)")
     elif row["padding"]:

@@ -10,13 +10,14 @@ import jax
 
 from mlm.plan import cost_model, hlo
 
-STEPS = 3
+STEPS, CUDA_GRAPH = 3, "command_buffer"  # XLA's name of one
 
 
 def time_by_part(repeat: Callable[[int], None], read_text: Callable[[], str]) -> dict[str, float]:
     """Returns the seconds of a program's step for each of plan's parts, a device's mean; {} if they are unknown.
 
-    They add up to the time in which a device works: streams and threads side by side count each.
+    They add up to the time in which a device works: streams and threads side by side count each. Of a CUDA graph, as
+    XLA runs the step on a GPU, jax 0.11's trace has no operations (openxla/xprof, issue 3070).
     """
     options, seconds, parts = jax.profiler.ProfileOptions(), Counter(), {}
     options.python_tracer_level = 0
@@ -28,9 +29,9 @@ def time_by_part(repeat: Callable[[int], None], read_text: Callable[[], str]) ->
         for file in Path(folder).rglob("*.xplane.pb"):
             for line in operations(jax.profiler.ProfileData.from_file(str(file)), jax.default_backend()):
                 seconds.update(exclusive(line))
-    if seconds:
+    if seconds and not any(name.startswith(CUDA_GRAPH) for name in seconds):
         parts = dict.fromkeys((*cost_model.PARTS, "collectives"), 0.0)
-    for name, total in seconds.items():
+    for name, total in seconds.items() if parts else ():
         this = module.by_name.get(f"%{name}")
         part = "other" if this is None else cost_model.part(module, this)
         parts[part] += total / STEPS / jax.local_device_count()
@@ -53,13 +54,16 @@ def operations(trace: jax.profiler.ProfileData, platform: str) -> Iterator[list[
 
 
 def exclusive(line: list[tuple[float, float, str]]) -> Counter[str]:
-    """Returns the seconds of each instruction without those of others that run inside it, as in a loop."""
+    """Returns the seconds of each instruction without those of others inside it, as in a loop, or from their begin.
+
+    A GPU's kernel may begin while the one before it ends.
+    """
     seconds, around = Counter(), []
     for begin, end, name in sorted(line, key=lambda event: (event[0], -event[1])):
         while around and around[-1][0] <= begin:
             around.pop()
         if around:
-            seconds[around[-1][1]] -= (end - begin) / 1e9
+            seconds[around[-1][1]] -= (min(end, around[-1][0]) - begin) / 1e9
         seconds[name] += (end - begin) / 1e9
         around.append((end, name))
     return seconds

@@ -59,9 +59,13 @@ def check_plan(session: Session) -> Iterator[Result]:
         factor = 1e3 * speed["median"] / row["milliseconds"]
         needs, planned = row["bytes_per_chip"]["needs"] / place.family.cores, f"{tables.by_part(row['parts'])}, by plan"
         expected = f"{row['milliseconds']:.3g} ms and {needs / 1e9:.2f} GB a device, by plan for {place.name}"
+        expected += ", with attention by xla" if session.numbers.get("attention") == "cudnn" else ""
         yield Result("step beside plan", f"{factor:.2f} times as long", expected, values={"times_plan": factor})
     parts = speed["milliseconds_by_part"]
-    measured = tables.by_part(parts) if parts else "jax's profile has no times of operations"
+    unknown = "jax's profile has no times of operations"
+    if jax.devices()[0].platform == "gpu":
+        unknown += " in CUDA graphs; run verify with XLA_FLAGS=--xla_gpu_enable_command_buffer= for them"
+    measured = tables.by_part(parts) if parts else unknown
     yield Result("milliseconds of a device by part", measured, planned, values=parts)
 
 

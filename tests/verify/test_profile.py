@@ -65,3 +65,10 @@ def test_the_time_of_a_part_is_a_step_s_and_a_device_s(monkeypatch):
     expected = {name: pytest.approx(1e-6 * each / 3 / 8) for name, each in (seconds | {"collectives": 6}).items()}
     assert time_by_part(CPU, others, unknown) == expected
     assert time_by_part(TPU_MODULES) == {}
+    assert time_by_part(CPU, plane("/host:CPU", "t", "a", "b", stats=("command_buffer_1", "dot.1"))) == {}
+
+
+def test_a_gpu_s_kernel_that_begins_before_the_last_one_ends_takes_from_it_what_they_share():
+    """As kernels on the stream of an H100 do: 10 us, then 10 us of which the first is shared, then 5 us alone."""
+    times = profile.exclusive([(0, 10_000, "dot.1"), (9_000, 19_000, "dot.2"), (20_000, 25_000, "dot.1")])
+    assert times == {"dot.1": pytest.approx(14e-6), "dot.2": pytest.approx(10e-6)}
