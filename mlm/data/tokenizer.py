@@ -197,8 +197,23 @@ def load_fast(folder: str) -> Tokenizer:
 def load_for_corpus(folder: str) -> Tokenizer:
     """Returns the tokenizer of a folder as it reads a corpus: special tokens in a text (WikiText's <unk>) are text."""
     fast = load_fast(folder)
-    fast.encode_special_tokens = True
+    read_special_tokens_as_text(fast)
     return fast
+
+
+def read_special_tokens_as_text(fast: Tokenizer) -> None:
+    """Has special tokens in a text read as text, also by models that have an entry for them, such as XLM-R's Unigram.
+
+    Before such a model, the first character of <s> or </s> in a text is cut off.
+    """
+    fast.encode_special_tokens = True
+    special = {token.content: number for number, token in fast.get_added_tokens_decoder().items() if token.special}
+    readable = [text for text in special if special[text] in fast.encode(text, add_special_tokens=False).ids]
+    if readable:
+        pattern = "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in readable)
+        cut = pre_tokenizers.Split(Regex(pattern), "isolated")
+        before = [] if fast.pre_tokenizer is None else [fast.pre_tokenizer]
+        fast.pre_tokenizer = pre_tokenizers.Sequence([*before, cut])
 
 
 def fingerprint(folder: str) -> str:

@@ -58,7 +58,7 @@ def open_models(names: Sequence[str], entry: Entry) -> dict[str, Opened]:
         model = with_class(model, entry, command="compare")
         tok = tokenizer.load(model.tokenizer)
         check_vocabulary(model, tok)
-        tok.backend_tokenizer.encode_special_tokens = True  # as text
+        tokenizer.read_special_tokens_as_text(tok.backend_tokenizer)
         models[name] = model, tok
     return models
 

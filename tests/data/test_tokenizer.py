@@ -161,3 +161,22 @@ def test_nothing_is_left_of_a_training_that_failed(tmp_path):
     with pytest.raises(InputError, match="the corpus is gone"):
         tokenizer.train(broken(), kind="bpe", vocab_size=300, lowercase=False, length=64, folder=str(tmp_path / "none"))
     assert list(pathlib.Path(tmp_path).iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["unigram", "wordlevel"])
+def test_special_tokens_in_a_text_are_text_to_models_that_have_an_entry_for_them(tmp_path, kind):
+    """XLM-R's vocabulary has them, and its pre-tokenizer leaves them whole; <s> strikes text out in HTML."""
+    pieces = [*tokenizer.ROLES.values(), *"▁oldnw<>/skma", "▁old"]
+    fast = Tokenizer(models.Unigram([(piece, -min(number, 6.0)) for number, piece in enumerate(pieces)], unk_id=3))
+    fast.pre_tokenizer = pre_tokenizers.Metaspace()
+    if kind == "wordlevel":
+        fast = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token="<unk>"))
+        fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast.add_special_tokens(list(tokenizer.ROLES.values()))
+    fast.save(str(tmp_path / "tokenizer.json"))
+    as_text = tokenizer.load_for_corpus(str(tmp_path))
+    ids = as_text.encode("<s>old</s> <mask> old <pad>", add_special_tokens=False).ids
+    assert {number for number in ids if number < 5} <= {3}
+    if kind == "unigram":
+        assert "".join(map(as_text.id_to_token, ids)) == "▁<s>old</s>▁<mask>▁old▁<pad>".replace("p", "<unk>")
+        assert as_text.encode("old old").tokens == ["▁old", "▁old"]
