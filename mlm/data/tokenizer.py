@@ -162,7 +162,8 @@ def load(path: str) -> PreTrainedTokenizerFast:
         tokenizer = load_from(folder, trust_remote_code=False)
     except Exception as error:  # whatever transformers, tokenizers or the Hub's client raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if isinstance(error, TypeError) and not (UPath(path) / "tokenizer.json").is_file():  # of a path that is None
+        of_none = isinstance(error, TypeError | AttributeError)  # a path that is None
+        if of_none and not (UPath(path) / "tokenizer.json").is_file():
             reason = "it holds neither tokenizer.json nor the files of a vocabulary"
         fix = "name a folder that save_pretrained of a fast tokenizer has written, or a tokenizer of the Hub"
         reason = printable(reason)[:200]

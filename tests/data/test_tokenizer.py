@@ -142,6 +142,12 @@ def test_folders_that_are_no_tokenizer_are_refused(tokenizers, tmp_path, fault):
         assert "\n" not in str(error.value)
 
 
+def test_an_empty_folder_is_no_tokenizer_whatever_model_its_name_makes_transformers_think_of(tmp_path):
+    (tmp_path / "empty").mkdir()  # as in MPT
+    with pytest.raises(InputError, match="holds neither tokenizer"):
+        tokenizer.load(str(tmp_path / "empty"))
+
+
 def test_a_folder_saved_by_transformers_5_gives_the_same_ids(tokenizers, tmp_path):
     shutil.copytree(tokenizers["unigram"], tmp_path, dirs_exist_ok=True)
     file = tmp_path / "tokenizer_config.json"
