@@ -56,6 +56,8 @@ def read(file: IO[bytes], name: str, start: int = 0, stop: float = math.inf) -> 
 def _without_mark(line: bytes, name: str) -> bytes:
     if line.startswith(COMPRESSED):
         raise ValueError(f"{name} is compressed; decompress it, or compress it with gzip and name it .gz")
+    if line[257:262] == b"ustar":
+        raise ValueError(f"{name} is a tar archive; unpack it, and name the files in it")
     encoding = json.detect_encoding(line)  # by a mark, or by the zeros that ASCII has in UTF-16 and UTF-32
     if encoding not in ("utf-8", "utf-8-sig"):
         raise ValueError(f"{name} is {encoding.upper()}; convert it to UTF-8")

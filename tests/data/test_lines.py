@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import tarfile
 
 import pytest
 
@@ -93,6 +94,17 @@ def test_a_compressed_file_is_said_to_be_one(tmp_path, reader, compress):
     (tmp_path / name).write_bytes(compress("\n".join(lines_of(["plain"])).encode()))
     with pytest.raises(InputError, match=r"compressed.*gz"):
         read(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_an_archive_is_said_to_be_one(tmp_path, reader, suffix):
+    name, lines_of, read = READERS[reader]
+    (tmp_path / "in").write_text("\n".join(lines_of(["plain", "text"])))
+    with tarfile.open(tmp_path / f"{name}{suffix}", f"w:{suffix[1:]}") as archive:
+        archive.add(tmp_path / "in", name)
+    with pytest.raises(InputError, match="archive"):
+        read(str(tmp_path / f"{name}{suffix}"))
 
 
 def test_a_mark_is_left_out_of_the_first_part_alone(tmp_path, monkeypatch):
