@@ -130,6 +130,7 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group, and the parent ends us
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ |= ONE_THREAD
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which Python reports as leaked if we are terminated
 
 
 def _exit_with_parent() -> None:

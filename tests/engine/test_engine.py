@@ -18,7 +18,7 @@ import pytest
 from mlm.cluster import watch
 from mlm.engine import engine
 from mlm.errors import DamageError, InputError, PreemptedError
-from tests.support.engine_tasks import die, fail, mark, process_of, square
+from tests.support.engine_tasks import die, fail, holds_semaphores, mark, process_of, square
 from tests.support.processes import environment
 
 
@@ -34,6 +34,12 @@ def test_all_results_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert phases == ["tasks"] * 51 + ["data"]
         (_, (pid, parallel, heavy)), *_ = opened.each(process_of, [0], label="where")
     assert pid != os.getpid() and parallel == "false" and heavy == []
+
+
+def test_a_worker_that_is_terminated_leaves_no_semaphore_of_a_progress_bar() -> None:
+    """Python would say so below the sentence that an error ends with."""
+    with engine.open_pool(workers=1) as opened:
+        assert list(opened.each(holds_semaphores, [0], label="bar")) == [(0, False)]
 
 
 def test_no_process_starts_without_a_task() -> None:
