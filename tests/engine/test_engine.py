@@ -36,6 +36,7 @@ def test_all_results_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pid != os.getpid() and parallel == "false" and heavy == []
 
 
+@pytest.mark.standard
 def test_a_worker_that_is_terminated_leaves_no_semaphore_of_a_progress_bar() -> None:
     """Python would say so below the sentence that an error ends with."""
     with engine.open_pool(workers=1) as opened:
