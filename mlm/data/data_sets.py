@@ -121,6 +121,9 @@ def hf_name(name: str) -> tuple[str, str | None]:
         folder, _, config = name.partition(":")
     elif re.search(r"[*?[]|::", str(UPath(folder).absolute())):
         raise ValueError(f"the library `datasets` takes *, ?, [ and :: in {folder} for a pattern; rename the folder")
+    elif (UPath(folder) / "state.json").is_file():  # so load_dataset refuses it, too, but late
+        fix = "write it into another one by to_parquet, or by save_to_disk of a DatasetDict"
+        raise ValueError(f"the folder is one of Dataset.save_to_disk, which load_dataset can't read; {fix}")
     return folder, config or None
 
 

@@ -183,6 +183,15 @@ def test_files_of_a_data_set_with_other_columns_are_named(tmp_path, kind, stream
         assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_folder_of_save_to_disk_is_read_if_it_has_splits_and_named_before_anything_else(tmp_path):
+    data = datasets.Dataset.from_dict({"text": ["one", "two"]})
+    datasets.DatasetDict({"train": data}).save_to_disk(tmp_path / "splits")
+    data.save_to_disk(tmp_path / "one")
+    assert texts_of(f"hf:{tmp_path}/splits") == ["one", "two"]
+    with pytest.raises(InputError, match="save_to_disk"):
+        corpus_of((f"hf:{tmp_path}/one",)).check(f"hf:{tmp_path}/one")
+
+
 def test_a_row_of_a_data_set_is_named(tmp_path):
     rows = datasets.Dataset.from_dict({"text": [b"a", None, b"\xff"]})
     rows.to_parquet(tmp_path / "set" / "train.parquet")
