@@ -242,17 +242,19 @@ class Pretraining(Task):
         )
 
     def useful_flops(self, step: int, share: float) -> float:
+        masking, start = self.config.masking, self.stages.start
         steps = round(step / share) if share else self.stages.steps
-        rate, end_rate = self.config.masking.rate, self.config.masking.end_rate
-        if rate_at := rate_schedule(rate, end_rate, steps):  # linear, so the mean is the rate in the middle
-            rate = float(rate_at((self.stages.start + step - 1) / 2))
-        rows = self.stages.own_rows_read(step)
-        short_rows, short_length = 0, self.config.data.short_length
-        if short_length:
-            short_rows = self.stages.own_rows_read(min(step, round(self.config.data.short_share * steps)))
-        flops = (rows - short_rows) * self.flops_per_token(self.info.length, rate)
-        if short_rows:
-            flops += short_rows * self.flops_per_token(short_length, rate)
+        rate_at = rate_schedule(masking.rate, masking.end_rate, steps) or (lambda position: masking.rate)
+        parts = list(self.stages.between(start + 1, step))
+        if by_hours := self.stages.by_hours:  # rows are short up to a share of the time, of which a step takes as much
+            short_steps = round(self.config.data.short_share * steps)
+            short = self.stages.between(start + 1, min(step, short_steps))
+            parts = [part._replace(length=by_hours.length) for part in short]
+            parts += [*self.stages.between(max(start, short_steps) + 1, step)]
+        flops = 0.0
+        for part in parts:
+            rate = float(rate_at((part.first + part.last) / 2 - 1))  # linear, so the mean is the rate in the middle
+            flops += part.count * part.rows * self.flops_per_token(part.length, rate)
         return flops * self.info.length * self.info.real_share
 
     def words_per_row(self) -> float:

@@ -74,7 +74,7 @@ def test_rows_and_flops_of_a_branch_are_its_own():
 
 @pytest.mark.parametrize("hours", [False, True])
 def test_flops_know_the_falling_rate_and_the_short_rows(hours):
-    """The steps of short rows and those of long ones, each with its own attention, at the mean rate of the run."""
+    """The steps of short rows and those of long ones, each with its own attention and the mean rate of its steps."""
     length = ("train.steps=0", "train.hours=1") if hours else ("train.steps=11",)
     task = tiny_run(*length, "masking.rate=0.4", "masking.end_rate=0.2", "data.short_length=8", "data.short_share=0.5")
 
@@ -83,8 +83,17 @@ def test_flops_know_the_falling_rate_and_the_short_rows(hours):
 
     assert by_hand(1, 8, 0.3) < by_hand(1, 32, 0.3)
     whole, half = task.useful_flops(11, float(hours)), task.useful_flops(6, 6 / 11 if hours else 0.0)
-    assert whole == pytest.approx(by_hand(6, 8, 0.3) + by_hand(5, 32, 0.3))
+    assert whole == pytest.approx(by_hand(6, 8, 0.35) + by_hand(5, 32, 0.24))
     assert half == pytest.approx(by_hand(6, 8, 0.35)), "stopped halfway, the rate has fallen by half"
+
+
+def test_flops_of_growing_batches_have_the_rate_of_their_steps():
+    """The rate falls while batches grow, so a row's mean rate is below that of the steps."""
+    stages = "data.batch_stages=((8, 5),)"
+    task = tiny_run("train.steps=11", "masking.rate=0.4", "masking.end_rate=0.2", "data.lanes=4", stages)
+    rates, rows = 0.4 - 0.02 * np.arange(11), np.repeat([8, 16], [5, 6])
+    by_hand = sum(rows * 32 * np.array([task.flops_per_token(32, rate) for rate in rates]))
+    assert task.useful_flops(11, 0.0) == pytest.approx(by_hand)
 
 
 @pytest.mark.standard
