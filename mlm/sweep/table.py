@@ -22,6 +22,7 @@ from mlm.text import show, table
 
 COLUMNS = ("median", "min", "max", "runs", "against the best")  # of the table, after those of the varied keys
 LOWER = ("loss", "perplexity", "mse", "bits_per_byte")  # how the names of scores end that are better when lower
+LOWER += ("_se_draws", "_se_records")  # standard errors
 
 
 class Group(NamedTuple):

@@ -49,7 +49,7 @@ def test_a_metric_of_choice(tmp_path, capsys):
     assert "step: the highest median over seeds is best" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"--metric=f1: .*loss, step"):
         table.write(UPath(tmp_path), cases, outcomes, "f1")
-    assert {table.sign(name) for name in ("news/loss", "perplexity", "mse")} == {-1}
+    assert {table.sign(name) for name in ("news/loss", "perplexity", "mse", "loss_se_records")} == {-1}
     assert {table.sign(name) for name in ("accuracy", "matthews")} == {1}
 
 
