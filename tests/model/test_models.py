@@ -180,6 +180,23 @@ def test_linen_s_tools_work():
     assert "roberta/encoder/layer/1" in table and "word_embeddings" in table
 
 
+@pytest.mark.parametrize(("name", "longest"), [("RobertaForMaskedLM", 38), ("BertForMaskedLM", 40)])
+def test_what_is_beyond_a_table_gives_nan_as_in_transformers(name, longest):
+    """A longer row, an unknown token or type; RoBERTa's padding, of any length, does not."""
+    model = make(name)
+    ids = np.full((1, longest), 5)
+    logits = jax.jit(lambda ids, mask, types: model(ids, mask, types).logits[:, :8])
+    zeros, mask = np.zeros_like(ids), np.ones_like(ids)
+    assert np.isfinite(logits(ids, mask, zeros)).all()
+    assert np.isnan(logits(np.full_like(ids, 100), mask, zeros)).all()
+    assert np.isnan(logits(ids, mask, np.full_like(ids, 2))).all()
+    ids, zeros, mask = (np.pad(array, ((0, 0), (0, 1)), mode="edge") for array in (ids, zeros, mask))
+    assert np.isnan(logits(ids, mask, zeros)).all()
+    if model.module.first_position:
+        ids[:, -1], mask[:, -1] = 1, 0
+        assert np.isfinite(logits(ids, mask, zeros)).all()
+
+
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "FlaxModernBertForMaskedLM"])
 def test_dropout_is_on_in_training_alone(name):
     model, (ids, mask) = make(name), inputs()
