@@ -97,7 +97,7 @@ def _gke(environment: Mapping[str, str]) -> Cluster | None:
     if not name:
         return None
     addresses = [address.strip() for address in environment[name].split(",")]
-    hosts = [a if is_ip(a) else re.sub(r":\d+$", "", a).strip("[]") for a in addresses]
+    hosts = list(map(_without_port, addresses))
     if not all(hosts):
         raise InputError(f"${name} is {environment[name]!r}: a host in it has no name.")
     if len(hosts) > 1 and not (tpu_is_attached() or environment.get("JAX_FORCE_TPU_INIT")):
@@ -129,8 +129,10 @@ def _slurm(environment: Mapping[str, str]) -> Cluster | None:
 
 def first_node(nodes: str) -> str:
     """Returns the first name of a Slurm node list such as node[001,007-015]-ib,host2."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes).group()
-    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first)
+    first = re.match(r"(?:[^,\[\]]|\[[^\],-]+[^\]]*\])+(?=,|$)", nodes)
+    if first is None:
+        raise InputError(f"$SLURM_STEP_NODELIST is {nodes!r}: not a list of nodes.")
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first.group())
 
 
 def _mpich(environment: Mapping[str, str]) -> Cluster | None:
@@ -168,8 +170,13 @@ def _of_slices(source: str, hosts: list[str], worker: int, variables: Mapping[st
     if slices == 1:
         return Cluster(source, _bracketed(hosts[0]), len(hosts), worker, tuple(hosts))
     process_id = _number(variables, "MEGASCALE_SLICE_ID") * len(hosts) + worker
-    first = variables.get("MEGASCALE_COORDINATOR_ADDRESS", "").partition(":")[0]
-    return Cluster(f"{source}, {slices} slices", first, slices * len(hosts), process_id)
+    first = _without_port(variables.get("MEGASCALE_COORDINATOR_ADDRESS", ""))
+    return Cluster(f"{source}, {slices} slices", _bracketed(first), slices * len(hosts), process_id)
+
+
+def _without_port(address: str) -> str:
+    """Returns the host of "HOST", "HOST:PORT", "[IPV6]:PORT" or a bare IPv6 address."""
+    return address if is_ip(address) else re.sub(r":\d+$", "", address).strip("[]")
 
 
 def _bracketed(host: str) -> str:

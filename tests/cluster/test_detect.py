@@ -107,6 +107,12 @@ def test_first_node_of_a_slurm_list(nodes, first):
     assert detect.first_node(nodes) == first
 
 
+@pytest.mark.parametrize("nodes", ["[", "node[001", ",node1", "node[]", "node]"])
+def test_a_slurm_list_that_is_none(nodes):
+    with pytest.raises(InputError, match="SLURM_STEP_NODELIST"):
+        detect.first_node(nodes)
+
+
 def test_flags_replace_what_is_found(platform):
     platform(SLURM)
     assert detect.detect(coordinator="a:1", processes=2, process_id=1) == Cluster("flags", "a:1", 2, 1)
@@ -184,11 +190,15 @@ def test_metadata_of_a_tpu_vm(platform, old, addresses, first):
         assert detect.detect() == Cluster("the TPU VM's metadata", first, 2, 1, hosts=addresses)
 
 
-def test_metadata_of_several_slices(platform):
-    slices = {**SLICES, "MEGASCALE_COORDINATOR_ADDRESS": "10.1.0.2:8080"}
+@pytest.mark.parametrize(
+    ("address", "first"),
+    [("10.1.0.2:8080", "10.1.0.2"), ("[fd20::2]:8080", "[fd20::2]"), ("fd20::2", "[fd20::2]"), ("run-0:80", "run-0")],
+)
+def test_metadata_of_several_slices(platform, address, first):
+    slices = {**SLICES, "MEGASCALE_COORDINATOR_ADDRESS": address}
     with MetadataServer(tpu_vm(["10.0.0.2", "10.0.0.3"], 1, **slices)) as server:
         platform({"GCE_METADATA_IP": server.address})
-        assert detect.detect() == Cluster("the TPU VM's metadata, 2 slices", "10.1.0.2", 4, 3)
+        assert detect.detect() == Cluster("the TPU VM's metadata, 2 slices", first, 4, 3)
 
 
 def test_a_metadata_server_that_is_busy_is_asked_again(platform):
