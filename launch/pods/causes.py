@@ -60,12 +60,18 @@ def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
     The earliest of those with a reason of their own; of several hangs, which all begin when one process stands still,
     the one that is furthest behind.
     """
+    hosts = list(hosts)
     ends = [end for end in map(_end, hosts) if end]
     best = min((rank for rank, _ in ends), default=OWN)
     causes = [cause for rank, cause in ends if rank == best]
     hangs = sorted((cause for cause in causes if cause.kind == "hang"), key=_position)
     causes = [cause for cause in causes if cause.kind != "hang"] + hangs[:1]
-    return min(causes, key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process), default=None)
+    first = min(causes, key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process), default=None)
+    if first is None or first.kind != "lost":
+        return first
+    # whoever misses a host does not know how far it had come; its own file does
+    progress = next((host.progress for host in hosts if host.process == first.process), None) or {}
+    return dataclasses.replace(first, step=progress.get("step"), phase=progress.get("phase"))
 
 
 def _end(host: HostReport) -> tuple[int, Cause] | None:

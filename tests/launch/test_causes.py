@@ -97,3 +97,10 @@ def test_a_sentence_says_who_what_when_and_where():
     ]:
         sentence = first_cause([host]).sentence
         assert [part for part in ["host 1 (w-1) ", *parts] if part not in sentence] == [], sentence
+
+
+def test_a_lost_host_is_where_its_own_file_says():
+    """Another host told of it, and does not know how far it had come."""
+    stopped = ended(0, signal=KILL, at=9, us=True, step=412)
+    assert "12:00:05, at step 412 (step): " in first_cause([stopped, told(1, 5, "lost", of=0)]).sentence
+    assert "step" not in first_cause([told(1, 5, "lost", of=0)]).sentence
