@@ -81,6 +81,7 @@ class Checkpoints(AbstractContextManager):
         """Starts to save, with the score if the step was evaluated; raises InputError for a full disk."""
         self.finish()
         meta = {key: value.to_dict() if isinstance(value, ConfigDict) else value for key, value in meta.items()}
+        state = _keys_as_data(state)
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
         with _writing(self.folder):
             score = math.nan if score is None else score  # orbax warns of a step without a score
@@ -123,6 +124,26 @@ def saved_tree(folder: UPath, step: int) -> Any:
     return ocp.StandardCheckpointHandler().metadata(epath.Path(str(folder / str(step) / "state"))).tree
 
 
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _keys_as_data(tree: Any) -> Any:
+    """Returns a state, of arrays or abstract ones, with the numbers of each random key, as of an optimizer that draws.
+
+    An abstract array of them lies where its key does.
+    """
+
+    def data(leaf: Any) -> Any:
+        if not _is_key(leaf):
+            return leaf
+        if isinstance(leaf, jax.Array):
+            return jax.random.key_data(leaf)
+        return jax.eval_shape(jax.random.key_data, leaf).update(sharding=leaf.sharding)
+
+    return jax.tree.map(data, tree)
+
+
 def _describe(tree: Any) -> dict[str, str]:
     return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree)}
 
@@ -137,10 +158,13 @@ def _difference(saved: dict[str, str], wanted: dict[str, str]) -> str:
 
 def restore(folder: UPath, step: int, shapes: Any) -> Any:
     """Returns the state of a step of a run's checkpoints, with the shardings of the abstract state `shapes`."""
-    if difference := _difference(_describe(saved_tree(folder, step)), _describe(shapes)):
+    saved_shapes = _keys_as_data(shapes)
+    if difference := _difference(_describe(saved_tree(folder, step)), _describe(saved_shapes)):
         raise InputError(f"{folder}/{step} is of another model than this config: {difference}.")
     with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(str(folder / str(step) / "state"), shapes)
+        state = checkpointer.restore(str(folder / str(step) / "state"), saved_shapes)
+    wrap = jax.random.wrap_key_data
+    return jax.tree.map(lambda x, like: wrap(x, impl=like.dtype) if _is_key(like) else x, state, shapes)
 
 
 def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> None:

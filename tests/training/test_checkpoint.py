@@ -228,3 +228,14 @@ def test_the_newest_two_the_best_one_and_the_milestone_are_kept(tmp_path, scores
                 checkpoints.save(step, {"weight": jnp.zeros(3)}, {"step": step}, score)
     assert checkpoint_files.complete_steps(folder) == kept
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, kept))
+
+
+def test_a_random_key_in_the_state_is_kept(tmp_path):
+    """As of an optimizer that draws (optax.add_noise); a checkpoint with one seemed to be damaged."""
+    state = {"key": jax.random.fold_in(jax.random.key(3), 1), "others": jax.random.split(jax.random.key(4, impl="rbg"))}
+    with checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints:
+        checkpoints.save(5, state, {"step": 5}, None)
+    where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=where), state)
+    restored = checkpoint.restore(UPath(tmp_path), 5, shapes)
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), restored, state))
