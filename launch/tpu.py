@@ -2,6 +2,7 @@
 """Training pods, from a laptop: `python launch/tpu.py COMMAND`. Python 3.11's standard library, git and gcloud."""
 
 import argparse
+import signal
 import sys
 
 import host_setup
@@ -14,7 +15,7 @@ from pods.hosts import Hosts, connect, quoted
 
 EPILOG = """launch/README.md has the way from nothing to a training pod. Ctrl-C while logs are followed leaves the run
 alone. Exit codes: 0; 2 for a setting that can't be right; of `run`, `logs` and `supervise` that of the run (README,
-"Exit codes"); 130 after Ctrl-C; 1 for everything else."""
+"Exit codes"); 130 after Ctrl-C; 143 after SIGTERM; 1 for everything else."""
 PASS_ON = ("run", "supervise")  # commands that take --config.x=y, and what stands after --
 HELP = {
     "--again": "another attempt of a run that has ended",
@@ -238,4 +239,6 @@ COMMANDS = {  # name: (function of the parsed arguments, help, {flag: default})
 }
 
 if __name__ == "__main__":
+    # what gcloud or ssh is asked runs in a session of its own, and would outlive us
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main(sys.argv[1:]))

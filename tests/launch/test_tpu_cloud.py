@@ -1,12 +1,17 @@
 """up, down, clean: a pod is asked for once, waited for, given back, and what gcloud refuses is told in clear words."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from pods import backend, gcloud, settings
 from pods.errors import PodError
 
-from tests.launch.pod import NODE
+from tests.launch.host_folder import LAUNCH, alive, wait_for
+from tests.launch.pod import NODE, PLACE
 
 REQUEST = ("--accelerator-type=v4-16", "--runtime-version=tpu-ubuntu2204-base")
 UP = ("up", "--every=0.01")
@@ -171,3 +176,17 @@ def test_seconds_that_nobody_can_wait_for(pod, seconds):
         with pytest.raises(SystemExit) as end:
             pod.tpu(*words[:-1], f"{words[-1]}={seconds}")
         assert end.value.code == 2 and words[-1] in pod.capsys.readouterr().err
+
+
+@pytest.mark.standard
+def test_sigterm_ends_the_call_to_gcloud_too(tmp_path):
+    number = tmp_path / "number"
+    (tmp_path / "gcloud").write_text('#!/bin/sh\necho $$ > "${0%/*}/number"\nexec sleep 60\n')
+    (tmp_path / "gcloud").chmod(0o755)
+    argv = [sys.executable, LAUNCH / "tpu.py", "status", "--name=my-pod", "--accelerator-type=v4-16", *PLACE]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    with subprocess.Popen(argv, cwd=tmp_path, env={**os.environ, "PATH": path}) as process:
+        child = int(wait_for(lambda: number.exists() and number.read_text()))
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+    wait_for(lambda: not alive(child))
