@@ -40,7 +40,7 @@ class TpuVm:
     def __init__(self, settings: Settings, runner: backend.Runner):
         self.settings, self.runner, self.dry = settings, runner, runner.dry
         try:
-            self.owner = re.sub("[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]
+            self.owner = label_of(getpass.getuser())
         except (KeyError, OSError):  # of a container, say
             raise SettingsError("this machine has no name for you, with which `up` labels the pod: set USER.") from None
         self.routes: list[list[str]] = []  # an ssh command for each host
@@ -228,6 +228,14 @@ class TpuVm:
             advice = "see create_flags, ssh_flags and track in pod.toml"
             return SettingsError(f"gcloud refuses the flags of {what}: {advice}. (gcloud: {refusal})")
         return answers.explain(refusal, self.settings, asked_of)
+
+
+def label_of(user: str) -> str:
+    """Returns a label's value for a user: the name itself, or, of one that no label can have, with its hash."""
+    label = re.sub("[^a-z0-9_-]", "-", user.lower())
+    if label == user and len(label) <= 63:
+        return label
+    return f"{label[:54]}-{hashlib.sha256(user.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
 def _spec(request: dict) -> dict:
