@@ -46,6 +46,8 @@ def check(key: str, value: Any, rules: Mapping[str, Rule]) -> None:
         raise InputError(f"config.{key} = {value!r}: must be a group, as in config.{MINE} = ConfigDict().")
     if not key.removeprefix(f"{MINE}.").isidentifier():
         raise InputError(f"config.{key}: the name of a key must be one of letters, digits and _, as in config.mine.x.")
+    if hasattr(ConfigDict, name := key.removeprefix(f"{MINE}.")):
+        raise InputError(f"config.{key}: is a method of every ConfigDict, so the class would read that; rename {name}.")
     if not _is_plain(value):
         raise InputError(f"config.{key} = {printable(repr(value)):.80}: must be {PLAIN}.")
     is_allowed, allowed = rules.get(key, (_is_plain, PLAIN))

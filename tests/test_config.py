@@ -230,6 +230,7 @@ def test_keys_of_ones_own(tmp_path):
         (OWN + RULE.replace("v > 0", "v.x"), "", "config.mine.alpha AttributeError"),
         (BODY.format("c.mine.x = None"), "mine.x=1", "config.mine.x None"),
         (BODY.format("c.mine.x = [1]"), "", "config.mine.x [1] tuple"),
+        (BODY.format("c.mine.keys = 4"), "", "config.mine.keys method"),
         (BODY.format("del c.mine\n    c.mine = 3"), "", "config.mine 3 ConfigDict"),
         (BODY.format("c.mine['a b'] = 3"), "", "mine.a letters"),
         (BODY.format("c.research = type(c)({'x': 1})"), "", "config.research.x config.mine"),
