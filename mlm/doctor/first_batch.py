@@ -72,9 +72,13 @@ def judge(
     probs = {"mask": masking.mask_share, "random": masking.random_share}
     probs["kept"] = max(1 - sum(probs.values()), 0.0)
     rates = {kind: float((kinds_BxL == kind).sum()) / count for kind in probs}
-    unlikely = [k for k, p in probs.items() if abs(rates[k] - p) > SIGMAS * (p * (1 - p) / count) ** 0.5 + 1 / count]
-    # A row's number of predictions is rounded at random: a deviation of half a token a row at most.
-    off = abs(rate - masking.rate) > (SIGMAS * 0.5 * len(kinds_BxL) ** 0.5 + 1) / ordinary
+    draws = _draws_of_kinds(predicted_BxL) if masking.kind == "span" else count
+    unlikely = [k for k, p in probs.items() if abs(rates[k] - p) > SIGMAS * (p * (1 - p) / draws) ** 0.5 + 1 / draws]
+    # A row's number of predictions is rounded at random, by half a token at most; of whole words, it ends with a word.
+    spread, more = 0.5, 1
+    if masking.kind == "word":
+        spread, more = max(spread, float(np.std(per_row - masking.rate * ordinary_BxL.sum(1)))), masking.longest
+    off = abs(rate - masking.rate) > (SIGMAS * spread * len(kinds_BxL) ** 0.5 + more) / ordinary
     kinds = ", ".join(f"{rates[kind]:.1%} {kind} ({p:g})" for kind, p in probs.items())
     what = (
         f"{rate:.2%} of the ordinary tokens are predicted (masking.rate = {masking.rate:g}), {per_row.min()} to "
@@ -83,6 +87,13 @@ def judge(
     if off or unlikely:
         return "warning", what, "the masks are not what config.masking says: see mlm/model/masking.py"
     return "ok", what, ""
+
+
+def _draws_of_kinds(predicted_BxL: np.ndarray) -> float:
+    """Returns how many draws of mask, random or kept a batch of spans is worth: tokens of a run have one in common."""
+    edges = np.flatnonzero(np.diff(np.pad(predicted_BxL, ((0, 0), (1, 1))).ravel().astype(int)))
+    sizes = edges[1::2] - edges[::2]
+    return float(sizes.sum() ** 2 / (sizes**2).sum())
 
 
 def pieces(tok: Tokenizer, ids_L: np.ndarray, read_L: np.ndarray, kinds_L: np.ndarray) -> Iterator[Piece]:

@@ -84,6 +84,18 @@ def test_mask_rates_that_are_not_the_config_s():
     assert judge(0, 0.8, 0.1)[:2] == ("error", "nothing is predicted")
 
 
+@pytest.mark.parametrize("kind", ["word", "span"])
+def test_masks_of_words_and_spans_are_what_the_config_says(healthy, workdir, kind):
+    """A row ends with a word, and the tokens of a span are masked, replaced or kept together: more chance, no fault."""
+    levels = set()
+    for seed in range(8):
+        keys = (f"masking.kind={kind}", f"masking.seed={seed}", "data.lanes=2", "data.global_batch=64")
+        config = tiny_config(*keys, "masking.rate=0.5")
+        drawn = first_batch.draw(config, healthy, Workdir(str(workdir)))
+        levels.add(first_batch.judge(config, *drawn, healthy.all_special_ids)[0])
+    assert levels == {"ok"}
+
+
 def test_rows_are_shown_with_marks_and_nothing_of_the_corpus_is_obeyed():
     row = [(" the", "", ""), (" cat", "mask", "<mask>"), (" sat\n\x1b[2J", "", ""), (" on", "random", " off\x1b[0m")]
     out = io.StringIO()
