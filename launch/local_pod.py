@@ -162,12 +162,18 @@ def main(argv: list[str]) -> int:
     pod = Pod(args.processes, arguments, workdir / "hosts", devices=args.devices, program=program)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pod.ask)
-    try:
-        pod.start()
-    except OSError as error:
-        pod.kill()
-        parser.error(f"--workdir={workdir}: {error.filename}: {error.strerror}")
-    cause = pod.wait()
+    busy = host_setup.HostError("another local_pod is using it; wait for it, or stop it")
+    with contextlib.ExitStack() as held:  # the logs and causes of two would be mixed up
+        try:
+            (workdir / "hosts").mkdir(parents=True, exist_ok=True)
+            held.enter_context(host_setup.alone(workdir / "hosts" / ".lock", busy))
+            pod.start()
+        except host_setup.HostError as error:
+            parser.error(f"--workdir={workdir}: {error}")
+        except OSError as error:
+            pod.kill()
+            parser.error(f"--workdir={workdir}: {error.filename}: {error.strerror}")
+        cause = pod.wait()
     if cause is None:
         return 0
     print(f"local_pod: {cause.sentence}", file=sys.stderr)

@@ -110,7 +110,7 @@ def test_command_line(tmp_path):
         assert process.wait(30) == 75
     said = f"imported train --config={tmp_path}/a.py"
     assert set(lines) == {f"{index}| {text}" for index in range(2) for text in (said, "up")}
-    assert {path.name for path in (tmp_path / "run" / "hosts").iterdir()} == {"0", "1"}
+    assert {path.name for path in (tmp_path / "run" / "hosts").iterdir()} == {".lock", "0", "1"}
     refused = subprocess.run([*command[:2], "0", "x.py"], cwd=ROOT, capture_output=True, text=True)
     assert "N and --devices must be at least 1" in refused.stderr
 
@@ -141,3 +141,11 @@ def test_a_heartbeat_in_one_word_or_two(tmp_path, words, capfd):
     assert local_pod.main(["1", "x.py", f"--program={program}", f"--workdir={tmp_path}", *words]) == 0
     assert [word for word in capfd.readouterr().out.split() if ".heartbeat=" in word] == ["--config.pod.heartbeat=7"]
     assert local_pod.Pod(1, ["--config.pod.heartbeat=x"], tmp_path, devices=1).heartbeat == local_pod.HEARTBEAT
+
+
+@pytest.mark.usefixtures("signals")
+def test_two_in_one_workdir(tmp_path, capsys):
+    """The second would put its causes in the place of the first one's."""
+    with local_pod.host_setup.alone(tmp_path / "hosts" / ".lock"), pytest.raises(SystemExit) as end:
+        local_pod.main(["1", "x.py", f"--workdir={tmp_path}"])
+    assert end.value.code == 2 and "another local_pod" in capsys.readouterr().err
