@@ -118,7 +118,8 @@ def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
         rows_B = data_parallel.row_numbers(mesh, len(jax.tree.leaves(inputs)[0]) // accumulate)
         key = jax.random.fold_in(jax.random.key(config.train.seed), step)
         grads, sums = over_devices(params, inputs, rows_B, key)
-        return jax.tree.map(lambda g: g / jnp.maximum(sums["loss"].weight, 1), grads), sums
+        weight = jnp.where(sums["loss"].weight > 0, sums["loss"].weight, 1)  # 0 of a batch without predictions
+        return jax.tree.map(lambda g: g / weight, grads), sums
 
     return mean_gradient
 
