@@ -17,7 +17,7 @@ from mlm.errors import InputError, PreemptedError, StopError, of_storage
 from mlm.text import prepare_streams, use_utf8
 
 COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `main(args, overrides)`
-    "run": "run all stages, skipping those that are done and unchanged",
+    "run": "run all stages, skipping those that are done for this config",
     "tokenizer": "train a tokenizer on the corpus",
     "shards": "tokenize and chunk the corpus, write TFRecord shards",
     "doctor": "check the data and the settings of a run before it starts",

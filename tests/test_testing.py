@@ -44,6 +44,17 @@ def test_says_what_is_not_equal():
     assert "mesh.fsdp" not in str(error.value), "there the rows of a device are not averaged by themselves"
 
 
+class ModelOfMesh(Pretraining):
+    def make_model(self):
+        assert self.mesh.size
+        return super().make_model()
+
+
+def test_a_model_that_reads_the_mesh_is_refused_since_evaluate_has_none():
+    with pytest.raises(InputError, match=r"ModelOfMesh\.make_model: .*'mesh'.*self\.config"):
+        check_task(ModelOfMesh, tiny_config(), {"model.layers": 1})
+
+
 @pytest.mark.parametrize(
     "metric",
     [

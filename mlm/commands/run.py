@@ -1,4 +1,4 @@
-"""`run`: all stages from the corpus to the export, skipping those that are done and unchanged."""
+"""`run`: all stages from the corpus to the export, skipping those that are done for this config."""
 
 from __future__ import annotations
 

@@ -57,5 +57,7 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     )
     seconds = time.monotonic() - begin
     tokens = sum(split.tokens for split in manifest.splits.values())
-    how = "there and unchanged" if complete else f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"
+    how = f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"
+    if complete:
+        how = "there already, for this config; its texts were not read again"
     common.say(f"shards: {folder}, {tokens:,} tokens, {how}")

@@ -30,8 +30,6 @@ def with_class(
     info = DatasetInfo(*(dataset.get(field.name, field.default) for field in dataclasses.fields(DatasetInfo)))
     config = copy.deepcopy(model.run_config).unlock()
     config.model.dtype = "float32"
-    task = pretraining.__new__(pretraining)  # for its model alone: no data, no mesh, no state
-    task.config, task.info, task.workdir, task._manifest = config.lock(), info, None, None
-    module = task.make_model()
+    module = pretraining.model_alone(config.lock(), info)
     compute = dataclasses.replace(module.compute, attend=None, attend_locally=None)  # for rows of any length
     return dataclasses.replace(model, changed_module=module.clone(compute=compute))

@@ -107,6 +107,17 @@ class Pretraining(Task):
         starts_V = np.arange(info.vocab_size) % 3 > 0  # two in three start a word
         return cls(config, info, mesh=mesh, word_starts_V=starts_V, manifest=manifest)
 
+    @classmethod
+    def model_alone(cls, config: ConfigDict, info: DatasetInfo) -> Model:
+        """Returns the model without a mesh, data or state, as commands that read a trained one make it."""
+        task = cls.__new__(cls)
+        task.config, task.info, task.workdir, task._manifest = config, info, None, None
+        try:
+            return task.make_model()
+        except AttributeError as error:
+            what = "to evaluate, export and predict, it has self.config and self.info alone"
+            raise InputError(f"{cls.__qualname__}.make_model: {error}; {what}.") from error
+
     @property
     def manifest(self) -> Manifest:
         """The shards; raises InputError in a command that has none."""
