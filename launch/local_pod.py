@@ -167,9 +167,13 @@ def main(argv: list[str]) -> int:
         try:
             (workdir / "hosts").mkdir(parents=True, exist_ok=True)
             held.enter_context(host_setup.alone(workdir / "hosts" / ".lock", busy))
-            pod.start()
         except host_setup.HostError as error:
-            parser.error(f"--workdir={workdir}: {error}")
+            if error is busy:  # else the file system has no locks
+                parser.error(f"--workdir={workdir}: {error}")
+        except OSError as error:
+            parser.error(f"--workdir={workdir}: {error.filename}: {error.strerror}")
+        try:
+            pod.start()
         except OSError as error:
             pod.kill()
             parser.error(f"--workdir={workdir}: {error.filename}: {error.strerror}")

@@ -86,7 +86,6 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
             )
 
         task = make({}, 1)
-        pretraining.model_alone(task.config, task.info)
         expected, whole = _train(task), task.workdir
 
         def on_devices(keys: dict[str, Any]) -> list[str]:

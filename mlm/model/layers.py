@@ -63,7 +63,7 @@ class Logits(nn.Module):
 class Embedding(nn.Module):
     """A table of vectors [V, H]; what is read of it is cast, so that gradients are summed in float32.
 
-    As in transformers' Flax classes, an index that the table does not have gives NaN: a too long row, an unknown token.
+    As in transformers' Flax classes, an index beyond its end gives NaN: a too long row, an unknown token.
     """
 
     entries: int
@@ -75,7 +75,7 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", self.embedding_init, (self.entries, self.features))
 
     def __call__(self, ids_BxL: Array) -> Array:
-        x_BxLxH = self.embedding[ids_BxL].astype(self.dtype)  # clips indices; as mode="fill" fills, it isn't fused
+        x_BxLxH = self.embedding[ids_BxL].astype(self.dtype)  # clips indices; mode="fill" would not be fused
         return jnp.where((jnp.asarray(ids_BxL) < self.entries)[..., None], x_BxLxH, jnp.nan)
 
 

@@ -72,7 +72,7 @@ def _step(row: dict[str, Any], operations: int = 20) -> list[RenderableType]:
         f"  batch {rows}{accumulate}",
     ]
     if _is_gpu(row):
-        lines.append("  attention by xla; by cuDNN, as model.attention=auto has it if it can, a step needs less")
+        lines.append("  attention is xla's; a run with cuDNN's (model.attention=auto) needs less memory and time")
     if row["padding"] is None:
         lines.append("  counts full rows: their padding is not known without the shards (--workdir)")
     elif row["padding"]:

@@ -58,6 +58,7 @@ class Pretraining(Task):
         self.mesh = sharding.mesh_of(config.mesh) if mesh is None else mesh
         sharding.check_batches(self.mesh, config)
         self.stages = make_stages(config, info.records)
+        self.model_alone(config, info)  # refuses now what would fail when the trained model is read
         module = self.make_model()
         lengths = {length for _, length in self.stages.sizes} | {info.length}
         self.module = module.with_attention(
@@ -261,7 +262,7 @@ class Pretraining(Task):
             short_steps = round(self.config.data.short_share * steps)
             short = self.stages.between(start + 1, min(step, short_steps))
             parts = [part._replace(length=by_hours.length) for part in short]
-            parts += [*self.stages.between(max(start, short_steps) + 1, step)]
+            parts += self.stages.between(max(start, short_steps) + 1, step)
         flops = 0.0
         for part in parts:
             rate = float(rate_at((part.first + part.last) / 2 - 1))  # linear, so the mean is the rate in the middle

@@ -10,7 +10,8 @@ import jax
 
 from mlm.plan import cost_model, hlo
 
-STEPS, CUDA_GRAPH = 3, "command_buffer"  # XLA's name of one
+STEPS = 3
+CUDA_GRAPH = "command_buffer"  # XLA's name of one
 
 
 def time_by_part(repeat: Callable[[int], None], read_text: Callable[[], str]) -> dict[str, float]:
@@ -19,7 +20,7 @@ def time_by_part(repeat: Callable[[int], None], read_text: Callable[[], str]) ->
     They add up to the time in which a device works: streams and threads side by side count each. Of a CUDA graph, as
     XLA runs the step on a GPU, jax 0.11's trace has no operations (openxla/xprof, issue 3070).
     """
-    options, seconds, parts = jax.profiler.ProfileOptions(), Counter(), {}
+    options, seconds = jax.profiler.ProfileOptions(), Counter()
     options.python_tracer_level = 0
     # There may be no profiler for the device, and jax can't print every program.
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -29,9 +30,10 @@ def time_by_part(repeat: Callable[[int], None], read_text: Callable[[], str]) ->
         for file in Path(folder).rglob("*.xplane.pb"):
             for line in operations(jax.profiler.ProfileData.from_file(str(file)), jax.default_backend()):
                 seconds.update(exclusive(line))
-    if seconds and not any(name.startswith(CUDA_GRAPH) for name in seconds):
-        parts = dict.fromkeys((*cost_model.PARTS, "collectives"), 0.0)
-    for name, total in seconds.items() if parts else ():
+    if not seconds or any(name.startswith(CUDA_GRAPH) for name in seconds):
+        return {}
+    parts = dict.fromkeys((*cost_model.PARTS, "collectives"), 0.0)
+    for name, total in seconds.items():
         this = module.by_name.get(f"%{name}")
         part = "other" if this is None else cost_model.part(module, this)
         parts[part] += total / STEPS / jax.local_device_count()
@@ -54,9 +56,9 @@ def operations(trace: jax.profiler.ProfileData, platform: str) -> Iterator[list[
 
 
 def exclusive(line: list[tuple[float, float, str]]) -> Counter[str]:
-    """Returns the seconds of each instruction without those of others inside it, as in a loop, or from their begin.
+    """Returns the seconds of each instruction until it ends or another begins, which may run inside it, as in a loop.
 
-    A GPU's kernel may begin while the one before it ends.
+    A GPU's kernel may begin before the last one ends.
     """
     seconds, around = Counter(), []
     for begin, end, name in sorted(line, key=lambda event: (event[0], -event[1])):

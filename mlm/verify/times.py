@@ -64,7 +64,7 @@ def check_plan(session: Session) -> Iterator[Result]:
     parts = speed["milliseconds_by_part"]
     unknown = "jax's profile has no times of operations"
     if jax.devices()[0].platform == "gpu":
-        unknown += " in CUDA graphs; run verify with XLA_FLAGS=--xla_gpu_enable_command_buffer= for them"
+        unknown += "; without CUDA graphs it may (XLA_FLAGS=--xla_gpu_enable_command_buffer=)"
     measured = tables.by_part(parts) if parts else unknown
     yield Result("milliseconds of a device by part", measured, planned, values=parts)
 

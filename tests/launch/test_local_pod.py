@@ -1,5 +1,6 @@
 """launch/local_pod.py: what it does with processes that do well, fail, hang or don't answer. They are no trainers."""
 
+import errno
 import io
 import json
 import os
@@ -149,3 +150,16 @@ def test_two_in_one_workdir(tmp_path, capsys):
     with local_pod.host_setup.alone(tmp_path / "hosts" / ".lock"), pytest.raises(SystemExit) as end:
         local_pod.main(["1", "x.py", f"--workdir={tmp_path}"])
     assert end.value.code == 2 and "another local_pod" in capsys.readouterr().err
+
+
+@pytest.mark.standard
+@pytest.mark.usefixtures("signals")
+def test_without_locks_it_runs(tmp_path, monkeypatch):
+    """On a network file system, which the workdirs of mlm may lie on."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(local_pod.host_setup.fcntl, "flock", no_locks)
+    (tmp_path / "program.py").write_text("")
+    assert local_pod.main(["1", "x.py", f"--program={tmp_path}/program.py", f"--workdir={tmp_path}"]) == 0

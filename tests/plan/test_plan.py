@@ -85,6 +85,8 @@ def test_a_config_too_large_is_reported(monkeypatch):
     assert [one["change"] for one in row["remedies"] if one["fits"]] == ["--config.mesh.fsdp=8 --config.mesh.data=1"]
     assert row["remedies"][0]["change"] == "--config.model.remat_feed_forward=2"
     assert f"does not fit: needs {row['bytes_per_chip']['needs'] / 1e9:.2f} GB" in shown_by(tables.plan, found)
+    assert "cuDNN" in shown_by(tables.plan, {**found, "plan": row | {"topology": "h100:8"}})
+    assert "cuDNN" not in shown_by(tables.plan, found)
     row |= {"largest": {"rows_per_chip": 4, "global_batch": 64}, "remedies": []}
     hint = "--config.data.global_batch=64"
     assert f"{hint}\n" in shown_by(tables.plan, found)

@@ -228,6 +228,7 @@ def test_what_plan_reads_is_what_is_written(tmp_path, monkeypatch):
     run, devices = session(tmp_path), jax.devices()
     v5e = topology.Topology("v5e:2x4", topology.FAMILIES["v5e"], (2, 4), devices)
     run.numbers["speed"] = {"rows": 16, "median": 0.3, "milliseconds_by_part": {"attention": 250.0}}
+    run.numbers["attention"] = "cudnn"  # as on a GPU, whose plan has xla's
     monkeypatch.setattr(topology, "attached", lambda devices: v5e)
 
     def measured(config, job, place):
@@ -236,7 +237,8 @@ def test_what_plan_reads_is_what_is_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(times.plan, "measure", measured)
     assert run.run({"plan": times.check_plan}) == []
-    by_part = run.checks["plan"]["results"][1]
+    beside, by_part = run.checks["plan"]["results"]
+    assert beside["expected"].endswith("by plan for v5e:2x4, with attention by xla")
     assert (by_part["measured"], by_part["expected"]) == ("attention 250", "attention 150, by plan")
     read = calibration.read(str(tmp_path / "verify.json"))
     assert read.factor == pytest.approx(1.5) and read.kind == devices[0].device_kind
