@@ -13,6 +13,9 @@ from mlm.paths import UPath, canonical, write_text
 from mlm.pretrained import checkpoint_files, locate
 from mlm.workdir import Workdir, lock
 
+OF_TASKS = ("train", "validation", "predict", "text", "label", "kind", "metric")
+DECIDED = ("train.init_from", "train.seed", *(f"classify.{name}" for name in OF_TASKS))  # config keys
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from mlm.glue.tasks import GLUE, NAMES, TASKS
@@ -33,12 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_json_flag(parser)
 
 
-def _check_folders(args: argparse.Namespace) -> None:
-    """Raises InputError for a --workdir or --data that can't be used, by its name alone."""
+def _check_flags(args: argparse.Namespace, overrides: list[str]) -> None:
+    """Raises InputError for a --workdir or --data that can't be used, by its name alone, or a key that is decided."""
     if locate.is_workdir(args.workdir):  # its glue.json has a table for each of its steps
         raise InputError(f"--workdir={args.workdir}: holds a trained model; name another folder for the table.")
     if args.data and args.data.partition(":")[0] not in ("hf", "jsonl"):
         raise InputError(f"--data={args.data}: must be hf:FOLDER, or jsonl:FOLDER with TASK/SPLIT.jsonl.")
+    for key in (override.partition("=")[0] for override in overrides):
+        if key in DECIDED:
+            raise InputError(f"config.{key}: --model, the tasks or the protocol's seeds decide it; leave it out.")
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -48,7 +54,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.text import show
 
     args.entry.refuse("glue")
-    _check_folders(args)
+    _check_flags(args, overrides)
     names, protocol = [name for name in TASKS if name in args.tasks], load_protocol(args.protocol)
     for name in names:
         if name in protocol.from_mnli and "mnli" not in names:

@@ -91,9 +91,12 @@ def run(
             for folder in (UPath(case.run.folder) / part for case in cases for part in MODELS):
                 if folder.is_dir():
                     remove(folder)
-    medians = [task["median"] for name, task in tasks.items() if name != MAJORITY and "median" in task]
-    average = statistics.mean(medians) if medians else None
+    scored = [task for name, task in tasks.items() if name != MAJORITY]
+    failed = not scored or any("failed" in task for task in scored)  # the mean of the others would be another score
+    average = None if failed else statistics.mean(task["median"] for task in scored)
     hours = sum(task.get("device_hours", 0.0) for task in tasks.values())
+    changed = [f"{key}={overrides[key]}" for key in next(recipe.cells(names[0], {})) if key in overrides]
+    protocol = f"{protocol} (with {', '.join(changed)})" if changed else protocol
     result = {"protocol": protocol, "tasks": tasks, "average": average, "device_hours": hours}
     write_text(root / RESULT, json.dumps(result, indent=1) + "\n")
     return result

@@ -74,7 +74,7 @@ def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, data, tmp
 @pytest.mark.slow
 def test_a_protocol_that_starts_from_mnli(trained_workdir, data, tmp_path):
     """Tables, submissions and starts of some tasks; a second command does nothing again, another one is compared."""
-    keys = [*KEYS, "optimizer.learning_rate=0.01", "train.seed=1"]
+    keys = [*KEYS, "optimizer.learning_rate=0.01"]
     flags = ("--protocol=mosaic", f"--data={data}", "--tasks", "mnli", "rte", "stsb", "boolq", "wnli")
     done = run(trained_workdir.root, tmp_path / "a", *flags, keys=keys)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -113,9 +113,11 @@ def test_what_fails_is_named_and_the_others_are_done(trained_workdir, data, tmp_
     flags = ("--protocol=mosaic", f"--data={data}", "--tasks", "mnli", "rte", "wnli")
     done = run(trained_workdir.root, tmp_path, *flags, keys=[*KEYS, "classify.length=1000", "model.positions=1000"])
     assert done.returncode == 2 and "mnli, rte failed" in done.stderr, done.stderr
-    tasks = json.loads((tmp_path / "glue.json").read_text())["tasks"]
+    table = json.loads((tmp_path / "glue.json").read_text())
+    tasks = table["tasks"]
     assert "classify.length = 1000: " in tasks["mnli"]["failed"]
     assert "MNLI's model" in tasks["rte"]["failed"] and "median" in tasks["wnli"]
+    assert table["average"] is None and "train.epochs=1.0" in table["protocol"]
     assert not (tmp_path / "runs" / "rte").exists()
 
 
@@ -155,6 +157,8 @@ def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_p
     (tmp_path / "odd.py").write_text("def get_protocol():\n    return {'epochs': 3}\n")
     refused(f"--protocol={tmp_path / 'odd.py'}", words="odd.py: get_protocol()")
     refused("--protocol=mosaic", "--tasks", "rte", words="rte ")
+    for key in ("train.seed=1", "train.init_from=a", "classify.text=('a',)"):  # runs named seed=0 had seed 1
+        refused("--tasks", "rte", f"--config.{key}", words=f"config.{key.partition('=')[0]}: ")
     refused("--tasks", "rte", f"--workdir={trained_workdir.root}", words=f"--workdir={trained_workdir.root}: holds a")
     for wrong in (str(tmp_path), f"csv:{tmp_path}", "jsonl"):
         refused("--tasks", "rte", words="--data: " if wrong == "jsonl" else f"--data={wrong}: must be", data=wrong)
