@@ -1,16 +1,17 @@
 """What the launcher runs on a host: starts a run's process once, keeps it, reports on it, stops it.
 
-    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight|ports ... (first: --root DIR)
+    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight|ports ROOT ...
 
-Every command prints one line, `mlm-host ` and a JSON object, and ends with code 0; or with another code and
-{"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and the other host_*.py
-through ssh with each command, so nothing has to be on the host, and both ends are always of one version.
+ROOT is the launcher's folder, where ~ is the home here. Every command prints one line, `mlm-host ` and a JSON object,
+and ends with code 0; or with another code and {"error": sentence}. Standard library of Python 3.10 and later. The
+launcher sends this text and the other host_*.py through ssh with each command, so nothing has to be on the host, and
+both ends are always of one version.
 
 A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, exit.json, and what its process says there itself
-(mlm/cluster/watch.py). Its keeper (host_keeper.py) holds `lock` for as long as it lives.
+(mlm/cluster/watch.py). Its keeper, which outlives the connection, holds `lock` for as long as it lives. The processes
+of a run are those that carry its folder as $MLM_HOST_DIR, whatever group they are in and whoever keeps them.
 """
 
-import argparse
 import base64
 import contextlib
 import fcntl
@@ -20,13 +21,13 @@ import pathlib
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 import urllib.parse
 from collections.abc import Iterator
 
 import host_checks
-import host_keeper
 import host_setup
 from host_setup import HostError
 
@@ -52,26 +53,79 @@ def start(root: pathlib.Path, text: str) -> dict:
     except (ValueError, KeyError, TypeError) as error:
         raise HostError(f"the job is not complete ({type(error).__name__}): nothing was started") from None
     source, python = host_setup.source(root, job["code"]), host_setup.interpreter(root, job["packages"])
-    new = host_setup.hidden(final)
-    lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # before the folder has its name: a run that is seen is held
-    # the values of variables are secrets: they go to the process, and nowhere else
-    host_setup.write(new / "job.json", {**job, "env": sorted(job["env"])})
-    if not host_setup.rename(new, final):  # it was started before, or another `start` was faster
-        os.close(lock)
-        return {"started": False, **status(root, job["id"], job["attempt"])}
     environment = {**os.environ, **job["env"], "MLM_HOST_DIR": str(final), "PYTHONUNBUFFERED": "1"}
     program = ["-m", "mlm"]
     if job["program"]:  # Python looks for modules in its folder, and not in that of the code
         program = [job["program"]]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), environment.get("PYTHONPATH")]))
-    argv = [python, *program, *job["argv"], *job["place"]]
+    new = host_setup.hidden(final)
+    lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # before the folder has its name: a run that is seen is held
+    # the values of variables are secrets: they go to the process, and nowhere else
+    host_setup.write(new / "job.json", {**job, "env": sorted(job["env"])})
+    started = host_setup.rename(new, final)  # not if it was started before, or another `start` was faster
+    if started and os.fork() == 0:
+        _keep(final, [python, *program, *job["argv"], *job["place"]], source, environment)
+    os.close(lock)
+    return {"started": started, **status(root, job["id"], job["attempt"])}
+
+
+def _keep(folder: pathlib.Path, argv: list[str], cwd: pathlib.Path, environment: dict[str, str]) -> None:
+    """Runs argv as the keeper, which inherits the lock, and writes down how it ended; does not return."""
     try:
-        process = host_keeper.launch(final, lock, argv, str(source), environment)
-    except HostError:
-        shutil.rmtree(final, ignore_errors=True)  # nothing runs: it may be tried again
-        raise
-    return {"started": True, "process": process, **status(root, job["id"], job["attempt"])}
+        os.setsid()
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+            # a host that shuts down asks everybody; the process is to save, and it starts with none of these handlers
+            signal.signal(number, lambda *_: None)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):  # ssh waits for as long as anybody holds its pipes
+            os.dup2(nothing, number)
+        os.chdir("/")
+        with open(os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "w") as log:
+            try:
+                process = subprocess.Popen(
+                    argv, cwd=cwd, env=environment, start_new_session=True, stdout=log, stderr=log
+                )
+            except OSError as error:
+                print(f"{argv[0]} can't be started: {error.strerror}", file=log)
+                host_setup.write(folder / "exit.json", how_it_ended(127))  # as of a shell
+                return
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its number stays its own
+        with contextlib.suppress(OSError):  # what it started must not keep the accelerator
+            os.killpg(process.pid, signal.SIGKILL)
+        host_setup.write(folder / "exit.json", how_it_ended(process.wait()))
+    finally:
+        os._exit(0)
+
+
+def how_it_ended(returncode: int | None) -> dict:
+    """Returns what exit.json says of a process that has ended just now; None: it was never started."""
+    by_signal = returncode is not None and returncode < 0
+    return {
+        "code": None if by_signal else returncode,
+        "signal": -returncode if by_signal else None,
+        "ended": time.time(),
+    }
+
+
+def processes(folder: pathlib.Path) -> list[int]:
+    """Returns the processes of a run that are alive."""
+    mark, numbers = b"MLM_HOST_DIR=" + os.fsencode(folder), []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another user's; or it has just ended
+            if mark in (path / "environ").read_bytes().split(b"\0"):
+                numbers.append(int(path.name))
+    return numbers
+
+
+def _send(folder: pathlib.Path, *signals: int) -> list[int]:
+    """Sends signals to the processes of a run, and returns them."""
+    numbers = processes(folder)
+    for process in numbers:
+        with contextlib.suppress(ProcessLookupError):
+            for number in signals:
+                os.kill(process, number)
+    return numbers
 
 
 def _state(folder: pathlib.Path) -> dict:
@@ -80,7 +134,7 @@ def _state(folder: pathlib.Path) -> dict:
         return {"state": "absent", "exit": None}
     file = folder / "exit.json"
     # asked before it is read: the keeper writes it, and then ends
-    is_alive = not file.exists() and (_has_keeper(folder) or bool(host_keeper.processes(folder)))
+    is_alive = not file.exists() and (_has_keeper(folder) or bool(processes(folder)))
     if end := host_setup.read(file):
         return {"state": "exited", "exit": end}
     return {"state": "running" if is_alive else "lost", "exit": None}
@@ -122,18 +176,18 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     folder = folder_of(root, run, attempt)
     if not folder.exists():  # it was never started: a start that is still on its way is to find the name taken
         new = host_setup.hidden(folder)
-        host_setup.write(new / "exit.json", {"code": None, "signal": None, "ended": time.time()})
+        host_setup.write(new / "exit.json", how_it_ended(None))
         host_setup.rename(new, folder)
 
     def ended() -> bool:
         return _state(folder)["state"] != "running"
 
-    host_setup.wait_until(lambda: ended() or host_keeper.processes(folder), SECONDS_TO_START)
-    host_keeper.send(folder, signal.SIGTERM, signal.SIGCONT)  # a stopped process must go on to save
-    host_setup.wait_until(lambda: not host_keeper.processes(folder), grace)
-    host_setup.wait_until(lambda: not host_keeper.send(folder, signal.SIGKILL), 10.0)
+    host_setup.wait_until(lambda: ended() or processes(folder), SECONDS_TO_START)
+    _send(folder, signal.SIGTERM, signal.SIGCONT)  # a stopped process must go on to save
+    host_setup.wait_until(lambda: not processes(folder), grace)
+    host_setup.wait_until(lambda: not _send(folder, signal.SIGKILL), 10.0)
     host_setup.wait_until(ended, 5.0)  # the keeper is about to write it down
-    if left := host_keeper.processes(folder):
+    if left := processes(folder):
         raise HostError(f"process {left[0]} of the run does not end, not even by SIGKILL")
     return status(root, run, attempt)
 
@@ -162,38 +216,26 @@ def clean(root: pathlib.Path) -> dict:
     return {"removed": removed}
 
 
-COMMANDS = {  # name: (function of the launcher's folder and the arguments, {argument: its type})
-    "unpack": (lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()), {"code": str}),  # the archive
-    "install": (host_setup.install, {"code": str, "--python": str}),
-    "preflight": (preflight, {"code": str}),
-    "ports": (host_checks.ports, {"address": str, "worker": int, "workers": int}),
-    "start": (lambda root: start(root, sys.stdin.read()), {}),  # the job
-    "status": (status, {"run": str, "attempt": int}),
-    "logs": (logs, {"run": str, "attempt": int, "offset": int, "limit": int}),
-    "stop": (stop, {"run": str, "attempt": int, "grace": float}),
-    "clean": (clean, {}),
+COMMANDS = {  # name: (function of the launcher's folder and the arguments, the types of these)
+    "unpack": (lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()), str),  # the archive
+    "install": (host_setup.install, str, str),
+    "preflight": (preflight, str),
+    "ports": (host_checks.ports, str, int, int),
+    "start": (lambda root: start(root, sys.stdin.read()),),  # the job
+    "status": (status, str, int),
+    "logs": (logs, str, int, int, int),
+    "stop": (stop, str, int, float),
+    "clean": (clean,),
 }
-
-
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands; the arguments' `answer` runs one of them in a folder, with the others."""
-    root = argparse.ArgumentParser(prog="host.py", allow_abbrev=False)
-    root.add_argument("--root", default="~/.mlm-pod", help="~ is the home here")
-    table = root.add_subparsers(required=True, metavar="COMMAND")
-    for name, (function, arguments) in COMMANDS.items():
-        sub = table.add_parser(name, allow_abbrev=False)
-        sub.set_defaults(answer=function)
-        for argument, kind in arguments.items():
-            sub.add_argument(argument, type=kind)
-    return root
 
 
 def main(argv: list[str]) -> int:
     """Runs one command; prints its line; returns 0, or 1 if the line says why not."""
+    name, root, *words = argv
+    function, *kinds = COMMANDS[name]
     try:
-        args = vars(parser().parse_args(argv))
-        answer, root = args.pop("answer"), pathlib.Path(args.pop("root")).expanduser().absolute()
-        report, code = answer(root, **args), 0
+        arguments = [kind(word) for kind, word in zip(kinds, words, strict=True)]
+        report, code = function(pathlib.Path(root).expanduser().absolute(), *arguments), 0
     except (HostError, OSError, ValueError) as error:
         report, code = {"error": str(error) or type(error).__name__}, 1
         print(f"host.py: {report['error']}", file=sys.stderr)

@@ -37,25 +37,23 @@ def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
     packages = (read(root / "code" / f".{code}.json") or {}).get("packages")
     if not packages or not (root / "venv" / packages / "python.json").exists():
         packages = None
-    problems, remarks = [], []
-    if not has_code:
-        problems.append(f"code {code[:12]} is missing: launch/tpu.py sync")
-    elif not packages:
-        problems.append("its packages are not installed: launch/tpu.py sync")
-    if holders := _holders({os.path.realpath(path) for path in accelerators}):
-        problems.append(f"the accelerator is held by process {', '.join(holders)}")
-    elif _is_locked(pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))):
-        problems.append("libtpu's lock is held by a process that we can't see")
-    if runs:
-        alive = ", ".join(f"{run['id']!r} (attempt {run['attempt']})" for run in runs)
-        problems.append(f"run {alive} is alive there: launch/tpu.py stop")
-    if (disk := shutil.disk_usage(root).free) < LITTLE_DISK:
-        remarks.append("less than 10 GB of disk are free")
-    if not accelerators:
-        remarks.append("no accelerator is to be seen")
-    if line := _set_huge_pages():
-        remarks.append(f"transparent huge pages are off, and a TPU starts slowly: {line}")
+    holders = ", ".join(_holders({os.path.realpath(path) for path in accelerators}))
+    lock = pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))
+    alive = ", ".join(f"{run['id']!r} (attempt {run['attempt']})" for run in runs)
+    disk, line = shutil.disk_usage(root).free, _set_huge_pages()
     memory = re.search("MemAvailable: +([0-9]+)", pathlib.Path("/proc/meminfo").read_text())[1]
+    problems = {
+        f"code {code[:12]} is missing: launch/tpu.py sync": not has_code,
+        "its packages are not installed: launch/tpu.py sync": has_code and not packages,
+        f"the accelerator is held by process {holders}": holders,
+        "libtpu's lock is held by a process that we can't see": not holders and _is_locked(lock),
+        f"run {alive} is alive there: launch/tpu.py stop": runs,
+    }
+    remarks = {
+        "less than 10 GB of disk are free": disk < LITTLE_DISK,
+        "no accelerator is to be seen": not accelerators,
+        f"transparent huge pages are off, and a TPU starts slowly: {line}": line,
+    }
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
@@ -64,8 +62,8 @@ def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
         "accelerators": len(accelerators),
         "free": f"disk {disk / 1e9:.0f} GB, memory {int(memory) / 1e6:.0f} GB",
         "runs": runs,
-        "problems": problems,
-        "remarks": remarks,
+        "problems": [sentence for sentence, is_true in problems.items() if is_true],
+        "remarks": [sentence for sentence, is_true in remarks.items() if is_true],
     }
 
 
@@ -87,8 +85,7 @@ def _is_locked(lock: pathlib.Path) -> bool:
         inode = lock.stat().st_ino
     except OSError:
         return False
-    locks = pathlib.Path("/proc/locks").read_text()  # of every kind, and of every user
-    if f":{inode} " in locks or _holders({str(lock.resolve())}):
+    if f":{inode} " in pathlib.Path("/proc/locks").read_text():  # of every kind, and of every user
         return True
     try:
         lock.unlink(missing_ok=True)

@@ -53,8 +53,11 @@ def folder_name(run: str) -> str:
 
 
 @contextlib.contextmanager
-def alone(file: pathlib.Path, refusal: Exception | None = None):
-    """Holds a lock file. Where another process does, it raises the refusal, or waits if there is none."""
+def alone(file: pathlib.Path, refusal: Exception | None = None, *, is_needed: bool = True):
+    """Holds a lock file. Where another process does, it raises the refusal, or waits if there is none.
+
+    Raises HostError on a file system without locks, unless they are not needed.
+    """
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(file, "a") as lock:
         try:
@@ -62,8 +65,9 @@ def alone(file: pathlib.Path, refusal: Exception | None = None):
         except BlockingIOError:
             raise refusal from None
         except OSError as error:
-            where = "keep it on a local disk (on a host: root in pod.toml)"
-            raise HostError(f"{file.parent} can't be locked ({error.strerror}): {where}") from None
+            if is_needed:
+                where = "keep it on a local disk (on a host: root in pod.toml)"
+                raise HostError(f"{file.parent} can't be locked ({error.strerror}): {where}") from None
         yield
 
 
@@ -129,14 +133,14 @@ def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
     return {"code": code, "fresh": rename(new, final)}
 
 
-def install(root: pathlib.Path, code: str, python: str | None) -> dict:
-    """Makes the environment for a code's requirements.txt, once; `python`: an interpreter to use instead."""
+def install(root: pathlib.Path, code: str, python: str) -> dict:
+    """Makes the environment for a code's requirements.txt, once; `python`: an interpreter to use instead, or ""."""
     folder = source(root, code)
     requirements = folder / "requirements.txt"
     text = requirements.read_bytes() if requirements.exists() else b""
     print_version = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"] if python else MAKE
     version = _run(print_version, f"the interpreter {python or 'python3'} does not work", folder, MLM_FIND="1")
-    packages = hashlib.sha256(b"\0".join([text, version.encode(), (python or "").encode()])).hexdigest()[:16]
+    packages = hashlib.sha256(b"\0".join([text, version.encode(), python.encode()])).hexdigest()[:16]
     venv = root / "venv" / packages
     with alone(root / ".install.lock"):
         write(root / "code" / f".{code}.json", {"packages": packages})  # what `run` starts this code with
@@ -163,8 +167,8 @@ def _run(argv: list[str], failure: str, folder: pathlib.Path, **variables: str) 
 
 
 def interpreter(root: pathlib.Path, packages: str) -> str:
-    """Returns the interpreter of an environment that `install` has completed."""
+    """Returns the interpreter of an environment that `install` has completed. Raises HostError if it is not here."""
     environment = read(root / "venv" / packages / "python.json")
-    if environment is None:
+    if environment is None or shutil.which(environment["python"]) is None:
         raise HostError(f"the packages {packages} are not installed here: sync first")
     return environment["python"]

@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-import host_keeper
+import host
 import host_setup
 from pods.causes import Cause, HostReport, first_cause
 
@@ -95,17 +95,23 @@ class Pod:
         """Notes who has ended; returns whether any process is still there."""
         for index, child in enumerate(self.children):
             if index not in self._exits and (code := child.poll()) is not None:
-                self._exits[index] = host_keeper.how_it_ended(code)
+                self._exits[index] = host.how_it_ended(code)
         return len(self._exits) < len(self.children)
 
     def reports(self) -> list[HostReport]:
         """Returns what each process has left."""
-        host, reports = socket.gethostname(), []
-        for i, folder in enumerate(self.folders):
-            progress, cause = (host_setup.read(folder / name) for name in ("progress.json", "cause.json"))
-            state, by_us = "exited" if i in self._exits else "running", i in self._killed
-            reports.append(HostReport(i, host, state, self._exits.get(i), progress, cause, ended_by_us=by_us))
-        return reports
+        return [
+            HostReport(
+                index,
+                socket.gethostname(),
+                "exited" if index in self._exits else "running",
+                self._exits.get(index),
+                host_setup.read(folder / "progress.json"),
+                host_setup.read(folder / "cause.json"),
+                ended_by_us=index in self._killed,
+            )
+            for index, folder in enumerate(self.folders)
+        ]
 
     def ask(self, *_: object) -> None:
         """Asks all to save and to end; the second time, kills them. Can be a signal's handler."""
@@ -163,21 +169,17 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pod.ask)
     busy = host_setup.HostError("another local_pod is using it; wait for it, or stop it")
-    with contextlib.ExitStack() as held:  # the logs and causes of two would be mixed up
-        try:
-            (workdir / "hosts").mkdir(parents=True, exist_ok=True)
-            held.enter_context(host_setup.alone(workdir / "hosts" / ".lock", busy))
-        except host_setup.HostError as error:
-            if error is busy:  # else the file system has no locks
-                parser.error(f"--workdir={workdir}: {error}")
-        except OSError as error:
-            parser.error(f"--workdir={workdir}: {error.filename}: {error.strerror}")
-        try:
+    try:
+        (workdir / "hosts").mkdir(parents=True, exist_ok=True)
+        # the logs and causes of two would be mixed up
+        with host_setup.alone(workdir / "hosts" / ".lock", busy, is_needed=False):
             pod.start()
-        except OSError as error:
-            pod.kill()
-            parser.error(f"--workdir={workdir}: {error.filename}: {error.strerror}")
-        cause = pod.wait()
+            cause = pod.wait()
+    except host_setup.HostError as error:
+        parser.error(f"--workdir={workdir}: {error}")
+    except OSError as error:
+        pod.kill()
+        parser.error(f"--workdir={workdir}: {error.filename}: {error.strerror}")
     if cause is None:
         return 0
     print(f"local_pod: {cause.sentence}", file=sys.stderr)

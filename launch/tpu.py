@@ -9,8 +9,7 @@ import host_setup
 from pods import backend, gcloud, lifetime, notebook, readiness, runs, settings, supervise
 from pods import code as codes
 from pods import follow as following
-from pods.backend import say
-from pods.errors import PodError, SettingsError
+from pods.backend import PodError, SettingsError, say
 from pods.hosts import Hosts, connect, quoted
 
 EPILOG = """launch/README.md has the way from nothing to a training pod. Ctrl-C while logs are followed leaves the run

@@ -7,7 +7,7 @@ that failed, the JSON of an HTTP error within a sentence, "gcloud crashed", and 
 import json
 import re
 
-from pods.errors import PodError, SettingsError
+from pods.backend import PodError, SettingsError
 from pods.settings import Settings
 
 STATUS = {  # of an operation's "code": google.rpc.Code

@@ -1,4 +1,4 @@
-"""Pods and their hosts, whatever the cloud calls them, and how a local program such as gcloud is run.
+"""Pods and their hosts, whatever the cloud calls them, what a command can fail with, and how gcloud is run.
 
 Nothing goes through a local shell; the command that ssh carries to a host's shell is quoted once.
 """
@@ -14,7 +14,28 @@ import threading
 from collections.abc import Sequence
 from subprocess import PIPE
 
-from pods.errors import PodError
+# kinds of PodError that may pass by themselves; the second ones only so many times
+PASSING = ("network", "absent", "exists", "stockout")
+TRIED = ("hosts", "internal", "other")
+
+
+class PodError(Exception):
+    """A foreseen end of a command."""
+
+    # kind: one of those above, "absent" being a pod that is not there; or "quota", "permission", "login", "api",
+    # "billing", "missing" (no gcloud here) or "settings", which no new try can fix
+    code, kind = 1, "other"
+
+    def __init__(self, message: str, kind: str = ""):
+        super().__init__(message)
+        self.kind = kind or self.kind
+
+
+class SettingsError(PodError):
+    """A key of pod.toml, a flag or an argument that can't be right."""
+
+    code, kind = 2, "settings"
+
 
 # states of a pod, whatever the cloud calls them
 ABSENT, WAITING, CREATING, BUSY, READY = "ABSENT", "WAITING", "CREATING", "BUSY", "READY"
@@ -41,7 +62,7 @@ class Pod:
     name: str
     state: str
     hosts: tuple[Host, ...] = ()
-    kind: str = "tpu-vm"  # or "queued"
+    queued: bool = False  # made through the queue
     detail: str = ""  # the cloud's own name for the state
     reason: str = ""  # why it failed, or what is wrong with it, "" for nothing
     permanent: bool = False  # it failed for a reason that another try can't change

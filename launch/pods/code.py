@@ -1,37 +1,30 @@
 """The code that goes to the hosts: one archive of HEAD, with what the working tree changes, named by its hash.
 
-The archive's bytes depend on its content alone. It holds .mlm-code.json {"commit", "changed": whether it differs}.
+The archive's bytes depend on its content alone.
 """
 
 import dataclasses
 import gzip
 import hashlib
 import io
-import json
 import os
 import pathlib
 import subprocess
 import tarfile
 
-from pods.errors import PodError, SettingsError
+from pods.backend import PodError, SettingsError
 
 WATCHED = ("mlm", "configs")  # an untracked file here is one that was forgotten
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """hash: SHA-256 of the archive; changed: it is not that of the commit; files: the paths in it."""
+    """hash: SHA-256 of the archive; label: for a person; files: the paths in it."""
 
     hash: str
     data: bytes
-    commit: str
-    changed: bool
+    label: str
     files: frozenset[str]
-
-    @property
-    def label(self) -> str:
-        """For a person."""
-        return f"code {self.hash[:12]} (commit {self.commit[:12]}{', changed' if self.changed else ''})"
 
 
 def repository() -> pathlib.Path:
@@ -53,18 +46,20 @@ def pack(root: pathlib.Path) -> Code:
             f"{', '.join(forgotten[:5])} {'are' if len(forgotten) > 1 else 'is'} not known to git and would not reach "
             "the hosts: git add what belongs to the code, or ignore it."
         )
-    known = [name for name in _files(root) if (root / name).is_symlink() or (root / name).is_file()]
-    entries = {name: _entry(root, name) for name in known}
-    changed = bool(_git(root, "diff", "--name-only", "HEAD"))
-    about = json.dumps({"commit": commit, "changed": changed}).encode()
-    entries[".mlm-code.json"] = (tarfile.TarInfo(".mlm-code.json"), about)
-    inner = io.BytesIO()
-    with tarfile.open(fileobj=inner, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for _, (info, content) in sorted(entries.items()):
+    known = [name for name in sorted(_files(root)) if (root / name).is_symlink() or (root / name).is_file()]
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in known:
+            path, info, content = root / name, tarfile.TarInfo(name), b""  # of nobody, and of no time
+            if path.is_symlink():  # as it is: hosts refuse one that leaves the code
+                info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
+            else:
+                content, info.mode = path.read_bytes(), 0o755 if os.access(path, os.X_OK) else 0o644
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    data = gzip.compress(inner.getvalue(), compresslevel=6, mtime=0)
-    return Code(hashlib.sha256(data).hexdigest(), data, commit, changed, frozenset(entries))
+    data = gzip.compress(archive.getvalue(), compresslevel=6, mtime=0)
+    digest, changed = hashlib.sha256(data).hexdigest(), ", changed" if _git(root, "diff", "--name-only", "HEAD") else ""
+    return Code(digest, data, f"code {digest[:12]} (commit {commit[:12]}{changed})", frozenset(known))
 
 
 def path_in(root: pathlib.Path, code: Code, file: str) -> str:
@@ -75,16 +70,6 @@ def path_in(root: pathlib.Path, code: Code, file: str) -> str:
         where = "git add it" if os.access(path, os.F_OK) else "there is no such file"
         raise SettingsError(f"{file} is not in the code that goes to the hosts: {where}.")
     return name
-
-
-def _entry(root: pathlib.Path, name: str) -> tuple[tarfile.TarInfo, bytes]:
-    """Returns a file for the archive; a link as it is: hosts refuse one that leaves the code."""
-    path, info = root / name, tarfile.TarInfo(name)  # of nobody, and of no time
-    if path.is_symlink():
-        info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
-        return info, b""
-    info.mode = 0o755 if os.access(path, os.X_OK) else 0o644
-    return info, path.read_bytes()
 
 
 def _files(root: pathlib.Path, *words: str) -> list[str]:

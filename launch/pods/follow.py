@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import host_setup
 
-from pods.backend import ABSENT, GONE, Host
-from pods.errors import PodError
+from pods.backend import ABSENT, GONE, Host, PodError
 from pods.hosts import Answer, Hosts, label
-from pods.runs import RunStatus, how_it_ended, records, status
+from pods.runs import RunStatus, how_it_is, records, status
 
 MOST = 1 << 20  # bytes of a log in one answer
 SHOW = functools.partial(print, flush=True)
@@ -35,7 +34,7 @@ class Follower:
     def round(self) -> bool:
         """Asks every host once; returns whether all of them have ended and said all."""
         words = {
-            host: ["logs", "--", self.run, str(self.attempt), str(self._size(host)), str(MOST)]
+            host: ["logs", self.run, str(self.attempt), str(self._size(host)), str(MOST)]
             for host in self.hosts.all
             if host not in self.ended
         }
@@ -58,9 +57,6 @@ class Follower:
             return
         if before:
             self.show(f"{label(host)} answers again")
-        if data["size"] < self._size(host):  # it is another host by now, with a log of its own
-            file.rename(file.with_suffix(f".{int(time.time())}.log"))
-            return
         new = base64.b64decode(data["data"])
         with file.open("ab") as log:
             log.write(new)
@@ -72,7 +68,7 @@ class Follower:
             self.show(f"[{host.worker}] {line.decode(errors='replace')}")
         if has_ended:
             self.ended.add(host)
-            self.show(", ".join([f"{label(host)}: {data['state']}", *how_it_ended(data["exit"])]))
+            self.show(f"{label(host)}: {how_it_is(data['state'], data['exit'])}")
 
 
 def follow(follower: Follower, every: float) -> RunStatus:

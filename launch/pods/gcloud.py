@@ -18,8 +18,7 @@ from collections.abc import Sequence
 import host_setup
 
 from pods import answers, backend
-from pods.backend import Host, Pod, say
-from pods.errors import PASSING, TRIED, PodError, SettingsError
+from pods.backend import PASSING, TRIED, Host, Pod, PodError, SettingsError, say
 from pods.settings import Settings
 
 LABEL = "mlm-made-by"
@@ -27,7 +26,9 @@ LABEL = "mlm-made-by"
 STATES = {"PROVISIONING": backend.CREATING, "SUSPENDING": backend.SUSPENDED, "TERMINATED": backend.PREEMPTED} | {
     name: name for name in (*backend.GONE, backend.CREATING, backend.READY, backend.STOPPED, backend.DELETING)
 }
+INITIATORS = {"USER": "by a person", "SERVICE": "by Google Cloud"}  # of a suspended request
 ASK, CHANGE = 120.0, 1800.0  # seconds that gcloud may take to answer, and to create or delete
+KINDS = ("tpu-vm", "queued-resources")  # directly, and through the queue
 COLLECTION = {"tpu-vm": "nodes", "queued-resources": "queuedResources"}  # of the API, by gcloud's name
 CONNECT = 50.0  # seconds for the first connection, in which gcloud makes a key and brings it to the hosts
 SHARED = ("ControlMaster=auto", "ControlPersist=600", "BatchMode=yes", "ServerAliveInterval=15")  # between questions
@@ -48,25 +49,23 @@ class TpuVm:
 
     def create(self) -> None:
         """Asks for the pod; it need not be there when this returns. Raises PodError("exists") if it was there."""
-        settings, labels, flags = self.settings, [f"{LABEL}={self.owner}"], []
-        for flag in settings.create_flags:
-            if flag.startswith("--labels="):  # gcloud takes the last --labels alone
-                labels.append(flag.removeprefix("--labels="))
-            else:
-                flags.append(flag)
+        settings = self.settings
+        flags = [flag for flag in settings.create_flags if not flag.startswith("--labels=")]
+        labels = [flag.removeprefix("--labels=") for flag in settings.create_flags if flag.startswith("--labels=")]
         if settings.spot:
             flags.append("--spot")
         if settings.spot and settings.queued and settings.track == "alpha":  # it would ask for STANDARD beside it
             flags.append("--provisioning-model=spot")
         if settings.network:
             flags.append(f"--network={settings.network}")
-        flags += [f"--labels={','.join(labels)}", f"--accelerator-type={settings.accelerator_type}"]
+        labels = ",".join([f"{LABEL}={self.owner}", *labels])  # gcloud takes the last --labels alone
+        flags += [f"--labels={labels}", f"--accelerator-type={settings.accelerator_type}"]
         version = settings.runtime_version or settings.accelerator.runtime
         if settings.queued:
-            kind, flags = "queued-resources", [*flags, f"--node-id={settings.name}", f"--runtime-version={version}"]
+            flags += [f"--node-id={settings.name}", f"--runtime-version={version}"]
         else:
-            kind, flags = "tpu-vm", [*flags, f"--version={version}"]
-        self._gcloud(kind, "create", settings.name, *flags, timeout=CHANGE)
+            flags.append(f"--version={version}")
+        self._gcloud(KINDS[settings.queued], "create", settings.name, *flags, timeout=CHANGE)
 
     def start(self) -> None:
         """Starts the pod again, if it is STOPPED."""
@@ -74,14 +73,14 @@ class TpuVm:
 
     def delete(self, pod: Pod) -> None:
         """Deletes a pod; one that is absent is no error. A queued resource takes force, and its TPU VM along."""
-        kind, force = ("queued-resources", ["--force"]) if pod.kind == "queued" else ("tpu-vm", [])
+        force = ["--force"] if pod.queued else []
         try:
-            self._gcloud(kind, "delete", pod.name, "--quiet", *force, timeout=CHANGE)
+            self._gcloud(KINDS[pod.queued], "delete", pod.name, "--quiet", *force, timeout=CHANGE)
         except PodError as error:
             if error.kind != "absent":
                 raise
         if not self.dry:
-            say(f"deleted {'queued resource' if pod.kind == 'queued' else 'TPU VM'} {pod.name}")
+            say(f"deleted {'queued resource' if pod.queued else 'TPU VM'} {pod.name}")
 
     def describe(self) -> Pod:
         """Returns the pod, in state ABSENT if there is none; hosts in the order of their workers once it is READY."""
@@ -90,7 +89,7 @@ class TpuVm:
         node = self._ask("tpu-vm", "describe", name)
         if self.dry:
             hosts = tuple(Host(i, f"ADDRESS-OF-WORKER-{i}") for i in range(self.settings.host_count))
-            return Pod(name, backend.READY, hosts, "queued" if self.settings.queued else "tpu-vm", ours=True)
+            return Pod(name, backend.READY, hosts, self.settings.queued, ours=True)
         request = self._ask("queued-resources", "describe", name) if node is None else None
         pod = self._request(request) if request else Pod(name, backend.ABSENT)
         if pod.detail == "ACTIVE":
@@ -117,12 +116,24 @@ class TpuVm:
         words = self._ssh_words()
         if saved.get("key") != [pod.identity, *words]:
             say(f"connecting to {len(pod.hosts)} hosts of {pod.name}")
-            saved = {"key": [pod.identity, *words], "lines": self._dry_ssh(words, len(pod.hosts))}
+            self._connect_first(words)
+            answer = self.runner.run([*words, "--command=true", "--worker=all", "--dry-run"], ASK)
+            saved = {"key": [pod.identity, *words], "lines": [] if answer.code else answer.stdout.splitlines()}
             self._routes_file.parent.mkdir(parents=True, exist_ok=True)
             host_setup.write(self._routes_file, saved)
         flags = [word.removeprefix("--ssh-flag=") for word in words if word.startswith("--ssh-flag=")]
         routes = [parse_route(line, " ".join(flags).split()) for line in saved["lines"]]
-        self.routes = [] if None in routes else routes
+        self.routes = routes if None not in routes and len(routes) == len(pod.hosts) else []
+
+    def _connect_first(self, words: Sequence[str]) -> None:
+        """Connects to the first host alone, before all others: this makes the keys, and gives them to the pod."""
+        first = self.runner.run([*words, "--command=true", "--worker=0"], CONNECT)
+        if first.code in (None, 255):
+            why = answers.reason(first.stderr)
+            sentence = f"host 0 can't be reached by ssh: {why}. {answers.advice(why, self.settings)}"
+            raise PodError(sentence.rstrip(), "hosts")
+        if first.code != 0:
+            raise self._explain("ssh", first, f"nodes/{self.settings.name}")
 
     def ssh(self, worker: int, argv: Sequence[str]) -> Sequence[str]:
         """Returns the local call that runs argv on a worker: ssh itself, or gcloud."""
@@ -142,20 +153,6 @@ class TpuVm:
         """Forgets the routes, since one of them led nowhere: the next `connect` asks for new ones."""
         self._routes_file.unlink(missing_ok=True)
 
-    def _dry_ssh(self, words: Sequence[str], hosts: int) -> list[str]:
-        """Returns a line of `ssh --dry-run` for each host, [] if there are none. Raises PodError as `connect` does."""
-        # the first connection makes the keys and gives them to the pod: it is made alone, before all others
-        first = self.runner.run([*words, "--command=true", "--worker=0"], CONNECT)
-        if first.code in (None, 255):
-            why = answers.reason(first.stderr)
-            sentence = f"host 0 can't be reached by ssh: {why}. {answers.advice(why, self.settings)}"
-            raise PodError(sentence.rstrip(), "hosts")
-        if first.code != 0:
-            raise self._explain("ssh", first, f"nodes/{self.settings.name}")
-        result = self.runner.run([*words, "--command=true", "--worker=all", "--dry-run"], ASK)
-        lines = result.stdout.splitlines()
-        return lines if result.code == 0 and len(lines) == hosts else []
-
     def _ssh_words(self, *words: str) -> list[str]:
         settings = self.settings
         target = f"{settings.user}@{settings.name}" if settings.user else settings.name
@@ -168,7 +165,7 @@ class TpuVm:
             self.settings.name,
             STATES.get(state, backend.BUSY),
             tuple(Host(i, end.get("ipAddress", "")) for i, end in enumerate(primary)),
-            "queued" if node.get("queuedResource") else "tpu-vm",
+            bool(node.get("queuedResource")),
             detail=state,
             reason=_health(node),
             accelerator_type=node.get("acceleratorType", ""),
@@ -179,13 +176,13 @@ class TpuVm:
     def _request(self, request: dict) -> Pod:
         name, state = request.get("name", "").rpartition("/")[2], request.get("state", {})
         detail, labels = state.get("state", "UNKNOWN"), _spec(request).get("node", {}).get("labels", {})
-        ours = labels.get(LABEL) == self.owner
-        pod = Pod(name, STATES.get(detail, backend.WAITING), kind="queued", detail=detail, ours=ours)
+        ours, reason, permanent = labels.get(LABEL) == self.owner, "", False
         if error := state.get("failedData", {}).get("error"):
             failure = answers.explain(answers.refusal_of(error), self.settings)
-            return dataclasses.replace(pod, reason=str(failure), permanent=failure.kind not in (*PASSING, *TRIED))
-        by = {"USER": "by a person", "SERVICE": "by Google Cloud"}.get(state.get("stateInitiator"))
-        return dataclasses.replace(pod, reason=by or "") if pod.state == backend.SUSPENDED else pod
+            reason, permanent = str(failure), failure.kind not in (*PASSING, *TRIED)
+        elif STATES.get(detail) == backend.SUSPENDED:
+            reason = INITIATORS.get(state.get("stateInitiator"), "")
+        return Pod(name, STATES.get(detail, backend.WAITING), (), True, detail, reason, permanent, ours=ours)
 
     def _argv(self, *words: str) -> list[str]:
         track = [self.settings.track] if self.settings.track else []

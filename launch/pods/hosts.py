@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pods.answers import advice, reason
-from pods.backend import READY, Host, Pod, Result, say
-from pods.errors import PodError
+from pods.backend import READY, Host, Pod, PodError, Result, say
 from pods.gcloud import TpuVm
-from pods.settings import Settings
 
 LAUNCH = pathlib.Path(__file__).resolve().parent.parent
-MODULES = ("host_setup", "host_keeper", "host_checks", "host")  # in the order of their imports
+MODULES = ("host_setup", "host_checks", "host")  # in the order of their imports
 PREFIX = "mlm-host "
 # stdin's first line is the program, the rest is for it. gcloud runs a command again by itself when ssh fails, with what
 # is left of stdin: then there is no program, and code 254 says so
@@ -73,14 +71,12 @@ class Hosts:
         stdin: what host.py reads; without secrets in a dry run, which prints it.
         """
         argvs = argv if isinstance(argv, Mapping) else dict.fromkeys(self.all, argv)
-        folder, code = self.cloud.settings.root, program()
-        command = ["python3", "-c", BOOT, "host.py", *([] if folder == Settings.root else ["--root", folder])]
-        texts = dict.fromkeys(argvs, b"") | (stdin or {})
+        code, texts = program(), dict.fromkeys(argvs, b"") | (stdin or {})
         whole = {text: code + text for text in {*texts.values()}}  # once for all hosts that read the same
         pool = ThreadPoolExecutor(1 if self.dry else AT_ONCE)  # a dry run prints one after the other
         try:
             jobs = [
-                pool.submit(self._ask, host, [*command, *words], whole[texts[host]], timeout or self.timeout)
+                pool.submit(self._ask, host, words, whole[texts[host]], timeout or self.timeout)
                 for host, words in argvs.items()
             ]
             return [job.result() for job in jobs]
@@ -90,8 +86,10 @@ class Hosts:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, host: Host, command: Sequence[str], stdin: bytes, timeout: float) -> Answer:
+    def _ask(self, host: Host, words: Sequence[str], stdin: bytes, timeout: float) -> Answer:
         """Returns one host's answer; ssh itself is tried again, gcloud's own has made ten tries by then."""
+        name, *arguments = words
+        command = ["python3", "-c", BOOT, "host.py", name, self.cloud.settings.root, *arguments]
         argv = self.cloud.ssh(host.worker, command)
         waits = (*BACKOFF, None) if self.retry and argv[0] != "gcloud" else (None,)
         for wait in waits:
@@ -135,12 +133,10 @@ def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None, *, partial: bo
     pod, settings = pod or cloud.describe(), cloud.settings
     if pod.state != READY:
         raise PodError(f"{pod.name} is {pod.condition}, not ready: launch/tpu.py up.", "absent")
-    missing = [f"host {host.worker}" for host in pod.hosts if not host.address]
-    if missing or len(pod.hosts) != settings.host_count:
-        what = f"{', '.join(missing)} without an address" if missing else f"{len(pod.hosts)} hosts are there"
+    if len(pod.hosts) != settings.host_count:
         raise PodError(
-            f"{pod.name} should have {settings.host_count} hosts ({settings.accelerator_type}), but {what}: "
-            "wait, or set hosts in pod.toml; a run starts on all hosts or on none.",
+            f"{pod.name} should have {settings.host_count} hosts ({settings.accelerator_type}), but {len(pod.hosts)} "
+            "hosts are there: wait, or set hosts in pod.toml; a run starts on all hosts or on none.",
             "hosts",
         )
     try:

@@ -3,8 +3,7 @@
 import time
 
 from pods import backend
-from pods.backend import GONE, READY, Pod, say
-from pods.errors import PodError, SettingsError
+from pods.backend import GONE, READY, Pod, PodError, SettingsError, say
 from pods.gcloud import TpuVm
 
 
@@ -76,7 +75,7 @@ def down(cloud: TpuVm) -> None:
     elif pod.ours:
         cloud.delete(pod)
     else:
-        delete = "queued-resources delete --force" if pod.kind == "queued" else "tpu-vm delete"
+        delete = "queued-resources delete --force" if pod.queued else "tpu-vm delete"
         raise PodError(
             f"{pod.name} was not made by your `up`, so it is left as it is; to delete it all the same: gcloud compute "
             f"tpus {delete} {pod.name} --project={settings.project} --zone={settings.zone}.",

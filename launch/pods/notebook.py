@@ -7,8 +7,7 @@ import time
 
 from pods import code as codes
 from pods import runs
-from pods.backend import say
-from pods.errors import PodError, SettingsError
+from pods.backend import PodError, SettingsError, say
 from pods.hosts import Hosts, connect
 
 RUN, PROGRAM = "notebook", "launch/notebook_server.py"
@@ -42,9 +41,9 @@ def _serve(hosts: Hosts, every: float) -> dict:
         return {"port": "...", "token": "..."}
     say(f"waiting for JupyterLab, which is installed first if it is missing: launch/tpu.py logs {RUN}")
     while True:
-        (status,) = first.require(first.ask(["status", "--", RUN, str(attempt)]), "status")
+        (status,) = first.require(first.ask(["status", RUN, str(attempt)]), "status")
         if status["state"] != "running":
-            ended = ", ".join([status["state"], *runs.how_it_ended(status["exit"])])
+            ended = runs.how_it_is(status["state"], status["exit"])
             raise PodError(f"JupyterLab does not run on host 0 ({ended}): launch/tpu.py logs {RUN} says why.")
         if status["server"]:
             return status["server"]

@@ -4,9 +4,8 @@ import collections
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pods.backend import Host, say
+from pods.backend import Host, PodError, say
 from pods.code import Code
-from pods.errors import PodError
 from pods.hosts import Hosts, label
 
 COPY, INSTALL = 900.0, 3600.0  # seconds that a host has
@@ -28,8 +27,7 @@ def sync(hosts: Hosts, code: Code) -> None:
     archive = f"the archive, {code.hash}.tar.gz".encode() if hosts.dry else code.data
     unpack = {host: ["unpack", code.hash] for host in lacking}
     hosts.require(hosts.ask(unpack, stdin=dict.fromkeys(lacking, archive), timeout=COPY), "copying the code")
-    python = [f"--python={hosts.cloud.settings.python}"] if hosts.cloud.settings.python else []
-    answers = hosts.ask(["install", code.hash, *python], timeout=INSTALL)
+    answers = hosts.ask(["install", code.hash, hosts.cloud.settings.python], timeout=INSTALL)
     answers = hosts.require(answers, "installing the packages")
     if hosts.dry:
         return

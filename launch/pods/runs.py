@@ -12,10 +12,9 @@ import host_setup
 
 from pods import code as codes
 from pods import readiness
-from pods.backend import Host, say
+from pods.backend import PodError, SettingsError, say
 from pods.causes import Cause, HostReport, first_cause
 from pods.code import Code
-from pods.errors import PodError, SettingsError
 from pods.hosts import Hosts, label, quoted
 
 # of `python -m mlm`, that run on several hosts
@@ -89,12 +88,19 @@ class RunStatus:
         """One line a host, for a person: its state, exit code and last step; and the first cause under them."""
         rows = []
         for report in self.reports:
-            words = [f"host {report.process} ({report.host}): {report.state}", *how_it_ended(report.exit)]
+            words = [f"host {report.process} ({report.host}): {how_it_is(report.state, report.exit)}"]
             if report.progress:
                 step, phase = report.progress.get("step"), report.progress.get("phase")
                 words.append(f"{phase}" if step is None else f"step {step} ({phase})")
             rows.append(", ".join(words))
         return [*rows, *self.errors, *([f"first cause: {self.cause.sentence}"] if self.cause else [])]
+
+
+def how_it_is(state: str, end: dict | None) -> str:
+    """Returns the state of a run on a host and what its exit.json says, for a person."""
+    if not end:
+        return state
+    return f"{state}, signal {end['signal']}" if end.get("signal") else f"{state}, exit code {end.get('code')}"
 
 
 def make_job(args: argparse.Namespace) -> Job:
@@ -125,18 +131,18 @@ def records(run: str) -> pathlib.Path:
 
 def status(hosts: Hosts, run: str, attempt: int = 0) -> RunStatus:
     """Returns an attempt (0: the newest) of a run on all hosts."""
-    answers = hosts.ask(["status", "--", run, str(attempt)])
+    answers = hosts.ask(["status", run, str(attempt)])
     errors = tuple(answer.fault for answer in answers if answer.error)
     answered = {answer.host.worker: answer.data for answer in answers if answer.data and not answer.error}
     newest = max((data["attempt"] for data in answered.values()), default=0)
     reports, job = [], None
     for worker, data in answered.items():
-        report = HostReport(worker, data["host"], data["state"], data["exit"], data["progress"], data["cause"])
         if data["attempt"] < newest:
-            report = HostReport(worker, data["host"], "absent")
+            reports.append(HostReport(worker, data["host"], "absent"))
         else:
+            files = (data[name] for name in ("exit", "progress", "cause"))
+            reports.append(HostReport(worker, data["host"], data["state"], *files))
             job = job or data["job"]
-        reports.append(report)
     return RunStatus(newest, tuple(reports), errors, job)
 
 
@@ -193,34 +199,16 @@ def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
             return Started(seen.attempt, False)
         raise PodError(f"nothing was started: {'; '.join(report.problems)}.", "hosts")
     here = [int(path.name) for path in records(job.id).glob("*") if path.name.isdigit()]
-    return _start(hosts, job, max([seen.attempt, *here]) + 1, report.packages)
+    attempt = max([seen.attempt, *here]) + 1
+    return Started(attempt, _start(hosts, job, attempt, report.packages))
 
 
-def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> Started:
-    """Starts on the first host, which decides between two who start at once, and then on the others."""
+def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
+    """Starts on the first host, which decides between two who start at once, and then on the others.
+
+    Returns whether it was us. Raises PodError if a host did not start it; then it is stopped on all.
+    """
     launch = "..." if hosts.dry else secrets.token_hex(8)
-    texts = {host: _text(hosts, job, host, attempt, packages, launch) for host in hosts.all}
-    (first,) = hosts.ask({hosts.all[0]: ["start"]}, stdin=texts)
-    there = first.data.get("job")  # none where it was stopped before
-    if there and there["launch"] != launch:  # somebody else's start came first; the other hosts are theirs too
-        if difference := job.difference(there):
-            raise _other_arguments(job, difference, attempt)
-        return Started(attempt, False)
-    others = [] if first.error else hosts.ask({host: ["start"] for host in hosts.all[1:]}, stdin=texts)
-    if hosts.dry:
-        return Started(attempt, True)
-    errors = [answer.fault for answer in (first, *others) if answer.error]
-    started = {answer.host for answer in (first, *others) if (answer.data.get("job") or {}).get("launch") == launch}
-    strangers = [answer.host for answer in (first, *others) if not answer.error and answer.host not in started]
-    errors += [f"{label(host)}: somebody else stopped or started it" for host in strangers]
-    if errors:
-        _take_back(hosts, job, attempt, "; ".join(errors))
-    return Started(attempt, True)
-
-
-def _text(hosts: Hosts, job: Job, host: Host, attempt: int, packages: str, launch: str) -> bytes:
-    """Returns a host's job, as host.py's `start` reads it; without secrets in a dry run."""
-    place = [f"--coordinator={hosts.all[0].address}", f"--processes={len(hosts.all)}", f"--process-id={host.worker}"]
     text = {
         "id": job.id,
         "attempt": attempt,
@@ -228,20 +216,31 @@ def _text(hosts: Hosts, job: Job, host: Host, attempt: int, packages: str, launc
         "packages": packages,
         "program": job.program,
         "argv": job.argv,
-        "place": place,
-        "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},
+        "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},  # a dry run prints it
         "launch": launch,
     }
-    return json.dumps(text).encode()
-
-
-def _take_back(hosts: Hosts, job: Job, attempt: int, why: str) -> None:
-    """Stops this attempt on all hosts, and raises PodError: one that did not answer may start it yet."""
-    answers = hosts.ask(["stop", "--", job.id, str(attempt), "0"])
-    left = ", ".join(label(answer.host) for answer in answers if answer.error)
-    but = f", but {left} did not confirm that: launch/tpu.py stop {quoted(job.id)}" if left else ""
-    sentence = f"the run could not be started on all hosts ({why}); it was stopped where it had started"
-    raise PodError(f"{sentence}{but}. Then: run --again.", "hosts")
+    place = [f"--coordinator={hosts.all[0].address}", f"--processes={len(hosts.all)}"]
+    texts = {host: json.dumps(text | {"place": [*place, f"--process-id={host.worker}"]}).encode() for host in hosts.all}
+    answers = hosts.ask({hosts.all[0]: ["start"]}, stdin=texts)
+    there = answers[0].data.get("job")  # none where it was stopped before
+    if there and there["launch"] != launch:  # somebody else's start came first; the other hosts are theirs too
+        if difference := job.difference(there):
+            raise _other_arguments(job, difference, attempt)
+        return False
+    if not answers[0].error:
+        answers += hosts.ask({host: ["start"] for host in hosts.all[1:]}, stdin=texts)
+    failures = [
+        answer.fault or f"{label(answer.host)}: somebody else stopped or started it"
+        for answer in answers
+        if answer.error or (answer.data.get("job") or {}).get("launch") != launch
+    ]
+    if failures and not hosts.dry:
+        stops = hosts.ask(["stop", job.id, str(attempt), "0"])  # one that did not answer may start it yet
+        left = ", ".join(label(stop.host) for stop in stops if stop.error)
+        but = f", but {left} did not confirm that: launch/tpu.py stop {quoted(job.id)}" if left else ""
+        why = f"the run could not be started on all hosts ({'; '.join(failures)})"
+        raise PodError(f"{why}; it was stopped where it had started{but}. Then: run --again.", "hosts")
+    return True
 
 
 def stop(hosts: Hosts, run: str, grace: float) -> RunStatus:
@@ -256,12 +255,5 @@ def stop(hosts: Hosts, run: str, grace: float) -> RunStatus:
     if not hosts.dry:
         folder.mkdir(parents=True, exist_ok=True)
         host_setup.write(folder / STOPPED, {"attempt": attempt})
-    hosts.require(hosts.ask(["stop", "--", run, str(attempt), f"{grace:g}"], timeout=grace + 90), "stop")
+    hosts.require(hosts.ask(["stop", run, str(attempt), f"{grace:g}"], timeout=grace + 90), "stop")
     return status(hosts, run, attempt)
-
-
-def how_it_ended(end: dict | None) -> list[str]:
-    """Returns what exit.json says, for a person; nothing if it is not there."""
-    if not end:
-        return []
-    return [f"signal {end['signal']}" if end.get("signal") else f"exit code {end.get('code')}"]

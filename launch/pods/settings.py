@@ -8,7 +8,7 @@ import re
 import tomllib
 
 from pods import accelerators
-from pods.errors import SettingsError
+from pods.backend import SettingsError
 
 WORD = (r"[A-Za-z0-9][-A-Za-z0-9._:/]*", "be one plain word")  # can't be taken for a flag
 RULES = {  # key: (what its value matches, and must, in words)

@@ -13,9 +13,8 @@ import host_setup
 
 from pods import decision, lifetime, readiness, runs
 from pods import follow as following
-from pods.backend import CREATE, DELETE, READY, STEPS, Pod
+from pods.backend import CREATE, DELETE, PASSING, READY, STEPS, TRIED, Pod, PodError, SettingsError
 from pods.decision import Action, Limits, Memory, Seen
-from pods.errors import PASSING, TRIED, PodError, SettingsError
 from pods.gcloud import TpuVm
 from pods.hosts import Hosts, connect, quoted
 from pods.settings import Settings

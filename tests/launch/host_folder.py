@@ -82,13 +82,13 @@ class HostFolder:
         return self.ask("unpack", code, stdin=archive)
 
     def popen(self, *argv: str, **more: str) -> subprocess.Popen:
-        program = [self.PYTHON, "-S", str(LAUNCH / "host.py"), "--root", str(self.root), *argv]
+        program = [self.PYTHON, "-S", str(LAUNCH / "host.py"), argv[0], str(self.root), *argv[1:]]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(program, text=True, env={**os.environ, **more}, **pipes)
 
     def ask(self, *argv: str, stdin: str | bytes = "", code: int = 0, **more: str) -> dict:
-        if argv[0] == "install" and "--python=" not in argv:  # which has it make an environment
-            argv = (*argv, f"--python={self.PYTHON}")
+        if argv[0] == "install" and len(argv) == 2:
+            argv = (*argv, self.PYTHON)
         if argv[0] == "start" and not code:  # it forks, which this process of many threads must not
             process = self.popen(*argv, **more)
             out, err = process.communicate(stdin, timeout=60)
@@ -100,7 +100,7 @@ class HostFolder:
                 data = stdin if isinstance(stdin, bytes) else stdin.encode()
                 patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
                 before = signal.getsignal(signal.SIGHUP)
-                found = host.main(["--root", str(self.root), *argv])
+                found = host.main([argv[0], str(self.root), *argv[1:]])
                 signal.signal(signal.SIGHUP, before)
             out, err = stdout.getvalue(), ""
         assert found == code, (out, err)
@@ -115,8 +115,13 @@ class HostFolder:
     def start(self, stub: str, **more) -> dict:
         return self.ask("start", stdin=self.job(stub, **more))
 
+    def running(self, stub: str, **more) -> int:
+        """Starts a process, and returns its number."""
+        assert self.start(stub, **more)["started"]
+        return min(wait_for(lambda: host.processes(self.folder(more.get("run", "a")))))
+
     def status(self, run: str = "a", attempt: int = 1) -> dict:
-        return self.ask("status", "--", run, str(attempt))
+        return self.ask("status", run, str(attempt))
 
     def folder(self, run: str = "a", attempt: int = 1) -> pathlib.Path:
         return self.root / "runs" / run / str(attempt)

@@ -15,7 +15,6 @@ import sys
 import threading
 
 import host
-import host_keeper
 import host_setup
 import pytest
 from pods import backend, hosts
@@ -133,7 +132,7 @@ class FakePod:
 
     def processes(self, run: str = "a", attempt: int = 1) -> list[int]:
         folders = [self.host_folder(worker, run, attempt) for worker in range(2)]
-        return [process for folder in folders for process in host_keeper.processes(folder)]
+        return [process for folder in folders for process in host.processes(folder)]
 
     def starts(self) -> int:
         """Returns how many processes of runs have been started."""
@@ -186,13 +185,13 @@ class FakePod:
 
 def host_here(words: list[str], home: pathlib.Path, stdin: bytes) -> backend.Result:
     """Runs host.py for a home in this process, as many at once as there are hosts."""
-    args = vars(host.parser().parse_args(words))
-    answer, root = args.pop("answer"), pathlib.Path(args.pop("root").replace("~", str(home)))
+    name, root, *words = words
+    answer, *kinds = host.COMMANDS[name]
+    arguments = [kind(word) for kind, word in zip(kinds, words, strict=True)]
+    if name == "unpack":
+        answer, arguments = host_setup.unpack, [*arguments, stdin.partition(b"\n")[2]]
     try:
-        if words[0] == "unpack":
-            report, code = host_setup.unpack(root, args["code"], stdin.partition(b"\n")[2]), 0
-        else:
-            report, code = answer(root, **args), 0
+        report, code = answer(pathlib.Path(root.replace("~", str(home))), *arguments), 0
     except host_setup.HostError as error:
         report, code = {"error": str(error)}, 1
     return backend.Result(code, "mlm-host " + json.dumps(report))

@@ -12,7 +12,7 @@ import time
 
 import host_setup
 import pytest
-from host_keeper import processes
+from host import processes
 
 from tests.launch.host_folder import HOSTILE, alive, keeper_of, wait_for
 
@@ -42,7 +42,7 @@ def test_start_and_end(host):
 @standard
 def test_the_keeper_holds_nothing_of_the_connection_and_a_secret_stays_in_memory(host):
     stub = "open(folder / 'got', 'w').write(os.environ['SECRET'][::-1]); time.sleep(60)"
-    process = host.start(stub, SECRET="canary-1")["process"]  # returns, although the process has our pipes' descendants
+    process = host.running(stub, SECRET="canary-1")  # returns, although the process has our pipes' descendants
     keeper = keeper_of(process)
     assert open_files(keeper) == {"/dev/null", str(host.folder() / "lock")}
     assert len({os.getsid(keeper), os.getsid(process), os.getsid(0)}) == 3 and os.getpgid(process) == process
@@ -110,8 +110,8 @@ def up(host, run="a") -> None:
 
 @standard
 def test_stop_lets_it_save(host):
-    process = host.start(SAVES + "time.sleep(60)")["process"]
-    bystander = host.start(SAVES + "time.sleep(60)", run="b")["process"]
+    process = host.running(SAVES + "time.sleep(60)")
+    bystander = host.running(SAVES + "time.sleep(60)", run="b")
     up(host), up(host, "b")
     os.kill(process, signal.SIGSTOP)  # even so
     assert host.ask("stop", "a", "1", "20")["exit"]["code"] == 75
@@ -131,9 +131,9 @@ def test_a_start_that_comes_after_its_stop(host):
 @standard
 def test_stop_kills_what_does_not_listen_with_children_in_sessions_of_their_own(host):
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True);"
-    started = host.start(f"{ignore} __import__('subprocess').run(['sleep', '100'], start_new_session=True)")
+    started = host.running(f"{ignore} __import__('subprocess').run(['sleep', '100'], start_new_session=True)")
     up(host)
-    children = wait_for(lambda: [process for process in processes(host.folder()) if process != started["process"]])
+    children = wait_for(lambda: [process for process in processes(host.folder()) if process != started])
     answer = host.ask("stop", "a", "1", "0.3")
     assert answer["state"] == "exited" and answer["exit"]["signal"] == 9
     assert not any(map(alive, children))
@@ -141,7 +141,7 @@ def test_stop_kills_what_does_not_listen_with_children_in_sessions_of_their_own(
 
 @standard
 def test_without_its_keeper(host):
-    process = host.start(SAVES + "time.sleep(60)")["process"]
+    process = host.running(SAVES + "time.sleep(60)")
     up(host)
     os.kill(keeper_of(process), signal.SIGKILL)
     assert host.status()["state"] == "running" and host.ask("preflight", host.code)["runs"] == [
@@ -179,7 +179,7 @@ def test_ids_of_any_kind_and_the_newest_attempt(host):
         for attempt in (1, 2, 10):
             leave(host, run, attempt)
     for run in ids:
-        found = host.ask("status", "--", run, "0")
+        found = host.ask("status", run, "0")
         assert (found["state"], found["attempt"]) == ("exited", 10)
     assert len(list((host.root / "runs").iterdir())) == len(ids) and not (host.root / "1").exists()
     removed = {f"run {run} attempt {attempt}" for run in ids for attempt in (1, 2, 10)}

@@ -62,15 +62,15 @@ def test_an_environment_of_the_code_s_own_script(host):
 
     code = with_script(b'mkdir -p "$MLM_VENV/bin"; printf "launch: a\\nb\\n" >&2; exit 2')
     for _ in range(2):  # what is half made is not taken for made
-        assert "(a; b)" in host.ask("install", code, "--python=", code=1)["error"]
+        assert "(a; b)" in host.ask("install", code, "", code=1)["error"]
     assert host.ask("preflight", code)["packages"] is None
     code = with_script(b'touch "$MLM_VENV/made"')
-    answer = host.ask("install", code, "--python=")
+    answer = host.ask("install", code, "")
     assert answer["fresh"] is True and answer["python"] == "3.12"
     folder = host.root / "venv" / answer["packages"]
     assert (folder / "made").exists()
     assert json.loads((folder / "python.json").read_text()) == {"python": f"{folder}/bin/python"}
-    assert host.ask("install", code, "--python=") == {**answer, "fresh": False}
+    assert host.ask("install", code, "") == {**answer, "fresh": False}
 
 
 def test_a_folder_without_locks_is_named(monkeypatch, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 from pods import backend, gcloud, settings
-from pods.errors import PodError
+from pods.backend import PodError
 
 from tests.launch.fake_gcloud.cloud import Cloud
 from tests.launch.pod import gcloud_here
@@ -47,7 +47,7 @@ def test_the_life_of_a_pod(pod, queued):
         pod.create()
     assert caught.value.kind == "exists"
     found = pod.describe()
-    assert (found.kind, found.ours, len(found.hosts)) == ("queued" if queued else "tpu-vm", True, 2)
+    assert (found.queued, found.ours, len(found.hosts)) == (queued, True, 2)
     assert [request.detail for request in pod.requests()] == ["ACTIVE"] * queued
     lines = pod.runner.run(pod._argv("tpu-vm", "ssh", "me@pod", "--command=true", "--worker=all", "--dry-run"), 1)
     addresses = [

@@ -15,7 +15,7 @@ from tests.launch.supervised import Supervised
 from pods.backend import Host, Pod, Runner  # isort: skip
 from pods.decision import Memory, Seen, decide  # isort: skip
 from pods.code import Code  # isort: skip
-from pods.errors import PodError, SettingsError  # isort: skip
+from pods.backend import PodError, SettingsError  # isort: skip
 from pods.gcloud import TpuVm  # isort: skip
 from pods.hosts import Hosts  # isort: skip
 from pods.runs import Job, RunStatus  # isort: skip
@@ -40,7 +40,7 @@ def make(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def supervisor():
-        job = Job("a", ("train",), (), Code("0" * 64, b"", "0" * 40, False, frozenset()))
+        job = Job("a", ("train",), (), Code("0" * 64, b"", "code", frozenset()))
         cloud = TpuVm(Settings("pod", "p", "us-central2-b", "v4-8"), Runner())
         return Supervisor(cloud, job, LIMITS, every=10.0)
 

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 from pods import answers, backend, gcloud, settings
-from pods.errors import PASSING, TRIED, PodError
+from pods.backend import PASSING, TRIED, PodError
 
 SAID = tomllib.loads((pathlib.Path(__file__).parent / "gcloud_answers.toml").read_text())
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from pods import backend, gcloud, settings
-from pods.errors import PodError
+from pods.backend import PodError
 
 from tests.launch.host_folder import LAUNCH, alive, wait_for
 from tests.launch.pod import NODE, PLACE

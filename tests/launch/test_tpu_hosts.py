@@ -84,7 +84,7 @@ def test_ssh_is_tried_again(code, capsys):
 @pytest.mark.parametrize("rest", [b"", b'"text" of the program', b"\x1f\x8b of an archive\nmore"])
 def test_a_host_given_only_the_rest_of_its_stdin_does_nothing(rest, tmp_path):
     """As when gcloud runs a command again by itself, after a connection that took a part of stdin."""
-    argv = (sys._base_executable, "-S", "-c", hosts.BOOT, "host.py", "--root", str(tmp_path), "unpack", "0" * 64)
+    argv = (sys._base_executable, "-S", "-c", hosts.BOOT, "host.py", "unpack", str(tmp_path), "0" * 64)
     assert backend.Runner().run(argv, 20, rest).code == 254 in hosts.SSH_FAILED
     done = backend.Runner().run(argv, 20, hosts.program() + rest)
     assert done.code == 1 and "the archive arrived damaged" in done.stdout

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 from pods import accelerators, settings
-from pods.errors import SettingsError
+from pods.backend import SettingsError
 
 EXAMPLE = pathlib.Path(settings.__file__).parents[1] / "pod.toml.example"
 GOOD = {"name": "p", "project": "q", "zone": "us-central2-b", "accelerator_type": "v4-32"}
