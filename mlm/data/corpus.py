@@ -1,7 +1,6 @@
 """A corpus as an ordered list of parts, which are listed without being read, and the documents of each part."""
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 from collections import defaultdict
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple, Self
 from ml_collections import ConfigDict
 
 from mlm.data import data_sets, results, sources
-from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.paths import UPath
 
@@ -99,29 +97,20 @@ class Corpus:
         """Returns the error of a source without documents."""
         return InputError(f"{self.key}: {source} has no text in it.")
 
-    def limited(self, parts: list[Part], engine: Engine, *, texts: str) -> list[tuple[Part, int]]:
+    def limited(self, parts: list[Part], *, texts: str) -> list[tuple[Part, int]]:
         """Returns the parts that hold the first `max_documents` of each split of each source, and how many to read.
 
-        That is 0 for all of a part. They are counted in as many parts at a time as there are workers.
+        That is 0 for all of a part.
         """
         if not self.max_documents:
             return [(part, 0) for part in parts]
-        left = dict.fromkeys(((part.source, part.split) for part in parts), self.max_documents)
-        limits, unread = [], parts
-        while unread:
-            count_documents = functools.partial(self.count_documents, texts=texts)
-            for index, count in sorted(engine.each(count_documents, unread[: engine.workers], label="count")):
-                part = unread[index]
-                limit = left[part.source, part.split]
-                if limit:
-                    limits.append((part, limit))
-                    left[part.source, part.split] -= min(count, limit)
-            unread = [part for part in unread[engine.workers :] if left[part.source, part.split]]
+        limits, left = [], dict.fromkeys(((part.source, part.split) for part in parts), self.max_documents)
+        for part in parts:
+            if limit := left[part.source, part.split]:
+                limits.append((part, limit))
+                documents = itertools.islice(self.read(part, texts=texts, keep=True), limit)
+                left[part.source, part.split] -= sum(1 for _ in documents)
         return limits
-
-    def count_documents(self, part: Part, *, texts: str) -> int:
-        """Returns the documents of a part, `max_documents` at most."""
-        return sum(1 for _ in itertools.islice(self.read(part, texts=texts, keep=True), self.max_documents))
 
     def read(self, part: Part, *, texts: str, keep: bool = False) -> Iterator[sources.Document]:
         """Yields the documents of a part that have text; raises InputError with the place of what can't be read.

@@ -134,31 +134,29 @@ def check_columns(required: Iterable[str], columns: Iterable[str]) -> None:
             raise ValueError(f"there is no column {column!r} among {', '.join(map(repr, columns)) or 'none'}")
 
 
-def check_first_row(kind: str, name: str, split: str, required: Iterable[str]) -> None:
-    """Raises ValueError if the first row of a split of a data set, "hf" or "tfds", lacks a required column."""
-    check_columns(required, _hf_columns(name, split) if kind == "hf" else _tfds_columns(name))
+def check_first_row(library: str, name: str, split: str, required: Iterable[str]) -> None:
+    """Raises ValueError if the first row of a split of a data set lacks a required column; prepares nothing.
 
+    Args:
+        library: "hf", whose columns are in its description or else its first row, or "tfds".
+        split: as in "train[:90%]"; "" for the first one.
+    """
+    if library == "tfds":
+        batches.import_tensorflow()
+        with _only_known_features():
+            row = _builder(name, prepare=False).info.features
+    else:
+        import datasets
 
-def _hf_columns(name: str, split: str) -> list[str]:
-    """Returns the columns of NAME[:CONFIG] from its description or the first row of a split, as in "train[:90%]"."""
-    import datasets
-
-    name, config = hf_name(name)
-    with hf_errors():
-        builder = datasets.load_dataset_builder(name, config)
-        is_described = bool(builder.info.splits and builder.info.features)
-        splits = builder.info.splits if is_described else builder.as_streaming_dataset()
-        first = re.split(r"[\[+]", split)[0] if split != "all" else ""
-        if first and first not in splits:
-            raise ValueError(f"there is no split {first!r} among {', '.join(map(repr, splits)) or 'none'}")
-        return list(builder.info.features if is_described else next(iter(splits[first or next(iter(splits))]), {}))
-
-
-def _tfds_columns(name: str) -> list[str]:
-    """Returns the columns of a data set of TensorFlow Datasets, without preparing it."""
-    batches.import_tensorflow()
-    with _only_known_features():
-        return list(_builder(name, prepare=False).info.features)
+        with hf_errors():
+            builder = datasets.load_dataset_builder(*hf_name(name))
+            is_described = bool(builder.info.splits and builder.info.features)
+            splits = builder.info.splits if is_described else builder.as_streaming_dataset()
+            first = re.split(r"[\[+]", split)[0] if split != "all" else ""
+            if first and first not in splits:
+                raise ValueError(f"there is no split {first!r} among {', '.join(map(repr, splits)) or 'none'}")
+            row = builder.info.features if is_described else next(iter(splits[first or next(iter(splits))]), {})
+    check_columns(required, list(row))
 
 
 @functools.lru_cache(1)

@@ -113,10 +113,3 @@ def at_once(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterat
             waiting.append(pool.submit(function, item))
         while waiting:
             yield waiting.popleft().result()
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes files of a folder that killed tasks left incomplete."""
-    for file in folder.rglob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            file.unlink()

@@ -34,7 +34,7 @@ def sample_part(
 def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> list[str]:
     """Returns so many megabytes of training documents, or all, mixed; the same for any workers."""
     size, parts = megabytes * 1e6, [part for part in corpus.parts() if part.split != "test"]
-    limits = corpus.limited(parts, engine, texts=texts)
+    limits = corpus.limited(parts, texts=texts)
     total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
     for margin in MARGINS:
         share = min(1.0, max(margin * size / total if total else 0.0, LEAST_SHARE))

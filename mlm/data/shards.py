@@ -114,7 +114,8 @@ class _Job:
         if is_remote(self.folder):
             results.save(self.root / self.inputs)  # shows that these shards are begun
         else:
-            results.remove_leftovers(Path(str(self.tasks)))
+            for file in Path(str(self.tasks)).rglob(".*.tmp"):  # that killed tasks left incomplete
+                file.unlink(missing_ok=True)
         self._map()
         self._check_fractions()
         rows, counts, left_out = self._leave_out()
@@ -130,12 +131,12 @@ class _Job:
         parts, texts = self.corpus.parts(), str(self.root / "texts")
         self.splits = SPLITS if any("test" in (part.split, *part.cut) for part in parts) else SPLITS[:2]
         block_bytes = self._block_bytes(parts)
-        hashes = keep_out.run(self._do, self.corpus.kept_out(), str(self.tasks))
+        banned = keep_out.write(self.corpus.kept_out(), str(self.tasks))
         decisive = ("field", "group", "validation_fraction", "validation_groups", "test_fraction", "test_groups")
         corpus = {name: getattr(self.corpus, name) for name in decisive}
         near, fingerprint = self.corpus.near_duplicates > 0, self.vocabulary["tokenizer_fingerprint"]
         tasks = []
-        for part, limit in self.corpus.limited(parts, self.engine, texts=texts):
+        for part, limit in self.corpus.limited(parts, texts=texts):
             task = Map(
                 part=part,
                 corpus=self.corpus,
@@ -143,16 +144,16 @@ class _Job:
                 tokenizer_folder=self.tokenizer_folder,
                 fingerprint=fingerprint,
                 block_bytes=block_bytes,
-                keep_out=hashes,
+                keep_out=banned,
                 texts=texts,
                 folder=str(self.tasks),
-                key=results.key(part, limit, corpus, block_bytes, hashes, near, fingerprint),
+                key=results.key(part, limit, corpus, block_bytes, banned, near, fingerprint),
             )
             tasks.append(task)
         self._do(map_part, tasks, label="tokenize", last=".blocks")
         self.parts, self.maps = [task.part for task in tasks], [task.key for task in tasks]
         tables = list(self._load_each(self.maps, "blocks", BLOCK))
-        self.kept_out = list(self._load_each(self.maps if hashes else (), "kept_out", np.uint32)) or [()] * len(tasks)
+        self.kept_out = list(self._load_each(self.maps, "kept_out", np.uint32))
         self.blocks = np.concatenate(tables)
         self.part_of_block = np.repeat(np.arange(len(tables), dtype=np.uint32), [len(table) for table in tables])
         self.tokens = self.blocks["tokens"].copy()  # of each block, without what is left out

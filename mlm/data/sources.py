@@ -87,10 +87,6 @@ class Kind:
 class _Docstrings(Kind):
     slow = files = True
 
-    def check(self) -> bool:
-        """The packages are installed."""
-        return True
-
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         return (("", f"{m.package} {m.version}[{m.first}:]", m.bytes, m) for m in docstrings.parts())
 
@@ -155,17 +151,17 @@ class _JsonLines(_Lines):
         return self.from_row(lines.json_object(line), group)
 
 
-class _DataSet(Kind):
+class _HuggingFace(Kind):
     """A data set with splits of its own, or one of them."""
+
+    library = "hf"
 
     def __init__(self, rest: str, **settings: Any):
         super().__init__(rest, **settings)
         self.name, self.split = data_sets.named_split(rest)
 
-
-class _HuggingFace(_DataSet):
     def check(self) -> bool:
-        data_sets.check_first_row("hf", self.name, self.split, self.columns)
+        data_sets.check_first_row(self.library, self.name, self.split, self.columns)
         return True
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
@@ -200,10 +196,8 @@ class _HuggingFace(_DataSet):
             yield from self.from_rows(rows.select_columns(list(dict.fromkeys(self.columns))), place, before)
 
 
-class _TensorFlow(_DataSet):
-    def check(self) -> bool:
-        data_sets.check_first_row("tfds", self.name, self.split, self.columns)
-        return True
+class _TensorFlow(_HuggingFace):
+    library = "tfds"
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         info, _ = data_sets.load_tfds(self.name)

@@ -35,7 +35,6 @@ UNSPACED = 0.1
 CUT_PIECE = 64  # characters
 SEED_ENTRIES = 6  # candidates for each entry of the vocabulary
 SHRINKING = 0.5  # of the candidates stay in a round
-UNSPACED_SECONDS = {"unigram": 15.0, "bpe": 8.0, "wordpiece": 8.0}  # for a million characters on a core, about
 
 
 def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, length: int, folder: str) -> None:
@@ -47,8 +46,7 @@ def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, 
     texts = list(texts)
     tokenizer, trainer = _untrained(kind, lowercase), _trainer(kind, vocab_size)
     pre_tokenizer, first_trainer = tokenizer.pre_tokenizer, trainer
-    if (share := tokenizer_checks.long_piece_share(tokenizer, texts, LONGEST_PIECE)) > UNSPACED:
-        _say_duration(kind, share * sum(map(len, texts)))
+    if tokenizer_checks.long_piece_share(tokenizer, texts, LONGEST_PIECE) > UNSPACED:
         cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{CUT_PIECE}}}"), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, cut])
         if kind == "unigram":
@@ -91,18 +89,6 @@ def _fit(tokenizer: Tokenizer, texts: list[str], trainer: trainers.Trainer, voca
             raise
         return vocab_size + 1
     return tokenizer.get_vocab_size()
-
-
-def _say_duration(kind: str, characters: float) -> None:
-    """Says how long training takes if that is minutes."""
-    minutes = UNSPACED_SECONDS[kind] * characters / 1e6 / 60
-    if minutes > 1:
-        bpe = " or tokenizer.kind=bpe" if kind == "unigram" else ""
-        print(
-            f"tokenizer: training takes about {minutes:,.0f} min on a core: {characters / 1e6:,.1f} million characters "
-            f"have hardly a space among them; a smaller tokenizer.sample_megabytes{bpe} is faster",
-            file=sys.stderr,
-        )
 
 
 def _trainer(kind: str, vocab_size: int, **settings: Any) -> trainers.Trainer:

@@ -9,7 +9,6 @@
 Dimensions: N rows, L tokens in a row, V vocabulary entries.
 """
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -169,39 +168,19 @@ def find_documents(manifest: Manifest, split: str, record: int) -> list[Document
     index = np.searchsorted(stops, record, side="right")
     folder, shard = shards[index]
     first = (record - stops[index] + shard.records) * folder.length
-    with _readable(folder):
-        table, parts = _table(folder, shard.file), _parts(folder)
+    try:
+        table, parts = _documents(folder.folder, shard.file)
         begin, end = np.searchsorted(table["start"], [first, first + folder.length - 1], side="right")
         return [DocumentPlace(*map(str, parts[part]), place) for _, part, place in table[begin - 1 : end].tolist()]
-
-
-def find_parts(manifest: Manifest, split: str) -> tuple[list[tuple[str, str]], np.ndarray]:
-    """Returns (source, name) of all parts, and the part that the middle of each record of a split is from."""
-    names, part_of_records = [], [np.zeros(0, np.uint32)]
-    for _, _, folder in mixture.parts(manifest):
-        with _readable(folder):
-            for shard in folder.splits[split].shards:
-                table, middles = _table(folder, shard.file), (np.arange(shard.records) + 0.5) * manifest.length
-                rows = np.searchsorted(table["start"], middles, side="right") - 1
-                part_of_records.append(len(names) + table["part"][rows])
-            names += [(str(source), str(name)) for source, name in _parts(folder)]
-    return names, np.concatenate(part_of_records)
-
-
-def _table(manifest: Manifest, shard: str) -> np.ndarray:
-    with UPath(f"{manifest.folder}/{table_name(shard)}").open("rb") as file:
-        return np.load(file, allow_pickle=False)
-
-
-def _parts(manifest: Manifest) -> list[list[str]]:
-    return json.loads((UPath(manifest.folder) / PARTS).read_text(encoding="utf-8"))
-
-
-@contextlib.contextmanager
-def _readable(manifest: Manifest) -> Iterator[None]:
-    try:
-        yield
     except FileNotFoundError as error:
-        raise InputError(f"{manifest.folder}: doesn't say where its records are from ({error.filename}).") from error
+        raise InputError(f"{folder.folder}: doesn't say where its records are from ({error.filename}).") from error
     except (ValueError, IndexError, KeyError, TypeError, EOFError) as error:
-        raise DamageError(f"{manifest.folder}/documents: is not what was written; write the shards again.") from error
+        raise DamageError(f"{folder.folder}/documents: is not what was written; write the shards again.") from error
+
+
+@functools.lru_cache(1)
+def _documents(folder: str, shard: str) -> tuple[np.ndarray, list[list[str]]]:
+    """Returns the table of a shard's documents, and [source, name] of all parts."""
+    with UPath(f"{folder}/{table_name(shard)}").open("rb") as file:
+        table = np.load(file, allow_pickle=False)
+    return table, json.loads((UPath(folder) / PARTS).read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, verify
 from mlm.data.tokenizer import load_fast, load_for_corpus, manifest_fields
 from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
-from mlm.data.write_shard import find_parts
+from mlm.data.write_shard import find_documents
 from mlm.doctor import first_batch, scan
 from mlm.errors import DamageError, InputError
 from mlm.plan import plan, tables, topology
@@ -224,12 +224,15 @@ def _overlap(case: Case, split: str, overlap: scan.Overlap, part: str) -> Findin
 
 def _groups(case: Case, split: str, overlap: scan.Overlap) -> str:
     """Returns which packages or parts of the corpus the overlapping rows are from; "" if the shards don't say."""
+    names = {}
     try:
-        parts, part_of = find_parts(case.manifest, split)
+        for record in overlap.rows.tolist():
+            documents = find_documents(case.manifest, split, record)
+            source, part, _ = documents[len(documents) // 2]
+            names[record] = part.split()[0] if source == "docstrings" else f"{source}, {part}"
     except InputError:
         return ""
-    names = [name.split()[0] if source == "docstrings" else f"{source}, {name}" for source, name in parts]
-    totals, counts = (Counter(names[part] for part in part_of[r]) for r in (overlap.rows, overlap.overlapping))
+    totals, counts = Counter(names.values()), Counter(names[record] for record in overlap.overlapping.tolist())
     return "".join(f"; {n} of {totals[name]} from {name}" for name, n in counts.most_common(GROUPS))
 
 

@@ -94,7 +94,10 @@ def engine(case: Case) -> None:
 
         folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")
         timeout = min(flags.engine_timeout, ANSWER)
-        dask_engine.check(flags.engine, timeout=timeout, insecure=flags.engine_insecure, certificates=folder)
+        with dask_engine.connect(
+            flags.engine, timeout=timeout, insecure=flags.engine_insecure, certificates=folder
+        ) as opened:
+            opened.greet()
 
 
 def branch(case: Case) -> None:

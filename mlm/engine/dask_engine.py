@@ -174,12 +174,6 @@ def connect(
     return contextlib.closing(DaskEngine(address, security, timeout))
 
 
-def check(address: str, *, timeout: float, insecure: bool, certificates: str) -> None:
-    """Raises InputError unless a scheduler answers at the address, with these certificates, within `timeout`."""
-    with connect(address, timeout=timeout, insecure=insecure, certificates=certificates) as engine:
-        engine.greet()
-
-
 @contextlib.contextmanager
 def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engine | None]:
     """Yields the engine in process 0, and None in the others, whose workers run its tasks.
