@@ -216,14 +216,17 @@ class _Job:
             files = (self.tasks / f"{key}.groups" for key in self.maps)
             for sizes_in_part in results.at_once(results.load_json, files):
                 size_of_group.update(sizes_in_part)
-            if size_of_group and (missing := sorted(groups - size_of_group.keys())):
-                fix = f"name others, or set it to () to choose them by hash. The largest: {_shown(size_of_group)}"
+            if not size_of_group:
+                continue
+            largest = ", ".join(f"{group} {size / 1e6:.2f} MB" for group, size in size_of_group.most_common(LISTED))
+            if missing := sorted(groups - size_of_group.keys()):
+                fix = f"name others, or set it to () to choose them by hash. The largest: {largest}"
                 raise InputError(f"config.corpus.{split}_groups: the corpus has no group {missing[0]!r}; {fix}.")
-            if size_of_group and not fits:
+            if not fits:
                 raise InputError(
                     f"config.corpus.{split}_fraction = {asked:g}: whole groups (corpus.group) make it {fraction:.4f}; "
                     f"name groups in corpus.{split}_groups that hold between half and twice that fraction of the text. "
-                    f"The largest: {_shown(size_of_group)}."
+                    f"The largest: {largest}."
                 )
 
     def _deal(self, split: str) -> list[np.ndarray]:
@@ -294,8 +297,3 @@ class _Job:
             for name in sizes(self.shards / folder):
                 if f"{folder}/{name}" not in names:
                     (self.shards / folder / name).unlink(missing_ok=True)
-
-
-def _shown(groups: Counter) -> str:
-    """Returns the largest groups and their sizes, for a message."""
-    return ", ".join(f"{group} {size / 1e6:.2f} MB" for group, size in groups.most_common(LISTED))
