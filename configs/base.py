@@ -43,7 +43,6 @@ def get_config() -> ConfigDict:
     config.shards.rows = "concatenated"
     config.shards.count = 64  # files of the training split; at least data.lanes
     config.shards.validation_count = 8  # files of the validation split, and of the test split if there is one
-    config.shards.seed = 0  # of the order in which the text is dealt to the files
     config.shards.workers = 0  # processes; 0 = one per core. Changes the speed, never the bytes
 
     config.data = ConfigDict()
@@ -70,7 +69,6 @@ def get_config() -> ConfigDict:
     config.masking.random_share = 0.1  # of those, replaced by a random ordinary token; the rest is kept
     config.masking.longest = 10  # word: most tokens of a word, longer ones are split; span: most words of a span
     config.masking.span_p = 0.2  # span: parameter of the geometric distribution of lengths, in words
-    config.masking.static = False  # the same masks in every epoch, for comparison
 
     config.model = ConfigDict()
     config.model.family = "roberta"  # roberta (xlm_roberta, camembert) | roberta_prelayernorm | bert | modernbert
@@ -143,7 +141,6 @@ def get_config() -> ConfigDict:
     config.classify.metric = ()  # () = accuracy; of spans f1; of a regression the loss
     config.classify.kind = "classes"  # classes (strings or numbers) | regression (numbers) | tokens (of words)
     config.classify.length = 128  # tokens; longer rows are truncated
-    config.classify.multiple = 32  # tokens; batches are padded to a multiple of this, each compiled once
 
     config.mesh = ConfigDict()  # devices along each axis, and what it splits; their product is the number of devices
     config.mesh.data = -1  # batch; -1 = all devices that the other axes leave
@@ -175,8 +172,7 @@ def get_config() -> ConfigDict:
     config.log.norms_every = 0  # steps between two lines of norms.jsonl; a step that has one holds the parameters twice
     config.log.tensorboard = True
     config.log.wandb = ""  # project name; needs the wandb package
-    config.log.profile_start = 0  # first step of a trace for TensorBoard or Perfetto; 0 = none
-    config.log.profile_steps = 5  # steps in the trace
+    config.log.profile_start = 0  # first of five steps in a trace for TensorBoard or Perfetto; 0 = none
 
     config.hub = ConfigDict()  # pushes to the Hugging Face Hub while a run trains, see mlm/export/hub.py
     config.hub.name = ""  # USER/NAME of a private repository, which is created if it is missing; "" = no pushes

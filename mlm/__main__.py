@@ -62,6 +62,7 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
     try:
         args.entry = entry.open_entry(pretraining, argv)
         entry.check_expected(args.entry, socket.gethostname())
+        args.entry.check_command(args.name, getattr(args, "command", ""))
         importlib.import_module(f"mlm.commands.{args.name}").main(args, overrides)
         sys.stdout.flush()  # Python's own flush at the exit would be too late for an exit code
         return watching.end(0)

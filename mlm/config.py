@@ -40,11 +40,17 @@ NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others 
         r"(corpus|shards|masking)\..*|data\.(mixture|short_length|skip_batches|batch_stages)|evaluate\.(sets|count)"
     ),
 }
-# Keys that hold paths, and sources, alone or in tuples: ~ is the home folder.
-PATHS = ["tokenizer.path", "shards.dir", "data.mixture", "evaluate.sets"]
-PATHS += [f"train.{key}" for key in ("init_from", "branch_from", "replay")]
-SOURCES = [f"classify.{key}" for key in ("train", "validation", "test", "predict")]
-SOURCES += ["corpus.sources", "corpus.keep_out"]
+ONLY_PRETRAINING = {  # keys that classify needs to have these values
+    "train.branch_from": "",
+    "train.hours": 0.0,
+    "train.init_tiled": False,
+    "model.implementation": "mlm",
+    "model.init": "stock",
+}
+# Keys that hold paths, then those that hold sources, alone or in tuples: ~ is the home folder.
+PATHS = "tokenizer.path shards.dir data.mixture evaluate.sets train.init_from train.branch_from train.replay"
+SOURCES = "corpus.sources corpus.keep_out classify.train classify.validation classify.test classify.predict"
+EXPANSIONS = dict.fromkeys(PATHS.split(), expand) | dict.fromkeys(SOURCES.split(), expand_source)
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}
 
 
@@ -72,17 +78,20 @@ def load(
         raise InputError(f"{flag}={path}: there is no such file.")
     if path.endswith(".json"):  # a workdir's config.json
         raise InputError(f"{flag}={path}: is not Python; name a file with get_config(), such as configs/quickstart.py.")
-    config, names = run_file(path, "get_config", f"{flag}={path}")
-    if not isinstance(config, ConfigDict):
-        raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
-    rules = config_mine.rules_of(names, flatten(config).keys(), f"{flag}={path}")
+    config, rules = _run_config(path, flag)
     return _finish(config, parse(config, overrides), task, rules, derive)
 
 
 def load_rules(path: str) -> dict[str, Rule]:
-    """Returns the rules that a config file, which `load` has taken, has for its keys of the group `mine`."""
-    config, names = run_file(path, "get_config", f"--config={path}")
-    return config_mine.rules_of(names, flatten(config).keys(), f"--config={path}")
+    """Returns the rules that the file of --config has for its keys of the group `mine`."""
+    return _run_config(path, "--config")[1]
+
+
+def _run_config(path: str, flag: str) -> tuple[ConfigDict, dict[str, Rule]]:
+    config, names = run_file(path, "get_config", f"{flag}={path}")
+    if not isinstance(config, ConfigDict):
+        raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
+    return config, config_mine.rules_of(names, flatten(config).keys(), f"{flag}={path}")
 
 
 def run_file(path: str, function: str, flag: str) -> tuple[Any, dict[str, Any]]:
@@ -128,13 +137,9 @@ def read(path: UPath) -> ConfigDict | None:
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
     """Reads the config.json of a workdir, then does as `load`; raises DamageError if it is not a config."""
-    if not path.is_file():
+    if (config := read(path)) is None:
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
-    try:
-        config = unflatten(flatten(read(path)))
-        return _finish(config, parse(config, overrides), task, {})
-    except (ValueError, AttributeError, TypeError, OverflowError) as error:
-        raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
+    return replace(config, parse(config, overrides), task=task)
 
 
 def replace(
@@ -164,17 +169,11 @@ def _set(config: ConfigDict, values: dict[str, Any]) -> None:
 
 
 def _expanded(flat: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of PATHS and SOURCES with ~ as the home folder."""
-
-    def expand_all(value: Any, function: Callable[[str], str]) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)(expand_all(part, function) for part in value)
-        return function(value) if isinstance(value, str) else value
-
+    """Returns the values of the EXPANSIONS with ~ as the home folder."""
     values = {}
-    for key in flat.keys() & {*PATHS, *SOURCES}:
+    for key in flat.keys() & EXPANSIONS.keys():
         try:
-            values[key] = expand_all(flat[key], expand if key in PATHS else expand_source)
+            values[key] = _as_tuples(flat[key], EXPANSIONS[key])
         except ValueError as error:
             raise InputError(f"config.{key} = {flat[key]!r}: {error}.") from None
     return values
@@ -247,8 +246,11 @@ def unflatten(flat: dict[str, Any]) -> ConfigDict:
     return ConfigDict(groups)
 
 
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
+def _as_tuples(value: Any, expansion: Callable[[str], str] = str) -> Any:
+    """Returns a value with lists as tuples, and each text in it expanded."""
+    if isinstance(value, list | tuple):
+        return tuple(_as_tuples(part, expansion) for part in value)
+    return expansion(value) if isinstance(value, str) else value
 
 
 def _check_keys(config: ConfigDict, rules: Mapping[str, Rule]) -> None:
@@ -270,12 +272,9 @@ def _check_keys(config: ConfigDict, rules: Mapping[str, Rule]) -> None:
 
 def _check_across(config: ConfigDict, task: str) -> None:
     flat = flatten(config)
-    fixes = {"branch_from": "start with train.init_from", "hours": "set train.epochs or train.steps"}
-    for key, fix in (fixes | {"init_tiled": "set it to false"}).items():
-        if task == CLASSIFICATION and flat[f"train.{key}"]:
-            raise InputError(f"config.train.{key}: is for pretraining alone; {fix}.")
-    if task == CLASSIFICATION and flat["model.implementation"] != "mlm":
-        raise InputError("config.model.implementation = transformers: is for pretraining alone; set it to mlm.")
+    for key, value in ONLY_PRETRAINING.items():
+        if task == CLASSIFICATION and flat[key] != value:
+            raise InputError(f"config.{key} = {flat[key]!r}: is for pretraining alone; set it to {value!r}.")
     for key, allowed in across(config):
         if not NOT_READ[task].fullmatch(key):
             raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")

@@ -15,7 +15,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +24,11 @@ from mlm.errors import InputError
 PACKAGE = Path(__file__).parent
 INSTALLED = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 EXPECTED = "MLM_CLASS"  # variable of a run of a sweep: the class that it must have
+FINE_TUNING = {"classify", "glue"}  # commands
 STOCK = "mlm's own Pretraining"
 # Methods that decide what a model with given parameters computes, or how it is evaluated; all others only train it.
 EVALUATION = {"__init__", "open", "make_model", "make_attention", "_attention", "make_eval_masking", "evaluate"}
+SCOPES = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef  # that may have a docstring
 Record = Mapping[str, Any]  # "name", "overrides", "files": [[name, SHA-256 of its code], ...]; {} of mlm's own
 
 
@@ -69,9 +71,9 @@ class Entry(NamedTuple):
             )
         return self.started
 
-    def refuse(self, command: str) -> None:
-        """Raises InputError for a command that trains, but not by `Pretraining`."""
-        if self.record:
+    def check_command(self, *commands: str) -> None:
+        """Raises InputError for a command, or one that it runs, that trains, but not by `Pretraining`."""
+        for command in FINE_TUNING.intersection(commands) if self.record else ():
             raise InputError(
                 f"{command} fine-tunes without {name_of(self.record)}, a class for pretraining; start it with "
                 f"python -m mlm {command}."
@@ -114,55 +116,63 @@ def check_expected(entry: Entry, host: str) -> None:
 
 def describe(cls: type) -> dict[str, Any]:
     """Returns what a checkpoint records of a class; {} if it is mlm's own."""
-    user_classes = [base for base in cls.__mro__ if not _is_known(base.__module__)]
+
+    def is_known(base: type) -> bool:
+        top = base.__module__.partition(".")[0]
+        return top == "mlm" or (top in sys.stdlib_module_names and top != "__main__")
+
+    user_classes = [base for base in cls.__mro__ if not is_known(base)]
     if not user_classes:
         return {}
-    known_classes = [base for base in cls.__mro__ if base not in user_classes and base is not object]
-    inherited = {name for base in known_classes for name in vars(base)}
+    inherited = {name for base in cls.__mro__ if is_known(base) and base is not object for name in vars(base)}
     defined = {name for base in user_classes for name, value in vars(base).items() if hasattr(value, "__get__")}
     overrides = sorted(name for name in defined & inherited if name == "__init__" or not name.startswith("__"))
-    return {"name": _name(cls), "overrides": overrides, "files": _hashes(base.__module__ for base in user_classes)}
+    module = cls.__module__.rpartition(".")[2]
+    if module == "__main__" and (path := _file("__main__")):  # named alike whether it was started or imported
+        module = path.parent.name if path.stem == "__main__" else path.stem
+    files = _hashes([base.__module__ for base in user_classes])
+    return {"name": f"{module}.{cls.__qualname__}", "overrides": overrides, "files": files}
 
 
-def _is_known(module: str) -> bool:
-    top = module.partition(".")[0]
-    return top == "mlm" or (top in sys.stdlib_module_names and top != "__main__")
-
-
-def _name(cls: type) -> str:
-    """Returns FILE.CLASS, whether the file was started or imported."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    if cls.__module__ != "__main__" or file is None:
-        return f"{cls.__module__.rpartition('.')[2]}.{cls.__qualname__}"
-    path = Path(file).resolve()  # whatever link to it was started
-    return f"{path.parent.name if path.stem == '__main__' else path.stem}.{cls.__qualname__}"
-
-
-def _hashes(modules: Iterable[str]) -> list[list[str]]:
+def _hashes(modules: list[str]) -> list[list[str]]:
     """Returns [file name, SHA-256 of its code] of modules and of all that they import but installed packages."""
     hashes: dict[Path, str] = {}
     todo = [(name, _file(name)) for name in modules]
-    while todo:
-        name, path = todo.pop()
-        if path is None or path in hashes:
-            continue
-        hashes[path], imported = _parse(name, path.read_bytes())
-        todo += [(other, file) for other in imported if (file := _file(other)) and _is_users(file)]
+    for name, path in todo:  # which grows
+        if path and path not in hashes:
+            hashes[path], imported = _parse(name, path.read_bytes())
+            files = [(module, _file(module)) for module in imported]
+            todo += [(module, file) for module, file in files if file and not _is_installed(file)]
     return sorted([path.name, digest] for path, digest in hashes.items())
+
+
+def _is_installed(path: Path) -> bool:
+    """Returns whether a file is mlm's or of an installed package."""
+    folders = (PACKAGE.resolve(), *INSTALLED)
+    return bool({"site-packages", "dist-packages"} & set(path.parts)) or any(map(path.is_relative_to, folders))
 
 
 @functools.cache
 def _parse(module: str, code: bytes) -> tuple[str, list[str]]:
-    """Returns the SHA-256 of a module's code without comments and docstrings, and the modules that it may import."""
-    imported = []
+    """Returns the SHA-256 of a module's code without comments and docstrings, and the modules that it may import.
+
+    Those are all that it imports, wherever in it, and the packages that hold them.
+    """
+    names = []
+    package = getattr(sys.modules.get(module), "__package__", None) or module.rpartition(".")[0]
     with contextlib.suppress(SyntaxError, ValueError):  # an extension module is hashed as it is
         tree = ast.parse(code)
-        imported = list(_imports(module, tree))
         for node in ast.walk(tree):
-            is_scope = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            if is_scope and ast.get_docstring(node) is not None:
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, SCOPES) and ast.get_docstring(node) is not None:
                 node.body[0] = ast.Pass()
         code = ast.unparse(tree).encode()
+    parts = [name.split(".") for name in names]
+    imported = [".".join(name[:end]) for name in parts for end in range(1, len(name) + 1)]
     return hashlib.sha256(code).hexdigest(), imported
 
 
@@ -175,27 +185,6 @@ def _file(module: str) -> Path | None:
             file = getattr(importlib.util.find_spec(module), "origin", None)
     path = Path(file).resolve() if file else None
     return path if path and path.is_file() else None
-
-
-def _is_users(path: Path) -> bool:
-    """Returns whether a file is neither mlm's nor of an installed package."""
-    is_installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return not is_installed and not any(path.is_relative_to(folder) for folder in (PACKAGE.resolve(), *INSTALLED))
-
-
-def _imports(module: str, tree: ast.Module) -> Iterator[str]:
-    """Yields the names of modules that a module imports, wherever in it, and of the packages that hold them."""
-    package = getattr(sys.modules.get(module), "__package__", None) or module.rpartition(".")[0]
-    for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        for name in names:
-            parts = name.split(".")
-            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def name_of(record: Record) -> str:

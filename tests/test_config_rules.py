@@ -15,7 +15,7 @@ from tests.support.configs import BASE, refused
 def test_every_key_has_a_rule_and_there_are_not_too_many():
     keys = configs.flatten(configs.load(BASE, []))
     assert keys.keys() == RULES.keys()
-    assert len(keys) <= 124, "a base config over 124 keys needs a reason in the commit that crosses it"
+    assert len(keys) <= 120, "a base config over 120 keys needs a reason in the commit that crosses it"
 
 
 # For each key, values that its rule must refuse.
@@ -38,7 +38,6 @@ BAD = {
     "shards.count": ["0"],
     "shards.validation_count": ["0"],
     "shards.workers": ["-1"],
-    "shards.seed": ["-1", str(2**32)],
     "data.seed": ["-1", str(2**32)],
     "data.global_batch": ["0", "-32"],
     "data.lanes": ["0"],
@@ -105,7 +104,6 @@ BAD = {
     "classify.predict": ["(('train', 'csv:a.csv'),)", "(('a', 'a.csv'),)", "('a',)", "(('a b', 'csv:a.csv'),)"],
     "classify.metric": ["('recall',)", "('loss',)"],
     "classify.length": ["7"],
-    "classify.multiple": ["0"],
     "mesh.data": ["0", "-2"],
     "mesh.fsdp": ["0"],
     "model.remat_feed_forward": ["-1"],
@@ -128,7 +126,6 @@ BAD = {
     "log.every": ["0"],
     "log.norms_every": ["-1"],
     "log.profile_start": ["-1"],
-    "log.profile_steps": ["0"],
     "pod.port": ["80", "65536"],
     "pod.engine_port": ["0"],
     "pod.start_timeout": ["0.5", "inf"],
@@ -136,7 +133,7 @@ BAD = {
     "pod.hang": ["-1", "inf"],
 }
 ANY_VALUE = {"corpus.group", "corpus.streaming", "tokenizer.path", "tokenizer.lowercase", "shards.dir", "model.remat",
-             "log.tensorboard", "log.wandb", "masking.static",
+             "log.tensorboard", "log.wandb",
              "data.isolate_documents", "train.init_from", "train.init_tiled", "train.replay"}  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def test_a_metric_of_ones_own_is_the_same_on_devices_with_microbatches_and_after
 
 def test_says_what_is_not_equal():
     with pytest.raises(AssertionError) as error:
-        check_task(Wrong, tiny_config("masking.static=false"), {"model.layers": 1})
+        check_task(Wrong, tiny_config(), {"model.layers": 1})
     for name in ("Wrong", "train.accumulate = 2: train, step 1, loss", "resumed", "'step': 3"):
         assert name in str(error.value)
     assert "mesh.fsdp" not in str(error.value), "there the rows of a device are not averaged by themselves"

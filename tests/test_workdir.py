@@ -61,7 +61,7 @@ def test_without_locks_what_a_killed_process_has_left_is_taken_over(tmp_path, mo
         begin = time.monotonic()
         with lock(UPath(tmp_path)):
             assert least <= time.monotonic() - begin < least + 5
-            time.sleep(0.5)  # some renewals, all of one length
+            time.sleep(0.5)  # some renewals
             assert json.loads((tmp_path / LEASE).read_text())["process"] == os.getpid()
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 

@@ -36,8 +36,8 @@ from mlm.workdir import Workdir
 
 EVALUATIONS = 20  # of each, after that of its initial parameters
 TURN = 10.0  # seconds, at most
-MASKS = """masking.kind=token masking.rate=0.15 masking.end_rate=0 masking.mask_share=0.8 masking.random_share=0.1
-    masking.static=false"""  # of the evaluation, and of run_mlm.py's recipe
+# Of the evaluation, and of run_mlm.py's recipe.
+MASKS = "masking.kind=token masking.rate=0.15 masking.end_rate=0 masking.mask_share=0.8 masking.random_share=0.1"
 BASELINE = """optimizer.name=adamw optimizer.learning_rate=1e-3 optimizer.b1=0.9 optimizer.b2=0.999 optimizer.eps=1e-8
     optimizer.weight_decay=0 optimizer.clip_norm=1 optimizer.ema_decay=0 schedule.name=linear schedule.warmup_steps=0
     schedule.warmup_fraction=0 schedule.final_fraction=0 model.init=stock model.init_stddev=0.02

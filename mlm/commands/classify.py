@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    args.entry.refuse("classify")
     config, workdir = common.open_run(args, overrides, task=configs.CLASSIFICATION)
     from mlm.cluster import distributed
     from mlm.export import hub
@@ -84,9 +83,8 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict
             raise InputError(
                 f"config.tokenizer.path: name a tokenizer; train.init_from = {config.train.init_from!r} has none."
             )
-    folder = str(workdir.tokenizer)
     tokenize = functools.partial(
-        data.tokenize, names=names, tokenizer_folder=folder, length=settings.length, multiple=settings.multiple
+        data.tokenize, names=names, tokenizer_folder=str(workdir.tokenizer), length=settings.length
     )
     return tokenize(tables), tokenize(others).splits if others else {}
 
@@ -99,8 +97,6 @@ def _find_model(
     from mlm.model import classifier, families
     from mlm.pretrained import checkpoint_files, load
 
-    if config.model.init != "stock":
-        raise InputError(f"config.model.init = {config.model.init}: is for pretraining; set it to stock.")
     init_from, multiple = config.train.init_from, config.model.vocab_multiple
     source = functools.cache(lambda: load.load(init_from, head=None, flag=load.INIT_FROM).padded(multiple))
     steps = checkpoint_files.complete_steps(workdir.checkpoints)

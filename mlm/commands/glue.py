@@ -53,14 +53,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.pretrained import load
     from mlm.text import show
 
-    args.entry.refuse("glue")
     _check_flags(args, overrides)
     names, protocol = [name for name in TASKS if name in args.tasks], load_protocol(args.protocol)
-    for name in names:
-        if name in protocol.from_mnli and "mnli" not in names:
-            raise InputError(
-                f"--tasks: {name} starts from MNLI's model in the protocol {args.protocol}; name mnli, too."
-            )
+    if (others := [name for name in names if name in protocol.from_mnli]) and "mnli" not in names:
+        start = f"{others[0]} starts from MNLI's model in the protocol {args.protocol}"
+        raise InputError(f"--tasks: {start}; name mnli, too.")
     settings = [f"{key}={value}" for key, value in next(protocol.cells(names[0], {})).items()]
     config = configs.load(args.config, [*settings, *overrides], task=configs.CLASSIFICATION)
     max_length = load.load(args.model, head=None, headers=True).longest_row

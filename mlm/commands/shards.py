@@ -49,7 +49,7 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
         warn_of_unknown_tokens(sample.draw(documents, megabytes=1.0, engine=engine, texts=texts), workdir)
     manifest = shards.write(
         documents,
-        shards.Settings(config.shards.length, counts, config.shards.seed, config.shards.rows),
+        shards.Settings(config.shards.length, counts, config.shards.rows),
         tokenizer_folder=str(workdir.tokenizer),
         folder=folder,
         source=json.dumps(config.corpus.to_dict()),

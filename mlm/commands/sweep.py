@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import itertools
 import math
@@ -10,7 +9,7 @@ from typing import NoReturn
 
 from mlm import config as configs
 from mlm.commands import common
-from mlm.config_mine import is_mine
+from mlm.config_mine import hint, is_mine
 from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
 from mlm.paths import canonical
@@ -19,6 +18,7 @@ from mlm.sweep import grid
 from mlm.workdir import Workdir, lock
 
 COMMANDS = ("train", "run", "classify", "evaluate")
+CHECKED_GROUPS = ("corpus", "tokenizer", "shards", "data", "model", "train", "classify", "hub")  # of keys
 MAX_RUNS = 100  # that start without --yes
 FIXED_FLAGS = {"workdir", "coordinator", "processes", "process_id"}  # of the commands, that can't be varied
 
@@ -48,8 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.command not in COMMANDS:
         raise InputError(f"{args.command}: can't be swept; the commands that can are {', '.join(COMMANDS)}.")
-    if args.command == "classify":
-        args.entry.refuse("classify")
     folder = args.workdir
     if args.command == "evaluate":
         folder = str(Workdir(args.workdir, create=False).root / "sweep")
@@ -76,7 +74,10 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[grid.Case]:
-    """Returns the runs in the order of the grid, the config and the flags of each one checked; raises InputError."""
+    """Returns the runs in the order of the grid, the config and the flags of each one checked; raises InputError.
+
+    Of runs that differ in nothing that the checks read, only the first is checked.
+    """
     varied, program = grid.read(args.vary), args.entry.program("sweep")
     count = math.prod(map(len, varied.values()))
     if count > MAX_RUNS and not args.yes:
@@ -85,7 +86,14 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
     importlib.import_module(f"mlm.commands.{args.command}").add_arguments(flags)
     fixed = [f"--config={args.config}"] if args.config else []
     fixed += [f"--config.{override}" for override in overrides]
-    _check_keys(varied, flags, {flag.partition("=")[0] for flag in fixed})
+    variable = {action.dest for action in flags._actions if action.nargs != 0} - FIXED_FLAGS
+    known = variable | configs.flatten(configs.load(str(configs.BASE), [])).keys()
+    for key in varied:
+        if key.replace("-", "_") not in known and not is_mine(key):  # the config of each run has to have those
+            advice = hint(key, known) or "; configs/base.py lists the keys."
+            raise InputError(f"--vary {key}: is no config key and no flag that {args.command} can vary{advice}")
+        if any(flag.startswith(f"{_flag(key)}=") for flag in fixed):
+            raise InputError(f"--vary {key}: {_flag(key)} sets it for all runs; remove one of the two.")
     cases, checked, evaluates = [], set(), args.command == "evaluate"
     for texts in itertools.product(*varied.values()):
         arguments = [*fixed, *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True))]
@@ -105,33 +113,17 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
         case = preflight.Case(args.command, config, Workdir(workdir, create=None), parsed)
         if count > 1 and config.hub.name and not evaluates and {"hub.name", "config"}.isdisjoint(varied):
             raise InputError(f"config.hub.name = {config.hub.name}: several runs would push to it; vary it, too.")
-        if (key := _key_of_checks(case)) not in checked:
+        flat = configs.flatten(config)
+        read = {key: value for key, value in flat.items() if key.partition(".")[0] in CHECKED_GROUPS}
+        read |= {"train.seed": 0, "data.seed": 0, "sets": config.evaluate.sets, "begun": case.begun}
+        read |= {key: getattr(parsed, key, "") for key in ("model", "step", "pairs")}
+        if repr(read) not in checked:
             preflight.refuse(case)
-            checked.add(key)
-        cases.append(grid.Case(values, configs.flatten(config), grid.Run(grid.name(values), folder, run, program)))
+            checked.add(repr(read))
+        cases.append(grid.Case(values, flat, grid.Run(grid.name(values), folder, run, program)))
     grid.check_distinct(varied, cases)
     return cases
 
 
-def _key_of_checks(case: preflight.Case) -> str:
-    """Returns what the checks of a case depend on: of cases with the same key only the first is checked."""
-    groups = ("corpus", "tokenizer", "shards", "data", "model", "train", "classify", "hub")
-    config = {key: value for key, value in configs.flatten(case.config).items() if key.partition(".")[0] in groups}
-    flags = {key: value for key, value in vars(case.flags).items() if key in ("model", "step", "pairs")}
-    return repr((config | {"train.seed": 0, "data.seed": 0}, case.config.evaluate.sets, flags, case.begun))
-
-
 def _flag(key: str) -> str:
     return f"--config.{key}" if "." in key else f"--{key}"
-
-
-def _check_keys(varied: dict[str, list[str]], flags: _Flags, fixed: set[str]) -> None:
-    variable = {action.dest for action in flags._actions if action.nargs != 0} - FIXED_FLAGS
-    known = variable | configs.flatten(configs.load(str(configs.BASE), [])).keys()
-    for key in varied:
-        if key.replace("-", "_") not in known and not is_mine(key):  # the config of each run has to have those
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "configs/base.py lists the keys."
-            raise InputError(f"--vary {key}: is no config key and no flag that {flags.prog} can vary; {hint}")
-        if _flag(key) in fixed:
-            raise InputError(f"--vary {key}: {_flag(key)} sets it for all runs; remove one of the two.")

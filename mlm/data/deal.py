@@ -7,9 +7,7 @@ import numpy as np
 from mlm.data.order import hash_order
 
 
-def deal(
-    hashes_N: np.ndarray, copies_N: np.ndarray, tokens_N: np.ndarray, *, count: int, seed: int
-) -> list[np.ndarray]:
+def deal(hashes_N: np.ndarray, copies_N: np.ndarray, tokens_N: np.ndarray, *, count: int) -> list[np.ndarray]:
     """Returns the indices of the blocks of each of `count` shards, in order; shards differ by one block at most.
 
     Each of the N blocks goes to the shard that has the fewest tokens so far; its copies go to others, if there are any.
@@ -19,7 +17,7 @@ def deal(
     shards: list[list[int]] = [[] for _ in range(count)]
     holders: dict[int, set[int]] = {}  # of blocks with copies
     heap = [(0, shard) for shard in range(count)]
-    for block in blocks[hash_order(seed, copy, hashes_N[blocks])].tolist():
+    for block in blocks[hash_order(0, copy, hashes_N[blocks])].tolist():
         holding = holders.setdefault(block, set()) if copies_N[block] > 1 else set()
         passed = []  # shards that have a copy
         while heap[0][1] in holding and len(heap) > 1:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 CHUNK = 4096  # texts that are tokenized together
+MULTIPLE = 32  # tokens: batches are padded to a multiple of this, each compiled once
 SPLITS = ("train", "validation", "test")
 
 
@@ -95,7 +96,6 @@ class Examples:
     splits: dict[str, Split]
     labels: tuple[str, ...]  # names of the classes by index; empty for regression
     length: int  # tokens in a row at most
-    multiple: int  # rows are padded to a multiple of this, or to `length`
     pad_id: int
     vocab_size: int
     tokenizer_fingerprint: str
@@ -103,7 +103,7 @@ class Examples:
 
     def padded(self, longest: int) -> int:
         """Returns the padded length of rows whose longest has `longest` tokens."""
-        return min(-(-longest // self.multiple) * self.multiple, self.length)
+        return min(-(-longest // MULTIPLE) * MULTIPLE, self.length)
 
     def lengths(self, split: str = "train") -> list[int]:
         """Returns every length that a batch of a split can have; a step compiles once for each."""
@@ -160,9 +160,7 @@ def class_names(table: Table) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def tokenize(
-    tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_folder: str, length: int, multiple: int
-) -> Examples:
+def tokenize(tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_folder: str, length: int) -> Examples:
     """Returns the examples of `read_tables`; rows are truncated to `length` tokens, the longer of two texts first."""
     tok = tokenizer.load(tokenizer_folder)
     tok.truncation_side = tok.padding_side = "right"
@@ -179,7 +177,6 @@ def tokenize(
         splits=splits,
         labels=names,
         length=length,
-        multiple=multiple,
         pad_id=tok.pad_token_id,
         vocab_size=tokenizer_checks.vocabulary_size(tok.backend_tokenizer),
         tokenizer_fingerprint=tokenizer.fingerprint(tokenizer_folder),

@@ -42,7 +42,6 @@ class Settings(NamedTuple):
 
     length: int  # tokens in a row
     counts: dict[str, int]  # shards of training and of the held-out splits ("validation"); small ones get fewer
-    seed: int = 0  # of the deal
     rows: str = CONCATENATED  # or another of config.shards.rows
 
 
@@ -55,7 +54,8 @@ def write(
     example. `source` describes the corpus, and changes when it does.
     """
     vocabulary = tokenizer.manifest_fields(tokenizer_folder)
-    decisive = settings[:-1] if settings.rows == CONCATENATED else settings  # as before there were other rows
+    # As when the deal had a seed, and before there were other rows.
+    decisive = (settings.length, settings.counts, 0, *([] if settings.rows == CONCATENATED else [settings.rows]))
     inputs = results.key(source, vocabulary["tokenizer_fingerprint"], decisive)
     if not _is_done(folder, inputs, settings.rows):
         job = _Job(corpus, settings, tokenizer_folder, vocabulary, UPath(folder), inputs, engine)
@@ -249,7 +249,7 @@ class _Job:
         count = self.settings.counts["train" if split == "train" else "validation"]
         rows = int((sizes * copies).sum()) // row
         while True:
-            places_of_shards = deal.deal(hashes, copies, sizes, count=count, seed=self.settings.seed)
+            places_of_shards = deal.deal(hashes, copies, sizes, count=count)
             if all(sizes[places].sum() >= needed for places in places_of_shards):
                 return [blocks[places] for places in places_of_shards]
             if split == "train":

@@ -62,7 +62,6 @@ COMMON = {  # of all protocols
     "evaluate.every": 0,  # after each epoch
     "checkpoint.every": 0,
     "checkpoint.keep": 1,
-    "classify.multiple": 32,
 }
 
 

@@ -36,9 +36,9 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
     if (length := settings.length) > loaded.longest_row:
         longest = f"{loaded.source} reads {loaded.longest_row} tokens"
         raise InputError(f"config.classify.length = {length}: {longest}; lower it.")
-    columns, folder, multiple = data.Columns(settings.text, settings.label, kind), loaded.tokenizer, settings.multiple
+    columns = data.Columns(settings.text, settings.label, kind)
     tables, _ = data.read_tables({split: settings[split]}, columns, names=names)
-    examples = data.tokenize(tables, names, tokenizer_folder=folder, length=length, multiple=multiple)
+    examples = data.tokenize(tables, names, tokenizer_folder=loaded.tokenizer, length=length)
     scores = score(config, workdir, examples, loaded, split)
     if cluster.is_primary():
         print(json.dumps(logs.finite({"split": split, "model": loaded.source, **scores})))

@@ -20,24 +20,26 @@ ABSENT = "no such key"  # of a group `mine`
 def write(workdirs: list[Workdir]) -> str:
     """Makes compare.html in the first run's folder, one file that needs no network; returns its path."""
     roots = [str(workdir.root) for workdir in workdirs]
-    if twice := [root for root in roots if sum(canonical(root) == canonical(other) for other in roots) > 1]:
+    real = list(map(canonical, roots))
+    if twice := [root for root, folder in zip(roots, real, strict=True) if real.count(folder) > 1]:
         raise InputError(f"--compare={twice[0]}: this run is named twice; name each run once.")
     if len(workdirs) > len(plots.COLORS):
         raise InputError(f"--compare: {len(workdirs)} runs, at most {len(plots.COLORS)} can be shown; name fewer.")
     runs, path = dict(zip(names(roots), map(report.gather, workdirs), strict=True)), workdirs[0].root / PAGE
     keys = differences([configs.flatten(run.config or {}) for run in runs.values()])
-    values = {"runs": list(runs), "scores": final_scores(list(runs.values())), "keys": keys}
-    write_text(path, report.render_page("compare.html.j2", draw(runs), values))
+    tables = [("", [("last scores", *runs), *final_scores(list(runs.values()))], "numbers scores")]
+    if keys:
+        tables.append(("Config keys that differ", [("key", *runs), *keys], "summary"))
+    lead = f"{len(runs)} runs, {len(keys)} config keys that differ. Faint: training. With marks: evaluation."
+    write_text(path, report.render_tables(", ".join(runs), lead, tables, draw(runs)))
     return str(path)
 
 
 def names(roots: list[str]) -> list[str]:
     """Returns the shortest distinct ends of the paths."""
     parts = [root.rstrip("/").split("/") for root in roots]
-    for count in range(1, max(map(len, parts)) + 1):
-        if len(set(ends := ["/".join(folders[-count:]) for folders in parts])) == len(roots):
-            return ends
-    return roots
+    ends = (["/".join(folders[-count:]) for folders in parts] for count in range(1, max(map(len, parts)) + 1))
+    return next((ends_of_all for ends_of_all in ends if len(set(ends_of_all)) == len(roots)), roots)
 
 
 def draw(runs: dict[str, RunSummary]) -> dict[str, Figure]:

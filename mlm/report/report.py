@@ -14,8 +14,7 @@ from mlm.errors import InputError
 from mlm.monitor import adviser
 from mlm.paths import write_text
 from mlm.pretrained import locate
-from mlm.report import plots, summary
-from mlm.report.family import Family
+from mlm.report import family, plots, summary
 from mlm.report.goodput import Line
 from mlm.report.summary import RunSummary
 from mlm.tasks.scores import selected
@@ -52,11 +51,9 @@ PAIRS = 20  # of classes most often confused, on the page
 def write(workdir: Workdir) -> None:
     """Makes report.html: one file that needs no network."""
     run, classification = gather(workdir), logs.read_object(workdir.classification)
-    family, figures = None, plots.draw(run.train, run.evals, run.sessions, run.unigram_entropy)
-    if run.config:
-        family = Family(workdir)
-        if curves := {name: (([], []), points) for name, points in family.curves().items()}:
-            figures["Downstream scores"] = plots.draw_together(curves, "tokens read", "%")
+    figures = plots.draw(run.train, run.evals, run.sessions, run.unigram_entropy)
+    if downstream := {name: (([], []), points) for name, points in family.curves(run.ancestry).items()}:
+        figures["Downstream scores"] = plots.draw_together(downstream, "tokens read", "%")
     if len(norms := logs.read(workdir.norms, "norms")) > 1:
         figures["Norms"] = plots.draw_norms(norms)
     columns = list(dict.fromkeys(key for numbers in run.xla.values() for key in numbers))
@@ -72,7 +69,6 @@ def write(workdir: Workdir) -> None:
         "scores": _scores(run),
         "tests": [("", *run.tests), *score_rows(list(run.tests.values()))] if run.tests else [],
         "evaluations": list(zip(*score_rows(run.evals), strict=True)) or [()],
-        "family": family.table() if family else [],
         "classification": classification,
         "confused": confused_pairs(classification, PAIRS),
         "config": {} if run.config is None else configs.flatten(run.config),
@@ -96,6 +92,13 @@ def render_page(template: str, figures: dict[str, Figure], values: dict[str, Any
     pages.filters |= {"number": number, "duration": duration}
     pages.filters["config_value"] = lambda value: value if isinstance(value, str) and value else json.dumps(value)
     return pages.get_template(template).render(values, plots=sources)
+
+
+def render_tables(
+    title: str, lead: str, tables: Sequence[tuple[str, Rows, str]], figures: dict[str, Figure] | None = None
+) -> str:
+    """Returns a page of tables, the figures after the first: (heading or "", head and rows, class in the style)."""
+    return render_page("tables.html.j2", figures or {}, {"title": title, "lead": lead, "tables": tables})
 
 
 def number(value: float | None, spec: str) -> str:

@@ -48,5 +48,5 @@ def _cells(scores: dict[str, dict[str, float]]) -> Iterator[str]:
 
 def page(result: dict[str, Any]) -> str:
     """Returns a page, one file that needs no network."""
-    shown = [([head.removeprefix(">") for head in heads], rows) for heads, rows in tables(result)]
-    return report.render_page("words.html.j2", {}, {"result": result, "summary": summary(result), "tables": shown})
+    shown = [("", [[head.removeprefix(">") for head in heads], *rows], "numbers") for heads, rows in tables(result)]
+    return report.render_tables(result["source"], summary(result), shown)

@@ -20,6 +20,9 @@ class Difference(NamedTuple):
     high: float
     same_sign: float  # share of the resamples whose difference has the sign of `difference`
 
+    def __str__(self) -> str:
+        return f"{self.difference:+.4f} ({self.low:+.4f} to {self.high:+.4f})"
+
 
 def paired(first_SxN: ArrayLike, second_SxN: ArrayLike, *, resamples: int = 10_000, seed: int = 0) -> Difference:
     """Compares two models by the score of each example, such as 1 for a correct answer, in the runs of some seeds.

@@ -80,13 +80,16 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
     else:
         best = max(groups, key=lambda group: sign(metric) * group.median, default=None)
         rule = f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
-    differences = [best and _compare(group, best) for group in groups]
     head = {"command": cases[0].run.arguments[0], "trained_by": cases[0].run.program.identity, "rule": rule}
-    summaries = [
-        {"values": group.values, "scores": group.scores, "median": group.median, "best": group is best}
-        | {"difference": difference and difference._asdict()}
-        for group, difference in zip(groups, differences, strict=True)
-    ]
+    summaries, rows = [], []
+    for group in groups:
+        difference, spread = best and _compare(group, best), (group.median, min(group.scores), max(group.scores))
+        summary = {"values": group.values, "scores": group.scores, "median": group.median, "best": group is best}
+        summaries.append(summary | {"difference": difference and difference._asdict()})
+        cells = [*map(str, group.values.values()), *(f"{score:.4f}" for score in spread), str(len(group.scores))]
+        if best:
+            cells.append("best" if group is best else str(difference or ""))
+        rows.append(cells)
     ended = [
         case.run._asdict()
         | outcome._asdict()
@@ -97,22 +100,15 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
     if not groups:
         return  # no run is done
     names, columns = grid.short_keys(groups[0].values), COLUMNS if best else COLUMNS[:-1]
-    rows = [_cells(group, best, difference) for group, difference in zip(groups, differences, strict=True)]
+    trained_by = f" with {head['trained_by']}" if head["trained_by"] else ""
+    tables = [
+        ("", [[*names.values(), *columns], *rows], "numbers"),
+        ("Runs, and the keys in which they differ", _rows(cases, outcomes, scores, metric), "numbers"),
+    ]
     figures = {f"{metric} over {key}": draw(groups, key, metric) for key in names}
-    tables = {"head": [*names.values(), *columns], "rows": rows, "runs": _rows(cases, outcomes, scores, metric)}
-    write_text(root / "sweep.html", report.render_page("sweep.html.j2", figures, head | tables | {"name": root.name}))
-    heads = (*names.values(), *(f">{name}" for name in columns))
-    show(rule, table(*heads, rows=rows), f"\ntable  {root / 'sweep.html'}")
-
-
-def _cells(group: Group, best: Group | None, difference: Difference | None) -> list[str]:
-    """Returns the row of a group; without a `best` one, it is not compared."""
-    scores = (group.median, min(group.scores), max(group.scores))
-    cells = [*map(str, group.values.values()), *(f"{score:.4f}" for score in scores), str(len(group.scores))]
-    if best is None:
-        return cells
-    interval = f"{difference.difference:+.4f} ({difference.low:+.4f} to {difference.high:+.4f})" if difference else ""
-    return [*cells, "best" if group is best else interval]
+    lead = f"{len(cases):,} runs of {head['command']}{trained_by}. {rule}."
+    write_text(root / "sweep.html", report.render_tables(root.name, lead, tables, figures))
+    show(rule, table(*names.values(), *(f">{name}" for name in columns), rows=rows), f"\ntable  {root / 'sweep.html'}")
 
 
 def summarize(cases: Sequence[Case], scores: Sequence[float | None]) -> list[Group]:

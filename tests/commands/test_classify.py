@@ -27,9 +27,6 @@ from tests.support.streams import Pipe
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-# of rows of one padded length, so that one program is compiled
-LENGTH = ("classify.length=24", "classify.multiple=24")
-
 
 def arguments(workdir: pathlib.Path, folder: pathlib.Path, *overrides: str) -> list[str]:
     settings = [each for each in labelled_texts.settings(folder, "", *overrides) if each != "tokenizer.path="]
@@ -53,7 +50,7 @@ def finished(trained_workdir, one_device, tmp_path_factory) -> tuple[Workdir, pa
     some = [row if n % 2 else row | {"label": ""} for n, row in enumerate(rows(9, seed=3))]
     predict = (("new", unlabelled), ("half", write_csv(folder / "half.csv", some)))
     overrides = (f"train.init_from={trained_workdir.root}", f"classify.test={test}", "optimizer.learning_rate=0.01")
-    overrides += (f"classify.predict={predict!r}", "classify.metric=('f1_macro', 'matthews')", *LENGTH)
+    overrides += (f"classify.predict={predict!r}", "classify.metric=('f1_macro', 'matthews')")
     assert __main__.main(arguments(folder / "run", folder, *overrides, "train.epochs=6", "checkpoint.keep=1")) == 0
     return Workdir(str(folder / "run"), create=False), folder
 
@@ -215,7 +212,7 @@ def labelled_words(trained_workdir, one_device, tmp_path_factory) -> tuple[Workd
     (folder / "new.conll").write_text("\n\n".join("\n".join(row["tokens"]) for row in sentences(5, seed=4)))
     overrides = (*word_settings(folder), f"tokenizer.path={trained_workdir.tokenizer}", "optimizer.learning_rate=0.01")
     overrides += (f"classify.predict=(('new', 'conll:{folder}/new.conll'),)", "train.epochs=8", "model.init_stddev=0.1")
-    overrides += ("classify.multiple=32", "model.layers=1", "model.hidden_size=32")
+    overrides += ("model.layers=1", "model.hidden_size=32")
     assert __main__.main(arguments(folder / "run", folder, *overrides)) == 0
     return Workdir(str(folder / "run"), create=False), folder
 

@@ -21,11 +21,16 @@ def table(texts: list[tuple[str, ...]], labels: list) -> Table:
     return Table("csv:x.csv", texts, labels, [f"csv:x.csv, line {n + 2}" for n in range(len(texts))])
 
 
-def make(folder: str, *, count: int = 83, length: int = 24, multiple: int = 8) -> Examples:
+def make(folder: str, *, count: int = 83, length: int = 24) -> Examples:
     found = rows(count)
     tables = {"train": table([(row["text"],) for row in found], [row["label"] for row in found])}
     names = data.class_names(tables["train"])
-    return data.tokenize(tables, names, tokenizer_folder=folder, length=length, multiple=multiple)
+    return data.tokenize(tables, names, tokenizer_folder=folder, length=length)
+
+
+@pytest.fixture(autouse=True)
+def short_batches(monkeypatch):
+    monkeypatch.setattr(data, "MULTIPLE", 8)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +76,7 @@ def test_ids_and_labels_are_those_of_the_rows(examples, tokenizer_folder):
 def test_of_a_pair_the_longer_is_truncated(tokenizer_folder):
     tok = tokenizer.load(tokenizer_folder)
     tables = {"train": table([("cat", "red " * 40), ("dog", "blue")], [0.5, 1.0])}
-    found = data.tokenize(tables, (), tokenizer_folder=tokenizer_folder, length=20, multiple=8)
+    found = data.tokenize(tables, (), tokenizer_folder=tokenizer_folder, length=20)
     ids = found.splits["train"].tokens[:20]
     first = tok("cat", "red")["input_ids"]
     assert ids[: len(tok("cat")["input_ids"])].tolist() == first[: len(tok("cat")["input_ids"])]
@@ -144,7 +149,7 @@ def test_the_fingerprint_is_of_rows_and_labels(examples, tokenizer_folder):
 def test_a_text_that_holds_the_padding_token(tokenizer_folder):
     tables = {"train": table([("a",), ("b <pad> c",)], ["x", "y"])}
     with pytest.raises(InputError, match=r"x\.csv, line 3: .*<pad>"):
-        data.tokenize(tables, ("x", "y"), tokenizer_folder=tokenizer_folder, length=24, multiple=8)
+        data.tokenize(tables, ("x", "y"), tokenizer_folder=tokenizer_folder, length=24)
 
 
 def test_a_label_that_the_training_split_lacks(tmp_path):
@@ -199,7 +204,7 @@ def make_words(folder: str, length: int) -> Examples:
         "train": Table("conll:x", list(texts), list(labels), ["line 1"] * 40, is_tokens=True),
         "new": Table("conll:y", list(texts), [None] * 40, ["line 1"] * 40, is_tokens=True),
     }
-    return data.tokenize(tables, data.class_names(tables["train"]), tokenizer_folder=folder, length=length, multiple=8)
+    return data.tokenize(tables, data.class_names(tables["train"]), tokenizer_folder=folder, length=length)
 
 
 def test_the_label_of_a_word_is_at_its_first_piece(tokenizer_folder):
@@ -233,7 +238,7 @@ def test_a_word_without_a_label_is_not_trained_on(tokenizer_folder, tmp_path, ma
     columns = Columns(("tokens",), "ner_tags", "tokens")
     tables, names = data.read_tables({"train": write_jsonl(tmp_path / "a.jsonl", rows)}, columns)
     assert names == ("0", "1")
-    split = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, length=24, multiple=8).splits["train"]
+    split = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, length=24).splits["train"]
     assert split.labels_N.tolist() == [1, -1, 0, -1]
     assert sorted(split.token_labels[split.token_labels >= 0]) == [0, 1]
     with pytest.raises(InputError, match=r"config\.classify\.validation.*-100"):

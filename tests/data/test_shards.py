@@ -112,13 +112,6 @@ def test_bytes_do_not_depend_on_the_workers(small, repeated, tokenizer_folder, t
     assert again.fingerprint == one.fingerprint
 
 
-def test_another_seed_deals_the_same_documents_otherwise(small, made, repeated, tokenizer_folder, tmp_path):
-    other = write_shards(repeated, tmp_path / "shards", tokenizer_folder, seed=1)
-    one, two = (each.splits["train"] for each in (made, other))
-    assert (one.documents, one.tokens) == (two.documents, two.tokens)
-    assert {shard.sha256 for shard in one.shards}.isdisjoint(shard.sha256 for shard in two.shards)
-
-
 def test_what_is_there_is_kept(manifest, tokenizer_folder, monkeypatch):
     def touched(*_, **__):
         raise AssertionError("a task was started")
@@ -128,7 +121,7 @@ def test_what_is_there_is_kept(manifest, tokenizer_folder, monkeypatch):
     names = {"tokenizer_folder": tokenizer_folder, "folder": manifest.folder, "engine": InProcess()}
     corpus, settings = corpus_of(("text:no such file",)), shards.Settings(LENGTH, COUNTS)
     assert shards.write(corpus, settings, source="texts", **names) == manifest
-    others = [settings._replace(length=16), settings._replace(seed=1), settings._replace(counts={**COUNTS, "train": 5})]
+    others = [settings._replace(length=16), settings._replace(counts={**COUNTS, "train": 5})]
     for changed, source in [*((each, "texts") for each in others), (settings, "others")]:
         with pytest.raises(InputError, match="another corpus, tokenizer or setting"):
             shards.write(corpus, changed, source=source, **names)

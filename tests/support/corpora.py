@@ -74,12 +74,11 @@ def write_shards(
     source: str = "texts",
     length: int = LENGTH,
     counts: dict[str, int] | None = None,
-    seed: int = 0,
     rows: str = "concatenated",
 ) -> Manifest:
     """Shards of a corpus, or of `written_texts`, by `workers` processes of their own or in this one."""
     corpus = texts if isinstance(texts, Corpus) else written_texts(texts, folder)
-    settings = shards.Settings(length, counts or COUNTS, seed, rows)
+    settings = shards.Settings(length, counts or COUNTS, rows)
     with open_pool(workers=workers) if workers else contextlib.nullcontext(InProcess()) as engine:
         names = {"tokenizer_folder": tokenizer_folder, "folder": str(folder), "source": source}
         return shards.write(corpus, settings, engine=engine, **names)

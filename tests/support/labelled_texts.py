@@ -18,7 +18,6 @@ SETTINGS = (
     "train.epochs=3",
     "data.lanes=4",
     "classify.length=24",
-    "classify.multiple=8",
     "shards.length=32",
     "checkpoint.every=0",
     "evaluate.every=0",

@@ -39,8 +39,7 @@ def load(config, folder: pathlib.Path, tokenizer_folder: str) -> tuple[Examples,
     own = config.classify
     sources = {split: own[split] for split in ("train", "validation")}
     tables, names = data.read_tables(sources, data.Columns(own.text, own.label, own.kind))
-    sizes = {"length": own.length, "multiple": own.multiple}
-    examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, **sizes)
+    examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, length=own.length)
     special_ids = tokenizer.manifest_fields(tokenizer_folder)["special_ids"]
     return examples, ROBERTA.make_config(config.model, examples.vocab_size, special_ids)
 
@@ -62,7 +61,8 @@ def train(task, config):
 
 
 @pytest.mark.standard
-def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder):
+def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder, monkeypatch):
+    monkeypatch.setattr(data, "MULTIPLE", 8)
     overrides = ("train.epochs=4", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "data.global_batch=4")
     overrides = (*overrides, "log.every=1", "classify.metric=('accuracy',)")
     with meshes_of(2):
