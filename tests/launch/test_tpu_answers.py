@@ -10,20 +10,34 @@ import pytest
 from pods import answers, backend, gcloud, settings
 from pods.backend import PASSING, TRIED, PodError
 
-SAID = tomllib.loads((pathlib.Path(__file__).parent / "gcloud_answers.toml").read_text())
+OPERATION = """Create request issued for: [my-pod]
+Waiting for operation [projects/my-project/locations/us-central2-b/operations/operation-1795707174-2f3f] to complete...
+...................failed.
+"""
+CRASH = """
 
+If you would like to report this issue, please run the following command:
+  gcloud feedback
 
+To check gcloud for common problems, please run the following command:
+  gcloud info --run-diagnostics
+"""
+TEXT = (pathlib.Path(__file__).parent / "gcloud_answers.toml").read_text()
+SAID = {
+    name: (kind, answer["text"].replace("OPERATION ", OPERATION).replace(" CRASH", CRASH), answer)
+    for kind, answers in tomllib.loads(TEXT).items()
+    for name, answer in answers.items()
+}
 CLOUD = gcloud.TpuVm(settings.Settings("my-pod", "my-project", "us-central2-b", "v4-16"), backend.Runner())
 
 
 @pytest.mark.parametrize("name", SAID)
 def test_an_answer_is_what_it_is(name):
-    said = SAID[name]
-    asked_of = "" if said["command"] == "tpu-vm create" else "nodes/my-pod"
-    result = backend.Result(said.get("code", 1), "", said["text"])
-    error = CLOUD._explain(said["command"], result, asked_of)
-    assert error.kind == said["kind"], str(error)
-    assert [word for word in said["names"] if word not in str(error)] == [], str(error)
+    kind, text, answer = SAID[name]
+    asked_of = "" if "tpu-vm.create)" in text else "nodes/my-pod"
+    error = CLOUD._explain("tpu-vm ...", backend.Result(answer.get("code", 1), "", text), asked_of)
+    assert error.kind == kind, str(error)
+    assert [word for word in answer.get("names", ()) if word not in str(error)] == [], str(error)
     assert "\n" not in str(error) and "authenticated as" not in str(error) and "gcloud feedback" not in str(error)
     assert "SEARCH_TERMS" not in str(error)
     assert error.code == (2 if error.kind == "settings" else 1)
@@ -72,7 +86,7 @@ GAVE_UP = "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with re
         (RETRIED.format(CLOSED), CLOSED, "--tunnel-through-iap"),  # killed while it tried again
         (RETRIED.format("me@34.1.2.3: Permission denied (publickey).") + GAVE_UP,
          "me@34.1.2.3: Permission denied (publickey)", "roles/compute.osAdminLogin"),
-        (SAID["api of ssh"]["text"], "Could not fetch resource: Compute Engine API has not been used", ""),
+        (SAID["api of ssh"][1], "Could not fetch resource: Compute Engine API has not been used", ""),
         ("Traceback (most recent call last):\n  File \"host.py\"\nOSError: [Errno 28] No space left on device\n",
          "OSError: [Errno 28] No space left on device", ""),
         ("Propagating SSH public key to all TPU workers...\n.................done.\n", "it said nothing", ""),
