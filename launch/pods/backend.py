@@ -1,4 +1,4 @@
-"""Pods and their hosts, whatever the cloud calls them, what a command can fail with, and how gcloud is run.
+"""Pods and their hosts, what a command can fail with, and how a local program such as gcloud is run.
 
 Nothing goes through a local shell; the command that ssh carries to a host's shell is quoted once.
 """
@@ -37,11 +37,11 @@ class SettingsError(PodError):
     code, kind = 2, "settings"
 
 
-# states of a pod, whatever the cloud calls them
-ABSENT, WAITING, CREATING, BUSY, READY = "ABSENT", "WAITING", "CREATING", "BUSY", "READY"
-PREEMPTED, SUSPENDED, FAILED, DELETING = "PREEMPTED", "SUSPENDED", "FAILED", "DELETING"
+# states of a pod: the cloud's own, or ABSENT
+ABSENT, READY, FAILED, DELETING = "ABSENT", "READY", "FAILED", "DELETING"
 STOPPED = "STOPPED"  # it keeps its disks, and is started again
-GONE = (PREEMPTED, SUSPENDED, FAILED)  # it won't come back: delete it with force, and create it again
+# it won't come back: delete it with force, and create it again
+GONE = ("PREEMPTED", "TERMINATED", "SUSPENDED", "SUSPENDING", FAILED)
 # what makes a pod READY, in the words of a person; in all other states it is waited for
 DELETE, CREATE, RESUME = "deleting it, with force", "creating one", "starting it again"
 STEPS = {ABSENT: CREATE, STOPPED: RESUME, **dict.fromkeys(GONE, DELETE)}
@@ -54,6 +54,9 @@ class Host:
     worker: int
     address: str
 
+    def __str__(self) -> str:
+        return f"host {self.worker} ({self.address})"
+
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
@@ -63,7 +66,6 @@ class Pod:
     state: str
     hosts: tuple[Host, ...] = ()
     queued: bool = False  # made through the queue
-    detail: str = ""  # the cloud's own name for the state
     reason: str = ""  # why it failed, or what is wrong with it, "" for nothing
     permanent: bool = False  # it failed for a reason that another try can't change
     accelerator_type: str = ""
@@ -72,9 +74,8 @@ class Pod:
 
     @property
     def condition(self) -> str:
-        """The state for a person, with the cloud's own name of it and the reason."""
-        detail = f" ({self.detail})" if self.detail not in ("", self.state) else ""
-        return f"{self.state}{detail}{': ' if self.reason else ''}{self.reason.rstrip('.')}"
+        """The state for a person, with the reason."""
+        return f"{self.state}{': ' if self.reason else ''}{self.reason.rstrip('.')}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import host_setup
 
 from pods.backend import ABSENT, GONE, Host, PodError
-from pods.hosts import Answer, Hosts, label
+from pods.hosts import Answer, Hosts
 from pods.runs import RunStatus, how_it_is, records, status
 
 MOST = 1 << 20  # bytes of a log in one answer
@@ -53,10 +53,10 @@ class Follower:
         if answer.error:
             self.errors[host] = answer.error
             if answer.error != before:
-                self.show(f"{label(host)} does not answer: {answer.error}")
+                self.show(f"{host} does not answer: {answer.error}")
             return
         if before:
-            self.show(f"{label(host)} answers again")
+            self.show(f"{host} answers again")
         new = base64.b64decode(data["data"])
         with file.open("ab") as log:
             log.write(new)
@@ -68,7 +68,7 @@ class Follower:
             self.show(f"[{host.worker}] {line.decode(errors='replace')}")
         if has_ended:
             self.ended.add(host)
-            self.show(f"{label(host)}: {how_it_is(data['state'], data['exit'])}")
+            self.show(f"{host}: {how_it_is(data['state'], data['exit'])}")
 
 
 def follow(follower: Follower, every: float) -> RunStatus:

@@ -22,10 +22,6 @@ from pods.backend import PASSING, TRIED, Host, Pod, PodError, SettingsError, say
 from pods.settings import Settings
 
 LABEL = "mlm-made-by"
-# gcloud's own names of states; all other requests wait, and all other TPU VMs, such as STARTING ones, are BUSY
-STATES = {"PROVISIONING": backend.CREATING, "SUSPENDING": backend.SUSPENDED, "TERMINATED": backend.PREEMPTED} | {
-    name: name for name in (*backend.GONE, backend.CREATING, backend.READY, backend.STOPPED, backend.DELETING)
-}
 INITIATORS = {"USER": "by a person", "SERVICE": "by Google Cloud"}  # of a suspended request
 ASK, CHANGE = 120.0, 1800.0  # seconds that gcloud may take to answer, and to create or delete
 KINDS = ("tpu-vm", "queued-resources")  # directly, and through the queue
@@ -92,13 +88,13 @@ class TpuVm:
             return Pod(name, backend.READY, hosts, self.settings.queued, ours=True)
         request = self._ask("queued-resources", "describe", name) if node is None else None
         pod = self._request(request) if request else Pod(name, backend.ABSENT)
-        if pod.detail == "ACTIVE":
+        if pod.state == "ACTIVE":
             if (called := _spec(request).get("nodeId", name)) != name:
                 sentence = f"{name} is a queued resource whose TPU VM is called {called}: set name to that."
                 raise PodError(sentence, "settings")
             node = self._ask("tpu-vm", "describe", name)  # it may have come in between
             if node is None:
-                return dataclasses.replace(pod, state=backend.FAILED, detail="its TPU VM is gone")
+                return dataclasses.replace(pod, state=backend.FAILED, reason="its TPU VM is gone")
         return self._node(node) if node else pod
 
     def requests(self) -> list[Pod]:
@@ -159,14 +155,13 @@ class TpuVm:
         return self._argv("tpu-vm", "ssh", target, *words, *settings.ssh_flags, PATIENCE)  # of two, ssh takes the first
 
     def _node(self, node: dict) -> Pod:
-        ends, state = node.get("networkEndpoints") or [], node.get("state", "UNKNOWN")
+        ends = node.get("networkEndpoints") or []
         primary = ends[:: max(1, len(node.get("networkConfigs") or []))]  # of each host's interfaces the first
         return Pod(
             self.settings.name,
-            STATES.get(state, backend.BUSY),
+            node.get("state", "UNKNOWN"),
             tuple(Host(i, end.get("ipAddress", "")) for i, end in enumerate(primary)),
             bool(node.get("queuedResource")),
-            detail=state,
             reason=_health(node),
             accelerator_type=node.get("acceleratorType", ""),
             ours=node.get("labels", {}).get(LABEL) == self.owner,
@@ -175,14 +170,14 @@ class TpuVm:
 
     def _request(self, request: dict) -> Pod:
         name, state = request.get("name", "").rpartition("/")[2], request.get("state", {})
-        detail, labels = state.get("state", "UNKNOWN"), _spec(request).get("node", {}).get("labels", {})
-        ours, reason, permanent = labels.get(LABEL) == self.owner, "", False
+        ours = _spec(request).get("node", {}).get("labels", {}).get(LABEL) == self.owner
+        reason, permanent = "", False
         if error := state.get("failedData", {}).get("error"):
             failure = answers.explain(answers.refusal_of(error), self.settings)
             reason, permanent = str(failure), failure.kind not in (*PASSING, *TRIED)
-        elif STATES.get(detail) == backend.SUSPENDED:
+        elif state.get("state", "").startswith("SUSPEND"):
             reason = INITIATORS.get(state.get("stateInitiator"), "")
-        return Pod(name, STATES.get(detail, backend.WAITING), (), True, detail, reason, permanent, ours=ours)
+        return Pod(name, state.get("state", "UNKNOWN"), (), True, reason, permanent, ours=ours)
 
     def _argv(self, *words: str) -> list[str]:
         track = [self.settings.track] if self.settings.track else []

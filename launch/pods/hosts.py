@@ -37,7 +37,7 @@ class Answer:
     @property
     def fault(self) -> str:
         """The error after the host's name."""
-        return f"{label(self.host)}: {self.error}" if self.error else ""
+        return f"{self.host}: {self.error}" if self.error else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Hosts:
             why = reason(result.stderr)
             if wait is None:
                 break
-            say(f"{label(host)}: ssh failed ({why}); again in {wait:g} s.")
+            say(f"{host}: ssh failed ({why}); again in {wait:g} s.")
             if self.cloud.runner.over.wait(wait):
                 break
         self.cloud.forget()
@@ -146,11 +146,6 @@ def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None, *, partial: bo
             raise
         say(f"{error} The others are asked.")
     return Hosts(cloud, pod, timeout)
-
-
-def label(host: Host) -> str:
-    """Returns how a host is named to a person."""
-    return f"host {host.worker} ({host.address})" if host.address else f"host {host.worker}"
 
 
 def _read(host: Host, result: Result, timeout: float) -> Answer:

@@ -51,20 +51,19 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
 
 def take(step: str, cloud: TpuVm, pod: Pod) -> None:
     """Takes one of backend.STEPS. Raises PodError."""
+    settings = cloud.settings
     if step == backend.RESUME:
         cloud.start()
-        return
-    if step == backend.DELETE:
+    elif step == backend.DELETE:
         cloud.delete(pod)
-        return
-    settings = cloud.settings
-    how = ("spot" if settings.spot else "on demand") + (", queued" if settings.queued else "")
-    say(f"creating {settings.name}: {settings.accelerator_type} in {settings.zone}, {how}")
-    try:
-        cloud.create()
-    except PodError as error:
-        if error.kind != "exists":  # somebody else was faster: it is waited for all the same
-            raise
+    else:
+        how = ("spot" if settings.spot else "on demand") + (", queued" if settings.queued else "")
+        say(f"creating {settings.name}: {settings.accelerator_type} in {settings.zone}, {how}")
+        try:
+            cloud.create()
+        except PodError as error:
+            if error.kind != "exists":  # somebody else was faster: it is waited for all the same
+                raise
 
 
 def down(cloud: TpuVm) -> None:
@@ -86,9 +85,7 @@ def down(cloud: TpuVm) -> None:
 def clean(cloud: TpuVm) -> None:
     """Deletes queued resources of ours that will never become a pod, and names those of others."""
     for pod in cloud.requests():
-        if pod.state not in (backend.SUSPENDED, backend.FAILED):
-            continue
-        if pod.ours:
+        if pod.state in GONE and pod.ours:
             cloud.delete(pod)
-        else:
+        elif pod.state in GONE:
             say(f"{pod.name} is {pod.state} and only uses up quota, but your `up` has not made it: it is left as it is")

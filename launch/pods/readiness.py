@@ -1,12 +1,11 @@
 """What a run needs on every host: the code, its packages, a free accelerator, and ports that the others reach."""
 
 import collections
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from pods.backend import Host, PodError, say
+from pods.backend import PodError, say
 from pods.code import Code
-from pods.hosts import Hosts, label
+from pods.hosts import Hosts
 
 COPY, INSTALL = 900.0, 3600.0  # seconds that a host has
 
@@ -32,7 +31,7 @@ def sync(hosts: Hosts, code: Code) -> None:
     if hosts.dry:
         return
     if len({answer["packages"] for answer in answers}) > 1:
-        versions = [f"{label(host)}: Python {a['python']}" for host, a in zip(hosts.all, answers, strict=True)]
+        versions = [f"{host}: Python {answer['python']}" for host, answer in zip(hosts.all, answers, strict=True)]
         raise PodError(f"the hosts have different Pythons, and so different packages: {', '.join(versions)}.", "hosts")
     say(f"{code.label}: copied to {len(lacking)} of {len(answers)} hosts")
     say(f"packages {answers[0]['packages']}: installed on {sum(answer['fresh'] for answer in answers)} hosts")
@@ -43,16 +42,32 @@ def check(hosts: Hosts, code: Code) -> Report:
     questions = hosts.ask(["preflight", code.hash])
     if hosts.dry:
         return Report([], [], [], "")
-    answers = hosts.require(questions, "preflight")
-    problems, remarks = (_sentences(hosts.all, [answer[key] for answer in answers]) for key in ("problems", "remarks"))
-    for key, sentences in (("packages", problems), ("accelerators", problems), ("python", remarks)):
-        sentences += _differences(key, hosts.all, [answer[key] for answer in answers])
+    answers = dict(zip(hosts.all, hosts.require(questions, "preflight"), strict=True))
+
+    def said(key: str) -> list[str]:
+        """Returns each sentence once, after the hosts that it is true of."""
+        names = collections.defaultdict(list)
+        for host, answer in answers.items():
+            for sentence in answer[key]:
+                names[sentence].append(str(host))
+        return [f"{', '.join(those)}: {sentence}" for sentence, those in names.items()]
+
+    def differences(key: str) -> list[str]:
+        """Returns the sentence, if any, that names the hosts with another value than most have."""
+        (usual, _), *others = collections.Counter(answer[key] for answer in answers.values()).most_common()
+        exceptions = [f"{host} has {answer[key]}" for host, answer in answers.items() if answer[key] != usual]
+        return [f"{key} differ: {', '.join(exceptions)}; the others have {usual}"] if others else []
+
     columns = ("python", "packages", "accelerators", "free")
-    lines = [
-        "  ".join([f"{label(host)}  {answer['host']}", *(f"{key} {answer[key]}" for key in columns)])
-        for host, answer in zip(hosts.all, answers, strict=True)
-    ]
-    return Report(problems, remarks, lines, answers[0]["packages"])
+    return Report(
+        [*said("problems"), *differences("packages"), *differences("accelerators")],
+        [*said("remarks"), *differences("python")],
+        [
+            "  ".join([f"{host}  {answer['host']}", *(f"{key} {answer[key]}" for key in columns)])
+            for host, answer in answers.items()
+        ],
+        answers[hosts.all[0]]["packages"],
+    )
 
 
 def check_ports(hosts: Hosts) -> list[str]:
@@ -64,29 +79,13 @@ def check_ports(hosts: Hosts) -> list[str]:
         return []
     problems = []
     for port, fault in answers[0]["ports"].items():
-        reasons = {label(host): answer["ports"][port] for host, answer in zip(others, answers[1:], strict=True)}
-        shut = [name for name, reason in reasons.items() if reason]
+        reasons = {str(host): answer["ports"][port] for host, answer in zip(others, answers[1:], strict=True)}
+        shut = [host for host, reason in reasons.items() if reason]
         if fault:
-            problems.append(f"{label(first)}: port {port} {fault}")
+            problems.append(f"{first}: port {port} {fault}")
         elif shut:
             problems.append(
                 f"{', '.join(shut)}: can't reach port {port} of {first.address} ({reasons[shut[0]]}): open it between "
                 "the hosts (Google's own rule opens 8470, 8471, 8474 and 8476 in the network of a TPU)"
             )
     return problems
-
-
-def _sentences(hosts: Sequence[Host], lists: list[list[str]]) -> list[str]:
-    """Returns each sentence once, after the hosts that it is true of."""
-    names: dict[str, list[str]] = {}
-    for host, sentences in zip(hosts, lists, strict=True):
-        for sentence in sentences:
-            names.setdefault(sentence, []).append(label(host))
-    return [f"{', '.join(those)}: {sentence}" for sentence, those in names.items()]
-
-
-def _differences(name: str, hosts: Sequence[Host], values: list[object]) -> list[str]:
-    """Returns the sentence, if any, that names the hosts with another value than most have."""
-    (usual, _), *others = collections.Counter(values).most_common()
-    exceptions = [f"{label(host)} has {value}" for host, value in zip(hosts, values, strict=True) if value != usual]
-    return [f"{name} differ: {', '.join(exceptions)}; the others have {usual}"] if others else []

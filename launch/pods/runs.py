@@ -15,7 +15,7 @@ from pods import readiness
 from pods.backend import PodError, SettingsError, say
 from pods.causes import Cause, HostReport, first_cause
 from pods.code import Code
-from pods.hosts import Hosts, label, quoted
+from pods.hosts import Hosts, quoted
 
 # of `python -m mlm`, that run on several hosts
 COMMANDS = ("run", "train", "verify", "shards", "classify", "evaluate", "export")
@@ -230,13 +230,13 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
     if not answers[0].error:
         answers += hosts.ask({host: ["start"] for host in hosts.all[1:]}, stdin=texts)
     failures = [
-        answer.fault or f"{label(answer.host)}: somebody else stopped or started it"
+        answer.fault or f"{answer.host}: somebody else stopped or started it"
         for answer in answers
         if answer.error or (answer.data.get("job") or {}).get("launch") != launch
     ]
     if failures and not hosts.dry:
         stops = hosts.ask(["stop", job.id, str(attempt), "0"])  # one that did not answer may start it yet
-        left = ", ".join(label(stop.host) for stop in stops if stop.error)
+        left = ", ".join(str(stop.host) for stop in stops if stop.error)
         but = f", but {left} did not confirm that: launch/tpu.py stop {quoted(job.id)}" if left else ""
         why = f"the run could not be started on all hosts ({'; '.join(failures)})"
         raise PodError(f"{why}; it was stopped where it had started{but}. Then: run --again.", "hosts")

@@ -42,6 +42,8 @@ TABLE = {
     "preempted": (at("PREEMPTED"), {}, DELETE, 0, {"preemptions": 1, "gone": True, "watched": 0}),
     "preempted, counted already": (at("PREEMPTED"), {"preemptions": 1, "gone": True}, DELETE, 0, {
         "preemptions": 1}),
+    "preempted, in the API's words for one without a queue": (at("TERMINATED"), {}, DELETE, 0, {"preemptions": 1}),
+    "under repair": (at("REPAIRING"), {}, WAIT, 0, {"preemptions": 0}),
     "stopped": (at("STOPPED"), {}, RESUME, 0, {"preemptions": 1, "gone": True, "watched": 0}),
     "stopped before any run": (at("STOPPED"), {"watched": 0}, RESUME, 0, {"preemptions": 0}),
     "a stranger's, preempted": (at("PREEMPTED", ours=False), {}, GIVE_UP, 75, {"ours": False}),

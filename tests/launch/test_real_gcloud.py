@@ -48,7 +48,7 @@ def test_the_life_of_a_pod(pod, queued):
     assert caught.value.kind == "exists"
     found = pod.describe()
     assert (found.queued, found.ours, len(found.hosts)) == (queued, True, 2)
-    assert [request.detail for request in pod.requests()] == ["ACTIVE"] * queued
+    assert [request.state for request in pod.requests()] == ["ACTIVE"] * queued
     lines = pod.runner.run(pod._argv("tpu-vm", "ssh", "me@pod", "--command=true", "--worker=all", "--dry-run"), 1)
     addresses = [
         gcloud.parse_route(line, [])[-2] for line in lines.stdout.splitlines()[-2:]

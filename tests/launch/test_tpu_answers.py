@@ -110,7 +110,7 @@ def test_a_request_that_failed_says_why_and_whether_another_one_would_too():
     assert not capacity.permanent and "no more capacity" in capacity.condition
     assert request(state="SUSPENDED", stateInitiator="USER").condition == "SUSPENDED: by a person"
     assert request(state="SUSPENDED", stateInitiator="SERVICE").condition == "SUSPENDED: by Google Cloud"
-    assert request(state="ACCEPTED", stateInitiator="USER").condition == "WAITING (ACCEPTED)"
+    assert request(state="ACCEPTED", stateInitiator="USER").condition == "ACCEPTED"
 
 
 def test_what_is_wrong_with_a_node():
