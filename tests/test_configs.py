@@ -4,12 +4,15 @@ import importlib
 import re
 import shlex
 
+import jax
 import numpy as np
 import pytest
 
 from mlm import config as configs
 from mlm.bench import scaling
+from mlm.data.manifest import DatasetInfo
 from mlm.data.stages import batch_sizes, make_stages
+from mlm.model import families
 from mlm.training import optimizer
 from tests import ROOT
 
@@ -34,8 +37,9 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
 def mflop_per_token(name: str) -> tuple[float, float]:
     """Returns (MFLOP per token of the body, of the tail (mlm/model/flops.py) on every position)."""
     config = configs.load(f"configs/{name}", [])
-    module, params = scaling.model_of(config)
     sizes = {"length": config.shards.length, "vocab_size": config.tokenizer.vocab_size}
+    module = families.make_module(config.model, DatasetInfo.synthetic(records=1, **sizes))
+    params = jax.eval_shape(module.init_params, jax.random.key(0))
     body, whole = (module.flops_per_token(params, predicted_share=rate, **sizes) / 1e6 for rate in (0, 1))
     return body, whole - body
 

@@ -25,10 +25,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from mlm.data import tokenizer_checks
-from mlm.export import reference, verify_export
 from mlm.inference import minimal_pairs, pseudo_perplexity
 from mlm.inference.classify_texts import TextClassifier
 from mlm.inference.fill_mask import FillMask
+from mlm.inference.forward import make_forward
 from mlm.model import classifier
 from mlm.model.families import at_path, family_of
 from mlm.monitor.loss_spikes import Detector
@@ -193,7 +193,7 @@ def classify(task: Pretraining, batch: dict, labels: tuple[str, ...], *, of_toke
     second = scores.score_classes(targets == 1, predicted_N == 1, 2)["f1_positive"]
     classes = scores.score_classes(targets, predicted_N, LABELS) | {"loss": loss_N.mean(), "f1_positive": second}
     model = Pretrained(config, params, "", 1, {"config": task.config}, "a classifier")
-    answers = TextClassifier(model, make_tokenizer()).classify(batch["input_ids"][:8].tolist(), LABELS)
+    answers = TextClassifier(model, make_tokenizer(), LABELS).answer(batch["input_ids"][:8].tolist())
     probabilities = [answer["probabilities"][label] for answer in answers for label in labels]
     return named("classes", classes) | {"predict/classes": probabilities}
 
@@ -216,7 +216,7 @@ def predict(task: Pretraining, params: dict) -> dict[str, Any]:
     scored = minimal_pairs.accuracies(pairs, {method: sum_N[::2] - sum_N[1::2] for method, sum_N in sums.items()})
     fillings = FillMask(model, tok, 20)([f"{text} {tok.mask_token}" for text in texts[0][:8]])
     fillings = [filling for masks in fillings for mask in masks for filling in mask]
-    logits = reference.compute_logits(model, [[0, *ids, 2] for ids in good.tolist()], [[3, 5]] * PAIRS)
+    logits = make_forward(model)([[0, *ids, 2] for ids in good.tolist()], [[3, 5]] * PAIRS)
     return {
         "pairs/log-likelihoods": sums["original"].tolist(),
         "pairs/original": scored["original"]["accuracy"],
@@ -281,13 +281,6 @@ def test_advice_is_the_same_from_the_logs_of_either_dtype(kind):
         advice.append([*((each.kind, each.step) for each in logged.advise(lines)), *spikes])
     assert advice[0] == advice[1]
     assert advice[0] == [7501] if kind == "spike" else kind in dict(advice[0][:1])
-
-
-@pytest.mark.parametrize(("difference", "ties"), [(0.5, True), (2, False)])
-def test_in_the_proof_of_an_export_labels_that_tie_may_change_places(difference, ties):
-    ours = {"texts": ["a"], "scores": [{"label": "B-x", "probability": 0.4}]}
-    theirs = {"entity": "I-x", "index": 0, "score": 0.4 + difference * verify_export.SCORES}
-    assert verify_export._same_labels(lambda text: [theirs], [ours]) == ties
 
 
 if __name__ == "__main__":

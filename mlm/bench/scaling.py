@@ -23,7 +23,6 @@ from mlm import logs
 from mlm.data.manifest import DatasetInfo
 from mlm.data.stages import make_stages
 from mlm.model import families
-from mlm.model.module import Model, Params
 from mlm.workdir import Workdir
 
 DELTA = 1e-3  # of the Huber loss, the paper's
@@ -52,16 +51,11 @@ def read(folder: str) -> Point | None:
     return Point(folder, parameters(config), tokens, lines[-1]["loss"])
 
 
-def model_of(config: ConfigDict) -> tuple[Model, Params]:
-    """Returns the module of a config and its parameters as abstract arrays."""
-    info = DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=1)
-    module = families.make_module(config.model, info)
-    return module, jax.eval_shape(module.init_params, jax.random.key(0))
-
-
 def parameters(config: ConfigDict) -> int:
     """Returns the number of parameters outside the embeddings."""
-    module, params = model_of(config)
+    info = DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=1)
+    module = families.make_module(config.model, info)
+    params = jax.eval_shape(module.init_params, jax.random.key(0))
     embedding = families.at_path(params, families.family_of(module.config).embedding)
     return sum(leaf.size for leaf in jax.tree.leaves(params)) - embedding.size
 
@@ -113,13 +107,12 @@ def report(points: list[Point], predicted: list[Point], flops: float | None) -> 
     data = (parameters_N.astype(float), tokens_N.astype(float), np.log(losses_N))
     law = fit(*data)
     laws = bootstrap(law, *data)
-    for name, value, draws in zip("ABE", np.exp(law[:3]), np.exp(laws[:, :3]).T, strict=True):
+    shown = np.array([[*np.exp(drawn[:3]), *drawn[3:]] for drawn in (law, *laws)]).T
+    for name, (value, *draws) in zip(("A", "B", "E", "alpha", "beta"), shown, strict=True):
         yield f"{name} {value:.4g} ({interval(draws)})"
-    for name, value, draws in zip(("alpha", "beta"), law[3:], laws[:, 3:].T, strict=True):
-        yield f"{name} {value:.3f} ({interval(draws)})"
     if flops:
-        size, draws = best_parameters(law, flops), [best_parameters(drawn, flops) for drawn in laws]
-        yield f"best of {flops:g} FLOPs: {size:.3g} parameters ({interval(draws)}), {flops / 6 / size:.3g} tokens"
+        size, *sizes = (best_parameters(drawn, flops) for drawn in (law, *laws))
+        yield f"best of {flops:g} FLOPs: {size:.3g} parameters ({interval(sizes)}), {flops / 6 / size:.3g} tokens"
     yield f"{'parameters':>12} {'tokens':>12} {'measured':>9} {'law':>7}  90%"
     for point in points + predicted:
         sizes = (np.array([point.parameters], float), np.array([point.tokens], float))

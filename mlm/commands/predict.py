@@ -1,7 +1,6 @@
 """`predict`: fill the masks of texts, or classify texts, given as arguments or through a pipe."""
 
 import argparse
-import functools
 import sys
 
 from mlm.cluster import detect
@@ -29,11 +28,17 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if is_classifier and args.targets:
         model = args.model or args.workdir
         raise InputError(f"--targets: {model} is a classifier, which fills no masks; leave it out.")
-    from mlm.inference import classify_texts, fill_mask
+    from mlm.data import tokenizer
+    from mlm.inference.answers import answer_texts
+    from mlm.inference.classify_texts import TextClassifier
+    from mlm.inference.fill_mask import FillMask
     from mlm.pretrained import load
     from mlm.tasks.changed_model import with_class
 
     model = load.load(name, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
     model = with_class(model, args.entry, command=args.name)
-    run = classify_texts.run if is_classifier else functools.partial(fill_mask.run, targets=args.targets)
-    run(model, texts=args.texts, top_k=args.top_k, stdin=sys.stdin, stdout=sys.stdout)
+    tok = tokenizer.load(model.tokenizer)
+    predictor = (
+        TextClassifier(model, tok, args.top_k) if is_classifier else FillMask(model, tok, args.top_k, args.targets)
+    )
+    answer_texts(predictor, args.texts, sys.stdin, sys.stdout)

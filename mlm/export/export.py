@@ -29,7 +29,7 @@ from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.export import model_card, reference, verify_export
 from mlm.export.reference import PROOF, Reference
-from mlm.inference.fill_mask import check_vocabulary
+from mlm.inference.forward import check_vocabulary, make_forward
 from mlm.model import classifier, weights
 from mlm.paths import UPath, is_begun, is_remote, replacing
 from mlm.pretrained import load
@@ -166,13 +166,13 @@ def _read_back(folder: Path, expected: Reference, model: Pretrained) -> dict[str
     """Returns {file: largest difference of its logits}."""
     if not model.module.in_transformers:
         params = msgpack_restore((folder / "flax_model.msgpack").read_bytes())
-        logits = reference.compute_logits(dataclasses.replace(model, params=params), expected.ids, expected.positions)
+        logits = make_forward(dataclasses.replace(model, params=params))(expected.ids, expected.positions)
         return {"flax_model.msgpack": _largest_difference(expected.logits, logits)}
     if not (folder / "model.safetensors").is_file():  # flax_model.msgpack can't stand in for it
         raise InputError(f"{folder}: has no model.safetensors")
     head = load.CLASSIFIER if expected.positions is None else load.LM_HEAD
     model = load.load(str(folder), head=head, flag="")
-    logits = reference.compute_logits(model, expected.ids, expected.positions)
+    logits = make_forward(model)(expected.ids, expected.positions)
     differences = {"model.safetensors": _largest_difference(expected.logits, logits)}
     if flax_class := _flax_class(model):
         flax_model = flax_class.from_pretrained(str(folder), trust_remote_code=False)

@@ -1,8 +1,8 @@
 """The outputs of a model that every reader of its export must reproduce: proof.json and proof.safetensors.
 
 A masked language model has {"rows": [{"text", "ids", "positions", "fillings"}, ...], "top_k"}, and its logits [K, V] of
-each row as "logits.{row}". A classifier has {"task": transformers' name, "longest", "rows": [{"texts", "ids",
-"scores"}, ...]} and "logits" [B, C], or of token labels those of each row, [L, C], as "logits.{row}".
+each row as "logits.{row}". A classifier has {"task": transformers' name, "longest", "rows": [{"texts", "ids"}, ...]}
+and "logits" [B, C], or of token labels those of each row, [L, C], as "logits.{row}".
 
 Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries, C classes, 1 for regression.
 """
@@ -19,8 +19,9 @@ from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerFast
 
 from mlm.data import tokenizer
-from mlm.inference.classify_texts import TextClassifier
-from mlm.inference.fill_mask import FillMask, pad
+from mlm.inference.fill_mask import FillMask
+from mlm.inference.forward import make_forward
+from mlm.model import classifier
 from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
 
@@ -68,25 +69,6 @@ def compute(model: Pretrained) -> Reference:
     return _of_classifier(model, tok) if load.CLASSIFIER in model.params else _of_masked_lm(model, tok)
 
 
-def compute_logits(model: Pretrained, ids: list[list[int]], positions: list[list[int]] | None) -> list[np.ndarray]:
-    """Returns the float32 logits of each row, [K, V] at its positions; of a classifier [C], or [L, C].
-
-    All rows but the last are one padded batch.
-    """
-    if positions is None:
-        return TextClassifier(model, tokenizer.load(model.tokenizer)).logits(ids)
-    forward, logits = jax.jit(model.module.logits), []
-    for rows in (slice(0, -1), slice(-1, None)):
-        if not ids[rows]:
-            continue
-        ids_BxL, attention_BxL = pad(ids[rows], max(map(len, ids[rows])), model.config.pad_token_id)
-        positions_BxK, _ = pad(positions[rows], max(map(len, positions[rows])), 0)
-        with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
-            logits_BxKxV = jax.device_get(forward(model.params, ids_BxL, attention_BxL, positions_BxK))
-        logits += [np.array(row[: len(kept)]) for row, kept in zip(logits_BxKxV, positions[rows], strict=True)]
-    return logits
-
-
 def _of_masked_lm(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
     """Positions of a text are its first, middle and last token and its first four masks."""
     longest, mask = model.longest_row, tok.mask_token
@@ -99,29 +81,23 @@ def _of_masked_lm(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
     ids = [tok(text)["input_ids"] for text in texts]
     masks = [[place for place, token in enumerate(row) if token == tok.mask_token_id] for row in ids]
     positions = [sorted({0, len(row) // 2, len(row) - 1, *places[:4]}) for row, places in zip(ids, masks, strict=True)]
-    logits, top_k = compute_logits(model, ids, positions), min(TOP_K, model.config.vocab_size)
+    top_k = min(TOP_K, model.config.vocab_size)
     columns = zip(texts, ids, positions, FillMask(model, tok, top_k)(texts), strict=True)
     rows = [{"text": text, "ids": row, "positions": kept, "fillings": best} for text, row, kept, best in columns]
-    content = {"top_k": top_k, "rows": rows}
-    return Reference(content, [[text] for text in texts], longest, ids, positions, logits)
+    logits = make_forward(model)(ids, positions)
+    return Reference({"top_k": top_k, "rows": rows}, [[text] for text in texts], longest, ids, positions, logits)
 
 
 def _of_classifier(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
     """Texts, or pairs of them; the last is too long for the model."""
-    classify, longest = TextClassifier(model, tok), model.longest_row
+    longest = model.longest_row
     plain = [text.replace("<mask>", "none") for text in TEXTS]
     long = " ".join([FILLER] * longest)  # a word is a token at least
     texts = [[text] for text in (*plain, long)]
-    if len(classify.columns) == 2:
+    if model.run_config is not None and len(model.run_config.classify.text) == 2:
         texts = [*([text, plain[-1]] for text in plain), [plain[1], plain[0]], [plain[0], long]]
     ids = [tok(*row, truncation="longest_first", max_length=longest)["input_ids"] for row in texts]
-    logits = classify.logits(ids)
-    if classify.of_tokens:
-        task, scores = "token-classification", classify.label_tokens(ids)
-    else:
-        answers = classify.classify(ids, max(len(classify.names), 1))
-        task, scores = "text-classification", [answer.get("probabilities", answer) for answer in answers]
-    columns = zip(texts, ids, scores, strict=True)
-    rows = [{"texts": row_texts, "ids": row, "scores": row_scores} for row_texts, row, row_scores in columns]
+    task = "token-classification" if classifier.kind(model.config) == "tokens" else "text-classification"
+    rows = [{"texts": row_texts, "ids": row} for row_texts, row in zip(texts, ids, strict=True)]
     content = {"task": task, "longest": longest, "rows": rows}
-    return Reference(content, texts, longest, ids, None, logits)
+    return Reference(content, texts, longest, ids, None, make_forward(model)(ids))

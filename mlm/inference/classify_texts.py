@@ -1,19 +1,20 @@
-"""Classify texts, pairs of texts or words, or predict a number for each text: the command `predict` of a classifier.
+"""Classifies texts, pairs of texts or words, or predicts a number for each text.
 
-Dimensions: B rows, L tokens in a row, C classes, W words of a text.
+Dimensions: L tokens in a row, C classes, W words of a text.
 """
 
 import json
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
 
-import jax
 import numpy as np
+from scipy.special import softmax
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
-from mlm.data import examples, lines, tokenizer
+from mlm.data import examples, lines
 from mlm.errors import InputError
-from mlm.inference.fill_mask import answer_texts, in_batches, tokenize
+from mlm.inference.answers import tokenize
+from mlm.inference.forward import make_forward
 from mlm.model import classifier
 from mlm.pretrained.load import Pretrained
 from mlm.text import printable
@@ -22,101 +23,74 @@ Texts = tuple[str, ...]  # one, or a pair
 
 
 class TextClassifier:
-    """Classifies with one model, in float32; compiles once for each padded length and power of two of rows."""
+    """Classifies with one model, in float32."""
 
-    def __init__(self, model: Pretrained, tok: PreTrainedTokenizerFast):
-        """Puts the parameters on the device."""
-        self._logits = jax.jit(model.module.logits)
-        self._params = jax.device_put(model.params)
-        self._tok, self._longest = tok, model.longest_row
+    def __init__(self, model: Pretrained, tok: PreTrainedTokenizerFast, top_k: int):
+        """Puts the parameters on the device; a text gets the `top_k` most probable classes."""
+        if top_k < 1:
+            raise InputError(f"--top-k={top_k}: must be at least 1.")
+        self._logits, self._tok, self._top_k = make_forward(model), tok, top_k
         run = model.run_config
-        self.names = classifier.class_names(model.config)
-        self.of_tokens = classifier.kind(model.config) == "tokens"
-        self.columns: Texts = () if run is None else run.classify.text  # empty if unknown
-        self._truncated = self._longest if run is None else min(self._longest, run.classify.length)
+        self._length = model.longest_row if run is None else min(model.longest_row, run.classify.length)
+        self._columns: Texts = () if run is None else run.classify.text  # empty if unknown
+        self._names = classifier.class_names(model.config)
+        self._of_tokens = classifier.kind(model.config) == "tokens"
 
-    def encode(self, texts: Texts, name: str) -> BatchEncoding:
-        """Returns a text or a pair tokenized and truncated as in training; errors call it `name`."""
-        if self.columns and len(texts) != len(self.columns):
-            expected = "one text" if len(self.columns) == 1 else "two texts, separated by a tab"
-            raise InputError(f"{name}: the model reads {expected}, and this has {len(texts)}.")
-        return tokenize(self._tok, texts, name, truncation="longest_first", max_length=self._truncated)
+    def read(self, text: str, name: str, *, piped: bool) -> tuple[dict[str, Any], Any]:
+        """Returns {"text"}, of a pair "text_pair" too, and its ids as in training; of words (words, ids, first pieces).
 
-    def encode_words(self, words: list[str], name: str) -> tuple[list[str], list[int], np.ndarray]:
-        """Returns the words of a text, its ids as in training, and the first piece of each word (-1: cut off)."""
+        A tab separates the two texts of a pair; what is `piped` may be a JSON object.
+        """
+        parts = parse(text, self._columns, name) if piped else tuple(text.split("\t"))
+        if not self._of_tokens:
+            return dict(zip(("text", "text_pair"), parts, strict=False)), self._encode(parts, name)["input_ids"]
+        joined = " ".join(parts)
+        words = parts if isinstance(parts, list) else lines.split_words(joined)
         if not all(words):
             raise InputError(f"{name}: has an empty word; remove it.")
-        encoded = self.encode((" ".join(words),), name)
-        return words, encoded["input_ids"], examples.first_pieces(encoded.encodings[0], words)
+        encoded = self._encode((" ".join(words),), name)
+        return {"text": joined}, (words, encoded["input_ids"], examples.first_pieces(encoded.encodings[0], words))
 
-    def logits(self, rows: list[list[int]]) -> list[np.ndarray]:
-        """Returns float32 logits of rows of ids: [C] for each row, or [L, C] for token labels."""
+    def _encode(self, texts: Texts, name: str) -> BatchEncoding:
+        if self._columns and len(texts) != len(self._columns):
+            expected = "one text" if len(self._columns) == 1 else "two texts, separated by a tab"
+            raise InputError(f"{name}: the model reads {expected}, and this has {len(texts)}.")
+        return tokenize(self._tok, texts, name, truncation="longest_first", max_length=self._length)
 
-        def compute(ids_BxL: np.ndarray, attention_BxL: np.ndarray) -> np.ndarray:
-            return jax.device_get(self._logits(self._params, ids_BxL, attention_BxL))
-
-        logits = in_batches(rows, self._longest, self._tok.pad_token_id, compute)
-        if not self.of_tokens:
-            return logits
-        return [logits_LxC[: len(ids)] for logits_LxC, ids in zip(logits, rows, strict=True)]
-
-    def classify(self, rows: list[list[int]], top_k: int) -> list[dict[str, Any]]:
-        """Returns {"label", "probabilities": {label: probability}} of each row, the `top_k` best; or {"value"}."""
-        logits = self.logits(rows)
-        if not self.names:
+    def answer(self, rows: list[Any]) -> list[dict[str, Any]]:
+        """Returns {"label", "probabilities": {label: probability}}, {"value"} or {"words"} of each row of `read`."""
+        if self._of_tokens:
+            logits = self._logits([ids for _, ids, _ in rows])
+            return [{"words": self._words(*pair)} for pair in zip(logits, rows, strict=True)]
+        logits = self._logits(rows)
+        if not self._names:
             return [{"value": float(logits_C[0])} for logits_C in logits]
-        results = []
-        for probs_C in map(_softmax, logits):
-            best = np.argsort(-probs_C, kind="stable")[:top_k]
-            shown = {self.names[index]: float(probs_C[index]) for index in best}
-            results.append({"label": self.names[best[0]], "probabilities": shown})
-        return results
+        answers = []
+        for probs_C in map(_probabilities, logits):
+            best = np.argsort(-probs_C, kind="stable")[: self._top_k]
+            shown = {self._names[index]: float(probs_C[index]) for index in best}
+            answers.append({"label": self._names[best[0]], "probabilities": shown})
+        return answers
 
-    def label_tokens(self, rows: list[list[int]]) -> list[list[dict[str, Any]]]:
-        """Returns {"label", "probability"} of each token of each row."""
-        return [
-            [{"label": self.names[int(probs_C.argmax())], "probability": float(probs_C.max())} for probs_C in probs_LxC]
-            for probs_LxC in map(_softmax, self.logits(rows))
-        ]
+    def _words(self, logits_LxC: np.ndarray, row: tuple[list[str], list[int], np.ndarray]) -> list[dict[str, Any]]:
+        """Returns {"word", "label", "probability"} of each word, by its first piece; "O" of one that was cut off."""
+        (words, _, first_W), probs_LxC, answers = row, _probabilities(logits_LxC), []
+        for word, piece in zip(words, first_W, strict=True):
+            label, prob = self._names[int(probs_LxC[piece].argmax())], float(probs_LxC[piece].max())
+            is_cut = piece < 0
+            answers.append({"word": word, "label": "O" if is_cut else label, "probability": None if is_cut else prob})
+        return answers
 
-    def label_words(self, rows: list[tuple[list[str], list[int], np.ndarray]]) -> list[dict[str, Any]]:
-        """Returns {"words": [{"word", "label", "probability"}, ...]} of texts; a word that was cut off has "O"."""
-        results, cut = [], {"label": "O", "probability": None}
-        for tokens, (words, _, first_W) in zip(self.label_tokens([ids for _, ids, _ in rows]), rows, strict=True):
-            labels = [cut if piece < 0 else tokens[piece] for piece in first_W]
-            results.append({"words": [{"word": word} | label for word, label in zip(words, labels, strict=True)]})
-        return results
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    probs = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    return probs / probs.sum(axis=-1, keepdims=True)
-
-
-def run(model: Pretrained, *, texts: list[str], top_k: int, stdin: TextIO, stdout: TextIO) -> None:
-    """Classifies the texts, or the lines of `stdin`, as `answer_texts` does; a tab separates the two texts of a pair.
-
-    A JSON answer repeats "text" (and "text_pair") beside the result of `TextClassifier.classify` or `label_words`.
-    """
-    if top_k < 1:
-        raise InputError(f"--top-k={top_k}: must be at least 1.")
-    predictor = TextClassifier(model, tokenizer.load(model.tokenizer))
-
-    def read(text: str, name: str) -> tuple[dict[str, Any], Any]:
-        parts = tuple(text.split("\t")) if texts else parse(text, predictor.columns, name)
-        if predictor.of_tokens:
-            words = parts if isinstance(parts, list) else lines.split_words(" ".join(parts))
-            return {"text": " ".join(parts)}, predictor.encode_words(words, name)
-        return dict(zip(("text", "text_pair"), parts, strict=False)), predictor.encode(parts, name)["input_ids"]
-
-    def table(answer: dict[str, Any]) -> Iterator[str]:
+    def table(self, answer: dict[str, Any]) -> Iterator[str]:
+        """Yields a line for each number, word or class."""
         if "value" in answer:
             yield f"  {answer['value']:.4f}"
         yield from (f"  {word['label']:12} {word['word']}" for word in answer.get("words", ()))
         yield from (f"  {prob:7.2%}  {label}" for label, prob in answer.get("probabilities", {}).items())
 
-    answer = predictor.label_words if predictor.of_tokens else lambda rows: predictor.classify(rows, top_k)
-    answer_texts(texts, stdin, stdout, read, answer, table)
+
+def _probabilities(logits: np.ndarray) -> np.ndarray:
+    return softmax(logits.astype(np.float64), axis=-1)
 
 
 def parse(text: str, columns: Texts, name: str) -> Texts | list[str]:

@@ -18,29 +18,25 @@ Dimensions: M models, W words, N rows, L tokens in a row, D documents.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 from transformers import PreTrainedTokenizerFast
 
 from mlm.data import tokenizer
 from mlm.entry import Entry
-from mlm.errors import DamageError, InputError
-from mlm.inference import evaluate, words
-from mlm.inference.fill_mask import check_vocabulary, pad
+from mlm.errors import InputError
+from mlm.inference import pseudo_perplexity, words
+from mlm.inference.forward import check_vocabulary, pad
 from mlm.inference.minimal_pairs import Z
-from mlm.inference.pseudo_perplexity import batches_of_copies, make_step
 from mlm.paths import canonical
 from mlm.pretrained import load
 from mlm.tasks.changed_model import with_class
-from mlm.training import evaluation
 
 LENGTHS = 64  # tokens: rows are padded to a multiple of it, and predictions to a power of 4: few programs are compiled
 FREQUENCIES = {"1": 1, "2-9": 2, "10-99": 10, "100-999": 100, "1,000+": 1000}  # where bands begin: times in the text
@@ -118,24 +114,14 @@ def _score(
     print(f"compare: {name} predicts {len(rows):,} words", file=sys.stderr, flush=True)
     model = load.load(name, head=load.LM_HEAD, flag="--models=")
     model = dataclasses.replace(model, changed_module=opened[0].changed_module)
-    mesh, padded, shardings, params = evaluate.put_on_devices(config, model)
-    mask_id, vocab_size, batch = opened[1].mask_token_id, model.config.vocab_size, config.evaluate.batch
-    step_of = functools.cache(functools.partial(make_step, padded.module, mask_id, vocab_size, mesh, shardings))
-    first_W, stop_W = spellings_W["first"], spellings_W["stop"]
+    score_copies = pseudo_perplexity.make_scorer(config, model, opened[1].mask_token_id)
+    batch, first_W, stop_W = config.evaluate.batch, spellings_W["first"], spellings_W["stop"]
     room_W = 4 ** np.ceil(np.log2(np.maximum(stop_W - first_W, 1)) / 2).astype(int)
     order_W, scores_2xW = np.lexsort(([len(ids) for ids in rows], room_W)), np.empty((2, len(rows)))
     for word_N in np.split(order_W, range(batch, len(rows), batch)):
-        length = -(-max(len(rows[word]) for word in word_N) // LENGTHS) * LENGTHS
-        padding = min(length, model.longest_row), model.config.pad_token_id
-        ids_NxL, attention_NxL = pad([rows[word] for word in word_N], *padding)
         copies = np.arange(len(word_N)), first_W[word_N], stop_W[word_N]
-        batches = batches_of_copies(ids_NxL, attention_NxL, copies, mesh=mesh, batch=batch)
-        with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
-            means = evaluation.per_row(step_of(int(room_W[word_N].max())), params, batches, mesh=mesh, rows=batch)
-        is_exact_N = means["accuracy"].sum == means["accuracy"].weight
-        scores_2xW[:, word_N] = np.array([means["loss"].sum, is_exact_N])[:, : len(word_N)]
-    if not np.isfinite(scores_2xW).all():
-        raise DamageError(f"{name}: gives probabilities that are not finite; take a good copy of its weights.")
+        rows_NxL = pad([rows[word] for word in word_N], model, LENGTHS)
+        scores_2xW[:, word_N] = score_copies(rows_NxL, *copies, predictions=int(room_W[word_N].max()))
     return scores_2xW
 
 

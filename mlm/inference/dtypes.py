@@ -5,7 +5,7 @@ Dimensions: B rows, K predictions in a row, V entries of the padded vocabulary, 
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +15,13 @@ from ml_collections import ConfigDict
 
 from mlm.data import batches
 from mlm.data.manifest import Manifest
-from mlm.model.loss import RowSums, mask_padding, masked_cross_entropy
+from mlm.model.loss import mask_padding, masked_cross_entropy
 from mlm.model.module import Model, Params
 from mlm.model.token_masking import TokenMasking
 from mlm.training import evaluation, sharding
 from mlm.training.task import Batch
 
 DTYPES = ("float32", "bfloat16")
-
-
-class Rows(NamedTuple):
-    """What is compared of each row."""
-
-    sums: tuple[RowSums, ...]  # by DTYPES
-    same_B: jax.Array  # predictions that are the same
-    apart_B: jax.Array  # largest difference of a logit
 
 
 def compare(
@@ -51,11 +43,15 @@ def compare(
     step = _make_step(modules, masking, config.evaluate.seed, mesh, sharding.shardings_of(params))
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
     scores = evaluation.per_row(step, params, itertools.islice(read, batch_count), mesh=mesh, rows=rows)
-    (first, second), same_N, apart_N = jax.tree.map(lambda column_N: column_N.astype(np.float64), scores)
+    scores = jax.tree.map(lambda column_N: column_N.astype(np.float64), scores)
+    first, second = (scores[dtype] for dtype in DTYPES)
     predictions = int(first.weight_B.sum())
     by_dtype = {
-        dtype: {"loss": sums.loss_B.sum() / max(predictions, 1), "accuracy": sums.correct_B.sum() / max(predictions, 1)}
-        for dtype, sums in zip(DTYPES, (first, second), strict=True)
+        dtype: {
+            "loss": scores[dtype].loss_B.sum() / max(predictions, 1),
+            "accuracy": scores[dtype].correct_B.sum() / max(predictions, 1),
+        }
+        for dtype in DTYPES
     }
     difference_N = np.abs(second.loss_B - first.loss_B) / np.maximum(first.weight_B, 1)
     return {
@@ -64,27 +60,30 @@ def compare(
         **by_dtype,
         "loss_difference": by_dtype["bfloat16"]["loss"] - by_dtype["float32"]["loss"],
         "accuracy_difference": by_dtype["bfloat16"]["accuracy"] - by_dtype["float32"]["accuracy"],
-        "same_prediction": same_N.sum() / max(predictions, 1),
+        "same_prediction": scores["same"].sum() / max(predictions, 1),
         "largest_loss_difference": float(np.max(difference_N, initial=0)),
-        "largest_logit_difference": float(np.max(apart_N, initial=0)),
+        "largest_logit_difference": float(np.max(scores["apart"], initial=0)),
     }
 
 
 def _make_step(
     modules: Sequence[Model], masking: TokenMasking, mask_seed: int, mesh: Mesh, param_shardings: Params
-) -> Callable[[Params, Batch], Rows]:
-    def step(params: Params, batch: Batch) -> Rows:
+) -> Callable[[Params, Batch], dict[str, Any]]:
+    """Returns {dtype: RowSums, "same": predictions of a row that are equal, "apart": its largest logit difference}."""
+
+    def step(params: Params, batch: Batch) -> dict[str, Any]:
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
         masked, size = masking(jax.random.key(mask_seed), *columns), masking.vocab_size
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         logits = [
             module.logits(params, masked.ids_BxL, batch["attention_mask"], masked.positions_BxK) for module in modules
         ]
-        sums = tuple(masked_cross_entropy(x_BxKxV, masked.labels_BxK, weights_BxK, size) for x_BxKxV in logits)
+        sums = [masked_cross_entropy(x_BxKxV, masked.labels_BxK, weights_BxK, size) for x_BxKxV in logits]
         first, second = (x_BxKxV.astype(jnp.float32) for x_BxKxV in logits)
         same_BxK = jnp.argmax(mask_padding(first, size), axis=-1) == jnp.argmax(mask_padding(second, size), axis=-1)
         apart_BxKxV = jnp.abs(first - second)[..., :size] * weights_BxK[..., None]
-        return Rows(sums, jnp.sum(same_BxK * weights_BxK, axis=-1), jnp.max(apart_BxKxV, axis=(1, 2)))
+        differences = {"same": jnp.sum(same_BxK * weights_BxK, axis=-1), "apart": jnp.max(apart_BxKxV, axis=(1, 2))}
+        return dict(zip(DTYPES, sums, strict=True)) | differences
 
     return evaluation.jit_eval_step(step, mesh, param_shardings)
 

@@ -17,9 +17,10 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
+from mlm.inference.forward import put_on_devices
 from mlm.model.kernels import make_attention
 from mlm.model.masking import make_eval_masking, make_masking
-from mlm.model.module import Compute, Model, Params
+from mlm.model.module import Compute, Model
 from mlm.model.token_masking import TokenMasking
 from mlm.paths import UPath, os_errors, write_text
 from mlm.pretrained import load, locate
@@ -138,15 +139,6 @@ def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
             f"name one of {', '.join([*known, *sets])}."
         )
     return shards, split
-
-
-def put_on_devices(config: ConfigDict, model: load.Pretrained) -> tuple[Mesh, load.Pretrained, Params, Params]:
-    """Returns the mesh, the model with its vocabulary padded, and its parameters' shardings and arrays there."""
-    mesh = sharding.mesh_of(config.mesh)
-    sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
-    padded = model.padded(config.model.vocab_multiple)
-    shardings = sharding.tree_shardings(padded.params, mesh, padded.params, padded.module.partition_rules())
-    return mesh, padded, shardings, sharding.put_tree(padded.params, shardings)
 
 
 def make_module(

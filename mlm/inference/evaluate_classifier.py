@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from mlm import cluster, logs
 from mlm.data import examples as data
 from mlm.errors import InputError
-from mlm.inference.evaluate import keep, put_on_devices
+from mlm.inference.evaluate import keep
+from mlm.inference.forward import put_on_devices
 from mlm.model import classifier
 from mlm.paths import make_folder, write_text
 from mlm.pretrained import load, locate

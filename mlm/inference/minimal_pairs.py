@@ -14,22 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm.data import labelled, tokenizer
 from mlm.entry import MLM, Entry
-from mlm.errors import DamageError, InputError
+from mlm.errors import InputError
 from mlm.files import find_files
 from mlm.inference import evaluate, pseudo_perplexity
-from mlm.inference.fill_mask import check_vocabulary, pad
+from mlm.inference.forward import check_vocabulary, pad
 from mlm.paths import refusing
 from mlm.pretrained import load
 from mlm.tasks.changed_model import with_class
 from mlm.text import show, table
-from mlm.training import evaluation
 from mlm.workdir import Workdir
 
 FIELDS = ("sentence_good", "sentence_bad")
@@ -131,25 +129,16 @@ def pseudo_log_likelihoods(
 
     Equal sentences are scored once, so that they tie whatever the rounding.
     """
-    mesh, padded, shardings, params = evaluate.put_on_devices(config, model)
-    mask_id, vocab_size = tokenizer.load(model.tokenizer).mask_token_id, model.config.vocab_size
-    step = pseudo_perplexity.make_step(padded.module, mask_id, vocab_size, mesh, shardings)
-    rows, pad_id = config.evaluate.batch, model.config.pad_token_id
+    score_copies = pseudo_perplexity.make_scorer(config, model, tokenizer.load(model.tokenizer).mask_token_id)
     distinct, parts = sorted(set(sentences), key=lambda sentence: (len(sentence[0]), sentence)), []
-    for length, group in itertools.groupby(distinct, lambda sentence: -(-len(sentence[0]) // LENGTHS) * LENGTHS):
+    for _, group in itertools.groupby(distinct, lambda sentence: -(-len(sentence[0]) // LENGTHS)):
         batch = list(group)
-        ids_NxL, attention_NxL = pad([list(ids) for ids, _ in batch], min(length, model.longest_row), pad_id)
         row_P, first_P, stop_P, end_P = np.array(list(_copies(batch))).T
-        copies_3xP = (row_P, first_P, stop_P)
-        copies = pseudo_perplexity.batches_of_copies(ids_NxL, attention_NxL, copies_3xP, mesh=mesh, batch=rows)
-        with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
-            means = evaluation.per_row(step, params, copies, mesh=mesh, rows=rows)
-        loss_P = means["loss"].sum[: len(row_P)].astype(np.float64)
+        rows_NxL = pad([list(ids) for ids, _ in batch], model, LENGTHS)
+        nats_P, _ = score_copies(rows_NxL, row_P, first_P, stop_P)
         counted = (stop_P == first_P + 1, stop_P == end_P)  # by METHODS; the last token of a word counts for both
-        parts.append([np.bincount(row_P, -loss_P * is_counted, len(batch)) for is_counted in counted])
+        parts.append([np.bincount(row_P, -nats_P * is_counted, len(batch)) for is_counted in counted])
     sums = np.concatenate(parts, axis=1)  # [methods, distinct sentences]
-    if not np.isfinite(sums).all():
-        raise DamageError(f"{model.source}: gives probabilities that are not finite; take a good copy of its weights.")
     index = {sentence: index for index, sentence in enumerate(distinct)}
     return dict(zip(METHODS, sums[:, [index[sentence] for sentence in sentences]], strict=True))
 

@@ -3,9 +3,11 @@
 Dimensions: B copies of rows in a batch, L tokens in a row, K predictions in it, N rows, P ordinary tokens in them.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -13,9 +15,11 @@ from ml_collections import ConfigDict
 
 from mlm.data import batches
 from mlm.data.manifest import Manifest
-from mlm.errors import InputError
+from mlm.errors import DamageError, InputError
+from mlm.inference.forward import put_on_devices
 from mlm.model.loss import Mean, masked_cross_entropy
 from mlm.model.module import Model, Params
+from mlm.pretrained.load import Pretrained
 from mlm.training import evaluation, sharding
 
 Batch = dict[str, Any]
@@ -47,8 +51,7 @@ def score(
     row_P, position_P = np.nonzero((attention_NxL > 0) & ~np.isin(ids_NxL, special_ids))
     if not len(row_P):
         raise InputError("--pseudo: the rows of the sample hold special tokens alone; check the shards.")
-    copies_3xP = (row_P, position_P, position_P + 1)
-    copies = batches_of_copies(ids_NxL, attention_NxL, copies_3xP, mesh=mesh, batch=batch)
+    copies = batches_of_copies((ids_NxL, attention_NxL), row_P, position_P, position_P + 1, mesh=mesh, batch=batch)
     scores = evaluation.score(step, params, copies, mesh=mesh, rows=batch, tokens_per_byte=None)
     names = {"perplexity": "perplexity", "loss": "loss", "accuracy": "accuracy", "predictions": "tokens"}
     return {f"pseudo_{new}": scores[old] for old, new in names.items()} | {"pseudo_rows": len(ids_NxL)}
@@ -75,10 +78,19 @@ def make_step(
 
 
 def batches_of_copies(
-    ids_NxL: np.ndarray, attention_NxL: np.ndarray, copies_3xP: tuple[np.ndarray, ...], *, mesh: Mesh, batch: int
+    rows_NxL: tuple[np.ndarray, ...],
+    row_P: np.ndarray,
+    position_P: np.ndarray,
+    stop_P: np.ndarray,
+    *,
+    mesh: Mesh,
+    batch: int,
 ) -> Iterator[Batch]:
-    """Yields this host's rows of batches for `make_step`, one for each copy; the last is padded with "valid" 0."""
-    row_P, position_P, stop_P = copies_3xP
+    """Yields this host's rows of batches for `make_step`, one for each copy of a row of (ids, attention mask).
+
+    The last batch is padded with "valid" 0.
+    """
+    ids_NxL, attention_NxL = rows_NxL
     for start in range(0, len(row_P), batch):
         place_B = start + np.arange(*sharding.local_rows(mesh, batch))
         index_B = np.minimum(place_B, len(row_P) - 1)
@@ -89,6 +101,32 @@ def batches_of_copies(
             "stop": stop_P[index_B].astype(np.int32),
             "valid": (place_B < len(row_P)).astype(np.float32),
         }
+
+
+def make_scorer(config: ConfigDict, model: Pretrained, mask_id: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """Puts a model on the devices; returns a function of padded rows and columns of copies, as `make_step` takes them.
+
+    It gives minus the log probability of all that each copy predicts, in nats, and whether its logits are the largest;
+    raises DamageError where they are not finite.
+    """
+    mesh, padded, shardings, params = put_on_devices(config, model)
+    rows, vocab_size = config.evaluate.batch, model.config.vocab_size
+    step_of = functools.cache(functools.partial(make_step, padded.module, mask_id, vocab_size, mesh, shardings))
+
+    def score_copies(
+        rows_NxL: tuple[np.ndarray, ...], *copies_P: np.ndarray, predictions: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        copies = batches_of_copies(rows_NxL, *copies_P, mesh=mesh, batch=rows)
+        with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
+            means = evaluation.per_row(step_of(predictions), params, copies, mesh=mesh, rows=rows)
+        nats_P, is_exact_P = means["loss"].sum, means["accuracy"].sum == means["accuracy"].weight
+        if not np.isfinite(nats_P).all():
+            raise DamageError(
+                f"{model.source}: gives probabilities that are not finite; take a good copy of its weights."
+            )
+        return nats_P[: len(copies_P[0])].astype(np.float64), is_exact_P[: len(copies_P[0])]
+
+    return score_copies
 
 
 def sample(batches: Iterable[Batch], *, count: int, records: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,12 +7,13 @@ import io
 import json
 import lzma
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 
 from mlm.data import labelled, sources
 from mlm.errors import InputError
-from mlm.inference.fill_mask import answer_texts, check_utf8
+from mlm.inference.answers import answer_texts, check_utf8
 from tests.support.corpora import corpus_of, texts_of
 
 # No line ends in these, and no word: a no-break space, an ideographic one, and what str.splitlines takes for line ends.
@@ -29,11 +30,11 @@ def read_stdin(path: str) -> list[str]:
         data = gzip.decompress(file.read()) if path.lower().endswith(".gz") else file.read()
     stdin, out = io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"), io.StringIO()
 
-    def read(text: str, name: str) -> tuple[dict, str]:
+    def read(text: str, name: str, piped: bool) -> tuple[dict, str]:
         check_utf8(text, name)
         return {"text": text}, text
 
-    answer_texts([], stdin, out, read, lambda rows: [{}] * len(rows), iter)
+    answer_texts(SimpleNamespace(read=read, answer=lambda rows: [{}] * len(rows)), [], stdin, out)
     return [json.loads(line)["text"] for line in out.getvalue().split("\n")[:-1]]
 
 

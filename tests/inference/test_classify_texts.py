@@ -12,7 +12,7 @@ import scipy
 
 from mlm.data import examples, tokenizer
 from mlm.errors import InputError
-from mlm.inference import classify_texts
+from mlm.inference.answers import answer_texts
 from mlm.inference.classify_texts import TextClassifier
 from mlm.model import classifier
 from mlm.pretrained.load import Pretrained
@@ -22,28 +22,24 @@ from tests.support.trained_classifier import make
 TEXTS = ["Where is my card?", "rain", "a dog and a cat and a fish and a bird and a horse and a dog and a cat", "snow"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    """A model has one predictor, however often it is asked."""
-    made = {}
-    with pytest.MonkeyPatch.context() as patch:
-
-        def find(model: Pretrained, tok) -> TextClassifier:
-            return made.setdefault(id(model), (model, TextClassifier(model, tok)))[1]
-
-        patch.setattr(classify_texts, "TextClassifier", find)
-        yield
+def classifier_of(model: Pretrained, top_k: int = 5) -> TextClassifier:
+    return TextClassifier(model, tokenizer.load(model.tokenizer), top_k)
 
 
-def predicted(model: Pretrained, lines: str, top_k: int = 5) -> list[dict]:
+def predicted(predictor: TextClassifier, lines: str) -> list[dict]:
     out = io.StringIO()
-    classify_texts.run(model, texts=[], top_k=top_k, stdin=Pipe(lines), stdout=out)
+    answer_texts(predictor, [], Pipe(lines), out)
     return [json.loads(line) for line in out.getvalue().split("\n")[:-1]]
 
 
-def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier):
+@pytest.fixture(scope="module")
+def predictor(trained_classifier) -> TextClassifier:
+    return classifier_of(trained_classifier)
+
+
+def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier, predictor):
     tok, module = tokenizer.load(trained_classifier.tokenizer), trained_classifier.module
-    found = predicted(trained_classifier, "\n".join(TEXTS) + "\n")
+    found = predicted(predictor, "\n".join(TEXTS) + "\n")
     assert [line["text"] for line in found] == TEXTS
     names, logits = classifier.class_names(trained_classifier.config), jax.jit(module.logits)
     for line in found:
@@ -57,19 +53,17 @@ def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier):
         assert list(line["probabilities"]) == [names[at] for at in order]
         np.testing.assert_allclose(list(line["probabilities"].values()), probs[order], rtol=1e-4)
     assert np.ptp([line["probabilities"]["money"] for line in found]) > 0.05
-    (line,) = predicted(trained_classifier, "rain\n", top_k=1)
-    assert line["probabilities"] == {line["label"]: pytest.approx(max(found[1]["probabilities"].values()))}
 
 
-def test_lines_of_json(trained_classifier):
+def test_lines_of_json(predictor):
     lines = ['{"text": "rain"}', '{"words": "x", "text": "rain"}', "{not json", '{"text":' + "[" * 90_000]
-    found = predicted(trained_classifier, "\n".join(lines) + "\n")
+    found = predicted(predictor, "\n".join(lines) + "\n")
     assert [line["text"] for line in found] == ["rain", "rain", *lines[2:]]
     assert found[0] == found[1]
 
 
 def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
-    model = make(tmp_path_factory.mktemp("pairs"), pair=True)
+    model = classifier_of(make(tmp_path_factory.mktemp("pairs"), pair=True))
     same = ["rain\tsnow", '{"first": "rain", "second": "snow"}', '{"text": "rain", "text_pair": "snow"}']
     one, two, three, other = predicted(model, "\n".join([*same, "snow\train"]) + "\n")
     assert one == two == three and one["text_pair"] == "snow"
@@ -79,16 +73,15 @@ def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
 
 
 def test_a_number(tmp_path_factory):
-    model = make(tmp_path_factory.mktemp("numbers"), labels=())
-    (line,) = predicted(model, "rain\n")
+    (line,) = predicted(classifier_of(make(tmp_path_factory.mktemp("numbers"), labels=())), "rain\n")
     assert line.keys() == {"text", "value"} and isinstance(line["value"], float)
 
 
 def test_words(tmp_path_factory):
     """Each has the label of its first piece, whatever the spaces; those that are cut off have "O"."""
     model = make(tmp_path_factory.mktemp("words"), of_tokens=True)
-    text = "the default value of " * 9
-    found, same = predicted(model, f'  {text}\n{{"text": "{text.replace(" ", "  ")}"}}\n')
+    predictor, text = classifier_of(model), "the default value of " * 9
+    found, same = predicted(predictor, f'  {text}\n{{"text": "{text.replace(" ", "  ")}"}}\n')
     assert found["words"] == same["words"] and [word["word"] for word in found["words"]] == text.split()
     tok = tokenizer.load(model.tokenizer)
     encoded = tok(text.strip(), truncation=True, max_length=24)
@@ -104,19 +97,19 @@ def test_words(tmp_path_factory):
             assert word["probability"] == pytest.approx(probs.max(), rel=1e-4)
     words = ["default", "value\u00a0of", "a\u3000b", "\u2028c"]  # as CoNLL's files and rows of JSON have them
     for line in ("default  value\u00a0of a\u3000b \u2028c", json.dumps({"text": words})):
-        (found,) = predicted(model, f"{line}\r\n")
+        (found,) = predicted(predictor, f"{line}\r\n")
         assert [word["word"] for word in found["words"]] == words and found["text"].split(" ")[-1] == words[-1]
     for line in (" \n", '{"text": ["a", ""]}\n'):
         with pytest.raises(InputError, match=r"line 1: .* empty"):
-            predicted(model, line)
+            predicted(predictor, line)
 
 
-def test_texts_give_a_table(trained_classifier):
+def test_texts_give_a_table(trained_classifier, predictor):
     out = io.StringIO()
-    classify_texts.run(trained_classifier, texts=TEXTS[:2], top_k=2, stdin=Terminal(), stdout=out)
+    answer_texts(classifier_of(trained_classifier, top_k=2), TEXTS[:2], Terminal(), out)
     first, second, _ = out.getvalue().split("\n\n")
     assert first.splitlines()[0] == TEXTS[0] and len(second.splitlines()) == 3
-    (best,) = predicted(trained_classifier, TEXTS[0] + "\n")
+    (best,) = predicted(predictor, TEXTS[0] + "\n")
     assert first.splitlines()[1].split() == [f"{best['probabilities'][best['label']]:.2%}", best["label"]]
 
 
@@ -128,24 +121,24 @@ def test_texts_give_a_table(trained_classifier):
         (rb'{"\u001b[2J": "x"}', r"line 2: .* under text; its keys: \\u001b\[2J"),
     ],
 )
-def test_a_bad_line_is_named_and_what_came_before_is_written(trained_classifier, line, match):
+def test_a_bad_line_is_named_and_what_came_before_is_written(predictor, line, match):
     stdin, out = io.TextIOWrapper(io.BytesIO(b"rain\n" + line + b"\nsnow\n"), encoding="ascii"), io.StringIO()
     with pytest.raises(InputError, match=match):
-        classify_texts.run(trained_classifier, texts=[], top_k=1, stdin=stdin, stdout=out)
+        answer_texts(predictor, [], stdin, out)
     assert [json.loads(written)["text"] for written in out.getvalue().splitlines()] == ["rain"]
 
 
 def test_a_hostile_label_does_not_reach_a_terminal(trained_classifier):
     config = copy.deepcopy(trained_classifier.config)
     config.id2label = {number: f"\x1b[2J{name}\n" for number, name in config.id2label.items()}
-    model = dataclasses.replace(trained_classifier, config=config)
+    predictor = classifier_of(dataclasses.replace(trained_classifier, config=config), top_k=1)
     for stdout in (Terminal(), Pipe()):
-        classify_texts.run(model, texts=["rain"], top_k=1, stdin=Terminal(), stdout=stdout)
+        answer_texts(predictor, ["rain"], Terminal(), stdout)
         assert (r"\u001b[2J" in stdout.getvalue()) == stdout.isatty() != ("\x1b" in stdout.getvalue())
-    (line,) = predicted(model, "rain\n", top_k=1)
+    (line,) = predicted(predictor, "rain\n")
     assert line["label"].startswith("\x1b[2J"), "as it is, for programs"
 
 
 def test_no_labels_are_asked_for(trained_classifier):
     with pytest.raises(InputError, match="--top-k=0"):
-        predicted(trained_classifier, "rain\n", top_k=0)
+        classifier_of(trained_classifier, top_k=0)

@@ -13,7 +13,9 @@ from transformers import FlaxRobertaForMaskedLM
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.inference import fill_mask, minimal_pairs
+from mlm.inference.answers import STREAM, answer_texts
 from mlm.inference.fill_mask import FillMask
+from mlm.inference.forward import make_forward
 from mlm.inference.minimal_pairs import Pair
 from mlm.model.module import position_ids
 from tests.support.streams import Pipe, Terminal
@@ -36,16 +38,10 @@ def filler(model, tok):
     return FillMask(model, tok, 5)
 
 
-@pytest.fixture
-def compiled_once(model, filler, monkeypatch):
-    """`run` uses the program of `filler`, for any number of fillings."""
-    monkeypatch.setattr(fill_mask, "FillMask", lambda *_: filler)
-
-
-def run(model, *, texts=(), stdin="", stdout=None, **settings) -> str:
+def run(predictor, *, texts=(), stdin="") -> str:
     """Returns what the command prints for texts, or for lines of a pipe."""
-    stdin, stdout = Terminal() if texts else Pipe(stdin), stdout or io.StringIO()
-    fill_mask.run(model, texts=list(texts), stdin=stdin, stdout=stdout, **{"top_k": 5} | settings)
+    stdout = io.StringIO()
+    answer_texts(predictor, list(texts), Terminal() if texts else Pipe(stdin), stdout)
     return stdout.getvalue()
 
 
@@ -72,9 +68,9 @@ def test_fillings_are_the_softmax_of_the_full_head_without_padding(model, tok, f
 
 
 def test_few_compilations(model, tok):
-    filler = FillMask(model, tok, 3)
-    filler(["a <mask> b " + "c " * count for count in range(24)])
-    assert filler._fillings._cache_size() == 1, "texts of up to 32 tokens with one mask must share one program"
+    traced, rows = [], [tok("a <mask> b " + "c " * count)["input_ids"] for count in range(24)]
+    make_forward(model, lambda logits: traced.append(logits.shape) or logits)(rows, [[2]] * len(rows))
+    assert len(traced) == 1, "texts of up to 32 tokens with one mask must share one program"
 
 
 def test_a_row_as_long_as_the_positions_is_read_and_a_longer_one_refused(tok, filler):
@@ -100,7 +96,7 @@ def test_what_can_not_be_filled_is_named(filler, text, match):
         filler(["a fine <mask>", text])
 
 
-def test_calls_without_sense(model, tok):
+def test_calls_without_sense(model, tok, filler):
     for top_k in (0, 1_000_000):
         with pytest.raises(InputError, match=f"--top-k={top_k}: .*1000"):
             FillMask(model, tok, top_k)
@@ -108,7 +104,7 @@ def test_calls_without_sense(model, tok):
         with pytest.raises(InputError, match=match):
             FillMask(model, tok, 5, targets)
     with pytest.raises(InputError, match="give texts"):
-        fill_mask.run(model, texts=[], top_k=1, stdin=Terminal(), stdout=io.StringIO())
+        answer_texts(filler, [], Terminal(), io.StringIO())
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
@@ -122,9 +118,8 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
             scored()
 
 
-@pytest.mark.usefixtures("compiled_once")
-def test_texts_give_a_table(model, filler):
-    one, three, _ = run(model, texts=[TEXTS[0], TEXTS[2]]).split("\n\n")
+def test_texts_give_a_table(filler):
+    one, three, _ = run(filler, texts=[TEXTS[0], TEXTS[2]]).split("\n\n")
     lines = one.splitlines()
     assert lines[0] == TEXTS[0] and len(lines) == 6
     best = filler([TEXTS[0]])[0][0][0]
@@ -132,10 +127,9 @@ def test_texts_give_a_table(model, filler):
     assert three.startswith(TEXTS[2]) and len(three.splitlines()) == 1 + 3 * 6
 
 
-@pytest.mark.usefixtures("compiled_once")
-def test_a_pipe_gives_a_line_of_json_for_each_line(model, filler):
-    texts = [f"{TEXTS[i % 4]} {i}" for i in range(fill_mask.STREAM + 5)]  # more than are filled at a time
-    lines = [json.loads(line) for line in run(model, stdin="\n".join(texts) + "\r\n").splitlines()]
+def test_a_pipe_gives_a_line_of_json_for_each_line(filler):
+    texts = [f"{TEXTS[i % 4]} {i}" for i in range(STREAM + 5)]  # more than are filled at a time
+    lines = [json.loads(line) for line in run(filler, stdin="\n".join(texts) + "\r\n").splitlines()]
     assert [line["text"] for line in lines] == texts
     for line, fillings in zip(lines[::7], filler(texts)[::7], strict=True):
         assert [[f["token"] for f in mask] for mask in line["fillings"]] == [[f["token"] for f in m] for m in fillings]
@@ -143,19 +137,18 @@ def test_a_pipe_gives_a_line_of_json_for_each_line(model, filler):
 
 @pytest.mark.parametrize(("encoding", "errors"), [("ascii", "surrogateescape"), ("latin-1", "strict")])
 @pytest.mark.parametrize(("line", "match"), [(b"\xff\xfe <mask>", "^line 3: .* UTF-8"), (b"c", "^line 3: .*<mask>")])
-@pytest.mark.usefixtures("compiled_once")
-def test_a_bad_line_is_named_and_what_came_before_is_written(model, encoding, errors, line, match):
+def test_a_bad_line_is_named_and_what_came_before_is_written(filler, encoding, errors, line, match):
     """Whatever the locale makes of the pipe; Python's own for LC_ALL=C lets every byte through."""
     content = "a <mask>\nnaïve <mask>\n".encode() + line + b"\nd <mask>\n"
     stdin = io.TextIOWrapper(io.BytesIO(content), encoding=encoding, errors=errors)
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with pytest.raises(InputError, match=match):
-        fill_mask.run(model, texts=[], top_k=1, stdin=stdin, stdout=stdout)
+        answer_texts(filler, [], stdin, stdout)
     written = stdout.buffer.getvalue().decode()
     assert [json.loads(answer)["text"] for answer in written.splitlines()] == ["a <mask>", "naïve <mask>"]
 
 
-def test_targets_alone_are_filled_in_and_those_of_several_pieces_or_none_are_said(model, tok, filler, capsys):
+def test_targets_alone_are_filled_in_and_those_of_several_pieces_or_none_are_said(model, tok, capsys):
     long = " extraordinarily"
     first = tok(long, add_special_tokens=False)["input_ids"][0]
     assert fill_mask.target_ids(tok, [long, long]) == [first]
@@ -163,7 +156,7 @@ def test_targets_alone_are_filled_in_and_those_of_several_pieces_or_none_are_sai
     known = tok.convert_tokens_to_ids("\N{LOWER ONE EIGHTH BLOCK}the")
     assert fill_mask.target_ids(tok, ["", " the"]) == [known]
     assert "''" in capsys.readouterr().err
-    table = run(model, texts=[TEXTS[0]], targets=[" the", " a"]).strip().splitlines()
+    table = run(FillMask(model, tok, 5, [" the", " a"]), texts=[TEXTS[0]]).strip().splitlines()
     assert sorted(line.split()[1] for line in table[1:]) == ["a", "the"]
     probs = {f["token"]: f["score"] for f in FillMask(model, tok, 1000)([TEXTS[0]])[0][0]}
     shown = {line.split()[1]: line.split()[0] for line in table[1:]}
