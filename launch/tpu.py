@@ -147,14 +147,15 @@ def _preflight(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     job = runs.make_job(args)
     hosts = connect(args.cloud, args.timeout)
-    started = runs.start(hosts, job, again=args.again)
-    if started.ended:
-        say(f"run {job.id!r} has ended (attempt {started.attempt}); --again makes another attempt.")
-        return show(started.ended, hosts)
-    how = "started" if started.fresh else "is alive already, nothing was started"
+    seen = runs.status_of(hosts, job)
+    if not (args.again or seen.running or seen.absent or seen.errors):
+        say(f"run {job.id!r} has ended (attempt {seen.attempt}); --again makes another attempt.")
+        return show(seen, hosts)
+    attempt, is_fresh = runs.start(hosts, job, seen)
+    how = "started" if is_fresh else "is alive already, nothing was started"
     if not hosts.dry:
-        say(f"run {job.id!r}, attempt {started.attempt}: {how} on {len(hosts.all)} hosts")
-    return 0 if args.detach else follow(args, hosts, job.id, started.attempt)
+        say(f"run {job.id!r}, attempt {attempt}: {how} on {len(hosts.all)} hosts")
+    return 0 if args.detach else follow(args, hosts, job.id, attempt)
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ def _serve(hosts: Hosts, every: float) -> dict:
     variables = tuple(map("=".join, environment(chips, len(hosts.all)).items()))
     job = runs.Job(RUN, variables, (), code, codes.path_in(root, code, str(root / PROGRAM)))
     first = dataclasses.replace(hosts, pod=dataclasses.replace(hosts.pod, hosts=hosts.all[:1]))
-    attempt = runs.start(first, job, again=True).attempt
+    attempt, _ = runs.start(first, job, runs.status_of(first, job))
     if hosts.dry:
         return {"port": "...", "token": "..."}
     say(f"waiting for JupyterLab, which is installed first if it is missing: launch/tpu.py logs {RUN}")

@@ -147,7 +147,10 @@ def status(hosts: Hosts, run: str, attempt: int = 0) -> RunStatus:
 
 
 def status_of(hosts: Hosts, job: Job) -> RunStatus:
-    """Returns `status`, but where another job has ended all hosts are "absent". Raises PodError if another is alive."""
+    """Returns `status`, but where another job (other arguments or code) has ended all hosts are "absent".
+
+    Raises PodError if one with other arguments is alive.
+    """
     seen = status(hosts, job.id)
     difference = job.difference(seen.job) if seen.job else ""
     if difference and seen.running:
@@ -167,40 +170,27 @@ def _other_arguments(job: Job, difference: str, attempt: int) -> PodError:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Started:
-    """What `start` has done."""
+def start(hosts: Hosts, job: Job, seen: RunStatus) -> tuple[int, bool]:
+    """Starts a job on all hosts or on none, unless it is alive; returns its attempt, and whether this call started it.
 
-    attempt: int
-    fresh: bool  # started by this call
-    ended: RunStatus | None = None  # how it had ended before, if nothing was started
-
-
-def start(hosts: Hosts, job: Job, *, again: bool = False) -> Started:
-    """Starts a job on all hosts or on none; if it is alive it is left alone, and if it has ended it needs `again`.
-
-    Another job's attempt (other arguments or code) with this id does not count once it has ended. Raises PodError if
-    one is alive, or a host does not answer, is not ready, or differs from the others.
+    seen: its `status_of`. Raises PodError if a host does not answer, is not ready, or differs from the others.
     """
-    seen = status_of(hosts, job)
     if seen.errors:
         raise PodError(f"nothing was started: {'; '.join(seen.errors)}.", "hosts")
     if seen.running:
         if seen.job and seen.job["code"] != job.code.hash:
             say(f"run {job.id!r} is alive with code {seen.job['code'][:12]}, not with {job.code.label}")
-        return Started(seen.attempt, False)
-    if not again and not seen.absent:
-        return Started(seen.attempt, False, seen)
+        return seen.attempt, False
     report = readiness.check(hosts, job.code)
     for remark in report.remarks:
         say(remark)
     if report.problems:
         if (seen := status_of(hosts, job)).running:  # somebody else started it just now
-            return Started(seen.attempt, False)
+            return seen.attempt, False
         raise PodError(f"nothing was started: {'; '.join(report.problems)}.", "hosts")
     here = [int(path.name) for path in records(job.id).glob("*") if path.name.isdigit()]
     attempt = max([seen.attempt, *here]) + 1
-    return Started(attempt, _start(hosts, job, attempt, report.packages))
+    return attempt, _start(hosts, job, attempt, report.packages)
 
 
 def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:

@@ -73,7 +73,7 @@ class Supervisor:
         if action.kind in (decision.DONE, decision.GIVE_UP):
             return action.code
         try:
-            self._act(action)
+            self._act(action, seen)
             self.tries = 0
         except PodError as error:
             self._wait_for(error)
@@ -99,12 +99,13 @@ class Supervisor:
         stopped = host_setup.read(self.folder / runs.STOPPED) or {}
         return Seen(pod, time.time(), status, stopped.get("attempt", 0))
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: Action, seen: Seen) -> None:
         if action.kind in STEPS.values():
             lifetime.take(action.kind, self.cloud, self.pod)
         elif action.kind == decision.START:
             readiness.sync(self.hosts, self.job.code)
-            self.memory.watched = attempt = runs.start(self.hosts, self.job, again=True).attempt
+            attempt, _ = runs.start(self.hosts, self.job, seen.status)
+            self.memory.watched = attempt
             (self.folder / str(attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
             log(f"attempt {attempt} started on {len(self.hosts.all)} hosts")
 
@@ -171,6 +172,5 @@ def command(args: argparse.Namespace) -> int:
         lifetime.take(step, cloud, pod)
     hosts = connect(cloud, args.timeout)
     readiness.sync(hosts, job.code)
-    runs.start(hosts, job, again=True)
-    runs.status(hosts, job.id)
+    runs.start(hosts, job, runs.status_of(hosts, job))
     return 0
