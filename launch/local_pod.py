@@ -100,18 +100,12 @@ class Pod:
 
     def reports(self) -> list[HostReport]:
         """Returns what each process has left."""
-        return [
-            HostReport(
-                index,
-                socket.gethostname(),
-                "exited" if index in self._exits else "running",
-                self._exits.get(index),
-                host_setup.read(folder / "progress.json"),
-                host_setup.read(folder / "cause.json"),
-                ended_by_us=index in self._killed,
-            )
-            for index, folder in enumerate(self.folders)
-        ]
+        host_name, reports = socket.gethostname(), []
+        for i, folder in enumerate(self.folders):
+            progress, cause = (host_setup.read(folder / name) for name in ("progress.json", "cause.json"))
+            state, by_us = "exited" if i in self._exits else "running", i in self._killed
+            reports.append(HostReport(i, host_name, state, self._exits.get(i), progress, cause, ended_by_us=by_us))
+        return reports
 
     def ask(self, *_: object) -> None:
         """Asks all to save and to end; the second time, kills them. Can be a signal's handler."""
