@@ -7,9 +7,10 @@ and ends with code 0; or with another code and {"error": sentence}. Standard lib
 launcher sends this text and the other host_*.py through ssh with each command, so nothing has to be on the host, and
 both ends are always of one version.
 
-A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, exit.json, and what its process says there itself
-(mlm/cluster/watch.py). Its keeper, which outlives the connection, holds `lock` for as long as it lives. The processes
-of a run are those that carry its folder as $MLM_HOST_DIR, whatever group they are in and whoever keeps them.
+A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, exit.json, stopped.json once it was asked to stop, and
+what its process says there itself (mlm/cluster/watch.py). Its keeper, which outlives the connection, holds `lock` for
+as long as it lives. The processes of a run are those that carry its folder as $MLM_HOST_DIR, whatever group they are in
+and whoever keeps them.
 """
 
 import base64
@@ -155,7 +156,8 @@ def status(root: pathlib.Path, run: str, attempt: int) -> dict:
         folders = folder_of(root, run, 0).parent.glob("[0-9]*")
         attempt = max((int(folder.name) for folder in folders), default=0)
     folder = folder_of(root, run, attempt)
-    files = {name: host_setup.read(folder / f"{name}.json") for name in ("progress", "cause", "job", "server")}
+    names = ("progress", "cause", "job", "server", "stopped")
+    files = {name: host_setup.read(folder / f"{name}.json") for name in names}
     return {"attempt": attempt, **_state(folder), "host": socket.gethostname(), **files}
 
 
@@ -178,6 +180,7 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
         new = host_setup.hidden(folder)
         host_setup.write(new / "exit.json", how_it_ended(None))
         host_setup.rename(new, folder)
+    host_setup.write(folder / "stopped.json", {"time": time.time()})  # a supervisor is not to start it again
 
     def ended() -> bool:
         return _state(folder)["state"] != "running"

@@ -37,7 +37,6 @@ class Seen:
     pod: Pod
     now: float  # unix seconds
     status: RunStatus | None = None  # of the newest attempt on its hosts, if it is READY
-    stopped: int = 0  # the attempt that was ended by `stop`, 0 for none
 
     @property
     def quiet(self) -> str:
@@ -165,7 +164,7 @@ def _ended(seen: Seen, memory: Memory, limits: Limits) -> Action:
     if memory.watched != attempt:  # it is counted, or was a person's, and a person wants another one
         return Action(START, f"attempt {attempt} has ended")
     memory.watched = 0
-    if seen.stopped == attempt:
+    if status.stopped:
         return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED)
     if cause and cause.code in FINAL:
         return _final(status)

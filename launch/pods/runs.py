@@ -19,7 +19,6 @@ from pods.hosts import Hosts, quoted
 
 # of `python -m mlm`, that run on several hosts
 COMMANDS = ("run", "train", "verify", "shards", "classify", "evaluate", "export")
-STOPPED = "stopped.json"  # under runs/pods/{id}: the attempt that was ended by `stop`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +46,16 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """An attempt of a run (0: there is none) on all hosts; errors: of those that did not answer; job: its job.json."""
+    """An attempt of a run (0: there is none) on all hosts.
+
+    errors: of those that did not answer; job: its job.json; stopped: by `stop`.
+    """
 
     attempt: int
     reports: tuple[HostReport, ...]
     errors: tuple[str, ...] = ()
     job: dict | None = None
+    stopped: bool = False
 
     @property
     def running(self) -> bool:
@@ -135,15 +138,15 @@ def status(hosts: Hosts, run: str, attempt: int = 0) -> RunStatus:
     errors = tuple(answer.fault for answer in answers if answer.error)
     answered = {answer.host.worker: answer.data for answer in answers if answer.data and not answer.error}
     newest = max((data["attempt"] for data in answered.values()), default=0)
-    reports, job = [], None
+    reports, job, stopped = [], None, False
     for worker, data in answered.items():
         if data["attempt"] < newest:
             reports.append(HostReport(worker, data["host"], "absent"))
         else:
             files = (data[name] for name in ("exit", "progress", "cause"))
             reports.append(HostReport(worker, data["host"], data["state"], *files))
-            job = job or data["job"]
-    return RunStatus(newest, tuple(reports), errors, job)
+            job, stopped = job or data["job"], stopped or bool(data["stopped"])
+    return RunStatus(newest, tuple(reports), errors, job, stopped)
 
 
 def status_of(hosts: Hosts, job: Job) -> RunStatus:
@@ -234,16 +237,10 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
 
 
 def stop(hosts: Hosts, run: str, grace: float) -> RunStatus:
-    """Ends a run: SIGTERM, so that it saves, at most `grace` seconds, SIGKILL. Raises PodError if a host fails to.
-
-    It is noted here, so that its supervisor does not start it again.
-    """
+    """Ends a run: SIGTERM, so that it saves, at most `grace` seconds, SIGKILL. Raises PodError if a host fails to."""
     seen = status(hosts, run)
     if not seen.attempt and not seen.errors and not hosts.dry:
         raise PodError(f"there is no run {run!r} on these hosts.", "absent")
-    attempt, folder = seen.attempt or 1, records(run)
-    if not hosts.dry:
-        folder.mkdir(parents=True, exist_ok=True)
-        host_setup.write(folder / STOPPED, {"attempt": attempt})
+    attempt = seen.attempt or 1
     hosts.require(hosts.ask(["stop", run, str(attempt), f"{grace:g}"], timeout=grace + 90), "stop")
     return status(hosts, run, attempt)

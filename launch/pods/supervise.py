@@ -37,7 +37,8 @@ class Supervisor:
 
     def __post_init__(self):
         self.folder = runs.records(self.job.id)
-        self.memory = dataclasses.replace(self._load(), silent=0)
+        # what has ended while nobody watched is not counted: who supervises it now wants it to go on
+        self.memory = dataclasses.replace(self._load(), silent=0, watched=0)
         self.pod: Pod | None = None  # as it was last
         self.hosts: Hosts | None = None
         self.polls, self.tries = 0, 0
@@ -47,7 +48,6 @@ class Supervisor:
         """Supervises until the run is done or given up; returns its exit code. Ctrl-C, 130, leaves all as it is."""
         refusal = PodError(f"run {self.job.id!r} is being supervised already, by another process here.")
         with host_setup.alone(self.folder / ".supervise.lock", refusal):
-            (self.folder / runs.STOPPED).unlink(missing_ok=True)  # who supervises it after that wants it to go on
             try:
                 while (code := self.step()) is None:
                     time.sleep(self.pause())
@@ -96,8 +96,7 @@ class Supervisor:
         if self.hosts is None:
             return Seen(pod, time.time())
         status = runs.status_of(dataclasses.replace(self.hosts, retry=False), self.job)  # the next poll is the next try
-        stopped = host_setup.read(self.folder / runs.STOPPED) or {}
-        return Seen(pod, time.time(), status, stopped.get("attempt", 0))
+        return Seen(pod, time.time(), status)
 
     def _act(self, action: Action, seen: Seen) -> None:
         if action.kind in STEPS.values():

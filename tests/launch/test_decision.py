@@ -19,21 +19,22 @@ def report(process, state="running", code=None, step=None, kind=None, by=None):
     return HostReport(process, f"w-{process}", state, ended, progress, cause or None)
 
 
-def ended(*codes, attempt=1, **more):
-    return status(*(report(i, "exited", code, **more) for i, code in enumerate(codes)), attempt=attempt)
+def ended(*codes, attempt=1, stopped=False, **more):
+    reports = (report(i, "exited", code, **more) for i, code in enumerate(codes))
+    return status(*reports, attempt=attempt, stopped=stopped)
 
 
-def status(*reports, attempt=1, errors=()):
-    return RunStatus(attempt, reports, tuple(errors))
+def status(*reports, attempt=1, stopped=False):
+    return RunStatus(attempt, reports, stopped=stopped)
 
 
 def at(state, now=1.0, **more):
     return Seen(Pod("p", state, **{"ours": True, **more}), now)
 
 
-def ready(found, hosts=2, now=1000.0, stopped=0, **more):
+def ready(found, hosts=2, now=1000.0, **more):
     pod = Pod("p", "READY", tuple(Host(i, "x") for i in range(hosts)), **{"ours": True, **more})
-    return Seen(pod, now, found, stopped)
+    return Seen(pod, now, found)
 
 
 def decide(seen, **memory):
@@ -84,9 +85,8 @@ TABLE = {
         START, 0, {"preemptions": 1, "crashes": 0}),
     "saved, counted already": (ready(ended(75, 75)), {"preemptions": 1, "watched": 0}, START, 0, {"preemptions": 1}),
     "saved on one, and crashed on the other": (ready(DIFFERENT), {}, START, 0, {"crashes": 1, "preemptions": 0}),
-    "stopped by a person": (ready(ended(75, 75), stopped=1), {}, GIVE_UP, 75, {"preemptions": 0}),
-    "an older attempt was stopped": (ready(ended(75, 75, attempt=2), stopped=1), {"watched": 2}, START, 0, {
-        "preemptions": 1}),
+    "stopped by a person": (ready(ended(75, 75, stopped=True)), {}, GIVE_UP, 75, {"preemptions": 0}),
+    "stopped before we came": (ready(ended(75, 75, stopped=True)), {"watched": 0}, START, 0, {"preemptions": 0}),
     "crashed": (ready(ended(1, 134)), {}, START, 0, {"crashes": 1, "watched": 0}),
     "crashed at the same place": (ready(ended(1, 1, step=7)), {"crashes": 1, "step": 7}, START, 0, {
         "crashes": 2}),

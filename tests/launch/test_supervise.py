@@ -7,17 +7,16 @@ import signal
 import threading
 
 import pytest
-from pods.backend import Host, Pod, PodError, Runner, SettingsError
+from pods.backend import Pod, PodError, Runner, SettingsError
 from pods.code import Code
 from pods.decision import Memory, Seen, decide
 from pods.gcloud import TpuVm
-from pods.hosts import Hosts
 from pods.runs import Job, RunStatus
 from pods.settings import Settings
 from pods.supervise import Supervisor, cost
 
 from tests.launch.host_folder import wait_for
-from tests.launch.test_decision import LIMITS, ended
+from tests.launch.test_decision import LIMITS
 
 # What `python -m mlm` does here: counts steps, one file a process in the workdir, which outlives the pod; its second
 # argument, config.do, says how many, and how it ends: "9", or "4 then 1" (with code 1 at step 4).
@@ -157,22 +156,6 @@ def test_a_damaged_record_is_named(make, tmp_path):
     file.write_text('{"memory": {"crashe')
     with pytest.raises(PodError, match=r"supervise\.json is damaged"):
         make()
-
-
-def test_a_stop_counts_only_while_somebody_watches(make, tmp_path, monkeypatch):
-    file = tmp_path / "runs" / "pods" / "a" / "stopped.json"
-    file.parent.mkdir(parents=True)
-    file.write_text('{"attempt": 1}')
-    one, seen = make(), []
-    pod = Pod("pod", "READY", (Host(0, "x"), Host(1, "y")))
-    monkeypatch.setattr(one.cloud, "describe", lambda: pod)
-    monkeypatch.setattr("pods.supervise.connect", lambda *_, **__: Hosts(one.cloud, pod))
-    monkeypatch.setattr("pods.runs.status", lambda *_: ended(75, 75))
-    one.step = lambda: seen.append(one.see().stopped) or 0
-    one.run()
-    assert seen == [0], "who supervises it after that wants it to go on"
-    file.write_text('{"attempt": 2}')
-    assert one.see().stopped == 2
 
 
 @pytest.fixture
