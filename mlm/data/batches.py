@@ -13,6 +13,7 @@ from mlm.data.manifest import Manifest
 from mlm.data.order import Visit, lanes_of
 from mlm.errors import DamageError, InputError
 
+SAMPLE = 10_000  # training rows whose tokens are counted
 Batch = dict[str, np.ndarray]
 
 
@@ -83,11 +84,14 @@ def in_memory(ids_BxL: np.ndarray) -> Batch:
     }
 
 
-def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np.ndarray:
-    """Returns how often each ordinary token occurs in the first records, a fair sample: int64 [V], 0 if special."""
+def count_tokens(manifest: Manifest) -> np.ndarray:
+    """Returns how often each ordinary token occurs in the first training rows, a fair sample: int64 [V], 0 if special.
+
+    Of the folders of a mixture by their shares.
+    """
     counts_V = np.zeros(manifest.vocab_size, np.int64)
-    for folder, count in _sample_sizes(manifest, split, records):
-        batches = eval_batches(folder, split=split, batch=500, rows=(0, 500))
+    for folder, count in _sample_sizes(manifest):
+        batches = eval_batches(folder, split="train", batch=500, rows=(0, 500))
         for batch in itertools.islice(batches, math.ceil(count / 500)):
             is_counted = (batch["valid"] > 0) & (batch["record_id"] < count)
             is_real = (batch["attention_mask"] > 0) & is_counted[:, None]
@@ -96,16 +100,15 @@ def count_tokens(manifest: Manifest, *, split: str, records: int = 10_000) -> np
     return counts_V
 
 
-def words_per_row(manifest: Manifest, words_V: np.ndarray, *, records: int = 10_000) -> float:
+def words_per_row(manifest: Manifest, words_V: np.ndarray) -> float:
     """Returns the mean of `tokenizer.counted_words` in a row of the training split, over `count_tokens`' sample."""
-    counts_V = count_tokens(manifest, split="train", records=records)
-    return float(counts_V @ words_V) / sum(count for _, count in _sample_sizes(manifest, "train", records))
+    return float(count_tokens(manifest) @ words_V) / sum(count for _, count in _sample_sizes(manifest))
 
 
-def _sample_sizes(manifest: Manifest, split: str, records: int) -> list[tuple[Manifest, int]]:
-    """Returns the folders, and how many of the first records of each are in a sample by their shares."""
+def _sample_sizes(manifest: Manifest) -> list[tuple[Manifest, int]]:
+    """Returns the folders, and how many of the first training rows of each are in the sample."""
     parts = mixture.parts(manifest)
-    total = min([records, *(part.manifest.splits[split].records / part.share for part in parts)])
+    total = min([SAMPLE, *(part.manifest.splits["train"].records / part.share for part in parts)])
     return [(part.manifest, math.ceil(total * part.share)) for part in parts]
 
 

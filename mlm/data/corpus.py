@@ -73,18 +73,14 @@ class Corpus:
             names[source] = type(kind), kind.name
             roles[names[source]] |= {part.split for part in parts}
             all_parts += parts
-        all_parts = [self._with_cut(part, roles[names[part.source]]) for part in all_parts]
+        held_out = ("validation", "test") if self.test_fraction or self.test_groups else ("validation",)
+        for number, part in enumerate(all_parts):
+            if part.split not in ("validation", "test"):
+                cut = tuple(split for split in held_out if split not in roles[names[part.source]])
+                all_parts[number] = part._replace(split="" if cut else "train", cut=cut)
         if self.key == SOURCES and not any(part.split in ("", "train") for part in all_parts):
             raise InputError(f"config.corpus.sources: {', '.join(self.sources)} holds no split to train on; add one.")
         return sorted(all_parts, key=lambda part: part.split != "test")
-
-    def _with_cut(self, part: Part, roles: set[str]) -> Part:
-        """Returns a part with the held-out splits to cut from it: those that the `roles` of its data set lack."""
-        if part.split in ("validation", "test"):
-            return part
-        needed = ("validation", "test") if self.test_fraction or self.test_groups else ("validation",)
-        cut = tuple(split for split in needed if split not in roles)
-        return part._replace(split="" if cut else "train", cut=cut)
 
     def check(self, source: str) -> None:
         """Raises InputError if a source isn't there, or its first row can't be read or lacks a column."""

@@ -104,17 +104,20 @@ class _Lines(Kind):
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         files = find_files(self.rest)
         limit = part_bytes(sum(file.size for file in files))
-        waiting, waiting_bytes = [], 0
+        pieces_of_parts, size_of_part = [[]], 0
         for name, size, stamp in files:
             whole = lines.is_gzip(name) or size <= limit
             cuts = [0, size] if whole else [*range(0, size - limit // 2, limit), size]
             for start, stop in itertools.pairwise(cuts):
-                if waiting and waiting_bytes + stop - start > limit:
-                    yield _together(waiting)
-                    waiting, waiting_bytes = [], 0
-                waiting.append((name, start, stop, stamp))
-                waiting_bytes += stop - start
-        yield _together(waiting)
+                if pieces_of_parts[-1] and size_of_part + stop - start > limit:
+                    pieces_of_parts.append([])
+                    size_of_part = 0
+                pieces_of_parts[-1].append((name, start, stop, stamp))
+                size_of_part += stop - start
+        for pieces in pieces_of_parts:
+            (first, start, stop, _), others = pieces[0], len(pieces) - 1
+            name = f"{first} and {others} more files" if others else f"{first}[{start}:{stop}]"
+            yield "", name, sum(piece[2] - piece[1] for piece in pieces), tuple(pieces)
 
     def read(self, where: tuple) -> Iterator[Document]:
         folder = split_pattern(self.rest)[0]
@@ -219,12 +222,6 @@ KINDS = {"docstrings": _Docstrings, "text": _Lines, "jsonl": _JsonLines, "hf": _
 def part_bytes(total: int) -> int:
     """Returns the bytes of a part of a source of `total` bytes: it depends on nothing else, so neither do the parts."""
     return min(max(total // PARTS, PART_BYTES[0]), PART_BYTES[1])
-
-
-def _together(pieces: list[tuple]) -> tuple[str, str, int, tuple]:
-    (first, start, stop, _), count = pieces[0], len(pieces)
-    name = f"{first} and {count - 1} more files" if count > 1 else f"{first}[{start}:{stop}]"
-    return "", name, sum(piece[2] - piece[1] for piece in pieces), tuple(pieces)
 
 
 _loaded_hf = functools.lru_cache(1)(data_sets.load_hf)

@@ -210,7 +210,7 @@ class Pretraining(Task):
             return self._warm_start()
         if self.config.model.init == "stock":
             return self.init()
-        counts_V = batches.count_tokens(self.manifest, split="train").astype(np.float32)
+        counts_V = batches.count_tokens(self.manifest).astype(np.float32)
         return self.init(np.pad(counts_V, (0, self.module.config.vocab_size - len(counts_V))))
 
     def _warm_start(self) -> TrainState:

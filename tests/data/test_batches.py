@@ -33,11 +33,10 @@ def test_batches_are_those_of_the_order(manifest):
         assert found["attention_mask"].shape == (steps * BATCH, LENGTH) and found["attention_mask"].min() == 1
 
 
-@pytest.mark.parametrize(("hosts", "start"), [(3, 0), (6, 77)])
-def test_hosts_share_the_same_global_batches_from_any_step(manifest, hosts, start):
-    """With a lane each, or one for two of them."""
-    count = 10
-    found = hosts_batches(train, manifest, hosts=hosts, batch=BATCH, start=start, count=count)
+def test_hosts_share_the_same_global_batches_from_any_step(manifest):
+    """With a lane for two of them."""
+    start, count = 77, 5
+    found = hosts_batches(train, manifest, hosts=6, batch=BATCH, start=start, count=count)
     whole = in_epochs(train(manifest, start=start), count)
     assert_same(found, whole)
     ids, _ = batch_rows(lanes_of(manifest), rows_before=start * BATCH, rows=BATCH, count=count)

@@ -163,7 +163,7 @@ def test_bad_files(tmp_path, fault):
     assert words in sentence and f"{tmp_path}/bad.{kind}" in sentence
 
 
-@pytest.mark.parametrize("source", ["csv:/no/such.csv", "tfds:no_such_set_anywhere", "tfds:/no/folder"])
+@pytest.mark.parametrize("source", ["csv:/no/such.csv", "tfds:/no/folder"])
 def test_sources_that_are_not_there(source):
     sentence = refused(source)
     assert source in sentence and "config.classify.train" in sentence

@@ -11,8 +11,10 @@ import pytest
 from mlm import __main__
 from mlm.commands import common
 from mlm.data.manifest import Manifest
+from mlm.doctor import checks
 from mlm.errors import DamageError, InputError
 from mlm.workdir import Workdir
+from tests.support.doctored import case_of
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY, tiny_config
 
@@ -86,13 +88,11 @@ def test_evaluate_names_a_folder_or_scores_all(ran, web, capsys):
         refuse(["evaluate", f"--workdir={ran}", flag], 2, f"{flag}: takes rows of one set", capsys=capsys)
 
 
-@pytest.mark.standard
-def test_doctor_checks_every_folder(ran, mixture, manifest, web, capsys):
-    __main__.main([*command("doctor", ran, mixture), "--json", "--hosts=2", "--devices=8"])
-    findings = json.loads(capsys.readouterr().out)["findings"]
-    assert {finding["where"] for finding in findings if finding["check"] == "lanes"} == {manifest.folder, web.folder}
-    levels = {finding["level"] for finding in findings if finding["check"] in ("files", "length", "masks", "mesh")}
-    assert levels == {"ok"}
+def test_doctor_checks_every_folder(mixture, manifest, web, tmp_path):
+    case = case_of(opened(mixture), tmp_path / "run", "data.lanes=8", mixture, hosts=2, devices=8)
+    for check in (checks.rows, checks.lanes):
+        assert {finding.where for finding in check(case)} == {manifest.folder, web.folder}
+    assert checks.files(case)[0].level == checks.mesh(case)[0].level == "ok"
 
 
 @pytest.mark.slow

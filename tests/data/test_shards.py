@@ -14,7 +14,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mlm.config_rules import SHARD_ROWS
 from mlm.data import results, shards
 from mlm.data.corpus import Corpus, text_hash
 from mlm.data.manifest import Manifest, load_manifest, verify
@@ -104,10 +103,9 @@ def test_words_that_look_like_special_tokens_stay_text(texts, tokenizer_folder, 
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize("rows", SHARD_ROWS)
-def test_bytes_do_not_depend_on_the_workers(small, repeated, tokenizer_folder, tmp_path, rows):
-    one = write_shards(repeated, tmp_path / "one", tokenizer_folder, rows=rows)
-    again = write_shards(repeated, tmp_path / "shards", tokenizer_folder, workers=3, rows=rows)
+def test_bytes_do_not_depend_on_the_workers(small, repeated, tokenizer_folder, tmp_path):
+    one = write_shards(repeated, tmp_path / "one", tokenizer_folder, rows="documents")
+    again = write_shards(repeated, tmp_path / "shards", tokenizer_folder, workers=3, rows="documents")
     assert contents(tmp_path / "shards") == contents(tmp_path / "one")
     assert again.fingerprint == one.fingerprint
 
@@ -145,11 +143,10 @@ def test_an_empty_folder_may_be_there_and_another_is_kept(texts, tokenizer_folde
         write_shards(corpus, file / "shards", tokenizer_folder)
 
 
-@pytest.mark.parametrize("rows", SHARD_ROWS)
-def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, monkeypatch, rows):
+def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, monkeypatch):
     """By a full disk, then by a kill after every few files: the same bytes, and what was done is not done again."""
     corpus = written_texts(texts[:150], tmp_path / "corpus")
-    write_shards(corpus, tmp_path / "alone", tokenizer_folder, rows=rows)
+    write_shards(corpus, tmp_path / "alone", tokenizer_folder)
     put, written = results.put_file, []
 
     def start(limit: int, error: BaseException) -> None:
@@ -162,7 +159,7 @@ def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, 
             written.append(str(target))
 
         monkeypatch.setattr(results, "put_file", put_file)
-        write_shards(corpus, tmp_path / "ended", tokenizer_folder, rows=rows)
+        write_shards(corpus, tmp_path / "ended", tokenizer_folder)
 
     with pytest.raises(InputError, match=r"/tasks/.*No space left on device"):
         start(3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))

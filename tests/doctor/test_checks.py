@@ -88,7 +88,7 @@ def test_mask_rates_that_are_not_the_config_s():
 def test_masks_of_words_and_spans_are_what_the_config_says(healthy, workdir, kind):
     """A row ends with a word, and the tokens of a span are masked, replaced or kept together: more chance, no fault."""
     levels = set()
-    for seed in range(8):
+    for seed in range(2):
         keys = (f"masking.kind={kind}", f"masking.seed={seed}", "data.lanes=2", "data.global_batch=64")
         config = tiny_config(*keys, "masking.rate=0.5")
         drawn = first_batch.draw(config, healthy, Workdir(str(workdir)))
