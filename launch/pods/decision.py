@@ -1,4 +1,4 @@
-"""What a supervisor does next: a pure function of what it sees, what it remembers, and its limits.
+"""What a supervisor does next: it follows from what it sees, what it remembers, and its limits.
 
 A run is started again for as long as that is of use. Two budgets, apart: a pod that is taken away (or hosts that were
 asked to end, and saved) is nobody's fault and spends a preemption; a process that died by itself spends a crash, and
@@ -10,6 +10,7 @@ import dataclasses
 import signal
 
 from pods.backend import ABSENT, CREATE, DELETE, DELETING, GONE, READY, STEPS, STOPPED, Pod
+from pods.causes import Cause
 from pods.runs import RunStatus
 
 UNKNOWN = "UNKNOWN"  # the state of a pod that can't be asked
@@ -28,21 +29,6 @@ class Limits:
     preemptions: int = 100
     silent: int = 5
     recreate: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Seen:
-    """What one poll has found."""
-
-    pod: Pod
-    now: float  # unix seconds
-    status: RunStatus | None = None  # of the newest attempt on its hosts, if it is READY
-
-    @property
-    def quiet(self) -> str:
-        """Which part of the hosts does not answer, "" for none."""
-        hosts, missing = len(self.pod.hosts), len(self.pod.hosts) - len(self.status.reports)
-        return f"{missing} of {hosts} hosts do not answer" if missing else ""
 
 
 @dataclasses.dataclass
@@ -69,12 +55,14 @@ class Action:
     code: int = 0
 
 
-def decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
-    """Returns what to do, and what to remember."""
-    memory = dataclasses.replace(memory)  # what follows changes it
-    _notice(seen, memory)
-    action = _decide(seen, memory, limits)
-    if seen.pod.permanent and action.kind == DELETE:
+def decide(pod: Pod, status: RunStatus | None, now: float, memory: Memory, limits: Limits) -> Action:
+    """Returns what to do, and remembers what has been seen.
+
+    status: of the newest attempt on the pod's hosts, if it is READY; now: unix seconds.
+    """
+    _notice(pod, status, now, memory)
+    action = _of_pod(pod, memory, limits) if status is None else _of_run(pod, status, memory, limits)
+    if pod.permanent and action.kind == DELETE:
         why = f"{action.why}, and another one would fail too: change pod.toml, and launch/tpu.py clean deletes this one"
         action = Action(GIVE_UP, why, 1)
     elif action.kind in (DELETE, CREATE) and not memory.ours and not limits.recreate:
@@ -82,55 +70,57 @@ def decide(seen: Seen, memory: Memory, limits: Limits) -> tuple[Action, Memory]:
         action = Action(GIVE_UP, why, SAVED)
     if action.kind == GIVE_UP:  # started by a person again, it has its budgets back
         memory.crashes = memory.preemptions = memory.silent = 0
-    return action, memory
+    return action
 
 
-def _notice(seen: Seen, memory: Memory) -> None:
+def _notice(pod: Pod, status: RunStatus | None, now: float, memory: Memory) -> None:
     """Remembers what needs no decision: whose the pod is, since when it costs, and how far the run is."""
-    state, status = seen.pod.state, seen.status
-    memory.gone = memory.gone and state in (*GONE, STOPPED, DELETING, ABSENT, UNKNOWN)
-    if state not in (ABSENT, UNKNOWN):
-        memory.ours = seen.pod.ours
-    if state == READY:
-        memory.since = memory.since or seen.now
-    elif state != UNKNOWN and memory.since:  # one that can't be asked is taken to be as it was
-        memory.paid, memory.since = memory.paid + seen.now - memory.since, 0.0
+    memory.gone = memory.gone and pod.state in (*GONE, STOPPED, DELETING, ABSENT, UNKNOWN)
+    if pod.state not in (ABSENT, UNKNOWN):
+        memory.ours = pod.ours
+    if pod.state == READY:
+        memory.since = memory.since or now
+    elif pod.state != UNKNOWN and memory.since:  # one that can't be asked is taken to be as it was
+        memory.paid, memory.since = memory.paid + now - memory.since, 0.0
     if status and status.running:
         memory.watched = status.attempt
     if status and status.step > memory.step:
         memory.step, memory.crashes = status.step, 0
 
 
-def _decide(seen: Seen, memory: Memory, limits: Limits) -> Action:
-    pod, status = seen.pod, seen.status
+def _of_pod(pod: Pod, memory: Memory, limits: Limits) -> Action:
+    """The pod is not READY, or can't be asked."""
     if pod.state == UNKNOWN:
         return Action(WAIT, f"the pod can't be asked ({pod.reason}); nothing is concluded from that")
-    if pod.state != READY:
-        action = Action(STEPS.get(pod.state, WAIT), f"the pod is {pod.condition}")
-        is_lost = action.kind == DELETE or (action.kind and memory.watched)
-        return _lost(action, memory, limits) if is_lost else action
-    if seen.quiet and not status.running:
-        return _silence(seen, memory, limits)
+    action = Action(STEPS.get(pod.state, WAIT), f"the pod is {pod.condition}")
+    is_lost = action.kind == DELETE or (action.kind and memory.watched)
+    return _lost(action, memory, limits) if is_lost else action
+
+
+def _of_run(pod: Pod, status: RunStatus, memory: Memory, limits: Limits) -> Action:
+    """The pod is READY."""
+    hosts, missing = len(pod.hosts), len(pod.hosts) - len(status.reports)
+    quiet = f"{missing} of {hosts} hosts do not answer" if missing else ""
+    if quiet and not status.running:
+        return _silence(quiet, status, memory, limits)
     memory.silent = 0
     if status.running:  # a host that does not answer is not missed: if it is dead, the others end, and if not, not
-        why = f"attempt {status.attempt} runs{'; ' if seen.quiet else ''}{seen.quiet}"
+        why = f"attempt {status.attempt} runs{'; ' if quiet else ''}{quiet}"
         if ended := sum(report.state != "running" for report in status.reports):
-            why += f", but {ended} of {len(pod.hosts)} hosts have ended; the others should follow"
+            why += f", but {ended} of {hosts} hosts have ended; the others should follow"
         return Action(WAIT, why)
     if status.code == 0:
-        return Action(DONE, f"attempt {status.attempt} ended with 0 on all {len(pod.hosts)} hosts")
+        return Action(DONE, f"attempt {status.attempt} ended with 0 on all {hosts} hosts")
     if status.absent:
         return Action(START, "nothing of this run is on the hosts")
-    return _ended(seen, memory, limits)
+    return _ended(status, memory, limits)
 
 
 def _lost(action: Action, memory: Memory, limits: Limits) -> Action:
     """The pod is lost, which is counted once: deleted, since it counts against the quota, or made, or started again."""
-    memory.watched, memory.silent = 0, 0
-    if memory.gone:
-        return action
-    memory.gone = True
-    return _preempted(action, memory, limits)
+    is_counted, memory.gone = memory.gone, True
+    memory.watched = memory.silent = 0
+    return action if is_counted else _preempted(action, memory, limits)
 
 
 def _preempted(action: Action, memory: Memory, limits: Limits) -> Action:
@@ -142,32 +132,29 @@ def _preempted(action: Action, memory: Memory, limits: Limits) -> Action:
     return Action(action.kind, why)
 
 
-def _silence(seen: Seen, memory: Memory, limits: Limits) -> Action:
+def _silence(quiet: str, status: RunStatus, memory: Memory, limits: Limits) -> Action:
     """Nobody who answers is running, and somebody does not answer: a lost connection, or a dead host."""
     memory.silent += 1
-    status, what = seen.status, f"{seen.quiet} ({'; '.join(seen.status.errors)}), poll {memory.silent}"
+    what = f"{quiet} ({'; '.join(status.errors)}), poll {memory.silent}"
     # if no host answers it may well be us: a pod is not deleted because ssh is blocked here
     if memory.silent <= limits.silent * (1 if status.reports else OFFLINE):
         return Action(WAIT, what)
     if not status.reports:
         return Action(GIVE_UP, f"{what}: the pod is READY and was left as it is; can this machine reach it?", 1)
-    if status.cause and status.cause.code in FINAL:
-        memory.watched = 0
-        return _final(status)
-    # the end that we can see is the consequence of one that we can't: the machine's
-    return _lost(Action(DELETE, f"{what}: taken for dead"), memory, limits)
+    # the end that we can see is the consequence of one that we can't, the machine's, unless no restart could fix it
+    return _final(status.cause, memory) or _lost(Action(DELETE, f"{what}: taken for dead"), memory, limits)
 
 
-def _ended(seen: Seen, memory: Memory, limits: Limits) -> Action:
+def _ended(status: RunStatus, memory: Memory, limits: Limits) -> Action:
     """All hosts have ended."""
-    status, attempt, cause = seen.status, seen.status.attempt, seen.status.cause
+    attempt, cause = status.attempt, status.cause
     if memory.watched != attempt:  # it is counted, or was a person's, and a person wants another one
         return Action(START, f"attempt {attempt} has ended")
     memory.watched = 0
     if status.stopped:
         return Action(GIVE_UP, f"attempt {attempt} was ended by launch/tpu.py stop", SAVED)
-    if cause and cause.code in FINAL:
-        return _final(status)
+    if final := _final(cause, memory):
+        return final
     # it saved, or had nothing to save yet
     ends = [report.exit or {} for report in status.reports]
     if all(end.get("code") == SAVED or end.get("signal") == signal.SIGTERM for end in ends):
@@ -176,10 +163,13 @@ def _ended(seen: Seen, memory: Memory, limits: Limits) -> Action:
     words = cause.sentence if cause else f"attempt {attempt} ended"
     what = f"{words}: crash {memory.crashes} of {limits.crashes} without progress"
     if memory.crashes > limits.crashes:
-        return Action(GIVE_UP, f"{what}: the budget is used up", (cause.code if cause else 0) or 1)
+        return Action(GIVE_UP, f"{what}: the budget is used up", cause.code if cause else 1)
     return Action(START, what)
 
 
-def _final(status: RunStatus) -> Action:
-    cause = status.cause
+def _final(cause: Cause | None, memory: Memory) -> Action | None:
+    """Returns the end for a cause that no restart can fix, None for all others."""
+    if cause is None or cause.code not in FINAL:
+        return None
+    memory.watched = 0
     return Action(GIVE_UP, f"{cause.sentence}: {FINAL[cause.code]}, which no restart can fix", cause.code)

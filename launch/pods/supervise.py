@@ -14,7 +14,7 @@ import host_setup
 from pods import decision, lifetime, readiness, runs
 from pods import follow as following
 from pods.backend import CREATE, DELETE, PASSING, READY, STEPS, TRIED, Pod, PodError, SettingsError
-from pods.decision import Action, Limits, Memory, Seen
+from pods.decision import Action, Limits, Memory
 from pods.gcloud import TpuVm
 from pods.hosts import Hosts, connect, quoted
 from pods.settings import Settings
@@ -39,9 +39,10 @@ class Supervisor:
         self.folder = runs.records(self.job.id)
         # what has ended while nobody watched is not counted: who supervises it now wants it to go on
         self.memory = dataclasses.replace(self._load(), silent=0, watched=0)
-        self.pod: Pod | None = None  # as it was last
-        self.hosts: Hosts | None = None
-        self.polls, self.tries = 0, 0
+        self.pod: Pod | None = None  # as the last poll has found it
+        self.hosts: Hosts | None = None  # where it is READY
+        self.status: runs.RunStatus | None = None
+        self.polls, self.was_seen, self.tries = 0, False, 0
         self.said, self.said_at = "", 0.0
 
     def run(self) -> int:
@@ -65,45 +66,45 @@ class Supervisor:
 
     def step(self) -> int | None:
         """Polls, decides, acts; returns the exit code at the end."""
-        seen = self.see()
-        action, self.memory = decision.decide(seen, self.memory, self.limits)
+        self.poll()
+        action = decision.decide(self.pod, self.status, time.time(), self.memory, self.limits)
         self._save()
-        self._report(action, seen)
-        self._fetch_logs(action, seen)
+        self._report(action)
+        self._fetch_logs(action)
         if action.kind in (decision.DONE, decision.GIVE_UP):
             return action.code
         try:
-            self._act(action, seen)
+            self._act(action)
             self.tries = 0
         except PodError as error:
             self._wait_for(error)
         return None
 
-    def see(self) -> Seen:
-        """Returns how pod and run are. Raises PodError for a mistake, and for what the first poll finds in the way."""
+    def poll(self) -> None:
+        """Asks how pod and run are. Raises PodError for a mistake, and for what the first poll finds in the way."""
+        self.hosts = self.status = None
         try:
-            pod, self.hosts = self.cloud.describe(), None
-            if pod.state == READY:
-                self.hosts = connect(self.cloud, self.timeout, pod, partial=True)
+            self.pod = self.cloud.describe()
+            if self.pod.state == READY:
+                self.hosts = connect(self.cloud, self.timeout, self.pod, partial=True)
         except PodError as error:
             # a login that has run out after a week is no reason to stop watching; one that never was, is
             passes = error.kind in PASSING or (error.kind in TRIED and error.kind != "hosts")
-            if error.kind == "settings" or not (passes or self.pod):
+            if error.kind == "settings" or not (passes or self.was_seen):
                 raise
-            unknown = Pod(self.cloud.settings.name, decision.UNKNOWN, reason=str(error).rstrip("."))
-            return Seen(unknown, time.time())
-        self.pod = pod
-        if self.hosts is None:
-            return Seen(pod, time.time())
-        status = runs.status_of(dataclasses.replace(self.hosts, retry=False), self.job)  # the next poll is the next try
-        return Seen(pod, time.time(), status)
+            self.pod = Pod(self.cloud.settings.name, decision.UNKNOWN, reason=str(error).rstrip("."))
+            return
+        self.polls, self.was_seen = self.polls + 1, True
+        if self.hosts:
+            once = dataclasses.replace(self.hosts, retry=False)  # the next poll is the next try
+            self.status = runs.status_of(once, self.job)
 
-    def _act(self, action: Action, seen: Seen) -> None:
+    def _act(self, action: Action) -> None:
         if action.kind in STEPS.values():
             lifetime.take(action.kind, self.cloud, self.pod)
         elif action.kind == decision.START:
             readiness.sync(self.hosts, self.job.code)
-            attempt, _ = runs.start(self.hosts, self.job, seen.status)
+            attempt, _ = runs.start(self.hosts, self.job, self.status)
             self.memory.watched = attempt
             (self.folder / str(attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
             log(f"attempt {attempt} started on {len(self.hosts.all)} hosts")
@@ -118,21 +119,21 @@ class Supervisor:
         why = f"{str(error).rstrip('.')}{'; what the deleted pod has used may come back' if quota else ''}"
         log(f"{why}; again in {self.pause():.0f} s")
 
-    def _report(self, action: Action, seen: Seen) -> None:
+    def _report(self, action: Action) -> None:
         """Says what is done, always, and that all is well, now and then."""
-        if action.kind == decision.WAIT and action.why == self.said and seen.now - self.said_at < SAY_EVERY:
+        now = time.time()
+        if action.kind == decision.WAIT and action.why == self.said and now - self.said_at < SAY_EVERY:
             return
-        self.said, self.said_at = action.why, seen.now
+        self.said, self.said_at = action.why, now
         place = f", step {self.memory.step}" if self.memory.step >= 0 else ""
         place += f"; {action.kind}" if action.kind else ""
-        log(f"{action.why}{place}; {cost(self.cloud.settings, self.memory, seen.now)}")
+        log(f"{action.why}{place}; {cost(self.cloud.settings, self.memory, now)}")
 
-    def _fetch_logs(self, action: Action, seen: Seen) -> None:
+    def _fetch_logs(self, action: Action) -> None:
         """Brings the logs here, now and then and when an attempt is over."""
-        self.polls += 1
         is_time = action.kind != decision.WAIT or self.polls % LOGS_EVERY == 0
-        if is_time and seen.status and not seen.status.absent:
-            follower = following.Follower(self.hosts, self.job.id, seen.status.attempt, show=lambda line: None)
+        if is_time and self.status and not self.status.absent:
+            follower = following.Follower(self.hosts, self.job.id, self.status.attempt, show=lambda line: None)
             with contextlib.suppress(PodError, OSError), follower.alone():  # a person may follow them as well
                 follower.round()
 

@@ -6,7 +6,7 @@ import pytest
 from pods import decision
 from pods.backend import CREATE, DELETE, RESUME, Host, Pod
 from pods.causes import HostReport
-from pods.decision import DONE, GIVE_UP, START, WAIT, Limits, Memory, Seen
+from pods.decision import DONE, GIVE_UP, START, WAIT, Limits, Memory
 from pods.runs import RunStatus
 
 LIMITS = Limits(crashes=2, preemptions=2, silent=2)
@@ -28,17 +28,17 @@ def status(*reports, attempt=1, stopped=False):
     return RunStatus(attempt, reports, stopped=stopped)
 
 
-def at(state, now=1.0, **more):
-    return Seen(Pod("p", state, **{"ours": True, **more}), now)
+def at(state, **more):
+    return Pod("p", state, **{"ours": True, **more}), None
 
 
-def ready(found, hosts=2, now=1000.0, **more):
-    pod = Pod("p", "READY", tuple(Host(i, "x") for i in range(hosts)), **{"ours": True, **more})
-    return Seen(pod, now, found)
+def ready(found, hosts=2, **more):
+    return Pod("p", "READY", tuple(Host(i, "x") for i in range(hosts)), **{"ours": True, **more}), found
 
 
-def decide(seen, **memory):
-    action, after = decision.decide(seen, Memory(**{"watched": 1} | memory), LIMITS)
+def decide(seen, limits=LIMITS, **memory):
+    after = Memory(**{"watched": 1} | memory)
+    action = decision.decide(*seen, 1000.0, after, limits)
     assert action.why
     assert not action.why.endswith(".")
     return action, after
@@ -55,7 +55,7 @@ TABLE = {
     "done on one host only is not done": (ready(status(report(0, "exited", 0), report(1))), {}, WAIT, 0, {}),
     "not done while a host does not answer": (ready(ended(0)), {}, WAIT, 0, {"silent": 1}),
     "no pod yet": (at("ABSENT"), {"watched": 0}, CREATE, 0, {"preemptions": 0}),
-    "pod waits in the queue": (at("WAITING"), {"watched": 0}, WAIT, 0, {}),
+    "pod waits in the queue": (at("ACCEPTED"), {"watched": 0}, WAIT, 0, {}),
     "cloud does not answer": (at("UNKNOWN", reason="503"), {}, WAIT, 0, {"preemptions": 0, "watched": 1}),
     "preempted": (at("PREEMPTED"), {}, DELETE, 0, {"preemptions": 1, "gone": True, "watched": 0}),
     "preempted, counted already": (at("PREEMPTED"), {"preemptions": 1, "gone": True}, DELETE, 0, {
@@ -125,18 +125,16 @@ def test_a_sentence_names_the_first_cause():
 
 def test_a_pod_that_is_never_there_spends_the_budget():
     """A queued resource that is suspended before it was ready, again and again."""
-    memory, kinds = Memory(), []
-    for state in ["ABSENT", "WAITING", "SUSPENDED", "SUSPENDED"] * 3:
-        action, memory = decision.decide(at(state), memory, LIMITS)
-        kinds.append(action.kind)
+    memory, states = Memory(), ["ABSENT", "ACCEPTED", "SUSPENDED", "SUSPENDED"] * 3
+    kinds = [decision.decide(*at(state), 1.0, memory, LIMITS).kind for state in states]
     assert kinds == [CREATE, WAIT, DELETE, DELETE] * 2 + [CREATE, WAIT, GIVE_UP, DELETE]
     assert memory.preemptions == 0, "started again by a person, it has its budget back"
 
 
 def test_a_strangers_pod_is_made_again_if_that_is_asked_for():
     limits = dataclasses.replace(LIMITS, recreate=True)
-    for seen, kind in [(at("PREEMPTED", ours=False), DELETE), (at("ABSENT", 2.0), CREATE)]:
-        action, memory = decision.decide(seen, Memory(watched=1, ours=False), limits)
+    for seen, kind in [(at("PREEMPTED", ours=False), DELETE), (at("ABSENT"), CREATE)]:
+        action, memory = decide(seen, limits, ours=False)
         assert action.kind == kind and not memory.ours
     action, _ = decide(at("PREEMPTED", ours=False))
     assert action.why.endswith("your `up` has not made it, so only --recreate deletes it and makes it again")

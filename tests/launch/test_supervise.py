@@ -9,7 +9,7 @@ import threading
 import pytest
 from pods.backend import Pod, PodError, Runner, SettingsError
 from pods.code import Code
-from pods.decision import Memory, Seen, decide
+from pods.decision import Memory, decide
 from pods.gcloud import TpuVm
 from pods.runs import Job, RunStatus
 from pods.settings import Settings
@@ -73,9 +73,9 @@ def test_cost_is_that_of_all_pods_while_they_are_ready():
     memory, chosen = Memory(), Settings(accelerator_type="v4-32", price=2.0)
     polls = [(1, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")]
     for now, state in polls:
-        _, memory = decide(Seen(Pod("p", state), now, RunStatus(0, ())), memory, LIMITS)
+        decide(Pod("p", state), RunStatus(0, ()) if state == "READY" else None, now, memory, LIMITS)
     assert cost(chosen, memory, 9999) == "16.00 chip-hours so far, 32.00 dollars"
-    _, memory = decide(Seen(Pod("p", "READY"), 10000, RunStatus(0, ())), memory, LIMITS)
+    decide(Pod("p", "READY"), RunStatus(0, ()), 10000, memory, LIMITS)
     memory = Memory(**json.loads(json.dumps(dataclasses.asdict(memory))))
     assert cost(dataclasses.replace(chosen, price=0.0), memory, 13600).startswith("32.00 chip-hours so far")
 
@@ -124,7 +124,7 @@ def test_a_lost_network_never_ends_it_and_a_mistake_always_does(make, monkeypatc
         problems["error"] = PodError("Google Cloud can't be reached.", "network")
         assert one.step() is None
         one._wait_for(problems["error"])
-    one.pod = Pod("pod", "CREATING")
+    one.was_seen = True
     problems["error"] = PodError("gcloud isn't logged in.", "login")
     assert one.step() is None, "a login that ran out later may come back"
     problems["error"] = SettingsError("gcloud refuses the flags.")
@@ -134,7 +134,7 @@ def test_a_lost_network_never_ends_it_and_a_mistake_always_does(make, monkeypatc
     monkeypatch.setattr("pods.supervise.connect", fail)
     with pytest.raises(SettingsError):
         one.step()
-    one.pod = None
+    one.was_seen = False
     problems["error"] = PodError("can't be reached.", "network")
     assert one.step() is None
     for kind in ("login", "hosts"):  # at first; "hosts": the pod is of another size than pod.toml says
