@@ -1,7 +1,6 @@
 """What a host has before a run: disk, memory, accelerators, huge pages, and the ports of the coordinator.
 
-For host.py, on a host: the standard library of Python 3.10 and later. $MLM_POD_DEVICES, $MLM_POD_SYS, $MLM_POD_PORTS
-and $MLM_POD_LIBTPU_LOCK name others than a TPU VM's.
+For host.py, on a host: the standard library of Python 3.10 and later.
 """
 
 import contextlib
@@ -19,6 +18,7 @@ import time
 from host_setup import HostError, read
 
 PORTS = (8474, 8476)  # of jax's coordination service and of Dask (config keys pod.port and pod.engine_port)
+DEVICES, SYS, LOCK = (pathlib.Path(path) for path in ("/dev", "/sys", "/tmp/libtpu_lockfile"))  # of a TPU VM
 LITTLE_DISK = 10e9  # bytes: packages and a checkpoint that is being written
 WAIT = 20.0  # seconds in which all hosts come to the first one's ports
 GOOGLE = "0x1ae0"  # PCI vendor
@@ -31,14 +31,12 @@ def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
     code: hash; "packages": the hash of those installed for it, or None; runs: [{"id", "attempt"}] that are alive here.
     """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    devices = os.environ.get("MLM_POD_DEVICES", "/dev")
-    accelerators = sorted(glob.glob(f"{devices}/accel*") + glob.glob(f"{devices}/vfio/*"))
+    accelerators = [*DEVICES.glob("accel*"), *DEVICES.glob("vfio/*")]
     has_code = (root / "code" / code).is_dir()
     packages = (read(root / "code" / f".{code}.json") or {}).get("packages")
     if not packages or not (root / "venv" / packages / "python.json").exists():
         packages = None
     holders = ", ".join(_holders({os.path.realpath(path) for path in accelerators}))
-    lock = pathlib.Path(os.environ.get("MLM_POD_LIBTPU_LOCK", "/tmp/libtpu_lockfile"))
     alive = ", ".join(f"{run['id']!r} (attempt {run['attempt']})" for run in runs)
     disk, line = shutil.disk_usage(root).free, _set_huge_pages()
     memory = re.search("MemAvailable: +([0-9]+)", pathlib.Path("/proc/meminfo").read_text())[1]
@@ -46,7 +44,7 @@ def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
         f"code {code[:12]} is missing: launch/tpu.py sync": not has_code,
         "its packages are not installed: launch/tpu.py sync": has_code and not packages,
         f"the accelerator is held by process {holders}": holders,
-        "libtpu's lock is held by a process that we can't see": not holders and _is_locked(lock),
+        "libtpu's lock is held by a process that we can't see": not holders and _is_locked(LOCK),
         f"run {alive} is alive there: launch/tpu.py stop": runs,
     }
     remarks = {
@@ -96,10 +94,9 @@ def _is_locked(lock: pathlib.Path) -> bool:
 
 def _set_huge_pages() -> str:
     """Turns transparent huge pages on where jax warns without them; returns "" or the line that a person must type."""
-    root = pathlib.Path(os.environ.get("MLM_POD_SYS", "/sys"))
-    devices = [path for path in root.glob("bus/pci/devices/*") if (path / "vendor").exists()]
+    devices = [path for path in SYS.glob("bus/pci/devices/*") if (path / "vendor").exists()]
     models = {(path / "device").read_text().strip() for path in devices if GOOGLE in (path / "vendor").read_text()}
-    file = root / "kernel/mm/transparent_hugepage/enabled"
+    file = SYS / "kernel/mm/transparent_hugepage/enabled"
     if not models & set(EAGER) or not file.exists() or "[always]" in file.read_text():
         return ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -116,12 +113,11 @@ def ports(_: pathlib.Path, address: str, worker: int, workers: int) -> dict:
     Worker 0 listens until each of the others has been there, and these connect. Returns {"ports": {number: "" or what
     is wrong}}, of worker 0 as the end of "port N ...", of the others as the reason why it can't be reached.
     """
-    numbers = [int(number) for number in os.environ.get("MLM_POD_PORTS", "").split(",") if number] or PORTS
     limit = time.monotonic() + WAIT
     if worker:
-        return {"ports": {str(number): _connect(address, number, worker, limit) for number in numbers}}
-    faults, missing = dict.fromkeys(map(str, numbers), ""), {}
-    for number in numbers:
+        return {"ports": {str(number): _connect(address, number, worker, limit) for number in PORTS}}
+    faults, missing = dict.fromkeys(map(str, PORTS), ""), {}
+    for number in PORTS:
         try:
             missing[socket.create_server((address, number), backlog=workers)] = set(range(1, workers))
         except OSError as error:

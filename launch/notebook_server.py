@@ -12,8 +12,7 @@ import time
 
 
 def main() -> int:
-    """Serves until it is ended; returns the exit code. TPU_NAME=VALUE in the arguments is a variable for kernels."""
-    os.environ.update(word.split("=", 1) for word in sys.argv[1:] if word.startswith("TPU_"))
+    """Serves until it is ended; returns the exit code."""
     folder = pathlib.Path(os.environ["MLM_HOST_DIR"])  # which its owner alone can read
     if importlib.util.find_spec("jupyterlab") is None:
         # constrained, since the hosts of a run must have the same versions of all that it uses

@@ -134,7 +134,7 @@ def show(seen: runs.RunStatus, hosts: Hosts) -> int:
 
 
 def _preflight(args: argparse.Namespace) -> int:
-    hosts, code = connect(args.cloud, args.timeout), codes.pack(codes.repository())
+    hosts, code = connect(args.cloud, args.timeout), codes.pack()
     report = readiness.check(hosts, code)
     problems = report.problems or readiness.check_ports(hosts)  # a run that is alive holds them
     for line in [*report.lines, *report.remarks, *problems]:
@@ -211,7 +211,7 @@ COMMANDS = {  # name: (function of the parsed arguments, help, {flag: default})
         {"--every": 15.0, "--recreate": False},
     ),
     "sync": (
-        lambda args: readiness.sync(connect(args.cloud, args.timeout), codes.pack(codes.repository())),
+        lambda args: readiness.sync(connect(args.cloud, args.timeout), codes.pack()),
         "bring the code, uncommitted changes included, and its packages to all hosts",
         {},
     ),

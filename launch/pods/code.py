@@ -19,26 +19,27 @@ WATCHED = ("mlm", "configs")  # an untracked file here is one that was forgotten
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """hash: SHA-256 of the archive; label: for a person; files: the paths in it."""
+    """root: of the repository; hash: SHA-256 of the archive; label: for a person; files: the paths in it."""
 
+    root: pathlib.Path
     hash: str
     data: bytes
     label: str
     files: frozenset[str]
 
+    def path_of(self, file: str) -> str:
+        """Returns the path of a config, or of a researcher's file, in the code. Raises SettingsError without one."""
+        path = pathlib.Path(os.path.realpath(file))
+        name = path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else ""
+        if name not in self.files:
+            where = "git add it" if os.access(path, os.F_OK) else "there is no such file"
+            raise SettingsError(f"{file} is not in the code that goes to the hosts: {where}.")
+        return name
 
-def repository() -> pathlib.Path:
-    """Returns the root of the repository that this launcher is part of, or of the one we are in."""
-    try:
-        return pathlib.Path(_git(pathlib.Path.cwd(), "rev-parse", "--show-toplevel").decode().rstrip("\n"))
-    except PodError as error:
-        if "not a git repository" not in str(error):
-            raise
-        raise SettingsError(f"{pathlib.Path.cwd()} is in no git repository: run this from the code's folder.") from None
 
-
-def pack(root: pathlib.Path) -> Code:
-    """Returns a repository's code. Raises SettingsError for a file that git does not know."""
+def pack() -> Code:
+    """Returns the code of the repository that we are in. Raises SettingsError for a file that git does not know."""
+    root = pathlib.Path(_git(pathlib.Path.cwd(), "rev-parse", "--show-toplevel").decode().rstrip("\n"))
     commit = _git(root, "rev-parse", "HEAD").decode().strip()
     forgotten = _files(root, "--others", "--exclude-standard", "--", *WATCHED)
     if forgotten:
@@ -59,17 +60,7 @@ def pack(root: pathlib.Path) -> Code:
             tar.addfile(info, io.BytesIO(content))
     data = gzip.compress(archive.getvalue(), compresslevel=6, mtime=0)
     digest, changed = hashlib.sha256(data).hexdigest(), ", changed" if _git(root, "diff", "--name-only", "HEAD") else ""
-    return Code(digest, data, f"code {digest[:12]} (commit {commit[:12]}{changed})", frozenset(known))
-
-
-def path_in(root: pathlib.Path, code: Code, file: str) -> str:
-    """Returns the path of a config, or of a researcher's file, in the code. Raises SettingsError if it isn't there."""
-    path = pathlib.Path(os.path.realpath(file))
-    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
-    if name not in code.files:
-        where = "git add it" if os.access(path, os.F_OK) else "there is no such file"
-        raise SettingsError(f"{file} is not in the code that goes to the hosts: {where}.")
-    return name
+    return Code(root, digest, data, f"code {digest[:12]} (commit {commit[:12]}{changed})", frozenset(known))
 
 
 def _files(root: pathlib.Path, *words: str) -> list[str]:
@@ -82,6 +73,8 @@ def _git(root: pathlib.Path, *words: str) -> bytes:
         done = subprocess.run(argv, capture_output=True, check=False, env=english)
     except FileNotFoundError:
         raise PodError("git isn't on this machine's PATH: install it.", "missing") from None
+    if b"not a git repository" in done.stderr:
+        raise SettingsError(f"{root} is in no git repository: run this from the code's folder.")
     if done.returncode:
         raise PodError(f"git {words[0]} failed in {root}: {' '.join(done.stderr.decode(errors='replace').split())}.")
     return done.stdout

@@ -253,11 +253,8 @@ def parse_route(line: str, flags: Sequence[str]) -> list[str] | None:
     match = re.fullmatch("(/.*/ssh) -T(?: -i (/.+))?", program)
     if not match or not start.endswith(ours) or not re.fullmatch("[^@ ]+@[^@ ]+", target):
         return None
-    folder = pathlib.Path.home() / ".ssh"
-    with contextlib.suppress(OSError):  # then ssh says why it fails
-        folder.mkdir(mode=0o700, exist_ok=True)
     # one connection for all commands with the same route; in quotes of ssh's, for a home with spaces
-    socket = f"{folder}/mlm-{hashlib.sha256(line.encode()).hexdigest()[:16]}".replace("%", "%%")
+    socket = f"{pathlib.Path.home()}/.ssh/mlm-{hashlib.sha256(line.encode()).hexdigest()[:16]}".replace("%", "%%")
     options += [*SHARED, f'ControlPath="{socket}"']
     key = ["-i", match[2]] if match[2] else []
     return [match[1], "-T", *key, *(word for option in options for word in ("-o", option)), *flags, target, "--"]

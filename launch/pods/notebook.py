@@ -32,9 +32,8 @@ def command(args: argparse.Namespace) -> None:
 
 def _serve(hosts: Hosts, every: float) -> dict:
     """Returns {"port", "token"} of the server on host 0, once it serves. Raises PodError."""
-    code, chips = codes.pack(root := codes.repository()), hosts.cloud.settings.accelerator.chips
-    variables = tuple(map("=".join, environment(chips, len(hosts.all)).items()))
-    job = runs.Job(RUN, variables, (), code, codes.path_in(root, code, str(root / PROGRAM)))
+    code, chips = codes.pack(), hosts.cloud.settings.accelerator.chips
+    job = runs.Job(RUN, (), environment(chips, len(hosts.all)), code, code.path_of(str(code.root / PROGRAM)))
     first = dataclasses.replace(hosts, pod=dataclasses.replace(hosts.pod, hosts=hosts.all[:1]))
     attempt, _ = runs.start(first, job, runs.status_of(first, job))
     if hosts.dry:

@@ -27,7 +27,7 @@ class Job:
 
     id: str
     argv: tuple[str, ...]
-    env: tuple[str, ...]  # names: the values are taken from our environment when the run starts, and from nowhere else
+    env: dict[str, str]  # variables: the values are sent to the hosts, and written nowhere
     code: Code
     program: str = ""  # a file in the code; "" for `-m mlm`
 
@@ -108,9 +108,8 @@ def how_it_is(state: str, end: dict | None) -> str:
 
 def make_job(args: argparse.Namespace) -> Job:
     """Returns the job that the arguments of `run` describe. Raises SettingsError."""
-    code, run = codes.pack(root := codes.repository()), args.id or pathlib.Path(args.config).stem
-    config = codes.path_in(root, code, args.config)
-    program = codes.path_in(root, code, args.program) if args.program else ""
+    code, run = codes.pack(), args.id or pathlib.Path(args.config).stem
+    config, program = code.path_of(args.config), code.path_of(args.program) if args.program else ""
     workdir, bucket = args.workdir, args.cloud.settings.bucket.rstrip("/")
     if not workdir and not bucket:
         sentence = "there is no folder for the run that all hosts see: --workdir gs://..., or bucket in pod.toml."
@@ -124,7 +123,7 @@ def make_job(args: argparse.Namespace) -> Job:
             name = name.partition("=")[0]
             raise SettingsError(f"--env {name}: give the name of a variable that is set here, not its value.")
     argv = (args.mlm, f"--config={config}", f"--workdir={workdir}", *args.words)
-    return Job(run, argv, tuple(args.env), code, program)
+    return Job(run, argv, {name: os.environ[name] for name in args.env}, code, program)
 
 
 def records(run: str) -> pathlib.Path:
@@ -209,7 +208,7 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
         "packages": packages,
         "program": job.program,
         "argv": job.argv,
-        "env": {name: "..." if hosts.dry else os.environ[name] for name in job.env},  # a dry run prints it
+        "env": dict.fromkeys(job.env, "...") if hosts.dry else job.env,  # a dry run prints it
         "launch": launch,
     }
     place = [f"--coordinator={hosts.all[0].address}", f"--processes={len(hosts.all)}"]

@@ -15,6 +15,7 @@ import sys
 import threading
 
 import host
+import host_checks
 import host_setup
 import pytest
 from pods import backend, hosts
@@ -76,7 +77,7 @@ class FakePod:
         patch.chdir(self.repository)
         patch.setenv("PATH", f"{self.bin}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("HOME", str(self.bin))  # ssh's sockets
-        patch.setenv("MLM_POD_PORTS", ",".join(map(str, self.numbers)))
+        patch.setattr(host_checks, "PORTS", self.numbers)
         patch.setattr(hosts, "BACKOFF", (0.05, 0.1))
 
         def answer(runner, argv, timeout, stdin=b""):

@@ -12,14 +12,16 @@ import pytest
 from jax._src import hardware_utils
 
 
-def test_preflight_sees_who_holds_the_accelerator_and_removes_a_lock_that_nobody_holds(host, tmp_path):
+def test_preflight_sees_who_holds_the_accelerator_and_removes_a_lock_that_nobody_holds(host, tmp_path, monkeypatch):
     (tmp_path / "dev" / "vfio").mkdir(parents=True)
     device, lock = tmp_path / "dev" / "accel0", tmp_path / "libtpu_lockfile"
     device.touch()
 
+    monkeypatch.setattr(host_checks, "DEVICES", tmp_path / "dev")
+    monkeypatch.setattr(host_checks, "LOCK", lock)
+
     def check() -> dict:
-        where = {"MLM_POD_DEVICES": str(tmp_path / "dev"), "MLM_POD_LIBTPU_LOCK": str(lock)}
-        return host.ask("preflight", host.code, **where)
+        return host.ask("preflight", host.code)
 
     answer = check()
     assert answer["accelerators"] == 1 and answer["has_code"] and "GB" in answer["free"]
@@ -56,12 +58,13 @@ def test_huge_pages(host, tmp_path, monkeypatch):
     sudo = tmp_path / "sudo"
     for device in ("0x005e", "0x0063"):  # v4 does not need them
         root = tmp_path / device
-        file, more = tpu(root, device), {"MLM_POD_SYS": str(root), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        file, more = tpu(root, device), {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        monkeypatch.setattr(host_checks, "SYS", root)
         sudo.write_text("#!/bin/sh\nexit 1\n")  # a password is wanted
         sudo.chmod(0o755)
         line = f"sudo sh -c 'echo always > {file}'"
         for path in (more["PATH"], str(tmp_path / "empty")):  # there is no sudo
-            remarks = " ".join(host.ask("preflight", host.code, **more | {"PATH": path})["remarks"])
+            remarks = " ".join(host.ask("preflight", host.code, PATH=path)["remarks"])
             assert (line in remarks) == (device in host_checks.EAGER)
         sudo.write_text(f"#!/bin/sh\n[ \"$*\" = '-n tee {file}' ] && echo '[always] madvise never' >{file}\n")
         assert line not in " ".join(host.ask("preflight", host.code, **more)["remarks"])
@@ -75,7 +78,7 @@ def numbers(monkeypatch) -> list[int]:
     found = [server.getsockname()[1] for server in servers]
     for server in servers:
         server.close()
-    monkeypatch.setenv("MLM_POD_PORTS", ",".join(map(str, found)))
+    monkeypatch.setattr(host_checks, "PORTS", found)
     monkeypatch.setattr(host_checks, "WAIT", 1.0)
     return found
 

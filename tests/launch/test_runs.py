@@ -6,6 +6,7 @@ import types
 from pods import readiness
 from pods.backend import Host
 from pods.causes import HostReport
+from pods.code import Code
 from pods.hosts import Answer
 from pods.runs import Job, RunStatus
 
@@ -13,7 +14,7 @@ from tests.launch.pod import RUN
 
 
 def test_in_what_two_jobs_differ():
-    job = Job("a", ("run", "--config=c", "--config.x=1", "--config.x=2"), (), None)
+    job = Job("a", ("run", "--config=c", "--config.x=1", "--config.x=2"), {}, None)
     there = {"program": "", "argv": [*job.argv], "place": ["--process-id=1"]}  # of whichever host was asked
     assert job.difference(there) == ""
     assert job.difference(there | {"program": "rare.py"}) == "only there: rare.py"
@@ -61,9 +62,8 @@ def test_what_keeps_a_run_from_starting_and_what_does_not():
 
 
 def test_mistakes_are_found_before_anybody_is_asked(pod, monkeypatch):
-    packed = types.SimpleNamespace(files={"configs/a.py"}, hash="c" * 64)
-    monkeypatch.setattr("pods.code.pack", lambda root: packed)
-    monkeypatch.setattr("pods.code.repository", lambda: pod.repository)
+    packed = Code(pod.repository, "c" * 64, b"", "code", frozenset(["configs/a.py"]))
+    monkeypatch.setattr("pods.code.pack", lambda: packed)
     monkeypatch.setenv("SECRET", "canary-4a7f")
     for words, said in {
         ("run", "configs/b.py"): "configs/b.py",

@@ -23,7 +23,7 @@ def content(packed: code.Code) -> dict[str, bytes]:
 
 
 def test_the_committed_code(repository):
-    packed = code.pack(repository)
+    packed = code.pack()
     assert packed.hash == hashlib.sha256(packed.data).hexdigest() and "changed" not in packed.label
     found = content(packed)
     files = {path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file()}
@@ -31,61 +31,59 @@ def test_the_committed_code(repository):
     for path in repository.rglob("*.py"):
         path.chmod(0o600)  # who may read it here is nobody's business there
         path.touch()
-    assert code.pack(repository).data == packed.data
+    assert code.pack().data == packed.data
 
 
 def test_a_dirty_tree_is_packed_and_named(pod, repository):
-    clean = code.pack(repository)
+    clean = code.pack()
     (repository / "stub.py").write_text("changed")
     (repository / "configs" / "a.py").unlink()
     (repository / "configs" / "new.py").write_bytes(b"\0\xff")
     (repository / "link").symlink_to("stub.py")
     (repository / "run.sh").touch(0o755)
     pod.git("add", "configs/new.py", "link", "run.sh")
-    packed = code.pack(repository)
+    packed = code.pack()
     found = content(packed)
     assert found["stub.py"] == b"changed" and found["configs/new.py"] == b"\0\xff" and "configs/a.py" not in found
     assert packed.hash != clean.hash and packed.label.endswith(", changed)")
     with tarfile.open(fileobj=io.BytesIO(packed.data)) as tar:
         assert tar.getmember("link").linkname == "stub.py" and tar.getmember("run.sh").mode == 0o755
     pod.git("reset", "-q", "--hard")
-    assert code.pack(repository).data == clean.data
+    assert code.pack().data == clean.data
 
 
 def test_a_forgotten_file_is_refused(pod, repository):
     (repository / "mlm" / "new module.py").touch()
     with pytest.raises(SettingsError, match=r"mlm/new module.py is not known to git"):
-        code.pack(repository)
+        code.pack()
     pod.git("add", "-A")
-    assert "mlm/new module.py" in code.pack(repository).files
+    assert "mlm/new module.py" in code.pack().files
     (repository / "notes.txt").touch()  # elsewhere it is nobody's business
-    code.pack(repository)
+    code.pack()
 
 
 def test_configs_must_be_in_it(repository, monkeypatch):
-    packed = code.pack(repository)
-    assert code.path_in(repository, packed, "configs/a.py") == "configs/a.py"
+    packed = code.pack()
+    assert packed.path_of("configs/a.py") == "configs/a.py"
     monkeypatch.chdir(repository / "configs")
-    assert code.path_in(repository, packed, "a.py") == "configs/a.py"
+    assert packed.path_of("a.py") == "configs/a.py"
     (repository / "loop.py").symlink_to("loop.py")
     for bad in ("b.py", "/etc/passwd", "../../x.py", "x" * 300, "../loop.py"):
         with pytest.raises(SettingsError, match=bad):
-            code.path_in(repository, packed, bad)
+            packed.path_of(bad)
 
 
 def test_outside_of_a_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(SettingsError, match=f"{tmp_path} is in no git repository"):
-        code.repository()
-    with pytest.raises(PodError, match="git rev-parse failed"):
-        code.pack(tmp_path)
+        code.pack()
 
 
 def test_a_repository_that_git_does_not_read(repository, monkeypatch):
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # a colleague's
     with pytest.raises(PodError, match=r"git config --global --add safe.directory"):
-        code.repository()
+        code.pack()
     monkeypatch.setenv("PATH", str(repository))
     with pytest.raises(PodError, match="git isn't on this machine's PATH"):
-        code.repository()
+        code.pack()
