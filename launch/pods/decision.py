@@ -1,4 +1,4 @@
-"""What a supervisor does next: it follows from what it sees, what it remembers, and its limits.
+"""What a supervisor does next: it follows from what it sees, what it remembers, and its flags.
 
 A run is started again for as long as that is of use. Two budgets, apart: a pod that is taken away (or hosts that were
 asked to end, and saved) is nobody's fault and spends a preemption; a process that died by itself spends a crash, and
@@ -8,6 +8,7 @@ hangs ends by itself (config key pod.hang).
 
 import dataclasses
 import signal
+from argparse import Namespace
 
 from pods.backend import ABSENT, CREATE, DELETE, DELETING, GONE, READY, STEPS, STOPPED, Pod
 from pods.causes import Cause
@@ -19,16 +20,6 @@ WAIT, START, DONE, GIVE_UP = "", "starting", "done", "giving up"
 FINAL = {2: "the config or its input is bad", 3: "the numerics guard stopped it", 4: "data or a checkpoint is damaged"}
 SAVED = 75
 OFFLINE = 6  # times `silent`, after which a pod of which no host answers is left to a person
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """How much is survived: flags of `supervise`, which say what they are."""
-
-    crashes: int = 3
-    preemptions: int = 100
-    silent: int = 5
-    recreate: bool = False
 
 
 @dataclasses.dataclass
@@ -55,17 +46,17 @@ class Action:
     code: int = 0
 
 
-def decide(pod: Pod, status: RunStatus | None, now: float, memory: Memory, limits: Limits) -> Action:
+def decide(pod: Pod, status: RunStatus | None, now: float, memory: Memory, flags: Namespace) -> Action:
     """Returns what to do, and remembers what has been seen.
 
-    status: of the newest attempt on the pod's hosts, if it is READY; now: unix seconds.
+    status: of the newest attempt on the pod's hosts, if it is READY; now: unix seconds; flags: of `supervise`.
     """
     _notice(pod, status, now, memory)
-    action = _of_pod(pod, memory, limits) if status is None else _of_run(pod, status, memory, limits)
+    action = _of_pod(pod, memory, flags) if status is None else _of_run(pod, status, memory, flags)
     if pod.permanent and action.kind == DELETE:
         why = f"{action.why}, and another one would fail too: change pod.toml, and launch/tpu.py clean deletes this one"
         action = Action(GIVE_UP, why, 1)
-    elif action.kind in (DELETE, CREATE) and not memory.ours and not limits.recreate:
+    elif action.kind in (DELETE, CREATE) and not memory.ours and not flags.recreate:
         why = f"{action.why}; your `up` has not made it, so only --recreate deletes it and makes it again"
         action = Action(GIVE_UP, why, SAVED)
     if action.kind == GIVE_UP:  # started by a person again, it has its budgets back
@@ -88,21 +79,21 @@ def _notice(pod: Pod, status: RunStatus | None, now: float, memory: Memory) -> N
         memory.step, memory.crashes = status.step, 0
 
 
-def _of_pod(pod: Pod, memory: Memory, limits: Limits) -> Action:
+def _of_pod(pod: Pod, memory: Memory, flags: Namespace) -> Action:
     """The pod is not READY, or can't be asked."""
     if pod.state == UNKNOWN:
         return Action(WAIT, f"the pod can't be asked ({pod.reason}); nothing is concluded from that")
     action = Action(STEPS.get(pod.state, WAIT), f"the pod is {pod.condition}")
     is_lost = action.kind == DELETE or (action.kind and memory.watched)
-    return _lost(action, memory, limits) if is_lost else action
+    return _lost(action, memory, flags) if is_lost else action
 
 
-def _of_run(pod: Pod, status: RunStatus, memory: Memory, limits: Limits) -> Action:
+def _of_run(pod: Pod, status: RunStatus, memory: Memory, flags: Namespace) -> Action:
     """The pod is READY."""
     hosts, missing = len(pod.hosts), len(pod.hosts) - len(status.reports)
     quiet = f"{missing} of {hosts} hosts do not answer" if missing else ""
     if quiet and not status.running:
-        return _silence(quiet, status, memory, limits)
+        return _silence(quiet, status, memory, flags)
     memory.silent = 0
     if status.running:  # a host that does not answer is not missed: if it is dead, the others end, and if not, not
         why = f"attempt {status.attempt} runs{'; ' if quiet else ''}{quiet}"
@@ -113,39 +104,39 @@ def _of_run(pod: Pod, status: RunStatus, memory: Memory, limits: Limits) -> Acti
         return Action(DONE, f"attempt {status.attempt} ended with 0 on all {hosts} hosts")
     if status.absent:
         return Action(START, "nothing of this run is on the hosts")
-    return _ended(status, memory, limits)
+    return _ended(status, memory, flags)
 
 
-def _lost(action: Action, memory: Memory, limits: Limits) -> Action:
+def _lost(action: Action, memory: Memory, flags: Namespace) -> Action:
     """The pod is lost, which is counted once: deleted, since it counts against the quota, or made, or started again."""
     is_counted, memory.gone = memory.gone, True
     memory.watched = memory.silent = 0
-    return action if is_counted else _preempted(action, memory, limits)
+    return action if is_counted else _preempted(action, memory, flags)
 
 
-def _preempted(action: Action, memory: Memory, limits: Limits) -> Action:
+def _preempted(action: Action, memory: Memory, flags: Namespace) -> Action:
     """Counts a preemption; returns the action, or the end if that was one too many."""
     memory.preemptions += 1
-    why = f"{action.why}, preemption {memory.preemptions} of {limits.preemptions}"
-    if memory.preemptions > limits.preemptions:
+    why = f"{action.why}, preemption {memory.preemptions} of {flags.max_preemptions}"
+    if memory.preemptions > flags.max_preemptions:
         return Action(GIVE_UP, f"{why}: the budget is used up; what is left of the pod: launch/tpu.py down", SAVED)
     return Action(action.kind, why)
 
 
-def _silence(quiet: str, status: RunStatus, memory: Memory, limits: Limits) -> Action:
+def _silence(quiet: str, status: RunStatus, memory: Memory, flags: Namespace) -> Action:
     """Nobody who answers is running, and somebody does not answer: a lost connection, or a dead host."""
     memory.silent += 1
     what = f"{quiet} ({'; '.join(status.errors)}), poll {memory.silent}"
     # if no host answers it may well be us: a pod is not deleted because ssh is blocked here
-    if memory.silent <= limits.silent * (1 if status.reports else OFFLINE):
+    if memory.silent <= flags.silent * (1 if status.reports else OFFLINE):
         return Action(WAIT, what)
     if not status.reports:
         return Action(GIVE_UP, f"{what}: the pod is READY and was left as it is; can this machine reach it?", 1)
     # the end that we can see is the consequence of one that we can't, the machine's, unless no restart could fix it
-    return _final(status.cause, memory) or _lost(Action(DELETE, f"{what}: taken for dead"), memory, limits)
+    return _final(status.cause, memory) or _lost(Action(DELETE, f"{what}: taken for dead"), memory, flags)
 
 
-def _ended(status: RunStatus, memory: Memory, limits: Limits) -> Action:
+def _ended(status: RunStatus, memory: Memory, flags: Namespace) -> Action:
     """All hosts have ended."""
     attempt, cause = status.attempt, status.cause
     if memory.watched != attempt:  # it is counted, or was a person's, and a person wants another one
@@ -158,11 +149,11 @@ def _ended(status: RunStatus, memory: Memory, limits: Limits) -> Action:
     # it saved, or had nothing to save yet
     ends = [report.exit or {} for report in status.reports]
     if all(end.get("code") == SAVED or end.get("signal") == signal.SIGTERM for end in ends):
-        return _preempted(Action(START, f"attempt {attempt} was asked to end and did"), memory, limits)
+        return _preempted(Action(START, f"attempt {attempt} was asked to end and did"), memory, flags)
     memory.crashes += 1
     words = cause.sentence if cause else f"attempt {attempt} ended"
-    what = f"{words}: crash {memory.crashes} of {limits.crashes} without progress"
-    if memory.crashes > limits.crashes:
+    what = f"{words}: crash {memory.crashes} of {flags.max_crashes} without progress"
+    if memory.crashes > flags.max_crashes:
         return Action(GIVE_UP, f"{what}: the budget is used up", cause.code if cause else 1)
     return Action(START, what)
 

@@ -14,7 +14,7 @@ import host_setup
 from pods import decision, lifetime, readiness, runs
 from pods import follow as following
 from pods.backend import CREATE, DELETE, PASSING, READY, STEPS, TRIED, Pod, PodError, SettingsError
-from pods.decision import Action, Limits, Memory
+from pods.decision import Action, Memory
 from pods.gcloud import TpuVm
 from pods.hosts import Hosts, connect, quoted
 from pods.settings import Settings
@@ -25,18 +25,12 @@ WORST = 900.0  # seconds between two tries, at most
 MOST_TRIES = 8  # of what may pass, about an hour; a stock-out or a lost network is waited for without end
 
 
-@dataclasses.dataclass
 class Supervisor:
-    """One run, watched."""
+    """One run, watched; flags: of `supervise`."""
 
-    cloud: TpuVm
-    job: runs.Job
-    limits: Limits
-    every: float = 30.0  # seconds between two polls
-    timeout: float = 60.0  # for a host to answer
-
-    def __post_init__(self):
-        self.folder = runs.records(self.job.id)
+    def __init__(self, cloud: TpuVm, job: runs.Job, flags: argparse.Namespace):
+        self.cloud, self.job, self.flags = cloud, job, flags
+        self.folder = runs.records(job.id)
         # what has ended while nobody watched is not counted: who supervises it now wants it to go on
         self.memory = dataclasses.replace(self._load(), silent=0, watched=0)
         self.pod: Pod | None = None  # as the last poll has found it
@@ -62,12 +56,12 @@ class Supervisor:
 
     def pause(self) -> float:
         """Returns the seconds until the next poll: longer and longer while something is tried in vain."""
-        return min(self.every * 2**self.tries, max(WORST, self.every))
+        return min(self.flags.every * 2**self.tries, max(WORST, self.flags.every))
 
     def step(self) -> int | None:
         """Polls, decides, acts; returns the exit code at the end."""
         self.poll()
-        action = decision.decide(self.pod, self.status, time.time(), self.memory, self.limits)
+        action = decision.decide(self.pod, self.status, time.time(), self.memory, self.flags)
         self._save()
         self._report(action)
         self._fetch_logs(action)
@@ -86,7 +80,7 @@ class Supervisor:
         try:
             self.pod = self.cloud.describe()
             if self.pod.state == READY:
-                self.hosts = connect(self.cloud, self.timeout, self.pod, partial=True)
+                self.hosts = connect(self.cloud, self.flags.timeout, self.pod, partial=True)
         except PodError as error:
             # a login that has run out after a week is no reason to stop watching; one that never was, is
             passes = error.kind in PASSING or (error.kind in TRIED and error.kind != "hosts")
@@ -165,8 +159,7 @@ def command(args: argparse.Namespace) -> int:
     """Does what the arguments say; returns the exit code. A dry run prints a poll, and what a lost pod costs."""
     cloud, job = args.cloud, runs.make_job(args)
     if not cloud.dry:
-        limits = Limits(args.max_crashes, args.max_preemptions, args.silent, args.recreate)
-        return Supervisor(cloud, job, limits, args.every, args.timeout).run()
+        return Supervisor(cloud, job, args).run()
     pod = cloud.describe()
     for step in (DELETE, CREATE):
         lifetime.take(step, cloud, pod)

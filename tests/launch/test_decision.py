@@ -1,15 +1,15 @@
 """What the supervisor decides, in a table: what is seen and remembered, and what is done then."""
 
-import dataclasses
+from argparse import Namespace
 
 import pytest
 from pods import decision
 from pods.backend import CREATE, DELETE, RESUME, Host, Pod
 from pods.causes import HostReport
-from pods.decision import DONE, GIVE_UP, START, WAIT, Limits, Memory
+from pods.decision import DONE, GIVE_UP, START, WAIT, Memory
 from pods.runs import RunStatus
 
-LIMITS = Limits(crashes=2, preemptions=2, silent=2)
+FLAGS = Namespace(max_crashes=2, max_preemptions=2, silent=2, recreate=False)
 
 
 def report(process, state="running", code=None, step=None, kind=None, by=None):
@@ -36,9 +36,9 @@ def ready(found, hosts=2, **more):
     return Pod("p", "READY", tuple(Host(i, "x") for i in range(hosts)), **{"ours": True, **more}), found
 
 
-def decide(seen, limits=LIMITS, **memory):
+def decide(seen, flags=FLAGS, **memory):
     after = Memory(**{"watched": 1} | memory)
-    action = decision.decide(*seen, 1000.0, after, limits)
+    action = decision.decide(*seen, 1000.0, after, flags)
     assert action.why
     assert not action.why.endswith(".")
     return action, after
@@ -126,15 +126,15 @@ def test_a_sentence_names_the_first_cause():
 def test_a_pod_that_is_never_there_spends_the_budget():
     """A queued resource that is suspended before it was ready, again and again."""
     memory, states = Memory(), ["ABSENT", "ACCEPTED", "SUSPENDED", "SUSPENDED"] * 3
-    kinds = [decision.decide(*at(state), 1.0, memory, LIMITS).kind for state in states]
+    kinds = [decision.decide(*at(state), 1.0, memory, FLAGS).kind for state in states]
     assert kinds == [CREATE, WAIT, DELETE, DELETE] * 2 + [CREATE, WAIT, GIVE_UP, DELETE]
     assert memory.preemptions == 0, "started again by a person, it has its budget back"
 
 
 def test_a_strangers_pod_is_made_again_if_that_is_asked_for():
-    limits = dataclasses.replace(LIMITS, recreate=True)
+    flags = Namespace(**vars(FLAGS) | {"recreate": True})
     for seen, kind in [(at("PREEMPTED", ours=False), DELETE), (at("ABSENT"), CREATE)]:
-        action, memory = decide(seen, limits, ours=False)
+        action, memory = decide(seen, flags, ours=False)
         assert action.kind == kind and not memory.ours
     action, _ = decide(at("PREEMPTED", ours=False))
     assert action.why.endswith("your `up` has not made it, so only --recreate deletes it and makes it again")

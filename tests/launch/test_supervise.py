@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from argparse import Namespace
 
 import pytest
 from pods.backend import Pod, PodError, Runner, SettingsError
@@ -16,7 +17,7 @@ from pods.settings import Settings
 from pods.supervise import Supervisor, cost
 
 from tests.launch.host_folder import wait_for
-from tests.launch.test_decision import LIMITS
+from tests.launch.test_decision import FLAGS
 
 # What `python -m mlm` does here: counts steps, one file a process in the workdir, which outlives the pod; its second
 # argument, config.do, says how many, and how it ends: "9", or "4 then 1" (with code 1 at step 4).
@@ -73,9 +74,9 @@ def test_cost_is_that_of_all_pods_while_they_are_ready():
     memory, chosen = Memory(), Settings(accelerator_type="v4-32", price=2.0)
     polls = [(1, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")]
     for now, state in polls:
-        decide(Pod("p", state), RunStatus(0, ()) if state == "READY" else None, now, memory, LIMITS)
+        decide(Pod("p", state), RunStatus(0, ()) if state == "READY" else None, now, memory, FLAGS)
     assert cost(chosen, memory, 9999) == "16.00 chip-hours so far, 32.00 dollars"
-    decide(Pod("p", "READY"), RunStatus(0, ()), 10000, memory, LIMITS)
+    decide(Pod("p", "READY"), RunStatus(0, ()), 10000, memory, FLAGS)
     memory = Memory(**json.loads(json.dumps(dataclasses.asdict(memory))))
     assert cost(dataclasses.replace(chosen, price=0.0), memory, 13600).startswith("32.00 chip-hours so far")
 
@@ -88,7 +89,7 @@ def make(tmp_path, monkeypatch):
     def supervisor():
         job = Job("a", ("train",), {}, Code(tmp_path, "0" * 64, b"", "code", frozenset()))
         cloud = TpuVm(Settings("pod", "p", "us-central2-b", "v4-8"), Runner())
-        return Supervisor(cloud, job, LIMITS, every=10.0)
+        return Supervisor(cloud, job, Namespace(every=10.0, timeout=60.0, **vars(FLAGS)))
 
     return supervisor
 
