@@ -42,6 +42,8 @@ def _model(config: ConfigDict) -> Broken:
         yield "model.family", f"must be one of {', '.join(FAMILIES)}; {other}"
     if model.init != "stock" and model.family not in FAMILIES:
         yield "model.init", f"can't be {model.init} of this model.family"
+    if model.family == "electra" and model.activation != "gelu":
+        yield "model.activation", "must be gelu of an electra: its head in PyTorch has no other"
     if model.hidden_size % model.heads > 0:
         yield "model.heads", "must divide model.hidden_size"
     if is_modernbert and model.hidden_size // model.heads % 2 > 0:
@@ -109,6 +111,8 @@ def _start(config: ConfigDict) -> Broken:
     train, is_primed = config.train, config.model.init != "stock"
     if train.init_tiled and not train.init_from:
         yield "train.init_tiled", "must be false without train.init_from"
+    if train.init_tiled and config.model.family not in FAMILIES:
+        yield "train.init_tiled", "must be false of this model.family"
     if train.branch_from and train.init_from:
         yield "train.branch_from", "can't be set together with train.init_from"
     for key in ("branch_from", "init_from"):

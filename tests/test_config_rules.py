@@ -200,6 +200,12 @@ TIED = [
     ("train.branch_from=runs/a@5 train.init_from=runs/b", "train.branch_from", "train.init_from"),
     ("train.branch_from=runs/a@5 model.init=primed", "model.init", "stock train.branch_from"),
     ("train.init_tiled=true", "train.init_tiled", "train.init_from"),
+    (
+        "model.implementation=transformers model.family=albert train.init_from=a train.init_tiled=true",
+        "train.init_tiled",
+        "model.family",
+    ),
+    ("model.implementation=transformers model.family=electra model.activation=relu", "model.activation", "gelu"),
     ("schedule.warmup_steps=5 schedule.warmup_fraction=0.1", "schedule.warmup_steps", "warmup_fraction"),
     ("train.steps=50 schedule.warmup_steps=51", "schedule.warmup_steps", "train.steps = 50"),
     ("schedule.name=wsd schedule.warmup_fraction=0.6 schedule.decay_fraction=0.5", "schedule.decay_fraction", "warmup"),

@@ -240,8 +240,9 @@ def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
         raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
     stack = "/".join(family.stack) + "/"
     layers = {name.removeprefix(stack).split("/")[0] for name in pretrained.leaves if name.startswith(stack)}
-    differences = [f"{len(layers)} layers where config.json asks for {config.num_hidden_layers}"]
-    if len(layers) == config.num_hidden_layers:  # before the shapes of as many are made
+    layer_count = getattr(config, "num_hidden_groups", config.num_hidden_layers)  # ALBERT's layers share parameters
+    differences = [f"{len(layers)} layers where config.json asks for {layer_count}"]
+    if len(layers) == layer_count:  # before the shapes of as many are made
         params = pretrained.params if head else pretrained.encoder
         is_classifier = head == CLASSIFIER or "pooler" in params[family.body]
         module = family.make_module(config, classifier.head_name(config) if is_classifier else MASKED_LM)

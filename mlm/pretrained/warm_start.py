@@ -21,7 +21,7 @@ from transformers import PretrainedConfig
 from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.model.families import BERT, SIZES, Family, name_of
+from mlm.model.families import SIZES, Family, first_position, name_of
 from mlm.model.module import Params
 from mlm.paths import UPath
 from mlm.pretrained import load, locate
@@ -62,10 +62,11 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
     if size != old_size:  # tiled
         heads = f"gives heads of size {size}, but {source_name} has heads of size {old_size}; make them equal"
         raise InputError(f"config.model.heads = {config.num_attention_heads}: {heads}.")
-    activation, old_activation = (getattr(model, "classifier_activation", None) for model in (config, old))
-    if activation != old_activation:
-        head = f"its head has the activation {old_activation}, its layers have {activation}"
-        raise InputError(f"config.{source_name}: {head}; start from another model.")
+    for name in ("classifier_activation", "embedding_size"):
+        value, old_value = (getattr(model, name, None) for model in (config, old))
+        if value != old_value:
+            difference = f"its {name} is {old_value}, and {value} here"
+            raise InputError(f"config.{source_name}: {difference}; start from another model.")
 
 
 def refuse_unfit_rows(body: PretrainedConfig, *, length: int, vocab_size: int, pad_id: int) -> None:
@@ -145,13 +146,15 @@ def fit(
     positions, types = f"{family.body}/{POSITIONS}", f"{family.body}/{TYPES}"
     entries = len(leaves[vocabulary[0]])
     pairs, matched_by = _match_tokens(source, tokens, min(vocab_size, entries))
-    pads = (-1, -1) if family is BERT else (source.config.pad_token_id, pad_id)  # the entry before the first position
+    pads = (source.config.pad_token_id, pad_id) if first_position(source.config) else (-1, -1)  # before the first one
     rows = {name: pairs for name in vocabulary if len(leaves.get(name, ())) == entries}
     if positions in leaves:
         lengths = (len(leaves[positions]) - pads[0] - 1, shapes[positions][0] - pads[1] - 1)
         steps = np.arange(-min(pads), min(lengths) + 1)  # from the padding id; 0 is the position of padding
+        rows[positions] = steps + pads[0], steps + pads[1]
+    if types in leaves:
         same = np.arange(min(len(leaves[types]), shapes[types][0]))
-        rows |= {positions: (steps + pads[0], steps + pads[1]), types: (same, same)}
+        rows[types] = same, same
     taken = {}
     for name, shape in shapes.items():
         values = leaves.get(name)

@@ -13,7 +13,7 @@ from mlm import entry
 from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.model.families import find
+from mlm.model.families import family_of
 from mlm.paths import UPath, canonical, children, copy_files, write_text
 from mlm.pretrained import checkpoint_files, load, locate
 from mlm.training.checkpoint import Checkpoints
@@ -117,13 +117,13 @@ def _find(name: str, last: int) -> list[Checkpoint]:
 def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     """Returns what checkpoints that are averaged must have in common."""
     dataset, folder, record = meta["dataset"], workdir.tokenizer, meta["class"]
-    model = dataset["model"]
-    positions = ROTARY_BASES if model["model_type"] == "modernbert" else ("max_position_embeddings",)
-    keys = ("model_type", "vocab_size", *positions, *find(model["model_type"]).architecture.values())
+    model = load.config_of(dataset["model"])
+    positions = ROTARY_BASES if model.model_type == "modernbert" else ("max_position_embeddings",)
+    keys = ("model_type", "vocab_size", *positions, *family_of(model).architecture.values())
     return {
         "class": [entry.name_of(record), *record["files"]] if entry.changes_evaluation(record) else [],
         "labels": dataset.get("labels"),
         "vocabulary": dataset["vocab_size"],
         "tokenizer": tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None,
-        **{key: model[key] for key in keys},
+        **{key: getattr(model, key) for key in keys},
     }
