@@ -72,11 +72,8 @@ def check(source: str, columns: Columns, *, split: str, require_labels: bool = T
             name, named_split = data_sets.named_split(rest)
             required = (*columns.text, columns.label) if require_labels else columns.text
             data_sets.check_first_row(kind, name, named_split or split, required)
-        return
-    try:
+    else:
         read(source, columns, split=split, require_labels=require_labels, key=key, limit=1)
-    except InputError as error:
-        raise InputError(str(error) if key in str(error) else f"{key}: {error}") from None
 
 
 def read(
@@ -103,16 +100,15 @@ def read(
         if names is None:
             no_label -= {spelling(name).lower() for name in classes}
         for place, row in itertools.islice(rows, limit):
-            where = f"{source}, {place}"
-            places.append(where)
-            cells = [[_text(*cell, by_word) for cell in _cells(row, column, where, by_word)] for column in columns.text]
+            places.append(f"{source}, {place}")
+            cells = [[_text(*cell, by_word) for cell in _cells(row, column, place, by_word)] for column in columns.text]
             texts.append(tuple(itertools.chain(*cells)))
             if not require_labels and _is_missing(_plain(row.get(columns.label)), no_label):
                 labels.append(None)
                 continue
-            label = tuple(_label(*cell, columns.kind, names) for cell in _cells(row, columns.label, where, by_word))
+            label = tuple(_label(*cell, columns.kind, names) for cell in _cells(row, columns.label, place, by_word))
             if by_word and len(texts[-1]) != len(label):
-                raise InputError(f"{where}: has {len(texts[-1])} words, {len(label)} labels; give each word one.")
+                raise ValueError(f"{place}: has {len(texts[-1])} words, {len(label)} labels; give each word one")
             labels.append(label if by_word else label[0])
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
@@ -145,25 +141,25 @@ def _plain(value: Any) -> Any:
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
-def _cells(row: Row, column: str, where: str, by_word: bool) -> list[tuple[Any, str]]:
+def _cells(row: Row, column: str, place: str, by_word: bool) -> list[tuple[Any, str]]:
     """Returns (value, where) of a cell or, if it is a list, of each of its words."""
-    value, where = _plain(row.get(column)), f"{where}: its {column!r}"
+    value, where = _plain(row.get(column)), f"{place}: its {column!r}"
     if value is None:
-        raise InputError(f"{where} is missing; the columns are {', '.join(map(str, row))}.")
+        raise ValueError(f"{where} is missing; the columns are {', '.join(map(str, row))}")
     if not by_word:
         return [(value, where)]
     if not isinstance(value, list) or not value:
-        raise InputError(f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list, one entry per word.")
+        raise ValueError(f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list, one entry per word")
     return [(word, f"{where}, word {number},") for number, word in enumerate(value, 1)]
 
 
 def _text(text: Any, where: str, by_word: bool) -> str:
     if not isinstance(text, str):
-        raise InputError(f"{where} is {text!r:.80}, which is not a string.")
+        raise ValueError(f"{where} is {text!r:.80}, which is not a string")
     if not text.strip(lines.SPACES if by_word else None):
-        raise InputError(f"{where} is empty; fill it in, or remove the row.")
+        raise ValueError(f"{where} is empty; fill it in, or remove the row")
     if not is_text(text):
-        raise InputError(f"{where} is not valid Unicode: it has bytes that are not UTF-8, or half of a surrogate pair.")
+        raise ValueError(f"{where} is not valid Unicode: it has bytes that are not UTF-8, or half of a surrogate pair")
     return text
 
 
@@ -172,23 +168,24 @@ def _label(value: Any, where: str, kind: str, names: Names) -> str | float | Non
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if abs(float(value)) <= FLOAT_MAX:
                 return float(value)
-        raise InputError(f"{where} is {value!r:.80}; config.classify.kind = regression needs a number.")
+        raise ValueError(f"{where} is {value!r:.80}; config.classify.kind = regression needs a number")
     if kind == "tokens" and str(value) in ("-100", "-100.0"):
         return None
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float) and names is not None:
         if value not in range(len(names)):
-            raise InputError(f"{where} is {value}, which is not the index of a label; name a split that has labels.")
+            raise ValueError(f"{where} is {value}, which is not the index of a label; name a split that has labels")
         return names[int(value)]
     if isinstance(value, int | str) or (isinstance(value, float | Decimal) and math.isfinite(value)):
         text = str(value + 0.0 if isinstance(value, float) else value)  # -0.0 is 0.0
         if text.strip() and is_text(text):
             return text
-    raise InputError(f"{where} is {value!r:.80}; a label is a string or a number.")
+    raise ValueError(f"{where} is {value!r:.80}; a label is a string or a number")
 
 
 # Readers take (the source after its colon, the split, the columns that must be there, the label's) -> (Names, Rows).
+# Their errors are ValueErrors that begin with the place; `data_sets.readable` adds the source and the key.
 
 
 def _csv(file: str, columns: tuple[str, ...], label: str) -> Rows:
@@ -207,24 +204,22 @@ def _csv(file: str, columns: tuple[str, ...], label: str) -> Rows:
             for cells in reader:
                 place, begin = f"line {begin}", reader.line_num + 1  # a quoted text may span several lines
                 if cells and len(cells) != len(head):
-                    raise InputError(f"csv:{file}, {place}: has {len(cells)} columns where the header has {len(head)}.")
+                    raise ValueError(f"{place}: has {len(cells)} columns where the header has {len(head)}")
                 if cells:
                     yield place, dict(zip(head, cells, strict=True))
         except csv.Error as error:
             fix = "quote a field that has quotes in it, and double each of them"
-            raise InputError(f"csv:{file}, the row that begins at line {begin}: {error}; {fix}.") from error
+            raise ValueError(f"the row that begins at line {begin}: {error}; {fix}") from error
 
 
 def _jsonl(file: str) -> Rows:
     with open_file(file) as raw:
         for number, line in enumerate(lines.decoded(lines.read(raw, file), file), 1):
-            if not line.strip(lines.SPACES):
-                continue
             try:
-                row = lines.json_object(line)
+                if line.strip(lines.SPACES):
+                    yield f"line {number}", lines.json_object(line)
             except ValueError as error:
-                raise InputError(f"jsonl:{file}, line {number}: {error}.") from None
-            yield f"line {number}", row
+                raise ValueError(f"line {number}: {error}") from None
 
 
 def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
@@ -246,7 +241,7 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
             if line.startswith("# ") and not words and cells[-1] not in known:
                 continue
             if not cells[0] or not cells[-1] or (len(cells) == 1 and label in columns):
-                raise InputError(f"conll:{file}, line {number}: lacks a word or its label; give it both columns.")
+                raise ValueError(f"line {number}: lacks a word or its label; give it both columns")
             start = start if words else number
             words.append(cells[0])
             labels += cells[1:][-1:]

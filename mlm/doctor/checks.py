@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-from collections import Counter
 from collections.abc import Callable
 
 import jax
@@ -15,7 +14,6 @@ from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, verify
 from mlm.data.tokenizer import load_fast, load_for_corpus, manifest_fields
 from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
-from mlm.data.write_shard import find_documents
 from mlm.doctor import first_batch, scan
 from mlm.errors import DamageError, InputError
 from mlm.plan import plan, tables, topology
@@ -28,7 +26,6 @@ REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
 # Shares of the rows of a held-out split: a warning above the first; from the second on, the score is of memory.
 OVERLAP = (0.01, 0.5)
 EXAMPLE = 160  # characters of an example
-GROUPS = 5  # of overlapping rows, listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,26 +211,12 @@ def _overlap(case: Case, split: str, overlap: scan.Overlap, part: str) -> Findin
         return Finding("ok", what, check="overlap")
     record, other = overlap.pair
     text = _decode(case, scan.row(case.manifest, split, record))
-    what += f"{_groups(case, split, overlap)}; {split} record {record}, training record {other}: {text}"
+    what += f"; {split} record {record}, training record {other}: {text}"
     fix = (
         "set corpus.group to file, or to a field that documents with the same text share, or name groups that share "
         f"little with the others in corpus.{split}_groups, and write the shards again"
     )
     return Finding("error" if rate >= OVERLAP[1] else "warning", what, fix, check="overlap")
-
-
-def _groups(case: Case, split: str, overlap: scan.Overlap) -> str:
-    """Returns which packages or parts of the corpus the overlapping rows are from; "" if the shards don't say."""
-    names = {}
-    try:
-        for record in overlap.rows.tolist():
-            documents = find_documents(case.manifest, split, record)
-            source, part, _ = documents[len(documents) // 2]
-            names[record] = part.split()[0] if source == "docstrings" else f"{source}, {part}"
-    except InputError:
-        return ""
-    totals, counts = Counter(names.values()), Counter(names[record] for record in overlap.overlapping.tolist())
-    return "".join(f"; {n} of {totals[name]} from {name}" for name, n in counts.most_common(GROUPS))
 
 
 def _decode(case: Case, ids: np.ndarray) -> str:
@@ -267,11 +250,10 @@ def against(case: Case) -> list[Finding]:
 
 def masks(case: Case) -> list[Finding]:
     """The masks of the first batch are those that the config asks for."""
+    batch, read_BxL, kinds_BxL = first_batch.draw(case.config, case.manifest, case.workdir)
     special = case.manifest.all_special_ids
     if case.folder is not None:
         special = manifest_fields(case.folder)["all_special_ids"]
-    batch, read_BxL, kinds_BxL = first_batch.draw(case.config, case.manifest, case.workdir)
-    if case.folder is not None:
         columns = (batch["input_ids"], read_BxL, kinds_BxL)
         rows = list(zip(*columns, strict=True))[: first_batch.SHOWN]
         case.batch += [list(first_batch.pieces(load_fast(case.folder), *row)) for row in rows]

@@ -222,4 +222,4 @@ def test_bad_sentences(tmp_path, words, labels, message):
 @pytest.mark.parametrize("line", ["rejects", "\tO", "rejects\t"])
 def test_a_line_without_a_word_or_a_label(tmp_path, line):
     (tmp_path / "a.conll").write_text(f"EU\tO\n{line}\n")
-    assert "a.conll, line 2" in refused(f"conll:{tmp_path}/a.conll", **WORDS)
+    assert "line 2: lacks" in refused(f"conll:{tmp_path}/a.conll", **WORDS)
