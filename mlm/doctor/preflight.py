@@ -136,7 +136,7 @@ def init_from(case: Case) -> None:
 
     source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM, headers=True)
     fingerprint = None
-    if any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
+    if locate.has_tokenizer(UPath(source.tokenizer)):
         fingerprint = fingerprint_of(source.tokenizer)  # the rows of its tables are matched by token
     if case.command in PRETRAINING:
         ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}  # no architecture depends on them

@@ -20,7 +20,6 @@ from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.data.stages import make_stages
 from mlm.model import classifier
-from mlm.pretrained import locate
 from mlm.pretrained.load import Pretrained
 from mlm.report import plots
 from mlm.report.goodput import Line
@@ -139,13 +138,13 @@ def _metadata(run: ConfigDict | None, model_type: str, mask_token: str, scores: 
 
 
 def _branch(meta: dict[str, Any]) -> str:
-    """Returns what `locate.describe_branch` does, without the keys that change no number."""
-    if "branch" not in meta:
+    """Returns where a run branched off, and the changed keys that change a number; "" if it is no branch."""
+    if not (branch := meta.get("branch")):
         return ""
-    shown = ORDER if meta["branch"]["same_data"] else DATA  # a folder may have moved
-    keys = {change: change.partition(":")[0] for change in meta["branch"]["config_changes"]}
+    shown = ORDER if branch["same_data"] else DATA  # a folder may have moved
+    keys = {change: change.partition(":")[0] for change in branch["config_changes"]}
     changes = [change for change, key in keys.items() if shown.fullmatch(key) or not configs.MAY_CHANGE.fullmatch(key)]
-    return locate.describe_branch({"branch": meta["branch"] | {"config_changes": changes}})
+    return f"step {branch['step']:,} of {branch['from']}, with {', '.join(changes) or 'nothing changed'}"
 
 
 def _folders(model: Pretrained, run: ConfigDict | None) -> list[tuple[str, str, int, float]]:

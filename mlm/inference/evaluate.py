@@ -93,12 +93,8 @@ def run(
         modules = [make_module(c, padded, entry, manifest, workdir, mesh, shards.length)[0] for c in by_dtype]
         masking = _eval_masking(config, task, workdir, manifest)
         result["dtypes"] = dtypes.compare(config, shards, params, modules, masking, split=part, mesh=mesh)
-    if cluster.is_primary():
-        print(json.dumps(logs.finite(result)))
-        show(*summary(result), out=sys.stderr)
-        made_by = {"class": entry.identity} if entry.identity else {}
-        entries = {key: {"model": loaded.source, **made_by, **values} for key, values in entries.items()}
-        add_results(model, workdir, entries)
+    made_by = {"model": loaded.source} | ({"class": entry.identity} if entry.identity else {})
+    publish(result, summary(result), model, workdir, {key: made_by | values for key, values in entries.items()})
     return result
 
 
@@ -194,6 +190,16 @@ def _table(head: str, scores: dict[str, dict[str, float]]) -> Any:
     formats = {"predictions": ",", "loss": ".4f", "perplexity": ",.2f", "accuracy": ".2%"}
     rows = [(name, *(format(bin_scores[key], formats[key]) for key in formats)) for name, bin_scores in scores.items()]
     return table(head, ">masked tokens", ">loss", ">perplexity", ">accuracy", rows=rows, indent=2)
+
+
+def publish(
+    result: dict[str, Any], shown: Sequence[Any], model: str, workdir: Workdir, entries: dict[str, dict[str, Any]]
+) -> None:
+    """Prints scores as JSON, shows them as lines and tables, and keeps the entries, from process 0."""
+    if cluster.is_primary():
+        print(json.dumps(logs.finite(result)))
+        show(*shown, out=sys.stderr)
+        add_results(model, workdir, entries)
 
 
 def add_results(model: str, workdir: Workdir, entries: dict[str, dict[str, Any]]) -> None:

@@ -7,9 +7,7 @@ Dimensions: N sentences, L tokens in a row, P copies of rows with masks.
 """
 
 import itertools
-import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -17,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlm import cluster
 from mlm.data import labelled, tokenizer
 from mlm.entry import MLM, Entry
 from mlm.errors import InputError
@@ -27,7 +24,7 @@ from mlm.inference.forward import check_vocabulary, pad
 from mlm.paths import refusing
 from mlm.pretrained import load
 from mlm.tasks.changed_model import with_class
-from mlm.text import show, table
+from mlm.text import table
 from mlm.workdir import Workdir
 
 FIELDS = ("sentence_good", "sentence_bad")
@@ -58,13 +55,8 @@ def run(
     scores = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
     differences = {method: sums_N[::2] - sums_N[1::2] for method, sums_N in scores.items()}
     result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}
-    if cluster.is_primary():
-        print(json.dumps(result))
-        print(f"{loaded.source} on {source}", file=sys.stderr)
-        show(_table(result), out=sys.stderr)
-        grouping = f" by {phenomenon}" if phenomenon else ""
-        name = f"pairs {source}{grouping}, {evaluate.weights_name(loaded)}"
-        evaluate.add_results(model, workdir, {name: result})
+    name = f"pairs {source}{f' by {phenomenon}' if phenomenon else ''}, {evaluate.weights_name(loaded)}"
+    evaluate.publish(result, [f"{loaded.source} on {source}", _table(result)], model, workdir, {name: result})
     return result
 
 

@@ -70,17 +70,16 @@ def read(file: str) -> Calibration:
     if not UPath(file).is_file():
         raise InputError(f"--calibration={file}: there is no such file; name the {FILE} that verify wrote.")
     content = logs.read_object(UPath(file))
-    if content.get("format") != FORMAT:
-        fix = f"run verify of this code on the device, and name its {FILE}"
-        raise InputError(f"--calibration={file}: is no {FILE} of format {FORMAT}; {fix}.")
     try:
         kind, date, config = str(content["device_kind"]), content["date"][:10], dict(content["config"])
         factor = float(content["checks"]["plan"]["results"][0]["values"]["times_plan"])
-        if not 0 < factor < math.inf:
+        if content["format"] != FORMAT or not 0 < factor < math.inf:
             raise ValueError
     except (KeyError, IndexError, TypeError, ValueError):
-        fix = "run verify on a device that plan has"
-        raise InputError(f"--calibration={file}: has no step beside plan's estimate; {fix}.") from None
+        fix = f"run verify on a device that plan has, and name its {FILE}"
+        raise InputError(
+            f"--calibration={file}: is no {FILE} of format {FORMAT} with a step beside plan's estimate; {fix}."
+        ) from None
     source = Path(file).name if UPath(file).parent == UPath(FOLDER) else file
     return Calibration(factor, LIBTPU_KINDS.get(kind, kind), date, source, config)
 

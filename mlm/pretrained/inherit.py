@@ -53,7 +53,7 @@ def _of_model(name: str) -> dict[str, Any]:
         config, path = model_config.read_config(files, f"{load.INIT_FROM}{name}"), name
         vocab_size = config.vocab_size
     keys = model_config.keys_of(config)
-    if any((UPath(files) / file).is_file() for file in locate.TOKENIZERS):
+    if locate.has_tokenizer(UPath(files)):
         keys |= {"tokenizer.path": path, "tokenizer.vocab_size": vocab_size}
     return keys
 

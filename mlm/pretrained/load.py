@@ -116,11 +116,10 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
         _check_classifier(config, where)
     elif not config.tie_word_embeddings:
         raise InputError(f"{where}: its embeddings are not tied; a model with tied embeddings is needed.")
-    has_tokenizer = any((folder / file).is_file() for file in locate.TOKENIZERS)
-    if is_classifier and config.model_type == "bert" and has_tokenizer:
+    if is_classifier and config.model_type == "bert" and locate.has_tokenizer(folder):
         tok = tokenizer.load(str(folder))
         classifier.set_pairs(config, tok.backend_tokenizer, tok.sep_token_id)
-    if headers and not UPath(model).is_dir() and not locate.weights_in(folder):
+    if headers and not UPath(model).is_dir() and not locate.has_weights(folder):
         return Pretrained(config, {}, str(folder), None, {}, model)
     params = _read_weights(folder, family, where, headers=headers)
     reads_pooler = is_classifier and family is families.BERT and classifier.kind(config) != "tokens"
@@ -191,7 +190,7 @@ def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> Params:
 
 def _read_weights(folder: UPath, family: Family, where: str, *, headers: bool = False) -> Params:
     """Returns all parameters of a local folder, float32, by our names, which start with the body's."""
-    if not locate.weights_in(folder):
+    if not locate.has_weights(folder):
         raise locate.no_weights(where)
     files = [folder / SAFETENSORS] if (folder / SAFETENSORS).is_file() else []
     try:

@@ -69,15 +69,6 @@ def milestones(workdir: Workdir) -> list[int]:
     return sorted(metas.keys() & {step for meta in metas.values() for step in meta["milestones"]})
 
 
-def describe_branch(meta: dict[str, Any]) -> str:
-    """Returns where the run of a checkpoint's metadata branched off, and what it changed; "" if it is no branch."""
-    if "branch" not in meta:
-        return ""
-    branch = meta["branch"]
-    changed = ", ".join(branch["config_changes"])
-    return f"step {branch['step']:,} of {branch['from']}, with {changed or 'nothing changed'}"
-
-
 def metadata(model: str | Workdir) -> dict[str, Any]:
     """Returns the metadata of one of a run's checkpoints, {} if there is none that can be read."""
     root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
@@ -107,9 +98,14 @@ def local_copy(name: str, flag: str, *, weights: bool = True) -> UPath:
     return UPath(local_folder(str(folder)))
 
 
-def weights_in(folder: UPath) -> bool:
+def has_weights(folder: UPath) -> bool:
     """Returns whether a folder has weights of a kind that is read."""
     return any((folder / file).is_file() for file in WEIGHTS)
+
+
+def has_tokenizer(folder: UPath) -> bool:
+    """Returns whether a folder has a tokenizer."""
+    return any((folder / file).is_file() for file in TOKENIZERS)
 
 
 def no_weights(where: str) -> InputError:
@@ -129,7 +125,7 @@ def _download(name: str, flag: str, weights: bool) -> str:
             raise FileNotFoundError("no such folder")
         if not weights:
             folder = huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, INDEX])
-            if not weights_in(UPath(folder)) and not WEIGHTS & set(huggingface_hub.list_repo_files(name)):
+            if not has_weights(UPath(folder)) and not WEIGHTS & set(huggingface_hub.list_repo_files(name)):
                 raise no_weights(f"{flag}{name}")
             return folder
         for files in ([SAFETENSORS, INDEX, "model-*.safetensors"], [MSGPACK]):

@@ -52,11 +52,9 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
         kind = f"a {name_of(old)}; set it to that, or start from another model"
         raise InputError(f"config.model.family = {name_of(config)}: {source_name} is {kind}.")
     for key, name in source.family.architecture.items():
-        value, old_value = getattr(config, name), getattr(old, name)
-        may_grow = tiled and key in SIZES
-        if not (value >= old_value if may_grow else value == old_value):
-            allowed = "that or more" if may_grow else "that"
-            fix = f"set it to {allowed}, or start from another model"
+        value, old_value, may_grow = getattr(config, name), getattr(old, name), tiled and key in SIZES
+        if value != old_value and not (may_grow and value > old_value):
+            fix = f"set it to that{' or more' if may_grow else ''}, or start from another model"
             raise InputError(f"config.model.{key} = {value}: {source_name} has {old_value}; {fix}.")
     size, old_size = (model.hidden_size // model.num_attention_heads for model in (config, old))
     if size != old_size:  # tiled
@@ -71,9 +69,8 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
 
 def refuse_unfit_rows(body: PretrainedConfig, *, length: int, vocab_size: int, pad_id: int) -> None:
     """Raises InputError if a model can't read a classifier's rows, of `length` tokens at most."""
-    limit = longest_row(body)
-    if length > limit:
-        raise InputError(f"config.classify.length = {length}: the model reads {limit} tokens; lower it.")
+    if length > longest_row(body):
+        raise InputError(f"config.classify.length = {length}: the model reads {longest_row(body)} tokens; lower it.")
     if body.vocab_size < vocab_size or body.pad_token_id != pad_id:
         raise InputError(
             f"config.train.init_from: its model has {body.vocab_size} vocabulary entries and pad id "
@@ -184,7 +181,7 @@ def fit(
 def _match_tokens(source: Pretrained, folder: str | None, count: int) -> tuple[tuple[np.ndarray, np.ndarray], str]:
     """Returns ((rows of the source, our rows), how they were matched): by text, or by id the first `count` rows."""
     by_id = (np.arange(count), np.arange(count)), "id"
-    if folder is None or not any((UPath(source.tokenizer) / file).is_file() for file in locate.TOKENIZERS):
+    if folder is None or not locate.has_tokenizer(UPath(source.tokenizer)):
         return by_id
     old, new = tokenizer.load(source.tokenizer), tokenizer.load(folder)
     if old.get_vocab() == new.get_vocab():

@@ -185,19 +185,13 @@ def test_table(capsys):
     assert last == "PyTorch 2.13, transformers 4.57, cpu, float32."
 
 
-def test_the_recipe_of_run_mlm():
-    """run_mlm.py's, on the sizes, the batch and the data of the config."""
-    mine = configs.load(
-        "configs/quickstart.py", ["data.short_length=32", "data.batch_stages=((8, 5),)", "optimizer.clip_norm=2"]
-    )
-    baseline = configs.flatten(quality.baseline(mine))
-    wanted = {"masking.rate": 0.15, "model.hidden_dropout": 0.1, "model.attention_dropout": 0.1, "model.init": "stock",
-              "optimizer.name": "adamw", "optimizer.learning_rate": 1e-3, "optimizer.b1": 0.9, "optimizer.b2": 0.999,
-              "optimizer.eps": 1e-8, "optimizer.clip_norm": 1.0, "optimizer.weight_decay": 0.0,
-              "schedule.warmup_fraction": 0.0, "data.short_length": 0, "data.batch_stages": ()}  # fmt: skip
-    assert {key: baseline[key] for key in wanted} == wanted and baseline["schedule.name"] == "linear"
-    changed = {key for key, value in configs.flatten(mine).items() if baseline[key] != value}
-    assert changed == wanted.keys(), "sizes, batch and data stay"
+def test_the_recipe_of_run_mlm_has_the_sizes_and_the_data_of_the_config():
+    mine = configs.load("configs/quickstart.py", ["data.short_length=32", "data.batch_stages=((8, 5),)"])
+    recipe = configs.flatten(quality.baseline(mine))
+    changed = {key for key, value in configs.flatten(mine).items() if recipe[key] != value}
+    kept = ("tokenizer.", "shards.", "corpus.", "train.", "mesh.", "model.layers", "model.h", "data.global_batch")
+    assert {key for key in changed if key.startswith(kept)} == {"model.hidden_dropout"}
+    assert {"optimizer.name", "masking.rate", "model.init", "data.short_length", "data.batch_stages"} <= changed
 
 
 @pytest.mark.slow
