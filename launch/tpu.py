@@ -224,11 +224,7 @@ COMMANDS = {  # name: (function of the parsed arguments, help, {flag: default})
     "status": (_status, "how a run is doing on every host, and why it ended; without an id, the pod", {}),
     "logs": (_logs, "bring a run's logs here, one file a host, and show them as they come", {"--every": 5.0}),
     "stop": (_stop, "end a run: SIGTERM, so that it saves; wait; SIGKILL", {"--grace": 300.0}),
-    "supervise": (
-        supervise.command,
-        "start a run and watch it until it is done",
-        JOB | SUPERVISE,
-    ),
+    "supervise": (supervise.command, "start a run and watch it until it is done", JOB | SUPERVISE),
     "notebook": (
         notebook.command,
         "JupyterLab on host 0, with its chips, and a tunnel to it",

@@ -97,11 +97,7 @@ def test_a_single_process_is_alone(platform, variables):
 
 @pytest.mark.parametrize(
     ("nodes", "first"),
-    [
-        ("node001", "node001"),
-        ("node[001,007-015],host2", "node001"),
-        ("rack[3-4]node[08-09]-ib,x", "rack3node08-ib"),
-    ],
+    [("node001", "node001"), ("node[001,007-015],host2", "node001"), ("rack[3-4]node[08-09]-ib,x", "rack3node08-ib")],
 )
 def test_first_node_of_a_slurm_list(nodes, first):
     assert detect.first_node(nodes) == first
@@ -146,11 +142,7 @@ def test_mpiexec_in_a_slurm_job(platform):
 
 @pytest.mark.parametrize(
     ("variables", "source"),
-    [
-        (SLURM | {"SLURM_DISTRIBUTION": "arbitrary"}, "Slurm"),
-        (OPEN_MPI, "Open MPI"),
-        (MPICH, "MPICH"),
-    ],
+    [(SLURM | {"SLURM_DISTRIBUTION": "arbitrary"}, "Slurm"), (OPEN_MPI, "Open MPI"), (MPICH, "MPICH")],
 )
 def test_where_process_0_is_has_to_be_said(platform, variables, source):
     platform(variables)

@@ -49,11 +49,12 @@ class Machine:
         words = {"version": version, "no_pip": no_pip, "no_uv": no_uv}
         self.write("bin/python3", UV.format(log=self.log, works=self.folder / "works", **words))
 
-    def run(self, code: int = 0, **more: str) -> subprocess.CompletedProcess:
+    def run(self, code: int = 0, *, had_one: bool = False, **more: str) -> subprocess.CompletedProcess:
         argv, environment = ["bash", "launch/environment.sh"], {"PATH": str(self.folder / "bin"), **more}
         done = subprocess.run(argv, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == code, done.stderr
-        assert code == 0 or not (self.folder / ".venv").exists(), "nothing half made is taken for an environment"
+        is_there = (self.folder / ".venv").exists()
+        assert code == 0 or is_there == had_one, "nothing half made is taken for one, and what was there stays"
         return done
 
 
@@ -88,16 +89,19 @@ def test_without_pip_or_network_one_sentence_says_so(machine, lacking):
         assert "Python 3.10.12" in said and "PYTHON=/path/to/python3.12" in said
 
 
-def test_without_a_package_index_one_sentence_says_so_and_what_is_there_stays(machine):
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ("exit 0", "package index"),  # pip can't install
+        ("exit 1", "rm -rf .venv"),  # Ctrl-C while it was made, `uv venv`, or another Python's: it may be somebody's
+    ],
+)
+def test_an_environment_that_is_there_stays(machine, then, said):
     machine.python3("3.11.2")
     (machine.folder / ".venv/bin").mkdir(parents=True)
-    machine.write(
-        ".venv/bin/python", '#!/bin/sh\n[ "$1" = -c ] && echo 3.11 && exit\necho "ERROR: No match" >&2; exit 1\n'
-    )
-    argv, environment = ["bash", "launch/environment.sh"], {"PATH": str(machine.folder / "bin")}
-    done = subprocess.run(argv, cwd=machine.folder, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "package index" in done.stderr.splitlines()[-1]
-    assert not (machine.folder / ".venv/.requirements").exists() and (machine.folder / ".venv/bin/python").exists()
+    machine.write(".venv/bin/python", f'#!/bin/sh\n[ "$1" = -c ] && echo 3.11 && {then}\nexit 1\n')
+    assert said in machine.run(2, had_one=True).stderr.splitlines()[-1]
+    assert not (machine.folder / ".venv/.requirements").exists()
 
 
 def test_which_python_it_is(machine):
@@ -114,16 +118,6 @@ def test_another_folder(machine):
     made = "uv: pip install --quiet --compile-bytecode --python a b/bin/python -r requirements.txt"
     machine.run(MLM_VENV="a b")
     assert made in machine.log.read_text().splitlines() and not (machine.folder / ".venv").exists()
-
-
-def test_a_folder_that_is_no_whole_environment_is_named(machine):
-    """Ctrl-C while it was made, `uv venv`, or another Python's: what is in it may be somebody's."""
-    machine.python3("3.11.2")
-    (machine.folder / ".venv/bin").mkdir(parents=True)
-    machine.write(".venv/bin/python", '#!/bin/sh\n[ "$1" = -c ] && echo 3.11\nexit 1\n')
-    argv, environment = ["bash", "launch/environment.sh"], {"PATH": str(machine.folder / "bin")}
-    done = subprocess.run(argv, cwd=machine.folder, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "rm -rf .venv" in done.stderr and (machine.folder / ".venv/bin/python").exists()
 
 
 @pytest.mark.parametrize("words", [["--config=configs/x.py"], ["--config", "configs/x.py"]])
