@@ -9,7 +9,6 @@ import pytest
 
 from mlm.__main__ import parser
 from tests.launch.host_folder import LAUNCH
-from tests.launch.tpu_api import real, server
 
 TEXT = (LAUNCH / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
@@ -37,19 +36,6 @@ def test_from_nothing_to_a_trained_model(pod):
         assert not pod.host_folder(worker, "first", 2).exists()  # `supervise` found it done
     assert down == down_again
     pod.tpu(*down)
-
-
-@pytest.mark.standard
-@pytest.mark.parametrize("gcloud", [pytest.param(real.INSTALLED, id=real.NAME)])
-def test_gcloud_takes_its_commands(gcloud, tmp_path):
-    """Where it is not installed, they are split by a shell's rules, and no more."""
-    spans = re.findall(r"`(gcloud [^`]*)`", TEXT)
-    commands = [shlex.split(line, comments=True)[1:] for line in [*LINES, *spans] if line.startswith("gcloud ")]
-    assert len(commands) >= 18
-    if gcloud:
-        with real.Gcloud(server.environment("http://127.0.0.1:9/", tmp_path)) as parse:
-            assert [words for words in commands if parse(words, "parse")[0] != 0] == []
-            assert parse([*commands[0], "--bogus"], "parse")[0] == 2
 
 
 def test_the_bare_line():

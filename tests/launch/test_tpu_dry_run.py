@@ -5,15 +5,9 @@ import pathlib
 import re
 import shlex
 import shutil
-import tomllib
 
 import pytest
-from pods import settings
 from pods.gcloud import PATIENCE
-
-from tests.launch.fake_gcloud import synopsis
-from tests.launch.host_folder import LAUNCH
-from tests.launch.tpu_api import real, server
 
 EXPECTED = pathlib.Path(__file__).parent / "dry_run.txt"
 COMMANDS = (
@@ -57,48 +51,6 @@ def test_a_transcript_of_every_command(pod, monkeypatch):
     if os.environ.get("RENEW_GOLDEN"):
         EXPECTED.write_text(found)
     assert found == EXPECTED.read_text(), "if that is wanted: RENEW_GOLDEN=1 bash tests/run.sh launch -k transcript"
-
-
-def calls_of(text: str) -> set[tuple[str, ...]]:
-    """Returns the gcloud commands of a transcript, without the word gcloud."""
-    return {tuple(shlex.split(line)[1:]) for line in text.splitlines() if line.startswith("gcloud ")}
-
-
-def example_commands() -> list[str]:
-    """Returns commands of launch/tpu.py with what launch/pod.toml.example says in each line, where it is for that."""
-    commands = []
-    for line in (LAUNCH / "pod.toml.example").read_text().splitlines():
-        text, _, comment = line.removeprefix("# ").partition("  # ")
-        name = text.partition(" = ")[0]
-        if " = " not in text or name not in settings.FIELDS:
-            continue
-        value, flag = tomllib.loads(text)[name], f"--{name.replace('_', '-')}"
-        values = value if isinstance(value, list) else [value]
-        flags = shlex.join([flag] if value is True else [f"{flag}={one}" for one in values])
-        for track in ["alpha"] if "alpha" in comment else ["alpha", ""]:
-            kinds = ["--spot --queued"] if "queued" in comment else ["--spot --queued", "--spot"]
-            commands += [f"up {flags} --track={track} {kind}" for kind in kinds]
-            commands += [f"{command} {flags} --track={track} {kinds[0]}" for command in ("status a", "down")]
-    return commands
-
-
-@pytest.mark.standard
-@pytest.mark.parametrize("installed", [pytest.param(real.INSTALLED, id=real.NAME)])
-def test_gcloud_takes_every_call_of_the_launcher(pod, installed):
-    """For every command, and with every setting of the example, in the track that it is for: by its own parser.
-
-    By the stand-in's as well, and by that alone where gcloud is not installed.
-    """
-    calls = calls_of(EXPECTED.read_text())
-    for command in example_commands():
-        calls |= calls_of(pod.tpu(*shlex.split(command), "--dry-run"))
-    assert len(calls) >= 100
-    for call in calls:
-        synopsis.parse(list(call))
-    if installed:
-        with real.Gcloud(server.environment("http://127.0.0.1:9/", pod.bin)) as gcloud:
-            assert {call: said for call in calls if (said := gcloud(call, "parse"))[0]} == {}
-            assert gcloud([*calls.pop(), "--bogus=1"], "parse")[0] == 2, "it refuses nothing"
 
 
 def as_gcloud(argv: list[str]) -> list[str]:
