@@ -14,7 +14,6 @@ STATUS = {  # of an operation's "code": google.rpc.Code
     3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND", 6: "ALREADY_EXISTS", 7: "PERMISSION_DENIED",
     8: "RESOURCE_EXHAUSTED", 9: "FAILED_PRECONDITION", 13: "INTERNAL", 14: "UNAVAILABLE", 16: "UNAUTHENTICATED",
 }  # fmt: skip
-MISTAKES = ("INVALID_ARGUMENT:", "NOT_FOUND:", "OUT_OF_RANGE:", "UNIMPLEMENTED:")  # the same request is refused again
 GRANT = "gcloud projects add-iam-policy-binding {project} --member=user:YOU --role="
 NETWORK = (
     r"^(UNAVAILABLE|DEADLINE_EXCEEDED)|gcloud crashed .\w*(connect|timeout|ssl|protocol|transport|socket|"
@@ -65,6 +64,9 @@ KINDS = (
      "there is no such reservation, or it is not for {accelerator_type} in {zone}: see create_flags in pod.toml"),
     ("settings", "network",
      "the network of pod.toml is not in {project}: see network and create_flags, and gcloud compute networks list"),
+    ("settings", "^(INVALID_ARGUMENT|NOT_FOUND|OUT_OF_RANGE|UNIMPLEMENTED):",  # the same request is refused again
+     "Google Cloud refuses what pod.toml asks for"),
+    ("other", "", "Google Cloud refused"),
 )  # fmt: skip
 AUTHENTICATED = re.compile(r"\s*This command is authenticated (as|with) .*? property\.?")  # true of every refusal
 ENDING = re.compile(r"\n\s*(If you would like to report this issue|To search the help text).*", re.DOTALL)
@@ -108,13 +110,9 @@ def explain(message: str, settings: Settings, asked_of: str = "") -> PodError:
     words = vars(settings) | {"api": api[1] if api else "tpu.googleapis.com"}
     # a project may be called nlp-billing, and a pod my-quota
     nameless = re.sub(r"\b(projects|nodes|queuedResources)/[^/\s'\"]+", r"\1/-", message)
-    for kind, pattern, sentence in KINDS:
-        if re.search(pattern, nameless, re.IGNORECASE):
-            sentence = f"{sentence.format_map(words)}. {said}"
-            return SettingsError(sentence) if kind == "settings" else PodError(sentence, kind)
-    if message.startswith(MISTAKES):
-        return SettingsError(f"Google Cloud refuses what pod.toml asks for. {said}")
-    return PodError(f"Google Cloud refused. {said}", "other")
+    kind, _, sentence = next(row for row in KINDS if re.search(row[1], nameless, re.IGNORECASE))
+    sentence = f"{sentence.format_map(words)}. {said}"
+    return SettingsError(sentence) if kind == "settings" else PodError(sentence, kind)
 
 
 def reason(stderr: str) -> str:
