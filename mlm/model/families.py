@@ -259,9 +259,7 @@ def at_path(params: Params, path: Path) -> Any:
     return functools.reduce(lambda tree, name: tree[name], path, params)
 
 
-def make_module(
-    model: ConfigDict, info: DatasetInfo, *, isolated: bool = False, module_class: type[Model] | None = None
-) -> Model:
+def make_module(model: ConfigDict, info: DatasetInfo, *, module_class: type[Model] | None = None) -> Model:
     """Returns the language model of the config's group `model`, with the attention that runs on any device.
 
     `module_class` is a subclass of the family's own module, in its place.
@@ -272,16 +270,18 @@ def make_module(
     family = named(model.family)
     config = family.make_config(model, info.vocab_size, info.special_ids)
     if model.implementation == "transformers":
+        if module_class:
+            what = f"{module_class.__name__} would take the place of a module of mlm"
+            raise InputError(f"config.model.implementation = transformers: {what}; set it to mlm.")
         if family.flax_class(MASKED_LM) is None:
             what = f"transformers has no Flax{family.name}ForMaskedLM"
             raise InputError(f"config.model.family = {model.family}: {what}; set model.implementation to mlm.")
         return family.transformers_model(config, model.dtype, remat=model.remat)
     module = (module_class or family.module)(config, model.dtype)
-    return recomputed(module, model, cls_id=info.special_ids["cls"] if isolated else None)
+    return recomputed(module, model)
 
 
-def recomputed(module: Model, model: ConfigDict, *, cls_id: int | None = None) -> Model:
-    """Returns a module that recomputes what the config's group `model` says; `cls_id` is that of `Compute`."""
-    feed_forwards = 0 if model.remat else model.remat_feed_forward
-    compute = Compute(cls_id=cls_id, recomputed_feed_forwards=feed_forwards)
+def recomputed(module: Model, model: ConfigDict) -> Model:
+    """Returns a module that recomputes what the config's group `model` says."""
+    compute = Compute(recomputed_feed_forwards=0 if model.remat else model.remat_feed_forward)
     return module.clone(compute=compute, gradient_checkpointing=model.remat)

@@ -60,6 +60,8 @@ class Pretraining(Task):
         self.stages = make_stages(config, info.records)
         self.model_alone(config, info)  # refuses now what would fail when the trained model is read
         module = self.make_model()
+        if config.data.isolate_documents:
+            module = module.clone(compute=dataclasses.replace(module.compute, cls_id=info.special_ids["cls"]))
         lengths = {length for _, length in self.stages.sizes} | {info.length}
         self.module = module.with_attention(
             lambda window: by_length(lambda length: self.make_attention(module.config, length, window), lengths)
@@ -131,7 +133,7 @@ class Pretraining(Task):
 
     def make_model(self) -> Model:
         """Returns the linen module, which then gets `make_attention`; `families.make_module` takes a class of yours."""
-        return families.make_module(self.config.model, self.info, isolated=self.config.data.isolate_documents)
+        return families.make_module(self.config.model, self.info)
 
     def make_attention(self, config: Any, length: int, window: int) -> Attention:
         """Returns the attention for rows of `length` tokens, given the transformers config of the model.

@@ -218,3 +218,10 @@ def test_what_a_module_sows_is_a_metric():
     _, means = jax.jit(train.make_gradient(task))(params, batch, np.int32(0))
     expected = float(sown["entropy"][0].mean())
     assert float(means["entropy"].sum / means["entropy"].weight) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_module_of_ones_own_isolates_documents_and_is_no_class_of_transformers():
+    run = tiny_run("data.isolate_documents=true")
+    assert SownMetric(run.config, run.info, mesh=run.mesh).module.compute.cls_id == run.module.compute.cls_id == 0
+    with pytest.raises(InputError, match=r"config\.model\.implementation = transformers: Entropy "):
+        SownMetric.without_data(tiny_config(STOCK))

@@ -19,7 +19,7 @@ from tests.support.tiny import INFO, tiny_config
 
 @functools.cache
 def module_of(*overrides: str) -> Model:
-    return families.make_module(tiny_config(*overrides).model, INFO, isolated=False)
+    return families.make_module(tiny_config(*overrides).model, INFO)
 
 
 @functools.cache
