@@ -22,7 +22,6 @@ from mlm.training import sharding, train
 from mlm.workdir import Workdir
 
 SHOWN = 3  # rows
-SIGMAS = 5.0  # of a sampled rate: a larger deviation is not chance
 COLORS = {"mask": "red", "random": "magenta", "kept": "cyan"}
 Piece = tuple[str, str, str]  # text, kind ("" where nothing is predicted), what the model reads there
 
@@ -68,32 +67,15 @@ def judge(
         return "error", what, "the manifest's special ids are not the tokenizer's: write the shards again"
     if not count:
         return "error", "nothing is predicted", "check masking.rate, and whether the rows hold text"
-    rate, per_row, masking = count / ordinary, predicted_BxL.sum(1), config.masking
+    masking, per_row = config.masking, predicted_BxL.sum(1)
     probs = {"mask": masking.mask_share, "random": masking.random_share}
     probs["kept"] = max(1 - sum(probs.values()), 0.0)
-    rates = {kind: float((kinds_BxL == kind).sum()) / count for kind in probs}
-    draws = _draws_of_kinds(predicted_BxL) if masking.kind == "span" else count
-    unlikely = [k for k, p in probs.items() if abs(rates[k] - p) > SIGMAS * (p * (1 - p) / draws) ** 0.5 + 1 / draws]
-    # A row's number of predictions is rounded at random, by half a token at most; of whole words, it ends with a word.
-    spread, more = 0.5, 1
-    if masking.kind == "word":
-        spread, more = max(spread, float(np.std(per_row - masking.rate * ordinary_BxL.sum(1)))), masking.longest
-    off = abs(rate - masking.rate) > (SIGMAS * spread * len(kinds_BxL) ** 0.5 + more) / ordinary
-    kinds = ", ".join(f"{rates[kind]:.1%} {kind} ({p:g})" for kind, p in probs.items())
+    kinds = ", ".join(f"{(kinds_BxL == kind).sum() / count:.1%} {kind} ({prob:g})" for kind, prob in probs.items())
     what = (
-        f"{rate:.2%} of the ordinary tokens are predicted (masking.rate = {masking.rate:g}), {per_row.min()} to "
-        f"{per_row.max()} in a row; of them {kinds}; special tokens never"
+        f"{count / ordinary:.2%} of the ordinary tokens are predicted (masking.rate = {masking.rate:g}), "
+        f"{per_row.min()} to {per_row.max()} in a row; of them {kinds}; special tokens never"
     )
-    if off or unlikely:
-        return "warning", what, "the masks are not what config.masking says: see mlm/model/masking.py"
     return "ok", what, ""
-
-
-def _draws_of_kinds(predicted_BxL: np.ndarray) -> float:
-    """Returns how many draws of mask, random or kept a batch of spans is worth: tokens of a run have one in common."""
-    edges = np.flatnonzero(np.diff(np.pad(predicted_BxL, ((0, 0), (1, 1))).ravel().astype(int)))
-    sizes = edges[1::2] - edges[::2]
-    return float(sizes.sum() ** 2 / (sizes**2).sum())
 
 
 def pieces(tok: Tokenizer, ids_L: np.ndarray, read_L: np.ndarray, kinds_L: np.ndarray) -> Iterator[Piece]:
