@@ -9,7 +9,7 @@ import re
 import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 from mlm.data import batches
@@ -23,15 +23,6 @@ ROLES = {
     "validation": re.compile(r"valid(s|ation)?|val(set)?|dev(el|elopment|set)?"),
 }
 LISTED = 5  # folders in a message
-
-
-class Rows(NamedTuple):
-    """Rows `start` up to `stop` of a split of a data set."""
-
-    split: str
-    start: int
-    stop: int
-    role: str  # "train", "validation" or "test"
 
 
 @contextlib.contextmanager
@@ -61,19 +52,22 @@ def role_of(split: str) -> str:
     return next((role for role, names in ROLES.items() if any(map(names.fullmatch, words))), "train")
 
 
-def splits_to_read(rows: Mapping[str, int], spec: str) -> list[Rows]:
-    """Returns what to read of the splits with so many `rows`, validation first: all, or `spec` (as "train[:90%]")."""
+def splits_to_read(rows: Mapping[str, int], spec: str) -> list[tuple[str, int, int, str]]:
+    """Returns (split, first row, last row + 1, role) of all splits, validation first, or of `spec` (as "train[:90%]").
+
+    The splits have so many `rows`; a role is "train", "validation" or "test".
+    """
     import datasets
 
     if not spec:
         splits = sorted(rows, key=lambda split: (role_of(split) != "validation", split))
-        return [Rows(split, 0, rows[split], role_of(split)) for split in splits]
+        return [(split, 0, rows[split], role_of(split)) for split in splits]
     to_read = []
     for slice_ in datasets.ReadInstruction.from_spec(spec).to_absolute(dict(rows)):
         split, size = slice_.splitname, rows[slice_.splitname]
         stop = size if slice_.to is None else min(slice_.to, size)
-        to_read.append(Rows(split, slice_.from_ or 0, stop, role_of(split)))
-    roles = {part.role for part in to_read}
+        to_read.append((split, slice_.from_ or 0, stop, role_of(split)))
+    roles = {role for *_, role in to_read}
     if len(roles) > 1:
         raise ValueError(f"{spec} joins splits for {' and '.join(sorted(roles))}; name them in sources of their own")
     return to_read

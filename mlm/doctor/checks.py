@@ -151,10 +151,9 @@ def lanes(case: Case) -> list[Finding]:
         shards, where = [shard.records for shard in part.manifest.splits["train"].shards], part.manifest.folder
         sizes, rows = [sum(shards[lane::count]) for lane in range(count)], batch * count // lanes
         total = sum(sizes)
-        share = f" gives it {count}" if count < lanes else ""
         if min(sizes) == 0:
             filled = sum(records > 0 for records in shards)
-            what = f"config.data.lanes = {lanes}{share}, the training split has {filled} shards with records"
+            what = f"config.data.lanes = {lanes} gives it {count}, the training split has {filled} shards with records"
             fix = f"set data.lanes to {lanes * filled // count} or less, or write more shards"
             findings.append(Finding("error", what, fix, where))
             continue
@@ -163,8 +162,7 @@ def lanes(case: Case) -> list[Finding]:
             what = f"the lanes hold from {min(sizes):,} to {max(sizes):,} rows: their epochs drift apart"
             findings.append(Finding("warning", what, f"write a multiple of {count} shards (shards.count)", where))
         if rows > total:
-            share = f" holds {rows} of its rows, which" if share else ""
-            what = f"config.data.global_batch = {batch}{share} is more than the {total:,} rows of the training split"
+            what = f"config.data.global_batch = {batch} takes {rows} of the {total:,} rows of the training split"
             findings.append(Finding("warning", what, "a step reads rows twice: lower it, or give more text", where))
         elif not uneven:
             what = f"{count} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"

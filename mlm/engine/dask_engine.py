@@ -8,7 +8,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
-import hashlib
 import importlib.util
 import ipaddress
 import logging
@@ -34,18 +33,10 @@ from mlm.paths import UPath
 POLL = 2.0  # seconds between two counts of the workers
 CLOSE = 10.0  # seconds to close a worker or the scheduler of a run
 DASHBOARD = "127.0.0.1:0"  # of a run: Dask's HTTP has no TLS of ours
-NO_CODE = "mlm is not on this worker"
+NO_CODE = "this code can't be imported by the worker"
 
 
 pool: concurrent.futures.Executor | None = None  # where this process, if it is a worker of a run, runs its tasks
-
-
-class WorkerDiffersError(Exception):
-    """A worker's packages or code differ; its arguments are the host, the code's folder, `worker_fingerprint` there."""
-
-    def __str__(self) -> str:
-        """Returns less than the 10,000 characters from which on Dask leaves the arguments out."""
-        return f"the code in {self.args[1]} on {self.args[0]} differs"
 
 
 class DaskEngine(Engine):
@@ -104,24 +95,13 @@ class DaskEngine(Engine):
             self._client.close()
 
     def _submit(self, function: Callable, item: Any) -> concurrent.futures.Future:
-        return self._executor.submit(_entry(), _own_digest(), pickle.dumps((function, item)))
+        return self._executor.submit(_entry(), fingerprints.worker_fingerprint(), pickle.dumps((function, item)))
 
     def _known(self, error: Exception, label: str) -> StopError | None:
         from distributed import KilledWorker
 
-        if isinstance(error, WorkerDiffersError):
-            host, folder, fingerprint = error.args
-            how = fingerprints.difference(fingerprint, fingerprints.worker_fingerprint())
-            return InputError(
-                f"{label}: the worker on {host}, whose code is in {folder}, differs in {how}; make it alike."
-            )
-        if isinstance(error, ImportError) and error.args[:1] == (NO_CODE,):
-            _, host, folder, python, why = error.args
-            what = (
-                f"the worker on {host}, started in {folder}, can't import this code ({why}); install requirements.txt"
-            )
-            fix = f"start it as `PYTHONPATH=DIR dask worker ...`, DIR being what holds mlm/ ({fingerprints.ROOT} here)"
-            return InputError(f"{label}: {what} for {python} there, and {fix}.")
+        if isinstance(error, ImportError) and str(error).startswith(NO_CODE):
+            return InputError(f"{label}: {error}.")
         if isinstance(error, KilledWorker):
             return PreemptedError(f"{label}: one task killed several workers in turn ({error}); {AGAIN}")
         if isinstance(error, concurrent.futures.CancelledError):
@@ -136,8 +116,9 @@ def _entry() -> Callable:
     `python -m distributed.cli.dask_worker` finds modules in the folder where it is started, the command `dask worker`
     does not: the code is taken from there, if nobody but the worker's user or root can have put it there.
     """
+    root = fingerprints.ROOT
 
-    def entry(expected: str, task: bytes) -> Any:
+    def entry(expected: dict[str, str], task: bytes) -> Any:
         folder = Path.cwd()
         is_trusted = folder.stat().st_uid in (0, os.getuid()) and not folder.stat().st_mode & stat.S_IWOTH
         if importlib.util.find_spec("mlm") is None and is_trusted:
@@ -145,16 +126,21 @@ def _entry() -> Callable:
         try:
             from mlm.engine.dask_engine import run_task
         except (ImportError, AttributeError) as error:
-            raise ImportError(NO_CODE, socket.gethostname(), str(folder), sys.executable, str(error)) from None
+            raise ImportError(
+                f"{NO_CODE} on {socket.gethostname()}, started in {folder} ({error}); install requirements.txt for "
+                f"{sys.executable} there, and start it as `PYTHONPATH=DIR dask worker ...`, DIR being what holds mlm/ "
+                f"({root} here)"
+            ) from None
         return run_task(expected, task)
 
     return entry
 
 
-def run_task(expected: str, task: bytes) -> Any:
-    """Runs a task on a worker, if its packages and code are those of the process that has submitted it."""
-    if _own_digest() != expected:
-        raise WorkerDiffersError(socket.gethostname(), str(fingerprints.ROOT), fingerprints.worker_fingerprint())
+def run_task(expected: dict[str, str], task: bytes) -> Any:
+    """Runs a task on a worker; raises InputError if its packages and code are not the `expected` ones."""
+    if (fingerprint := fingerprints.worker_fingerprint()) != expected:
+        where = f"the worker on {socket.gethostname()}, whose code is in {fingerprints.ROOT},"
+        raise InputError(f"{where} differs in {fingerprints.difference(fingerprint, expected)}; make it alike.")
     if pool is not None:  # in a thread of a run's own worker
         return pool.submit(_run, task).result()
     os.environ |= ONE_THREAD
@@ -266,8 +252,3 @@ def quiet() -> None:
     dask.config.set({"distributed.worker.profile.enabled": False})
     for name in [name for name in logging.root.manager.loggerDict if name.startswith(("distributed", "tornado"))]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-@functools.cache
-def _own_digest() -> str:
-    return hashlib.sha256(repr(fingerprints.worker_fingerprint()).encode()).hexdigest()

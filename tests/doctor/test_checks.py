@@ -160,7 +160,7 @@ def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path):
     [
         ((), 12, 1, "mesh", "16 rows can't be split over 12 devices"),
         ((), 8, 3, "mesh", "--devices=8: must be a multiple of --hosts=3"),
-        (("data.lanes=8",), 8, 1, "lanes", "data.lanes = 8, the training split has 6 shards"),
+        (("data.lanes=8",), 8, 1, "lanes", "data.lanes = 8 gives it 8, the training split has 6 shards"),
         (("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"), 6, 3, "mesh", "a multiple or a divisor of 3"),
     ],
 )

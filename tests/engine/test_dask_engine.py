@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import cloudpickle
 import pytest
 
+from mlm.cluster.fingerprints import worker_fingerprint
 from mlm.engine import certificates, dask_engine, engine
 from mlm.errors import DamageError, InputError, PreemptedError
 from tests import ROOT
@@ -145,7 +146,7 @@ def test_where_a_worker_finds_the_code(tmp_path: pathlib.Path, face: str) -> Non
         tmp_path.chmod(0o1777)
     if face == "a package":
         (tmp_path / "mlm" / "__init__.py").write_text("import no_such_package")
-    task = cloudpickle.dumps((dask_engine._entry(), (dask_engine._own_digest(), pickle.dumps((str, 7)))))
+    task = cloudpickle.dumps((dask_engine._entry(), (worker_fingerprint(), pickle.dumps((str, 7)))))
     line = [sys.executable, "-I", "-c", ON_A_WORKER]
     result = pickle.loads(subprocess.run(line, input=task, cwd=folder, capture_output=True, check=True).stdout)
     if face == "here":
