@@ -44,7 +44,7 @@ def test_the_keeper_holds_nothing_of_the_connection_and_a_secret_stays_in_memory
     stub = "open(folder / 'got', 'w').write(os.environ['SECRET'][::-1]); time.sleep(60)"
     process = host.running(stub, SECRET="canary-1")  # returns, although the process has our pipes' descendants
     keeper = keeper_of(process)
-    assert open_files(keeper) == {"/dev/null", str(host.folder() / "lock")}
+    wait_for(lambda: open_files(keeper) == {"/dev/null", str(host.folder() / "lock")})  # it has just started it
     assert len({os.getsid(keeper), os.getsid(process), os.getsid(0)}) == 3 and os.getpgid(process) == process
     assert str(host.folder() / "lock") not in open_files(process)
     os.kill(keeper, signal.SIGHUP)
@@ -77,7 +77,9 @@ def test_what_is_missing_is_named_before_anything_starts(host):
     job = host.job("time.sleep(60)")
     for text in ("", job[: len(job) // 2], "[]", '{"id": "a"}'):
         assert "not complete" in host.ask("start", stdin=text, code=1)["error"]
-    for wrong in ({"code": "0" * 64}, {"packages": "0" * 16}, {"code": "../x"}):
+    (host.root / "venv" / "old").mkdir()
+    host_setup.write(host.root / "venv" / "old" / "python.json", {"python": "/gone/bin/python"})
+    for wrong in ({"code": "0" * 64}, {"packages": "0" * 16}, {"code": "../x"}, {"packages": "old"}):
         text = json.dumps(json.loads(host.job("")) | wrong)
         assert "sync first" in host.ask("start", stdin=text, code=1)["error"]
     for run in ("", "x" * 201, "ü" * 40):
