@@ -33,24 +33,23 @@ def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest]
         return first
     names = distinct_parts([manifest.folder for _, manifest in folders]) if len(folders) > 1 else [""]
     parts = tuple(Part(name, share, manifest) for name, (share, manifest) in zip(names, folders, strict=True))
-    common = [split for split in SPLITS if all(split in part.manifest.splits for part in parts)]
+    splits = {}
+    for name in SPLITS:
+        of_parts = [(part.share, part.manifest.splits[name]) for part in parts if name in part.manifest.splits]
+        if len(of_parts) == len(parts):
+            shards = tuple(shard for _, split in of_parts for shard in split.shards)
+            entropies = [
+                share * split.unigram_entropy for share, split in of_parts if split.unigram_entropy is not None
+            ]
+            splits[name] = Split(shards, unigram_entropy=sum(entropies) if len(entropies) == len(parts) else None)
     return dataclasses.replace(
         first,
         folder=" + ".join(part.manifest.folder for part in parts),
         full_rows=all(part.manifest.full_rows for part in parts),
         rows="" if len(parts) > 1 else first.rows,
-        splits={split: _join_splits([(part.share, part.manifest.splits[split]) for part in parts]) for split in common},
+        splits=splits,
         parts=parts,
         sets=sets or {part.name: part.manifest for part in parts},
-    )
-
-
-def _join_splits(splits: Sequence[tuple[float, Split]]) -> Split:
-    """Returns one split for (share, split) of all folders: their shards, and the mean entropy if all have one."""
-    entropies = [share * split.unigram_entropy for share, split in splits if split.unigram_entropy is not None]
-    return Split(
-        shards=tuple(shard for _, split in splits for shard in split.shards),
-        unigram_entropy=sum(entropies) if len(entropies) == len(splits) else None,
     )
 
 

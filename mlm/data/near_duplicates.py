@@ -41,8 +41,8 @@ def join(bands_E: np.ndarray, parts_E: np.ndarray) -> np.ndarray:
     """Returns the PAIRs of documents that share bands, in order; all bands with the same hash must be there."""
     order = np.lexsort((bands_E["place"], parts_E, bands_E["hash"]))
     bands_E, parts_E, hashes = bands_E[order], parts_E[order], bands_E["hash"][order]
-    starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)])
-    first = np.repeat(starts, np.diff(starts, append=len(hashes)))
+    _, starts, bucket_E = np.unique(hashes, return_index=True, return_inverse=True)
+    first = starts[bucket_E]
     place = np.arange(len(hashes)) - first
     pairs_by_number = [np.zeros(0, PAIR)]
     for number in range(EARLIEST):

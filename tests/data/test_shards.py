@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -28,7 +29,6 @@ from tests.support.corpora import (
     corpus_of,
     ids_of,
     shard_rows,
-    train_tokenizer,
     write_jsonl,
     write_shards,
     written_texts,
@@ -213,8 +213,8 @@ def test_a_small_validation_split_gets_fewer_shards(texts, tokenizer_folder, tmp
     assert sum(records) + len(records) > made.splits["validation"].tokens / LENGTH
 
 
-def test_a_large_vocabulary_takes_four_bytes_a_token(texts, tmp_path):
-    folder = train_tokenizer(texts, tmp_path / "tokenizer", kind="wordpiece")
+def test_a_large_vocabulary_takes_four_bytes_a_token(texts, tokenizers, tmp_path):
+    folder = str(shutil.copytree(tokenizers["wordpiece"], tmp_path / "tokenizer"))
     file = pathlib.Path(folder, "tokenizer.json")
     content = json.loads(file.read_text())
     content["model"]["vocab"] |= {f"word{n}x": 600 + n for n in range(2**16)}
