@@ -48,7 +48,7 @@ def test_a_file_in_the_place_of_mlm(ready_pod):
 def test_a_second_run_attaches(ready_pod):
     ready_pod.ready(WAITS)
     assert "attempt 1: started on 2 hosts" in ready_pod.tpu(*RUN, "--detach")
-    first = ready_pod.processes()
+    first = wait_for(lambda: len(both := ready_pod.processes()) == 2 and both)
     said = ready_pod.tpu(*RUN, "--detach", "--again")
     assert "is alive already" in said and ready_pod.processes() == first and ready_pod.starts() == 2
     assert "run 'a', attempt 1, is alive" in ready_pod.tpu("status")
@@ -143,7 +143,7 @@ def test_the_first_cause_is_told(ready_pod):
     ready_pod.ready("time.sleep(60 if sys.argv[-1] == '--process-id=0' else 0.1); sys.exit(3)")
     ready_pod.tpu(*RUN, "--detach")
     wait_for((ready_pod.host_folder(1) / "exit.json").exists)
-    os.kill(ready_pod.processes()[0], signal.SIGABRT)  # as jax ends its peers
+    os.kill(wait_for(ready_pod.processes)[0], signal.SIGABRT)  # as jax ends its peers
     said = ready_pod.tpu("logs", "a", "--every=0.05", code=3)
     assert "first cause: host 1 " in said and "ended with exit code 3" in said
     assert "host 0 (127.0.0.1): exited, signal 6" in said
@@ -188,7 +188,7 @@ def test_ctrl_c_leaves_the_run_alone(ready_pod):
     soon("runs/pods/it%27s/1/1.log", lambda: os.kill(os.getpid(), signal.SIGINT))
     said = ready_pod.tpu(*RUN, "--id=it's", code=130)  # it is not done: nothing is to follow by &&
     assert "python launch/tpu.py logs 'it'\"'\"'s'" in said
-    assert all(map(alive, ready_pod.processes("it%27s")))
+    wait_for(lambda: len(list(filter(alive, ready_pod.processes("it%27s")))) == 2)
 
 
 def test_a_preempted_pod_ends_the_following(ready_pod):
