@@ -12,7 +12,7 @@ import types
 
 from mlm import config as configs
 from mlm import config_mine, entry, logs
-from mlm.cluster import watch
+from mlm.cluster import detect, watch
 from mlm.errors import InputError, PreemptedError, StopError, of_storage
 from mlm.text import prepare_streams, use_utf8
 
@@ -36,6 +36,8 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
     "report": "write curves and tables as one HTML page",
 }
 TRAIN = ("run", "train", "classify")
+NO_CONFIG = ("average", "predict", "report")
+ALONE = ("average", "bench", "compare", "doctor", "predict")  # of one process, where TPUs want one on each host
 EXAMPLES = """examples:
   python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart
   python -m mlm train --config=configs/quickstart.py --workdir=runs/quickstart --config.train.steps=8000
@@ -63,28 +65,30 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
         args.entry = entry.open_entry(pretraining, argv)
         entry.check_expected(args.entry, socket.gethostname())
         args.entry.check_command(args.name, getattr(args, "command", ""))
+        if args.name in ALONE:
+            detect.refuse_part_of_a_slice()
+        if overrides and args.name in NO_CONFIG:
+            raise InputError(f"--config.{overrides[0]}: {args.name} takes no --config.KEY; leave it out.")
         importlib.import_module(f"mlm.commands.{args.name}").main(args, overrides)
         sys.stdout.flush()  # Python's own flush at the exit would be too late for an exit code
         return watching.end(0)
-    except StopError as error:
-        print(f"mlm {args.name}: {error}", file=sys.stderr, flush=True)
-        return watching.failed(error, error.code)
-    except KeyboardInterrupt as error:
-        print(f"mlm {args.name}: interrupted; run the same command to continue.", file=sys.stderr, flush=True)
-        return watching.failed(error, PreemptedError.code)
     except BrokenPipeError:  # as in `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if "processes" in args:  # a lost ssh connection is no success of a run
             return watching.failed(StopError("nobody reads the output any more; run the same command to continue."), 1)
         return watching.end(0)
-    except Exception as error:
-        if (refused := of_storage(error) or config_mine.of_missing_key(error)) is None:
+    except (Exception, KeyboardInterrupt) as caught:
+        error = of_storage(caught) or config_mine.of_missing_key(caught) or caught
+        if isinstance(error, StopError):
+            text, code = str(error), error.code
+        elif isinstance(error, KeyboardInterrupt):
+            text, code = "interrupted; run the same command to continue.", PreemptedError.code
+        else:
             traceback.print_exc()
             message = (str(error).splitlines() or [""])[0]  # jax puts a note after it
-            print(f"mlm {args.name}: {type(error).__name__}: {message:.300}", file=sys.stderr, flush=True)
-            return watching.failed(error, 1)
-        print(f"mlm {args.name}: {refused}", file=sys.stderr, flush=True)
-        return watching.failed(refused, refused.code)
+            text, code = f"{type(error).__name__}: {message:.300}", 1
+        print(f"mlm {args.name}: {text}", file=sys.stderr, flush=True)
+        return watching.failed(error, code)
 
 
 def _stop(number: int, frame: types.FrameType | None) -> None:

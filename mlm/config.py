@@ -146,26 +146,26 @@ def replace(
     config: ConfigDict, values: dict[str, Any], *, task: str = PRETRAINING, rules: Mapping[str, Rule] | None = None
 ) -> ConfigDict:
     """Returns a copy with the values of some "group.key" replaced, validated (`rules`: of the file) and locked."""
-    return _finish(unflatten(flatten(config)), values, task, rules or {})
+    return _finish(config, values, task, rules or {})
 
 
 def _finish(
     config: ConfigDict, values: dict[str, Any], task: str, rules: Mapping[str, Rule], derive: Derive | None = None
 ) -> ConfigDict:
-    _set(config, values)
-    _check_keys(config, rules)
-    _set(config, _expanded(flatten(config)))
+    flat = flatten(config) | values
+    _check_keys(flat, rules)
+    flat |= _expanded(flat)
     if derive:
-        _set(config, derive(flatten(config), values.keys()))
-        _check_keys(config, rules)
-    _check_across(config, task)
-    return config.lock()
-
-
-def _set(config: ConfigDict, values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        group, _, name = key.rpartition(".")
-        config[group][name] = value
+        flat |= derive(flat, values.keys())
+        _check_keys(flat, rules)
+    for key, value in ONLY_PRETRAINING.items():
+        if task == CLASSIFICATION and flat[key] != value:
+            raise InputError(f"config.{key} = {flat[key]!r}: is for pretraining alone; set it to {value!r}.")
+    finished = unflatten(flat).lock()
+    for key, allowed in across(finished):
+        if not NOT_READ[task].fullmatch(key):
+            raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")
+    return finished
 
 
 def _expanded(flat: dict[str, Any]) -> dict[str, Any]:
@@ -198,11 +198,8 @@ def _advice(key: str, flat: Mapping[str, Any]) -> str:
     """Returns the end of a sentence about a key that is not among those of a config."""
     if is_mine(key):
         return hint(key, filter(is_mine, flat)) or f"; {config_mine.DEFINE}{key.removeprefix(MINE)} = 0.5."
-    if near := hint(key, flat):
-        return near
-    if "." in key and key.partition(".")[0] not in {known.partition(".")[0] for known in RULES}:
-        return f"; keys of your own stand in the group {MINE} of your config file."
-    return "; configs/base.py lists every key."
+    others = f"configs/base.py lists every key, and keys of your own stand in config.{MINE} of your config file"
+    return hint(key, flat) or f"; {others}."
 
 
 def _parse(key: str, text: str, default: Any) -> Any:
@@ -253,31 +250,19 @@ def _as_tuples(value: Any, expansion: Callable[[str], str] = str) -> Any:
     return expansion(value) if isinstance(value, str) else value
 
 
-def _check_keys(config: ConfigDict, rules: Mapping[str, Rule]) -> None:
-    flat = flatten(config)
+def _check_keys(flat: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
     for key, value in flat.items():
         if is_mine(key):
             config_mine.check(key, value, rules)
             continue
         if key not in RULES:
-            advice = hint(key, RULES) or f"; keys of your own stand in config.{MINE}."
-            raise InputError(f"config.{key} is not a key of configs/base.py{advice}")
+            raise InputError(f"config.{key} is not a key of configs/base.py{_advice(key, RULES)}")
         check, allowed = RULES[key]
         if not check(value):
             raise InputError(f"config.{key} = {value!r}: must be {allowed}.")
     missing = RULES.keys() - flat.keys()
     if missing:
         raise InputError(f"config.{min(missing)} is missing; start a config from configs/base.py.")
-
-
-def _check_across(config: ConfigDict, task: str) -> None:
-    flat = flatten(config)
-    for key, value in ONLY_PRETRAINING.items():
-        if task == CLASSIFICATION and flat[key] != value:
-            raise InputError(f"config.{key} = {flat[key]!r}: is for pretraining alone; set it to {value!r}.")
-    for key, allowed in across(config):
-        if not NOT_READ[task].fullmatch(key):
-            raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")
 
 
 def fingerprint(config: ConfigDict) -> str:

@@ -66,7 +66,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
-def of_missing_key(error: Exception) -> InputError | None:
+def of_missing_key(error: BaseException) -> InputError | None:
     """Returns the sentence for code that reads a key which the group lacks, None for any other error."""
     group, name = getattr(error, "obj", None), getattr(error, "name", None)
     if isinstance(error, KeyError) and error.__traceback__ is not None:  # config.mine["x"]

@@ -41,7 +41,7 @@ class PreemptedError(StopError):
     code = 75
 
 
-def of_storage(error: Exception) -> InputError | None:
+def of_storage(error: BaseException) -> InputError | None:
     """Returns the sentence for what a disk refuses, None for any other error."""
     if not isinstance(error, OSError):
         return None

@@ -14,11 +14,29 @@ from mlm.paths import UPath, check_reachable, is_remote, write_text
 from mlm.text import printable
 
 RESULTS = "evaluation.json"  # beside a model: the scores of the command `evaluate`
-STANDARD = (  # names of the numbers in lines of metrics.jsonl and evaluation.json
-    *("step", "loss", "loss_se_records", "loss_se_draws", "perplexity", "accuracy", "bits_per_byte", "predictions"),
-    *("precision", "recall", "f1", "f1_macro", "f1_positive", "matthews", "mse", "pearson", "spearman"),
-    *("words", "words_cut", "rows", "grad_norm", "learning_rate", "skipped", "share"),
-)
+SCORES = {  # in lines of metrics.jsonl and evaluation.json: key -> (name on a page, format)
+    "step": ("steps", ","),
+    "loss": ("loss, nats", ".4f"),
+    "loss_se_records": ("loss, standard error over records", ".4f"),
+    "loss_se_draws": ("loss, standard error over draws of the masks", ".4f"),
+    "perplexity": ("perplexity", ",.2f"),
+    "accuracy": ("accuracy", ".2%"),
+    "bits_per_byte": ("bits per byte", ".4f"),
+    "predictions": ("predictions", ","),
+    "precision": ("precision, spans of words", ".2%"),
+    "recall": ("recall, spans of words", ".2%"),
+    "f1": ("F1, weighted", ".2%"),
+    "f1_macro": ("F1, mean of classes", ".2%"),
+    "f1_positive": ("F1 of the second class", ".2%"),
+    "matthews": ("Matthews", ".4f"),
+    "mse": ("mse", ".4f"),
+    "pearson": ("pearson", ".4f"),
+    "spearman": ("spearman", ".4f"),
+    "words": ("words", ","),
+    "words_cut": ("words cut off", ","),
+    "rows": ("rows", ","),
+}
+STANDARD = (*SCORES, "grad_norm", "learning_rate", "skipped", "share")  # names of all numbers there
 NORMS = ("gradient_norms", "parameter_norms", "updates_over_parameters")  # in a row of norms.jsonl
 EVERY = 20.0  # seconds between two writes of a log in a bucket, which can replace an object about once a second
 

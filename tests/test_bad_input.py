@@ -21,18 +21,23 @@ from tests.support.processes import environment, seconds_of_children, start, tra
 from tests.support.refusals import foreign, refuse
 
 CONFIGS = [
-    (["--config.optimizer.lr=1"], "optimizer.lr", "no such key"),
-    (["--config.optimizer.learning_rate=nan"], "optimizer.learning_rate = nan", "finite"),
-    (["--config=configs/none.py"], "configs/none.py", "no such file"),
-    (["--workdir=requirements.txt/below"], "requirements.txt/below", "can't be written"),
-    (["--config.shards.dir=/nowhere/shards"], "/nowhere/shards", "holds no shards"),
+    ("--config.optimizer.lr=1", "optimizer.lr", "no such key"),
+    ("--config.optimizer.learning_rate=nan", "optimizer.learning_rate = nan", "finite"),
+    ("--config=configs/none.py", "configs/none.py", "no such file"),
+    ("--workdir=requirements.txt/below", "requirements.txt/below", "can't be written"),
+    ("--config.shards.dir=/nowhere/shards", "/nowhere/shards", "holds no shards"),
 ]
 
 
+@pytest.mark.parametrize(("flag", "culprit", "words"), CONFIGS)
+def test_a_config_that_is_refused(tmp_path, capsys, flag, culprit, words):
+    arguments = ["train", "--config=configs/base.py", f"--workdir={tmp_path / 'run'}", flag]
+    refuse(arguments, 2, culprit, words, capsys=capsys)
+
+
 @pytest.mark.standard
-@pytest.mark.parametrize(("arguments", "culprit", "words"), CONFIGS, ids=[case[0][0] for case in CONFIGS])
-def test_config_is_refused_in_three_seconds(tmp_path, arguments, culprit, words):
-    command = ["train", "--config=configs/base.py", f"--workdir={tmp_path / 'run'}", *arguments]
+def test_a_config_is_refused_in_three_seconds(tmp_path):
+    command = ["train", "--config=configs/base.py", f"--workdir={tmp_path / 'run'}", CONFIGS[-1][0]]
     before = seconds_of_children()
     process = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "mlm", *command],
@@ -45,9 +50,7 @@ def test_config_is_refused_in_three_seconds(tmp_path, arguments, culprit, words)
     sentences = [line for line in process.stderr.splitlines() if not line.startswith("import time:")]
     assert process.returncode == 2, process.stderr
     assert len(sentences) == 1
-    assert sentences[0].startswith("mlm train: ")
-    assert culprit in sentences[0]
-    assert words in sentences[0]
+    assert sentences[0].startswith("mlm train: ") and CONFIGS[-1][1] in sentences[0]
     assert not re.search(r"\| +jax$|\| +tensorflow$", process.stderr, re.MULTILINE), "jax was imported"
     assert seconds < 3, f"{seconds:.1f} s"
 

@@ -175,7 +175,7 @@ def test_a_saved_config_changed_at_random_is_read_or_refused(tmp_path):
     content = configs.load("configs/base.py", []).to_dict() | {"mine": {"x": 1}}
     values = ["x", None, -1, 0, 10**400, 1.5, math.nan, math.inf, True, [], {}, [1], {"a": 1}, [[]], "\ud800", [None]]
     refused = 0
-    for seed in range(600):
+    for seed in range(200):
         rng = random.Random(seed)
         changed = copy.deepcopy(content)
         group = rng.choice(list(changed))
@@ -187,7 +187,7 @@ def test_a_saved_config_changed_at_random_is_read_or_refused(tmp_path):
         except StopError as error:
             refused += 1
             assert error.code in (2, 4), error
-    assert refused > 300
+    assert refused > 100
 
 
 OWN = BODY.format("c.mine.alpha, c.mine.n, c.mine.deep, c.mine.name, c.mine.pairs = 1.0, 2, False, 'x', ((1, 0.5),)")

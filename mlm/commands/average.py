@@ -2,7 +2,6 @@
 
 import argparse
 
-from mlm.cluster import detect
 from mlm.commands import common
 from mlm.errors import InputError
 from mlm.workdir import Workdir, lock
@@ -19,8 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    detect.refuse_part_of_a_slice()
-    common.refuse_overrides(args, overrides)
     if args.last < 0:
         raise InputError(f"--last={args.last}: must not be negative.")
     if not 0 < args.decay <= 1:

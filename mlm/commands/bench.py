@@ -11,7 +11,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm.cluster import detect
 from mlm.commands import common
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest
@@ -41,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    detect.refuse_part_of_a_slice()
     check(args)
     config, manifest, folder, recipes = common.read_config(args, overrides), None, "", {}
     preflight.refuse(preflight.Case(args.name, config, None, args))

@@ -17,7 +17,6 @@ from mlm.commands import common
 from mlm.commands.export import write_export
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.errors import InputError
-from mlm.text import printable
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         config, body, load_params = _find_model(config, workdir, examples)
         task = classification.Classification(config, examples, body, load_params)
         if cluster.is_primary():
-            _describe(config, examples, body)
+            _describe(config, examples)
         hub.train_and_push(config, workdir, task, args.entry)
         best = write_export(workdir, args, torch_python="")
         split = "test" if "test" in examples.splits else "validation"
@@ -124,34 +123,24 @@ def _find_model(
     return config, body, (lambda: source().encoder) if init_from else None
 
 
-def _describe(config: ConfigDict, examples: Examples, body: PretrainedConfig) -> None:
+def _describe(config: ConfigDict, examples: Examples) -> None:
+    """Prints how many rows each split has, and how many of them are cut."""
     for name, split in examples.splits.items():
-        cut = f", {split.truncated:,} of them truncated to {examples.length}" if split.truncated else ""
-        lengths = f"{split.lengths.min()} to {split.lengths.max()} tokens"
+        cut = f", {split.truncated:,} of them truncated to {examples.length} tokens" if split.truncated else ""
         if split.words:
             cut += f", {len(split.labels_N):,} words, {(split.words.token_W < 0).sum():,} of them cut off"
-        common.say(f"classify: {name}: {config.classify[name]}, {len(split):,} rows of {lengths}{cut}")
-    unit = "labels of words" if examples.splits["train"].words else "classes"
-    predicts = f"{len(examples.labels)} {unit}" if examples.labels else "a number"
-    common.say(
-        f"classify: {predicts}; {body.num_hidden_layers} layers of {body.hidden_size}, from "
-        f"{config.train.init_from or 'random values'}; batches are padded to "
-        f"{' or '.join(map(str, examples.lengths()))} tokens, each compiled once"
-    )
+        common.say(f"classify: {name}: {config.classify[name]}, {len(split):,} rows{cut}")
+    predicts = f"{len(examples.labels)} classes" if examples.labels else "a number"
+    common.say(f"classify: {predicts}, from {config.train.init_from or 'random values'}")
 
 
 def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> None:
-    """Prints the scores of the best checkpoint, its most frequent confusions, and the paths."""
-    from mlm.report import report
-
+    """Prints the scores of the best checkpoint, and the paths."""
     content = logs.read_object(workdir.classification)
     print(f"\nbest checkpoint, after {best.step:,} steps, on the {scores['rows']:,} {content['split']} rows")
     for name, set_scores in {"": scores, **content["sets"]}.items():
-        specs = {key: spec for key, (_, spec) in report.SCORES.items() if key in set_scores and key != "rows"}
+        specs = {key: spec for key, (_, spec) in logs.SCORES.items() if key in set_scores and key != "rows"}
         values = {key: math.nan if set_scores[key] is None else set_scores[key] for key in specs}
         shown = ", ".join(f"{key} {values[key]:{spec}}" for key, spec in specs.items())
         print(f"  {f'{name}: ' if name else ''}{shown or 'no labels'}")
-    unit = "words" if "words" in scores else "rows"
-    for true, predicted, count, rows in report.confused_pairs(content, 5):
-        print(printable(f"  {count} of {rows} {unit} of {true} predicted as {predicted}"))
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")

@@ -59,12 +59,6 @@ def add_workdir_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", type=path, default="", metavar="DIR", help="folder of the run, local or gs://")
 
 
-def refuse_overrides(args: argparse.Namespace, overrides: list[str]) -> None:
-    """Raises InputError if there are any: for commands that read no config."""
-    if overrides:
-        raise InputError(f"--config.{overrides[0]}: {args.name} takes no --config.KEY; leave it out.")
-
-
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
     detected = "Detected on TPU VMs, GKE TPUs, Slurm and Open MPI; these flags override what is detected."
     group = parser.add_argument_group("several processes", detected)
@@ -120,11 +114,10 @@ def open_run(
     """Joins the other processes if the command has flags for them; returns the config and the workdir, created."""
     if "processes" in args:
         join(args, overrides, task=task)
-    config = read_config(args, overrides, task=task, starts=True)
+    config = read_config(args, overrides, task=task, starts=True, says=True)
     if getattr(args, "skip_batches", []):
         ranges = tuple(dict.fromkeys([*config.data.skip_batches, *args.skip_batches]))
         config = configs.replace(config, {"data.skip_batches": ranges})
-    say_inherited(args, config)
     workdir = Workdir(args.workdir, create=is_remote(args.workdir) or None)  # tries whether a bucket can be written
     if "averaged" in locate.metadata(workdir):  # parameters alone
         raise InputError(
@@ -179,16 +172,23 @@ def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) 
 
 
 def read_config(
-    args: argparse.Namespace, overrides: list[str], *, task: str = configs.PRETRAINING, starts: bool = False
+    args: argparse.Namespace,
+    overrides: list[str],
+    *,
+    task: str = configs.PRETRAINING,
+    starts: bool = False,
+    says: bool = False,
 ) -> ConfigDict:
-    """Returns the config of --config, or without it the workdir's; a command that `starts` needs train.init_from."""
+    """Returns the config of --config, or without it the workdir's; a command that `starts` needs train.init_from.
+
+    `args.inherited` is what the config takes from that model; with `says`, process 0 prints it, or why it is nothing.
+    """
     if args.config is None:
         return configs.load_saved(Workdir(args.workdir, create=False).config, overrides, task=task)
-
-    step = getattr(args, "step", None) if starts else None
-    args.inherited, args.not_inherited = {}, ""
+    step, remark, args.inherited = getattr(args, "step", None) if starts else None, "", {}
 
     def derive(flat: dict[str, Any], overridden: Collection[str]) -> dict[str, Any]:
+        nonlocal remark
         init_from = flat[INIT_FROM]
         if not init_from and step is None:
             return {}
@@ -203,19 +203,15 @@ def read_config(
         except (InputError, DamageError) as error:
             if starts:
                 raise
-            args.not_inherited = str(error)
+            remark = f"the sizes are those of the config: {error}"
+        if keys := ", ".join(f"{key}={value}" for key, value in args.inherited.items()):
+            remark = f"from train.init_from = {named}: {keys}"
         return {INIT_FROM: named} | args.inherited
 
-    return configs.load(args.config, overrides, task=task, derive=derive)
-
-
-def say_inherited(args: argparse.Namespace, config: ConfigDict) -> None:
-    """Prints what the config takes from the model of train.init_from, or why nothing, from process 0."""
-    keys = ", ".join(f"{key}={value}" for key, value in args.inherited.items())
-    if keys and not getattr(args, "process_id", 0):
-        say(printable(f"from train.init_from = {config.train.init_from}: {keys}"))
-    if args.not_inherited:
-        say(printable(f"the sizes are those of the config: {args.not_inherited}"))
+    config = configs.load(args.config, overrides, task=task, derive=derive)
+    if says and remark and not getattr(args, "process_id", 0):
+        say(printable(remark))
+    return config
 
 
 def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:

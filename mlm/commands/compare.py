@@ -4,7 +4,6 @@ import argparse
 import json
 
 from mlm import config as configs
-from mlm.cluster import detect
 from mlm.commands import common
 from mlm.errors import InputError
 from mlm.paths import write_text
@@ -27,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    detect.refuse_part_of_a_slice()
     if args.words < 1 or args.window < 1:
         raise InputError(f"--words={args.words} --window={args.window}: must be 1 or more.")
     config = configs.load(str(configs.BASE), overrides)

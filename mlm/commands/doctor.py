@@ -5,7 +5,6 @@ import dataclasses
 import json
 import re
 
-from mlm.cluster import detect
 from mlm.commands import common
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest
@@ -37,17 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    detect.refuse_part_of_a_slice()
     if args.topology:
         topology.prepare()  # before jax is imported
-    config, workdir = common.read_config(args, overrides), Workdir(args.workdir, create=None)
+    config, workdir = common.read_config(args, overrides, says=True), Workdir(args.workdir, create=None)
     if min(args.hosts, args.devices) < 0 or args.rows < 1:
         raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
     common.check_sources("--against", args.against)
     if args.record:
         show_record(common.load_data(config, workdir), str(workdir.tokenizer), args.record, as_json=args.json)
         return
-    common.say_inherited(args, config)
     from rich.text import Text
 
     from mlm.doctor import checks, first_batch

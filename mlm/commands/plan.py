@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     topology.prepare()  # before jax is imported
-    config, manifest = common.read_config(args, overrides), None
-    common.say_inherited(args, config)
+    config, manifest = common.read_config(args, overrides, says=True), None
     if args.workdir:
         manifest = common.open_data(config, Workdir(args.workdir, create=False))
     results = compute(args, config, manifest)

@@ -3,7 +3,6 @@
 import argparse
 import sys
 
-from mlm.cluster import detect
 from mlm.commands import common
 from mlm.errors import InputError
 from mlm.pretrained import locate
@@ -20,8 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    detect.refuse_part_of_a_slice()
-    common.refuse_overrides(args, overrides)
     workdir = None if args.model else Workdir(args.workdir, create=False)
     name = common.named_model(args) or workdir
     is_classifier = locate.is_classifier(name)

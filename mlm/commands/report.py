@@ -13,12 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    common.refuse_overrides(args, overrides)
     workdir = Workdir(args.workdir, create=False)
-    from mlm.report import compare, report
+    from mlm.report import report
 
     if args.compare:
-        print(compare.write([workdir, *(Workdir(folder, create=False) for folder in args.compare)]))
+        print(report.compare([workdir, *(Workdir(folder, create=False) for folder in args.compare)]))
     else:
         report.write(workdir)
         print(workdir.report)

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from ml_collections import ConfigDict
 
 from mlm import config as configs
-from mlm import entry
+from mlm import entry, logs
 from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.data.stages import make_stages
@@ -23,7 +23,7 @@ from mlm.model import classifier
 from mlm.pretrained.load import Pretrained
 from mlm.report import plots
 from mlm.report.goodput import Line
-from mlm.report.report import SCORES, Rows, score_rows
+from mlm.report.report import Rows, score_rows
 from mlm.report.summary import RunSummary
 from mlm.text import code, markdown, printable, templates
 
@@ -165,7 +165,7 @@ def _losses(history: RunSummary) -> list[tuple[str, float, str]]:
 def _tests(history: RunSummary, step: int) -> Rows:
     """Returns head and rows of the scores of the test split at a step; none if it was not scored."""
     tests = {name: scores for name, scores in history.tests.items() if scores["step"] == step}
-    rows = [row for row in score_rows(list(tests.values())) if row[0] != SCORES["step"][0]]
+    rows = [row for row in score_rows(list(tests.values())) if row[0] != logs.SCORES["step"][0]]
     return [("", *(name.rpartition(", step ")[0] for name in tests)), *rows] if tests else []
 
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -56,9 +55,12 @@ def draw(train: list[Line], evals: list[Line], sessions: list[Session], entropy:
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
-    if any(line["kind"] == "train" for session in sessions for line in session.lines):
+    lines = [line for session in sessions for line in session.lines if line["step"] <= session.kept]
+    if kept := [line for line in lines if line["kind"] == "train"]:
         with _figure(figures, "Throughput", "tokens/s") as axes:
-            _throughput(axes, sessions)
+            _curve(axes, points(kept, "tokens_per_second"), TRAIN)
+            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.set_ylim(bottom=0, top=1.1 * axes.get_ylim()[1])
     return figures
 
 
@@ -103,29 +105,6 @@ def draw_together(runs: dict[str, Sequence[Points]], x_unit: str, y_unit: str = 
     return figures[""]
 
 
-@matplotlib.rc_context(STYLE)
-def draw_over_values(curves: dict[str, Sequence[tuple[Any, float, float, float]]], key: str, score: str) -> Figure:
-    """Returns a score over the values of a key: name -> (value, lowest, median, highest score) of a curve."""
-    values = list(dict.fromkeys(value for curve in curves.values() for value, *_ in curve))
-    numbers = all(type(value) in (int, float) for value in values)
-    places = dict(zip(values, values if numbers else range(len(values)), strict=True))
-    figure = Figure(figsize=(4.7, 2.9), layout="constrained")
-    axes = figure.add_subplot(xlabel=key, ylabel=score)
-    for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
-        low, median, high = np.array([scores for _, *scores in curve]).T
-        x, spread = [places[value] for value, *_ in curve], [median - low, high - median]
-        label = name.replace("$", r"\$")
-        axes.errorbar(x, median, spread, label=label, color=color, marker="o", markersize=4, capsize=2.5, elinewidth=1)
-    if numbers and 0 < 10 * min(values) <= max(values):
-        axes.set_xscale("log")
-    names = [f"{value:g}" if numbers else str(value).replace("$", r"\$")[-20:] for value in values]
-    axes.set_xticks(list(places.values()), names)
-    axes.set_xticks([], minor=True)
-    if any(curves):
-        axes.legend()
-    return figure
-
-
 def points(
     lines: list[Line], key: str, scale: float = 1, position: Callable[[Line], float | None] = lambda line: line["step"]
 ) -> Points:
@@ -168,17 +147,3 @@ def _curve(axes: Axes, curve: Points, color: str, label: str = "", *, marked: bo
     if curve[0]:
         marker = "o" if (marked and len(curve[0]) < FEW) or len(curve[0]) == 1 else ""
         axes.plot(*curve, color=color, marker=marker, markersize=4, label=label or None)
-
-
-def _throughput(axes: Axes, sessions: list[Session]) -> None:
-    for session in sessions:
-        lines = [line for line in session.lines if line["kind"] == "train"]
-        kept = [line for line in lines if line["step"] <= session.kept]
-        label = "" if axes.get_legend_handles_labels()[1] else "steps made again later"
-        _curve(axes, points(lines[len(kept) :], "tokens_per_second"), FAINT, label)
-        _curve(axes, points(kept, "tokens_per_second"), TRAIN)
-    for number, session in enumerate(sessions[1:]):
-        step = session.lines[0]["step"]
-        axes.axvline(step, color=EVAL, linewidth=1, linestyle=(0, (2, 2)), label="" if number else "restart")
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.set_ylim(bottom=0, top=1.1 * axes.get_ylim()[1])

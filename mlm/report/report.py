@@ -1,8 +1,9 @@
-"""What a run did, as one HTML page with plots, from its logs. Nothing here imports jax."""
+"""What a run did, or several beside one another, as one HTML page with plots, from their logs. No jax."""
 
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -12,9 +13,9 @@ from mlm import config as configs
 from mlm import entry, logs
 from mlm.errors import InputError
 from mlm.monitor import adviser
-from mlm.paths import write_text
+from mlm.paths import canonical, write_text
 from mlm.pretrained import locate
-from mlm.report import family, plots, summary
+from mlm.report import plots, summary
 from mlm.report.goodput import Line
 from mlm.report.summary import RunSummary
 from mlm.tasks.scores import selected
@@ -23,28 +24,7 @@ from mlm.workdir import Workdir
 
 Rows = list[tuple[str, ...]]
 
-SCORES = {  # of a line of metrics.jsonl: key -> (name on the page, format)
-    "step": ("steps", ","),
-    "loss": ("loss, nats", ".4f"),
-    "loss_se_records": ("loss, standard error over records", ".4f"),
-    "loss_se_draws": ("loss, standard error over draws of the masks", ".4f"),
-    "perplexity": ("perplexity", ",.2f"),
-    "accuracy": ("accuracy", ".2%"),
-    "bits_per_byte": ("bits per byte", ".4f"),
-    "predictions": ("predictions", ","),
-    "precision": ("precision, spans of words", ".2%"),
-    "recall": ("recall, spans of words", ".2%"),
-    "f1": ("F1, weighted", ".2%"),
-    "f1_macro": ("F1, mean of classes", ".2%"),
-    "f1_positive": ("F1 of the second class", ".2%"),
-    "matthews": ("Matthews", ".4f"),
-    "mse": ("mse", ".4f"),
-    "pearson": ("pearson", ".4f"),
-    "spearman": ("spearman", ".4f"),
-    "words": ("words", ","),
-    "words_cut": ("words cut off", ","),
-    "rows": ("rows", ","),
-}
+ABSENT = "no such key"  # of a group `mine`, in one of several configs
 PAIRS = 20  # of classes most often confused, on the page
 
 
@@ -52,12 +32,17 @@ def write(workdir: Workdir) -> None:
     """Makes report.html: one file that needs no network."""
     run, classification = gather(workdir), logs.read_object(workdir.classification)
     figures = plots.draw(run.train, run.evals, run.sessions, run.unigram_entropy)
-    if downstream := {name: (([], []), points) for name, points in family.curves(run.ancestry).items()}:
+    if downstream := {name: (([], []), points) for name, points in summary.curves(run.ancestry).items()}:
         figures["Downstream scores"] = plots.draw_together(downstream, "tokens read", "%")
     if len(norms := logs.read(workdir.norms, "norms")) > 1:
         figures["Norms"] = plots.draw_norms(norms)
     columns = list(dict.fromkeys(key for numbers in run.xla.values() for key in numbers))
     programs = ((name, *(f"{p[key]:,.10g}" if key in p else "" for key in columns)) for name, p in run.xla.items())
+    scored = {}
+    if run.evals:
+        scored |= {"evaluation, last": run.evals[-1], "evaluation, best": best_evaluation(run.evals, run.config)}
+    if run.train:
+        scored["training, last"] = run.train[-1]
     values = {
         "run": run,
         "programs": [("program", *columns), *programs],
@@ -66,7 +51,7 @@ def write(workdir: Workdir) -> None:
         "advice": logs.read(workdir.advice),
         "kinds": adviser.LINES,
         "spikes": logs.read(workdir.spikes),
-        "scores": _scores(run),
+        "scores": [("", *scored), *score_rows(list(scored.values()))],
         "tests": [("", *run.tests), *score_rows(list(run.tests.values()))] if run.tests else [],
         "evaluations": list(zip(*score_rows(run.evals), strict=True)) or [()],
         "classification": classification,
@@ -80,7 +65,7 @@ def write(workdir: Workdir) -> None:
 def gather(workdir: Workdir) -> RunSummary:
     """Reads the logs, the config and the manifest of a run; config and manifest may be missing."""
     run = summary.gather(workdir, configs.read(workdir.config))
-    if not run.train and not run.evals:
+    if not (run.train or run.evals):
         raise InputError(f"{workdir.metrics}: holds no line of training or evaluation yet; train there first.")
     return run
 
@@ -120,9 +105,9 @@ def score_rows(lines: Sequence[Line]) -> Rows:
     by_set, rows = list(map(logs.by_set, lines)), []
     for set_name in dict.fromkeys(name for sets in by_set for name in sets):
         columns = [sets.get(set_name, {}) for sets in by_set]
-        shown = [key for key in (*SCORES, *logs.own_metrics(columns)) if any(key in scores for scores in columns)]
+        shown = [key for key in (*logs.SCORES, *logs.own_metrics(columns)) if any(key in scores for scores in columns)]
         for key in shown:
-            name, spec = SCORES.get(key, (key, ".4g"))
+            name, spec = logs.SCORES.get(key, (key, ".4g"))
             name = "loss, squared error" if key == "loss" and "mse" in shown else name
             name = "F1, spans of words" if key == "f1" and "recall" in shown else name
             name = f"{set_name}: {name}" if set_name else name
@@ -149,11 +134,64 @@ def best_evaluation(evals: Sequence[Line], config: ConfigDict | None) -> Line:
     return min(evals[::-1], key=lambda line: math.inf if line["loss"] is None else minimized(line))
 
 
-def _scores(run: RunSummary) -> Rows:
-    """Returns head and rows of the scores: of the last and the best evaluation and the last training line."""
-    lines = {}
-    if run.evals:
-        lines |= {"evaluation, last": run.evals[-1], "evaluation, best": best_evaluation(run.evals, run.config)}
-    if run.train:
-        lines["training, last"] = run.train[-1]
-    return [("", *lines), *score_rows(list(lines.values()))]
+def compare(workdirs: list[Workdir]) -> str:
+    """Makes compare.html in the first run's folder, one file that needs no network; returns its path."""
+    roots = [str(workdir.root) for workdir in workdirs]
+    real = list(map(canonical, roots))
+    if twice := [root for root, folder in zip(roots, real, strict=True) if real.count(folder) > 1]:
+        raise InputError(f"--compare={twice[0]}: this run is named twice; name each run once.")
+    if len(workdirs) > len(plots.COLORS):
+        raise InputError(f"--compare: {len(workdirs)} runs, at most {len(plots.COLORS)} can be shown; name fewer.")
+    runs = dict(zip(_distinct_names(roots), map(gather, workdirs), strict=True))
+    keys = differences([configs.flatten(run.config or {}) for run in runs.values()])
+    tables = [("", [("last scores", *runs), *_final_scores(list(runs.values()))], "numbers scores")]
+    if keys:
+        tables.append(("Config keys that differ", [("key", *runs), *keys], "summary"))
+    lead = f"{len(runs)} runs, {len(keys)} config keys that differ. Faint: training. With marks: evaluation."
+    path = workdirs[0].root / "compare.html"
+    write_text(path, render_tables(", ".join(runs), lead, tables, draw_losses(runs)))
+    return str(path)
+
+
+def _distinct_names(roots: list[str]) -> list[str]:
+    """Returns the shortest distinct ends of the paths."""
+    parts = [root.rstrip("/").split("/") for root in roots]
+    ends = (["/".join(folders[-count:]) for folders in parts] for count in range(1, max(map(len, parts)) + 1))
+    return next((ends_of_all for ends_of_all in ends if len(set(ends_of_all)) == len(roots)), roots)
+
+
+def draw_losses(runs: dict[str, RunSummary]) -> dict[str, Figure]:
+    """Returns title -> figure: the losses of all runs over steps, over tokens, and over wall-clock."""
+    figures = {}
+    for over, unit, position in (
+        ("steps", "steps", lambda run, line: line["step"]),
+        ("tokens", "tokens", lambda run, line: run.tokens(line["step"])),
+        ("wall-clock", "hours since the first start", RunSummary.hours),
+    ):
+        curves = {
+            name: [plots.points(lines, "loss", position=partial(position, run)) for lines in (run.train, run.evals)]
+            for name, run in runs.items()
+        }
+        figures[f"Loss over {over}"] = plots.draw_together(curves, unit)
+    return figures
+
+
+def _final_scores(runs: list[RunSummary]) -> Rows:
+    """Returns rows (name, value in each run, ...)."""
+    finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs]
+    tokens = [run.tokens(run.step) for run in runs]
+    return [
+        *score_rows([run.evals[-1] if run.evals else {} for run in runs]),
+        ("best evaluation loss, nats", *(f"{min(losses):.4f}" if losses else "" for losses in finite)),
+        ("training loss, nats", *(number(r.train[-1]["loss"], ".4f") if r.train else "" for r in runs)),
+        ("tokens read", *("" if count is None else f"{count:,.0f}" for count in tokens)),
+        ("wall-clock", *(duration(run.use.total) if run.use.total else "" for run in runs)),
+        ("of it in kept steps", *(duration(run.use.training) if run.use.total else "" for run in runs)),
+    ]
+
+
+def differences(configs: list[dict[str, Any]]) -> Rows:
+    """Returns (key, value in each config, ...) for each key that is not the same in all of some flattened configs."""
+    keys = sorted(set().union(*configs))
+    rows = [(key, *(json.dumps(config[key]) if key in config else ABSENT for config in configs)) for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]

@@ -55,16 +55,16 @@ def compare(first: Sequence[str], second: Sequence[str], *, numbers: bool) -> Di
 
     A row scores 1 if it is right; of a classifier that predicts `numbers`, minus the squared error.
     """
-    models = [[_score_rows(folder, numbers) for folder in folders] for folders in (first, second)]
+
+    def score(predicted: str, label: str) -> float:
+        return -((float(predicted) - float(label)) ** 2) if numbers else float(predicted == label)
+
+    models = [
+        [[score(*pair) for pair in read_predictions(UPath(folder), "validation")] for folder in folders]
+        for folders in (first, second)
+    ]
     sizes = {len(scores) for model in models for scores in model}
     return paired(*models) if len(sizes) == 1 and 0 not in sizes else None
-
-
-def _score_rows(folder: str, numbers: bool) -> list[float]:
-    pairs = read_predictions(UPath(folder), "validation")
-    if numbers:
-        return [-((float(predicted) - float(label)) ** 2) for predicted, label in pairs]
-    return [float(predicted == label) for predicted, label in pairs]
 
 
 def read_predictions(folder: UPath, split: str) -> list[tuple[str, str]]:

@@ -63,11 +63,6 @@ def short_keys(keys: Collection[str]) -> dict[str, str]:
     return {key: last if lasts[last := key.rpartition(".")[2]] == 1 else key for key in keys}
 
 
-def label(values: dict[str, Any]) -> str:
-    """Returns the values for people to read: "learning_rate=1e-05, init_from="."""
-    return ", ".join(f"{short}={values[key]}" for key, short in short_keys(values).items())
-
-
 def name(values: dict[str, Any]) -> str:
     """Returns a name for the folder of a run, which does not depend on the other runs: "learning_rate=1e-05,seed=0"."""
     short = short_keys(values)

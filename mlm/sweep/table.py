@@ -6,13 +6,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure
-
 from mlm import config as configs
 from mlm import logs
 from mlm.errors import InputError
 from mlm.paths import UPath, write_text
-from mlm.report import compare, plots, report
+from mlm.report import report
 from mlm.sweep import bootstrap, grid, runs
 from mlm.sweep.bootstrap import Difference
 from mlm.sweep.grid import Case
@@ -105,9 +103,8 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
         ("", [[*names.values(), *columns], *rows], "numbers"),
         ("Runs, and the keys in which they differ", _rows(cases, outcomes, scores, metric), "numbers"),
     ]
-    figures = {f"{metric} over {key}": draw(groups, key, metric) for key in names}
     lead = f"{len(cases):,} runs of {head['command']}{trained_by}. {rule}."
-    write_text(root / "sweep.html", report.render_tables(root.name, lead, tables, figures))
+    write_text(root / "sweep.html", report.render_tables(root.name, lead, tables))
     show(rule, table(*names.values(), *(f">{name}" for name in columns), rows=rows), f"\ntable  {root / 'sweep.html'}")
 
 
@@ -121,17 +118,6 @@ def summarize(cases: Sequence[Case], scores: Sequence[float | None]) -> list[Gro
             group.scores.append(score)
             group.cases.append(case)
     return list(groups.values())
-
-
-def draw(groups: Sequence[Group], key: str, metric: str) -> Figure:
-    """Returns the scores over the values of a key, a curve for each choice of the other keys: the best ones."""
-    curves: dict[str, list[tuple[Any, float, float, float]]] = {}
-    for group in groups:
-        others = {other: value for other, value in group.values.items() if other != key}
-        name = grid.label(others)
-        curves.setdefault(name, []).append((group.values[key], min(group.scores), group.median, max(group.scores)))
-    best = sorted(curves, key=lambda name: -max(sign(metric) * median for *_, median, _ in curves[name]))
-    return plots.draw_over_values({name: curves[name] for name in best}, key, metric)
 
 
 def _compare(group: Group, best: Group) -> Difference | None:
@@ -150,6 +136,6 @@ def _rows(cases: Sequence[Case], outcomes: Sequence[Outcome], scores: Sequence[d
         ("step", *(str(run_scores.get("step", "")) for run_scores in scores)),
         ("time", *(report.duration(outcome.seconds) for outcome in outcomes)),
         ("exit code", *(str(outcome.code) for outcome in outcomes)),
-        *compare.differences([case.config | case.values for case in cases]),
+        *report.differences([case.config | case.values for case in cases]),
     ]
     return list(zip(*columns, strict=True))

@@ -24,8 +24,7 @@ from mlm.export import export, model_card
 from mlm.paths import UPath
 from mlm.pretrained.load import Pretrained
 from mlm.report import goodput
-from mlm.report.family import Run
-from mlm.report.summary import RunSummary
+from mlm.report.summary import Run, RunSummary
 from mlm.text import printable
 from mlm.workdir import Workdir
 from tests.support.corpora import manifest_of

@@ -6,7 +6,7 @@ import pytest
 
 from mlm import __main__
 from mlm.errors import InputError
-from mlm.report import compare, report
+from mlm.report import report
 from mlm.workdir import Workdir
 from tests.support.reports import EVALS, TIMING, TRAIN, Cells, make_workdir
 
@@ -22,13 +22,13 @@ def runs(tmp_path) -> list[Workdir]:
 
 
 def page_of(runs: list[Workdir]) -> Cells:
-    path = compare.write(runs)
+    path = report.compare(runs)
     assert path == str(runs[0].root / "compare.html")
     return Cells((runs[0].root / "compare.html").read_text())
 
 
 def points_of(runs: list[Workdir]) -> dict[str, list[tuple]]:
-    figures = compare.draw(dict(zip(("first", "second"), map(report.gather, runs), strict=True)))
+    figures = report.draw_losses(dict(zip(("first", "second"), map(report.gather, runs), strict=True)))
     return {
         title: [(list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].get_lines()]
         for title, figure in figures.items()
@@ -80,11 +80,6 @@ def test_a_key_that_one_config_lacks_differs(runs):
         page_of(runs)
 
 
-def test_names_tell_runs_apart():
-    assert compare.names(["/a/x", "/b/y"]) == ["x", "y"]
-    assert compare.names(["/a/x", "/b/x", "gs://c/x"]) == ["a/x", "b/x", "c/x"]
-
-
 def test_runs_without_config_or_times_and_classifiers(runs):
     """A classifier reads no tokens of shards."""
     config = json.loads(runs[1].config.read_text())
@@ -101,16 +96,20 @@ def test_runs_without_config_or_times_and_classifiers(runs):
     assert page.row("loss, nats") == ["4.2500", "8.5000"]
 
 
+def test_names_tell_runs_apart():
+    assert report._distinct_names(["/a/x", "/b/x", "gs://c/x"]) == ["a/x", "b/x", "c/x"]
+
+
 def test_what_can_not_be_compared_is_refused(runs, tmp_path):
     with pytest.raises(InputError, match=r"/first: .*twice"):
-        compare.write([runs[0], runs[1], runs[0]])
+        report.compare([runs[0], runs[1], runs[0]])
     (tmp_path / "link").symlink_to(runs[0].root)
     with pytest.raises(InputError, match="twice"):
-        compare.write([*runs, Workdir(str(tmp_path / "link"))])
+        report.compare([*runs, Workdir(str(tmp_path / "link"))])
     with pytest.raises(InputError, match=r"empty/metrics\.jsonl"):
-        compare.write([runs[0], Workdir(str(tmp_path / "empty"))])
+        report.compare([runs[0], Workdir(str(tmp_path / "empty"))])
     with pytest.raises(InputError, match="9 runs, at most 8"):
-        compare.write([Workdir(str(tmp_path / str(n))) for n in range(9)])
+        report.compare([Workdir(str(tmp_path / str(n))) for n in range(9)])
     assert not (runs[0].root / "compare.html").exists()
 
 

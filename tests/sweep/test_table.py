@@ -1,4 +1,4 @@
-"""The table of a sweep: medians over seeds, the best by the metric's rule, and the curves of its page."""
+"""The table of a sweep: medians over seeds, the best by the metric's rule."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def test_median_spread_and_best(tmp_path, capsys):
     assert content["runs"][0]["scores"] == {"step": 2, "loss": 3.0}, "of the best checkpoint"
     assert (content["runs"][-1]["code"], content["runs"][-1]["scores"]) == (2, {})
     page = (tmp_path / "sweep.html").read_text()
-    assert "loss over optimizer.learning_rate" in page and "<td>2.2500</td>" in page and "1 min 00 s" in page
+    assert "<td>2.2500</td>" in page and "1 min 00 s" in page
 
 
 def test_a_metric_of_choice(tmp_path, capsys):
@@ -115,15 +115,3 @@ def test_a_classifier_is_scored_at_the_checkpoint_that_its_metric_chooses(tmp_pa
         found = table.read_scores(grid.Case({}, {}, run))
         assert found["step"] == step and next(iter(found)) == name
     assert found["f1 + matthews"] == pytest.approx(0.7)
-
-
-def test_curves_for_each_choice_of_the_other_keys():
-    pairs = [(a, b) for a in (1, 100) for b in ("", "$x")]
-    groups = [table.Group({"a": a, "b": b}, [a + len(b) + more for more in (0, 2.0, 1.0)], []) for a, b in pairs]
-    axes = table.draw(groups, "a", "accuracy").axes[0]
-    points = [(list(line.lines[0].get_xdata()), list(line.lines[0].get_ydata())) for line in axes.containers]
-    assert points == [([1, 100], [4, 103]), ([1, 100], [2, 101])], "the best curve first"
-    names = [each.get_text() for each in axes.get_legend().get_texts()]
-    assert axes.get_xscale() == "log" and names == [r"b=\$x", "b="]
-    axes = table.draw(groups, "b", "loss").axes[0]
-    assert [each.get_text() for each in axes.get_xticklabels()] == ["", r"\$x"] and axes.get_xscale() == "linear"

@@ -7,7 +7,7 @@ import pytest
 
 from mlm import config as configs
 from mlm.pretrained import checkpoint_files
-from mlm.report import family, report
+from mlm.report import report, summary
 from mlm.workdir import Workdir
 from tests.support.reports import Cells
 
@@ -43,7 +43,7 @@ def runs(tmp_path) -> dict[str, Workdir]:
 
 
 def tokens(root: Path, step: int) -> int | None:
-    return family.tokens_read(family.ancestry(root), step)
+    return summary.tokens_read(summary.ancestry(root), step)
 
 
 @pytest.mark.parametrize("length", [(), ("train.steps=0", "train.epochs=1")])
@@ -64,19 +64,19 @@ def test_tokens_read_on_the_way_of_branches(runs, tmp_path):
     assert moved == [count for *_, count in expected]
     (tmp_path / "moved" / "trunk").rename(tmp_path / "gone")
     half = Workdir(str(tmp_path / "moved" / "half"))
-    assert tokens(half.root, 80) is None and family.curves(family.ancestry(half.root)) == {}
+    assert tokens(half.root, 80) is None and summary.curves(summary.ancestry(half.root)) == {}
     report.write(half)
     assert "Tokens read" not in half.report.read_text()
 
 
 def test_scores_over_the_tokens_of_the_way(runs):
     """Those of the trunk count up to the step where the branch leaves it."""
-    assert family.curves(family.ancestry(runs["half"].root)) == {
+    assert summary.curves(summary.ancestry(runs["half"].root)) == {
         "GLUE quick": ((20 * ROWS,), (20.0,)),
         "pairs jsonl:blimp/*.jsonl": ((HALF,), (87.5,)),
     }
     trunk = {"GLUE quick": ((20 * ROWS, 60 * ROWS), (20.0, 60.0))}
-    assert family.curves(family.ancestry(runs["trunk"].root)) == trunk
+    assert summary.curves(summary.ancestry(runs["trunk"].root)) == trunk
     report.write(runs["half"])
     page = Cells(runs["half"].report.read_text())
     assert page.row("Tokens read") == [f"{HALF:,} in 80 steps"] and "Downstream scores" in page.text
