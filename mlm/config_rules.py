@@ -89,14 +89,6 @@ def _finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < math.inf  # of whole numbers that are no float, too
 
 
-def _number(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Rule:
-    def check(value: Any) -> bool:
-        above = _finite(value) and (value > low if open_low else value >= low)
-        return above and (value < high if open_high else value <= high)
-
-    return check, f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-
-
 def whole(low: int, high: float = math.inf, end: str = "up") -> Rule:
     """Returns the rule of a whole number from `low` up, and below `high`."""
     return (lambda v: type(v) is int and low <= v < high), f"a whole number from {low} {end}"
@@ -115,7 +107,9 @@ def _pairs_of(first: Check, second: Check) -> Check:
     return _tuple_of(lambda v: type(v) is tuple and len(v) == 2 and first(v[0]) and second(v[1]), least=0)
 
 
-BELOW_ONE = _number(0, 1, open_high=True)
+SHARE: Rule = (lambda v: _finite(v) and 0 <= v <= 1), "a number in [0, 1]"
+BELOW_ONE: Rule = (lambda v: _finite(v) and 0 <= v < 1), "a number in [0, 1)"
+SOME_SHARE: Rule = (lambda v: _finite(v) and 0 < v <= 1), "a number in (0, 1]"
 ABOVE_ZERO: Rule = (lambda v: _finite(v) and v > 0), "a finite number above 0"
 FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
 FLAG: Rule = (lambda v: type(v) is bool), "true or false"
@@ -150,7 +144,7 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
     whole(0): """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
         train.steps evaluate.every checkpoint.every log.norms_every log.profile_start""",
     whole(0, 2**32, "to 2^32 - 1"): "data.seed masking.seed train.seed evaluate.seed",
-    _number(0, 1): """masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction
+    SHARE: """masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction
         schedule.decay_fraction schedule.final_fraction""",
     BELOW_ONE: """corpus.validation_fraction corpus.test_fraction model.hidden_dropout model.attention_dropout
         optimizer.b1 optimizer.b2 optimizer.ema_decay""",
@@ -162,7 +156,7 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
     AXIS: "mesh.data mesh.fsdp mesh.tensor",
     TABLE: "classify.train classify.validation classify.test",
     whole(8): "shards.length classify.length",
-    _number(0, 1, open_low=True): "data.short_share masking.rate masking.span_p",
+    SOME_SHARE: "data.short_share masking.rate masking.span_p",
 }
 RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in keys.split()} | {
     "corpus.sources": SOURCES,
@@ -203,6 +197,6 @@ RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in
     "checkpoint.on_damage": _one_of("stop", "fallback"),
     "hub.name": (matching(r"(?a)|[\w.-]+/[\w.-]+"), "USER/NAME or empty"),
     "hub.every": (matching(r"evaluation|[1-9][0-9]{0,17}"), 'evaluation, or a number of steps as a string ("5000")'),
-    "pod.start_timeout": _number(1, 86_400),
-    "pod.heartbeat": _number(2, 3_600),
+    "pod.start_timeout": (lambda v: _finite(v) and 1 <= v <= 86_400, "a number in [1, 86400]"),
+    "pod.heartbeat": (lambda v: _finite(v) and 2 <= v <= 3_600, "a number in [2, 3600]"),
 }

@@ -45,15 +45,15 @@ def of_storage(error: BaseException) -> InputError | None:
     """Returns the sentence for what a disk refuses, None for any other error."""
     if not isinstance(error, OSError):
         return None
-    reason = f"({error.strerror or error})"
+    reason, file = f"({error.strerror or error})", error.filename
     if error.errno in FULL:
-        file = error.filename or "a file, or the output,"
+        file = file or "a file, or the output,"
         return InputError(f"{file} can't be written {reason}; make room, then run the same command again.")
-    if error.errno in REFUSED and error.filename:
-        refused = f"{error.filename}: this user can't read or write it {reason}"
-        return InputError(f"{refused}; change its permissions, or use another folder.")
-    if error.errno in NO_NAME and error.filename:
-        return InputError(f"{error.filename}: no file or folder can have this name {reason}; use another one.")
     if "No usable temporary directory" in reason:
         return InputError(f"no folder for temporary files can be written {reason}; set TMPDIR to one that can.")
+    if file and error.errno in REFUSED:
+        fix = "change its permissions, or use another folder"
+        return InputError(f"{file}: this user can't read or write it {reason}; {fix}.")
+    if file and error.errno in NO_NAME:
+        return InputError(f"{file}: no file or folder can have this name {reason}; use another one.")
     return None

@@ -160,15 +160,10 @@ def sizes(folder: UPath) -> dict[str, int]:
     """Returns {name: bytes} of the files in a folder, none if there is no such folder; raises InputError."""
     with refusing(f"{folder}: {platform.node()} can't list it", "start the same command again"):
         try:
-            if is_remote(folder):
-                entries = folder.fs.ls(folder.path, detail=True)
-                files = [(entry["name"], entry["size"]) for entry in entries if entry["type"] != "directory"]
-            else:
-                with os.scandir(folder) as entries:
-                    files = [(entry.name, entry.stat().st_size) for entry in entries if entry.is_file()]
+            entries = folder.fs.ls(folder.path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-    return {name.rpartition("/")[2]: size for name, size in files}
+    return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] != "directory"}
 
 
 def write_text(path: UPath, text: str) -> None:

@@ -30,6 +30,7 @@ from mlm.text import is_text, printable
 
 LOCK = ".lock"
 LEASE = ".lock.json"  # instead, on a file system without locks
+LOCKED = (errno.EWOULDBLOCK, errno.EACCES)  # by another process
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 RENEW = 10.0  # seconds
 STALE = 45.0  # seconds
@@ -98,22 +99,31 @@ def work_folder(folder: str) -> UPath:
 @contextlib.contextmanager
 def lock(folder: UPath) -> Iterator[None]:
     """Keeps other processes out of a folder, local or gs://; raises InputError if one has locked it, or it can't be."""
+    path, problem = folder / LOCK, None
     with contextlib.ExitStack() as stack:
         if str(folder).startswith("gs://"):
-            stack.enter_context(_held(folder / LOCK, folder))
+            stack.enter_context(_held(path, folder))
         elif not is_remote(folder):
             _make_writable(folder)
-            file = stack.enter_context(_open_lock(folder / LOCK))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise _in_use(folder) from None
-                if error.errno not in NO_LOCKS:
-                    raise _unusable(folder / LOCK, error) from None
-                remark = f"there are no locks on its file system ({error.strerror}); {LEASE} keeps other runs out"
-                print(f"--workdir={folder}: {remark}", file=sys.stderr, flush=True)
-                stack.enter_context(_held(folder / LEASE, folder))
+            fix = "ask its owner for `chmod a+rw` on it, remove it if no run uses the folder, or use another --workdir"
+            with refusing(f"{path}: can't be locked, which keeps a second run out of the folder", fix):
+                try:
+                    number = os.open(str(path), os.O_RDWR | os.O_CREAT, 0o666)
+                except PermissionError:  # a colleague's, which can be locked all the same, except on NFS
+                    number = os.open(str(path), os.O_RDONLY)
+                file = stack.enter_context(io.FileIO(number))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    problem = error
+                    if error.errno not in (*LOCKED, *NO_LOCKS):
+                        raise
+        if problem and problem.errno in LOCKED:
+            raise _in_use(folder)
+        if problem:
+            remark = f"there are no locks on its file system ({problem.strerror}); {LEASE} keeps other runs out"
+            print(f"--workdir={folder}: {remark}", file=sys.stderr, flush=True)
+            stack.enter_context(_held(folder / LEASE, folder))
         yield
 
 
@@ -124,21 +134,6 @@ def _make_writable(folder: UPath) -> None:
         probe = folder / f".writable.{uuid.uuid4().hex}"  # several hosts may do this at once
         probe.write_text("")
         probe.unlink()
-
-
-def _open_lock(path: UPath) -> io.FileIO:
-    """Opens the lock's file; a colleague's may be read-only, and can be locked all the same, except on NFS."""
-    try:
-        with contextlib.suppress(PermissionError):
-            return io.FileIO(os.open(str(path), os.O_RDWR | os.O_CREAT, 0o666))
-        return io.FileIO(os.open(str(path), os.O_RDONLY))
-    except OSError as error:
-        raise _unusable(path, error) from None
-
-
-def _unusable(path: UPath, error: OSError) -> InputError:
-    fix = "ask its owner for `chmod a+rw` on it, remove it if no run uses the folder, or choose another --workdir"
-    return InputError(f"{path}: can't be locked ({error.strerror}), which keeps a second run out of the folder; {fix}.")
 
 
 def _in_use(folder: UPath, holder: str = "") -> InputError:

@@ -94,7 +94,7 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
             raise InputError(f"--vary {key}: is no config key and no flag that {args.command} can vary{advice}")
         if any(flag.startswith(f"{_flag(key)}=") for flag in fixed):
             raise InputError(f"--vary {key}: {_flag(key)} sets it for all runs; remove one of the two.")
-    cases, checked, evaluates = [], set(), args.command == "evaluate"
+    cases, checked, names, evaluates = [], set(), set(), args.command == "evaluate"
     for texts in itertools.product(*varied.values()):
         arguments = [*fixed, *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True))]
         others, case_overrides = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
@@ -105,7 +105,11 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
         flat = configs.flatten(common.read_config(parsed, case_overrides, task=task))
         values = {key: flat[key] if "." in key else getattr(parsed, key.replace("-", "_")) for key in varied}
         values = {key: " ".join(value) if isinstance(value, list) else value for key, value in values.items()}
-        folder = f"{root}/{grid.name(values)}"
+        name = grid.name(values)
+        if name in names:  # however its values are spelled
+            raise InputError(f"--vary: asks for the run {name} twice; name each value once.")
+        names.add(name)
+        folder = f"{root}/{name}"
         workdir = args.workdir if evaluates else folder
         run = (args.command, *arguments, f"--workdir={workdir}")
         parsed.workdir = workdir
@@ -120,8 +124,7 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
         if repr(read) not in checked:
             preflight.refuse(case)
             checked.add(repr(read))
-        cases.append(grid.Case(values, flat, grid.Run(grid.name(values), folder, run, program)))
-    grid.check_distinct(varied, cases)
+        cases.append(grid.Case(values, flat, grid.Run(name, folder, run, program)))
     return cases
 
 

@@ -75,12 +75,10 @@ def use_of_time(sessions: list[Session]) -> TimeUse:
             kept = 1.0 if is_kept else part
             paused = min(line["seconds"], seconds) if line["kind"] in ("eval", "checkpoint") else 0.0
             use.training += kept * (seconds - paused)
-            use.redone += (1 - kept) * (seconds - paused)
-            if not is_kept:
-                use.redone += paused
-            elif line["kind"] == "eval":
+            use.redone += (1 - kept) * (seconds - paused) + (0.0 if is_kept else paused)
+            if is_kept and line["kind"] == "eval":
                 use.evaluation += paused
-            else:
+            elif is_kept:
                 use.checkpoints += paused
     for session, later in itertools.pairwise(sessions):
         use.down += max(later.lines[0]["time"] - session.lines[-1]["time"], 0.0)

@@ -166,7 +166,7 @@ def draw_losses(runs: dict[str, RunSummary]) -> dict[str, Figure]:
     for over, unit, position in (
         ("steps", "steps", lambda run, line: line["step"]),
         ("tokens", "tokens", lambda run, line: run.tokens(line["step"])),
-        ("wall-clock", "hours since the first start", RunSummary.hours),
+        ("wall-clock", "hours since the first start", lambda run, line: run.hours.get((line["kind"], line["step"]))),
     ):
         curves = {
             name: [plots.points(lines, "loss", position=partial(position, run)) for lines in (run.train, run.evals)]

@@ -84,12 +84,9 @@ class RunSummary:
         read = make_stages(self.config, records=1).own_rows_read(step)
         return [(name, share, rows, read * share / rows) for name, share, rows in sized]
 
-    def hours(self, line: Line) -> float | None:
-        """Hours from the first start until a line of metrics.jsonl was written (if rewritten: the last time)."""
-        return self._hours.get((line["kind"], line["step"]))
-
     @functools.cached_property
-    def _hours(self) -> dict[tuple[str, int], float]:
+    def hours(self) -> dict[tuple[str, int], float]:
+        """Hours from the first start until each (kind, step) of metrics.jsonl was written: of those again, the last."""
         lines = [line for session in self.sessions for line in session.lines]
         return {(line["kind"], line["step"]): (line["time"] - lines[0]["time"]) / 3600 for line in lines}
 

@@ -50,13 +50,6 @@ def split(text: str) -> list[str]:
     return [re.sub(r"^'([^']*)'$|^\"([^\"]*)\"$", r"\1\2", value) for value in values]
 
 
-def check_distinct(varied: dict[str, list[str]], cases: Sequence[Case]) -> None:
-    """Raises InputError if a value is given twice, spelled alike (0,0) or not (0.1,1e-1)."""
-    for key, texts in varied.items():
-        if len({repr(case.values[key]) for case in cases}) < len(texts):
-            raise InputError(f"--vary {key}={','.join(texts)}: has a value twice; name each value once.")
-
-
 def short_keys(keys: Collection[str]) -> dict[str, str]:
     """Returns {key: its last part, or all of it if another key ends in the same one}."""
     lasts = Counter(key.rpartition(".")[2] for key in keys)

@@ -44,10 +44,3 @@ def test_names_are_short_safe_and_stable():
     assert found[0].startswith("init_from=runs-a-") and found[1] == "init_from=runs-a"
     long = [{f"key{n}": "a" * 40 for n in range(9)} | {"last": last} for last in (1, 2)]
     assert len(set(map(grid.name, long))) == 2 and max(len(grid.name(each)) for each in long) == 200
-
-
-def test_a_value_is_given_twice_however_it_is_spelled():
-    cases = [grid.Case({"a": value, "b": 1}, {}, None) for value in (0.1, 0.1)]
-    with pytest.raises(InputError, match=r"--vary a=0\.1,1e-1: has a value twice; name each value once\."):
-        grid.check_distinct({"b": ["1"], "a": ["0.1", "1e-1"]}, cases)
-    grid.check_distinct({"b": ["1"]}, cases)

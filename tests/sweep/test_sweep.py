@@ -76,7 +76,7 @@ BAD = {
     "train workdir=a,b": ["--vary workdir"],
     "train train.seed=0,x": ["--config.train.seed=x"],
     "train optimizer.learning_rate=1e-3,nan": ["config.optimizer.learning_rate = nan"],
-    "train optimizer.learning_rate=1e-3,0.001": ["--vary optimizer.learning_rate=1e-3,0.001"],
+    "train optimizer.learning_rate=1e-3,0.001": ["--vary", "learning_rate=0.001"],
     "train train.steps=1,2": ["--vary train.steps", "--config.train.steps"],
     "train config=configs/none.py": ["--vary config", "--config"],
     f"train train.seed={','.join(map(str, range(101)))}": ["101 runs", "--yes"],
