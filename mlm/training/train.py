@@ -149,13 +149,12 @@ def make_train_step(task: Task) -> TrainStep:
         keep = is_finite & (state.consecutive_nonfinite < config.train.guard_limit)
         new, old = (params, opt_state, ema), (state.params, state.opt_state, state.ema)
         params, opt_state, ema = jax.tree.map(lambda new, old: jnp.where(keep, new, old), new, old)
-        is_new_window = state.step % config.log.every == 0
-        window = jax.tree.map(
-            lambda old, new: jnp.where(is_new_window, 0, old) + jnp.where(keep, new, 0), state.window, sums
-        )
+        totals = jax.tree.map(lambda old, new: old + jnp.where(keep, new, 0), state.window, sums)
         nonfinite, skipped = jnp.where(keep, 0, state.consecutive_nonfinite + 1), state.skipped + ~keep
         rate = task.schedule(state.step - state.skipped if progress is None else progress)
-        metrics = {name: mean.sum / mean.weight for name, mean in window.items()}
+        metrics = {name: mean.sum / mean.weight for name, mean in totals.items()}
+        is_logged = (state.step + 1) % config.log.every == 0
+        window = jax.tree.map(lambda total: jnp.where(is_logged, 0, total), totals)
         metrics |= {"grad_norm": grad_norm, "learning_rate": jnp.asarray(rate, jnp.float32)}
         metrics |= {"skipped": skipped, "consecutive_nonfinite": nonfinite, "gradient_norms": norms_of(grads)}
         if progress is not None:
