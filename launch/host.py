@@ -156,8 +156,10 @@ def status(root: pathlib.Path, run: str, attempt: int) -> dict:
         folders = folder_of(root, run, 0).parent.glob("[0-9]*")
         attempt = max((int(folder.name) for folder in folders), default=0)
     folder = folder_of(root, run, attempt)
-    names = ("progress", "cause", "job", "server", "stopped")
-    files = {name: host_setup.read(folder / f"{name}.json") for name in names}
+    files = {name: host_setup.read(folder / f"{name}.json") for name in ("progress", "cause", "job", "stopped")}
+    files["server"] = next(
+        map(host_setup.read, folder.glob("jpserver-*.json")), None
+    )  # JupyterLab's, see notebook_server
     return {"attempt": attempt, **_state(folder), "host": socket.gethostname(), **files}
 
 

@@ -18,8 +18,10 @@ file = pathlib.Path(os.environ["MLM_HOST_DIR"]) / f"{pathlib.Path(__file__).pare
 file.write_text(json.dumps({"argv": sys.argv[1:], "variables": variables}))
 """
 SERVES = """import http.server
-port = int(next(word for word in sys.argv if word.startswith("--port=")).partition("=")[2])
-http.server.HTTPServer(("127.0.0.1", port), http.server.SimpleHTTPRequestHandler).serve_forever()
+server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+about = {"port": server.server_port, "token": os.environ["JUPYTER_TOKEN"]}
+pathlib.Path(os.environ["JUPYTER_RUNTIME_DIR"], "jpserver-7.json").write_text(json.dumps(about))
+server.serve_forever()
 """
 ONE_HOST = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1", "TPU_VISIBLE_CHIPS": "0,1,2,3"}
 ONE_HOST |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
@@ -59,7 +61,11 @@ def test_it_serves_on_host_0_behind_a_tunnel_until_it_is_stopped(pod, port):
     seen = json.loads((folder / "jupyterlab.json").read_text())
     token = seen["variables"].pop("JUPYTER_TOKEN")
     assert f"http://127.0.0.1:{port}/lab?token={token}\n" in said and len(token) >= 32
-    assert seen["variables"] == ONE_HOST and "--ip=127.0.0.1" in seen["argv"] and "the tunnel has ended" in said
+    assert (
+        seen["variables"] == ONE_HOST | {"JUPYTER_RUNTIME_DIR": str(folder)}
+        and "--ip=127.0.0.1" in seen["argv"]
+        and "the tunnel has ended" in said
+    )
     ((worker, words),) = tunnels
     remote = re.fullmatch(f"127.0.0.1:{port}:127.0.0.1:([0-9]+)", words[words.index("-L") + 1])[1]
     assert worker == 0 and urllib.request.urlopen(f"http://127.0.0.1:{remote}/").status == 200
