@@ -61,11 +61,8 @@ def test_it_serves_on_host_0_behind_a_tunnel_until_it_is_stopped(pod, port):
     seen = json.loads((folder / "jupyterlab.json").read_text())
     token = seen["variables"].pop("JUPYTER_TOKEN")
     assert f"http://127.0.0.1:{port}/lab?token={token}\n" in said and len(token) >= 32
-    assert (
-        seen["variables"] == ONE_HOST | {"JUPYTER_RUNTIME_DIR": str(folder)}
-        and "--ip=127.0.0.1" in seen["argv"]
-        and "the tunnel has ended" in said
-    )
+    assert seen["variables"] == ONE_HOST | {"JUPYTER_RUNTIME_DIR": str(folder)}
+    assert "--ip=127.0.0.1" in seen["argv"] and "the tunnel has ended" in said
     ((worker, words),) = tunnels
     remote = re.fullmatch(f"127.0.0.1:{port}:127.0.0.1:([0-9]+)", words[words.index("-L") + 1])[1]
     assert worker == 0 and urllib.request.urlopen(f"http://127.0.0.1:{remote}/").status == 200
