@@ -248,7 +248,9 @@ def against(case: Case) -> list[Finding]:
 
 def masks(case: Case) -> list[Finding]:
     """The masks of the first batch are those that the config asks for."""
-    batch, read_BxL, kinds_BxL = first_batch.draw(case.config, case.manifest, case.workdir)
+    batch, read_BxL, kinds_BxL = first_batch.draw(
+        case.config, case.manifest, case.workdir, case.flags.entry.pretraining
+    )
     special = case.manifest.all_special_ids
     if case.folder is not None:
         special = manifest_fields(case.folder)["all_special_ids"]

@@ -1,14 +1,12 @@
 """Whether a run may compute in bfloat16: its model in both dtypes on a few rows."""
 
-import jax
-
 from mlm import config as configs
 from mlm.data import mixture
 from mlm.doctor.checks import Case, Finding
+from mlm.doctor.first_batch import make_task
 from mlm.errors import InputError
 from mlm.inference import dtypes
 from mlm.pretrained import checkpoint_files, load
-from mlm.tasks import pretraining
 from mlm.training import sharding
 
 ROWS, BATCHES = 8, 4  # of the validation split
@@ -19,21 +17,12 @@ ACCURACY = 0.02  # a few near ties may go either way, of some hundred prediction
 def compare_dtypes(case: Case) -> list[Finding]:
     """bfloat16 gives the loss and accuracy of float32, by the newest checkpoint, or the initial model."""
     workdir, manifest = case.workdir, mixture.parts(case.manifest)[0].manifest
-    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
-    kernel = "xla" if case.config.model.attention == "xla" else "auto"  # this machine may lack the run's kernel
-    config = configs.replace(case.config, {"evaluate.batch": ROWS, "model.attention": kernel})
-    starts_V, info = pretraining.word_starts(config, workdir), pretraining.dataset_info(case.manifest)
-    tasks = [
-        (case.flags.entry.pretraining or pretraining.Pretraining)(
-            configs.replace(config, {"model.dtype": dtype}),
-            info,
-            mesh=mesh,
-            word_starts_V=starts_V,
-            workdir=workdir,
-            manifest=case.manifest,
-        )
-        for dtype in dtypes.DTYPES
-    ]
+    config = configs.replace(case.config, {"evaluate.batch": ROWS})
+    tasks = []
+    for dtype in dtypes.DTYPES:
+        config_of_dtype = configs.replace(config, {"model.dtype": dtype})
+        tasks.append(make_task(config_of_dtype, case.manifest, workdir, case.flags.entry.pretraining))
+    mesh = tasks[0].mesh
     name, modules = "the initial model", [task.module for task in tasks]
     if checkpoint_files.complete_steps(workdir.checkpoints):
         model = load.load(workdir, head=load.LM_HEAD).padded(config.model.vocab_multiple)

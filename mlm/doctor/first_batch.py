@@ -12,11 +12,11 @@ from rich.console import RenderableType
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from mlm.data.manifest import DatasetInfo, Manifest
-from mlm.data.stages import make_stages
+from mlm import config as configs
+from mlm.data.manifest import Manifest
 from mlm.errors import InputError
-from mlm.model.masking import make_masking
 from mlm.tasks import pretraining
+from mlm.tasks.pretraining import Pretraining
 from mlm.text import printable
 from mlm.training import sharding, train
 from mlm.workdir import Workdir
@@ -26,8 +26,23 @@ COLORS = {"mask": "red", "random": "magenta", "kept": "cyan"}
 Piece = tuple[str, str, str]  # text, kind ("" where nothing is predicted), what the model reads there
 
 
+def make_task(
+    config: ConfigDict, manifest: Manifest, workdir: Workdir, task_class: type[Pretraining] | None
+) -> Pretraining:
+    """Returns the task of a run on one device of this machine, which may lack the kernel of the run's attention."""
+    kernel = "xla" if config.model.attention == "xla" else "auto"
+    return (task_class or Pretraining)(
+        configs.replace(config, {"model.attention": kernel}),
+        pretraining.dataset_info(manifest),
+        mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
+        word_starts_V=pretraining.word_starts(config, workdir),
+        workdir=workdir,
+        manifest=manifest,
+    )
+
+
 def draw(
-    config: ConfigDict, manifest: Manifest, workdir: Workdir
+    config: ConfigDict, manifest: Manifest, workdir: Workdir, task_class: type[Pretraining] | None = None
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Returns (the first batch, ids [B, L] that the model reads, "mask", "random", "kept" or "" [B, L]).
 
@@ -36,14 +51,10 @@ def draw(
     length, short = manifest.length, config.data.short_length or manifest.length
     if length % short:
         raise InputError(f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows.")
-    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
-    stages = make_stages(config, manifest.splits["train"].records)
-    batch = next(pretraining.train_batches(config, manifest, mesh, stages, start=0))
-    batch = jax.device_get(train.split_rows(batch, short))
-    starts_V = pretraining.word_starts(config, workdir)
-    masking = make_masking(config.masking, DatasetInfo.from_manifest(manifest), starts_V)
-    columns = (batch[key] for key in ("input_ids", "attention_mask", "record_id", "epoch"))
-    masked = jax.device_get(jax.jit(masking)(jax.random.key(config.masking.seed), *columns))
+    task = make_task(config, manifest, workdir, task_class)
+    batch = next(pretraining.train_batches(config, manifest, task.mesh, task.stages, start=0))
+    batch = train.split_rows(batch, short)
+    batch, masked = jax.device_get((batch, jax.jit(task.inputs)(batch, 0)))
     row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)
     place = row_N, masked.positions_BxK[row_N, prediction_N]
     read_N, original_N = masked.ids_BxL[place], batch["input_ids"][place]

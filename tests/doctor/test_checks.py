@@ -5,19 +5,17 @@ import io
 import pathlib
 import shutil
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mlm.data import batches, tokenizer
-from mlm.data.manifest import DatasetInfo, Manifest, load_manifest
+from mlm.data.manifest import Manifest, load_manifest
 from mlm.doctor import checks, dtypes, first_batch, scan
 from mlm.doctor.checks import Finding
-from mlm.tasks import pretraining
+from mlm.model.token_masking import Masked
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import show
-from mlm.training import sharding
-from mlm.training.train import split_rows
 from mlm.workdir import Workdir
 from tests.support.corpora import train_tokenizer, write_jsonl, write_shards, written_texts
 from tests.support.doctored import case_of
@@ -44,17 +42,24 @@ def test_the_batch_is_the_first_that_the_run_reads(healthy, workdir, tokenizer_f
         assert "".join(piece for piece, _, _ in row) == tok.decode(ids_L.tolist(), skip_special_tokens=False)
 
 
-def test_the_masks_are_those_of_the_short_rows_that_the_first_step_reads(healthy, workdir):
-    config = tiny_config("data.lanes=2", "data.short_length=16", "masking.rate=0.3")
-    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
-    task = Pretraining(config, DatasetInfo.from_manifest(healthy), mesh=mesh)
-    batch = next(pretraining.train_batches(config, healthy, task.mesh, task.stages, start=0))
-    short = split_rows(batch, 16)
-    columns = (short[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-    wanted = jax.jit(task.masking)(jax.random.key(config.masking.seed), *columns)
-    rows, read_BxL, kinds_BxL = first_batch.draw(config, healthy, Workdir(str(workdir)))
-    assert rows["input_ids"].shape == (32, 16) and np.array_equal(read_BxL, wanted.ids_BxL)
-    assert np.array_equal((kinds_BxL != "").sum(1), (wanted.weights_BxK > 0).sum(1))
+class EveryFourth(Pretraining):
+    """Masks the tokens at every fourth place of a row, of 16."""
+
+    def make_masking(self):
+        def masking(key, ids_BxL, attention_BxL, record_B, epoch_B, rate=None):
+            positions_BxK = jnp.broadcast_to(jnp.arange(1, 16, 4), (len(ids_BxL), 4))
+            labels_BxK = jnp.take_along_axis(ids_BxL, positions_BxK, 1)
+            masked_BxL = ids_BxL.at[:, 1::4].set(self.info.special_ids["mask"])
+            return Masked(masked_BxL, attention_BxL, positions_BxK, labels_BxK, jnp.ones(labels_BxK.shape))
+
+        return masking
+
+
+def test_the_masks_are_those_of_the_short_rows_that_the_first_step_reads_and_of_the_class(healthy, workdir):
+    config = tiny_config("data.lanes=2", "data.short_length=16", "masking.rate=0.25")
+    rows, read_BxL, kinds_BxL = first_batch.draw(config, healthy, Workdir(str(workdir)), EveryFourth)
+    assert rows["input_ids"].shape == (32, 16) and (read_BxL[:, 1::4] == 4).all()
+    assert (kinds_BxL[:, 1::4] == "mask").all() and (kinds_BxL == "").sum() == 32 * 12
 
 
 def test_masks_that_predict_special_tokens(healthy, workdir, tmp_path):
