@@ -118,12 +118,6 @@ def test_saved_configs_of_another_type_or_version(tmp_path, key, value, words):
         configs.load_saved(path, [])
 
 
-def test_fingerprint_depends_on_values_alone():
-    one = configs.load(BASE, [])
-    assert configs.fingerprint(one) == configs.fingerprint(configs.load(BASE, ["train.steps=100000"]))
-    assert configs.fingerprint(one) != configs.fingerprint(configs.load(BASE, ["train.steps=100001"]))
-
-
 MAY_CHANGE_GROUPS = {"checkpoint", "corpus", "hub", "log", "mesh", "pod", "shards", "tokenizer"}
 MAY_CHANGE = {
     "model.remat", "model.remat_feed_forward", "train.guard_limit", "train.accumulate", "evaluate.every",

@@ -187,14 +187,6 @@ def test_rules_hold_for_the_task_that_reads_the_key(task, override, words):
         configs.load(BASE, ["classify.kind=tokens", "classify.metric=('f1_macro',)"], task=configs.CLASSIFICATION)
 
 
-@pytest.mark.parametrize(("key", "values"), OF_MODERNBERT.items())
-def test_keys_of_modernbert_are_taken_by_it_and_left_at_their_default_by_others(key, values):
-    value, default = values
-    assert str(configs.load(BASE, ["model.family=modernbert", f"model.{key}={value}"]).model[key]) == value
-    for family in ("roberta", "roberta_prelayernorm", "bert"):
-        configs.load(BASE, [f"model.family={family}", f"model.{key}={default}"])
-
-
 def read_by(family: str) -> set[str]:
     """Returns the numbers of the config's group `model` that change transformers' config of a family if doubled."""
     model, special_ids = configs.load(BASE, []).model.to_dict(), {"cls": 0, "pad": 1, "sep": 2}

@@ -77,19 +77,11 @@ def test_the_arithmetic_of_the_budget_on_tpus():
 
 
 def test_published_recipes():
-    base, large = (configs.load(f"configs/roberta_{size}.py", []) for size in ("base", "large"))
-    assert base.schedule.warmup_fraction * base.train.steps == pytest.approx(24_000)
-    assert large.schedule.warmup_fraction * large.train.steps == pytest.approx(30_000)
-    for config, rate in ((base, 6e-4), (large, 4e-4)):
-        o = config.optimizer
-        assert (o.name, o.learning_rate, o.b1, o.b2, o.eps, o.weight_decay) == ("adamw", rate, 0.9, 0.98, 1e-6, 0.01)
-        assert (config.train.steps, config.data.global_batch, config.shards.length) == (500_000, 8192, 512)
+    for name, warmup in (("roberta_base", 24_000), ("roberta_large", 30_000), ("tf_tpu_wikitext", 14_675)):
+        config = configs.load(f"configs/{name}.py", [])
+        assert round(config.schedule.warmup_fraction * config.train.steps) == warmup
     bert = configs.load("configs/continue_wikitext103.py", [])
-    assert (bert.data.global_batch, bert.shards.length, bert.train.epochs) == (128, 512, 3.0)
-    assert (bert.optimizer.weight_decay, bert.optimizer.eps, bert.optimizer.clip_norm) == (0.0, 1e-8, 1.0)
     assert optimizer.make_schedule(bert, 100)(np.array([0, 50])) == pytest.approx([5e-5, 2.5e-5])
-    tf = configs.load("configs/tf_tpu_wikitext.py", [])
-    assert round(tf.schedule.warmup_fraction * tf.train.steps) == 14_675
     for size, rows, tokens, first in (("base", 768, 10e9, 3e9), ("large", 448, 2e9, 2e9)):
         modern = configs.load(f"configs/modernbert_{size}.py", [])
         *warmup, last = batch_sizes(modern)

@@ -14,7 +14,7 @@ import pytest
 from mlm import workdir as workdirs
 from mlm.errors import InputError
 from mlm.paths import UPath
-from mlm.workdir import LEASE, LOCK, Workdir, lock
+from mlm.workdir import LEASE, LOCK, lock
 
 NONE = [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL]
 
@@ -140,17 +140,3 @@ def test_the_lock_and_the_folder_of_a_colleague(tmp_path):
         folder.chmod(0o1777)
         (folder / LOCK).unlink()
         folder.rmdir()
-
-
-def test_a_folder_that_can_not_be_written(tmp_path, monkeypatch):
-    def fail(path: UPath, text: str) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(type(UPath(tmp_path)), "write_text", fail)
-    with pytest.raises(InputError, match=rf"--workdir={tmp_path}: can't be written \(Read-only"):
-        Workdir(str(tmp_path))
-    with pytest.raises(InputError, match="can't be written"), lock(UPath(tmp_path)):
-        pass
-    (tmp_path / "scratch").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(InputError, match=rf"--workdir={tmp_path}/scratch: .* link to {tmp_path}/unmounted"):
-        Workdir(str(tmp_path / "scratch"))

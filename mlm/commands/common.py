@@ -275,8 +275,10 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     return manifest
 
 
-def fingerprints(manifest: Manifest) -> tuple[str, str]:
+def fingerprints(manifest: Manifest | None) -> tuple[str, str]:
     """Returns the fingerprints of shards, held-out ones included, and tokenizer: the same on every host of a run."""
+    if manifest is None:
+        return "", ""
     sets = [held_out.fingerprint for held_out in manifest.sets.values()]
     tests = [manifest.fingerprint_of("test")] if "test" in manifest.splits else []
     return " ".join([manifest.fingerprint, *sets, *tests]), manifest.tokenizer_fingerprint

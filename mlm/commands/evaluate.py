@@ -50,8 +50,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     manifest = None if is_classifier or args.pairs else common.open_data(config, workdir)
     from mlm.cluster import distributed
 
-    fingerprints = () if manifest is None else common.fingerprints(manifest)
-    distributed.initialize(config, workdir, *fingerprints, saves=False, entry=args.entry)
+    distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=False, entry=args.entry)
     from mlm.inference import evaluate, evaluate_classifier, minimal_pairs
 
     if args.pairs:

@@ -30,8 +30,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         from mlm.tasks.pretraining import Pretraining
         from mlm.verify import kernels, numbers, session, times
 
-        data = common.fingerprints(manifest) if manifest else ("", "")
-        distributed.initialize(config, workdir, *data, saves=False, entry=args.entry)
+        distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=False, entry=args.entry)
         check_platform(platforms or "")
         if jax.config.jax_compilation_cache_dir is None:  # the first state is the same for many a check and setting
             jax.config.update("jax_compilation_cache_dir", programs)

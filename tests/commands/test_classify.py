@@ -189,22 +189,6 @@ def test_predict_and_report(finished, capsys, monkeypatch):
     assert "F1, weighted" in page and "perplexity" not in page and "Tokens read" not in page
 
 
-@pytest.mark.slow
-def test_pairs_of_texts_and_numbers_from_a_folder(model, tmp_path, capsys):
-    shutil.copytree(model.tokenizer, tmp_path / "folder")
-    export.write_model(model, tmp_path / "folder")
-    table = [{"first": row["text"], "second": "snow and rain", "score": row["score"]} for row in rows(40)]
-    source = write_csv(tmp_path / "pairs.csv", table)
-    overrides = (f"classify.train={source}", f"classify.validation={source}", "classify.text=('first', 'second')")
-    overrides += (f"train.init_from={tmp_path / 'folder'}", "classify.kind=regression", "classify.label=score")
-    assert __main__.main(arguments(tmp_path / "run", tmp_path, *overrides, "train.epochs=1")) == 0
-    err = capsys.readouterr().err
-    assert "model.hidden_size=64" in err and "model.layers=2" in err
-    workdir = Workdir(str(tmp_path / "run"), create=False)
-    assert logs.read(workdir.metrics, "eval")[-1]["rows"] == 40
-    assert classifier.class_names(load.from_workdir(workdir, head=load.CLASSIFIER).config) == ()
-
-
 @pytest.fixture(scope="module")
 def labelled_words(trained_workdir, one_device, tmp_path_factory) -> tuple[Workdir, pathlib.Path]:
     """A run on words with labels, and the folder of its sentences."""
