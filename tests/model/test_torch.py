@@ -162,7 +162,7 @@ def test_modernbert_s_logits_late_in_a_long_row(tmp_path):
     (tmp_path / "config.json").write_text(config.to_json_string())
     save_file(weights.to_torch(params), tmp_path / "model.safetensors")
     ids_1xL = np.random.default_rng(0).integers(5, 500, (1, 8192))
-    np.save(tmp_path / "ids.npy", ids_1xL)
+    np.savez(tmp_path / "rows.npz", ids=ids_1xL, attention=np.ones_like(ids_1xL))
     run_torch(5, "tests/pytorch/logits.py", tmp_path, 64)
     last = np.arange(8192 - 64, 8192)[None]
     ours = load.load(str(tmp_path), head=load.LM_HEAD).module.logits(params, ids_1xL, ids_1xL > 0, last)

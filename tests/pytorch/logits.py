@@ -1,8 +1,8 @@
-"""Saves PyTorch's logits of a folder's masked language model, at the last positions of a row.
+"""Saves PyTorch's logits of a folder's masked language model, at the last positions of each row.
 
     PYTHON tests/pytorch/logits.py FOLDER COUNT
 
-FOLDER/ids.npy holds the row, ids [1, length]; FOLDER/logits.npy gets the logits [1, COUNT, vocabulary].
+FOLDER/rows.npz holds "ids" and "attention" [rows, length]; FOLDER/logits.npy gets the logits [rows, COUNT, vocabulary].
 """
 
 import sys
@@ -13,6 +13,7 @@ from transformers import AutoModelForMaskedLM
 
 folder, count = sys.argv[1], int(sys.argv[2])
 model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="sdpa").eval()
+ids, attention = (torch.from_numpy(np.load(f"{folder}/rows.npz")[name]) for name in ("ids", "attention"))
 with torch.no_grad():
-    logits = model(input_ids=torch.from_numpy(np.load(f"{folder}/ids.npy"))).logits
+    logits = model(input_ids=ids, attention_mask=attention).logits
 np.save(f"{folder}/logits.npy", logits[:, -count:].numpy())
