@@ -139,6 +139,9 @@ def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) ->
     """Reads the config.json of a workdir, then does as `load`; raises DamageError if it is not a config."""
     if (config := read(path)) is None:
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
+    if unknown := [key for key in flatten(config) if key not in RULES and not is_mine(key)]:
+        what = f"has {unknown[0]}, as if another version of this code had written it"
+        raise InputError(f"{path}: {what}; give --config, or use another --workdir.")
     return replace(config, parse(config, overrides), task=task)
 
 
