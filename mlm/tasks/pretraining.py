@@ -60,6 +60,9 @@ class Pretraining(Task):
         self.stages = make_stages(config, info.records)
         self.model_alone(config, info)  # refuses now what would fail when the trained model is read
         module = self.make_model()
+        if config.model.implementation == "transformers" and type(self).make_attention != Pretraining.make_attention:
+            what = f"computes its own attention, not {type(self).__qualname__}.make_attention"
+            raise InputError(f"config.model.implementation = transformers: {what}; set it to mlm.")
         if config.data.isolate_documents:
             module = module.clone(compute=dataclasses.replace(module.compute, cls_id=info.special_ids["cls"]))
         lengths = {length for _, length in self.stages.sizes} | {info.length}

@@ -225,3 +225,6 @@ def test_a_module_of_ones_own_isolates_documents_and_is_no_class_of_transformers
     assert SownMetric(run.config, run.info, mesh=run.mesh).module.compute.cls_id == run.module.compute.cls_id == 0
     with pytest.raises(InputError, match=r"config\.model\.implementation = transformers: Entropy "):
         SownMetric.without_data(tiny_config(STOCK))
+    attention = type("Kernel", (Pretraining,), {"make_attention": lambda *_: None})
+    with pytest.raises(InputError, match=r"config\.model\.implementation = transformers: .* Kernel\.make_attention"):
+        attention.without_data(tiny_config(STOCK))
