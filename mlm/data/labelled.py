@@ -103,6 +103,9 @@ def read(
             places.append(f"{source}, {place}")
             cells = [[_text(*cell, by_word) for cell in _cells(row, column, place, by_word)] for column in columns.text]
             texts.append(tuple(itertools.chain(*cells)))
+            if not by_word and not any(map(str.strip, texts[-1])):  # one of a pair may be, as in two rows of QQP
+                names_of_texts = " and ".join(map(repr, columns.text))
+                raise ValueError(f"{place}: its {names_of_texts} is empty; fill it in, or remove the row")
             if not require_labels and _is_missing(_plain(row.get(columns.label)), no_label):
                 labels.append(None)
                 continue
@@ -156,7 +159,7 @@ def _cells(row: Row, column: str, place: str, by_word: bool) -> list[tuple[Any, 
 def _text(text: Any, where: str, by_word: bool) -> str:
     if not isinstance(text, str):
         raise ValueError(f"{where} is {text!r:.80}, which is not a string")
-    if not text.strip(lines.SPACES if by_word else None):
+    if by_word and not text.strip(lines.SPACES):
         raise ValueError(f"{where} is empty; fill it in, or remove the row")
     if not is_text(text):
         raise ValueError(f"{where} is not valid Unicode: it has bytes that are not UTF-8, or half of a surrogate pair")

@@ -63,7 +63,7 @@ def tokenize(tok: PreTrainedTokenizerFast, texts: Sequence[str], name: str, **se
     """Tokenizes a text or a pair; raises InputError, which calls it `name`, for one that no model reads."""
     for text in texts:
         check_utf8(text, name)
-    if not all(text.strip() for text in texts):
+    if not any(text.strip() for text in texts):
         raise InputError(f"{name}: is empty; give it a text.")
     encoded = tok(*texts, **settings)
     if tok.pad_token_id in encoded["input_ids"]:

@@ -105,8 +105,8 @@ def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
         where = f"{pairs[index // 2].where}: its {FIELDS[index % 2]!r}"
         if len(ids) > longest:
             raise InputError(f"{where} has {len(ids)} tokens, the model reads at most {longest}; shorten it.")
-        if all(added):
-            raise InputError(f"{where} has no tokens; fill it in, or remove the row.")
+        if all(added) or not texts[index].strip():
+            raise InputError(f"{where} is empty; fill it in, or remove the row.")
         words = encoded.word_ids(index)
         end_of_word = {word: place + 1 for place, word in enumerate(words) if word is not None}
         ends = [end_of_word.get(word, place + 1) for place, word in enumerate(words)]

@@ -138,6 +138,14 @@ def test_what_means_no_label_depends_on_the_classes_of_training(tmp_path, kind, 
     assert read(source, kind=kind, classes=classes, require_labels=False).labels == [label]
 
 
+def test_one_text_of_a_pair_may_be_empty(tmp_path):
+    """Two rows of GLUE's QQP have no second question."""
+    source = write_jsonl(tmp_path / "a.jsonl", [{"a": "x", "b": "", "label": 0}, {"a": " ", "b": "y", "label": 1}])
+    assert read(source, text=("a", "b")).texts == [("x", ""), (" ", "y")]
+    source = write_jsonl(tmp_path / "b.jsonl", [{"a": "", "b": " ", "label": 0}])
+    assert "line 1: its 'a' and 'b' is empty" in refused(source, text=("a", "b"))
+
+
 BAD_FILES = {  # format and fault: content, what the sentence must name
     "csv empty text": ("text,label\na,b\n  ,b\n", "line 3: its 'text'"),
     "csv too few": ("text,label,more\na,b,c\nd,e\n", "line 3: has 2 columns where the header has 3"),
