@@ -195,10 +195,9 @@ def sources(case: Case) -> Iterator[Part]:
     if elsewhere or not _reads_corpus(case):
         return
     corpus = Corpus.from_config(case.config.corpus)
-    for source in dict.fromkeys(corpus.sources):
-        yield functools.partial(corpus.check, source)
-    for source in dict.fromkeys(corpus.keep_out):
-        yield functools.partial(corpus.kept_out().check, source)
+    for texts in (corpus, corpus.kept_out()):
+        for source in dict.fromkeys(texts.sources):
+            yield functools.partial(texts.check, source)
 
 
 def _reads_corpus(case: Case) -> bool:

@@ -13,7 +13,7 @@ from mlm.engine import dask_engine
 run_task = dask_engine.run_task
 
 
-def delayed(expected: str, task: bytes) -> object:
+def delayed(expected: dict[str, str], task: bytes) -> object:
     time.sleep(float(os.environ.get("MLM_TEST_DELAY", "0.4")))
     return run_task(expected, task)
 
