@@ -19,7 +19,8 @@ from mlm.data import tfrecord, tokenizer
 from mlm.data.manifest import Manifest, Shard, Split
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files, load
-from mlm.tasks.pretraining import Pretraining, dataset_info
+from mlm.tasks.pretraining import Pretraining
+from mlm.tasks.pretraining_data import dataset_info
 from mlm.training import sharding, train
 from mlm.workdir import Workdir
 

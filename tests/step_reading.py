@@ -13,7 +13,8 @@ from types import FrameType
 from typing import Any
 
 from mlm import config as configs
-from mlm.tasks.pretraining import Pretraining, dataset_info
+from mlm.tasks.pretraining import Pretraining
+from mlm.tasks.pretraining_data import dataset_info
 from mlm.testing import SMALL, VOCABULARY, write_shards
 from mlm.training import train
 from mlm.workdir import Workdir

@@ -18,7 +18,8 @@ from mlm.data.corpus import Corpus
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import make_stages
 from mlm.engine.engine import Spawn, open_pool
-from mlm.tasks.pretraining import Pretraining, train_batches
+from mlm.tasks.pretraining import Pretraining
+from mlm.tasks.pretraining_data import train_batches
 from mlm.training import sharding
 
 BATCH_INTERVALS = 3.0  # long timings, so that batches prefetched before them hardly matter

@@ -27,9 +27,10 @@ from mlm.errors import InputError
 from mlm.model.masking import make_eval_masking, make_masking
 from mlm.model.module import Params
 from mlm.pretrained import load
-from mlm.tasks.pretraining import Pretraining, score_split
+from mlm.tasks.pretraining import Pretraining
+from mlm.tasks.pretraining_data import score_split
 from mlm.text import table
-from mlm.training import optimizer, sharding
+from mlm.training import schedules, sharding
 from mlm.training.budget import Budget
 from mlm.training.evaluation import make_eval_step
 from mlm.workdir import Workdir
@@ -217,7 +218,7 @@ def open_task(
         raise InputError(f"config.train.branch_from = {config.train.branch_from}: must be empty with --parts quality.")
     total = total_steps(config, manifest.splits["train"].records)
     budget = {"train.hours": seconds / 3600, "train.steps": 0, "train.epochs": 0.0, "train.replay": ""}
-    warmup = {"schedule.warmup_fraction": optimizer.warmup_steps(config, total) / total, "schedule.warmup_steps": 0}
+    warmup = {"schedule.warmup_fraction": schedules.warmup_steps(config, total) / total, "schedule.warmup_steps": 0}
     return pretraining.open(configs.replace(config, budget | warmup), workdir, manifest)
 
 

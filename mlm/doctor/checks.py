@@ -17,7 +17,7 @@ from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
 from mlm.doctor import first_batch, scan
 from mlm.errors import DamageError, InputError
 from mlm.plan import plan, tables, topology
-from mlm.training import data_parallel, sharding
+from mlm.training import sharding
 from mlm.workdir import Workdir
 
 UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
@@ -125,7 +125,7 @@ def mesh(case: Case) -> list[Finding]:
     try:
         if case.flags.topology:
             planned = sharding.mesh_of(axes, topology.find(case.flags.topology, case.flags.slices).devices)
-            (data, fsdp, tensor), processes_SxT = planned.shape.values(), data_parallel.processes_of(planned)
+            (data, fsdp, tensor), processes_SxT = planned.shape.values(), sharding.processes_of(planned)
         else:
             hosts = case.flags.hosts or jax.process_count()
             devices = case.flags.devices or jax.local_device_count() * hosts

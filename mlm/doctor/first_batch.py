@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from mlm import config as configs
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
-from mlm.tasks import pretraining
+from mlm.tasks import pretraining_data
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import printable
 from mlm.training import sharding, train
@@ -33,9 +33,9 @@ def make_task(
     kernel = "xla" if config.model.attention == "xla" else "auto"
     return (task_class or Pretraining)(
         configs.replace(config, {"model.attention": kernel}),
-        pretraining.dataset_info(manifest),
+        pretraining_data.dataset_info(manifest),
         mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
-        word_starts_V=pretraining.word_starts(config, workdir),
+        word_starts_V=pretraining_data.word_starts(config, workdir),
         workdir=workdir,
         manifest=manifest,
     )
@@ -52,7 +52,7 @@ def draw(
     if length % short:
         raise InputError(f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows.")
     task = make_task(config, manifest, workdir, task_class)
-    batch = next(pretraining.train_batches(config, manifest, task.mesh, task.stages, start=0))
+    batch = next(pretraining_data.train_batches(config, manifest, task.mesh, task.stages, start=0))
     batch = train.split_rows(batch, short)
     batch, masked = jax.device_get((batch, jax.jit(task.inputs)(batch, 0)))
     row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)

@@ -20,11 +20,11 @@ from mlm.inference import dtypes, pseudo_perplexity
 from mlm.inference.forward import put_on_devices
 from mlm.model.kernels import make_attention
 from mlm.model.masking import make_eval_masking, make_masking
-from mlm.model.module import Compute, Model
+from mlm.model.module import Attention, Compute, Model
 from mlm.model.token_masking import TokenMasking
 from mlm.paths import UPath, os_errors, write_text
 from mlm.pretrained import load, locate
-from mlm.tasks import pretraining
+from mlm.tasks import pretraining, pretraining_data
 from mlm.tasks.changed_model import with_class
 from mlm.text import show, table
 from mlm.training import evaluation, sharding
@@ -75,7 +75,7 @@ def run(
         eval_step = evaluation.make_eval_step(
             module, masking, seed, mesh, shardings, metrics=metrics, with_breakdown=extras.breakdown
         )
-        scores[kind] = pretraining.score_split(config, shards, mesh, eval_step, params, part)
+        scores[kind] = pretraining_data.score_split(config, shards, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
         name = f"{_masks_name(config, kind)}, {weights}"
         entries[f"{split}, {name}"] = {key: value for key, value in scores[kind].items() if key not in tables}
@@ -104,7 +104,7 @@ def _eval_masking(
     """Returns the masking of a config; that of a class of one's own has the masks of its own config."""
     if task and config.masking.kind == task.config.masking.kind:
         return task.eval_masking
-    starts_V = pretraining.word_starts(config, workdir)
+    starts_V = pretraining_data.word_starts(config, workdir)
     masking = make_masking(config.masking, DatasetInfo.from_manifest(manifest), starts_V)
     return make_eval_masking(masking, config.evaluate.count)
 
@@ -152,15 +152,20 @@ def make_module(
     module = model.family.make_module(model.config, dtype=dtype).clone(compute=compute)
     task = None
     if entry.pretraining:
-        starts_V = pretraining.word_starts(config, workdir)
+        starts_V = pretraining_data.word_starts(config, workdir)
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
     if "make_model" in entry.record.get("overrides", ()):
         return task.module, task
     if changes_evaluation(entry.record):
-        return module.with_attention(lambda window: task.make_attention(model.config, length, window)), task
+        return module.with_attention(partial(task.make_attention, model.config), [length]), task
     choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
-    attend = partial(make_attention, choice, model.config, length=length, mesh=mesh, dtype=dtype, isolated=isolated)
-    return module.with_attention(lambda window: attend(window=window)), task
+
+    def make(length: int, window: int) -> Attention:
+        return make_attention(
+            choice, model.config, length=length, mesh=mesh, dtype=dtype, isolated=isolated, window=window
+        )
+
+    return module.with_attention(make, [length]), task
 
 
 def summary(result: dict[str, Any]) -> list[Any]:

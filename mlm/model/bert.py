@@ -1,8 +1,6 @@
-"""BERT (Devlin et al., 2019) as linen modules, and the parts of which RoBERTa is made, too.
+"""BERT (Devlin et al., 2019) as linen modules: RoBERTa's embeddings and layers, under BERT's heads.
 
-Parameters have transformers' names. A layer is post-norm, or pre-norm as in fairseq (Ott et al., 2019).
-
-Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, V vocabulary.
+Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V vocabulary, N = B x K.
 """
 
 from typing import Any
@@ -12,144 +10,15 @@ import jax.numpy as jnp
 from jax import Array
 from transformers import PretrainedConfig
 
+from mlm.model import classifier_heads as heads
 from mlm.model import layers
 from mlm.model import partition_rules as rules
-from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, Noise
-from mlm.model.module import (
-    MASKED_LM,
-    SEQUENCES,
-    AttentionKernel,
-    Compute,
-    Layers,
-    Model,
-    Rows,
-    take_tokens,
-    vocabulary_logits,
-)
+from mlm.model.base import MASKED_LM, SEQUENCES
+from mlm.model.layers import Dense, LayerNorm, Noise
+from mlm.model.module import Model, Rows, vocabulary_logits
+from mlm.model.roberta import Body, Intermediate, Layer, normal
 
-
-def normal(config: PretrainedConfig) -> layers.Initializer:
-    """Returns how kernels and embeddings are drawn, as in PyTorch; transformers' Flax classes draw some heads wider."""
-    return nn.initializers.normal(config.initializer_range)
-
-
-class Embeddings(nn.Module):
-    config: PretrainedConfig
-    dtype: Any
-
-    def setup(self) -> None:
-        config, init = self.config, normal(self.config)
-        self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, init, self.dtype)
-        self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size, init, self.dtype)
-        self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size, init, self.dtype)
-        self.LayerNorm = LayerNorm(config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-
-    def __call__(self, ids_BxL: Array, rows: Rows) -> Array:
-        types = 0 if rows.token_types_BxL is None else rows.token_types_BxL.astype(jnp.int32)
-        x_BxLxH = self.word_embeddings(ids_BxL) + self.position_embeddings(rows.positions)
-        x_BxLxH = x_BxLxH + self.token_type_embeddings(types)
-        return self.dropout(self.LayerNorm(x_BxLxH), rows.noise)
-
-
-class SelfAttention(nn.Module):
-    config: PretrainedConfig
-    compute: Compute
-
-    def setup(self) -> None:
-        config = self.config
-        self.query, self.key, self.value = (Dense(config.hidden_size, normal(config)) for _ in range(3))
-        self.kernel = AttentionKernel(config, self.compute)
-
-    def __call__(self, x_BxLxH: Array, rows: Rows) -> Array:
-        return self.kernel((self.query(x_BxLxH), self.key(x_BxLxH), self.value(x_BxLxH)), rows)
-
-
-class ResidualOutput(nn.Module):
-    """Dense, dropout and the residual sum; `LayerNorm` is for whoever reads the sum."""
-
-    config: PretrainedConfig
-
-    def setup(self) -> None:
-        self.dense = Dense(self.config.hidden_size, normal(self.config))
-        self.dropout = Dropout(self.config.hidden_dropout_prob)
-        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
-
-    def __call__(self, x_BxLxI: Array, residual_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
-        return residual_BxLxH + self.dropout(self.dense(x_BxLxI), rows.noise, tokens_BxL)
-
-
-class AttentionBlock(nn.Module):
-    config: PretrainedConfig
-    compute: Compute
-    self_attention_class = SelfAttention
-
-    def setup(self) -> None:
-        self.self = self.self_attention_class(self.config, self.compute)
-        self.output = ResidualOutput(self.config)
-        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm
-
-    def __call__(self, x_BxLxH: Array, residual_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
-        """Returns the residual sum of `tokens_BxK`."""
-        context_BxLxH = take_tokens(tokens_BxK, self.self(x_BxLxH, rows))
-        return self.output(context_BxLxH, take_tokens(tokens_BxK, residual_BxLxH), rows, tokens_BxK)
-
-
-class Intermediate(nn.Module):
-    config: PretrainedConfig
-
-    def setup(self) -> None:
-        self.dense = Dense(self.config.intermediate_size, normal(self.config))
-        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm
-
-    def __call__(self, x_BxLxH: Array) -> Array:
-        return layers.ACTIVATIONS[self.config.hidden_act](self.dense(x_BxLxH))
-
-
-class Layer(nn.Module):
-    """Post-norm: each norm follows a residual sum."""
-
-    config: PretrainedConfig
-    compute: Compute
-    index: int
-    attention_class = AttentionBlock
-    intermediate_class = Intermediate
-
-    def setup(self) -> None:
-        self.attention = self.attention_class(self.config, self.compute)
-        self.intermediate = self.intermediate_class(self.config)
-        self.output = ResidualOutput(self.config)
-
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
-        sum_BxLxH = self.attention(x_BxLxH, x_BxLxH, rows, tokens_BxK)
-        feed_forward = self.compute.recomputed(type(self).feed_forward, self.index)
-        return self.output.LayerNorm(feed_forward(self, sum_BxLxH, rows, tokens_BxK))
-
-    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
-        """Feed-forward block with the norm before it: residual sum in, residual sum out."""
-        x_BxLxH = self.attention.output.LayerNorm(sum_BxLxH)
-        return self.output(self.intermediate(x_BxLxH), x_BxLxH, rows, tokens_BxK)
-
-
-class PreNormLayer(Layer):
-    """Pre-norm: each norm precedes attention or the feed-forward block, and residual sums are never normed."""
-
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
-        sum_BxLxH = self.attention(self.attention.LayerNorm(x_BxLxH), x_BxLxH, rows, tokens_BxK)
-        return self.compute.recomputed(type(self).feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
-
-    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
-        return self.output(self.intermediate(self.intermediate.LayerNorm(sum_BxLxH)), sum_BxLxH, rows, tokens_BxK)
-
-
-class Encoder(nn.Module):
-    config: PretrainedConfig
-    compute: Compute
-    layer_class: type[Layer]
-
-    @nn.compact
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
-        return Layers(self.config, self.compute, self.layer_class, name="layer")(x_BxLxH, rows, tokens_BxK)
+__all__ = ["BertModule", "Intermediate", "Layer", "normal"]  # the last three to subclass and to use in a subclass
 
 
 class Pooler(nn.Module):
@@ -160,22 +29,10 @@ class Pooler(nn.Module):
         return jnp.tanh(Dense(self.config.hidden_size, normal(self.config), name="dense")(x_BxKxH))
 
 
-class Body(nn.Module):
-    """Embeddings and layers, which all heads share."""
-
-    config: PretrainedConfig
-    dtype: Any
-    compute: Compute
-    layer_class: type[Layer]
-
+class BertBody(Body):
     def setup(self) -> None:
-        self.embeddings = Embeddings(self.config, self.dtype)
-        self.encoder = Encoder(self.config, self.compute, self.layer_class)
-        self.pooler = Pooler(self.config)  # of BERT's classifiers of rows
-        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm, after the last layer
-
-    def __call__(self, ids_BxL: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
-        return self.encoder(self.embeddings(ids_BxL, rows), rows, tokens_BxK)
+        super().setup()
+        self.pooler = Pooler(self.config)  # of classifiers of rows
 
 
 class PredictionTransform(nn.Module):
@@ -212,12 +69,11 @@ class BertModule(Model):
     layer_class = Layer
 
     def setup(self) -> None:
-        self.body = Body(self.config, self.dtype, self.compute, self.layer_type, name="bert")
+        self.body = BertBody(self.config, self.dtype, self.compute, self.layer_type, name="bert")
         if self.head_name == MASKED_LM:
             self.cls = LMHead(self.config)
         else:
-            self.dropout = Dropout(classifier_dropout(self.config))
-            self.classifier = Logits(self.config.num_labels, normal(self.config))
+            heads.add_classifier(self)
 
     def make_rows(self, ids_BxL: Array, attention_BxL: Array, token_types_BxL: Array | None, *rest: Any) -> Rows:
         sep_id = self.config.sep_token_id
@@ -229,7 +85,7 @@ class BertModule(Model):
         if self.head_name == MASKED_LM:
             return self.cls(x_BxKxH, self.body.embeddings.word_embeddings.embedding)
         x_BxKxH = self.body.pooler(x_BxKxH) if self.head_name == SEQUENCES else x_BxKxH
-        return self.classifier(self.dropout(x_BxKxH, noise))
+        return heads.classify(self, x_BxKxH, noise)
 
     @nn.nowrap
     def partition_rules(self) -> rules.PartitionRules:
@@ -243,8 +99,3 @@ def second_texts(ids_BxL: Array, attention_BxL: Array, sep_id: int) -> Array:
     """Returns token types: 1 behind a row's first sep, as BERT's tokenizer marks the second text of a pair."""
     is_sep_BxL = (ids_BxL == sep_id).astype(jnp.int32)
     return (jnp.cumsum(is_sep_BxL, axis=1) > is_sep_BxL) & (attention_BxL > 0)
-
-
-def classifier_dropout(config: PretrainedConfig) -> float:
-    """Returns the dropout rate of a classification head: that of the layers, unless it has its own."""
-    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout

@@ -29,9 +29,10 @@ from transformers.models.auto.modeling_flax_auto import FLAX_MODEL_FOR_MASKED_LM
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
-from mlm.model import bert, modernbert, roberta
+from mlm.model import bert, modernbert, roberta, roberta_prelayernorm
+from mlm.model.base import MASKED_LM
 from mlm.model.flax_modernbert import FlaxModernBertPreTrainedModel
-from mlm.model.module import MASKED_LM, Compute, Model, Params
+from mlm.model.module import Compute, Model, Params
 from mlm.model.partition_rules import REPLICATED
 from mlm.model.reference import TransformersModel
 
@@ -140,7 +141,9 @@ class Family:
         """Returns the model with a head."""
         if self.module is None:
             return self.transformers_model(config, dtype)
-        return self.module(config, dtype, head_name=head)
+        module = self.module(config, dtype, head_name=head)
+        module.check_config()
+        return module
 
     def transformers_model(self, config: PretrainedConfig, dtype: str, *, remat: bool = False) -> TransformersModel:
         """Returns transformers' own masked language model."""
@@ -165,7 +168,7 @@ class Family:
 ROBERTA = Family("Roberta", RobertaConfig, roberta.RobertaModule)
 XLM_ROBERTA = Family("XLMRoberta", XLMRobertaConfig, roberta.RobertaModule)
 CAMEMBERT = Family("Camembert", CamembertConfig, roberta.RobertaModule)
-PRE_NORM = Family("RobertaPreLayerNorm", RobertaPreLayerNormConfig, roberta.PreNormModule)
+PRE_NORM = Family("RobertaPreLayerNorm", RobertaPreLayerNormConfig, roberta_prelayernorm.PreNormModule)
 BERT = Family("Bert", BertConfig, bert.BertModule)
 MODERNBERT = Family("ModernBert", ModernBertConfig, modernbert.ModernBertModule)
 FAMILIES = {

@@ -4,6 +4,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from flax.traverse_util import flatten_dict
+
+from mlm.model.base import MASKED_LM, Params
+from mlm.model.module import Model
+
 LAYER = re.compile(r"/(\d+)/")
 READS_ALL_TOKENS = re.compile(r"/(query|key|value|Wqkv|q_lin|k_lin|v_lin)/")  # of the last layer; the rest is its tail
 WORD_EMBEDDING = re.compile(r".*/(word|tok)_embeddings/embedding")
@@ -12,6 +17,17 @@ WORD_EMBEDDING = re.compile(r".*/(word|tok)_embeddings/embedding")
 def mean_keys(length: float, window: int) -> float:
     """Returns how many tokens of a row one attends to on average, `window` on each side, or all if that is 0."""
     return 2 * window + 1 - window * (window + 1) / length if 0 < window < length else length
+
+
+def per_token(model: Model, params: Params, *, length: float, predicted_share: float, vocab_size: int) -> float:
+    """Returns `train_flops_per_token` of a model on rows of `length` tokens."""
+    return train_flops_per_token(
+        {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()},
+        hidden=model.config.hidden_size,
+        keys=[mean_keys(length, window) for window in model.windows()],
+        predicted_share=predicted_share,
+        vocab_size=vocab_size if model.head_name == MASKED_LM else 0,
+    )
 
 
 def train_flops_per_token(

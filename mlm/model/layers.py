@@ -34,32 +34,6 @@ class Dense(nn.Module):
         return add_bias(y_BxLxO, self.param("bias", nn.initializers.zeros, (self.features,)))
 
 
-class SplitDense(nn.Module):
-    """Returns the products of x with each of `parts` kernels that PyTorch has as one; without bias."""
-
-    features: int
-    parts: int
-    kernel_init: Initializer
-
-    @nn.compact
-    def __call__(self, x_BxLxH: Array) -> list[Array]:
-        kernel = self.param("kernel", self.kernel_init, (x_BxLxH.shape[-1], self.parts, self.features))
-        kernel = kernel.astype(x_BxLxH.dtype)
-        return [product(x_BxLxH, kernel[:, part]) for part in range(self.parts)]
-
-
-class Logits(nn.Module):
-    """The last layer of a classification head: x @ kernel + bias in float32, see `logits`."""
-
-    features: int
-    kernel_init: Initializer
-
-    @nn.compact
-    def __call__(self, x_BxLxH: Array) -> Array:
-        kernel_HxO = self.param("kernel", self.kernel_init, (x_BxLxH.shape[-1], self.features))
-        return logits(x_BxLxH, kernel_HxO, self.param("bias", nn.initializers.zeros, (self.features,)))
-
-
 class Embedding(nn.Module):
     """A table of vectors [V, H]; what is read of it is cast, so that gradients are summed in float32.
 
@@ -126,7 +100,8 @@ def product(x_BxLxH: Array, kernel_HxO: Array) -> Array:
     return x_BxLxH @ kernel_HxO
 
 
-def _product_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[Array, Array]:
+def product_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[Array, Array]:
+    """Returns the gradients of x and of the kernel in `product`."""
     x_BxLxH, kernel_HxO = saved
     x_NxH, grad_NxO = (array.reshape(-1, array.shape[-1]) for array in (x_BxLxH, grad_BxLxO))
     # On CPU, XLA transposes a copy of the left operand, so the narrower one goes there.
@@ -134,7 +109,7 @@ def _product_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[A
     return grad_BxLxO @ kernel_HxO.T, d_kernel_HxO
 
 
-product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _product_gradients)
+product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), product_gradients)
 
 
 @jax.custom_vjp
@@ -143,7 +118,8 @@ def add_bias(x_BxLxH: Array, bias_H: Array) -> Array:
     return x_BxLxH + bias_H.astype(x_BxLxH.dtype)
 
 
-def _bias_gradient(_: None, grad_BxLxH: Array) -> tuple[Array, Array]:
+def bias_gradient(_: None, grad_BxLxH: Array) -> tuple[Array, Array]:
+    """Returns the gradients of x and of the bias in `add_bias`."""
     grad_NxH = grad_BxLxH.reshape(-1, grad_BxLxH.shape[-1])
     total = functools.partial(jnp.sum, axis=0, dtype=jnp.float32)
     return grad_BxLxH, lax.platform_dependent(grad_NxH, tpu=_sum_by_product, default=total)
@@ -155,27 +131,7 @@ def _sum_by_product(x_NxH: Array) -> Array:
     return jnp.matmul(ones_8xN, x_NxH, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)[0]
 
 
-add_bias.defvjp(lambda x, bias: (add_bias(x, bias), None), _bias_gradient)
-
-
-@jax.custom_vjp
-def logits(x_BxLxH: Array, kernel_HxO: Array, bias_O: Array) -> Array:
-    """Returns x @ kernel + bias in float32, whatever the type of x: the last layer of a head.
-
-    Of a bfloat16 array, XLA rounds some of the copies that it keeps or computes again, and not others
-    (xla_allow_excess_precision), so two numbers computed from it can't be compared.
-    """
-    return jnp.matmul(x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype), preferred_element_type=jnp.float32) + bias_O
-
-
-def _logits_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[Array, Array, Array]:
-    x_BxLxH, kernel_HxO = saved
-    grad_BxLxO = grad_BxLxO.astype(x_BxLxH.dtype)
-    d_x_BxLxH, d_kernel_HxO = _product_gradients((x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype)), grad_BxLxO)
-    return d_x_BxLxH, d_kernel_HxO.astype(kernel_HxO.dtype), _bias_gradient(None, grad_BxLxO)[1]
-
-
-logits.defvjp(lambda x, kernel, bias: (logits(x, kernel, bias), (x, kernel)), _logits_gradients)
+add_bias.defvjp(lambda x, bias: (add_bias(x, bias), None), bias_gradient)
 
 
 @jax.custom_vjp

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
-from mlm.model.token_masking import IndependentMasking, Masked, TokenMasking, uniform
+from mlm.model.token_masking import Masked, Rate, TokenMasking, uniform
 
 
 class _Units(NamedTuple):
@@ -26,6 +26,19 @@ class _Units(NamedTuple):
     first_L: Array  # bool: the token is the first of its unit
     start_L: Array  # int32: position of the unit's first token
     size_L: Array  # int32: tokens in the unit
+
+
+class IndependentMasking(TokenMasking):
+    """Each ordinary token is predicted with probability `rate`, as transformers' and fairseq's collators draw them."""
+
+    def max_predictions_per_row(self, length: int) -> int:
+        """Returns K for rows of `length` tokens: all of them."""
+        return length
+
+    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
+        score_L, kind_L, token_L = jax.random.bits(key, (3, len(ids_L)))
+        weights_L = (ordinary_L & (uniform(score_L) < rate)).astype(jnp.float32)
+        return self._masked(ids_L, jnp.arange(len(ids_L)), weights_L, kind_L, token_L)
 
 
 @dataclasses.dataclass(frozen=True)

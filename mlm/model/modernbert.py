@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from transformers import ModernBertConfig
 
-from mlm.model import layers
+from mlm.model import classifier_heads as heads
+from mlm.model import layers, local_attention
 from mlm.model import partition_rules as rules
-from mlm.model.attention import Rotation
-from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Logits, Noise, SplitDense
+from mlm.model.base import MASKED_LM
+from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise, product
 from mlm.model.module import (
-    MASKED_LM,
+    Attention,
     AttentionKernel,
     Compute,
     Layers,
@@ -32,6 +32,7 @@ from mlm.model.module import (
     take_tokens,
     vocabulary_logits,
 )
+from mlm.model.rotary import rotations
 
 
 def truncated_normal(config: ModernBertConfig, stddev: float) -> layers.Initializer:
@@ -57,6 +58,20 @@ def window(config: ModernBertConfig, index: int) -> int:
     return config.local_attention // 2 if index % config.global_attn_every_n_layers else 0
 
 
+class SplitDense(nn.Module):
+    """Returns the products of x with each of `parts` kernels that PyTorch has as one; without bias."""
+
+    features: int
+    parts: int
+    kernel_init: layers.Initializer
+
+    @nn.compact
+    def __call__(self, x_BxLxH: Array) -> list[Array]:
+        kernel = self.param("kernel", self.kernel_init, (x_BxLxH.shape[-1], self.parts, self.features))
+        kernel = kernel.astype(x_BxLxH.dtype)
+        return [product(x_BxLxH, kernel[:, part]) for part in range(self.parts)]
+
+
 class Embeddings(nn.Module):
     config: ModernBertConfig
     dtype: Any
@@ -71,6 +86,16 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(self.tok_embeddings(ids_BxL)), noise)
 
 
+class LocalAttentionKernel(AttentionKernel):
+    """The kernel of layers that attend to a window."""
+
+    def chosen(self) -> Attention | None:
+        return self.compute.attend_locally
+
+    def default(self, heads: int, isolated: bool) -> Attention:
+        return local_attention.xla(heads=heads, isolated=isolated, window=self.config.local_attention // 2)
+
+
 class SelfAttention(nn.Module):
     config: ModernBertConfig
     compute: Compute
@@ -79,7 +104,8 @@ class SelfAttention(nn.Module):
     def setup(self) -> None:
         config = self.config
         self.Wqkv = SplitDense(config.hidden_size, 3, wide(config))
-        self.kernel = AttentionKernel(config, self.compute, self.window)
+        kernel_class = LocalAttentionKernel if self.window else AttentionKernel
+        self.kernel = kernel_class(config, self.compute)
         self.Wo = Dense(config.hidden_size, narrow(config), use_bias=False)
         self.dropout = Dropout(config.attention_dropout)
 
@@ -145,20 +171,6 @@ class Body(nn.Module):
         return self.layers(self.embeddings(ids_BxL, rows.noise), rows, tokens_BxK)
 
 
-def rotations(config: ModernBertConfig, positions_BxL: Array) -> dict[str, Rotation]:
-    """Returns the rotations of "global" and "local" layers, [B or 1, L, D / 2]."""
-    size = config.hidden_size // config.num_attention_heads
-    exponents = (np.arange(0, size, 2, np.float32) / size).astype(np.float64)
-
-    def rotation(theta: float) -> Rotation:
-        # Rounded as in PyTorch: at position 8,000, the last bit of a frequency is worth 5e-4 rad.
-        frequencies = np.float32(1) / (theta**exponents).astype(np.float32)
-        angles = positions_BxL[..., None].astype(jnp.float32) * frequencies
-        return jnp.cos(angles), jnp.sin(angles)
-
-    return {"global": rotation(config.global_rope_theta), "local": rotation(config.local_rope_theta)}
-
-
 class PredictionHead(nn.Module):
     config: ModernBertConfig
 
@@ -195,8 +207,7 @@ class ModernBertModule(Model):
         if self.head_name == MASKED_LM:
             self.decoder = DecoderBias(config.vocab_size)
         else:
-            self.dropout = Dropout(config.classifier_dropout)
-            self.classifier = Logits(config.num_labels, truncated_normal(config, config.hidden_size**-0.5))
+            heads.add_classifier(self, init=truncated_normal(config, config.hidden_size**-0.5))
 
     def make_rows(
         self,
@@ -216,7 +227,7 @@ class ModernBertModule(Model):
         if self.head_name == MASKED_LM:
             embedding_VxH = self.body.embeddings.tok_embeddings.embedding
             return vocabulary_logits(self.head, x_BxKxH, embedding_VxH, self.decoder())
-        return self.classifier(self.dropout(self.head(x_BxKxH), noise))
+        return heads.classify(self, self.head(x_BxKxH), noise)
 
     @nn.nowrap
     def partition_rules(self) -> rules.PartitionRules:

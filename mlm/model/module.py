@@ -1,39 +1,35 @@
-"""What all models share, as linen modules: their call, documents and positions, the attention kernel.
+"""What all models share, as linen modules: documents and positions, attention, the layers, and the way to the logits.
 
 A model is a `Model` with a body and a head under transformers' names, as in roberta.py and modernbert.py. Attention is
-one of several kernels, and the last layer and the head read the predicted tokens alone. Positions do not depend on
-ordinary tokens, so no replacement token can shift them.
+one of several kernels: `xla`, as flax computes it, runs on any device, and kernels.py has what is faster on some. The
+last layer and the head read the predicted tokens alone. Positions do not depend on ordinary tokens, so no replacement
+token can shift them.
 
-Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V padded vocabulary, N = B x K.
+Dimensions: B rows, L tokens in a row, K predictions in a row (or keys of an attention), Q queries, H hidden size = N
+heads x head size, V padded vocabulary.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+import functools
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 from jax import Array
 from transformers import PretrainedConfig
-from transformers.modeling_flax_outputs import (
-    FlaxMaskedLMOutput,
-    FlaxSequenceClassifierOutput,
-    FlaxTokenClassifierOutput,
-)
-from transformers.utils import ModelOutput
 
-from mlm.model import attention, flops, layers
-from mlm.model.attention import Attention, Rotation
+from mlm.model import layers
+from mlm.model.base import MASKED_LM, SEQUENCES, ModelBase, Params
 from mlm.model.layers import Noise
-from mlm.model.partition_rules import PartitionRules
+from mlm.model.rotary import Rotation, rotate
 
-Params = dict[str, Any]
-MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"  # transformers' heads
-COMPUTES = {MASKED_LM: {"tie_word_embeddings": (True,)}, SEQUENCES: {"classifier_pooling": ("cls",)}}
-ACTIVATIONS = dict.fromkeys(("hidden_act", "hidden_activation", "classifier_activation"), tuple(layers.ACTIVATIONS))
-OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutput, TOKENS: FlaxTokenClassifierOutput}
+# (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL or None, rotation or None) -> context_BxLxH. Segments are
+# int32: the document of each token, 0 for padding. The probabilities of all rows and heads are multiplied by one mask,
+# keys x queries. Queries and keys are rotated first.
+Attention = Callable[[Array, Array, Array, Array, Array | None, Rotation | None], Array]
 
 
 class Rows(NamedTuple):
@@ -83,11 +79,33 @@ class Compute:
         return nn.remat(feed_forward) if index < self.recomputed_feed_forwards else feed_forward
 
 
-def vocabulary_logits(transform: Callable, x_BxKxH: Array, embedding_VxH: Array, bias_V: Array) -> Array:
-    """Returns logits_BxKxV of a language-model head, the transformed x times the embeddings, in the type of x."""
-    x_NxH = transform(x_BxKxH.reshape(-1, x_BxKxH.shape[-1]))  # with three axes, a TPU would copy the logits
-    logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.astype(x_NxH.dtype).T), bias_V)
-    return logits_NxV.reshape(*x_BxKxH.shape[:-1], -1)
+def xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, *, heads, isolated) -> Array:
+    """An `Attention` of `heads` heads in plain jax; with `isolated`, tokens attend only within their document."""
+    if rotation is not None:
+        q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
+    return weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed_keys(segments_BxL, segments_BxL, isolated), dropout_mask_LxL, heads)
+
+
+def allowed_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool) -> Array:
+    """Returns which keys each query attends to, bool, broadcastable to [B, 1, Q, K], given the segments of both."""
+    allowed = (keys_BxK > 0)[:, None, None, :]
+    return allowed & (queries_BxQ[:, None, :, None] == keys_BxK[:, None, None, :]) if isolated else allowed
+
+
+def weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask, heads) -> Array:
+    """Attention to the allowed keys; `dropout_mask` is [K, Q], or [B, 1, K, Q], or None."""
+    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxQxH, k_BxKxH, v_BxKxH))
+    bias = jnp.where(allowed_Bx1xQxK, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
+    scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q / math.sqrt(q.shape[-1]), k) + bias
+    probs_BxNxQxK = jax.nn.softmax(scores_BxNxQxK)
+    if dropout_mask is not None:
+        probs_BxNxQxK = probs_BxNxQxK * dropout_mask.mT
+    return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxQxH.shape)
+
+
+def attention_dropout(config: PretrainedConfig) -> float:
+    """Returns the dropout rate of the attention's probabilities, by either of transformers' names."""
+    return getattr(config, "attention_dropout", None) or getattr(config, "attention_probs_dropout_prob", 0.0)
 
 
 class AttentionKernel(nn.Module):
@@ -95,19 +113,25 @@ class AttentionKernel(nn.Module):
 
     config: PretrainedConfig
     compute: Compute
-    window: int = 0  # tokens to each side; 0 for the whole row
 
     def __call__(self, qkv: Sequence[Array], rows: Rows, rotation: Rotation | None = None) -> Array:
         """Returns what each token reads [B, L, H], of queries, keys and values of that shape."""
-        length, rate, dropout_mask_LxL = qkv[0].shape[1], attention.dropout_rate(self.config), None
+        length, rate, dropout_mask_LxL = qkv[0].shape[1], attention_dropout(self.config), None
         if rows.noise is not None and rate > 0:
             ones_1xLxL = jnp.ones((1, length, length), qkv[0].dtype)
             dropout_mask_LxL = layers.dropout(ones_1xLxL, rate, rows.noise.seed_of(self))[0]
-        attend = self.compute.attend_locally if self.window else self.compute.attend
+        attend = self.chosen()
         if attend is None or self.is_initializing():  # from one token, which can't be split over devices
-            heads, isolated = self.config.num_attention_heads, self.compute.cls_id is not None
-            attend = attention.xla(heads=heads, isolated=isolated, window=self.window)
+            attend = self.default(self.config.num_attention_heads, self.compute.cls_id is not None)
         return attend(*qkv, rows.segments_BxL, dropout_mask_LxL, rotation)
+
+    def chosen(self) -> Attention | None:
+        """Returns the kernel that was chosen for the layer."""
+        return self.compute.attend
+
+    def default(self, heads: int, isolated: bool) -> Attention:
+        """Returns the kernel that runs on any device."""
+        return functools.partial(xla, heads=heads, isolated=isolated)
 
 
 class Layers(nn.Module):
@@ -127,21 +151,20 @@ class Layers(nn.Module):
         return states
 
 
-class Model(nn.Module):
-    """A body and a head, called as transformers calls its modules.
+def vocabulary_logits(transform: Callable, x_BxKxH: Array, embedding_VxH: Array, bias_V: Array) -> Array:
+    """Returns logits_BxKxV of a language-model head, the transformed x times the embeddings, in the type of x."""
+    x_NxH = transform(x_BxKxH.reshape(-1, x_BxKxH.shape[-1]))  # with three axes, a TPU would copy the logits
+    logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.astype(x_NxH.dtype).T), bias_V)
+    return logits_NxV.reshape(*x_BxKxH.shape[:-1], -1)
+
+
+class Model(ModelBase):
+    """A body and a head, which transformers' classes can call too.
 
     Its `setup` makes `self.body`, of layers of `self.layer_type`, and a head for each `head_name`. A changed model has
     `partition_rules` for parameters of other names, and `in_transformers = True` if some class of transformers computes
     as it does; otherwise an export has Flax weights alone.
     """
-
-    in_transformers = True  # a class attribute, not a field
-    computes: ClassVar = {"is_decoder": (False,), "position_embedding_type": ("absolute",)}  # of its config's values
-
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        if not cls.__module__.startswith("mlm.") and "in_transformers" not in vars(cls):
-            cls.in_transformers = False
 
     config: PretrainedConfig
     dtype: Any = jnp.float32
@@ -153,11 +176,6 @@ class Model(nn.Module):
     def layer_type(self) -> type[nn.Module]:
         """The family's `layer_class`, recomputed for the gradient with `gradient_checkpointing`."""
         return nn.remat(self.layer_class) if self.gradient_checkpointing else self.layer_class
-
-    @property
-    def first_position(self) -> int:
-        """The position of a document's first token."""
-        return 0
 
     def make_rows(
         self,
@@ -174,93 +192,49 @@ class Model(nn.Module):
         positions_BxL = counted_BxL if positions_BxL is None else positions_BxL
         return Rows(segments_BxL, positions_BxL, token_types_BxL, noise)
 
-    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
-        """Returns the head's logits [B, K, V or classes] of last hidden states; a row is classified by its first."""
-        raise NotImplementedError
-
-    def __call__(
+    def states_and_logits(
         self,
-        input_ids: Array,
-        attention_mask: Array,
-        token_type_ids: Array | None = None,
-        position_ids: Array | None = None,
-        head_mask: Array | None = None,
-        deterministic: bool = True,
-        output_attentions: bool = False,
-        output_hidden_states: bool = False,
-        return_dict: bool = True,
+        ids_BxL: Array,
+        attention_BxL: Array,
+        token_types_BxL: Array | None = None,
+        positions_BxL: Array | None = None,
         *,
         predicted_BxK: Array | None = None,
+        has_dropout: bool = False,
         rows_B: Array | None = None,
-    ) -> ModelOutput | tuple:
-        """Returns transformers' output: logits, and the hidden states if asked for.
+        all_states: bool = False,
+    ) -> tuple[list[Array], Array]:
+        """Returns the hidden states [B, L, H], of the embeddings and of each layer, and the logits.
 
         Args:
-          input_ids, attention_mask, token_type_ids, position_ids: int32 [B, L]; positions by default as transformers
-            counts them, over the tokens that `attention_mask` keeps.
-          head_mask: not read.
-          output_attentions: must be false: kernels don't return their probabilities.
           predicted_BxK: int32, the tokens to predict, for which alone the last layer and the head are computed; None
             for all. The last hidden state then has these alone.
           rows_B: uint32, each row's number in the global batch, which its dropout depends on; None for 0, 1, ...
+          all_states: whether the last hidden state has all tokens where a row is classified, too.
         """
-        self.check_config()
-        if output_attentions:
-            raise ValueError("output_attentions: attention kernels don't return them; use transformers' own class.")
         noise = None
-        if not deterministic:
-            rows_B = jnp.arange(len(input_ids), dtype=jnp.uint32) if rows_B is None else rows_B
+        if has_dropout:
+            rows_B = jnp.arange(len(ids_BxL), dtype=jnp.uint32) if rows_B is None else rows_B
             noise = Noise(jax.random.bits(self.make_rng("dropout")), rows_B)
-        rows = self.make_rows(input_ids, attention_mask, token_type_ids, position_ids, noise)
-        of_rows, tokens_BxK = self.head_name == SEQUENCES, predicted_BxK
-        if of_rows:
-            tokens_BxK = None if output_hidden_states else jnp.zeros((len(input_ids), 1), jnp.int32)
-        states = self.body(input_ids, rows, tokens_BxK)  # [B, L, H] of the embeddings and of each layer
+        rows = self.make_rows(ids_BxL, attention_BxL, token_types_BxL, positions_BxL, noise)
+        of_rows = self.head_name == SEQUENCES
+        if of_rows and not all_states:
+            predicted_BxK = jnp.zeros((len(ids_BxL), 1), jnp.int32)
+        states = self.body(ids_BxL, rows, predicted_BxK)
         logits = self.predict(states[-1][:, :1], noise)[:, 0] if of_rows else self.predict(states[-1], noise)
-        hidden_states = tuple(states) if output_hidden_states else None
-        if return_dict:
-            return OUTPUTS[self.head_name](logits=logits, hidden_states=hidden_states)
-        return (logits,) if hidden_states is None else (logits, hidden_states)
+        return states, logits
 
     @nn.nowrap
-    def check_config(self) -> None:
-        """Raises ValueError for a value that would be ignored; a changed module may compute what it asks for."""
-        for key, values in (self.computes | COMPUTES.get(self.head_name, {}) | ACTIVATIONS).items():
-            if self.in_transformers and (value := getattr(self.config, key, values[0])) not in values:
-                raise ValueError(f"config.{key} = {value!r}: this model computes {', '.join(map(str, values))} alone.")
+    def with_attention(self, make: Callable[[int, int], Attention], lengths: Collection[int]) -> Self:
+        """Returns the module with the kernels `make(length, window)` of rows; a window of 0 is the whole row."""
 
-    @nn.nowrap
-    def partition_rules(self) -> PartitionRules:
-        """Returns how the parameters are split over the mesh: a rule for each parameter, a parameter for each rule."""
-        raise NotImplementedError
+        def by_length(window: int) -> Attention:
+            kernels = {length: make(length, window) for length in lengths}
+            return lambda q_BxLxH, *rest: kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
 
-    @nn.nowrap
-    def with_attention(self, make: Callable[[int], Attention]) -> Self:
-        """Returns the module with the kernels `make(window)`; a window of 0 is the whole row."""
         window = max(self.windows())
-        local = make(window) if window else None
-        return self.clone(compute=dataclasses.replace(self.compute, attend=make(0), attend_locally=local))
-
-    @nn.nowrap
-    def windows(self) -> list[int]:
-        """Returns for each layer how many tokens it sees on each side, 0 for the whole row."""
-        return [0] * self.config.num_hidden_layers
-
-    @nn.nowrap
-    def flops_per_token(self, params: Params, *, length: float, predicted_share: float, vocab_size: int) -> float:
-        """Returns the useful FLOPs of a training step per token; see `flops.train_flops_per_token`."""
-        return flops.train_flops_per_token(
-            {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()},
-            hidden=self.config.hidden_size,
-            keys=[flops.mean_keys(length, window) for window in self.windows()],
-            predicted_share=predicted_share,
-            vocab_size=vocab_size if self.head_name == MASKED_LM else 0,
-        )
-
-    @nn.nowrap
-    def logits(self, *inputs: Any) -> Array:
-        """Returns the logits alone; `inputs` are those of `forward`."""
-        return self.forward(*inputs)[0]
+        local = by_length(window) if window else None
+        return self.clone(compute=dataclasses.replace(self.compute, attend=by_length(0), attend_locally=local))
 
     @nn.nowrap
     def forward(
@@ -274,20 +248,15 @@ class Model(nn.Module):
     ) -> tuple[Array, dict[str, Any]]:
         """Returns the logits, and what modules `sow` as "intermediates"; `dropout_key` is None for no dropout."""
         has_dropout = dropout_key is not None
-        output, sown = self.apply(
+        (_, logits), sown = self.apply(
             {"params": params},
             ids_BxL,
             attention_BxL,
-            deterministic=not has_dropout,
             predicted_BxK=predicted_BxK,
+            has_dropout=has_dropout,
             rows_B=rows_B,
             rngs={"dropout": dropout_key} if has_dropout else {},
             mutable=["intermediates"],
+            method="states_and_logits",
         )
-        return output.logits, sown.get("intermediates", {})
-
-    @nn.nowrap
-    def init_params(self, key: Array) -> Params:
-        """Returns float32 parameters, drawn as transformers' `init_weights` draws them."""
-        ids_BxL = jnp.zeros((1, 1), jnp.int32)
-        return self.init({"params": jax.random.split(key)[0]}, ids_BxL, jnp.ones_like(ids_BxL))["params"]
+        return logits, sown.get("intermediates", {})

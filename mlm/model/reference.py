@@ -6,7 +6,7 @@ drawn from the number of the first one.
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Self
 
 import flax.linen as nn
@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import transformers
 from jax import Array
-from transformers.utils import ModelOutput
 
 from mlm.errors import InputError
-from mlm.model.attention import Attention
-from mlm.model.module import Model, Params, position_ids, take_tokens
+from mlm.model.base import Params
+from mlm.model.module import Model, position_ids, take_tokens
 from mlm.model.partition_rules import REPLICATED, PartitionRules
 
 
@@ -40,27 +39,26 @@ class TransformersModel(Model):
         self.stock = make()
         nn.share_scope(self, self.stock)  # its parameters have no prefix
 
-    def __call__(
+    def states_and_logits(
         self,
-        input_ids: Array,
-        attention_mask: Array,
+        ids_BxL: Array,
+        attention_BxL: Array,
         *,
-        deterministic: bool = True,
         predicted_BxK: Array | None = None,
+        has_dropout: bool = False,
         rows_B: Array | None = None,
-    ) -> ModelOutput:
-        """Returns transformers' output, its logits those of `predicted_BxK`; see `Model.__call__`."""
+    ) -> tuple[list[Array], Array]:
+        """Returns no states, and the logits of `predicted_BxK`; see `Model.states_and_logits`."""
         inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": jnp.zeros_like(input_ids),
-            "position_ids": position_ids(attention_mask, self.first_position),
+            "input_ids": ids_BxL,
+            "attention_mask": attention_BxL,
+            "token_type_ids": jnp.zeros_like(ids_BxL),
+            "position_ids": position_ids(attention_BxL, self.first_position),
             "head_mask": None,
         }
         names = inspect.signature(type(self.stock).__call__).parameters
         inputs = {name: value for name, value in inputs.items() if name in names}
-        output = self.stock(**inputs, deterministic=deterministic)
-        return output.replace(logits=take_tokens(predicted_BxK, output.logits))
+        return [], take_tokens(predicted_BxK, self.stock(**inputs, deterministic=not has_dropout).logits)
 
     @nn.nowrap
     def forward(
@@ -78,7 +76,7 @@ class TransformersModel(Model):
         return super().forward(params, ids_BxL, attention_BxL, predicted_BxK, dropout_key)
 
     @nn.nowrap
-    def with_attention(self, make: Callable[[int], Attention]) -> Self:
+    def with_attention(self, make: Callable[[int, int], Callable], lengths: Collection[int]) -> Self:
         """Returns the model as it is: it has its own attention."""
         return self
 

@@ -1,20 +1,154 @@
-"""RoBERTa (Liu et al., 2019, arXiv 1907.11692), post-norm and with pre-norm (Ott et al., 2019), as linen modules.
+"""RoBERTa (Liu et al., 2019, arXiv 1907.11692) as linen modules, from the embeddings to the head.
 
-They are BERT's parts under RoBERTa's names: positions count from the padding id + 1, and the heads differ.
+Parameters have transformers' names. BERT (Devlin et al., 2019) has the same embeddings and layers, under other heads.
 
-Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, N = B x K.
+Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, I intermediate size, V vocabulary,
+N = B x K.
 """
+
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 from transformers import PretrainedConfig
 
+from mlm.model import classifier_heads as heads
 from mlm.model import layers
 from mlm.model import partition_rules as rules
-from mlm.model.bert import Body, Layer, PreNormLayer, classifier_dropout, normal
-from mlm.model.layers import Dense, Dropout, LayerNorm, Logits, Noise
-from mlm.model.module import MASKED_LM, SEQUENCES, Model, vocabulary_logits
+from mlm.model.base import MASKED_LM
+from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise
+from mlm.model.module import AttentionKernel, Compute, Layers, Model, Rows, take_tokens, vocabulary_logits
+
+
+def normal(config: PretrainedConfig) -> layers.Initializer:
+    """Returns how kernels and embeddings are drawn, as in PyTorch; transformers' Flax classes draw some heads wider."""
+    return nn.initializers.normal(config.initializer_range)
+
+
+class Embeddings(nn.Module):
+    config: PretrainedConfig
+    dtype: Any
+
+    def setup(self) -> None:
+        config, init = self.config, normal(self.config)
+        self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, init, self.dtype)
+        self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size, init, self.dtype)
+        self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size, init, self.dtype)
+        self.LayerNorm = LayerNorm(config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def __call__(self, ids_BxL: Array, rows: Rows) -> Array:
+        types = 0 if rows.token_types_BxL is None else rows.token_types_BxL.astype(jnp.int32)
+        x_BxLxH = self.word_embeddings(ids_BxL) + self.position_embeddings(rows.positions)
+        x_BxLxH = x_BxLxH + self.token_type_embeddings(types)
+        return self.dropout(self.LayerNorm(x_BxLxH), rows.noise)
+
+
+class SelfAttention(nn.Module):
+    config: PretrainedConfig
+    compute: Compute
+
+    def setup(self) -> None:
+        config = self.config
+        self.query, self.key, self.value = (Dense(config.hidden_size, normal(config)) for _ in range(3))
+        self.kernel = AttentionKernel(config, self.compute)
+
+    def __call__(self, x_BxLxH: Array, rows: Rows) -> Array:
+        return self.kernel((self.query(x_BxLxH), self.key(x_BxLxH), self.value(x_BxLxH)), rows)
+
+
+class ResidualOutput(nn.Module):
+    """Dense, dropout and the residual sum; `LayerNorm` is for whoever reads the sum."""
+
+    config: PretrainedConfig
+
+    def setup(self) -> None:
+        self.dense = Dense(self.config.hidden_size, normal(self.config))
+        self.dropout = Dropout(self.config.hidden_dropout_prob)
+        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
+
+    def __call__(self, x_BxLxI: Array, residual_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
+        return residual_BxLxH + self.dropout(self.dense(x_BxLxI), rows.noise, tokens_BxL)
+
+
+class AttentionBlock(nn.Module):
+    config: PretrainedConfig
+    compute: Compute
+    self_attention_class = SelfAttention
+
+    def setup(self) -> None:
+        self.self = self.self_attention_class(self.config, self.compute)
+        self.output = ResidualOutput(self.config)
+        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm
+
+    def __call__(self, x_BxLxH: Array, residual_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        """Returns the residual sum of `tokens_BxK`."""
+        context_BxLxH = take_tokens(tokens_BxK, self.self(x_BxLxH, rows))
+        return self.output(context_BxLxH, take_tokens(tokens_BxK, residual_BxLxH), rows, tokens_BxK)
+
+
+class Intermediate(nn.Module):
+    config: PretrainedConfig
+
+    def setup(self) -> None:
+        self.dense = Dense(self.config.intermediate_size, normal(self.config))
+        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm
+
+    def __call__(self, x_BxLxH: Array) -> Array:
+        return layers.ACTIVATIONS[self.config.hidden_act](self.dense(x_BxLxH))
+
+
+class Layer(nn.Module):
+    """Post-norm: each norm follows a residual sum."""
+
+    config: PretrainedConfig
+    compute: Compute
+    index: int
+    attention_class = AttentionBlock
+    intermediate_class = Intermediate
+
+    def setup(self) -> None:
+        self.attention = self.attention_class(self.config, self.compute)
+        self.intermediate = self.intermediate_class(self.config)
+        self.output = ResidualOutput(self.config)
+
+    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        sum_BxLxH = self.attention(x_BxLxH, x_BxLxH, rows, tokens_BxK)
+        feed_forward = self.compute.recomputed(type(self).feed_forward, self.index)
+        return self.output.LayerNorm(feed_forward(self, sum_BxLxH, rows, tokens_BxK))
+
+    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        """Feed-forward block with the norm before it: residual sum in, residual sum out."""
+        x_BxLxH = self.attention.output.LayerNorm(sum_BxLxH)
+        return self.output(self.intermediate(x_BxLxH), x_BxLxH, rows, tokens_BxK)
+
+
+class Encoder(nn.Module):
+    config: PretrainedConfig
+    compute: Compute
+    layer_class: type[Layer]
+
+    @nn.compact
+    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
+        return Layers(self.config, self.compute, self.layer_class, name="layer")(x_BxLxH, rows, tokens_BxK)
+
+
+class Body(nn.Module):
+    """Embeddings and layers, which all heads share."""
+
+    config: PretrainedConfig
+    dtype: Any
+    compute: Compute
+    layer_class: type[Layer]
+
+    def setup(self) -> None:
+        self.embeddings = Embeddings(self.config, self.dtype)
+        self.encoder = Encoder(self.config, self.compute, self.layer_class)
+        self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm, after the last layer
+
+    def __call__(self, ids_BxL: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
+        return self.encoder(self.embeddings(ids_BxL, rows), rows, tokens_BxK)
 
 
 class LMHead(nn.Module):
@@ -32,18 +166,6 @@ class LMHead(nn.Module):
         return self.layer_norm(layers.gelu(self.dense(x_NxH)))
 
 
-class ClassificationHead(nn.Module):
-    config: PretrainedConfig
-
-    @nn.compact
-    def __call__(self, x_BxKxH: Array, noise: Noise | None) -> Array:
-        config, rate = self.config, classifier_dropout(self.config)
-        x_BxKxH = Dropout(rate, name="first_dropout")(x_BxKxH, noise)
-        x_BxKxH = jnp.tanh(Dense(config.hidden_size, normal(config), name="dense")(x_BxKxH))
-        x_BxKxH = Dropout(rate, name="last_dropout")(x_BxKxH, noise)
-        return Logits(config.num_labels, normal(config), name="out_proj")(x_BxKxH)
-
-
 class RobertaModule(Model):
     """RoBERTa under any head."""
 
@@ -54,11 +176,8 @@ class RobertaModule(Model):
         self.body = Body(self.config, self.dtype, self.compute, self.layer_type, name=self.body_name)
         if self.head_name == MASKED_LM:
             self.lm_head = LMHead(self.config)
-        elif self.head_name == SEQUENCES:
-            self.classifier = ClassificationHead(self.config)
         else:
-            self.dropout = Dropout(classifier_dropout(self.config))
-            self.classifier = Logits(self.config.num_labels, normal(self.config))
+            heads.add_classifier(self, rows=heads.ClassificationHead)
 
     @property
     def first_position(self) -> int:
@@ -67,20 +186,8 @@ class RobertaModule(Model):
     def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
         if self.head_name == MASKED_LM:
             return self.lm_head(x_BxKxH, self.body.embeddings.word_embeddings.embedding)
-        if self.head_name == SEQUENCES:
-            return self.classifier(x_BxKxH, noise)
-        return self.classifier(self.dropout(x_BxKxH, noise))
+        return heads.classify(self, x_BxKxH, noise)
 
     @nn.nowrap
     def partition_rules(self) -> rules.PartitionRules:
         return rules.BERT + (rules.ROBERTA_LM_HEAD if self.head_name == MASKED_LM else rules.CLASSIFIER)
-
-
-class PreNormModule(RobertaModule):
-    """RoBERTa with pre-norm under any head."""
-
-    body_name = "roberta_prelayernorm"
-    layer_class = PreNormLayer
-
-    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
-        return super().predict(self.body.LayerNorm(x_BxKxH), noise)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
 Rate = float | Array  # of masking
@@ -33,11 +32,6 @@ class Masked(NamedTuple):
 # (key, ids_BxL, attention_BxL, record_B, epoch_B, the step's rate or None where it is constant) -> the batch's masks, a
 # pure function of the key and of each row's record and epoch: a TokenMasking, or your own.
 Masking = Callable[[Array, Array, Array, Array, Array, Rate | None], Masked]
-
-
-def rate_schedule(rate: float, end_rate: float, steps: int) -> optax.Schedule | None:
-    """Returns the linear schedule of the masking rate (Ankner et al., 2024), None where it is constant."""
-    return optax.linear_schedule(rate, end_rate, max(steps - 1, 1)) if end_rate else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,19 +101,6 @@ class TokenMasking:
         replaced_K = jnp.where(kind_K < self.mask_share, self.mask_id, replaced_K)
         read_K = jnp.where(weights_K > 0, replaced_K, labels_K)
         return Masked(ids_L.at[positions_K].set(read_K), None, positions_K, labels_K, weights_K)
-
-
-class IndependentMasking(TokenMasking):
-    """Each ordinary token is predicted with probability `rate`, as transformers' and fairseq's collators draw them."""
-
-    def max_predictions_per_row(self, length: int) -> int:
-        """Returns K for rows of `length` tokens: all of them."""
-        return length
-
-    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
-        score_L, kind_L, token_L = jax.random.bits(key, (3, len(ids_L)))
-        weights_L = (ordinary_L & (uniform(score_L) < rate)).astype(jnp.float32)
-        return self._masked(ids_L, jnp.arange(len(ids_L)), weights_L, kind_L, token_L)
 
 
 def uniform(bits: Array) -> Array:

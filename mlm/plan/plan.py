@@ -24,7 +24,7 @@ from mlm.plan.calibration import Calibration, find
 from mlm.plan.compile import MakeTask, Program, compile_step
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import data_parallel, optimizer, sharding
+from mlm.training import schedules, sharding
 
 OPERATIONS = 20  # shown
 MAX_TRIALS = 5  # batches compiled to find one that fits
@@ -71,7 +71,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
     if config.train.steps or job.known_records:
         steps = total_steps(config, job.info.records)
         check_branch(config, steps)
-        optimizer.check_schedule(config, steps)
+        schedules.check_schedule(config, steps)
     job = dataclasses.replace(job, calibration=find(place, job.calibration))  # refused before minutes of compilation
     program = compile_step(config, job.info, place, job.make_task, kind=kind)
     mesh, short = sharding.mesh_of(config.mesh, place.devices), config.data.short_length
@@ -84,7 +84,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "slices": place.slices,
         "chips": place.chips,
         "devices": len(place.devices),
-        "hosts": sharding.host_input(data_parallel.processes_of(mesh), config),
+        "hosts": sharding.host_input(sharding.processes_of(mesh), config),
         "mesh": dict(mesh.shape),
         "length": short if kind == "short" else job.info.length,
         "padding": 1 - job.info.real_share if job.has_shards or config.shards.rows == CONCATENATED else None,

@@ -5,7 +5,6 @@ Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import jax
@@ -21,14 +20,13 @@ from mlm.data import examples as data
 from mlm.data.examples import Examples
 from mlm.data.stages import Stage, Stages, rows_of_epochs
 from mlm.errors import InputError
-from mlm.model import classifier, families
-from mlm.model.attention import Attention, by_length
+from mlm.model import classifier, families, flops
 from mlm.model.kernels import make_attention
 from mlm.model.loss import RowSums
-from mlm.model.module import Model, Params
+from mlm.model.module import Attention, Model, Params
 from mlm.pretrained import warm_start
 from mlm.tasks import scores
-from mlm.training import evaluation, optimizer, sharding, train
+from mlm.training import evaluation, optimizer, schedules, sharding, train
 from mlm.training.task import Batch, Task, TrainState
 
 
@@ -54,8 +52,8 @@ class Classification(Task):
         self._count, rows = len(examples.splits["train"]), config.data.global_batch
         steps = config.train.steps or math.ceil(rows_of_epochs(config, self._count) / rows)
         self.stages = Stages([Stage(1, math.inf, rows, examples.length, 1, 0)], steps)
-        optimizer.check_schedule(config, steps)
-        self.schedule = optimizer.make_schedule(config, steps)
+        schedules.check_schedule(config, steps)
+        self.schedule = schedules.make_schedule(config, steps)
         self.optimizer = optimizer.make_optimizer(config.optimizer, self.schedule)
         self.init, self.abstract_state = train.make_init(self)
         self.train_step = train.make_train_step(self)
@@ -81,7 +79,8 @@ class Classification(Task):
         label = jax.ShapeDtypeStruct(
             (rows, length) if of_tokens else (rows,), jnp.int32 if self.examples.labels else jnp.float32
         )
-        return {"input_ids": ids, "attention_mask": ids, "label": label}
+        row = jax.ShapeDtypeStruct((rows,), jnp.uint32)
+        return {"input_ids": ids, "attention_mask": ids, "label": label, "row": row}
 
     def inputs(self, batch: Batch, position: Array) -> dict[str, Array]:
         return {name: batch[name] for name in ("input_ids", "attention_mask", "label")}
@@ -134,7 +133,8 @@ class Classification(Task):
     def flops_per_token(self, length: int) -> float:
         """Returns the useful FLOPs of a step per token, on rows of the mean length; a head reads one token, or all."""
         of_tokens = classifier.kind(self.model_config) == "tokens"
-        return self.module.flops_per_token(
+        return flops.per_token(
+            self.module,
             self.abstract_state.params,
             length=self._mean_length,
             predicted_share=1.0 if of_tokens else 1 / self._mean_length,
@@ -163,7 +163,7 @@ def make_module(config: ConfigDict, model_config: PretrainedConfig, examples: Ex
         return make_attention(model.attention, model_config, length=length, mesh=mesh, dtype=model.dtype, window=window)
 
     module = families.recomputed(classifier.make_module(model_config, model.dtype), model)
-    return module.with_attention(lambda window: by_length(partial(make, window=window), lengths))
+    return module.with_attention(make, lengths)
 
 
 def make_eval_step(module: Model, mesh: Mesh, param_shardings: Params, *, longest: int) -> Callable:

@@ -18,8 +18,7 @@ from mlm.model.loss import Mean, prediction_scores, sum_rows
 from mlm.model.module import Model, Params, segment_and_position_ids
 from mlm.model.token_masking import Masked, TokenMasking
 from mlm.training import breakdown, xla_metrics
-from mlm.training.data_parallel import logical_rows
-from mlm.training.sharding import BATCH, put_batch
+from mlm.training.sharding import BATCH, logical_rows, put_batch
 from mlm.training.task import Batch
 
 EvalStep = Callable[[Any, dict[str, jax.Array]], Any]  # (params, batch) -> a tree of arrays [B, ...]

@@ -16,15 +16,22 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from mlm import cluster, logs
 from mlm import config as configs
 from mlm.errors import DamageError, InputError
+from mlm.model.module import Params
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import UPath, is_remote, staging_folder, upload, write_text
 from mlm.training import peaks, xla_metrics
+from mlm.training.sharding import shardings_of
+from mlm.training.task import Task
 
 SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spearman": ".4f"}  # of an evaluation
 
@@ -178,6 +185,27 @@ class Log(AbstractContextManager):
         if self._writes:
             for log in (self._metrics, self._timing, self._norms, *self.hooks):
                 log.flush()
+
+
+def make_norms(task: Task) -> tuple[Callable[[Params], Params], Callable[..., dict[str, jax.Array]]]:
+    """Returns a copy of parameters, which a step overwrites, and `param_norms`, compiled so that no step waits."""
+    params, replicated = task.abstract_state.params, NamedSharding(task.mesh, P())
+    gradient_norms_P = jax.ShapeDtypeStruct((len(jax.tree.leaves(params)),), jnp.float32, sharding=replicated)
+    copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings_of(params))
+    measure = jax.jit(param_norms, out_shardings=replicated)
+    return copy.lower(params).compile(), measure.lower(params, params, gradient_norms_P).compile()
+
+
+def param_norms(before: Params, after: Params, gradient_norms_P: jax.Array) -> dict[str, jax.Array]:
+    """Returns `logs.NORMS`, float32 [P], in the order of `sharding.named_leaves`.
+
+    They are those of the gradient, as given, of the parameters before a step, and of its updates over them.
+    """
+    updates = jax.tree.map(jnp.subtract, after, before)
+    norms_P, updates_P = (
+        jnp.stack([optax.tree.norm(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (before, updates)
+    )
+    return dict(zip(logs.NORMS, (gradient_norms_P, norms_P, updates_P / norms_P), strict=True))
 
 
 def _own_metrics(values: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules and optimizers.
+"""Optimizers.
 
 To add one: an entry here, its name in mlm/config_rules.py, a line in tests/training/test_optimizer.py.
 """
@@ -7,58 +7,12 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 from optax.contrib import MuonDimensionNumbers
 
-from mlm.errors import InputError
 from mlm.model.module import Params
-
-
-def make_schedule(config: ConfigDict, steps: int) -> optax.Schedule:
-    """Returns the learning rate as a function of the number of steps done, in a run of `steps`.
-
-    After the warmup, "linear" and "cosine" fall to `final_fraction` of the peak at `steps`, "inverse_sqrt" falls with
-    1 / sqrt(step) (Vaswani et al., 2017, 5.3, scaled to leave the warmup at the peak), and "wsd" stays, and falls
-    linearly over the last `decay_fraction` of `steps` (Hu et al., 2024, MiniCPM), "wsd_sqrt" by 1 - sqrt(progress)
-    (Hägele et al., 2024).
-    """
-    schedule, peak, warmup = config.schedule, config.optimizer.learning_rate, warmup_steps(config, steps)
-    final_fraction, rest, start = schedule.final_fraction, max(steps - warmup, 1), max(warmup, 1)
-    final, decay = final_fraction * peak, min(max(round(schedule.decay_fraction * steps), 1), rest)
-    schedules = {
-        "linear": optax.linear_schedule(peak, final, rest),
-        "cosine": optax.cosine_decay_schedule(peak, rest, alpha=final_fraction),
-        # join_schedules evaluates it during the warmup too, where count < 0.
-        "inverse_sqrt": lambda count: peak * jnp.sqrt(start / jnp.maximum(start + count, 1)),
-        "wsd": optax.linear_schedule(peak, final, decay, transition_begin=rest - decay),
-        "wsd_sqrt": lambda count: peak + (final - peak) * jnp.sqrt(jnp.clip((count - rest + decay) / decay, 0, 1)),
-        "constant": optax.constant_schedule(peak),
-    }
-    after = schedules[schedule.name]
-    if warmup == 0:
-        return after
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
-
-
-def warmup_steps(config: ConfigDict, steps: int) -> int:
-    """Returns the warmup steps of a run of `steps`."""
-    return config.schedule.warmup_steps or round(config.schedule.warmup_fraction * steps)
-
-
-def check_schedule(config: ConfigDict, steps: int) -> None:
-    """Raises InputError if a run of epochs, whose `steps` the data decides, is too short for warmup and decay."""
-    if not config.train.epochs:
-        return
-    schedule, warmup = config.schedule, warmup_steps(config, steps)
-    if warmup > steps:
-        what = f"the run has {steps:,} steps (train.epochs = {config.train.epochs:g})"
-        raise InputError(f"config.schedule.warmup_steps = {warmup}: {what}; set it lower, or use warmup_fraction.")
-    decay = schedule.decay_fraction * steps if schedule.name in ("wsd", "wsd_sqrt") else 0
-    if warmup + decay > steps + 1:
-        what = f"the run has {steps:,} steps, and a warmup of {warmup:,}"
-        raise InputError(f"config.schedule.decay_fraction = {schedule.decay_fraction:g}: {what}; lower either.")
+from mlm.training.stable_adamw import divide_by_rms
 
 
 def make_optimizer(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -87,7 +41,7 @@ def make_optimizer(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.Gra
     )
     directions = {
         "adamw": [adam, decay],
-        "stable_adamw": [_divide_by_rms(optax.chain(adam, decay), b2, eps)],
+        "stable_adamw": [divide_by_rms(optax.chain(adam, decay), b2, eps)],
         "lamb": [adam, decay, optax.scale_by_trust_ratio()],
         "lion": [optax.scale_by_lion(b1, b2), decay],
         # Adafactor ends in a sign flip: undone here, redone by the rate.
@@ -95,25 +49,6 @@ def make_optimizer(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.Gra
         "muon": [optax.partition({"kernel": optax.chain(orthogonal, sized), "rest": adam}, parts), decay],
     }
     return optax.chain(*clip, *directions[optimizer.name], scale_by_learning_rate(schedule))
-
-
-def _divide_by_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
-    """Returns AdamW whose updates are divided by max(1, RMS of g / sqrt(v)) of each tensor (algorithm 2 of the paper).
-
-    As in the package optimi, which trained ModernBERT: v already includes the current gradient g and is bias-corrected
-    (by b2 * (1 - b2^(t-1)) / (1 - b2^t) in place of b2, which is the same). The weight decay is divided, too.
-    """
-
-    def update(grads: Params, state: Any, params: Params | None = None) -> tuple:
-        updates, state = adamw.update(grads, state, params)
-        moments = optax.tree.bias_correction(state[0].nu, b2, state[0].count)
-
-        def divide(update: jax.Array, g: jax.Array, v: jax.Array) -> jax.Array:
-            return update / jnp.maximum(1, jnp.sqrt(jnp.mean(jnp.square(g) / jnp.maximum(v, eps**2))))
-
-        return jax.tree.map(divide, updates, grads, moments), state
-
-    return optax.GradientTransformation(adamw.init, update)
 
 
 def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:

@@ -1,6 +1,8 @@
 """Where every array lives: a mesh of data x fsdp x tensor, partition rules for parameters, rows for every host.
 
-Dimensions: S blocks of a batch's rows, T devices that hold each (mesh.tensor).
+A batch is split into S blocks of rows, S = data x fsdp; block s of the array lies on the T = tensor devices of row s of
+the mesh. The mesh follows the torus, where hosts interleave, so blocks are not in the order of the batch: they are
+numbered so that the rows of each host are consecutive (`logical_rows`).
 """
 
 import functools
@@ -18,7 +20,6 @@ from ml_collections import ConfigDict
 from mlm.data.order import lanes_of
 from mlm.errors import InputError
 from mlm.model.partition_rules import PartitionRules
-from mlm.training import data_parallel
 
 AXES = ("data", "fsdp", "tensor")
 BATCH = P(("data", "fsdp"))  # both: a batch is replicated over an axis that is left out
@@ -60,7 +61,7 @@ def _slice_devices(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndar
         mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
     except NotImplementedError:
         return by_host
-    processes_SxT = data_parallel.processes_of(mesh)
+    processes_SxT = processes_of(mesh)
     devices_per_host = processes_SxT.size // len(np.unique(processes_SxT))
     split = (processes_SxT != processes_SxT[:, :1]).any()
     return by_host if split and devices_per_host % shape[2] == 0 else mesh.devices
@@ -124,6 +125,27 @@ def tree_shardings(tree: Any, mesh: Mesh, params: Any, rules: PartitionRules) ->
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
+@functools.lru_cache(maxsize=4)  # a pod has thousands of devices
+def processes_of(mesh: Mesh) -> np.ndarray:
+    """Returns the process of each device, int64 [S, T]."""
+    processes = [device.process_index for device in mesh.devices.flat]
+    return np.array(processes, np.int64).reshape(-1, mesh.shape["tensor"])
+
+
+def block_order(processes_SxT: np.ndarray) -> np.ndarray:
+    """Returns which block of the batch each block of the array holds: sorted by host, then as in the mesh."""
+    order_S = np.empty(len(processes_SxT), np.int64)
+    order_S[np.argsort(processes_SxT.min(1), kind="stable")] = np.arange(len(order_S))
+    return order_S
+
+
+def logical_rows(mesh: Mesh, rows: int) -> np.ndarray:
+    """Returns the row of the batch that each row of a global array holds, uint32 [rows]."""
+    order_S = block_order(processes_of(mesh))
+    block = rows // len(order_S)
+    return (order_S[:, None] * block + np.arange(block)).reshape(-1).astype(np.uint32)
+
+
 def check_batch(mesh: Mesh | np.ndarray, *, rows: int, key: str) -> None:
     """Raises InputError if `rows`, of the config key `key`, can't be split over the mesh, or its processes [S, T]."""
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] if isinstance(mesh, Mesh) else len(mesh)
@@ -142,8 +164,8 @@ def check_batches(mesh: Mesh | np.ndarray, config: ConfigDict) -> None:
 def local_rows(mesh: Mesh | np.ndarray, rows: int, process: int | None = None) -> tuple[int, int]:
     """Returns [start, stop): the rows that a process feeds, this one by default; `mesh` is as in `check_batch`."""
     process = jax.process_index() if process is None else process
-    processes_SxT = data_parallel.processes_of(mesh) if isinstance(mesh, Mesh) else mesh
-    blocks = data_parallel.block_order(processes_SxT)[(processes_SxT == process).any(1)]
+    processes_SxT = processes_of(mesh) if isinstance(mesh, Mesh) else mesh
+    blocks = block_order(processes_SxT)[(processes_SxT == process).any(1)]
     # make_array_from_process_local_data fills a host's blocks in the order of the array
     if (np.diff(blocks) != 1).any():
         what = f"config.mesh.tensor = {processes_SxT.shape[1]} gives host {process} rows that are not consecutive"
@@ -179,8 +201,13 @@ def put_tree(tree: Any, shardings: Any) -> Any:
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, rows: int) -> dict[str, jax.Array]:
-    """Returns global arrays of `rows` rows from this host's rows of the batch, in the order of `logical_rows`."""
-    sharding = NamedSharding(mesh, BATCH)
+    """Returns global arrays of `rows` rows from this host's rows of the batch, in the order of `logical_rows`.
+
+    A further column, "row", is the number of each row in the batch, uint32.
+    """
+    sharding, first = NamedSharding(mesh, BATCH), local_rows(mesh, rows)[0]
+    count = len(next(iter(batch.values())))
+    batch = {"row": np.arange(first, first + count, dtype=np.uint32)} | batch
     return {
         name: jax.make_array_from_process_local_data(sharding, value, (rows, *value.shape[1:]))
         for name, value in batch.items()

@@ -8,11 +8,13 @@ from typing import Any, Protocol
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mlm import logs
 from mlm.data.stages import Stages
 from mlm.errors import InputError
 from mlm.model.loss import Mean, RowSums
@@ -20,7 +22,9 @@ from mlm.model.module import Model, Params
 from mlm.model.partition_rules import PartitionRules
 from mlm.monitor.metrics_hooks import MetricsHook
 
-Batch = dict[str, jax.Array]  # columns of a global batch, [B, ...]; "share" [B] float32 with train.hours
+# Columns of a global batch, [B, ...]: "row" [B] uint32 is each row's number in it, and "share" [B] float32, with
+# train.hours, what is used of them.
+Batch = dict[str, jax.Array]
 Inputs = Any  # what a model and a loss read: a tree of arrays, [B, ...]
 
 # (state, batch, length=None) -> (state, metrics): scalars, and "gradient_norms", one for each parameter, which the loop
@@ -118,3 +122,25 @@ class Task(Protocol):
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the metrics hooks of the run, on the first host; `notify` prints a message."""
         return []
+
+
+def metric_names(task: Task, params: Params) -> list[str]:
+    """Returns the names of the loss and the metrics of a task.
+
+    Raises InputError for a name of mlm's own, and for a metric that is not a sum and a weight of each row.
+    """
+    rows, where = task.mesh.shape["data"] * task.mesh.shape["fsdp"], f"{type(task).__qualname__}.metrics"
+
+    def means(params: Params, batch: Batch) -> tuple[dict[str, Mean], dict[str, Mean]]:
+        inputs = task.inputs(batch, jnp.zeros((), jnp.int32))
+        logits, intermediates = task.forward(params, inputs, batch["row"], jax.random.key(0))
+        return task.loss(logits, inputs).means(), task.metrics(logits, inputs, intermediates)
+
+    losses, metrics = jax.eval_shape(means, params, task.batch_shapes(rows))
+    if taken := [name for name in metrics if name in logs.STANDARD + logs.NORMS or "/" in name]:
+        raise InputError(f"{where}: {taken[0]} is a name of mlm's own; choose another.")
+    for name, mean in (losses | metrics).items():
+        if not (isinstance(mean, Mean) and all(part.shape == (rows,) and part.dtype == jnp.float32 for part in mean)):
+            what = f"must be a Mean(sum, weight) of two float32 arrays [B], one entry for each of {rows} rows"
+            raise InputError(f"{where}: {name} {what}, not {mean!r:.200}.")
+    return [*losses, *metrics]

@@ -15,30 +15,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from mlm import cluster, logs
+from mlm import cluster
 from mlm.cluster import distributed
 from mlm.data.stages import HOURS_STEPS, Stage
-from mlm.errors import InputError, NumericsError, PreemptedError
+from mlm.errors import NumericsError, PreemptedError
 from mlm.model.loss import Mean
 from mlm.model.module import Params
 from mlm.paths import write_text
-from mlm.training import data_parallel, resume, sharding, xla_metrics
+from mlm.training import resume, sharding, xla_metrics
 from mlm.training.budget import Budget
 from mlm.training.checkpoint import Checkpoints, OnComplete
-from mlm.training.metrics import Log
+from mlm.training.metrics import Log, make_norms
 from mlm.training.profile import Profile
-from mlm.training.task import Batch, Inputs, Task, TrainState, TrainStep
+from mlm.training.schedules import is_due, is_pushed
+from mlm.training.task import Batch, Inputs, Task, TrainState, TrainStep, metric_names
 from mlm.workdir import Workdir
+
+# (parameters, inputs [B, ...], rows_B, key) -> (gradient summed over the rows, sums)
+GradientSum = Callable[[Params, Any, jax.Array, jax.Array], tuple[Params, Any]]
 
 
 def create_state(task: Task, *inputs: Any) -> TrainState:
     """Returns the state before the first step; `inputs` go to `Task.init_params`."""
     params = task.init_params(jax.random.key(task.config.train.seed), *inputs)
-    window = jax.tree.map(lambda _: jnp.zeros((), jnp.float32), metric_shapes(task, params))
+    window = {name: Mean(jnp.zeros(()), jnp.zeros(())) for name in metric_names(task, params)}
     ema = params if task.config.optimizer.ema_decay > 0 else None
     zero = jnp.zeros((), jnp.int32)
     return TrainState(zero, params, task.optimizer.init(params), ema, zero, zero, window)
@@ -53,31 +57,6 @@ def make_init(task: Task) -> tuple[Callable[..., TrainState], TrainState]:
     return jax.jit(init, out_shardings=shardings), abstract
 
 
-def row_means(task: Task, params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> dict[str, Mean]:
-    """Returns the loss and the metrics of each row: model, then loss."""
-    logits, intermediates = task.forward(params, inputs, rows_B, key)
-    metrics = task.metrics(logits, inputs, intermediates)
-    if taken := [name for name in metrics if name in logs.STANDARD + logs.NORMS or "/" in name]:
-        raise InputError(f"{type(task).__qualname__}.metrics: {taken[0]} is a name of mlm's own; choose another.")
-    return task.loss(logits, inputs).means() | metrics
-
-
-def metric_shapes(task: Task, params: Params) -> dict[str, Mean]:
-    """Returns the shapes of `row_means`; raises InputError for a metric that is not a sum and a weight of each row."""
-    rows = task.mesh.shape["data"] * task.mesh.shape["fsdp"]
-
-    def means(params: Params, batch: Batch) -> dict[str, Mean]:
-        inputs = task.inputs(batch, jnp.zeros((), jnp.int32))
-        return row_means(task, params, inputs, jnp.arange(rows, dtype=jnp.uint32), jax.random.key(0))
-
-    shapes = jax.eval_shape(means, params, task.batch_shapes(rows))
-    for name, mean in shapes.items():
-        if not (isinstance(mean, Mean) and all(part.shape == (rows,) and part.dtype == jnp.float32 for part in mean)):
-            what = f"must be a Mean(sum, weight) of two float32 arrays [B], one entry for each of {rows} rows"
-            raise InputError(f"{type(task).__qualname__}.metrics: {name} {what}, not {mean!r:.200}.")
-    return shapes
-
-
 def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
     """Returns `(params, batch, step, position=step) -> (gradient of the mean loss, sums of all metrics)`.
 
@@ -85,12 +64,14 @@ def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
     and divided once. So mesh and accumulation change the result by rounding alone, also with dropout, which depends on
     the number of a row in the global batch. Masks are those of `position` in the schedules.
     """
-    config, mesh, accumulate = task.config, task.mesh, task.config.train.accumulate
+    config, accumulate = task.config, task.config.train.accumulate
 
     @functools.partial(jax.grad, has_aux=True)
     def gradient(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[jax.Array, dict]:
-        """Returns the gradient of the loss, summed over some rows, and the sums of all metrics."""
-        totals = jax.tree.map(jnp.sum, row_means(task, params, inputs, rows_B, key))
+        """Returns the gradient of the loss, summed over some rows, and the sums of all metrics: model, then loss."""
+        logits, intermediates = task.forward(params, inputs, rows_B, key)
+        means = task.loss(logits, inputs).means() | task.metrics(logits, inputs, intermediates)
+        totals = jax.tree.map(jnp.sum, means)
         return totals["loss"].sum, totals
 
     def gradient_sum(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[Params, dict]:
@@ -99,29 +80,50 @@ def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
             return gradient(params, inputs, rows_B, key)
 
         def add(total: tuple[Params, dict], micro: tuple) -> tuple[tuple[Params, dict], None]:
-            index, inputs = micro
-            part = gradient(params, inputs, rows_B * accumulate + index, key)
-            return jax.tree.map(jnp.add, total, part), None
+            return jax.tree.map(jnp.add, total, gradient(params, *micro, key)), None
 
-        micro = jax.tree.map(lambda x: data_parallel.microbatches(x, accumulate), inputs)
-        shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro), rows_B, key)
+        # Microbatch a of A holds rows a, a + A, ..., which keeps every row on its device.
+        split = lambda x_Bx: jnp.moveaxis(x_Bx.reshape(-1, accumulate, *x_Bx.shape[1:]), 1, 0)  # noqa: E731
+        micro = jax.tree.map(split, (inputs, rows_B))
+        shapes = jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], micro), key)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        return jax.lax.scan(add, zero, (jnp.arange(accumulate, dtype=jnp.uint32), micro))[0]
+        return jax.lax.scan(add, zero, micro)[0]
 
     matrix_dtype = config.model.dtype if accumulate == 1 else "float32"
-    over_devices = data_parallel.sum_over_data(gradient_sum, mesh, matrix_dtype=matrix_dtype)
+    over_devices = sum_over_data(gradient_sum, task.mesh, matrix_dtype=matrix_dtype)
 
     def mean_gradient(
         params: Params, batch: Batch, step: jax.Array, position: jax.Array | None = None
     ) -> tuple[Params, dict[str, Mean]]:
         inputs = task.inputs(batch, step if position is None else position)
-        rows_B = data_parallel.row_numbers(mesh, len(jax.tree.leaves(inputs)[0]) // accumulate)
         key = jax.random.fold_in(jax.random.key(config.train.seed), step)
-        grads, sums = over_devices(params, inputs, rows_B, key)
+        grads, sums = over_devices(params, inputs, batch["row"], key)
         weight = jnp.where(sums["loss"].weight > 0, sums["loss"].weight, 1)  # 0 of a batch without predictions
         return jax.tree.map(lambda g: g / weight, grads), sums
 
     return mean_gradient
+
+
+def sum_over_data(gradient_sum: GradientSum, mesh: Mesh, *, matrix_dtype: str) -> GradientSum:
+    """Returns `gradient_sum` over all devices: each takes its slice of the data axis, and one all-reduce adds them up.
+
+    The compiler partitions the other axes. Gradients of matrices are sent in `matrix_dtype`, but on CPU, where XLA
+    crashes on less than float32 (jax 0.10.2), all in float32.
+    """
+    if mesh.shape["data"] == 1:
+        return gradient_sum
+    dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else matrix_dtype
+
+    def psum_grads(*inputs: Any) -> tuple[Params, Any]:
+        local_grads, sums = gradient_sum(*inputs)
+        cast = jax.tree.map(lambda g: g.astype(dtype) if g.ndim > 1 else g, local_grads)
+        cast, sums = jax.lax.psum((cast, sums), "data")
+        return jax.tree.map(lambda g, like: g.astype(like.dtype), cast, local_grads), sums
+
+    # An axis left to the compiler, even one of size 1, costs fusions on a TPU: each norm is written to memory.
+    manual_axes = {axis for axis, size in mesh.shape.items() if axis == "data" or size == 1}
+    specs = (P(), P("data"), P("data"), P())
+    return jax.shard_map(psum_grads, mesh=mesh, in_specs=specs, out_specs=P(), axis_names=manual_axes, check_vma=False)
 
 
 def make_train_step(task: Task) -> TrainStep:
@@ -156,7 +158,8 @@ def make_train_step(task: Task) -> TrainStep:
         is_logged = (state.step + 1) % config.log.every == 0
         window = jax.tree.map(lambda total: jnp.where(is_logged, 0, total), totals)
         metrics |= {"grad_norm": grad_norm, "learning_rate": jnp.asarray(rate, jnp.float32)}
-        metrics |= {"skipped": skipped, "consecutive_nonfinite": nonfinite, "gradient_norms": norms_of(grads)}
+        metrics |= {"skipped": skipped, "consecutive_nonfinite": nonfinite}
+        metrics["gradient_norms"] = jnp.stack([optax.tree.norm(leaf) for leaf in jax.tree.leaves(grads)])
         if progress is not None:
             metrics["share"] = jnp.max(batch["share"])
         return TrainState(state.step + 1, params, opt_state, ema, nonfinite, skipped, window), metrics
@@ -171,26 +174,6 @@ def make_train_step(task: Task) -> TrainStep:
     )
 
 
-def norms_of(tree: Params) -> jax.Array:
-    """Returns the norm of each leaf, over all devices, float32 [P], in the order of `sharding.named_leaves`."""
-    return jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)]))
-
-
-def param_norms(before: Params, after: Params, gradient_norms_P: jax.Array) -> dict[str, jax.Array]:
-    """Returns `logs.NORMS`: of the gradient, as given, of the parameters before a step, of its updates over them."""
-    norms_P, updates_P = norms_of(before), norms_of(jax.tree.map(jnp.subtract, after, before))
-    return dict(zip(logs.NORMS, (gradient_norms_P, norms_P, updates_P / norms_P), strict=True))
-
-
-def make_norms(task: Task) -> tuple[Callable[[Params], Params], Callable[..., dict[str, jax.Array]]]:
-    """Returns a copy of parameters, which a step overwrites, and `param_norms`, compiled so that no step waits."""
-    params, replicated = task.abstract_state.params, NamedSharding(task.mesh, P())
-    gradient_norms_P = jax.ShapeDtypeStruct((len(jax.tree.leaves(params)),), jnp.float32, sharding=replicated)
-    copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=sharding.shardings_of(params))
-    measure = jax.jit(param_norms, out_shardings=replicated)
-    return copy.lower(params).compile(), measure.lower(params, params, gradient_norms_P).compile()
-
-
 def split_rows(batch: Batch, length: int | None) -> Batch:
     """Returns a batch in which each row is split into consecutive rows of `length` tokens; the same batch for None.
 
@@ -201,9 +184,10 @@ def split_rows(batch: Batch, length: int | None) -> Batch:
         return batch
     parts = batch["input_ids"].shape[1] // length
     rows = {name: batch[name].reshape(-1, length) for name in ("input_ids", "attention_mask")}
-    part = jnp.arange(parts, dtype=jnp.uint32)
-    record_id = (batch["record_id"][:, None] * jnp.uint32(parts) + part).reshape(-1)
-    return {**rows, "record_id": record_id, "epoch": jnp.repeat(batch["epoch"], parts)}
+    for name in {"record_id", "row"} & batch.keys():
+        numbers_BxP = batch[name][:, None] * jnp.uint32(parts) + jnp.arange(parts, dtype=jnp.uint32)
+        rows[name] = numbers_BxP.reshape(-1)
+    return rows | {"epoch": jnp.repeat(batch["epoch"], parts)}
 
 
 def train(config: ConfigDict, workdir: Workdir, task: Task, on_complete: OnComplete | None = None) -> None:
@@ -223,12 +207,9 @@ def train(config: ConfigDict, workdir: Workdir, task: Task, on_complete: OnCompl
         ):
             if cluster.is_primary():
                 log.hooks += task.make_hooks(log.notify)
-            budget = None
-            if config.train.hours:
-                budget = Budget(config.train.hours, start.replay, share=start.share, log=log)
+            budget = Budget(config.train.hours, start.replay, share=start.share, log=log) if total is None else None
             profile = Profile(config.log, workdir.root / "profile")
-            loop = Loop(task, checkpoints, milestones, log, budget, profile, start.meta)
-            loop.run(start.step, state, stop)
+            Loop(task, start, checkpoints, log, budget, profile).run(state, stop)
 
 
 @dataclasses.dataclass
@@ -236,16 +217,15 @@ class Loop:
     """What the loop writes to; `run` is the loop."""
 
     task: Task
+    start: resume.Start
     checkpoints: Checkpoints
-    milestones: set[int]
     log: Log
     budget: Budget | None  # with train.hours
     profile: Profile
-    meta: dict[str, Any]  # of the checkpoints
 
-    def run(self, start: int, state: TrainState, stop: distributed.StopSignal) -> None:
-        """Runs the steps after `start`, if there are any."""
-        task, config = self.task, self.task.config
+    def run(self, state: TrainState, stop: distributed.StopSignal) -> None:
+        """Runs the steps after the start, if there are any."""
+        task, config, start = self.task, self.task.config, self.start.step
         if self.is_done(start):
             return
         batches, compiled = task.batches(start), set()
@@ -268,7 +248,7 @@ class Loop:
             batch = sharding.put_batch(columns, task.mesh, stage.rows)
             cluster.progress("compile" if is_new else "step", step)
             distributed.compile_together(task.train_step, state, batch, stage.length)
-            before = copy_params(state.params) if _is_due(step, config.log.norms_every) else None
+            before = copy_params(state.params) if is_due(step, config.log.norms_every) else None
             self.log.waits.add("host_wait")
             with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = task.train_step(state, batch, stage.length)
@@ -285,10 +265,9 @@ class Loop:
             is_logged = is_last or step % config.log.every == 0
             pending = (step, metrics if is_logged else None, norms)
             stopped = stop.requested(step)
-            ends = is_last or task.is_epoch_end(step) or step in self.milestones
-            evaluates = ends or _is_due(step, config.evaluate.every)
-            pushes = evaluates if config.hub.every == "evaluation" else _is_due(step, int(config.hub.every))
-            saves = ends or stopped or (config.hub.name and pushes) or _is_due(step, config.checkpoint.every)
+            ends = is_last or task.is_epoch_end(step) or step in self.start.milestones
+            evaluates = ends or is_due(step, config.evaluate.every)
+            saves = ends or stopped or is_due(step, config.checkpoint.every) or is_pushed(config.hub, step, evaluates)
             if pending and (evaluates or saves):
                 pending = self.read(*pending)
             scores = self.evaluate(step, state) if evaluates else None
@@ -346,18 +325,10 @@ class Loop:
         if int(metrics["consecutive_nonfinite"]) >= self.task.config.train.guard_limit:
             self.read(step, metrics)  # raises
         cluster.progress("save", step)
-        reached = sorted(milestone for milestone in self.milestones if milestone <= step)
-        meta = self.meta | {"step": step, "milestones": reached}
         if self.budget:
             self.budget.record()
-            meta["share"] = self.budget.share
-        before = meta["branch"]["useful_flops"] if "branch" in meta else 0.0
-        meta["useful_flops"] = before + self.task.useful_flops(step, meta.get("share", 0.0))
+        meta = self.start.metadata(self.task, step, self.budget.share if self.budget else None)
         self.log.flush(step)
         with self.log.paused("checkpoint", step):
             score = None if scores is None else self.task.minimized_metric(scores)
             self.checkpoints.save(step, state, meta, score)
-
-
-def _is_due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0

@@ -19,8 +19,9 @@ from mlm.bench.steps import put
 from mlm.data import mixture, order
 from mlm.data.stages import make_stages
 from mlm.model import layers
-from mlm.tasks.pretraining import Pretraining, train_batches
-from mlm.training import data_parallel, sharding
+from mlm.tasks.pretraining import Pretraining
+from mlm.tasks.pretraining_data import train_batches
+from mlm.training import sharding
 from mlm.verify.kernels import roundoff
 from mlm.verify.session import Result, Session, Values, made_up_rows, one_device
 
@@ -92,7 +93,7 @@ def check_rows(session: Session) -> Iterator[Result]:
     """Rows against the order contract, masks and dropout against the host's CPU, one clock against another."""
     changes, host = _small(session), jax.local_devices(backend="cpu")[0]
     task = session.task(changes)
-    batch, rows_B = made_up_rows(task), data_parallel.logical_rows(task.mesh, task.config.data.global_batch)
+    batch, rows_B = made_up_rows(task), sharding.logical_rows(task.mesh, task.config.data.global_batch)
     here = _read(task, batch)
     with jax.default_device(host):
         there = jax.tree.map(

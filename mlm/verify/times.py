@@ -16,7 +16,7 @@ from mlm.bench import interleaved, steps
 from mlm.paths import remove
 from mlm.plan import calibration, plan, tables, topology
 from mlm.plan import compile as compiling
-from mlm.training import checkpoint, data_parallel, peaks, sharding
+from mlm.training import checkpoint, peaks, sharding, train
 from mlm.verify import profile
 from mlm.verify.numbers import is_same, open_batches, without_shards
 from mlm.verify.session import Result, Session, Values, show_time
@@ -146,7 +146,7 @@ def check_storage(session: Session) -> Iterator[Result]:
     if devices > 1:  # ones like the parameters, summed as the step sums its gradients
         dtype = task.config.model.dtype if session.config.train.accumulate == 1 else "float32"
         dtype = "float32" if jax.devices()[0].platform == "cpu" else dtype
-        sum_up = data_parallel.sum_over_data(lambda ones, *_: (ones, jnp.float32(1)), task.mesh, matrix_dtype=dtype)
+        sum_up = train.sum_over_data(lambda ones, *_: (ones, jnp.float32(1)), task.mesh, matrix_dtype=dtype)
         shardings, rows_B = sharding.shardings_of(state.params), jnp.zeros(devices, jnp.uint32)
         ones = jax.jit(lambda params: jax.tree.map(jnp.ones_like, params), out_shardings=shardings)(state.params)
         run = functools.partial(jax.jit(lambda ones: sum_up(ones, rows_B, rows_B, jax.random.key(0))), ones)

@@ -15,7 +15,7 @@ from mlm.data.order import Lane, batch_rows
 from mlm.data.write_shard import find_documents
 from mlm.errors import InputError
 from mlm.paths import canonical, distinct_parts
-from mlm.tasks.pretraining import dataset_info
+from mlm.tasks.pretraining_data import dataset_info
 from tests.data.rows import all_rows, hosts_batches
 from tests.support.corpora import manifest_of
 

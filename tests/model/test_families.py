@@ -1,6 +1,7 @@
 """What a config makes of the families: transformers' own classes in the loop, metrics of one's own, and refusals."""
 
 import dataclasses
+import itertools
 import shutil
 
 import jax
@@ -76,9 +77,10 @@ def test_layers_have_the_windows_of_the_config():
     for layers, every, windows in ((4, 3, [0, 8, 8, 0]), (2, 1, [0, 0]), (1, 3, [0])):
         sizes = (f"model.layers={layers}", f"model.global_every={every}", "model.local_attention=16")
         module = families.make_module(tiny_config("model.family=modernbert", *sizes).model, INFO)
-        made = []
-        module.with_attention(made.append)
-        assert module.windows() == windows and sorted(made) == sorted(set(windows))
+        made = {}
+        module.with_attention(lambda *length_and_window, made=made: made.setdefault(length_and_window), [32, 16])
+        assert module.windows() == windows
+        assert sorted(made) == sorted(itertools.product([16, 32], set(windows)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from transformers.modeling_flax_utils import ACT2FN
 
-from mlm.model import layers
+from mlm.model import classifier_heads, layers
 from mlm.training import sharding
 
 
@@ -47,7 +47,7 @@ def test_products_biases_and_their_gradients(inner, outer):
     )
     assert_same(layers.product, lambda x, kernel: x @ kernel, x, kernel)
     assert_same(layers.add_bias, lambda x, bias: x + bias, x @ kernel, bias)
-    assert_same(layers.logits, lambda x, kernel, bias: x @ kernel + bias, x, kernel, bias)
+    assert_same(classifier_heads.logits, lambda x, kernel, bias: x @ kernel + bias, x, kernel, bias)
 
 
 def test_gradient_of_a_bias_is_added_up_in_float32():

@@ -11,7 +11,8 @@ import pytest
 from mlm.errors import InputError
 from mlm.model import masking
 from mlm.model.masking import SpanMasking, WordMasking
-from mlm.model.token_masking import Masked, TokenMasking, rate_schedule
+from mlm.model.token_masking import Masked, TokenMasking
+from mlm.training import schedules
 from tests.support.tiny import INFO, random_batch, tiny_config
 
 SPECIAL = (0, 1, 2, 3, 4)
@@ -283,7 +284,7 @@ def test_words_need_a_tokenizer_of_the_shards():
 
 
 def test_the_rate_goes_from_the_first_step_to_the_last():
-    assert rate_schedule(0.3, 0.0, 12) is None
-    rate = rate_schedule(0.3, 0.15, 11)
+    assert schedules.rate_schedule(0.3, 0.0, 12) is None
+    rate = schedules.rate_schedule(0.3, 0.15, 11)
     np.testing.assert_allclose([rate(step) for step in (0, 5, 10)], [0.3, 0.225, 0.15], rtol=1e-6)
-    assert rate_schedule(0.3, 0.15, 1)(0) == pytest.approx(0.3)
+    assert schedules.rate_schedule(0.3, 0.15, 1)(0) == pytest.approx(0.3)

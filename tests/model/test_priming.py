@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mlm.data.manifest import DatasetInfo
-from mlm.model import attention, families, priming
-from mlm.tasks import pretraining
+from mlm.model import families, priming
+from mlm.model.rotary import rotate
+from mlm.tasks import pretraining_data
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from tests.model.models import numbered
@@ -44,14 +45,14 @@ def test_each_head_attends_to_its_offset(family, width, heads):
 
     def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation):
         if rotation is not None:
-            q_BxLxH, k_BxLxH = (attention.rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
+            q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
         q, k = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH))
         scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q, k) / np.sqrt(width // heads)
         found.append(jax.nn.softmax(scores_BxNxQxK).mean(0))
         return v_BxLxH
 
     ids = np.random.default_rng(1).integers(5, INFO.vocab_size, (64, 32)).astype(np.int32)
-    module = module.with_attention(lambda window: attend)
+    module = module.with_attention(lambda length, window: attend, [32])
     read = jax.jit(lambda *inputs: (module.logits(*inputs), list(found))[1])
     of_layers = [np.asarray(each) for each in read(params, ids, np.ones_like(ids))]
     assert len(of_layers) == 2
@@ -70,7 +71,7 @@ def test_first_loss_is_the_unigram_entropy(family, manifest):
     run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh, manifest=manifest)
     entropy = manifest.splits["validation"].unigram_entropy
     stock, primed = (
-        pretraining.score_split(config, manifest, mesh, run.eval_step, state.params, "validation")["loss"]
+        pretraining_data.score_split(config, manifest, mesh, run.eval_step, state.params, "validation")["loss"]
         for state in (run.init(), run.initial_state())
     )
     assert abs(primed - entropy) < 0.3

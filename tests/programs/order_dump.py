@@ -11,7 +11,7 @@ import numpy as np
 from mlm.data import batches, manifest
 from mlm.data.manifest import DatasetInfo
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import data_parallel, sharding
+from mlm.training import sharding
 from tests.programs.interleaved import interleaved
 from tests.support.tiny import tiny_config
 
@@ -33,7 +33,7 @@ def dump(folder: str, out: str, process: int) -> None:
     for name, make_mesh, start in (("plain", sharding.make_mesh, 0), ("interleaved", interleaved, 7)):
         mesh = make_mesh(**config.mesh.to_dict())
         masks = jax.jit(Pretraining(config, DatasetInfo.from_manifest(shards), mesh=mesh).masking)
-        logical, local = data_parallel.logical_rows(mesh, rows), sharding.local_rows(mesh, rows)
+        logical, local = sharding.logical_rows(mesh, rows), sharding.local_rows(mesh, rows)
         stream = batches.train_batches(
             shards, split="train", seed=3, global_batch=rows, lanes=4, start_row=start * rows, rows=local
         )

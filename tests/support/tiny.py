@@ -76,6 +76,7 @@ def random_batch(rows: int = 16, seed: int = 0, info: DatasetInfo = INFO) -> dic
         "attention_mask": attention,
         "record_id": np.arange(rows, dtype=np.uint32) + 1000 * seed,
         "epoch": np.zeros(rows, np.uint32),
+        "row": np.arange(rows, dtype=np.uint32),
     }
 
 

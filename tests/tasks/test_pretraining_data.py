@@ -8,7 +8,7 @@ import pytest
 from mlm.data.mixture import lanes
 from mlm.data.order import batch_rows
 from mlm.data.stages import make_stages
-from mlm.tasks import pretraining
+from mlm.tasks import pretraining_data
 from mlm.training import sharding
 from tests.support.corpora import in_epochs
 from tests.support.tiny import tiny_config
@@ -24,7 +24,7 @@ READ = (f"data.lanes={LANES}", "data.global_batch=24", "data.batch_stages=((6, 3
 def batches_of(manifest, start: int, *overrides: str):
     mesh, config = sharding.make_mesh(data=1, fsdp=1, tensor=1), tiny_config(*READ, *overrides)
     stages = make_stages(config, manifest.splits["train"].records)
-    return pretraining.train_batches(config, manifest, mesh, stages, start=start)
+    return pretraining_data.train_batches(config, manifest, mesh, stages, start=start)
 
 
 @pytest.fixture(scope="module")

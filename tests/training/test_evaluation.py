@@ -15,9 +15,9 @@ from mlm.data.batches import eval_batches
 from mlm.data.manifest import DatasetInfo
 from mlm.model import masking
 from mlm.model.loss import Mean
-from mlm.tasks import pretraining
+from mlm.tasks import pretraining_data
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import breakdown, data_parallel, evaluation, sharding
+from mlm.training import breakdown, evaluation, sharding
 from tests.support.tiny import INFO, random_batch, tiny_config
 
 
@@ -28,8 +28,8 @@ def mesh_of(devices: int) -> Mesh:
 def test_rows_come_back_in_the_order_of_the_batch(monkeypatch):
     """The array holds them as `logical_rows` has it for hosts in the order 0, 1, 0, 1, ..."""
     mesh = sharding.make_mesh(data=4, fsdp=2, tensor=1)
-    monkeypatch.setattr(data_parallel, "processes_of", lambda mesh: np.arange(8)[:, None] % 2)
-    rows = data_parallel.logical_rows(mesh, 16)
+    monkeypatch.setattr(sharding, "processes_of", lambda mesh: np.arange(8)[:, None] % 2)
+    rows = sharding.logical_rows(mesh, 16)
     assert rows.tolist() == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
     batches = ({"record_id": (16 * number + np.arange(16))[rows]} for number in range(5))
     shards = NamedSharding(mesh, P())
@@ -188,7 +188,7 @@ def scores(manifest, rows: int, devices: int) -> tuple[Pretraining, dict]:
     eval_step = evaluation.make_eval_step(
         run.module, run.eval_masking, config.evaluate.seed, mesh, shardings, metrics=run.metrics, with_breakdown=True
     )
-    return run, pretraining.score_split(config, manifest, mesh, eval_step, run.init().params, "validation")
+    return run, pretraining_data.score_split(config, manifest, mesh, eval_step, run.init().params, "validation")
 
 
 @pytest.mark.standard

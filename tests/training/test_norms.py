@@ -10,7 +10,7 @@ from flax.traverse_util import unflatten_dict
 
 from mlm import logs
 from mlm.training import sharding, train
-from mlm.training.metrics import Log
+from mlm.training.metrics import Log, make_norms, param_norms
 from mlm.training.xla_metrics import Programs
 from tests.support.states import assert_same, state_of
 from tests.support.tiny import flat, random_batch, tiny_config, tiny_run
@@ -78,7 +78,7 @@ def test_a_parameter_that_is_0_or_does_not_move_or_is_not_finite(tmp_path):
     """Nine digits are the float32; what is no number is null."""
     before = {"a": np.zeros(3, np.float32), "b": np.full(2, 0.1, np.float32), "c": np.full(2, 3e38, np.float32)}
     gradient_norms, hook_lines = np.array([0.1, 0.2, np.nan], np.float32), []
-    found = train.param_norms(before, before | {"a": np.ones(3, np.float32)}, gradient_norms)
+    found = param_norms(before, before | {"a": np.ones(3, np.float32)}, gradient_norms)
     with Programs() as programs, Log(tmp_path, tiny_config(), programs, start=0, steps=9, tokens_read=float) as log:
         log._trackers.append(type("Tracker", (), {"on_metrics": lambda self, *line: hook_lines.append(line)})())
         log.norms(4, list(before), found)
@@ -95,7 +95,7 @@ def test_a_parameter_that_is_0_or_does_not_move_or_is_not_finite(tmp_path):
 def test_of_a_model_in_either_dtype(dtype, mesh):
     """Whose parameters are float32 in both."""
     task = tiny_run(f"model.dtype={dtype}", "log.norms_every=1", mesh=mesh)
-    copy, measure = train.make_norms(task)
+    copy, measure = make_norms(task)
     state, batch = task.init(), sharding.put_batch(random_batch(), task.mesh, 16)
     before, host = copy(state.params), flat(jax.device_get(state.params))
     grads = flat(jax.device_get(jax.jit(train.make_gradient(task))(state.params, batch, np.int32(0))[0]))

@@ -165,9 +165,9 @@ def test_a_batch_that_the_mesh_cannot_split_is_refused():
 def test_a_batch_is_split_over_data_and_fsdp_and_copied_over_tensor():
     mesh = mesh_of(2, 2, 2)
     rows = np.arange(16, dtype=np.int32)[:, None] * np.ones(3, np.int32)
-    put = sharding.put_batch({"input_ids": rows}, mesh, 16)["input_ids"]
-    assert np.array_equal(put, rows)
-    held = sorted(tuple(shard.data[:, 0].tolist()) for shard in put.addressable_shards)
+    put = sharding.put_batch({"input_ids": rows}, mesh, 16)
+    assert np.array_equal(put["input_ids"], rows) and np.array_equal(put["row"], np.arange(16, dtype=np.uint32))
+    held = sorted(tuple(shard.data[:, 0].tolist()) for shard in put["input_ids"].addressable_shards)
     assert held == sorted([(4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3) for i in range(4)] * 2)
 
 

@@ -15,7 +15,7 @@ from mlm import config as configs
 from mlm.data.order import lanes_of
 from mlm.errors import InputError
 from mlm.plan import topology
-from mlm.training import data_parallel, sharding
+from mlm.training import sharding, train
 
 SINGLE = ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"]
 SEVERAL = ["v2:4x4", "v3:4x4", "v4:2x2x4", "v4:2x4x4", "v5e:4x4", "v5e:4x8", "v5p:2x2x4", "v6e:4x4", "v6e:4x8"]
@@ -50,7 +50,7 @@ def jax_mesh(devices: list, shape: tuple[int, int, int]) -> Mesh:
 
 
 def host_input(config, mesh: Mesh) -> dict:
-    return sharding.host_input(data_parallel.processes_of(mesh), config)
+    return sharding.host_input(sharding.processes_of(mesh), config)
 
 
 def batch_config(rows: int, *, accumulate: int, lanes: int) -> ConfigDict:
@@ -66,7 +66,7 @@ def batch_config(rows: int, *, accumulate: int, lanes: int) -> ConfigDict:
 def assert_fed(mesh: Mesh, config) -> None:
     """The blocks that a host's devices hold are its rows of the batch, in their order: whole lanes or shares of one."""
     rows, lanes = config.data.global_batch, config.data.lanes
-    logical = data_parallel.logical_rows(mesh, rows)
+    logical = sharding.logical_rows(mesh, rows)
     assert logical.dtype == np.uint32
     held: dict[int, set[tuple[int, int]]] = {}
     for device, (index,) in NamedSharding(mesh, sharding.BATCH).devices_indices_map((rows,)).items():
@@ -116,16 +116,16 @@ def test_the_order_of_one_host_is_that_of_the_array():
     for name in SINGLE:
         for shape in shapes(len(devices_of(name))):
             mesh = mesh_of(devices_of(name), shape)
-            assert np.array_equal(data_parallel.logical_rows(mesh, 64), np.arange(64)), (name, shape)
+            assert np.array_equal(sharding.logical_rows(mesh, 64), np.arange(64)), (name, shape)
 
 
 def test_hosts_lie_between_one_another():
     """What makes the rows move: the order of the hosts along data in jax's mesh."""
-    hosts = data_parallel.processes_of(mesh_of(devices_of("v4:2x2x2"), (8, 1, 1)))[:, 0]
+    hosts = sharding.processes_of(mesh_of(devices_of("v4:2x2x2"), (8, 1, 1)))[:, 0]
     assert hosts.tolist() == [0, 1] * 4
     mesh = mesh_of(devices_of("v5e:4x4"), (16, 1, 1))
-    assert data_parallel.processes_of(mesh)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 0, 2, 3, 3, 3, 3, 2, 2, 2, 0]
-    assert data_parallel.logical_rows(mesh, 16).tolist() == [0, 1, 4, 5, 6, 7, 2, 8, 12, 13, 14, 15, 9, 10, 11, 3]
+    assert sharding.processes_of(mesh)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 0, 2, 3, 3, 3, 3, 2, 2, 2, 0]
+    assert sharding.logical_rows(mesh, 16).tolist() == [0, 1, 4, 5, 6, 7, 2, 8, 12, 13, 14, 15, 9, 10, 11, 3]
 
 
 @pytest.mark.parametrize("processes", [[[0, 1], [0, 2], [1, 1]], [[1, 1], [0, 1]]])
@@ -165,7 +165,7 @@ def psum_of(name: str, shape: tuple[int, int, int], matrix_dtype: str) -> tuple[
         return params, jnp.sum(inputs)
 
     mesh = mesh_of(devices_of(name), shape)
-    summed = data_parallel.sum_over_data(gradient_sum, mesh, matrix_dtype=matrix_dtype)
+    summed = train.sum_over_data(gradient_sum, mesh, matrix_dtype=matrix_dtype)
     params = {"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}
     rows = np.zeros(64, np.float32)
     jaxpr = jax.make_jaxpr(summed)(params, rows, rows, jax.random.key(0))
@@ -186,26 +186,14 @@ def test_matrices_cross_the_devices_in_the_dtype_of_the_model():
     def gradient_sum(*inputs):
         return inputs
 
-    assert data_parallel.sum_over_data(gradient_sum, mesh_of(jax.devices(), (1, 8, 1)), matrix_dtype="float32") is (
+    assert train.sum_over_data(gradient_sum, mesh_of(jax.devices(), (1, 8, 1)), matrix_dtype="float32") is (
         gradient_sum
     )
-    on_cpu = data_parallel.sum_over_data(
+    on_cpu = train.sum_over_data(
         lambda params, *_: (params, params), mesh_of(jax.devices(), (8, 1, 1)), matrix_dtype="bfloat16"
     )
     x = np.full((1, 1), 1 / 3, np.float32)
     assert jax.jit(on_cpu)(x, np.zeros(8), np.zeros(8), jax.random.key(0))[0] == pytest.approx(8 / 3, rel=1e-6)
-
-
-def test_rows_of_microbatches_and_their_numbers():
-    """A microbatch made of a contiguous block would leave most devices idle or move rows between them."""
-    rows = data_parallel.microbatches(jnp.arange(32).reshape(16, 2), 2)
-    assert rows[..., 0].tolist() == [list(range(0, 32, 4)), list(range(2, 32, 4))]
-    interleaved = mesh_of(devices_of("v4:2x2x2"), (8, 1, 1))
-    for mesh in (interleaved, mesh_of(devices_of("v4:2x2x1"), (4, 1, 1))):
-        assert np.array_equal(data_parallel.row_numbers(mesh, 16), data_parallel.logical_rows(mesh, 16))
-    assert data_parallel.logical_rows(interleaved, 16)[:4].tolist() == [0, 1, 8, 9]
-    text = str(jax.make_jaxpr(lambda: data_parallel.row_numbers(mesh, 16))())
-    assert "iota" in text, "no constant of thousands of rows where they lie in order"
 
 
 # The torus ------------------------------------------------------------------------------------------------------------
@@ -235,7 +223,7 @@ def test_a_tensor_group_stays_on_a_host_that_has_room_for_it(name, tensor, kept)
     devices = devices_of(name)
     shape = (len(devices) // tensor, 1, tensor)
     mesh = mesh_of(devices, shape)
-    processes_SxT = data_parallel.processes_of(mesh)
+    processes_SxT = sharding.processes_of(mesh)
     if tensor <= 4:
         assert (processes_SxT == processes_SxT[:, :1]).all()
     assert np.array_equal(mesh.devices, jax_mesh(devices, shape).devices) == kept

@@ -12,7 +12,7 @@ import pytest
 from mlm.errors import InputError
 from mlm.model.loss import Mean
 from mlm.plan import hlo
-from mlm.training import data_parallel, sharding, train
+from mlm.training import sharding, train
 from tests.support.tiny import assert_close, flat
 from tests.training.toy import HIDDEN, RECORDS, Toy, batch_of, toy
 
@@ -89,10 +89,10 @@ def test_dropout_is_one_of_the_global_batch(monkeypatch):
         gradient_of(toy(DROPOUT, "train.seed=1"), batch),
     ):
         assert not np.allclose(other[0]["head"]["kernel"], wanted[0]["head"]["kernel"], rtol=1e-3)
-    monkeypatch.setattr(data_parallel, "processes_of", lambda mesh: np.arange(4)[:, None] % 2)
+    monkeypatch.setattr(sharding, "processes_of", lambda mesh: np.arange(4)[:, None] % 2)
     for accumulate in (1, 2):
         task = toy(DROPOUT, f"train.accumulate={accumulate}", mesh=(2, 2, 1))
-        rows = data_parallel.logical_rows(task.mesh, 16)
+        rows = sharding.logical_rows(task.mesh, 16)
         assert rows[4] == 8
         found = gradient_of(task, {name: column[rows] for name, column in batch.items()})
         assert_close(found, wanted, 1e-5, f"hosts that interleave, {accumulate}")
@@ -225,6 +225,7 @@ def test_rows_are_split_into_shorter_ones():
         assert parts[name].shape == (12, 8) and np.array_equal(parts[name].reshape(3, 32), batch[name])
     assert parts["record_id"].tolist() == [20, 21, 22, 23, *range(2**32 - 4, 2**32), 28, 29, 30, 31]
     assert parts["epoch"].tolist() == np.repeat(batch["epoch"], 4).tolist()
+    assert parts["row"].tolist() == list(range(12))
     assert train.split_rows(batch, None) is batch and train.split_rows(batch, 32) is batch
     task = Toy(toy().config)
     step_on(task, task.init(), batch_of(4), 16)
@@ -266,11 +267,15 @@ def test_gradients_cross_the_devices_once_for_each_update(accumulate):
     task = toy(f"train.accumulate={accumulate}", mesh=(4, 1, 1))
     batch = sharding.put_batch(batch_of(16), task.mesh, 16)
     module = hlo.parse(task.train_step.lower(task.abstract_state, batch).compile().as_text())
-    reduced = {name: [one for one in body if one.opcode == "all-reduce"] for name, body in module.computations.items()}
-    elements = sum(math.prod(shape) for one in reduced.pop(module.entry) for shape in shapes_in(one.shape))
+    crossing = {
+        name: [one for one in body if one.opcode.startswith(("all-", "collective-"))]
+        for name, body in module.computations.items()
+    }
+    reduced = [one for one in crossing.pop(module.entry) if one.opcode == "all-reduce"]
+    elements = sum(math.prod(shape) for one in reduced for shape in shapes_in(one.shape))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(task.abstract_state.params))
     assert parameters < elements < parameters + 10, "each parameter's gradient once, and the sums"
-    assert not any(reduced.values()), "an all-reduce within the loop over the microbatches"
+    assert not any(crossing.values()), "rows or sums cross the devices within the loop over the microbatches"
 
 
 def shapes_in(text: str) -> list[list[int]]:

@@ -19,7 +19,7 @@ from transformers import RobertaConfig
 from mlm import logs
 from mlm.data.stages import make_stages
 from mlm.model.loss import Mean, RowSums
-from mlm.training import optimizer, sharding, train
+from mlm.training import optimizer, schedules, sharding, train
 from mlm.training.task import Task
 from mlm.workdir import Workdir
 from tests.support.tiny import tiny_config
@@ -35,7 +35,7 @@ class Toy(Task):
         self.config = config
         self.mesh = mesh or sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
         self.stages = make_stages(config, RECORDS)
-        self.schedule = optimizer.make_schedule(config, self.stages.steps)
+        self.schedule = schedules.make_schedule(config, self.stages.steps)
         self.optimizer = optimizer.make_optimizer(config.optimizer, self.schedule)
         self.init, self.abstract_state = train.make_init(self)
         self.train_step = train.make_train_step(self)
@@ -61,7 +61,7 @@ class Toy(Task):
     def batch_shapes(self, rows):
         ids = jax.ShapeDtypeStruct((rows, self.config.shards.length), jnp.int32)
         column = jax.ShapeDtypeStruct((rows,), jnp.uint32)
-        return {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column}
+        return {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column, "row": column}
 
     def inputs(self, batch, position):
         """The weight of a token falls with the schedules; records from 10,000 up are poisoned."""
@@ -125,6 +125,7 @@ def batch_of(rows: int, number: int = 0, length: int = 32) -> dict[str, np.ndarr
         "attention_mask": attention,
         "record_id": rng.integers(1000, size=rows).astype(np.uint32),
         "epoch": np.full(rows, number % 2, np.uint32),
+        "row": np.arange(rows, dtype=np.uint32),
     }
 
 
