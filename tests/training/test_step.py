@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from mlm.errors import InputError
-from mlm.model.loss import Mean
+from mlm.model.loss import Mean, RowSums
 from mlm.plan import hlo
 from mlm.training import sharding, train
 from tests.support.tiny import assert_close, flat
@@ -74,6 +74,20 @@ def test_one_prediction_and_none():
     assert all(np.array_equal(before[name], value) for name, value in flat(state.params).items())
     batch["attention_mask"][1, 7] = 1
     assert_close(gradient_of(task, batch, 0)[0], by_hand(task, batch, 0)[0], 1e-5, "one prediction")
+
+
+def test_the_gradient_is_that_of_the_mean_whatever_its_weights():
+    """Also of weights that sum to less than 1."""
+
+    class Light(Toy):
+        def loss(self, logits_BxL, inputs):
+            sums = super().loss(logits_BxL, inputs)
+            return RowSums(sums.loss_B * 2**-12, sums.weight_B * 2**-12, None)
+
+    batch = batch_of(16)
+    grads, sums = gradient_of(Light(toy().config), batch)
+    assert sums["loss"].weight < 1
+    assert_close(grads, gradient_of(toy(), batch)[0], 1e-6, "light")
 
 
 def test_dropout_is_one_of_the_global_batch(monkeypatch):
