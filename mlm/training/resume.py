@@ -42,13 +42,12 @@ class Start:
 
     def metadata(self, task: Task, step: int, share: float | None) -> dict[str, Any]:
         """Returns the metadata of the checkpoint of a step; `share` is that of train.hours that is used."""
-        before = self.meta["branch"]["useful_flops"] if "branch" in self.meta else 0.0
-        return (
-            self.meta
-            | {"step": step, "milestones": sorted(milestone for milestone in self.milestones if milestone <= step)}
-            | ({} if share is None else {"share": share})
-            | {"useful_flops": before + task.useful_flops(step, share or 0.0)}
-        )
+        reached = sorted(milestone for milestone in self.milestones if milestone <= step)
+        meta = self.meta | {"step": step, "milestones": reached}
+        if share is not None:
+            meta["share"] = share
+        before = meta["branch"]["useful_flops"] if "branch" in meta else 0.0
+        return meta | {"useful_flops": before + task.useful_flops(step, share or 0.0)}
 
 
 def find_start(config: ConfigDict, workdir: Workdir, task: Task) -> Start:

@@ -1,6 +1,6 @@
-"""Schedules, functions of the number of steps done: of the learning rate, and of the masking rate.
+"""Schedules, functions of the number of steps done: the learning rate, the masking rate, and what is due after a step.
 
-To add one: an entry here, its name in mlm/config_rules.py, a line in tests/training/test_optimizer.py.
+To add a learning rate: an entry here, its name in mlm/config_rules.py, a line in tests/training/test_optimizer.py.
 """
 
 import jax.numpy as jnp

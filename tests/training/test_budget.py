@@ -164,7 +164,7 @@ def test_the_clock_stops_for_an_evaluation_when_its_step_is_done(monkeypatch):
     task = SimpleNamespace(evaluate=lambda params: events.append("evaluated") or {})
     paused = contextlib.contextmanager(lambda kind, step: (yield events.append(f"paused: {kind}")))
     log = SimpleNamespace(paused=paused, evaluation=lambda step, scores: None)
-    loop = Loop(task, checkpoints=None, milestones=set(), log=log, budget=None, profile=None, meta={})
+    loop = Loop(task, start=None, checkpoints=None, log=log, budget=None, profile=None)
     loop.evaluate(1, SimpleNamespace(step="step 1", best_params=None))
     assert events == ["waited for step 1", "paused: eval", "evaluated"]
 
