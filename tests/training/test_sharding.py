@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 from mlm.errors import InputError
 from mlm.model import classifier, families
 from mlm.model.families import family_of
-from mlm.model.module import Model, PartitionRules
+from mlm.model.module import Model
+from mlm.model.partition_rules import PartitionRules
 from mlm.training import optimizer, sharding
 from tests.support.tiny import INFO, tiny_config
 
