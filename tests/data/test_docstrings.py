@@ -1,4 +1,8 @@
-"""Docstrings of modules, classes and functions, and the parts that they are read in."""
+"""Docstrings: those that Python's own parser finds, though most files are not parsed whole."""
+
+import ast
+
+import pytest
 
 from mlm.data import docstrings
 from tests.support.corpora import corpus_of
@@ -6,39 +10,32 @@ from tests.support.corpora import corpus_of
 LONG = "some words that are long enough to be a document, more than sixty letters"
 
 
-SOURCE = """# License
-
-'{0} of the module'
-
-x = '{1} that is no docstring'
-class A:
-    r'''{2} of a class'''
-    @property
-    def f(self): "{3} of a method"
-try:
-    import a
-except ImportError:
-    if x:
-        async def g():
-            'Short.'
-            def h(a='{4} of an argument'):
-                '{5} of an inner function'
-else:
-    match x:
-        case 1:
-            def i(): '{6} of a case'
-finally:
-    with x:
-        for n in x:
-            def j(): '{7} of a loop'
-"""
-
-
-def test_those_of_modules_classes_and_functions_in_order(tmp_path):
-    (tmp_path / "a.py").write_text("\ufeff" + SOURCE.format(*(f"{n} {LONG}" for n in range(8))))
-    found = [text.partition(f" {LONG} of ") for text in docstrings.of_file(tmp_path / "a.py")]
-    places = ["the module", "a class", "a method", "an inner function", "a case", "a loop"]
-    assert [(n, place) for n, _, place in found] == list(zip("023567", places, strict=True))
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""{long}"""\ndef f():\n    """Short."""\n',
+        '"In single {long}"\n',
+        'def f(): "On the line of its header, {long}"\n',
+        'x = (\n    """{long}"""\n)\n\ndef f():\n    """{long}"""\n',
+        'def f():\n    r"""\\d {long}"""\n    """{long}"""\n',
+        'def f():\n    """{long} \\""" and more"""\n',
+        "def f():\n    x = '\"\"\"'\n    def g():\n        '''{long}'''\n",
+        "def f():\n    # \"\"\" {long}\n    def g():\n        '''{long}'''\n",
+        "text = \"\"\"\ndef f():\n    '''{long}'''\n\"\"\"\n",
+        'try:\n    import a\nexcept ImportError:\n    def f(\n        a=":",\n    ):\n        """{long}"""\n',
+        'def f(a, b={1: 2}) -> "A":  # a comment\n    # another\n\n    """{long}"""\n',
+        '# License\n\n"""{long}"""\n\n"""No docstring, {long}"""\nasync def f():\n\t"""{long}"""\n',
+        "def f(a='''of triple quotes''', b=1):\n    '''{long}'''\n",
+        "match 1:\n    case 1:\n        class A:\n            '''{long}'''\n",
+    ],
+)
+def test_wherever_they_stand(tmp_path, source):
+    file = tmp_path / "a.py"
+    file.write_text(source.replace("{long}", LONG))
+    tree = ast.parse(file.read_text())
+    nodes = (node for node in ast.walk(tree) if isinstance(node, docstrings.DEFINITIONS))
+    found = [text for node in nodes if (text := ast.get_docstring(node)) and len(text) >= docstrings.SHORTEST]
+    assert docstrings.of_file(file) == found
 
 
 def test_a_template_and_a_file_that_is_gone_have_none(tmp_path):
