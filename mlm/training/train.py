@@ -83,8 +83,7 @@ def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
             return jax.tree.map(jnp.add, total, gradient(params, *micro, key)), None
 
         # Microbatch a of A holds rows a, a + A, ..., which keeps every row on its device.
-        split = lambda x_Bx: jnp.moveaxis(x_Bx.reshape(-1, accumulate, *x_Bx.shape[1:]), 1, 0)  # noqa: E731
-        micro = jax.tree.map(split, (inputs, rows_B))
+        micro = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, accumulate, *x.shape[1:]), 1, 0), (inputs, rows_B))
         shapes = jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], micro), key)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return jax.lax.scan(add, zero, micro)[0]
