@@ -89,11 +89,10 @@ class Embeddings(nn.Module):
 class LocalAttentionKernel(AttentionKernel):
     """The kernel of layers that attend to a window."""
 
-    def chosen(self) -> Attention | None:
-        return self.compute.attend_locally
-
-    def default(self, heads: int, isolated: bool) -> Attention:
-        return local_attention.xla(heads=heads, isolated=isolated, window=self.config.local_attention // 2)
+    @nn.nowrap
+    def kernels(self, heads: int, isolated: bool) -> tuple[Attention | None, Attention]:
+        window = self.config.local_attention // 2
+        return self.compute.attend_locally, local_attention.xla(heads=heads, isolated=isolated, window=window)
 
 
 class SelfAttention(nn.Module):

@@ -120,18 +120,15 @@ class AttentionKernel(nn.Module):
         if rows.noise is not None and rate > 0:
             ones_1xLxL = jnp.ones((1, length, length), qkv[0].dtype)
             dropout_mask_LxL = layers.dropout(ones_1xLxL, rate, rows.noise.seed_of(self))[0]
-        attend = self.chosen()
+        attend, default = self.kernels(self.config.num_attention_heads, self.compute.cls_id is not None)
         if attend is None or self.is_initializing():  # from one token, which can't be split over devices
-            attend = self.default(self.config.num_attention_heads, self.compute.cls_id is not None)
+            attend = default
         return attend(*qkv, rows.segments_BxL, dropout_mask_LxL, rotation)
 
-    def chosen(self) -> Attention | None:
-        """Returns the kernel that was chosen for the layer."""
-        return self.compute.attend
-
-    def default(self, heads: int, isolated: bool) -> Attention:
-        """Returns the kernel that runs on any device."""
-        return functools.partial(xla, heads=heads, isolated=isolated)
+    @nn.nowrap
+    def kernels(self, heads: int, isolated: bool) -> tuple[Attention | None, Attention]:
+        """Returns the kernel that was chosen for the layer, if any, and the one that runs on any device."""
+        return self.compute.attend, functools.partial(xla, heads=heads, isolated=isolated)
 
 
 class Layers(nn.Module):
