@@ -98,8 +98,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         print(json.dumps(table | ({"against": differences} if other else {})))
     else:
         show(*glue.render(table, differences))
-    print(workdir.root / "submission")
     failed = {name: task["code"] for name, task in table["tasks"].items() if "failed" in task}
+    if len(failed) < len(table["tasks"]):
+        print(workdir.root / "submission")
     if failed:
         code = next(iter(failed.values()))
         raise StopError(f"{', '.join(failed)} failed; run the same command to repeat the failed runs.", code)

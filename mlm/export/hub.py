@@ -91,7 +91,7 @@ class Pushes(AbstractContextManager):
             reason = f"{type(error).__name__}: {error}"
         if reason and not self._has_ended:
             what = f"step {step}" if step else "config.json and the tokenizer"
-            self._say(f"warning: lacks {what} ({reason}); training goes on, and the next push is another attempt")
+            self._say(f"warning: lacks {what} ({reason}); the run goes on, and the next push tries again")
         return not reason
 
     def _push(self, step: int) -> str:

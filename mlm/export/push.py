@@ -107,4 +107,7 @@ def _reason(error: BaseException) -> str:
 
 
 if __name__ == "__main__":  # see mlm/export/hub.py
-    push(UPath(sys.argv[1]), sys.argv[2], public=False, message=sys.argv[3])
+    try:
+        push(UPath(sys.argv[1]), sys.argv[2], public=False, message=sys.argv[3])
+    except InputError as error:
+        sys.exit(str(error))

@@ -4,6 +4,8 @@ import hashlib
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -95,6 +97,16 @@ def test_a_revision_is_a_branch_of_its_own(hub, folder):
     push.push(folder, "me/small", public=False)
     assert branches["step-4"]["config.json"] == branches["main"]["config.json"] == b"{}"
     assert branches.keys() == {"main", "step-4"}
+
+
+@pytest.mark.standard
+def test_a_process_that_only_pushes_ends_with_one_sentence(folder, monkeypatch):
+    """As it is started for the config and the tokenizer of a run."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    command = [sys.executable, "-m", "mlm.export.push", str(folder), "me/small", "A message"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr == "--push: HF_HUB_OFFLINE is set; unset it to reach the Hub.\n"
 
 
 @pytest.mark.parametrize(
