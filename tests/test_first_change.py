@@ -4,10 +4,15 @@ import importlib.util
 import re
 import sys
 
+import jax
 import pytest
 
+from mlm import config as configs
+from mlm.tasks.pretraining_data import dataset_info
 from tests import ROOT
 
+SMALL = ("model.hidden_size=32", "model.layers=2", "model.heads=2", "model.intermediate_size=64", "data.lanes=2")
+SMALL += ("train.steps=4", "data.batch_stages=()", "data.short_length=0", "data.global_batch=8", "model.init=stock")
 BLOCKS = dict(re.findall(r"```python\n# ([a-z_]+\.py)\S*[^\n]*\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
 
 
@@ -24,8 +29,21 @@ def changes(tmp_path_factory):
     del sys.modules["changes"]
 
 
+def shards_of(manifest) -> tuple[str, str]:
+    return f"shards.length={manifest.length}", f"shards.dir={manifest.folder}"
+
+
 def test_one_step(changes):
     changes.test_one_step()
+
+
+@pytest.mark.parametrize("name", ["RareTokens", "Nadam", "Kernel", "Gated"])
+def test_the_step_of_each_change_is_traced(changes, manifest, name):
+    config = configs.load(changes.__file__, [*SMALL, *shards_of(manifest)])
+    task = getattr(changes, name)(config, dataset_info(manifest), manifest=manifest)
+    state, metrics = jax.eval_shape(task.train_step, task.abstract_state, task.batch_shapes(8))
+    assert jax.tree.map(lambda leaf: leaf.shape, state) == jax.tree.map(lambda leaf: leaf.shape, task.abstract_state)
+    assert "loss" in metrics
 
 
 @pytest.mark.slow
@@ -35,9 +53,7 @@ def test_each_change_passes_its_test(changes):
 
 def test_the_file_is_a_config_and_trains(changes, one_device, manifest, tmp_path):
     """With a model that transformers lacks, to what `evaluate` reads."""
-    small = ("model.hidden_size=32", "model.layers=2", "model.heads=2", "model.intermediate_size=64")
-    small += ("train.steps=4", "data.lanes=2", "data.batch_stages=()", "data.short_length=0", "data.global_batch=8")
-    small += ("model.init=stock", f"shards.length={manifest.length}", f"shards.dir={manifest.folder}", "log.every=1")
-    settings = [f"--config.{key}" for key in (*small, "evaluate.batch=8", "schedule.warmup_steps=0")]
+    settings = (*SMALL, "log.every=1", "evaluate.batch=8", "schedule.warmup_steps=0", *shards_of(manifest))
+    settings = [f"--config.{key}" for key in settings]
     for arguments in (["train", f"--config={changes.__file__}", *settings], ["evaluate"]):
         assert changes.main([*arguments, f"--workdir={tmp_path}/run"], pretraining=changes.Gated) == 0
