@@ -160,10 +160,15 @@ def sizes(folder: UPath) -> dict[str, int]:
     """Returns {name: bytes} of the files in a folder, none if there is no such folder; raises InputError."""
     with refusing(f"{folder}: {platform.node()} can't list it", "start the same command again"):
         try:
-            entries = folder.fs.ls(folder.path, detail=True)
+            if is_remote(folder):
+                entries = folder.fs.ls(folder.path, detail=True)
+                files = [(entry["name"], entry["size"]) for entry in entries if entry["type"] != "directory"]
+            else:  # fsspec takes a link to a folder, and one to nothing, for a file
+                with os.scandir(folder) as entries:
+                    files = [(entry.name, entry.stat().st_size) for entry in entries if entry.is_file()]
         except (FileNotFoundError, NotADirectoryError):
             return {}
-    return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] != "directory"}
+    return {name.rpartition("/")[2]: size for name, size in files}
 
 
 def write_text(path: UPath, text: str) -> None:

@@ -11,6 +11,7 @@ What the tasks leave for one another is in {folder}.tmp, which all workers share
                manifest last
 """
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -115,7 +116,8 @@ class _Job:
             results.save(self.root / self.inputs)  # shows that these shards are begun
         else:
             for file in Path(str(self.tasks)).rglob(".*.tmp"):  # that killed tasks left incomplete
-                file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # such as another user's
+                    file.unlink()
         self._map()
         self._check_fractions()
         rows, counts, left_out = self._leave_out()
@@ -283,8 +285,7 @@ class _Job:
                     shards=str(self.shards),
                 )
                 tasks[split].append(task._replace(key=results.key([*map(str, task[:-3]), self.inputs])))
-        all_tasks = [task for split in self.splits for task in tasks[split]]
-        self._do(write_shard, all_tasks, label="write", last=".json")
+        self._do(write_shard, [task for split in self.splits for task in tasks[split]], label="write", last=".json")
         results.save_json(self.shards / PARTS, [[part.source, part.name] for part in self.parts])
         splits = {split: summarize(tasks[split], self.vocabulary, counts[split]) for split in self.splits}
         self._remove_others({shard.file for split in splits.values() for shard in split.shards})

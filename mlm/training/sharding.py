@@ -200,12 +200,17 @@ def put_tree(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(lambda x, s: jax.make_array_from_callback(x.shape, s, x.__getitem__), tree, shardings)
 
 
+@functools.lru_cache(maxsize=8)  # every step asks
+def _first_row(mesh: Mesh, rows: int) -> int:
+    return local_rows(mesh, rows)[0]
+
+
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, rows: int) -> dict[str, jax.Array]:
     """Returns global arrays of `rows` rows from this host's rows of the batch, in the order of `logical_rows`.
 
     A further column, "row", is the number of each row in the batch, uint32.
     """
-    sharding, first = NamedSharding(mesh, BATCH), local_rows(mesh, rows)[0]
+    sharding, first = NamedSharding(mesh, BATCH), _first_row(mesh, rows)
     count = len(next(iter(batch.values())))
     batch = {"row": np.arange(first, first + count, dtype=np.uint32)} | batch
     return {
