@@ -100,7 +100,7 @@ def run_file(path: str, function: str, flag: str) -> tuple[Any, dict[str, Any]]:
         with _imports_beside(path):
             names = runpy.run_path(path)
             return names.get(function, lambda: None)(), names
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # its exit code would be taken for ours
         message = " ".join(str(error).split())  # on one line
         raise InputError(f"{flag}: {type(error).__name__} while reading it: {message}") from error
 

@@ -67,6 +67,7 @@ BODY = "from configs.base import get_config as base\ndef get_config():\n    c = 
         (BODY.format("c.optimiser.b1 = 0.8"), "AttributeError while reading it: "),
         ("x = 1\n", "the file defines no get_config() that returns a ConfigDict."),
         ("raise ValueError('two\\nlines')\n", "ValueError while reading it: two lines"),
+        ("raise SystemExit(3)\n", "SystemExit while reading it: 3"),
         ("def get_config(:\n", "SyntaxError while reading it: "),
     ],
 )

@@ -107,9 +107,6 @@ class Log(AbstractContextManager):
         """Logs the metrics of a step, for which it waits, and the throughput since the last logged step."""
         values = {name: value.item() for name, value in jax.device_get(metrics).items()}
         del values["consecutive_nonfinite"]
-        for name in logs.own_metrics([values]):
-            if math.isnan(values[name]):  # 0 / 0: nothing was counted
-                del values[name]
         seconds, before, read = time.monotonic() - self._clock, self._clock_step, self._tokens_read
         waited = self.restart_clock(step)
         self._line("train", step, values)

@@ -71,7 +71,7 @@ def open_log(folder: pathlib.Path, *, start: int = 0, steps: int | None = 10) ->
 
 
 def test_lines_and_throughput(tmp_path, clock, capsys, monkeypatch):
-    """Of the steps between two lines, without pauses and compilation; a step without predictions has no mean."""
+    """Of the steps between two lines, without pauses and compilation; a mean of nothing is null."""
     monkeypatch.setattr(peaks, "PEAK_TFLOPS", {"cpu": 1e-9})  # 8 devices of 1,000 FLOP/s
     hook = Hook()
     with open_log(tmp_path) as log:
@@ -90,7 +90,7 @@ def test_lines_and_throughput(tmp_path, clock, capsys, monkeypatch):
         log.train(7, metrics(math.nan))
     found = logs.read(Workdir(str(tmp_path)).metrics)
     first = {"step": 5, "kind": "train", "loss": 1.25, "grad_norm": 2.0, "learning_rate": pytest.approx(0.001)}
-    assert found[0] == first | {"skipped": 0, "own": 0.5}
+    assert found[0] == first | {"skipped": 0, "own": 0.5, "empty": None}
     assert found[1]["kind"] == "eval" and found[1]["perplexity"] is None and found[1]["table"] == {"1": {}}
     assert found[3]["loss"] is None
     timing = logs.read(Workdir(str(tmp_path)).root / "timing.jsonl")
@@ -100,8 +100,8 @@ def test_lines_and_throughput(tmp_path, clock, capsys, monkeypatch):
     calls = [call if isinstance(call, str) else call[:2] for call in hook.seen]
     assert calls == [("train", 5), ("eval", 5), "flush", ("train", 5), ("train", 7), "flush", "close"]
     assert hook.seen[1][2] == {"loss": 1.5, "accuracy": 0.25, "own": 2.0}
-    shown = capsys.readouterr().err
-    assert "step 5/10: loss 1.250, 1k tokens/s, own 0.5, MFU 25.0%, 00:05 left" in shown.replace("1.00k", "1k")
+    shown = capsys.readouterr().err.replace("1.00k", "1k")
+    assert "step 5/10: loss 1.250, 1k tokens/s, empty nan, own 0.5, MFU 25.0%, 00:05 left" in shown
     assert "step 5: evaluation loss 1.5000, accuracy 25.0%, own 2" in shown
 
 
