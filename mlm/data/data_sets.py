@@ -110,6 +110,8 @@ def hf_errors() -> Iterator[None]:
 
 def hf_name(name: str) -> tuple[str, str | None]:
     """Returns the name and the configuration (None for the default) of NAME[:CONFIG]."""
+    if UPath(name).is_file():
+        raise ValueError("it is a file; name its folder, all of whose files are then read")
     folder, _, config = (name, "", "") if UPath(name).is_dir() else name.rpartition(":")  # a path may hold a colon
     if not folder or not UPath(folder).is_dir():
         folder, _, config = name.partition(":")

@@ -192,6 +192,12 @@ def test_a_folder_of_save_to_disk_is_read_if_it_has_splits_and_named_before_anyt
         corpus_of((f"hf:{tmp_path}/one",)).check(f"hf:{tmp_path}/one")
 
 
+def test_a_file_in_the_place_of_its_folder_is_said(tmp_path):
+    datasets.Dataset.from_dict({"text": ["one"]}).to_parquet(tmp_path / "one.parquet")
+    with pytest.raises(InputError, match=r"one\.parquet.*name its folder"):
+        corpus_of((f"hf:{tmp_path}/one.parquet",)).check(f"hf:{tmp_path}/one.parquet")
+
+
 def test_a_row_of_a_data_set_is_named(tmp_path):
     rows = datasets.Dataset.from_dict({"text": [b"a", None, b"\xff"]})
     rows.to_parquet(tmp_path / "set" / "train.parquet")
