@@ -65,7 +65,8 @@ def wait_for_host_0(address: tuple[str, int], timeout: float) -> str:
 
     def explain(error: OSError) -> str:
         reason = error.strerror or error
-        return f"host 0 has not answered at {format_address(address)} ({reason}); see whether it runs there"
+        fix = "see whether it runs there, and whether a firewall closes the port"
+        return f"host 0 has not answered at {format_address(address)} ({reason}); {fix}"
 
     return _wait(lambda: socket.create_connection(address, timeout=CONNECT_TIMEOUT), explain, timeout)
 
