@@ -10,6 +10,7 @@ from mlm.config_rules import MODERNBERT as MODERNBERT_KEYS
 from mlm.errors import DamageError, InputError
 from mlm.model import layers
 from mlm.model.families import FAMILIES, family_of, find, first_position, is_known, name_of
+from mlm.model.flax_modernbert import under_names_of_4
 from mlm.paths import UPath
 from mlm.text import printable
 
@@ -43,26 +44,7 @@ MODERNBERT: dict[Rule, str] = {
 
 def config_of(content: dict[str, Any]) -> PretrainedConfig:
     """Returns transformers' config from the JSON of a checkpoint or a folder, which transformers 5 may have written."""
-    if content.get("rope_scaling"):
-        raise ValueError("rope_scaling, which is not supported")
-    if "rope_parameters" in content:
-        content, rope, types = dict(content), content["rope_parameters"], content["layer_types"]
-        del content["rope_parameters"], content["layer_types"]
-        for kind, name in (("full_attention", "global"), ("sliding_attention", "local")):
-            if rope[kind].get("rope_type", "default") != "default":
-                raise ValueError(f"rope_type {rope[kind]['rope_type']}, only default")
-            content[f"{name}_rope_theta"] = rope[kind]["rope_theta"]
-        every = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
-        in_config = content.get("global_attn_every_n_layers")  # may be more than there are layers
-        if type(in_config) is int and in_config > len(types) == every:
-            every = in_config
-        if types != ["sliding_attention" if i % every else "full_attention" for i in range(len(types))]:
-            raise ValueError("layer_types are not one global layer in every so many")
-        content["global_attn_every_n_layers"] = every
-    config = find(content["model_type"]).config_class.from_dict(content)
-    if getattr(config, "local_rope_theta", 0) is None:
-        config.local_rope_theta = config.global_rope_theta
-    return config
+    return under_names_of_4(find(content["model_type"]).config_class.from_dict(content))
 
 
 def read_config(folder: UPath, where: str) -> PretrainedConfig:

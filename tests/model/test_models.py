@@ -155,6 +155,19 @@ def test_weights_of_pytorch_s_modernbert_are_read_with_or_without_a_head_and_oth
         type(model).from_pretrained(str(tmp_path))
 
 
+def test_a_modernbert_that_transformers_5_has_saved_keeps_its_layers_and_rotary_bases(tmp_path):
+    bases = {"full_attention": {"rope_theta": 500.0}, "sliding_attention": {"rope_theta": 30.0}}
+    types = ["sliding_attention" if index % 2 else "full_attention" for index in range(4)]
+    cls, model = mlm.model.FlaxModernBertForMaskedLM, make("FlaxModernBertForMaskedLM")
+    save_file(weights.to_torch(jax.device_get(model.params)), tmp_path / "model.safetensors")
+    content = model.config.to_dict() | {"rope_parameters": bases, "layer_types": types}
+    names = ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta")
+    (tmp_path / "config.json").write_text(json.dumps({key: content[key] for key in content.keys() - {*names}}))
+    for given in ({}, {"config": cls.config_class.from_pretrained(tmp_path)}):
+        found = cls.from_pretrained(tmp_path, _do_init=False, **given)[0].module.config
+        assert [getattr(found, name) for name in names] == [2, 500, 30]
+
+
 @pytest.mark.standard
 def test_linen_s_tools_work():
     """`capture_intermediates`, `sow` in a module of one's own, and `tabulate`."""
