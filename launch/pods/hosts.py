@@ -117,7 +117,11 @@ def program() -> bytes:
     """Returns host.py and its modules as one line of JSON, the first of stdin."""
     sources = [(name, (LAUNCH / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
     text = (
-        f"import sys, types\nfor name, source in {sources!r}:\n"
+        "import sys, types\n"
+        "if sys.version_info < (3, 10):\n"
+        "    it_is = 'python3 is %d.%d there, and must be 3.10 or later' % sys.version_info[:2]\n"
+        "    sys.exit(it_is + ': choose another runtime_version in pod.toml')\n"
+        f"for name, source in {sources!r}:\n"
         "    module = sys.modules[name] = types.ModuleType(name)\n"
         "    exec(compile(source, name + '.py', 'exec'), module.__dict__)\n"
         "sys.exit(module.main(sys.argv[1:]))\n"

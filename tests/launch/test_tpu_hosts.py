@@ -88,3 +88,12 @@ def test_a_host_given_only_the_rest_of_its_stdin_does_nothing(rest, tmp_path):
     assert backend.Runner().run(argv, 20, rest).code == 254 in hosts.SSH_FAILED
     done = backend.Runner().run(argv, 20, hosts.program() + rest)
     assert done.code == 1 and "the archive arrived damaged" in done.stdout
+
+
+@pytest.mark.standard
+def test_a_host_whose_python_is_too_old_says_so():
+    """As that of a TPU VM with Ubuntu 20.04: the program itself would end with a SyntaxError, or a TypeError."""
+    old = "import sys; sys.version_info = (3, 8, 10); exec(sys.argv.pop(1))"
+    argv = (sys._base_executable, "-S", "-c", old, hosts.BOOT, "host.py", "preflight", "~", "")
+    done = backend.Runner().run(argv, 20, hosts.program())
+    assert done.code == 1 and "python3 is 3.8 there" in done.stderr and "Traceback" not in done.stderr
