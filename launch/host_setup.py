@@ -28,9 +28,14 @@ class HostError(Exception):
 def write(path: pathlib.Path, value: object) -> None:
     """Replaces a JSON file as a whole; readable by its owner alone."""
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}.new")
-    with open(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(value, file)
-    new.replace(path)
+    try:
+        with open(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(value, file)
+        new.replace(path)
+    except OSError:  # a full disk, on which nothing half written stays
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
 
 
 def read(path: pathlib.Path) -> dict | None:

@@ -60,7 +60,8 @@ def main(argv: list[str]) -> int:
         sys.stderr.close()
         return 141  # as for whoever dies of SIGPIPE: a run that was followed is not done
     except OSError as error:  # a file of this machine that is in the way, or may not be written
-        print(f"tpu {args.name}: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr)
+        where = error.filename or "a file on this machine"  # a full disk has no name
+        print(f"tpu {args.name}: {where}: {error.strerror}", file=sys.stderr)
         return 1
 
 

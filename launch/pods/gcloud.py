@@ -115,8 +115,9 @@ class TpuVm:
             self._connect_first(words)
             answer = self.runner.run([*words, "--command=true", "--worker=all", "--dry-run"], ASK)
             saved = {"key": [pod.identity, *words], "lines": [] if answer.code else answer.stdout.splitlines()}
-            self._routes_file.parent.mkdir(parents=True, exist_ok=True)
-            host_setup.write(self._routes_file, saved)
+            with contextlib.suppress(OSError):  # a full disk, a folder of somebody else's: it is asked again
+                self._routes_file.parent.mkdir(parents=True, exist_ok=True)
+                host_setup.write(self._routes_file, saved)
         flags = [word.removeprefix("--ssh-flag=") for word in words if word.startswith("--ssh-flag=")]
         routes = [parse_route(line, " ".join(flags).split()) for line in saved["lines"]]
         self.routes = routes if None not in routes and len(routes) == len(pod.hosts) else []
@@ -147,7 +148,8 @@ class TpuVm:
 
     def forget(self) -> None:
         """Forgets the routes, since one of them led nowhere: the next `connect` asks for new ones."""
-        self._routes_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._routes_file.unlink()
 
     def _ssh_words(self, *words: str) -> list[str]:
         settings = self.settings

@@ -100,7 +100,8 @@ class Supervisor:
             readiness.sync(self.hosts, self.job.code)
             attempt, _ = runs.start(self.hosts, self.job, self.status)
             self.memory.watched = attempt
-            (self.folder / str(attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
+            with contextlib.suppress(OSError):  # a full disk
+                (self.folder / str(attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
             log(f"attempt {attempt} started on {len(self.hosts.all)} hosts")
 
     def _wait_for(self, error: PodError) -> None:
@@ -139,8 +140,11 @@ class Supervisor:
             raise SettingsError(f"{file} is damaged ({error}): remove it; only what was spent is in it.") from error
 
     def _save(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        host_setup.write(self.folder / "supervise.json", dataclasses.asdict(self.memory))
+        """Writes down what was spent; a disk that is full for a while ends nothing."""
+        try:
+            host_setup.write(self.folder / "supervise.json", dataclasses.asdict(self.memory))
+        except OSError as error:
+            log(f"{self.folder}/supervise.json can't be written ({error.strerror}): what was spent is known here alone")
 
 
 def log(text: str) -> None:

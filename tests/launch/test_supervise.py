@@ -151,6 +151,21 @@ def test_one_supervisor_a_run(make):
         one.run()
 
 
+def test_a_full_disk_ends_nothing(make, tmp_path, monkeypatch, capsys):
+    def full(value, file):
+        file.write("{")
+        raise OSError(28, "No space left on device")
+
+    one = make()
+    monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", "CREATING"))
+    with monkeypatch.context() as patch:
+        patch.setattr("host_setup.json.dump", full)
+        one.step = lambda step=one.step: step() or 3  # a poll, which waits, and then an end
+        assert one.run() == 3
+    assert "supervise.json can't be written (No space left on device)" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "runs" / "pods" / "a").iterdir()] == [".supervise.lock"]
+
+
 def test_a_damaged_record_is_named(make, tmp_path):
     file = tmp_path / "runs" / "pods" / "a" / "supervise.json"
     file.parent.mkdir(parents=True)

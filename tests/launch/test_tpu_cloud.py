@@ -150,10 +150,16 @@ def test_no_gcloud(pod, monkeypatch):
     assert "gcloud can't be started (No such file or directory)" in pod.tpu("up", code=1)
 
 
+@pytest.mark.standard
 def test_a_file_in_the_way_is_named(pod):
+    """Where a command needs a file here: the way to the hosts can be found again."""
+    pod.commit()
     pod.tpu(*UP)
     (pod.repository / "runs").touch()
-    assert "tpu status: runs/pods/ssh: Not a directory\n" in pod.tpu("status", code=1)
+    assert "tpu supervise: runs/pods/a: Not a directory\n" in pod.tpu("supervise", "configs/a.py", code=1)
+    pod.tpu("status")
+    pod.cloud.add_fault("tpu-vm ssh", "ssh255_before", match="preflight", times=6)
+    assert "host 0 (127.0.0.1): ssh failed" in pod.tpu("status", code=1)
 
 
 def test_a_user_without_a_name(pod, monkeypatch):
