@@ -238,7 +238,7 @@ def main(argv: list[str]) -> int:
     function, *kinds = COMMANDS[name]
     try:
         arguments = [kind(word) for kind, word in zip(kinds, words, strict=True)]
-        report, code = function(pathlib.Path(root).expanduser().absolute(), *arguments), 0
+        report, code = function(host_setup.expand(root).absolute(), *arguments), 0
     except (HostError, OSError, ValueError) as error:
         report, code = {"error": str(error) or type(error).__name__}, 1
         print(f"host.py: {report['error']}", file=sys.stderr)

@@ -25,6 +25,14 @@ class HostError(Exception):
     """What a command of host.py can't do, as a sentence that goes on after the host's name."""
 
 
+def expand(path: str) -> pathlib.Path:
+    """Returns a path with a home folder for its ~ or ~USER. Raises HostError for a user who is not here."""
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError:
+        raise HostError(f"{path} is in the home of nobody on this machine") from None
+
+
 def write(path: pathlib.Path, value: object) -> None:
     """Replaces a JSON file as a whole; readable by its owner alone."""
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}.new")

@@ -155,10 +155,13 @@ def main(argv: list[str]) -> int:
         parser.error("N and --devices must be at least 1")
     if "://" in args.workdir:
         parser.error(f"--workdir={args.workdir}: the logs of all processes lie in it: give a folder of this machine")
-    config = Path(args.config).expanduser().absolute()
-    workdir = Path(args.workdir or f"runs/{config.stem}-pod").expanduser().absolute()
+    try:
+        config, file = (host_setup.expand(path).absolute() for path in (args.config, args.program))
+        workdir = host_setup.expand(args.workdir or f"runs/{config.stem}-pod").absolute()
+    except host_setup.HostError as error:
+        parser.error(str(error))
     arguments = [args.command, f"--config={config}", f"--workdir={workdir}", *rest]
-    program = (str(Path(args.program).expanduser().absolute()),) if args.program else ("-m", "mlm")
+    program = (str(file),) if args.program else ("-m", "mlm")
     pod = Pod(args.processes, arguments, workdir / "hosts", devices=args.devices, program=program)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pod.ask)

@@ -12,6 +12,8 @@ import pathlib
 import subprocess
 import tarfile
 
+import host_setup
+
 from pods.backend import PodError, SettingsError
 
 WATCHED = ("mlm", "configs")  # an untracked file here is one that was forgotten
@@ -29,7 +31,7 @@ class Code:
 
     def path_of(self, file: str) -> str:
         """Returns the path of a config, or of a researcher's file, in the code. Raises SettingsError without one."""
-        path = pathlib.Path(os.path.realpath(file))
+        path = pathlib.Path(os.path.realpath(host_setup.expand(file)))
         name = path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else ""
         if name not in self.files:
             where = "git add it" if os.access(path, os.F_OK) else "there is no such file"
@@ -47,7 +49,8 @@ def pack() -> Code:
             f"{', '.join(forgotten[:5])} {'are' if len(forgotten) > 1 else 'is'} not known to git and would not reach "
             "the hosts: git add what belongs to the code, or ignore it."
         )
-    known = [name for name in sorted(_files(root)) if (root / name).is_symlink() or (root / name).is_file()]
+    names = sorted(_files(root, "--recurse-submodules"))
+    known = [name for name in names if (root / name).is_symlink() or (root / name).is_file()]
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in known:
@@ -75,6 +78,8 @@ def _git(root: pathlib.Path, *words: str) -> bytes:
         raise PodError("git isn't on this machine's PATH: install it.", "missing") from None
     if b"not a git repository" in done.stderr:
         raise SettingsError(f"{root} is in no git repository: run this from the code's folder.")
+    if b"ambiguous argument 'HEAD'" in done.stderr:
+        raise SettingsError(f"{root} has no commit yet: git add what belongs to the code, and git commit.")
     if done.returncode:
         raise PodError(f"git {words[0]} failed in {root}: {' '.join(done.stderr.decode(errors='replace').split())}.")
     return done.stdout

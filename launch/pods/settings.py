@@ -7,6 +7,8 @@ import pathlib
 import re
 import tomllib
 
+import host_setup
+
 from pods import accelerators
 from pods.backend import SettingsError
 
@@ -109,7 +111,7 @@ def from_arguments(args: argparse.Namespace) -> Settings:
 
 def load(file: str, flags: dict[str, object]) -> Settings:
     """Returns the settings of a file ("": pod.toml, if there is one) and flags over it. Raises SettingsError."""
-    path = pathlib.Path(file or "pod.toml")
+    path = host_setup.expand(file or "pod.toml")
     values = _read(path) if file or path.exists() else {}
     for name in REQUIRED:
         if not (flags.get(name) or values.get(name)):

@@ -128,7 +128,12 @@ def signals():
 @pytest.mark.usefixtures("signals")
 def test_a_workdir_must_be_a_folder_of_this_machine(tmp_path, capsys):
     (tmp_path / "file").touch()
-    for workdir, words in (("gs://bucket/x", "of this machine"), (str(tmp_path / "file"), "Not a directory")):
+    refused = {
+        "gs://bucket/x": "of this machine",
+        f"{tmp_path}/file": "Not a directory",
+        "~nobody-here/x": "~nobody-here",
+    }
+    for workdir, words in refused.items():
         with pytest.raises(SystemExit) as end:
             local_pod.main(["1", "x.py", f"--workdir={workdir}"])
         assert end.value.code == 2 and words in capsys.readouterr().err

@@ -65,12 +65,28 @@ def test_a_forgotten_file_is_refused(pod, repository):
 def test_configs_must_be_in_it(repository, monkeypatch):
     packed = code.pack()
     assert packed.path_of("configs/a.py") == "configs/a.py"
+    monkeypatch.setenv("HOME", str(repository))
+    assert packed.path_of("~/configs/a.py") == "configs/a.py", "no shell expands it in --program=~/..."
     monkeypatch.chdir(repository / "configs")
     assert packed.path_of("a.py") == "configs/a.py"
     (repository / "loop.py").symlink_to("loop.py")
     for bad in ("b.py", "/etc/passwd", "../../x.py", "x" * 300, "../loop.py"):
         with pytest.raises(SettingsError, match=bad):
             packed.path_of(bad)
+
+
+def test_the_files_of_a_submodule_go_too(pod, repository, monkeypatch):
+    for name, value in {"COUNT": "1", "KEY_0": "protocol.file.allow", "VALUE_0": "always"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)  # of this machine alone
+    pod.git("submodule", "--quiet", "add", str(repository), "mlm/other")
+    (repository / "mlm" / "other" / "stub.py").write_text("changed")
+    assert content(code.pack())["mlm/other/stub.py"] == b"changed"
+
+
+def test_a_repository_without_a_commit(pod):
+    pod.git("init", "-q")
+    with pytest.raises(SettingsError, match="no commit yet"):
+        code.pack()
 
 
 def test_outside_of_a_repository(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ def test_what_the_name_of_an_accelerator_says():
             accelerators.parse(name)
 
 
-def test_file_and_flags(tmp_path):
+def test_file_and_flags(tmp_path, monkeypatch):
     file = write(tmp_path, "\ufeff" + toml({**GOOD, "price": 3, "spot": True}))  # the mark of editors on Windows
     found = settings.load(file, {})
     assert (found.price, found.spot, found.queued, found.root, found.host_count) == (3, True, False, "~/.mlm-pod", 4)
@@ -42,6 +42,8 @@ def test_file_and_flags(tmp_path):
     assert settings.load(file, {"spot": False, "accelerator_type": "v6e-8"}).host_count == 1
     assert settings.load(file, {"hosts": 2}).host_count == 2
     assert settings.load("", GOOD).accelerator_type == "v4-32"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings.load("~/pod.toml", {}) == found, "no shell expands it in --pod=~/..."
 
 
 def test_every_key_is_a_flag(tmp_path, monkeypatch):
