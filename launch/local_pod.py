@@ -128,10 +128,16 @@ class Pod:
 
 
 def _copy(child: subprocess.Popen, index: int, log: Path) -> None:
-    with child.stdout, log.open("a", encoding="utf-8") as file:
-        for line in child.stdout:
-            print(line, end="", file=file, flush=True)
-            print(f"{index}| {line}", end="", flush=True)
+    """Shows and keeps what a process says; where that fails, its pipe is closed, and it ends at its next line."""
+    try:
+        with child.stdout, log.open("a", encoding="utf-8") as file:
+            for line in child.stdout:
+                print(line, end="", file=file, flush=True)
+                print(f"{index}| {line}", end="", flush=True)
+    except OSError as error:  # a full disk, or nobody who reads it, as in `| head`
+        with contextlib.suppress(OSError):
+            why = f"the output of process {index} can't be shown or kept: {error.strerror}"
+            print(f"local_pod: {why}", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str]) -> int:

@@ -60,6 +60,21 @@ def test_any_text_of_a_process_is_shown_and_kept(tmp_path, monkeypatch):
     assert (tmp_path / "0" / "log").read_text(encoding="utf-8") == "東京\n\ufffd\n"
 
 
+def test_where_nothing_can_be_shown_the_processes_end(tmp_path, monkeypatch, capsys):
+    """A full disk, or `| head`: threads ended in a traceback."""
+
+    def full(text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    stdout = io.StringIO()
+    stdout.write = full
+    monkeypatch.setattr(sys, "stdout", stdout)
+    body = "try:\n  while True: print('a' * 1000, flush=True)\nexcept BrokenPipeError: os._exit(1)"
+    assert started(tmp_path, body, processes=2).wait().code == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and all(line.endswith("No space left on device") for line in said), said
+
+
 def test_one_is_killed_and_the_others_do_not_notice(tmp_path):
     pod = started(tmp_path, "time.sleep(60)")
     (tmp_path / "0" / "progress.json").write_text('{"step": 1')  # torn
