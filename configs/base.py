@@ -69,6 +69,7 @@ def get_config() -> ConfigDict:
     config.masking.random_share = 0.1  # of those, replaced by a random ordinary token; the rest is kept
     config.masking.longest = 10  # word: most tokens of a word, longer ones are split; span: most words of a span
     config.masking.span_p = 0.2  # span: parameter of the geometric distribution of lengths, in words
+    config.masking.static = False  # the same masks in every epoch, for comparison
 
     config.model = ConfigDict()
     config.model.family = "roberta"  # roberta (xlm_roberta, camembert) | roberta_prelayernorm | bert | modernbert
@@ -172,7 +173,8 @@ def get_config() -> ConfigDict:
     config.log.norms_every = 0  # steps between two lines of norms.jsonl; a step that has one holds the parameters twice
     config.log.tensorboard = True
     config.log.wandb = ""  # project name; needs the wandb package
-    config.log.profile_start = 0  # first of five steps in a trace for TensorBoard or Perfetto; 0 = none
+    config.log.profile_start = 0  # first step of a trace for TensorBoard or Perfetto; 0 = none
+    config.log.profile_steps = 5  # steps in the trace
 
     config.hub = ConfigDict()  # pushes to the Hugging Face Hub while a run trains, see mlm/export/hub.py
     config.hub.name = ""  # USER/NAME of a private repository, which is created if it is missing; "" = no pushes

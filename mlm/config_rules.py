@@ -136,11 +136,12 @@ METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "
 
 KEYS_OF: dict[Rule, str] = {  # rules that several keys share
     TEXT: "tokenizer.path shards.dir train.init_from train.replay log.wandb",
-    FLAG: """corpus.streaming tokenizer.lowercase data.isolate_documents model.remat train.init_tiled
+    FLAG: """corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat train.init_tiled
         log.tensorboard""",
     whole(1): """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
         model.heads model.intermediate_size model.positions model.global_every model.vocab_multiple train.accumulate
-        train.guard_limit optimizer.muon_iterations evaluate.batch evaluate.draws checkpoint.keep log.every""",
+        train.guard_limit optimizer.muon_iterations evaluate.batch evaluate.draws checkpoint.keep log.every
+        log.profile_steps""",
     whole(0): """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
         train.steps evaluate.every checkpoint.every log.norms_every log.profile_start""",
     whole(0, 2**32, "to 2^32 - 1"): "data.seed masking.seed train.seed evaluate.seed",

@@ -15,7 +15,7 @@ from tests.support.configs import BASE, refused
 def test_every_key_has_a_rule_and_there_are_not_too_many():
     keys = configs.flatten(configs.load(BASE, []))
     assert keys.keys() == RULES.keys()
-    assert len(keys) <= 120, "a base config over 120 keys needs a reason in the commit that crosses it"
+    assert len(keys) <= 122, "a base config over 120 keys needs a reason in the commit that crosses it"
 
 
 # Values that the rules of keys must refuse.
@@ -25,7 +25,7 @@ REFUSED_BY = {
         masking.rate masking.longest masking.span_p model.hidden_size model.layers model.heads model.intermediate_size
         model.positions model.layer_norm_eps model.init_stddev model.vocab_multiple optimizer.learning_rate
         optimizer.eps optimizer.muon_iterations train.accumulate train.guard_limit mesh.data mesh.fsdp mesh.tensor
-        evaluate.batch evaluate.draws checkpoint.keep log.every pod.engine_port hub.every""",
+        evaluate.batch evaluate.draws checkpoint.keep log.every log.profile_steps pod.engine_port hub.every""",
     "-1": """corpus.max_documents shards.workers data.seed data.short_length masking.seed optimizer.clip_norm
         train.steps schedule.warmup_steps train.epochs train.hours train.seed model.remat_feed_forward evaluate.every
         evaluate.seed checkpoint.every log.norms_every log.profile_start pod.hang""",
@@ -74,7 +74,7 @@ for key, *values in (
 ):
     BAD += [(key, value) for value in values]
 ANY_VALUE = {"corpus.group", "corpus.streaming", "tokenizer.path", "tokenizer.lowercase", "shards.dir", "model.remat",
-             "log.tensorboard", "log.wandb",
+             "masking.static", "log.tensorboard", "log.wandb",
              "data.isolate_documents", "train.init_from", "train.init_tiled", "train.replay"}  # fmt: skip
 
 

@@ -1,7 +1,13 @@
 """`run`: all stages from the corpus to the export, skipping those that are done for this config."""
 
+from __future__ import annotations
+
 import argparse
+import itertools
+import re
 import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from mlm import cluster, logs
 from mlm.commands import common
@@ -11,6 +17,11 @@ from mlm.commands.tokenizer import make_tokenizer
 from mlm.commands.train import pretrain
 from mlm.data.manifest import Manifest
 from mlm.workdir import Workdir
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from mlm.pretrained.load import Pretrained
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,19 +39,22 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
                 make_shards(config, workdir, engine)
         manifest = common.open_data(config, workdir)
         pretrain(args, config, workdir, manifest)
-        write_export(workdir, args, torch_python="")
+        model = write_export(workdir, args, torch_python="")
         if cluster.is_primary():
             from mlm.report import report
 
             report.write(workdir)
-            _summarize(workdir, manifest)
+            _summarize(workdir, manifest, model)
         cluster.barrier("finished")
     if args.process_id == 0:
         print(f"\n{time.monotonic() - begin:.0f} s in all")
 
 
-def _summarize(workdir: Workdir, manifest: Manifest) -> None:
-    """Prints the scores and the paths."""
+def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
+    """Prints the scores, some sentences of the validation split filled, and the paths."""
+    from mlm.data import tokenizer
+    from mlm.inference import fill_mask
+
     scores = logs.read(workdir.metrics, "eval")[-1]
     entropy = manifest.splits["validation"].unigram_entropy
     print(f"\nevaluation after {scores['step']} steps, on {scores['predictions']:,} masked tokens")
@@ -50,7 +64,28 @@ def _summarize(workdir: Workdir, manifest: Manifest) -> None:
         where = "below" if scores["loss"] < entropy else "above"
         difference = abs(entropy - scores["loss"])
         print(f"  unigram entropy of the split {entropy:.3f} nats: the model is {difference:.2f} {where} it")
+    tok = tokenizer.load(str(workdir.tokenizer))
+    masked = list(itertools.islice(_masked_sentences(manifest, tok), 5))
+    filled = fill_mask.FillMask(model, tok, 5)([text for text, _ in masked])
+    for (text, answer), fillings in zip(masked, filled, strict=True):
+        print(f"\n  {text}    (was: {answer})")
+        words = (f"{f['token_str'].strip() or repr(f['token_str'])} {f['score']:.0%}" for f in fillings[0])
+        print(f"    {'   '.join(words)}")
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")
     is_scored = any(key.startswith("test,") for key in logs.read_object(workdir.root / logs.RESULTS))
     if "test" in manifest.splits and not is_scored:
         print(f"test    not scored yet: python -m mlm evaluate --workdir={workdir.root} --split=test")
+
+
+def _masked_sentences(manifest: Manifest, tok: PreTrainedTokenizerFast) -> Iterator[tuple[str, str]]:
+    """Yields sentences of the validation split with a word masked, and the word: one token of four letters or more."""
+    from mlm.data import batches
+
+    for batch in batches.eval_batches(manifest, split="validation", batch=16, rows=(0, 16)):
+        for ids in batch["input_ids"][batch["valid"] > 0]:
+            text = " ".join(tok.decode(ids, skip_special_tokens=True).split())
+            for sentence in re.findall(r"(?<=[.] )[A-Z][^.`:=>{}\[\]]{30,110}[.](?= )", text)[:1]:
+                words = [w for w in re.findall(r"(?<= )[a-z]{4,}(?= )", sentence) if len(tok.tokenize(" " + w)) == 1]
+                if words:
+                    word = words[len(words) // 2]
+                    yield re.sub(rf"(?<= ){word}(?= )", tok.mask_token, sentence, count=1), word

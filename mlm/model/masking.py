@@ -169,12 +169,13 @@ def make_masking(config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarra
         special_ids=info.all_special_ids,
         vocab_size=info.vocab_size,
         end_rate=config.end_rate,
+        static=config.static,
     )
 
 
 def make_eval_masking(masking: TokenMasking, count: str) -> TokenMasking:
     """Returns the masking of evaluation, given that of training and evaluate.count."""
     if count == "fixed":
-        return dataclasses.replace(masking, end_rate=0.0)
+        return dataclasses.replace(masking, end_rate=0.0, static=False)
     shares = masking.rate, masking.mask_share, masking.random_share
     return IndependentMasking(*shares, masking.mask_id, masking.special_ids, masking.vocab_size)

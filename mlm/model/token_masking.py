@@ -49,6 +49,7 @@ class TokenMasking:
     special_ids: tuple[int, ...]
     vocab_size: int
     end_rate: float = 0.0
+    static: bool = False
 
     def max_predictions_per_row(self, length: int) -> int:
         """Returns K for rows of `length` tokens."""
@@ -64,6 +65,7 @@ class TokenMasking:
         rate: Rate | None = None,
     ) -> Masked:
         """Draws the masks of a batch; a higher rate, up to `end_rate`, adds predictions to those of a lower one."""
+        epoch_B = jnp.zeros_like(epoch_B) if self.static else epoch_B
         rate = self.rate if rate is None else rate
 
         def mask_row(ids_L: Array, attention_L: Array, record: Array, epoch: Array) -> Masked:

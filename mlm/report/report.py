@@ -15,7 +15,7 @@ from mlm.errors import InputError
 from mlm.monitor import adviser
 from mlm.paths import canonical, write_text
 from mlm.pretrained import locate
-from mlm.report import plots, summary
+from mlm.report import family, plots, summary
 from mlm.report.goodput import Line
 from mlm.report.summary import RunSummary
 from mlm.tasks.scores import selected
@@ -54,6 +54,7 @@ def write(workdir: Workdir) -> None:
         "scores": [("", *scored), *score_rows(list(scored.values()))],
         "tests": [("", *run.tests), *score_rows(list(run.tests.values()))] if run.tests else [],
         "evaluations": list(zip(*score_rows(run.evals), strict=True)) or [()],
+        "family": family.tree(run.ancestry) if run.config else [],
         "classification": classification,
         "confused": confused_pairs(classification, PAIRS),
         "config": {} if run.config is None else configs.flatten(run.config),

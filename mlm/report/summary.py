@@ -160,7 +160,8 @@ def gather(workdir: Workdir, config: ConfigDict | None, *, until: float = float(
     )
 
 
-def _read_run(root: UPath) -> Run:
+def read_run(root: UPath) -> Run:
+    """Reads the config of the run in a workdir, and where it came from."""
     config = configs.read(root / "config.json")
     name, start = ("", 0) if config is None else (config.train.branch_from.rpartition("@")[0], branch_start(config))
     candidates = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
@@ -171,10 +172,10 @@ def _read_run(root: UPath) -> Run:
 
 def ancestry(root: UPath) -> list[Run]:
     """Returns the run in a workdir, then the runs that it branched off from, nearest first."""
-    runs, run = [], _read_run(root)
+    runs, run = [], read_run(root)
     while run and run not in runs:
         runs.append(run)
-        run = run.parent and _read_run(run.parent)
+        run = run.parent and read_run(run.parent)
     return runs
 
 

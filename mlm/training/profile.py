@@ -1,4 +1,4 @@
-"""A trace of a few steps, for TensorBoard or Perfetto (log.profile_start)."""
+"""A trace of some steps, for TensorBoard or Perfetto (log.profile_start)."""
 
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,12 @@ from ml_collections import ConfigDict
 
 from mlm.paths import UPath, staging_folder, upload
 
-STEPS = 5  # in a trace
-
 
 class Profile:
-    """Records STEPS steps from log.profile_start on."""
+    """Records log.profile_steps steps from log.profile_start on."""
 
     def __init__(self, log: ConfigDict, folder: UPath):
-        self._first, self._end, self._folder = log.profile_start, log.profile_start + STEPS, folder
+        self._first, self._end, self._folder = log.profile_start, log.profile_start + log.profile_steps, folder
         self._staging: Path | None = None  # while it records
 
     def begin(self, step: int, state: Any) -> None:
