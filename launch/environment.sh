@@ -24,7 +24,12 @@ fail() { # what failed, what to do
   exit 2
 }
 stamp=$(cat requirements.txt launch/environment.sh | cksum | cut -d' ' -f1)
-if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$stamp" ]; then
+is_made() { [ "$(cat "$venv/.requirements" 2>/dev/null)" = "$stamp" ]; }
+if ! is_made && command -v flock >/dev/null; then # of two at once, as when gcloud's ssh starts it again, one waits
+  exec 9<requirements.txt
+  flock -n 9 || [ $? -ne 1 ] || { echo "launch: waiting for another process that makes $venv" >&2 && flock 9; }
+fi
+if ! is_made; then
   whole='import pip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
   if [ -x "$venv/bin/python" ] && ! "$venv/bin/python" -c "$whole" 2>/dev/null; then
     echo "launch: $venv has no pip, or not Python 3.11, 3.12 or 3.13: remove it (rm -rf $venv), and start again" >&2
@@ -56,3 +61,4 @@ if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$stamp" ]; then
   [ "$venv" != .venv ] || echo "$PWD" >"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/mlm.pth"
   echo "$stamp" >"$venv/.requirements"
 fi
+exec 9<&-

@@ -1,5 +1,6 @@
 """launch/environment.sh: which Python .venv is made of, and what is said where none will do."""
 
+import fcntl
 import pathlib
 import re
 import shutil
@@ -102,6 +103,25 @@ def test_an_environment_that_is_there_stays(machine, then, said):
     machine.write(".venv/bin/python", f'#!/bin/sh\n[ "$1" = -c ] && echo 3.11 && {then}\nexit 1\n')
     assert said in machine.run(2, had_one=True).stderr.splitlines()[-1]
     assert not (machine.folder / ".venv/.requirements").exists()
+
+
+def test_two_at_once(machine):
+    """The second took what the first had begun for a broken one, to be removed."""
+    machine.python3("3.11.2")
+    machine.run()
+    log, made, flock = machine.log.read_text(), machine.folder / ".venv", shutil.which("flock")
+    if flock is None:  # as on a Mac: nobody waits
+        return
+    (machine.folder / "bin" / "flock").symlink_to(flock)
+    made.rename(machine.folder / "aside")
+    argv, environment = ["bash", "launch/environment.sh"], {"PATH": str(machine.folder / "bin")}
+    with (machine.folder / "requirements.txt").open() as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        second = subprocess.Popen(argv, cwd=machine.folder, env=environment, stderr=subprocess.PIPE, text=True)
+        assert "waiting for another process" in second.stderr.readline()
+        (machine.folder / "aside").rename(made)
+    assert second.communicate(timeout=60)[1] == "" and second.returncode == 0
+    assert "install" not in machine.log.read_text().removeprefix(log)
 
 
 def test_which_python_it_is(machine):
