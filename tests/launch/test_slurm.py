@@ -43,18 +43,20 @@ def test_sbatch_reads_them(tmp_path, sbatch):
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize(("code", "requeued"), [(2, False), (75, True)])
-def test_its_end_is_that_of_the_run(tmp_path, code, requeued):
+@pytest.mark.parametrize(("code", "requeued", "cpus"), [(2, False, "32"), (75, True, "")])
+def test_its_end_is_that_of_the_run(tmp_path, code, requeued, cpus):
+    """Slurm sets the number of CPUs only where the job asks for one."""
     for name in ("srun", "scontrol"):
         program = tmp_path / name
         program.write_text(f'#!/bin/sh\necho "$0" "$@" >>{tmp_path}/calls\nexit {code if name == "srun" else 0}\n')
         program.chmod(0o755)
-    variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "32", "SLURM_JOB_ID": "7"}
+    variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    variables |= {"SLURM_CPUS_PER_TASK": cpus} if cpus else {}
     words = ["--config=configs/a.py", "--workdir=/shared/my runs"]
     environment = variables | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(["bash", FILE, *words], env=environment, capture_output=True, text=True)
     assert done.returncode == code
     first, *others = (tmp_path / "calls").read_text().replace(f"{tmp_path}/", "").splitlines()
-    assert first.startswith("srun --cpus-per-task=32 ")
+    assert first.startswith("srun --cpus-per-task=32 --label " if cpus else "srun --label ")
     assert first.endswith(".venv/bin/python -m mlm run --config=configs/a.py --workdir=/shared/my runs")
     assert others == (["scontrol requeue 7"] if requeued else [])
