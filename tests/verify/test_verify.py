@@ -123,6 +123,14 @@ def test_a_wrong_mask_is_named(tmp_path):
 
 
 @pytest.mark.standard
+def test_the_dropout_of_transformers_own_class_is_not_taken_for_a_fault(tmp_path):
+    """It depends on the mesh."""
+    run = session(tmp_path, "model.implementation=transformers", "masking.kind=token", "mesh.tensor=4")
+    assert run.run({"step": numbers.check_step}) == []
+    assert all(what.endswith(", without dropout") for what in statuses(run, "step"))
+
+
+@pytest.mark.standard
 def test_a_wrong_order_of_rows_is_named(tmp_path, shards, monkeypatch):
     run, checks = session(tmp_path, "masking.kind=token", manifest=shards), {"rows": numbers.check_rows}
     assert run.run(checks) == []
