@@ -57,6 +57,7 @@ class Follower:
             return
         if before:
             self.show(f"{host} answers again")
+        self._require_same(data["launch"])
         new = base64.b64decode(data["data"])
         with file.open("ab") as log:
             log.write(new)
@@ -69,6 +70,15 @@ class Follower:
         if has_ended:
             self.ended.add(host)
             self.show(f"{host}: {how_it_is(data['state'], data['exit'])}")
+
+    def _require_same(self, launch: str | None) -> None:
+        """Raises PodError if the files here are of another attempt of this number, which other hosts had."""
+        mark = self.folder / "launch"
+        if launch and not mark.exists():
+            mark.write_text(launch)
+        elif launch and mark.read_text() != launch:
+            sentence = f"{self.folder} has the logs of another run of this id: move it away, and ask again."
+            raise PodError(sentence, "settings")
 
 
 def follow(follower: Follower, every: float) -> RunStatus:

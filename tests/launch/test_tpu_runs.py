@@ -178,6 +178,19 @@ def test_logs_go_on_where_they_were(ready_pod):
         assert kept == (ready_pod.host_folder(worker) / "log").read_bytes()
 
 
+def test_logs_of_another_run_of_this_id_are_not_mixed_up(ready_pod):
+    """Another clone's, after `clean` or on a new pod, which begins with attempt 1 again."""
+    ready_pod.ready("print('old' * 100)")
+    ready_pod.tpu(*RUN)
+    ready_pod.tpu("clean")
+    pathlib.Path("runs/pods/a").rename("runs/pods/elsewhere")
+    ready_pod.tpu(*RUN, "--detach")
+    pathlib.Path("runs/pods/elsewhere").rename("runs/pods/a")
+    assert "runs/pods/a/1 has the logs of another run of this id" in ready_pod.tpu("logs", "a", code=1)
+    pathlib.Path("runs/pods/a").rename("runs/pods/elsewhere")
+    assert "old" in ready_pod.tpu("logs", "a", "--every=0.01")
+
+
 def soon(file: str, then) -> None:
     """Does something once a file is there."""
     threading.Thread(target=lambda: (wait_for(pathlib.Path(file).exists), then())).start()
