@@ -75,7 +75,7 @@ def read(file: str) -> Calibration:
         factor = float(content["checks"]["plan"]["results"][0]["values"]["times_plan"])
         if content["format"] != FORMAT or not 0 < factor < math.inf:
             raise ValueError
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError):
         fix = f"run verify on a device that plan has, and name its {FILE}"
         raise InputError(
             f"--calibration={file}: is no {FILE} of format {FORMAT} with a step beside plan's estimate; {fix}."

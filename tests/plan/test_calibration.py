@@ -68,6 +68,7 @@ def test_files_of_the_folder_are_used_by_their_device(tmp_path, place, monkeypat
         ({"checks": {}}, "run verify on a device"),
         ({"times_plan": None}, "run verify on a device"),
         ({"times_plan": float("nan")}, "run verify on a device"),
+        ({"times_plan": 10**400}, "run verify on a device"),
         ({"date": 5}, "run verify on a device"),
         ({"device_kind": ["TPU v4"]}, "measured on a"),
     ],
