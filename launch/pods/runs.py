@@ -103,7 +103,9 @@ def how_it_is(state: str, end: dict | None) -> str:
     """Returns the state of a run on a host and what its exit.json says, for a person."""
     if not end:
         return state
-    return f"{state}, signal {end['signal']}" if end.get("signal") else f"{state}, exit code {end.get('code')}"
+    if end.get("code") is None and not end.get("signal"):  # stopped before
+        return "never started"
+    return f"{state}, signal {end['signal']}" if end.get("signal") else f"{state}, exit code {end['code']}"
 
 
 def make_job(args: argparse.Namespace) -> Job:
@@ -182,6 +184,8 @@ def start(hosts: Hosts, job: Job, seen: RunStatus) -> tuple[int, bool]:
     if seen.running:
         if seen.job and seen.job["code"] != job.code.hash:
             say(f"run {job.id!r} is alive with code {seen.job['code'][:12]}, not with {job.code.label}")
+        if absent := [f"host {report.process}" for report in seen.reports if report.state == "absent"]:  # Ctrl-C
+            say(f"but it was not started on {', '.join(absent)}: if it stays so, launch/tpu.py stop {quoted(job.id)}")
         return seen.attempt, False
     report = readiness.check(hosts, job.code)
     for remark in report.remarks:

@@ -61,6 +61,17 @@ def test_a_second_run_attaches(ready_pod):
     assert "attempt 2: started" in ready_pod.tpu(*RUN, "--again", "--detach")
 
 
+def test_a_start_that_was_cut_off_is_told(ready_pod):
+    """By Ctrl-C, after the first host; what never ran has no exit code."""
+    ready_pod.ready(WAITS)
+    ready_pod.tpu(*RUN, "--detach")
+    ready_pod.host_folder(1).rename(ready_pod.home / "1" / "gone")
+    said = ready_pod.tpu(*RUN, "--detach")
+    assert "is alive already" in said and "it was not started on host 1" in said and "launch/tpu.py stop a" in said
+    said = ready_pod.tpu("stop", "a", "--grace=20")
+    assert "exit code 75" in said and "never started" in said and "None" not in said
+
+
 def test_what_is_alive_with_other_arguments_is_not_taken_for_it(ready_pod):
     ready_pod.ready(WAITS)
     ready_pod.tpu(*RUN, "--command=shards", "--config.x=1", "--detach")
