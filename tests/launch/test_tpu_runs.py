@@ -3,12 +3,14 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import threading
 
 import pytest
 
+from tests.launch.fake_gcloud.cloud import kill_marked
 from tests.launch.host_folder import HOSTILE, alive, wait_for
 from tests.launch.pod import RUN, WAITS
 
@@ -65,7 +67,8 @@ def test_a_start_that_was_cut_off_is_told(ready_pod):
     """By Ctrl-C, after the first host; what never ran has no exit code."""
     ready_pod.ready(WAITS)
     ready_pod.tpu(*RUN, "--detach")
-    ready_pod.host_folder(1).rename(ready_pod.home / "1" / "gone")
+    kill_marked(str(ready_pod.cloud.home("my-pod", 1)))
+    shutil.rmtree(ready_pod.host_folder(1))
     said = ready_pod.tpu(*RUN, "--detach")
     assert "is alive already" in said and "it was not started on host 1" in said and "launch/tpu.py stop a" in said
     said = ready_pod.tpu("stop", "a", "--grace=20")
