@@ -55,6 +55,8 @@ class Log(AbstractContextManager):
         """
         self.hooks: list[MetricsHook] = []  # called with every line of metrics.jsonl
         self.paused_seconds = 0.0
+        self._shapes: set[tuple] = set()  # of batches
+        self._recompiles = 0  # of the step, reported so far
         self.flops_per_token = 0.0  # of the coming steps; the loop sets it, since it depends on the length of rows
         self._writes, self._tokens_read, self._programs = cluster.is_primary(), tokens_read, programs
         device = jax.devices()[0].device_kind
@@ -131,6 +133,14 @@ class Log(AbstractContextManager):
             of = f"/{total}"
             shown.append(f"{tqdm.format_interval((read(total) - read(step)) / rate)} left")
         self.notify(f"step {step}{of}: {', '.join(shown)}")
+
+    def check_compiles(self, compiles: int, shape: tuple) -> None:
+        """Warns of a step that was compiled more often than its batches have shapes: each time, the devices wait."""
+        self._shapes.add(shape)
+        if compiles - len(self._shapes) > self._recompiles:
+            self._recompiles = compiles - len(self._shapes)
+            what = f"the step was compiled {compiles} times for {len(self._shapes)} shapes of batches"
+            self.notify(f"warning: {what}; a type or a sharding of its arguments has changed.")
 
     def evaluation(self, step: int, scores: dict[str, Any]) -> None:
         """Logs the scores of an evaluation."""

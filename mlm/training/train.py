@@ -227,7 +227,7 @@ class Loop:
         task, config, start = self.task, self.task.config, self.start.step
         if self.is_done(start):
             return
-        batches, compiled = task.batches(start), set()
+        batches, compiled, cached = task.batches(start), set(), task.train_step._cache_size()
         copy_params, param_norms = make_norms(task) if config.log.norms_every else (None, None)
         metrics, pending, share = None, None, None  # `pending` metrics are read when the next step is dispatched
         for step in itertools.count(start + 1):
@@ -253,6 +253,7 @@ class Loop:
                 state, metrics = task.train_step(state, batch, stage.length)
             self.log.waits.running.put(metrics["grad_norm"])
             xla_metrics.executed("step")
+            self.log.check_compiles(task.train_step._cache_size() - cached, (stage.length, batch["input_ids"].shape))
             gradient_norms_P = metrics.pop("gradient_norms")
             norms = None if before is None else param_norms(before, state.params, gradient_norms_P)
             if is_new:

@@ -15,6 +15,7 @@ from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.pretrained import checkpoint_files
 from mlm.training.profile import Profile
 from tests.support.states import assert_same, back_to, lines_after, state_of
+from tests.support.tiny import tiny_config
 from tests.training.toy import Toy, run, toy
 
 SETTINGS = (
@@ -165,6 +166,23 @@ def test_the_loop_moves_no_data_but_its_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "transfer_guard", lambda level: guards.append(level) or guard(level))
     run(tmp_path, "train.steps=2")
     assert guards == ["disallow"] * 2
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_step_that_is_compiled_again_is_a_warning(tmp_path, capfd, again):
+    """Not for another number of rows."""
+    task = Toy(tiny_config("data.lanes=1", "data.batch_stages=((4, 2),)", "train.steps=6", "log.every=1"))
+    batches = task.batches
+
+    def with_another_type(start):
+        for step, batch in enumerate(batches(start), start + 1):
+            is_other = again and step > 4
+            yield batch | {"input_ids": batch["input_ids"].astype(np.int16)} if is_other else batch
+
+    task.batches = with_another_type
+    run(tmp_path, task=task)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "warning: the step was compiled" in line]
+    assert len(lines) == again and all("3 times for 2 shapes" in line for line in lines)
 
 
 @pytest.mark.parametrize(("log_every", "found_at"), [(2, 8), (100, 9)])
