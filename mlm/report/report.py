@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -163,7 +163,7 @@ def _distinct_names(roots: list[str]) -> list[str]:
 
 def draw_losses(runs: dict[str, RunSummary]) -> dict[str, Figure]:
     """Returns title -> figure: the losses of all runs over steps, over tokens, and over wall-clock."""
-    figures = {}
+    figures, of_loss = {}, f"loss, {_unit_of_loss(runs.values())}"
     for over, unit, position in (
         ("steps", "steps", lambda run, line: line["step"]),
         ("tokens", "tokens", lambda run, line: run.tokens(line["step"])),
@@ -173,18 +173,23 @@ def draw_losses(runs: dict[str, RunSummary]) -> dict[str, Figure]:
             name: [plots.points(lines, "loss", position=partial(position, run)) for lines in (run.train, run.evals)]
             for name, run in runs.items()
         }
-        figures[f"Loss over {over}"] = plots.draw_together(curves, unit)
+        figures[f"Loss over {over}"] = plots.draw_together(curves, unit, of_loss)
     return figures
+
+
+def _unit_of_loss(runs: Iterable[RunSummary]) -> str:
+    return plots.unit_of_loss(line for run in runs for line in run.evals)
 
 
 def _final_scores(runs: list[RunSummary]) -> Rows:
     """Returns rows (name, value in each run, ...)."""
     finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs]
     tokens = [run.tokens(run.step) for run in runs]
+    unit = _unit_of_loss(runs).removesuffix(" per prediction")
     return [
         *score_rows([run.evals[-1] if run.evals else {} for run in runs]),
-        ("best evaluation loss, nats", *(f"{min(losses):.4f}" if losses else "" for losses in finite)),
-        ("training loss, nats", *(number(r.train[-1]["loss"], ".4f") if r.train else "" for r in runs)),
+        (f"best evaluation loss, {unit}", *(f"{min(losses):.4f}" if losses else "" for losses in finite)),
+        (f"training loss, {unit}", *(number(r.train[-1]["loss"], ".4f") if r.train else "" for r in runs)),
         ("tokens read", *("" if count is None else f"{count:,.0f}" for count in tokens)),
         ("wall-clock", *(duration(run.use.total) if run.use.total else "" for run in runs)),
         ("of it in kept steps", *(duration(run.use.training) if run.use.total else "" for run in runs)),
