@@ -1,8 +1,8 @@
 """The outputs of a model that every reader of its export must reproduce: proof.json and proof.safetensors.
 
 A masked language model has {"rows": [{"text", "ids", "positions", "fillings"}, ...], "top_k"}, and its logits [K, V] of
-each row as "logits.{row}". A classifier has {"task": transformers' name, "longest", "rows": [{"texts", "ids"}, ...]}
-and "logits" [B, C], or of token labels those of each row, [L, C], as "logits.{row}".
+each row as "logits.{row}". A classifier has {"task": transformers' name, "longest", "labels": [C], "rows": [{"texts",
+"ids"}, ...]} and "logits" [B, C], or of token labels those of each row, [L, C], as "logits.{row}".
 
 Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries, C classes, 1 for regression.
 """
@@ -99,5 +99,6 @@ def _of_classifier(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference
     ids = [tok(*row, truncation="longest_first", max_length=longest)["input_ids"] for row in texts]
     task = "token-classification" if classifier.kind(model.config) == "tokens" else "text-classification"
     rows = [{"texts": row_texts, "ids": row} for row_texts, row in zip(texts, ids, strict=True)]
-    content = {"task": task, "longest": longest, "rows": rows}
+    labels = [str(model.config.id2label[index]) for index in range(model.config.num_labels)]
+    content = {"task": task, "longest": longest, "labels": labels, "rows": rows}
     return Reference(content, texts, longest, ids, None, make_forward(model)(ids))

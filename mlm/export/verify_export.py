@@ -1,7 +1,7 @@
 """Checks an export in PyTorch: `PYTHON mlm/export/verify_export.py FOLDER`, by any Python with torch and transformers.
 
-Compares the tokenizer's ids, the logits, and what transformers' pipeline fills masks with, with the folder's proof.json
-and proof.safetensors. Prints a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
+Compares the tokenizer's ids, the logits, and the answers of transformers' pipeline with the folder's proof.json and
+proof.safetensors. Prints a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
 """
 
 import functools
@@ -43,10 +43,14 @@ def verify(folder: str) -> bool:
     equal = f"token ids: {sum(len(row['ids']) for row in rows)} in {len(rows)} texts are equal"
     good &= _check(not different, equal, f"not in {different[:1]}")
     good &= _same_logits(model, encode, rows, logits)
+    pipeline = functools.partial(transformers.pipeline, task, model=model, tokenizer=tok, device="cpu")
     if task == "fill-mask":
-        fill = transformers.pipeline(task, model=model, tokenizer=tok, device="cpu", top_k=proof["top_k"])
-        good &= _same_fillings(fill, rows)
-    return good
+        return good & _same_fillings(pipeline(top_k=proof["top_k"]), rows)
+    if task == "token-classification":
+        compared = _label_tokens(pipeline(ignore_labels=[]), rows, proof["labels"], logits)
+    else:
+        compared = _label_texts(pipeline(top_k=None, function_to_apply="none"), rows, proof["labels"], logits)
+    return good & _same_labels(task, list(compared))
 
 
 def _texts(row: dict) -> list[str]:
@@ -96,6 +100,31 @@ def _same_fillings(fill, rows: list[dict]) -> bool:
                     return _check(False, "", f"fillings: {actual}, not {other} in {row['text']!r}")
                 worst, count = max(worst, difference), count + 1
     return _check(True, f"fillings: {count} of pipeline('fill-mask') are equal, scores to {worst:.1e} relative", "")
+
+
+def _label_texts(classify, rows: list[dict], labels: list[str], logits):
+    """Yields the answers to texts and pairs, cut by the tokenizer's own limit, and how far they are from the logits."""
+    for row, expected in zip(rows, logits):  # noqa: B905
+        texts, logit_of = dict(zip(("text", "text_pair"), row["texts"])), dict(zip(labels, expected.tolist()))  # noqa: B905
+        for answer in classify(texts, truncation=True):
+            yield abs(answer["score"] - logit_of.get(answer["label"], math.inf)), answer["label"], row["texts"]
+
+
+def _label_tokens(classify, rows: list[dict], labels: list[str], logits):
+    """Yields the label of every token, and how far its probability is from that of this label, and from the largest."""
+    for row, expected in zip(rows, logits):  # noqa: B905
+        for answer in classify(row["texts"][0]):
+            probs = dict(zip(labels, expected[answer["index"]].softmax(-1).tolist()))  # noqa: B905
+            right = (probs.get(answer["entity"], math.inf), max(probs.values()))  # of labels that tie, either is right
+            yield max(abs(answer["score"] - prob) for prob in right), answer["entity"], row["texts"]
+
+
+def _same_labels(task: str, compared: list[tuple[float, str, list[str]]]) -> bool:
+    for difference, label, texts in compared:
+        if not difference < LOGITS:
+            return _check(False, "", f"labels: pipeline('{task}') gives {label!r} another score in {texts!r:.80}")
+    largest = max(difference for difference, _, _ in compared)
+    return _check(True, f"labels: {len(compared)} of pipeline('{task}') have the same scores, to {largest:.1e}", "")
 
 
 def _relative(one: dict, other: dict) -> float:

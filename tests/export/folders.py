@@ -52,6 +52,19 @@ def damage_ranks(folder: pathlib.Path) -> None:
     (folder / "proof.json").write_text(json.dumps(proof))
 
 
+def damage_labels(folder: pathlib.Path) -> None:
+    content = json.loads((folder / "config.json").read_text())
+    names = list(content["id2label"].values())
+    content["id2label"] = dict(zip(content["id2label"], [*names[1:], names[0]], strict=True))
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def damage_limit(folder: pathlib.Path) -> None:
+    """Has a pipeline read rows that are longer than the model's positions."""
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": 8192}))
+
+
 def damaged(folder, target: pathlib.Path, damage) -> pathlib.Path:
     damage(copy := pathlib.Path(shutil.copytree(str(folder), target)))
     return copy

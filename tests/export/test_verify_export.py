@@ -50,14 +50,17 @@ def class_of(kind: str) -> str:
 
 
 def test_pytorch_gives_the_same_and_finds_what_is_not_the_model(exported, classifier_of, tmp_path):
-    """Ids and logits of a language model and of classifiers, and the pipeline's fillings, by transformers 5."""
-    kinds = ("classes", "tokens")
+    """Ids, logits and the pipeline's answers of a language model and of classifiers, by transformers 5."""
+    kinds = ("classes", "tokens", "real-bert pairs")
     wrong = {
         "embedding": ("logits", damaged(exported, tmp_path / "embedding", folders.damage_embedding)),
         "name": ("weights", damaged(exported, tmp_path / "name", folders.damage_name)),
         "tokenizer": ("token ids", damaged(exported, tmp_path / "tokenizer", folders.damage_tokenizer)),
         "ranks": ("fillings", damaged(exported, tmp_path / "ranks", folders.damage_ranks)),
         "head": ("logits", damaged(classifier_of("classes").export, tmp_path / "head", folders.damage_head)),
+        "classes": ("labels", damaged(classifier_of("classes").export, tmp_path / "classes", folders.damage_labels)),
+        "tags": ("labels", damaged(classifier_of("tokens").export, tmp_path / "tags", folders.damage_labels)),
+        "limit": ("", damaged(classifier_of("tokens").export, tmp_path / "limit", folders.damage_limit)),
     }
     good = (exported, *(classifier_of(kind).export for kind in kinds))
     first, *others = verified(5, *good, *(folder for _, folder in wrong.values()))
@@ -68,6 +71,7 @@ def test_pytorch_gives_the_same_and_finds_what_is_not_the_model(exported, classi
     for kind, result in zip(kinds, others[: len(kinds)], strict=True):
         assert result["code"] == 0, result["printed"]
         assert class_of(kind) in result["printed"]
+        assert f"of pipeline('{'token' if kind == 'tokens' else 'text'}-classification')" in result["printed"]
     for (name, (words, _)), result in zip(wrong.items(), others[len(kinds) :], strict=True):
         assert result["code"] == 4 and f"WRONG {words}" in result["printed"], name
 
@@ -88,6 +92,7 @@ def test_every_family_tokenizer_and_kind_of_classifier(classifier_of, generation
         assert result["code"] == 0, f"{name}: {result['printed']}"
         wanted = class_of(name) if name in KINDS else f"{name if name in FAMILIES else 'Roberta'}ForMaskedLM"
         assert f"every parameter of {wanted} is there" in result["printed"]
+        assert ("ok    labels" in result["printed"]) == (name in KINDS)
         if name in FAMILIES:
             difference, largest = re.search(r"difference (\S+) \(largest logit (\S+),", result["printed"]).groups()
             assert float(difference) < 1e-4 and float(largest) > 1
