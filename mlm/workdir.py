@@ -1,9 +1,9 @@
 """The folder of a run: where each thing lies, and the lock that lets one process at a time write there.
 
 In a bucket, and on a file system without locks, the lock is a lease: an object or file created on condition that it
-does not exist. Its holder writes it again every RENEW seconds; one that is not renewed for STALE seconds was left by a
-killed process and is taken over. A holder that finds another's exits at once: it was stopped for so long that another
-process has taken over.
+does not exist. Its holder renews it every RENEW seconds; one that is not renewed for STALE seconds was left by a killed
+process, and is deleted, on condition that it is still the same, by whoever waits for it: of several, one creates its
+own. A holder that finds another's exits at once: it was stopped for so long that another process has taken over.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import psutil
 from ml_collections import ConfigDict
 
 from mlm.errors import InputError
-from mlm.paths import UPath, canonical, check_reachable, is_remote, make_folder, refusing, write_text
+from mlm.paths import UPath, canonical, check_reachable, is_remote, make_folder, refusing
 from mlm.text import is_text, printable
 
 LOCK = ".lock"
@@ -102,7 +102,7 @@ def lock(folder: UPath) -> Iterator[None]:
     path, problem = folder / LOCK, None
     with contextlib.ExitStack() as stack:
         if str(folder).startswith("gs://"):
-            stack.enter_context(_held(path, folder))
+            stack.enter_context(_held(_Object(path), folder))
         elif not is_remote(folder):
             _make_writable(folder)
             fix = "ask its owner for `chmod a+rw` on it, remove it if no run uses the folder, or use another --workdir"
@@ -123,7 +123,7 @@ def lock(folder: UPath) -> Iterator[None]:
         if problem:
             remark = f"there are no locks on its file system ({problem.strerror}); {LEASE} keeps other runs out"
             print(f"--workdir={folder}: {remark}", file=sys.stderr, flush=True)
-            stack.enter_context(_held(folder / LEASE, folder))
+            stack.enter_context(_held(_File(folder / LEASE), folder))
         yield
 
 
@@ -140,90 +140,132 @@ def _in_use(folder: UPath, holder: str = "") -> InputError:
     return InputError(f"--workdir={folder}: another process{holder} is using it; wait for it, or stop it.")
 
 
-class _Lease:
-    """A file or object that one process at a time writes, where there are no locks."""
+class _Object:
+    """A lease in a bucket: a new one has another generation, and a renewal changes its metadata."""
 
     def __init__(self, path: UPath):
         self.path = path
-        self._holder = {"host": platform.node(), "process": os.getpid(), "token": uuid.uuid4().hex}
 
-    def acquire(self, folder: UPath) -> None:
-        """Creates the lease, or takes over one that nobody renews; raises InputError if another process does."""
-        first, since = None, time.monotonic()
-        while True:
-            with contextlib.suppress(FileExistsError):
-                self.path.fs.pipe_file(self.path.path, self._content(0).encode(), mode="create")
-                return
-            try:
-                holder = self._read()
-            except FileNotFoundError:
-                time.sleep(0.1)  # released between the two
-                continue
-            host, process = holder.get("host"), holder.get("process")
-            name = printable(f" (on {host}, process {process})") if holder else ""
-            if first is None:
-                first = holder
-                print(f"{self.path}: is held by another process{name}; waiting to see if it is alive", file=sys.stderr)
-            if holder != first:
-                raise _in_use(folder, name)
-            dead = host == platform.node() and isinstance(process, int) and not psutil.pid_exists(process)
-            if dead or time.monotonic() - since > STALE:
-                with contextlib.suppress(FileNotFoundError):  # another one does the same
-                    write_text(self.path, self._content(0))
-                time.sleep(1)  # of several processes that do this, the last one has it
-                if self._is_ours():
-                    return
-                first, since = None, time.monotonic()
-            else:
-                time.sleep(1)
+    def create(self, holder: dict[str, Any]) -> str:
+        """Returns what tells this lease from others; raises FileExistsError."""
+        self.path.fs.pipe_file(self.path.path, json.dumps(holder).encode(), mode="create")
+        return self.path.fs.info(self.path.path)["generation"]
 
-    def renew(self, released: threading.Event) -> None:
-        """Renews the lease every RENEW seconds; exits the process if another one has taken it."""
-        for count in itertools.count(1):
-            if released.wait(RENEW):
-                return
-            try:
-                is_ours = self._is_ours()
-                if is_ours:
-                    write_text(self.path, self._content(count))
-            except FileNotFoundError:
-                is_ours = False
-            except Exception:
-                continue  # as of a network that does not answer
-            if not is_ours and not released.is_set():
-                message = "this process was stopped so long that it lost its lock; restart it if no other is running."
-                print(f"{self.path}: {message}", file=sys.stderr, flush=True)
-                os._exit(InputError.code)
+    def read(self) -> tuple[str, str, dict[str, Any]]:
+        """Returns (what `create` returned, what each renewal changes, holder); raises FileNotFoundError."""
+        info = self.path.fs.info(self.path.path)
+        return info["generation"], str(info.get("metadata")), json.loads(self.path.read_text())
 
-    def release(self) -> None:
-        """Deletes the lease, unless another process has taken it."""
-        with contextlib.suppress(Exception):  # it becomes stale by itself
-            if self._is_ours():
-                self.path.unlink()
-
-    def _content(self, count: int) -> str:
-        return json.dumps(self._holder | {"renewed": count}) + "\n"
-
-    def _read(self) -> dict[str, Any]:
+    def renew(self, generation: str, count: int) -> bool:
+        """Returns whether the lease is still there, which a failing network is no reason to doubt."""
         try:
-            return dict(json.loads(self.path.read_text(encoding="utf-8", errors="replace")))
-        except (ValueError, TypeError):  # its process was killed before it had written it
-            return {}
+            self._call("PATCH", generation, {"metadata": {"renewed": str(count)}})
+            return self.path.fs.info(self.path.path)["generation"] == generation
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            return "412" not in str(error) and getattr(error, "code", None) != 412
 
-    def _is_ours(self) -> bool:
-        return self._read().get("token") == self._holder["token"]
+    def delete(self, generation: str) -> None:
+        self._call("DELETE", generation)
+
+    def _call(self, method: str, generation: str, body: dict[str, Any] | None = None) -> None:
+        bucket, _, key = self.path.path.partition("/")
+        self.path.fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, json=body)
+
+
+class _File:
+    """A lease on a file system without locks, where a file can at least be created once: the same methods."""
+
+    def __init__(self, path: UPath):
+        self.path, self._holder = path, {}
+
+    def create(self, holder: dict[str, Any]) -> str:
+        self._holder = holder | {"token": uuid.uuid4().hex}
+        with self.path.open("x", encoding="utf-8") as file:
+            file.write(self._line(0))
+        return self._holder["token"]
+
+    def read(self) -> tuple[str, str, dict[str, Any]]:
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        try:
+            holder = dict(json.loads(text))
+        except (ValueError, TypeError):  # its process was killed before it had written it
+            holder = {}
+        return holder.get("token", ""), text, holder
+
+    def renew(self, token: str, count: int) -> bool:
+        try:
+            if self.read()[0] != token:
+                return False
+            with self.path.open("r+", encoding="utf-8") as file:
+                file.write(self._line(count))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass  # as of a network's file system that does not answer
+        return True
+
+    def delete(self, token: str) -> None:
+        taken = _File(self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}"))
+        self.path.rename(taken.path)  # of several processes, one succeeds
+        if taken.read()[0] == token:
+            taken.path.unlink()
+        else:  # another process has replaced it since it was read
+            taken.path.rename(self.path)
+
+    def _line(self, count: int) -> str:
+        return json.dumps(self._holder | {"renewed": f"{count:010}"}) + "\n"  # always of one length
 
 
 @contextlib.contextmanager
-def _held(path: UPath, folder: UPath) -> Iterator[None]:
+def _held(lease: _Object | _File, folder: UPath) -> Iterator[None]:
     """Holds a lease and renews it; raises InputError if another process does."""
-    lease, released = _Lease(path), threading.Event()
-    lease.acquire(folder)
-    renewing = threading.Thread(target=lease.renew, args=(released,), daemon=True, name="lock")
+    generation, released = _acquire(lease, folder), threading.Event()
+    renewing = threading.Thread(target=_renew, args=(lease, generation, released), daemon=True, name="lock")
     renewing.start()
     try:
         yield
     finally:
         released.set()
         renewing.join()
-        lease.release()
+        with contextlib.suppress(Exception):  # it becomes stale by itself
+            lease.delete(generation)
+
+
+def _acquire(lease: _Object | _File, folder: UPath) -> str:
+    """Creates the lease and returns its generation; raises InputError if another process renews it."""
+    first, since = None, time.monotonic()
+    while True:
+        with contextlib.suppress(FileExistsError):
+            return lease.create({"host": platform.node(), "process": os.getpid()})
+        try:
+            generation, renewal, holder = lease.read()
+        except FileNotFoundError:
+            time.sleep(0.1)  # released between the two
+            continue
+        host, process, state = holder.get("host"), holder.get("process"), (generation, renewal)
+        name = printable(f" (on {host}, process {process})") if holder else ""
+        if first is None:
+            first = state
+            print(f"{lease.path}: is held by another process{name}; waiting to see if it is alive", file=sys.stderr)
+        if state != first:
+            raise _in_use(folder, name)
+        dead = host == platform.node() and isinstance(process, int) and not psutil.pid_exists(process)
+        if dead or time.monotonic() - since > STALE:
+            with contextlib.suppress(FileNotFoundError):
+                lease.delete(generation)
+            first, since = None, time.monotonic()
+        else:
+            time.sleep(1)
+
+
+def _renew(lease: _Object | _File, generation: str, released: threading.Event) -> None:
+    """Renews the lease every RENEW seconds; exits the process if another one has taken it."""
+    for count in itertools.count(1):
+        if released.wait(RENEW):
+            return
+        if not lease.renew(generation, count) and not released.is_set():
+            message = "this process was stopped so long that it lost its lock; restart it if no other is running."
+            print(f"{lease.path}: {message}", file=sys.stderr, flush=True)
+            os._exit(InputError.code)

@@ -211,6 +211,20 @@ def test_one_process_at_a_time(bucket, monkeypatch):
         assert children(folder) == []
 
 
+@pytest.mark.standard
+def test_a_lease_is_renewed_and_deleted_if_it_is_still_the_same(bucket, monkeypatch):
+    """By a condition of each request, which the emulator does not read; what a slower process has seen is gone."""
+    lease, asked = workdirs._Object(UPath(bucket) / ".lock"), []
+    generation = lease.create({"host": "here"})
+    assert lease.renew(generation, 1) and lease.read()[0] == generation and not lease.renew(generation + "0", 2)
+    with pytest.raises(FileExistsError):
+        lease.create({"host": "another"})
+    monkeypatch.setattr(lease.path.fs, "call", lambda method, *_, **kwargs: asked.append((method, kwargs)))
+    lease.renew("7", 2)
+    lease.delete("7")
+    assert [(method, kwargs["ifGenerationMatch"]) for method, kwargs in asked] == [("PATCH", "7"), ("DELETE", "7")]
+
+
 def test_a_bucket_that_is_not_there_is_told(emulator):
     with pytest.raises(InputError, match="gs://nowhere/run"):
         Workdir("gs://nowhere/run")

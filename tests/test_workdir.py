@@ -66,6 +66,18 @@ def test_without_locks_what_a_killed_process_has_left_is_taken_over(tmp_path, mo
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
+def test_without_locks_one_of_several_takes_over(tmp_path):
+    """What a slower one has seen, and would delete, is not there any more: the lease of the faster one stays."""
+    slow, fast = (workdirs._File(UPath(tmp_path) / LEASE) for _ in range(2))
+    seen = slow.create({"host": "gone"})
+    fast.delete(seen)
+    token = fast.create({"host": "fast"})
+    slow.delete(seen)
+    assert slow.read()[0] == token and [path.name for path in tmp_path.iterdir()] == [LEASE]
+    with pytest.raises(FileExistsError):
+        slow.create({"host": "slow"})
+
+
 def test_without_locks_a_holder_whose_lease_is_taken_ends(tmp_path, monkeypatch, capsys):
     quicken(monkeypatch)
     monkeypatch.setattr(fcntl, "flock", fail_with(errno.ENOLCK))
