@@ -159,7 +159,7 @@ class DocumentPlace(NamedTuple):
 
 
 def find_documents(manifest: Manifest, split: str, record: int) -> list[DocumentPlace]:
-    """Returns the documents whose tokens a record holds, in order; reads the table of its shard alone."""
+    """Returns the documents whose tokens a record holds, in order; reads the table of its shard alone, once."""
     total = manifest.splits[split].records
     if not 0 <= record < total:
         raise InputError(f"record {record}: the {split} split has the records 0 to {total - 1}.")
@@ -169,12 +169,18 @@ def find_documents(manifest: Manifest, split: str, record: int) -> list[Document
     folder, shard = shards[index]
     first = (record - stops[index] + shard.records) * folder.length
     try:
-        with UPath(f"{folder.folder}/{table_name(shard.file)}").open("rb") as file:
-            table = np.load(file, allow_pickle=False)
-        parts = json.loads((UPath(folder.folder) / PARTS).read_text(encoding="utf-8"))
+        table, parts = _documents(folder.folder, shard.file)
         begin, end = np.searchsorted(table["start"], [first, first + folder.length - 1], side="right")
         return [DocumentPlace(*map(str, parts[part]), place) for _, part, place in table[begin - 1 : end].tolist()]
     except FileNotFoundError as error:
         raise InputError(f"{folder.folder}: doesn't say where its records are from ({error.filename}).") from error
     except (ValueError, IndexError, KeyError, TypeError, EOFError) as error:
         raise DamageError(f"{folder.folder}/documents: is not what was written; write the shards again.") from error
+
+
+@functools.lru_cache(1)
+def _documents(folder: str, shard: str) -> tuple[np.ndarray, list[list[str]]]:
+    """Returns the table of a shard's documents, and [source, name] of all parts."""
+    with UPath(f"{folder}/{table_name(shard)}").open("rb") as file:
+        table = np.load(file, allow_pickle=False)
+    return table, json.loads((UPath(folder) / PARTS).read_text(encoding="utf-8"))

@@ -15,6 +15,7 @@ from mlm.data.manifest import Manifest, verify
 from mlm.data.tokenizer import load_fast, load_for_corpus, manifest_fields
 from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
 from mlm.doctor import first_batch, scan
+from mlm.doctor.overlap import advice, by_group, describe
 from mlm.errors import DamageError, InputError
 from mlm.plan import plan, tables, topology
 from mlm.training import sharding
@@ -209,11 +210,9 @@ def _overlap(case: Case, split: str, overlap: scan.Overlap, part: str) -> Findin
         return Finding("ok", what, check="overlap")
     record, other = overlap.pair
     text = _decode(case, scan.row(case.manifest, split, record))
-    what += f"; {split} record {record}, training record {other}: {text}"
-    fix = (
-        "set corpus.group to file, or to a field that documents with the same text share, or name groups that share "
-        f"little with the others in corpus.{split}_groups, and write the shards again"
-    )
+    groups = by_group(case.manifest, split, overlap)
+    what += f"{describe(groups)}; {split} record {record}, training record {other}: {text}"
+    fix = f"{advice(case.config.corpus, split, groups)}, and write the shards again"
     return Finding("error" if rate >= OVERLAP[1] else "warning", what, fix, check="overlap")
 
 

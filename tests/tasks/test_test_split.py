@@ -135,6 +135,7 @@ def test_doctor_compares_it_with_training(texts, tokenizer_folder, tmp_path, cap
     __main__.main(doctor)
     overlaps = [own for own in json.loads(capsys.readouterr().out)["findings"] if own["check"] == "overlap"]
     assert [own["level"] == "ok" for own in overlaps] == [True, False]
+    assert f"name {source}#test in corpus.keep_out" in overlaps[1]["fix"]
     assert "test record" in overlaps[1]["what"] and made.splits.keys() == {"train", "validation", "test"}
     assert __main__.main([*doctor, "--record=test:0"]) == 0
     found = json.loads(capsys.readouterr().out)
