@@ -166,6 +166,7 @@ def test_a_modernbert_that_transformers_5_has_saved_keeps_its_layers_and_rotary_
     for given in ({}, {"config": cls.config_class.from_pretrained(tmp_path)}):
         found = cls.from_pretrained(tmp_path, _do_init=False, **given)[0].module.config
         assert [getattr(found, name) for name in names] == [2, 500, 30]
+    assert cls.from_pretrained(tmp_path, _do_init=False, local_rope_theta=9.0)[0].config.local_rope_theta == 9
 
 
 @pytest.mark.standard
