@@ -6,6 +6,8 @@ import math
 import re
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 
 MakeTask = Callable[[ConfigDict, Mesh, DatasetInfo], Pretraining]
+PROGRESS = 15.0  # seconds between two lines
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -42,7 +45,7 @@ class Program:
 def compile_step(
     config: ConfigDict, info: DatasetInfo, topology: Topology, make_task: MakeTask, *, kind: str = "mlm"
 ) -> Program:
-    """Compiles one training step for a topology, which can take minutes.
+    """Compiles one training step for a topology, which can take minutes, with progress on stderr.
 
     `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without accumulation).
     """
@@ -57,8 +60,8 @@ def compile_step(
         return Program("", state, None, None, state, False)
     rows = config.data.global_batch // (task.mesh.shape["data"] * task.mesh.shape["fsdp"])
     model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
-    print(f"compiling the {kind} step, {model}, for {topology.name}", file=sys.stderr, flush=True)
-    with no_cache(), tempfile.TemporaryDirectory() as folder:
+    progress = show_progress(f"compiling the {kind} step, {model}, for {topology.name}")
+    with progress, no_cache(), tempfile.TemporaryDirectory() as folder:
         # Kernels can't be timed on a GPU that is not there.
         options = {"xla_gpu_autotune_level": "0"} if topology.family.target else dump_options(folder)
         try:
@@ -135,3 +138,23 @@ def no_cache() -> Iterator[None]:
         yield
     finally:
         jax.config.update(key, before)
+
+
+@contextlib.contextmanager
+def show_progress(message: str) -> Iterator[None]:
+    """Prints a message to stderr, every PROGRESS seconds with those so far, and at the end with the total."""
+    start, ended = time.monotonic(), threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(PROGRESS):
+            print(f"{message}: {time.monotonic() - start:.0f} s so far", file=sys.stderr, flush=True)
+
+    print(message, file=sys.stderr, flush=True)
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        print(f"{message}: {time.monotonic() - start:.0f} s in all", file=sys.stderr, flush=True)

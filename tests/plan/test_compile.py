@@ -1,5 +1,7 @@
 """plan: programs for TPUs that aren't there, compiled on this machine; its numbers against those counted by hand."""
 
+import re
+import time
 import types
 from unittest import mock
 
@@ -152,3 +154,21 @@ def test_cudnn_is_refused_for_gpus_that_are_not_attached_and_planned_as_xla_for_
     with pytest.raises(StopIteration):
         compiling.compile_step(config, None, place, tasks)
     assert tasks.call_args[0][0].model.attention == "xla"
+
+
+def test_how_long_the_compiler_has_taken_is_printed(monkeypatch, capsys):
+    """Again and again while it works, and at the end, of a step that does not fit, too."""
+
+    class Slow:
+        def compile(self, options):
+            time.sleep(0.5)
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(compiling, "PROGRESS", 0.1)
+    monkeypatch.setattr(compiling, "_lower", lambda task, kind: Slow())
+    job = plan.make_job(tiny_config(), None)
+    assert not compiling.compile_step(tiny_config(), job.info, topology.find("v5e:2x4"), job.make_task).fits
+    first, *lines, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch("compiling the mlm step, .* for v5e:2x4", first)
+    assert len(lines) >= 2 and all(re.fullmatch(re.escape(first) + r": \d+ s so far", line) for line in lines)
+    assert re.fullmatch(re.escape(first) + r": \d+ s in all", last)
