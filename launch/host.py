@@ -181,7 +181,8 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
         new = host_setup.hidden(folder)
         host_setup.write(new / "exit.json", how_it_ended(None))
         host_setup.rename(new, folder)
-    host_setup.write(folder / "stopped.json", {"time": time.time()})  # a supervisor is not to start it again
+    with contextlib.suppress(OSError):  # of a full disk; the other hosts say it too
+        host_setup.write(folder / "stopped.json", {"time": time.time()})  # a supervisor is not to start it again
 
     def ended() -> bool:
         return _state(folder)["state"] != "running"

@@ -123,6 +123,18 @@ def test_stop_lets_it_save(host):
 
 
 @standard
+def test_a_full_disk_keeps_nobody_from_stopping(host, monkeypatch):
+    process = host.running(SAVES + "time.sleep(60)")
+    up(host)
+
+    def full(path, value):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(host_setup, "write", full)
+    assert host.ask("stop", "a", "1", "20")["state"] == "exited" and not alive(process)
+
+
+@standard
 def test_a_start_that_comes_after_its_stop(host):
     assert host.ask("stop", "a", "1", "0")["state"] == "exited"
     answer = host.start("time.sleep(60)")  # it was delayed on its way, and the launcher had given up
