@@ -185,7 +185,9 @@ def get_config() -> ConfigDict:
     config.pod.engine_port = 8476  # of Dask while data is made, on every host; neither may be libtpu's 8471
     config.pod.start_timeout = 600.0  # seconds that process 0 waits for the others to be ready
     config.pod.heartbeat = 60.0  # seconds without a sign of life after which a process counts as dead
-    config.pod.hang = 900.0  # seconds without progress after which a process exits with its stacks; 0 = never
+    # Seconds without progress after which a process exits with its stacks; four times as many while it starts, compiles
+    # or saves.
+    config.pod.hang = 900.0  # 0 = never
 
     # Keys of your own: a config file sets config.mine.NAME, a subclass of Pretraining reads self.config.mine.NAME.
     config.mine = ConfigDict()

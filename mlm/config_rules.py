@@ -117,6 +117,10 @@ TEXT: Rule = (lambda v: type(v) is str), "a string"
 SOME_TEXT = matching(r"(?s).+")
 NAME = matching(r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*")  # of rows to predict; splits are taken
 SET_NAME = matching(r"(?a)(?!(train|validation|test)$)[A-Za-z0-9][\w.-]*")  # of a validation set
+PORT: Rule = (
+    lambda v: type(v) is int and 1024 <= v <= 65_535 and v != 8471,
+    "a whole number from 1024 to 65,535, but not 8471, which libtpu uses",
+)
 AXIS: Rule = (lambda v: type(v) is int and (v == -1 or v >= 1)), "a whole number from 1 up, or -1 for all that are left"
 SOURCES: Rule = (
     _tuple_of(matching(r"docstrings|(text|jsonl|hf|tfds):.+")),
@@ -153,7 +157,7 @@ KEYS_OF: dict[Rule, str] = {  # rules that several keys share
     ABOVE_ZERO: """tokenizer.sample_megabytes model.layer_norm_eps model.init_stddev model.global_rope_theta
         model.local_rope_theta optimizer.learning_rate optimizer.eps""",
     FROM_ZERO: "optimizer.weight_decay optimizer.clip_norm train.epochs train.hours pod.hang",
-    whole(1024, 65_536, "to 65,535"): "pod.port pod.engine_port",
+    PORT: "pod.port pod.engine_port",
     AXIS: "mesh.data mesh.fsdp mesh.tensor",
     TABLE: "classify.train classify.validation classify.test",
     whole(8): "shards.length classify.length",

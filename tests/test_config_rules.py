@@ -70,7 +70,8 @@ for key, *values in (
     ("checkpoint.milestones", *(f"('words:{words}',)" for words in ("1m", "0", "10M..1M", "1..1M", ""))),
     ("hub.name", "me/a/b", "me/a b"),
     ("hub.every", "never", "1.5"),
-    ("pod.port", "80", "65536"),
+    ("pod.port", "80", "65536", "8471"),
+    ("pod.engine_port", "8471"),
 ):
     BAD += [(key, value) for value in values]
 ANY_VALUE = {"corpus.group", "corpus.streaming", "tokenizer.path", "tokenizer.lowercase", "shards.dir", "model.remat",

@@ -75,7 +75,7 @@ def add_engine_flags(
     group.add_argument("--engine", default="", metavar="tls://HOST:PORT", help="scheduler of a Dask cluster")
     folder = "folder of ca.pem, cert.pem and key.pem; default: WORKDIR/hosts/certificates"
     group.add_argument("--engine-certificates", type=path, default="", metavar="DIR", help=folder)
-    timeout = "time for the scheduler to answer and to have a worker"
+    timeout = "time for the scheduler to answer (8 at most) and to have a worker; default: 60"
     group.add_argument("--engine-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout)
     insecure = "allow tcp://, without TLS: whoever reaches a worker can run code on it"
     group.add_argument("--engine-insecure", action="store_true", help=insecure)
