@@ -185,9 +185,22 @@ def test_special_tokens_in_a_corpus_are_text_to_all_that_read_it(tokenizers, tex
     assert " of 150 texts " in checks.against(case)[0].what
 
 
-def test_text_without_spaces_has_pieces_of_several_characters(tmp_path):
+def test_text_without_spaces_is_said_to_take_minutes(texts, tmp_path, monkeypatch, capsys):
+    """With what is faster, also where stderr is no terminal; and not of as much English."""
     rng = random.Random(2)
+    monkeypatch.setitem(tokenizer.UNSPACED_SECONDS, "unigram", 1e4)
+    train_tokenizer(texts[:100], tmp_path / "english", vocab_size=200)
+    assert not capsys.readouterr().err
     syllables = [a + b for a in "กขคงจชซดตถทนบปผพมยรลวสห" for b in ("า", "ี", "ู", "ะ", "ัน", "ิง")]
     lines = ["".join(rng.choices(syllables[:40], k=90)) for _ in range(300)]
     fast = tokenizer.load_fast(train_tokenizer(lines, tmp_path / "thai", vocab_size=500))
-    assert len(fast.encode(lines[0]).ids) < 0.6 * len(lines[0])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(words in line for words in (" min ", "tokenizer.sample_megabytes", "tokenizer.kind=bpe"))
+    assert len(fast.encode(lines[0]).ids) < 0.6 * len(lines[0]), "pieces of several characters"
+
+
+def test_a_large_sample_is_said_to_take_minutes(texts, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tokenizer, "SECONDS", 1e5)
+    train_tokenizer(texts[:100], tmp_path / "tokenizer", "bpe", vocab_size=400)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "tokenizer.sample_megabytes" in line and "tokenizer.kind" not in line
