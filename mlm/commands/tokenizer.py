@@ -72,6 +72,11 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
     common.say(f"tokenizer: {workdir.tokenizer}, {time.monotonic() - begin:.1f} s")
     if not path:
         warn_of_unknown_tokens(texts, workdir)
+    elif unused := tokenizer_checks.unused_ids(tokenizer.load_fast(str(workdir.tokenizer))):
+        common.say(
+            f"tokenizer: {path}: {len(unused):,} of its ids, such as {min(unused)}, have no entry; the model has a row "
+            "for each, which no mask draws"
+        )
 
 
 def warn_of_unknown_tokens(texts: Sequence[str], workdir: Workdir) -> None:

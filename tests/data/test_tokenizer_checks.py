@@ -18,6 +18,7 @@ from mlm.errors import InputError
 from mlm.workdir import Workdir
 from tests.support.corpora import shard_rows, train_tokenizer, write_jsonl, write_shards
 from tests.support.doctored import case_of
+from tests.support.tiny import tiny_config
 
 
 def edited(folder: str, target: pathlib.Path, change: Callable[[dict], None], **settings) -> str:
@@ -37,8 +38,8 @@ def add_far_above(content: dict) -> None:
     content["added_tokens"].append(extra | dict.fromkeys(("single_word", "lstrip", "rstrip"), False))
 
 
-def test_ids_with_holes_work(tokenizers, texts, tmp_path):
-    """An id without an entry counts as a special token, so that it is never drawn."""
+def test_ids_with_holes_work(tokenizers, texts, tmp_path, capsys):
+    """An id without an entry counts as a special token, so that it is never drawn; `tokenizer` says how many."""
     folder, size = edited(tokenizers["bpe"], tmp_path / "holes", add_far_above), 10_001
     fields = tokenizer.manifest_fields(folder)
     unused = set(range(size)) - set(tokenizer.load(folder).get_vocab().values())
@@ -47,6 +48,11 @@ def test_ids_with_holes_work(tokenizers, texts, tmp_path):
     manifest = write_shards(texts[:100], tmp_path / "shards", folder)
     assert load_manifest(manifest.folder).vocab_size == size
     assert not unused & set(np.unique(np.concatenate(shard_rows(manifest, "train"))).tolist())
+    for path, is_said in ((folder, True), (tokenizers["bpe"], False)):
+        workdir = Workdir(str(tmp_path / f"run {is_said}"))
+        tokenizer_command.make_tokenizer(tiny_config(f"tokenizer.path={path}"), workdir)
+        printed = capsys.readouterr().err
+        assert (f"{path}: {len(unused):,} of its ids, such as {min(unused)}, have no entry" in printed) == is_said
 
 
 def no_processor(content: dict) -> None:
