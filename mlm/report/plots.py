@@ -24,6 +24,7 @@ TRAIN, EVAL, FAINT, MARK = "#3b6ea8", "#c2561d", "#a7b2c0", "#6b7280"
 COLORS = ("#3b6ea8", "#c2561d", "#4c8c4a", "#8a5ba8", "#b08d2c", "#2f8f8f", "#b0476b", "#6b7280")  # of runs
 SQUARED = "squared error"  # the loss of a regression
 FEW = 40  # points: each gets a mark
+FEW_VALUES = 8  # of a varied number: each is named on the axis
 STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("plots.mplstyle"), use_default_template=False)
 
 
@@ -113,6 +114,26 @@ def draw_together(runs: dict[str, Sequence[Points]], x_unit: str, y_unit: str = 
             marker = "o" if len(evals[0]) < FEW else ""
             axes.plot(*evals, color=color, marker=marker, markersize=4, label=_shown(name))
     return figures[""]
+
+
+@matplotlib.rc_context(STYLE)
+def draw_over_values(curves: dict[str, list[tuple[float, ...]]], key: str, score: str) -> Figure:
+    """Returns a score over a number: name -> (value of the key, lowest, median and highest score), ... of a curve."""
+    figure = Figure(figsize=(4.7, 2.9 + 0.12 * len(curves)), layout="constrained")
+    axes = figure.add_subplot(xlabel=_shown(key), ylabel=f"{_shown(score)}, median and range")
+    for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
+        value, low, median, high = np.array(sorted(curve)).T
+        label, spread = _shown(name), (median - low, high - median)
+        axes.errorbar(value, median, spread, label=label, color=color, marker="o", markersize=4, capsize=2.5)
+    values = sorted({value for curve in curves.values() for value, *_ in curve})
+    if 0 < 10 * values[0] <= values[-1]:
+        axes.set_xscale("log")
+    if len(values) <= FEW_VALUES:
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.set_xticks([], minor=True)
+    if any(curves):
+        figure.legend(loc="outside lower center", ncols=2)
+    return figure
 
 
 def points(

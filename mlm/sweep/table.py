@@ -1,16 +1,19 @@
 """The scores of many runs in one table, as text, JSON and an HTML page. Nothing here imports jax."""
 
+import itertools
 import json
 import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
+
 from mlm import config as configs
 from mlm import logs
 from mlm.errors import InputError
 from mlm.paths import UPath, write_text
-from mlm.report import report
+from mlm.report import plots, report
 from mlm.sweep import bootstrap, grid, runs
 from mlm.sweep.bootstrap import Difference
 from mlm.sweep.grid import Case
@@ -104,7 +107,7 @@ def write(root: UPath, cases: Sequence[Case], outcomes: Sequence[Outcome], metri
         ("Runs, and the keys in which they differ", _rows(cases, outcomes, scores, metric), "numbers"),
     ]
     lead = f"{len(cases):,} runs of {head['command']}{trained_by}. {rule}."
-    write_text(root / "sweep.html", report.render_tables(root.name, lead, tables))
+    write_text(root / "sweep.html", report.render_tables(root.name, lead, tables, draw(groups, metric)))
     show(rule, table(*names.values(), *(f">{name}" for name in columns), rows=rows), f"\ntable  {root / 'sweep.html'}")
 
 
@@ -118,6 +121,25 @@ def summarize(cases: Sequence[Case], scores: Sequence[float | None]) -> list[Gro
             group.scores.append(score)
             group.cases.append(case)
     return list(groups.values())
+
+
+def draw(groups: Sequence[Group], metric: str) -> dict[str, Figure]:
+    """Returns title -> figure of the scores over each varied number: a curve for each choice of the other keys."""
+    figures = {}
+    for key in groups[0].values:
+        values = [group.values[key] for group in groups]
+        if not all(type(value) in (int, float) for value in values) or len(set(values)) == 1:
+            continue
+        curves: dict[str, list[tuple[float, ...]]] = {}
+        for group in groups:
+            others = {other: value for other, value in group.values.items() if other != key}
+            name = ", ".join(f"{short}={others[other]}" for other, short in grid.short_keys(others).items())
+            point = (group.values[key], min(group.scores), group.median, max(group.scores))
+            curves.setdefault(name, []).append(point)
+        shown = dict(itertools.islice(curves.items(), len(plots.COLORS)))
+        left_out = f", {len(shown)} of {len(curves)} curves" if len(shown) < len(curves) else ""
+        figures[f"{metric} over {key}{left_out}"] = plots.draw_over_values(shown, key, metric)
+    return figures
 
 
 def _compare(group: Group, best: Group) -> Difference | None:

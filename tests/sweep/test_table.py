@@ -1,4 +1,4 @@
-"""The table of a sweep: medians over seeds, the best by the metric's rule."""
+"""The table of a sweep: medians over seeds, the best by the metric's rule, and the curves of its page."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def test_median_spread_and_best(tmp_path, capsys):
     assert content["runs"][0]["scores"] == {"step": 2, "loss": 3.0}, "of the best checkpoint"
     assert (content["runs"][-1]["code"], content["runs"][-1]["scores"]) == (2, {})
     page = (tmp_path / "sweep.html").read_text()
-    assert "<td>2.2500</td>" in page and "1 min 00 s" in page
+    assert "loss over optimizer.learning_rate" in page and "<td>2.2500</td>" in page and "1 min 00 s" in page
 
 
 def test_a_metric_of_choice(tmp_path, capsys):
@@ -115,3 +115,21 @@ def test_a_classifier_is_scored_at_the_checkpoint_that_its_metric_chooses(tmp_pa
         found = table.read_scores(grid.Case({}, {}, run))
         assert found["step"] == step and next(iter(found)) == name
     assert found["f1 + matthews"] == pytest.approx(0.7)
+
+
+def test_curves_over_a_varied_number_for_each_choice_of_the_other_keys():
+    pairs = [(a, b) for a in (100, 1) for b in ("", "$x")]
+    groups = [table.Group({"a": a, "b": b}, [a + len(b) + more for more in (0, 2.0, 1.0)], []) for a, b in pairs]
+    figures = table.draw(groups, "accuracy")
+    assert list(figures) == ["accuracy over a"], "b is no number"
+    axes = figures["accuracy over a"].axes[0]
+    points = [(list(line.lines[0].get_xdata()), list(line.lines[0].get_ydata())) for line in axes.containers]
+    assert points == [([1, 100], [2, 101]), ([1, 100], [4, 103])]
+    spread = [[segment[:, 1].tolist() for segment in line.lines[2][0].get_segments()] for line in axes.containers]
+    assert spread[0] == [[1, 3], [100, 102]], "from the lowest to the highest score"
+    names = [text.get_text() for text in figures["accuracy over a"].legends[0].get_texts()]
+    assert axes.get_xscale() == "log" and names == ["b=", r"b=\$x"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "100"]
+    groups = [table.Group({"a": a, "b": b}, [a + b], []) for a in range(12) for b in range(9)]
+    assert list(table.draw(groups, "loss")) == ["loss over a, 8 of 9 curves", "loss over b, 8 of 12 curves"]
+    assert table.draw([table.Group({"a": 1}, [1.0], [])], "loss") == {}, "one value makes no curve"
