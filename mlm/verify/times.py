@@ -100,6 +100,8 @@ def measure(
         if rows == shards:
             raise MemoryError("not even one row a device fits; shard the parameters (mesh.fsdp)")
         fewer = max(shards, rows // 2 ** math.ceil(math.log2(excess)) // shards * shards)
+        while session.config.data.global_batch % fewer:  # a config's microbatches are equal
+            fewer -= shards
         return measure(session, changes, fewer, accumulate=accumulate, profiled=profiled)
     seconds, tokens = [1 / rate for rate in rates], rows * count * task.info.length
     median, flops = float(np.median(seconds)), tokens * task.flops_per_token(task.info.length)

@@ -190,6 +190,17 @@ def test_rows_that_do_not_fit_are_made_fewer(accumulate, tmp_path, monkeypatch):
     assert tried == ([(128, 2), (128, 8), (128, 16)] if accumulate else [(64, 1), (16, 1), (8, 1)])
 
 
+def test_fewer_rows_are_those_of_a_microbatch(tmp_path, monkeypatch):
+    """Of 40 on eight devices 16 would be about the half, but they don't divide the batch of 120."""
+    tried = []
+    monkeypatch.setattr(steps, "our_step", lambda task, batch, options: tried.append(len(batch["record_id"])) or (0, 0))
+    monkeypatch.setattr(steps, "memory", lambda program: {"memory_bytes": 1.5})
+    monkeypatch.setattr(times, "memory_limit", lambda: 1.0)
+    with pytest.raises(MemoryError):
+        times.measure(session(tmp_path, "data.global_batch=120", "train.accumulate=3"), {}, 40)
+    assert tried == [40, 8]
+
+
 def test_settings_are_timed_with_the_run_s_accumulation_and_the_fastest_is_named(tmp_path, monkeypatch):
     """16 rows at once, 8 times: timed as that, as twice and half the rows, and with the attention that is fastest."""
     run, timed = session(tmp_path, "data.global_batch=128", "train.accumulate=8"), {16: 100.0, 32: 150.0, 8: 90.0}
