@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +28,8 @@ from mlm.tasks.pretraining import Pretraining
 from mlm.training import schedules, sharding
 
 OPERATIONS = 20  # shown
-MAX_TRIALS = 5  # batches compiled to find one that fits
+MAX_TRIALS = 8  # batches compiled to find the largest that fits
+GUESSES = 4  # of these, chosen by the memory of the others
 SWEEP = {"topology": ".+", "per_chip_batch": r"[1-9]\d*", "mesh": r"(-1|[1-9]\d*)(x(-1|[1-9]\d*)){2}"}  # axes' values
 
 
@@ -202,24 +204,45 @@ def plan_cell(
 def largest_batch(config: ConfigDict, job: Job, place: Topology, program: Program) -> dict[str, Any] | None:
     """Returns {"rows_per_chip", "global_batch"} of the largest batch found that fits, if `program` does not, or None.
 
-    Tries halves, quarters, ... of the rows on a device, rounded down, from where temporaries proportional to the rows
-    would fit; a part of them does not shrink, so no larger batch does.
+    Bisects the numbers of rows a device that mesh, lanes and accumulation allow, where the memory of the programs so
+    far, as a line over their rows, says; after GUESSES of them in the middle.
     """
     mesh = sharding.mesh_of(config.mesh, place.devices)
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulate
     config = configs.replace(config, {"data.batch_stages": ()})  # whose ROWS a smaller batch may not reach
-    rows = config.data.global_batch // num_shards
-    room, temporaries = place.capacity - program.arguments, (program.needs or 0) - program.arguments
-    if room <= 0:
+    rows, lanes = config.data.global_batch // num_shards, config.data.lanes
+    if program.arguments >= place.capacity:
         return None  # the state alone is too large
-    sizes = [rows >> shift for shift in range(1, rows.bit_length())]
-    sizes = [size for size in sizes if size * num_shards % config.data.lanes == 0]
-    hopeful = [size for size in sizes if temporaries * size / rows < 1.25 * room] or sizes[-1:]
-    for size in hopeful[:MAX_TRIALS]:
-        batch = size * num_shards
-        if _try({"data.global_batch": batch}, config, job, place)["fits"]:
-            return {"rows_per_chip": batch // config.train.accumulate / place.chips, "global_batch": batch}
-    return None
+    step = lanes // math.gcd(lanes, num_shards)
+    sizes = range(step, rows, step)
+    fit, too_large = -1, len(sizes)  # indices: the largest that fits, the smallest that does not
+    needs = {rows: program.needs} if program.needs else {}
+    for trial in range(MAX_TRIALS):
+        if too_large - fit == 1:
+            break
+        middle = (fit + too_large) // 2
+        guess = _rows_that_fit(needs, program.arguments, place.capacity)
+        if trial < GUESSES and guess is not None:
+            middle = min(max(int(guess) // step - 1, fit + 1), too_large - 1)
+        changed = configs.replace(config, {"data.global_batch": sizes[middle] * num_shards})
+        smaller = compile_step(changed, job.info, place, job.make_task)
+        if smaller.needs:
+            needs[sizes[middle]] = smaller.needs
+        fit, too_large = (middle, too_large) if smaller.fits else (fit, middle)
+    if fit < 0:
+        return None
+    batch = sizes[fit] * num_shards
+    return {"rows_per_chip": batch // config.train.accumulate / place.chips, "global_batch": batch}
+
+
+def _rows_that_fit(needs: Mapping[int, float], state: int, capacity: int) -> float | None:
+    """Returns the rows a device whose memory is the capacity, by the two nearest of some {rows: bytes}, or None."""
+    points = needs if len(needs) > 1 else {0: state} | needs  # temporaries in proportion to the rows
+    nearest = sorted(points, key=lambda rows: abs(points[rows] - capacity))[:2]
+    if len(nearest) < 2 or points[max(nearest)] <= points[min(nearest)]:
+        return None
+    slope = (points[max(nearest)] - points[min(nearest)]) / (max(nearest) - min(nearest))
+    return max(0.0, min(nearest) + (capacity - points[min(nearest)]) / slope)
 
 
 def remedies(config: ConfigDict, job: Job, place: Topology) -> list[dict[str, Any]]:

@@ -94,32 +94,66 @@ def test_a_config_too_large_is_reported(monkeypatch):
     assert f'{hint} "--config.data.batch_stages=()"\n' in shown_by(tables.plan, found)
 
 
-@pytest.mark.parametrize(("limit", "rows", "trials"), [(5, 4, 2), (16, 8, 1), (1, 1, 4), (0, None, 4)])
-def test_the_largest_batch_is_found_in_few_trials(monkeypatch, limit, rows, trials):
-    """32 rows a device, whose temporaries, were they in proportion, would fit at 8."""
-    seen = []
+def search(monkeypatch, *overrides, needs, says=True):
+    """Looks for the largest batch, where a device needs so many bytes by its rows, which the compiler says or not.
 
-    def fits(config):
-        seen.append(config.data.global_batch // 8)
-        return seen[-1] <= limit
+    Returns it and the global batches that were compiled.
+    """
+    place, config, compiled = topology.find("v5e:2x4"), tiny_config(*overrides), []
 
-    monkeypatch.setattr(plan, "compile_step", pretend(fits))
-    stages = "data.batch_stages=((128, 5),)"  # which apply to no smaller batch
-    place, config = topology.find("v5e:2x4"), tiny_config("data.global_batch=256", stages)
+    def compile_step(config, info, place, make_task):
+        size = needs(config.data.global_batch // config.train.accumulate // 8)
+        compiled.append(config.data.global_batch)
+        return compiling.Program("", 10**9, 0, 0, size if says else None, size <= place.capacity)
+
+    monkeypatch.setattr(plan, "compile_step", compile_step)
     job = plan.make_job(config, None)
-    found = plan.largest_batch(config, job, place, refused(place))
-    assert found == (rows and {"rows_per_chip": rows, "global_batch": 8 * rows})
-    assert seen[0] == 8 and len(seen) == trials and max(seen) <= 16
+    refused = compile_step(config, job.info, place, job.make_task)
+    assert not refused.fits
+    found = plan.largest_batch(config, job, place, refused)
+    return found, compiled[1:]
 
 
-def test_smaller_batches_of_an_odd_number_of_rows_are_tried(monkeypatch):
-    """Halves of 11 or 44 rows a device, rounded down; those that lanes don't divide are not."""
-    monkeypatch.setattr(plan, "compile_step", pretend(lambda config: config.data.global_batch <= 64))
-    place, job = topology.find("v5e:2x4"), plan.make_job(tiny_config(), None)
-    for lanes, accumulate, batch in ((8, 4, 64), (16, 1, 16), (32, 1, None)):
-        own = ("data.global_batch=352", f"data.lanes={lanes}", f"train.accumulate={accumulate}")
-        found = plan.largest_batch(tiny_config("shards.count=32", *own), job, place, refused(place))
-        assert found == (batch and {"rows_per_chip": 2, "global_batch": batch})
+@pytest.mark.parametrize(
+    ("share", "fixed", "rows", "trials"),
+    [(0.76, 0, 24, 2), (0.76, 0.3, 21, 3), (0.25, 0, 8, 2), (0.25, 0.1, 5, 3), (0.9, 0.85, 10, 3), (0.04, 0, 1, 2)],
+)
+def test_the_largest_batch_is_found_in_few_trials(monkeypatch, share, fixed, rows, trials):
+    """32 rows a device, of whose temporaries, some of them the same for any rows, a share would fit."""
+    room = topology.find("v5e:2x4").capacity - 10**9
+    stages = "data.batch_stages=((128, 5),)"  # which apply to no smaller batch
+
+    def needs(count: int) -> float:
+        return 10**9 + room / share * (fixed + (1 - fixed) * count / 32)
+
+    found, compiled = search(monkeypatch, "data.global_batch=256", stages, needs=needs)
+    assert found == {"rows_per_chip": rows, "global_batch": 8 * rows} and len(compiled) == trials
+    assert needs(rows) <= 10**9 + room < needs(rows + 1)
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_the_largest_batch_is_found_whatever_the_memory_is(monkeypatch, says):
+    """That grows with every eighth row alone, or of which the compiler says nothing: by bisection."""
+    for limit in range(24):
+        needs = [topology.find("v5e:2x4").capacity + (-1 if count <= limit else 1) * 10**8 for count in range(25)]
+        found, compiled = search(monkeypatch, "data.global_batch=192", needs=needs.__getitem__, says=says)
+        assert found == ((limit and {"rows_per_chip": limit, "global_batch": 8 * limit}) or None)
+        assert len(compiled) <= (8 if says else 5)
+
+
+def test_only_batches_that_mesh_lanes_and_accumulation_divide_are_tried(monkeypatch):
+    """Of 11 or 44 rows a device at once; 32 lanes divide 32, 64, ... rows of the batch."""
+    room = topology.find("v5e:2x4").capacity
+    for lanes, accumulate, batch in ((8, 4, 96), (16, 1, 16), (32, 1, 96), (32, 4, 96)):
+        sizes = ("data.global_batch=352", f"data.lanes={lanes}", f"train.accumulate={accumulate}", "shards.count=32")
+        limit = batch // accumulate // 8
+        found, compiled = search(monkeypatch, *sizes, needs=lambda count, limit=limit: room + count - limit)
+        assert found == {"rows_per_chip": limit, "global_batch": batch}
+        assert all(tried % lanes == 0 and tried % (8 * accumulate) == 0 for tried in compiled)
+    found, compiled = search(
+        monkeypatch, "data.global_batch=32", "data.lanes=32", "shards.count=32", needs=lambda count: room + count
+    )
+    assert found is None and not compiled
 
 
 # The whole run --------------------------------------------------------------------------------------------------------
