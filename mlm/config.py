@@ -21,6 +21,7 @@ from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, expand, expand_source
 
 BASE = Path(__file__).parents[1] / "configs" / "base.py"
+OR_CONFIG = "or give --config if the command takes one"  # `report` reads the saved one alone
 # Keys that may change on resume: they change no number, or by rounding alone (mesh, remat, train.accumulate).
 # Tokenizer, shards and labelled rows are compared by fingerprint, skipped batches by `stages.check_skipped`.
 MAY_CHANGE = re.compile(
@@ -129,10 +130,10 @@ def read(path: UPath) -> ConfigDict | None:
         config = from_dict(logs.read_object(path))
         if missing := RULES.keys() - flatten(config).keys():
             what = f"has no {min(missing)}, as if another version of this code had written it"
-            raise InputError(f"{path}: {what}; give --config, or use another --workdir.")
+            raise InputError(f"{path}: {what}; use that code, another --workdir, {OR_CONFIG}.")
         return config
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
-        raise DamageError(f"{path}: is not a config in JSON ({error}); give --config.") from None
+        raise DamageError(f"{path}: is not a config in JSON ({error}); restore it from a copy, {OR_CONFIG}.") from None
 
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
@@ -141,7 +142,7 @@ def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) ->
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
     if unknown := [key for key in flatten(config) if key not in RULES and not is_mine(key)]:
         what = f"has {unknown[0]}, as if another version of this code had written it"
-        raise InputError(f"{path}: {what}; give --config, or use another --workdir.")
+        raise InputError(f"{path}: {what}; use that code, another --workdir, {OR_CONFIG}.")
     return replace(config, parse(config, overrides), task=task)
 
 

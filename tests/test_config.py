@@ -109,8 +109,16 @@ def test_saved_config_that_is_damaged_is_named(tmp_path, data):
     [
         ("train.steps", "many", r"config\.train\.steps = 'many': must be"),
         ("train.epochs", None, r"config\.train\.epochs = None: must be"),
-        ("train.stepz", 3, r"config\.json: has train\.stepz, as if another version .* another --workdir"),
-        ("pod.port", ..., r"config\.json: has no pod\.port, as if another version .* another --workdir"),
+        (
+            "train.stepz",
+            3,
+            r"config\.json: has train\.stepz, as if another version .*; use that code, another --workdir, or",
+        ),
+        (
+            "pod.port",
+            ...,
+            r"config\.json: has no pod\.port, as if another version .*; use that code, another --workdir, or",
+        ),
     ],
 )
 def test_saved_configs_of_another_type_or_version(tmp_path, key, value, words):
