@@ -23,7 +23,7 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
     "doctor": "check the data and the settings of a run before it starts",
     "train": "train, evaluate, checkpoint, resume",
     "classify": "fine-tune a model to classify texts, predict a number, or label words",
-    "glue": "fine-tune on the tasks of GLUE by a published protocol, as one table",
+    "glue": "fine-tune on the tasks of GLUE by a protocol, published or your own, as one table",
     "evaluate": "score a checkpoint or a model folder on a split",
     "compare": "judge masked language models by the same words of any text",
     "sweep": "run a command over a grid of settings and seeds: one table",

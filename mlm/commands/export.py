@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser, required=False)
     common.add_step_flag(parser, "the workdir, exported to export-N")
-    milestones = "export each milestone of the workdir to export-STEP, and push it to a branch step-STEP"
+    milestones = "export each milestone of the workdir to export-STEP; with --push, each goes to a branch step-STEP"
     parser.add_argument("--milestones", action="store_true", help=milestones)
     to = "folder to write; default: export, or export-N, in the workdir, which otherwise is only read"
     parser.add_argument("--to", type=common.path, default="", metavar="DIR", help=to)

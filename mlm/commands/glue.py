@@ -1,4 +1,4 @@
-"""`glue`: the tasks of GLUE by a published protocol, over seeds, as one table."""
+"""`glue`: the tasks of GLUE by a protocol, published or your own, over seeds, as one table."""
 
 import argparse
 import contextlib

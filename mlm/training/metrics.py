@@ -188,7 +188,9 @@ class Log(AbstractContextManager):
         if step is not None:
             programs = self._programs.summary()
             self.timing("xla", step, {"programs": programs})
-            self._call(self._trackers, "timing/xla", step, programs[xla_metrics.ALL])
+            for name, counts in programs.items():
+                kind = "timing/xla" if name == xla_metrics.ALL else f"timing/xla/{name}"
+                self._call(self._trackers, kind, step, counts)
         if self._writes:
             for log in (self._metrics, self._timing, self._norms, *self.hooks):
                 log.flush()

@@ -121,7 +121,7 @@ def test_rows_longer_than_the_position_table_are_refused():
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize("family", ["roberta", slow("bert")])
+@pytest.mark.parametrize("family", ["roberta", *map(slow, ("bert", "xlm_roberta", "roberta_prelayernorm"))])
 def test_the_loop_trains_transformers_own_class(family):
     """Equal to ours in losses, gradients and parameters without dropout; with it, each device draws its own."""
     runs = [
@@ -180,7 +180,7 @@ def test_dropout_of_transformers_own_class():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["distilbert", "albert"])
+@pytest.mark.parametrize("family", ["distilbert", "albert", "electra"])
 def test_the_export_of_any_flax_class_gives_pytorch_its_logits(family, manifest, tokenizer_folder, tmp_path):
     workdir = Workdir(str(tmp_path / "run"))
     shutil.copytree(tokenizer_folder, str(workdir.tokenizer))

@@ -161,6 +161,10 @@ def test_tensorboard_gets_the_numbers_of_each_line(tmp_path, monkeypatch):
     scalars = [scalar for scalar in written if isinstance(scalar, tuple)]
     expected = [(f"{line['kind']}/loss", line["loss"], line["step"]) for line in lines]
     assert [scalar for scalar in scalars if scalar[0].endswith("/loss")] == expected and len(lines) == 3
+    executions = [scalar[1:] for scalar in scalars if scalar[0] == "timing/xla/step/executions"]
+    assert executions == [
+        (line["programs"]["step"]["executions"], line["step"]) for line in logs.read(workdir.timing, "xla")
+    ]
     assert written[-2:] == ["flush", "close"]
     run(back_to(workdir.root, tmp_path / "again", 2), *settings)
     assert starts == [("tensorboard", 1), ("tensorboard", 3)]
