@@ -32,8 +32,8 @@ class _Flags(argparse.ArgumentParser):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "A run and its output.txt are in WORKDIR/NAME; those of `sweep evaluate`, which scores on the data of --workdir, "
-        "in WORKDIR/sweep/NAME."
+        "A run and its output.txt are in WORKDIR/NAME; those of `sweep evaluate`, which scores on the data of "
+        "--workdir, in WORKDIR/sweep/NAME."
     )
     parser.add_argument("command", metavar="COMMAND", help=f"one of {', '.join(COMMANDS)}")
     common.add_config_flags(parser, required=False)
