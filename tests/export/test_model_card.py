@@ -132,6 +132,20 @@ def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
     assert f"{10 * 32 * 0.5 / 100:.2f}" in row(card_of(branch, tmp_path, history=history), "web"), "epochs of its own"
 
 
+def test_what_was_left_out_of_the_data_and_padded_is_said(model, history, tmp_path):
+    """A text that is a row, and longer than that, is not read to its end."""
+    counts = {"near_duplicates": 7, "kept_out": 8, "cut_tokens": 900_000, "padding_tokens": 55}
+    splits = {name: dataclasses.replace(split, **counts) for name, split in MANIFEST.splits.items()}
+    for rows, left_out in (("lines", "900,000"), ("documents", None)):
+        manifest = dataclasses.replace(MANIFEST, splits=splits, rows=rows)
+        card = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, manifest=manifest))
+        assert f"Rows of 32 tokens (`shards.rows={rows}`):" in card
+        assert row(card, "near duplicates dropped") == ["7", "7"] and row(card, "padding") == ["55", "55"]
+        assert row(card, "documents with text of benchmarks, dropped") == ["8", "8"]
+        beyond = "tokens beyond the length of a row, left out"
+        assert row(card, beyond) == [left_out] * 2 if left_out else beyond not in card
+
+
 def test_a_branch_names_the_keys_that_change_a_number(model, tmp_path):
     branch, changes = with_keys(model), ["log.every: 1 -> 2", "shards.dir: '' -> 'a'", "data.seed: 0 -> 1"]
     for same_data, shown in ((False, changes[1:]), (True, changes[2:])):
