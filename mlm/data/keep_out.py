@@ -10,13 +10,14 @@ import functools
 import itertools
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from mlm.data import results
-from mlm.data.corpus import Corpus
+from mlm.data.corpus import Corpus, Part
 from mlm.errors import InputError
 from mlm.paths import UPath, sizes
 
@@ -26,22 +27,32 @@ BATCH = 1000  # texts hashed at once
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd: nothing is lost by multiplying
 
 
-def write(corpus: Corpus, folder: str) -> str:
-    """Writes {key}.stretches, the hashes of all stretches of the texts to keep out, and returns the key; "" of none."""
-    parts, hashes = corpus.parts(), []
-    key = results.key("keep out", corpus.field, parts) if parts else ""
-    if not parts or f"{key}.stretches" in sizes(UPath(folder)):
-        return key
+class HashPart(NamedTuple):
+    """A task of `hash_part`."""
+
+    part: Part
+    corpus: Corpus
+    folder: str
+    key: str
+
+
+def hash_part(task: HashPart) -> None:
+    """Writes {key}.stretches: the hashes of all stretches of a part of the texts to keep out."""
+    texts, hashes = (text for text, _ in task.corpus.read(task.part, texts="")), [np.zeros(0, np.uint64)]
+    while batch := list(itertools.islice(texts, BATCH)):
+        hashes.append(np.unique(stretches(batch, STRETCH)[0]))
+    results.save(UPath(f"{task.folder}/{task.key}.stretches"), np.unique(np.concatenate(hashes)))
+
+
+def run(do: Callable[..., None], corpus: Corpus, folder: str) -> tuple[str, ...]:
+    """Hashes the texts to keep out, and returns the keys of the results; `do` runs tasks that are not done."""
+    tasks = [HashPart(part, corpus, folder, results.key("keep out", corpus.field, part)) for part in corpus.parts()]
+    do(hash_part, tasks, label="keep out", last=".stretches")
+    size_of_file = sizes(UPath(folder)) if tasks else {}
     for source in corpus.sources:
-        texts = (text for part in parts if part.source == source for text, _ in corpus.read(part, texts=""))
-        hashes_of_source = []
-        while batch := list(itertools.islice(texts, BATCH)):
-            hashes_of_source.append(np.unique(stretches(batch, STRETCH)[0]))
-        if not any(map(len, hashes_of_source)):
+        if not any(size_of_file[f"{task.key}.stretches"] for task in tasks if task.part.source == source):
             raise InputError(f"config.corpus.keep_out: {source} has no text of {STRETCH} words.")
-        hashes += hashes_of_source
-    results.save(UPath(f"{folder}/{key}.stretches"), np.unique(np.concatenate(hashes)))
-    return key
+    return tuple(task.key for task in tasks)
 
 
 def listed(places: Iterable[Sequence[int]], names: Sequence[str]) -> dict[str, str]:
@@ -51,9 +62,11 @@ def listed(places: Iterable[Sequence[int]], names: Sequence[str]) -> dict[str, s
 
 
 @functools.lru_cache(1)
-def load(folder: str, key: str) -> np.ndarray:
-    """Returns the sorted hashes that `write` has written: uint64 [S]."""
-    return results.load(UPath(f"{folder}/{key}.stretches"), np.uint64) if key else np.zeros(0, np.uint64)
+def load(folder: str, keys: tuple[str, ...]) -> np.ndarray:
+    """Returns the sorted hashes that such tasks have written: uint64 [S]."""
+    files = (UPath(f"{folder}/{key}.stretches") for key in keys)
+    hashes = results.at_once(lambda file: results.load(file, np.uint64), files)
+    return np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
 
 
 def holds(texts: Sequence[str], hashes_S: np.ndarray) -> np.ndarray:

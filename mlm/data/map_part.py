@@ -54,7 +54,7 @@ class Map(NamedTuple):
     tokenizer_folder: str
     fingerprint: str  # of the tokenizer
     block_bytes: int
-    keep_out: str  # the key of what `keep_out.write` has written
+    keep_out: tuple[str, ...]  # keys of what `keep_out.hash_part` has written
     texts: str  # folder for the text of sources that are slow to read
     folder: str
     key: str

@@ -133,7 +133,7 @@ class _Job:
         parts, texts = self.corpus.parts(), str(self.root / "texts")
         self.splits = SPLITS if any("test" in (part.split, *part.cut) for part in parts) else SPLITS[:2]
         block_bytes = self._block_bytes(parts)
-        banned = keep_out.write(self.corpus.kept_out(), str(self.tasks))
+        banned = keep_out.run(self._do, self.corpus.kept_out(), str(self.tasks))
         decisive = ("field", "group", "validation_fraction", "validation_groups", "test_fraction", "test_groups")
         corpus = {name: getattr(self.corpus, name) for name in decisive}
         near, fingerprint = self.corpus.near_duplicates > 0, self.vocabulary["tokenizer_fingerprint"]
