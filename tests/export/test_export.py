@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from transformers import AutoTokenizer, FlaxRobertaForMaskedLM
+from transformers import AutoTokenizer, FlaxAutoModelForMaskedLM, FlaxRobertaForMaskedLM
 
 from mlm import config as configs
 from mlm.data import tokenizer
@@ -66,7 +66,9 @@ def test_the_folder_is_complete(exported):
 
 def test_transformers_flax_and_ours_read_the_same_parameters(exported, model):
     ours = load.load(str(exported), head=load.LM_HEAD).leaves
-    flax = load.flatten_dict(FlaxRobertaForMaskedLM.from_pretrained(str(exported)).params, sep="/")
+    stock = FlaxAutoModelForMaskedLM.from_pretrained(str(exported))
+    assert type(stock) is FlaxRobertaForMaskedLM
+    flax = load.flatten_dict(stock.params, sep="/")
     assert ours.keys() == flax.keys() == model.leaves.keys()
     for name, value in model.leaves.items():
         assert np.array_equal(ours[name], value), name
