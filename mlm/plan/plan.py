@@ -29,6 +29,7 @@ from mlm.training import schedules, sharding
 
 OPERATIONS = 20  # shown
 MAX_TRIALS = 8  # batches compiled to find the largest that fits
+RESOLUTION = 32  # of more numbers of rows, the result may be below the largest that fits by one part in so many
 GUESSES = 4  # of these, chosen by the memory of the others
 SWEEP = {"topology": ".+", "per_chip_batch": r"[1-9]\d*", "mesh": r"(-1|[1-9]\d*)(x(-1|[1-9]\d*)){2}"}  # axes' values
 
@@ -205,7 +206,8 @@ def largest_batch(config: ConfigDict, job: Job, place: Topology, program: Progra
     """Returns {"rows_per_chip", "global_batch"} of the largest batch found that fits, if `program` does not, or None.
 
     Bisects the numbers of rows a device that mesh, lanes and accumulation allow, where the memory of the programs so
-    far, as a line over their rows, says; after GUESSES of them in the middle.
+    far, as a line over their rows, says; after GUESSES of them in the middle. Of more than RESOLUTION numbers it
+    ends before the last few: programs that fill the memory compile slowly.
     """
     mesh = sharding.mesh_of(config.mesh, place.devices)
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.accumulate
@@ -218,12 +220,13 @@ def largest_batch(config: ConfigDict, job: Job, place: Topology, program: Progra
     fit, too_large = -1, len(sizes)  # indices: the largest that fits, the smallest that does not
     needs = {rows: program.needs} if program.needs else {}
     for trial in range(MAX_TRIALS):
-        if too_large - fit == 1:
+        stride = max(1, fit // RESOLUTION)
+        if too_large - fit <= stride:
             break
         middle = (fit + too_large) // 2
         guess = _rows_that_fit(needs, program.arguments, place.capacity)
         if trial < GUESSES and guess is not None:
-            middle = min(max(int(guess) // step - 1, fit + 1), too_large - 1)
+            middle = min(max(int(guess) // step - 1, fit + stride), too_large - stride)
         changed = configs.replace(config, {"data.global_batch": sizes[middle] * num_shards})
         smaller = compile_step(changed, job.info, place, job.make_task)
         if smaller.needs:

@@ -141,6 +141,18 @@ def test_the_largest_batch_is_found_whatever_the_memory_is(monkeypatch, says):
         assert len(compiled) <= (8 if says else 5)
 
 
+def test_of_many_numbers_of_rows_one_near_the_largest_is_found(monkeypatch):
+    """Of 4,096 rows a device; a third of the memory is the same for any."""
+    capacity = topology.find("v5e:2x4").capacity
+    for limit, says, trials in ((1, True, 4), (100, True, 4), (1500, True, 3), (4000, True, 3), (1500, False, 7)):
+
+        def needs(count: int, limit: int = limit) -> float:
+            return 10**9 + (capacity - 10**9) * (1 / 3 + 2 / 3 * count / limit)
+
+        found, compiled = search(monkeypatch, f"data.global_batch={8 * 4096}", needs=needs, says=says)
+        assert 0.95 * limit < found["rows_per_chip"] <= limit and len(compiled) <= trials, (limit, found, compiled)
+
+
 def test_only_batches_that_mesh_lanes_and_accumulation_divide_are_tried(monkeypatch):
     """Of 11 or 44 rows a device at once; 32 lanes divide 32, 64, ... rows of the batch."""
     room = topology.find("v5e:2x4").capacity
