@@ -23,6 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -75,7 +76,8 @@ class Service:
         self.ip = wait(self.address, pod.start_timeout)  # where process 0 listens, and how another one reaches it
         self._abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._abort)
         ctypes.CDLL(None).signal(signal.SIGABRT, self._abort_handler)
-        jax.distributed.initialize(
+        _call(
+            jax.distributed.initialize,
             ports.format_address(self.address),
             cluster.processes,
             self._process,
@@ -130,7 +132,7 @@ class Service:
         """Waits until all have come here; they come to all barriers in the same order."""
         self._barriers += 1
         try:
-            self._client.wait_at_barrier(f"{self._barriers} {name}", FOREVER)
+            _call(self._client.wait_at_barrier, f"{self._barriers} {name}", FOREVER)
         except JaxRuntimeError as error:
             self.wait_for_end()
             raise StopError(f"the other processes of the run can't be reached ({error}).") from None
@@ -241,3 +243,18 @@ class Service:
         missing = [f"host {i} ({host})" for i, host in hosts if ports.addresses_of(host).isdisjoint(ips)]
         who = ", ".join(missing) or f"{count - len(ips)} of {count} hosts (all but {', '.join(sorted(set(ips)))})"
         return f"{limit} {who} never connected to {place}; look there for the reason"
+
+
+def _call(wait: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Calls what waits in C for the others; not in the main thread, which would hear of no signal meanwhile."""
+    done: Future[None] = Future()
+
+    def call() -> None:
+        try:
+            wait(*args, **kwargs)
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    done.result()

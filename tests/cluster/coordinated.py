@@ -62,6 +62,7 @@ def _run(cluster: Cluster, folder: pathlib.Path, body: str, timeout: float, vari
     for descriptor, stream in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / f"{stream}.{cluster.process_id}", os.O_WRONLY | os.O_CREAT), descriptor)
     w = watch.begin("test")
+    signal.signal(signal.SIGTERM, lambda *_: w.end_now("signal", "SIGTERM", "stopped"))  # as of a command
     pod = {"port": 1, "engine_port": 2, "start_timeout": timeout, "heartbeat": HEARTBEAT, "hang": 0.0}
     try:
         w.join(cluster, str(folder), ConfigDict(pod))

@@ -9,7 +9,9 @@ import time
 
 import pytest
 
+from mlm.cluster import ports
 from tests.cluster.coordinated import HEARTBEAT, Started
+from tests.support.dask_cluster import until
 from tests.support.tiny import slow
 
 pytestmark = pytest.mark.standard
@@ -153,6 +155,21 @@ print(step, flush=True)
     assert {code for code, _ in started.ends().values()} == {0}
     steps = {int(started.text(process).split()[1]) for process in started.all}
     assert len(steps) == 1 and 6 <= steps.pop() < 100
+
+
+@pytest.mark.parametrize("present", [[0], [0, 1]])
+def test_who_waits_for_the_others_hears_a_signal(tmp_path, present):
+    """Before they have met, or at a barrier: it waits in C, and Python's main thread would hear of it at the end."""
+    body = "print('waits', flush=True)\nif process == 0: time.sleep(60)\nw.barrier('end')"
+    started = Started(tmp_path, body, present, 2)
+    if len(present) == 1:
+        until(lambda: ports.speaks_first(ports.parse_address(started.address, 0), 1.0))
+    else:
+        until(lambda: "waits" in started.text(1))
+    time.sleep(1)
+    begin = time.monotonic()
+    os.kill(started.all[present[-1]].pid, signal.SIGTERM)
+    assert {code for code, _ in started.ends().values()} == {75} and time.monotonic() - begin < 20
 
 
 def test_of_hangs_the_one_that_is_behind(tmp_path):
