@@ -74,9 +74,10 @@ class Follower:
     def _require_same(self, launch: str | None) -> None:
         """Raises PodError if the files here are of another attempt of this number, which other hosts had."""
         mark = self.folder / "launch"
-        if launch and not mark.exists():
+        known = mark.read_text() if mark.exists() else ""  # empty after a disk was full
+        if launch and not known:
             mark.write_text(launch)
-        elif launch and mark.read_text() != launch:
+        elif launch and known != launch:
             sentence = f"{self.folder} has the logs of another run of this id: move it away, and ask again."
             raise PodError(sentence, "settings")
 

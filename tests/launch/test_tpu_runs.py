@@ -202,6 +202,8 @@ def test_logs_of_another_run_of_this_id_are_not_mixed_up(ready_pod):
     pathlib.Path("runs/pods/elsewhere").rename("runs/pods/a")
     assert "runs/pods/a/1 has the logs of another run of this id" in ready_pod.tpu("logs", "a", code=1)
     pathlib.Path("runs/pods/a").rename("runs/pods/elsewhere")
+    pathlib.Path("runs/pods/a/1").mkdir(parents=True)
+    pathlib.Path("runs/pods/a/1/launch").touch()  # by a disk that was full
     assert "old" in ready_pod.tpu("logs", "a", "--every=0.01")
 
 
