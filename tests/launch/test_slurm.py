@@ -45,10 +45,10 @@ def test_sbatch_reads_them(tmp_path, sbatch):
 @pytest.mark.standard
 @pytest.mark.parametrize(("code", "requeued", "cpus"), [(2, False, "32"), (75, True, "")])
 def test_its_end_is_that_of_the_run(tmp_path, code, requeued, cpus):
-    """Slurm sets the number of CPUs only where the job asks for one."""
+    """Slurm sets the number of CPUs only where the job asks for one; a site may allow no requeue."""
     for name in ("srun", "scontrol"):
         program = tmp_path / name
-        program.write_text(f'#!/bin/sh\necho "$0" "$@" >>{tmp_path}/calls\nexit {code if name == "srun" else 0}\n')
+        program.write_text(f'#!/bin/sh\necho "$0" "$@" >>{tmp_path}/calls\nexit {code if name == "srun" else 1}\n')
         program.chmod(0o755)
     variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
     variables |= {"SLURM_CPUS_PER_TASK": cpus} if cpus else {}
