@@ -32,9 +32,11 @@ class Code:
     def path_of(self, file: str) -> str:
         """Returns the path of a config, or of a researcher's file, in the code. Raises SettingsError without one."""
         path = pathlib.Path(os.path.realpath(host_setup.expand(file)))
-        name = path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else ""
+        name, where = "", f"copy it into {self.root}, and git add it"
+        if path.is_relative_to(self.root):
+            name, where = path.relative_to(self.root).as_posix(), "git add it"
         if name not in self.files:
-            where = "git add it" if os.access(path, os.F_OK) else "there is no such file"
+            where = where if os.access(path, os.F_OK) else "there is no such file"
             raise SettingsError(f"{file} is not in the code that goes to the hosts: {where}.")
         return name
 

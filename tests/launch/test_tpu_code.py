@@ -73,6 +73,8 @@ def test_configs_must_be_in_it(repository, monkeypatch):
     for bad in ("b.py", "/etc/passwd", "../../x.py", "x" * 300, "../loop.py"):
         with pytest.raises(SettingsError, match=bad):
             packed.path_of(bad)
+    with pytest.raises(SettingsError, match=f"copy it into {repository}"):
+        packed.path_of("/etc/passwd")
 
 
 def test_the_files_of_a_submodule_go_too(pod, repository, monkeypatch):
