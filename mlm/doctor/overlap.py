@@ -48,6 +48,8 @@ def advice(corpus: ConfigDict, split: str, groups: list[tuple[str, str, int, int
     if source.startswith(("hf:", "tfds:")) and role_of(name) == split:
         own_split = source if f"#{name}" in source else f"{source}#{name}"
         return f"name {own_split} in corpus.keep_out, so that no training document holds text of it"
+    if source == DOCSTRINGS and corpus.group == DOCUMENT:
+        return "set corpus.group to '', so that a package is in one split as a whole"
     if source != DOCSTRINGS and corpus.group in ("", DOCUMENT):
         return "set corpus.group to file, or to a field that documents with the same text share"
     key = f"corpus.{split}_groups"

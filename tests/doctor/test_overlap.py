@@ -63,6 +63,7 @@ def test_docstrings_are_counted_by_package(made, tmp_path):
         ("text:x", "/x", (), "set corpus.group to file"),
         ("text:x", "/x", ("group=site",), "name groups that share little text with the others in corpus.validation"),
         ("docstrings", "rich", (), "name groups that share little"),
+        ("docstrings", "rich", ("group=document",), "set corpus.group to ''"),
         ("docstrings", "rich", ("validation_groups=('rich',)",), "another group in place of rich"),
         ("text:x", "/a/b.txt", ("group=file", "validation_groups=('b.txt',)"), "another group in place of /a/b.txt"),
         ("hf:a/b", "validation", (), "name hf:a/b#validation in corpus.keep_out"),
