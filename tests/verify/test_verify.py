@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,7 @@ from mlm.training import sharding
 from mlm.verify import kernels, numbers, times
 from mlm.verify.session import Result, Session
 from mlm.workdir import Workdir
-from tests import ROOT
+from tests.support import processes
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY, tiny_config
 
@@ -55,8 +53,8 @@ def test_all_checks(tmp_path, shards):
     config += ["--config.train.accumulate=2", "--config.data.batch_stages=((8, 4),)"]
     workdir = tmp_path / "run"
     (workdir / ".verify" / "1").mkdir(parents=True)
-    command = [sys.executable, "-m", "mlm", "verify", "--config=configs/base.py", f"--workdir={workdir}", "--quick"]
-    out = subprocess.run([*command, *config], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    command = ["verify", "--config=configs/base.py", f"--workdir={workdir}", "--quick"]
+    out, _ = processes.run([*command, *config], devices=8)
     content = json.loads((workdir / "verify.json").read_text())
     assert not (workdir / ".verify").exists()
     checks = content["checks"]
