@@ -1,7 +1,7 @@
 """How much one reads to understand a training step: `python -m tests.step_reading`.
 
-It trains a tiny RoBERTa for one step by the command's own way and looks at every function of mlm that is called while
-the step is traced: their files, the lines of these functions, and the lines of these files. The way from the command to
+It trains a tiny RoBERTa by the command's own way until its step is traced, and looks at every function of mlm that is
+called for that: their files, the lines of these functions, and the lines of these files. The way from the command to
 the loss is the chain of calls between both; a climb is a call of a file in a room above that of its caller.
 """
 
@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from mlm import config as configs
+from mlm.errors import PreemptedError
 from mlm.tasks.pretraining import Pretraining
 from mlm.tasks.pretraining_data import dataset_info
 from mlm.testing import SMALL, VOCABULARY, write_shards
@@ -21,7 +22,6 @@ from mlm.workdir import Workdir
 
 PACKAGE = Path(train.__file__).parents[1]
 ROOMS = ["data", "model", "pretrained", "monitor", "training", "tasks", "inference", "commands"]  # from the bottom
-SETTINGS = {"train.steps": 1, "checkpoint.every": 0}
 
 
 def room(file: str) -> int:
@@ -42,8 +42,9 @@ def measure() -> dict[str, Any]:
         if not code.co_filename.startswith(str(PACKAGE)):
             return
         is_step = code.co_name == "step" and code.co_filename == train.__file__
-        if is_step and event in ("call", "return"):
-            tracing = event == "call"
+        if is_step and event == "return":  # what is traced needn't be compiled
+            raise PreemptedError("traced")
+        tracing = tracing or (is_step and event == "call")
         if tracing and event == "call":
             called.setdefault(code)
             if code.co_name == "masked_cross_entropy" and not way:
@@ -54,13 +55,15 @@ def measure() -> dict[str, Any]:
                     caller = caller.f_back
 
     with tempfile.TemporaryDirectory() as folder:
-        config = configs.replace(configs.load(str(configs.BASE), []), SMALL | SETTINGS)
+        config = configs.replace(configs.load(str(configs.BASE), []), SMALL)
         manifest = write_shards(Path(folder, "shards"), vocab_size=VOCABULARY, length=config.shards.length)
         workdir = Workdir(f"{folder}/run")
         task = Pretraining(config, dataset_info(manifest), workdir=workdir, manifest=manifest)
         sys.setprofile(profile)
         try:
             train.train(config, workdir, task)
+        except PreemptedError:
+            pass
         finally:
             sys.setprofile(None)
     files = sorted({code.co_filename for code in called})
