@@ -1,5 +1,6 @@
 """All strictness in one place: eight CPU devices, our own warnings are errors, one cache of compiled programs."""
 
+import gc
 import multiprocessing.process
 import os
 import pathlib
@@ -77,6 +78,8 @@ def quick_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch: py
 @pytest.fixture(autouse=True, scope="session")
 def eight_devices() -> None:
     assert jax.device_count() == 8, "the tests need eight CPU devices: something imported jax before tests/conftest.py"
+    gc.freeze()  # what is imported by now stays: a twentieth of the time went into looking through it for garbage
+    gc.set_threshold(10_000, 20, 50)
 
 
 # What several rooms test with, made once a session: real text, what is made of it, and small models.

@@ -43,7 +43,7 @@ def random_params(shapes: Params, stddev: float = 0.3) -> Params:
 
     def draw(path: tuple, leaf: Any) -> np.ndarray:
         mean = 1.0 if path[-1].key == "scale" else 0.0
-        return rng.normal(mean, stddev, leaf.shape).astype(np.float32)
+        return rng.normal(mean, stddev, leaf.shape).astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
 

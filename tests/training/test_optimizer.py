@@ -22,14 +22,8 @@ RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
 
 
 def schedule(name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2, final: float = 0.0):
-    settings = {
-        "name": name,
-        "warmup_steps": warmup,
-        "warmup_fraction": 0.0,
-        "decay_fraction": decay,
-        "final_fraction": final,
-    }
-    config = ConfigDict({"schedule": settings, "optimizer": {"learning_rate": 0.8}})
+    settings = {"name": name, "warmup_steps": warmup, "warmup_fraction": 0.0, "decay_fraction": decay}
+    config = ConfigDict({"schedule": settings | {"final_fraction": final}, "optimizer": {"learning_rate": 0.8}})
     return schedules.make_schedule(config, steps)
 
 
@@ -89,11 +83,7 @@ def make(name: str, *, rate: float = RATE, **settings: float) -> optax.GradientT
     return optimizer.make_optimizer(ConfigDict(default | settings | {"name": name}), optax.constant_schedule(rate))
 
 
-SHAPES = {
-    "embeddings": {"embedding": (50, 16)},
-    "query": {"kernel": (16, 24), "bias": (24,)},
-    "norm": {"scale": (16,)},
-}
+SHAPES = {"embeddings": {"embedding": (50, 16)}, "query": {"kernel": (16, 24), "bias": (24,)}, "norm": {"scale": (16,)}}
 
 
 @pytest.fixture(scope="module")
