@@ -5,7 +5,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def _layer_and_kind(name: str) -> tuple[float, str, str]:
     return -1 if "embeddings" in name else math.inf, "/".join(name.split("/")[:-1][:2]), name
 
 
-def unit_of_loss(evals: Iterable[Line]) -> str:
+def unit_of_loss(evals: list[Line]) -> str:
     """Returns what the loss of evaluations is in."""
     return SQUARED if any("mse" in line for line in evals) else "nats per prediction"
 

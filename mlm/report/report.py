@@ -101,15 +101,18 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 3600):,} h {int(seconds % 3600 // 60):02d} min"
 
 
-def score_rows(lines: Sequence[Line]) -> Rows:
-    """Returns (name, value in each line, ...) for each score that one of the lines has; validation sets come last."""
+def score_rows(lines: Sequence[Line], *, of_regression: str = plots.SQUARED) -> Rows:
+    """Returns (name, value in each line, ...) for each score that one of the lines has; validation sets come last.
+
+    `of_regression` is what the loss is in if one of the lines is of a regression.
+    """
     by_set, rows = list(map(logs.by_set, lines)), []
     for set_name in dict.fromkeys(name for sets in by_set for name in sets):
         columns = [sets.get(set_name, {}) for sets in by_set]
         shown = [key for key in (*logs.SCORES, *logs.own_metrics(columns)) if any(key in scores for scores in columns)]
         for key in shown:
             name, spec = logs.SCORES.get(key, (key, ".4g"))
-            name = "loss, squared error" if key == "loss" and "mse" in shown else name
+            name = f"loss, {of_regression}" if key == "loss" and "mse" in shown else name
             name = "F1, spans of words" if key == "f1" and "recall" in shown else name
             name = f"{set_name}: {name}" if set_name else name
             rows.append((name, *(number(scores[key], spec) if key in scores else "" for scores in columns)))
@@ -178,16 +181,16 @@ def draw_losses(runs: dict[str, RunSummary]) -> dict[str, Figure]:
 
 
 def _unit_of_loss(runs: Iterable[RunSummary]) -> str:
-    return plots.unit_of_loss(line for run in runs for line in run.evals)
+    return " or ".join(sorted({plots.unit_of_loss(run.evals) for run in runs}))
 
 
 def _final_scores(runs: list[RunSummary]) -> Rows:
     """Returns rows (name, value in each run, ...)."""
     finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs]
     tokens = [run.tokens(run.step) for run in runs]
-    unit = _unit_of_loss(runs).removesuffix(" per prediction")
+    unit = _unit_of_loss(runs).replace(" per prediction", "")
     return [
-        *score_rows([run.evals[-1] if run.evals else {} for run in runs]),
+        *score_rows([run.evals[-1] if run.evals else {} for run in runs], of_regression=unit),
         (f"best evaluation loss, {unit}", *(f"{min(losses):.4f}" if losses else "" for losses in finite)),
         (f"training loss, {unit}", *(number(r.train[-1]["loss"], ".4f") if r.train else "" for r in runs)),
         ("tokens read", *("" if count is None else f"{count:,.0f}" for count in tokens)),

@@ -101,7 +101,8 @@ def test_the_unit_of_regressions_and_names_that_begin_with_an_underscore(runs):
     runs[1].metrics.write_text("".join(f"{json.dumps(line | {'mse': line['loss']})}\n" for line in TWICE))
     assert page_of(runs[1:]).row("best evaluation loss, squared error") == ["8.2500"]
     figure = report.draw_losses({"_first": report.gather(runs[0]), "_$1": report.gather(runs[1])})["Loss over steps"]
-    assert figure.axes[0].get_ylabel() == "loss, squared error"
+    assert figure.axes[0].get_ylabel() == "loss, nats per prediction or squared error"
+    assert page_of(runs).row("loss, nats or squared error") == ["4.2500", "8.5000"]
     assert [text.get_text().strip() for text in figure.axes[0].get_legend().get_texts()] == ["_first", r"_\$1"]
 
 
