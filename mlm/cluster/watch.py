@@ -133,7 +133,8 @@ class Watch:
         self._record(end, when)
         if agreed:
             return self.end(code)
-        if self.service is not None:
+        is_meeting = isinstance(error, KeyboardInterrupt) and self.cluster.processes > 1  # jax's exit would wait
+        if self.service is not None or is_meeting:
             self._leave(end, "")
         return code
 

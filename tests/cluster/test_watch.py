@@ -179,3 +179,12 @@ def test_an_end_in_another_form_is_a_strangers(change):
         read = Termination.read(text)
         assert (read.process, read.code) == (-1, 1) and read.sentence.isprintable()
         assert text[:20] in read.what or "u001b" in read.what
+
+
+@pytest.mark.standard
+@pytest.mark.parametrize(("processes", "code"), [(2, 75), (1, 3)])
+def test_ctrl_c_before_all_have_met_ends_at_once(tmp_path, processes, code):
+    """Python's own exit would wait in jax for the others, and print that they did not come."""
+    body = "w.failed(KeyboardInterrupt(), 75)\nsys.exit(3)"
+    assert run(tmp_path, body, processes=processes) == (code, "")
+    assert cause_of(tmp_path)["kind"] == "signal"
