@@ -2,12 +2,15 @@
 # The main job on this machine: an environment, then every stage of configs/quickstart.py, from text to a model.
 #   bash launch/local.sh                                                # runs/quickstart
 #   bash launch/local.sh --config=configs/x.py --config.train.steps=50  # runs/x; every argument of `python -m mlm run`
-# Needs Python 3.11, 3.12 or 3.13 with pip and a package index; PYTHON=... names another interpreter.
+# Paths are those of the folder that it is started in. Needs Python 3.11, 3.12 or 3.13 with pip and a package index;
+# PYTHON=... names another interpreter.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-source launch/environment.sh
+root=$(cd "$(dirname "$0")/.." && pwd)
+(cd "$root" && source launch/environment.sh)
+# this code, and not a folder mlm/ or configs/ that happens to be there
+export PYTHONSAFEPATH=1 PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
-config=configs/quickstart.py workdir= before=
+config=$root/configs/quickstart.py workdir= before=
 for argument in "$@"; do
   case $before in --config | --workdir) argument=$before=$argument ;; esac
   before=$argument
@@ -16,4 +19,4 @@ for argument in "$@"; do
     --workdir=*) workdir=${argument#*=} ;;
   esac
 done
-exec .venv/bin/python -m mlm run --config="$config" --workdir="${workdir:-runs/$(basename "$config" .py)}" "$@"
+exec "$root/.venv/bin/python" -m mlm run --config="$config" --workdir="${workdir:-runs/$(basename "$config" .py)}" "$@"

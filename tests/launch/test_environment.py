@@ -147,3 +147,16 @@ def test_the_main_job_has_the_folder_of_its_config(machine, words):
     subprocess.run(["bash", "launch/local.sh", *words], cwd=machine.folder, env=environment, check=True, timeout=60)
     last = machine.log.read_text().splitlines()[-1]
     assert last == " ".join(["made: -m mlm run --config=configs/x.py --workdir=runs/x", *words])
+
+
+def test_the_main_job_from_another_folder(machine):
+    """What is written is there, and so are the files that are named."""
+    machine.python3("3.11.2")
+    (elsewhere := machine.folder / "my texts").mkdir()
+    machine.write("works", machine.folder.joinpath("works").read_text().replace("$@", "$PWD $PYTHONPATH $@"))
+    environment = {"PATH": str(machine.folder / "bin")}
+    subprocess.run(["bash", "../launch/local.sh"], cwd=elsewhere, env=environment, check=True, timeout=60)
+    last = machine.log.read_text().splitlines()[-1]
+    config = machine.folder / "configs" / "quickstart.py"
+    assert last == f"made: {elsewhere} {machine.folder} -m mlm run --config={config} --workdir=runs/quickstart"
+    assert (machine.folder / ".venv").is_dir() and not (elsewhere / ".venv").exists()
