@@ -54,10 +54,10 @@ class FlaxModernBertPreTrainedModel(FlaxBertPreTrainedModel):
             kwargs |= {"_do_init": _do_init, "ignore_mismatched_sizes": ignore_mismatched_sizes}
             return super().from_pretrained(name, dtype, config=config, **kwargs)
         if config is None:
-            given = kwargs
-            config, kwargs = cls.config_class.from_pretrained(name, return_unused_kwargs=True, **given)
+            all_kwargs = kwargs
+            config, kwargs = cls.config_class.from_pretrained(name, return_unused_kwargs=True, **all_kwargs)
             config = under_names_of_4(config)
-            config.update({key: value for key, value in given.items() if hasattr(config, key)})
+            config.update({key: value for key, value in all_kwargs.items() if hasattr(config, key)})
         model = cls(config, seed=kwargs.get("seed", 0), dtype=dtype, _do_init=_do_init)
         read, body = weights.from_torch(safetensors.flax.load_file(Path(file))), cls.base_model_prefix
         loaded = flatten_dict(read if body in read else {body: read})
