@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -83,19 +82,6 @@ def test_throughput_and_the_time_left_follow_the_size_of_the_batches(tmp_path, m
     lines = [line for line in logs.read(UPath(tmp_path / "timing.jsonl")) if line["kind"] == "train"]
     assert [line["tokens_per_second"] for line in lines] == [10, 25]
     assert re.findall(r"(\S+) left", capsys.readouterr().err) == ["00:45", "00:08"]
-
-
-def test_a_metric_of_which_nothing_was_counted_is_neither_logged_nor_printed(tmp_path, capsys):
-    """A task's own is 0 / 0 then; a loss that is not finite is logged as null."""
-    with opened(UPath(tmp_path), steps=20, tokens_read=lambda step: 10 * step) as log:
-        for step, rare in ((5, math.nan), (10, 0.5)):
-            counts = {"consecutive_nonfinite": np.int32(0), "loss": np.float32(math.nan)}
-            log.train(step, counts | {"rare": np.float32(rare)})
-    first, second = logs.read(UPath(tmp_path / "metrics.jsonl"))
-    assert first == {"step": 5, "kind": "train", "loss": None}
-    assert second == {"step": 10, "kind": "train", "loss": None, "rare": 0.5}
-    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
-    assert ["rare" in line for line in shown] == [False, True]
 
 
 def test_a_new_start_drops_what_comes_again_and_what_was_torn(tmp_path):
