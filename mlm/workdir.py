@@ -163,15 +163,21 @@ class _Object:
             return self.path.fs.info(self.path.path)["generation"] == generation
         except FileNotFoundError:
             return False
-        except Exception as error:
-            return "412" not in str(error) and getattr(error, "code", None) != 412
+        except Exception:
+            return True
 
     def delete(self, generation: str) -> None:
+        """Deletes this lease; raises FileNotFoundError if it is gone, or another one is there."""
         self._call("DELETE", generation)
 
     def _call(self, method: str, generation: str, body: dict[str, Any] | None = None) -> None:
         bucket, _, key = self.path.path.partition("/")
-        self.path.fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, json=body)
+        try:
+            self.path.fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, json=body)
+        except Exception as error:
+            if "412" in str(error) or getattr(error, "code", None) == 412:  # precondition failed
+                raise FileNotFoundError(f"{self.path}: is another lease") from error
+            raise
 
 
 class _File:
@@ -207,11 +213,13 @@ class _File:
         return True
 
     def delete(self, token: str) -> None:
+        if self.read()[0] != token:
+            return
         taken = _File(self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}"))
         self.path.rename(taken.path)  # of several processes, one succeeds
         if taken.read()[0] == token:
             taken.path.unlink()
-        else:  # another process has replaced it since it was read
+        else:  # another process has just replaced it
             taken.path.rename(self.path)
 
     def _line(self, count: int) -> str:

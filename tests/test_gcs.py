@@ -219,10 +219,16 @@ def test_a_lease_is_renewed_and_deleted_if_it_is_still_the_same(bucket, monkeypa
     assert lease.renew(generation, 1) and lease.read()[0] == generation and not lease.renew(generation + "0", 2)
     with pytest.raises(FileExistsError):
         lease.create({"host": "another"})
-    monkeypatch.setattr(lease.path.fs, "call", lambda method, *_, **kwargs: asked.append((method, kwargs)))
-    lease.renew("7", 2)
-    lease.delete("7")
-    assert [(method, kwargs["ifGenerationMatch"]) for method, kwargs in asked] == [("PATCH", "7"), ("DELETE", "7")]
+
+    def refuse(method, *_, **kwargs):
+        asked.append((method, kwargs["ifGenerationMatch"]))
+        raise gcsfs.retry.HttpError({"code": 412, "message": "conditionNotMet"})
+
+    monkeypatch.setattr(lease.path.fs, "call", refuse)
+    assert not lease.renew("7", 2)
+    with pytest.raises(FileNotFoundError):  # the takeover waits on
+        lease.delete("7")
+    assert asked == [("PATCH", "7"), ("DELETE", "7")]
 
 
 def test_a_bucket_that_is_not_there_is_told(emulator):

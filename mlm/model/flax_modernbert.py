@@ -21,7 +21,7 @@ class FlaxModernBertPreTrainedModel(FlaxBertPreTrainedModel):
     base_model_prefix = "model"
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any):
-        super().__init__(under_names_of_4(config), *args, **kwargs)
+        super().__init__(as_transformers_4(config), *args, **kwargs)
 
     @classmethod
     def from_pretrained(
@@ -56,7 +56,7 @@ class FlaxModernBertPreTrainedModel(FlaxBertPreTrainedModel):
         if config is None:
             all_kwargs = kwargs
             config, kwargs = cls.config_class.from_pretrained(name, return_unused_kwargs=True, **all_kwargs)
-            config = under_names_of_4(config)
+            config = as_transformers_4(config)
             config.update({key: value for key, value in all_kwargs.items() if hasattr(config, key)})
         model = cls(config, seed=kwargs.get("seed", 0), dtype=dtype, _do_init=_do_init)
         read, body = weights.from_torch(safetensors.flax.load_file(Path(file))), cls.base_model_prefix
@@ -76,7 +76,7 @@ class FlaxModernBertPreTrainedModel(FlaxBertPreTrainedModel):
         return model
 
 
-def under_names_of_4(config: PretrainedConfig) -> PretrainedConfig:
+def as_transformers_4(config: PretrainedConfig) -> PretrainedConfig:
     """Returns a config, perhaps from a file of transformers 5, with a ModernBERT's layers and bases as 4 has them.
 
     Raises ValueError for those that it can't say.

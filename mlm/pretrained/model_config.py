@@ -10,7 +10,7 @@ from mlm.config_rules import MODERNBERT as MODERNBERT_KEYS
 from mlm.errors import DamageError, InputError
 from mlm.model import layers
 from mlm.model.families import FAMILIES, family_of, find, first_position, is_known, name_of
-from mlm.model.flax_modernbert import under_names_of_4
+from mlm.model.flax_modernbert import as_transformers_4
 from mlm.paths import UPath
 from mlm.text import printable
 
@@ -44,7 +44,7 @@ MODERNBERT: dict[Rule, str] = {
 
 def config_of(content: dict[str, Any]) -> PretrainedConfig:
     """Returns transformers' config from the JSON of a checkpoint or a folder, which transformers 5 may have written."""
-    return under_names_of_4(find(content["model_type"]).config_class.from_dict(content))
+    return as_transformers_4(find(content["model_type"]).config_class.from_dict(content))
 
 
 def read_config(folder: UPath, where: str) -> PretrainedConfig:
