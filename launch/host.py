@@ -32,6 +32,7 @@ import host_checks
 import host_setup
 from host_setup import HostError
 
+RESERVED = "exit.json.new"
 SECONDS_TO_START = 10.0  # between the folder of a run and its process
 
 
@@ -64,6 +65,7 @@ def start(root: pathlib.Path, text: str) -> dict:
     fcntl.flock(lock, fcntl.LOCK_EX)  # before the folder has its name: a run that is seen is held
     # the values of variables are secrets: they go to the process, and nowhere else
     host_setup.write(new / "job.json", {**job, "env": sorted(job["env"])})
+    host_setup.write(new / RESERVED, how_it_ended(None) | {"room": " " * 99})  # for how it ends: the disk may be full then
     started = host_setup.rename(new, final)  # not if it was started before, or another `start` was faster
     if started and os.fork() == 0:
         _keep(final, [python, *program, *job["argv"], *job["place"]], source, environment)
@@ -89,14 +91,22 @@ def _keep(folder: pathlib.Path, argv: list[str], cwd: pathlib.Path, environment:
                 )
             except OSError as error:
                 print(f"{argv[0]} can't be started: {error.strerror}", file=log)
-                host_setup.write(folder / "exit.json", how_it_ended(127))  # as of a shell
+                _write_exit(folder, 127)  # as of a shell
                 return
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its number stays its own
         with contextlib.suppress(OSError):  # what it started must not keep the accelerator
             os.killpg(process.pid, signal.SIGKILL)
-        host_setup.write(folder / "exit.json", how_it_ended(process.wait()))
+        _write_exit(folder, process.wait())
     finally:
         os._exit(0)
+
+
+def _write_exit(folder: pathlib.Path, returncode: int) -> None:
+    """Writes exit.json over the bytes that `start` has reserved."""
+    with open(folder / RESERVED, "r+") as file:
+        file.write(json.dumps(how_it_ended(returncode)))
+        file.truncate()
+    (folder / RESERVED).rename(folder / "exit.json")
 
 
 def how_it_ended(returncode: int | None) -> dict:

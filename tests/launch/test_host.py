@@ -8,13 +8,14 @@ import pathlib
 import signal
 import socket
 import stat
+import subprocess
 import time
 
 import host_setup
 import pytest
 from host import processes
 
-from tests.launch.host_folder import HOSTILE, alive, keeper_of, wait_for
+from tests.launch.host_folder import HOSTILE, LAUNCH, alive, keeper_of, wait_for
 
 standard = pytest.mark.standard
 
@@ -132,6 +133,21 @@ def test_a_full_disk_keeps_nobody_from_stopping(host, monkeypatch):
 
     monkeypatch.setattr(host_setup, "write", full)
     assert host.ask("stop", "a", "1", "20")["state"] == "exited" and not alive(process)
+
+
+@standard
+def test_a_full_disk_keeps_no_end_from_being_known(host):
+    """It was full after the start: nothing new can be written, but what is there can be overwritten."""
+    program = (
+        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import host, host_setup\n"
+        "def full(path, value): raise OSError(28, 'No space left on device')\n"
+        "def keep(*words, keep=host._keep): host_setup.write = full; keep(*words)\n"
+        "host._keep = keep; sys.exit(host.main(sys.argv[1:]))"
+    )
+    argv = [host.PYTHON, "-S", "-c", program, str(LAUNCH), "start", str(host.root)]
+    subprocess.run(argv, input=host.job("sys.exit(75)"), text=True, check=True, capture_output=True, timeout=60)
+    wait_for(lambda: host.status()["state"] != "running")
+    assert host.status()["state"] == "exited" and host.status()["exit"]["code"] == 75
 
 
 @standard
