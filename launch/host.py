@@ -65,7 +65,7 @@ def start(root: pathlib.Path, text: str) -> dict:
     fcntl.flock(lock, fcntl.LOCK_EX)  # before the folder has its name: a run that is seen is held
     # the values of variables are secrets: they go to the process, and nowhere else
     host_setup.write(new / "job.json", {**job, "env": sorted(job["env"])})
-    host_setup.write(new / RESERVED, how_it_ended(None) | {"room": " " * 99})  # for how it ends: the disk may be full then
+    host_setup.write(new / RESERVED, how_it_ended(None) | {"room": " " * 99})  # the disk may be full when it ends
     started = host_setup.rename(new, final)  # not if it was started before, or another `start` was faster
     if started and os.fork() == 0:
         _keep(final, [python, *program, *job["argv"], *job["place"]], source, environment)
