@@ -1,6 +1,7 @@
 """The logs of all hosts: one file each under runs/pods/{id}/{attempt}/, and every line on the terminal, prefixed."""
 
 import base64
+import collections
 import contextlib
 import functools
 import time
@@ -13,6 +14,7 @@ from pods.hosts import Answer, Hosts
 from pods.runs import RunStatus, how_it_is, records, status
 
 MOST = 1 << 20  # bytes of a log in one answer
+REFUSALS = 10  # times in a row that a host answers with an error, after which nothing is waited for from it
 SHOW = functools.partial(print, flush=True)
 
 
@@ -24,6 +26,7 @@ class Follower:
         self.folder = records(run) / str(attempt)
         self.half: dict[Host, bytes] = {}  # a line that has not ended yet
         self.errors: dict[Host, str] = {}  # of those that do not answer
+        self.refusals: collections.Counter[Host] = collections.Counter()  # in a row
         self.ended: set[Host] = set()
 
     def alone(self) -> contextlib.AbstractContextManager:
@@ -32,7 +35,7 @@ class Follower:
         return contextlib.nullcontext() if self.hosts.dry else host_setup.alone(self.folder / ".lock", refusal)
 
     def round(self) -> bool:
-        """Asks every host once; returns whether all of them have ended and said all."""
+        """Asks every host once; returns whether all of them have ended and said all, or can't say it."""
         words = {
             host: ["logs", self.run, str(self.attempt), str(self._size(host)), str(MOST)]
             for host in self.hosts.all
@@ -41,7 +44,7 @@ class Follower:
         for answer in self.hosts.ask(words):
             if not self.hosts.dry:
                 self._take(answer)
-        return self.hosts.dry or len(self.ended) == len(self.hosts.all)
+        return self.hosts.dry or all(host in self.ended or self.refusals[host] >= REFUSALS for host in self.hosts.all)
 
     def _size(self, host: Host) -> int:
         file = self.folder / f"{host.worker}.log"
@@ -50,10 +53,11 @@ class Follower:
     def _take(self, answer: Answer) -> None:
         host, data, file = answer.host, answer.data, self.folder / f"{answer.host.worker}.log"
         before = self.errors.pop(host, "")
+        self.refusals[host] = self.refusals[host] + 1 if answer.refused else 0
         if answer.error:
             self.errors[host] = answer.error
             if answer.error != before:
-                self.show(f"{host} does not answer: {answer.error}")
+                self.show(f"{host} {'gives no log' if answer.refused else 'does not answer'}: {answer.error}")
             return
         if before:
             self.show(f"{host} answers again")

@@ -33,6 +33,7 @@ class Answer:
     host: Host
     data: dict  # what host.py reported, {} if nothing
     error: str = ""  # one sentence without the host's name, "" if all is well
+    refused: bool = False  # the error is the host's own: it was reached
 
     @property
     def fault(self) -> str:
@@ -161,5 +162,7 @@ def _read(host: Host, result: Result, timeout: float) -> Answer:
     try:
         data = json.loads(lines[-1])
     except (IndexError, json.JSONDecodeError):
-        return Answer(host, {}, f"code {result.code}: {said}" if result.code else "it ended well and gave no answer")
-    return Answer(host, data, str(data.get("error") or f"code {result.code}: {said}") if result.code else "")
+        sentence = f"code {result.code}: {said}" if result.code else "it ended well and gave no answer"
+        return Answer(host, {}, sentence, refused=True)
+    error = str(data.get("error") or f"code {result.code}: {said}") if result.code else ""
+    return Answer(host, data, error, refused=bool(error))

@@ -193,7 +193,7 @@ def host_here(words: list[str], home: pathlib.Path, stdin: bytes) -> backend.Res
         answer, arguments = host_setup.unpack, [*arguments, stdin.partition(b"\n")[2]]
     try:
         report, code = answer(pathlib.Path(root.replace("~", str(home))), *arguments), 0
-    except host_setup.HostError as error:
+    except (host_setup.HostError, OSError, ValueError) as error:
         report, code = {"error": str(error)}, 1
     return backend.Result(code, "mlm-host " + json.dumps(report))
 

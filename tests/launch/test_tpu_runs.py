@@ -192,6 +192,16 @@ def test_logs_go_on_where_they_were(ready_pod):
         assert kept == (ready_pod.host_folder(worker) / "log").read_bytes()
 
 
+def test_logs_do_not_wait_for_a_host_that_always_answers_with_an_error(ready_pod):
+    ready_pod.ready("time.sleep(1)")
+    ready_pod.tpu(*RUN, "--detach")
+    (log := ready_pod.host_folder(1) / "log").rename(log.with_name("moved"))
+    log.mkdir()
+    said = ready_pod.tpu("logs", "a", "--every=0.01")
+    assert said.count("host 1 (127.0.0.2) gives no log: [Errno 21]") == 1
+    assert "host 0 (127.0.0.1): exited, exit code 0" in said, "the others are followed to their end"
+
+
 def test_logs_of_another_run_of_this_id_are_not_mixed_up(ready_pod):
     """Another clone's, after `clean` or on a new pod, which begins with attempt 1 again."""
     ready_pod.ready("print('old' * 100)")
