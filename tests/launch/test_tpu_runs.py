@@ -230,6 +230,13 @@ def test_ctrl_c_leaves_the_run_alone(ready_pod):
     wait_for(lambda: len(list(filter(alive, ready_pod.processes("it%27s")))) == 2)
 
 
+def test_ctrl_c_while_it_starts_leaves_it_on_all_hosts(ready_pod):
+    ready_pod.ready(WAITS)
+    soon(str(ready_pod.host_folder(0) / "job.json"), lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert "Ctrl-C waits until the run has started" in ready_pod.tpu(*RUN, code=130)
+    wait_for(lambda: len(list(filter(alive, ready_pod.processes()))) == 2, 5)
+
+
 def test_a_preempted_pod_ends_the_following(ready_pod):
     ready_pod.ready(WAITS)
     ready_pod.tpu(*RUN, "--detach")
