@@ -220,14 +220,20 @@ def preflight(root: pathlib.Path, code: str) -> dict:
 
 
 def clean(root: pathlib.Path) -> dict:
-    """Removes the folders of runs that have ended."""
-    removed = []
+    """Removes the folders of runs that have ended. Raises HostError, when it is through, for those that it can't."""
+    removed, left = [], []
     for folder, run, running in _all_attempts(root):
         if not running:
-            shutil.rmtree(folder)
+            try:
+                shutil.rmtree(folder)
+            except OSError as error:  # which has the name without its folder
+                left.append(f"{folder} can't be removed ({error.filename}: {error.strerror})")
+                continue
             removed.append(f"run {run['id']} attempt {run['attempt']}")
             with contextlib.suppress(OSError):  # another attempt is left
                 folder.parent.rmdir()
+    if left:
+        raise HostError("; ".join(left))
     return {"removed": removed}
 
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import stat
@@ -222,3 +223,16 @@ def test_clean_keeps_what_runs(host):
     leave(host, "b")
     assert host.ask("clean")["removed"] == ["run b attempt 1"]
     assert host.status()["state"] == "running" and host.ask("preflight", host.code)["has_code"]
+
+
+def test_clean_names_what_it_can_not_remove_and_removes_the_rest(host, monkeypatch):
+    def refuse(folder, rmtree=shutil.rmtree):
+        if folder.parent.name == "a":
+            raise OSError(1, "Operation not permitted", "log")
+        rmtree(folder)
+
+    leave(host, "a"), leave(host, "b")
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    said = host.ask("clean", code=1)["error"]
+    assert said == f"{host.folder('a')} can't be removed (log: Operation not permitted)"
+    assert not host.folder("b").exists()
