@@ -22,16 +22,18 @@ Points = tuple[list[float], list[float]]
 
 TRAIN, EVAL, FAINT, MARK = "#3b6ea8", "#c2561d", "#a7b2c0", "#6b7280"
 COLORS = ("#3b6ea8", "#c2561d", "#4c8c4a", "#8a5ba8", "#b08d2c", "#2f8f8f", "#b0476b", "#6b7280")  # of runs
-SQUARED = "squared error"  # the loss of a regression
+NATS, SQUARED = "nats per prediction", "squared error"  # the loss, of a regression the other
 FEW = 40  # points: each gets a mark
 FEW_VALUES = 8  # of a varied number: each is named on the axis
 STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("plots.mplstyle"), use_default_template=False)
 
 
-def draw(train: list[Line], evals: list[Line], sessions: list[Session], entropy: float | None) -> dict[str, Figure]:
+def draw(
+    train: list[Line], evals: list[Line], sessions: list[Session], entropy: float | None, unit_of_loss: str = NATS
+) -> dict[str, Figure]:
     """Returns title -> figure; without `sessions`, none of the throughput. `entropy` is the unigrams' of the split."""
     figures = {}
-    with _figure(figures, "Loss", unit_of_loss(evals)) as axes:
+    with _figure(figures, "Loss", unit_of_loss) as axes:
         _curve(axes, points(train, "loss"), TRAIN, "training")
         _curve(axes, points(evals, "loss"), EVAL, "evaluation", marked=True)
         sets = [name for name in logs.by_set(evals[-1]) if name] if evals else []
@@ -39,7 +41,7 @@ def draw(train: list[Line], evals: list[Line], sessions: list[Session], entropy:
             _curve(axes, points(evals, f"{name}/loss"), color, _shown(name), marked=True)
         if entropy is not None:
             axes.axhline(entropy, color=MARK, linewidth=1, linestyle=(0, (5, 3)), label="unigram entropy")
-    shown = {} if unit_of_loss(evals) == SQUARED else {"accuracy": ("Accuracy", "% of the predictions", 100)}
+    shown = {} if unit_of_loss == SQUARED else {"accuracy": ("Accuracy", "% of the predictions", 100)}
     shown |= {name: (name, "mean", 1) for name in logs.own_metrics([*train, *evals])}
     for key, (title, unit, scale) in shown.items():
         with _figure(figures, title, unit) as axes:
@@ -94,17 +96,12 @@ def _layer_and_kind(name: str) -> tuple[float, str, str]:
     return -1 if "embeddings" in name else math.inf, "/".join(name.split("/")[:-1][:2]), name
 
 
-def unit_of_loss(evals: list[Line]) -> str:
-    """Returns what the loss of evaluations is in."""
-    return SQUARED if any("mse" in line for line in evals) else "nats per prediction"
-
-
 def _shown(name: str) -> str:
     """Returns a name as matplotlib shows it: text between dollars would be a formula, and a name in _ is left out."""
     return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
 
 
-def draw_together(runs: dict[str, Sequence[Points]], x_unit: str, y_unit: str = "loss, nats per prediction") -> Figure:
+def draw_together(runs: dict[str, Sequence[Points]], x_unit: str, y_unit: str = f"loss, {NATS}") -> Figure:
     """Returns the losses of several runs: name -> (points of training, drawn faintly, points of evaluation)."""
     figures: dict[str, Figure] = {}
     with _figure(figures, "", y_unit, x_unit) as axes:

@@ -31,7 +31,7 @@ PAIRS = 20  # of classes most often confused, on the page
 def write(workdir: Workdir) -> None:
     """Makes report.html: one file that needs no network."""
     run, classification = gather(workdir), logs.read_object(workdir.classification)
-    figures = plots.draw(run.train, run.evals, run.sessions, run.unigram_entropy)
+    figures = plots.draw(run.train, run.evals, run.sessions, run.unigram_entropy, run.unit_of_loss)
     if downstream := {name: (([], []), points) for name, points in summary.curves(run.ancestry).items()}:
         figures["Downstream scores"] = plots.draw_together(downstream, "tokens read", "%")
     if len(norms := logs.read(workdir.norms, "norms")) > 1:
@@ -43,17 +43,19 @@ def write(workdir: Workdir) -> None:
         scored |= {"evaluation, last": run.evals[-1], "evaluation, best": best_evaluation(run.evals, run.config)}
     if run.train:
         scored["training, last"] = run.train[-1]
+    unit = _unit_of_loss([run])
     values = {
         "run": run,
+        "unit": unit,
         "programs": [("program", *columns), *programs],
         "trained_by": entry.summary(locate.metadata(workdir).get("class", {})),
         "last": run.evals[-1] if run.evals else {},
         "advice": logs.read(workdir.advice),
         "kinds": adviser.LINES,
         "spikes": logs.read(workdir.spikes),
-        "scores": [("", *scored), *score_rows(list(scored.values()))],
+        "scores": [("", *scored), *score_rows(list(scored.values()), unit=unit)],
         "tests": [("", *run.tests), *score_rows(list(run.tests.values()))] if run.tests else [],
-        "evaluations": list(zip(*score_rows(run.evals), strict=True)) or [()],
+        "evaluations": list(zip(*score_rows(run.evals, unit=unit), strict=True)) or [()],
         "family": family.tree(run.ancestry) if run.config else [],
         "classification": classification,
         "confused": confused_pairs(classification, PAIRS),
@@ -101,10 +103,10 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 3600):,} h {int(seconds % 3600 // 60):02d} min"
 
 
-def score_rows(lines: Sequence[Line], *, of_regression: str = plots.SQUARED) -> Rows:
+def score_rows(lines: Sequence[Line], *, unit: str = "") -> Rows:
     """Returns (name, value in each line, ...) for each score that one of the lines has; validation sets come last.
 
-    `of_regression` is what the loss is in if one of the lines is of a regression.
+    `unit` is what the loss is in; by default the squared error if one of the lines is of a regression, else nats.
     """
     by_set, rows = list(map(logs.by_set, lines)), []
     for set_name in dict.fromkeys(name for sets in by_set for name in sets):
@@ -112,7 +114,7 @@ def score_rows(lines: Sequence[Line], *, of_regression: str = plots.SQUARED) -> 
         shown = [key for key in (*logs.SCORES, *logs.own_metrics(columns)) if any(key in scores for scores in columns)]
         for key in shown:
             name, spec = logs.SCORES.get(key, (key, ".4g"))
-            name = f"loss, {of_regression}" if key == "loss" and "mse" in shown else name
+            name = f"loss, {unit or plots.SQUARED}" if key == "loss" and (unit or "mse" in shown) else name
             name = "F1, spans of words" if key == "f1" and "recall" in shown else name
             name = f"{set_name}: {name}" if set_name else name
             rows.append((name, *(number(scores[key], spec) if key in scores else "" for scores in columns)))
@@ -166,7 +168,7 @@ def _distinct_names(roots: list[str]) -> list[str]:
 
 def draw_losses(runs: dict[str, RunSummary]) -> dict[str, Figure]:
     """Returns title -> figure: the losses of all runs over steps, over tokens, and over wall-clock."""
-    figures, of_loss = {}, f"loss, {_unit_of_loss(runs.values())}"
+    figures, of_loss = {}, f"loss, {_unit_of_loss(runs.values(), plots.NATS)}"
     for over, unit, position in (
         ("steps", "steps", lambda run, line: line["step"]),
         ("tokens", "tokens", lambda run, line: run.tokens(line["step"])),
@@ -180,17 +182,17 @@ def draw_losses(runs: dict[str, RunSummary]) -> dict[str, Figure]:
     return figures
 
 
-def _unit_of_loss(runs: Iterable[RunSummary]) -> str:
-    return " or ".join(sorted({plots.unit_of_loss(run.evals) for run in runs}))
+def _unit_of_loss(runs: Iterable[RunSummary], nats: str = "nats") -> str:
+    return " or ".join(sorted({nats if run.unit_of_loss == plots.NATS else run.unit_of_loss for run in runs}))
 
 
 def _final_scores(runs: list[RunSummary]) -> Rows:
     """Returns rows (name, value in each run, ...)."""
     finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs]
     tokens = [run.tokens(run.step) for run in runs]
-    unit = _unit_of_loss(runs).replace(" per prediction", "")
+    unit = _unit_of_loss(runs)
     return [
-        *score_rows([run.evals[-1] if run.evals else {} for run in runs], of_regression=unit),
+        *score_rows([run.evals[-1] if run.evals else {} for run in runs], unit=unit),
         (f"best evaluation loss, {unit}", *(f"{min(losses):.4f}" if losses else "" for losses in finite)),
         (f"training loss, {unit}", *(number(r.train[-1]["loss"], ".4f") if r.train else "" for r in runs)),
         ("tokens read", *("" if count is None else f"{count:,.0f}" for count in tokens)),

@@ -20,7 +20,7 @@ from mlm.data.stages import branch_start, make_stages
 from mlm.paths import UPath
 from mlm.pretrained import locate
 from mlm.report.goodput import Line, Session, TimeUse, split_sessions, use_of_time
-from mlm.report.plots import Points
+from mlm.report.plots import NATS, SQUARED, Points
 from mlm.workdir import Workdir
 
 PAIRS = re.compile(r"(pairs .+), step ([0-9]+)")  # of evaluation.json
@@ -55,6 +55,13 @@ class RunSummary:
     def glue_rows(self) -> list[tuple[str, ...]]:
         """Head and rows of that table; none without one."""
         return glue_rows(self.glue) if self.glue else []
+
+    @property
+    def unit_of_loss(self) -> str:
+        """What the loss is in: a regression may not have been evaluated yet."""
+        classify = self.config and self.config.classify
+        is_regression = bool(classify and classify.train) and classify.kind == "regression"
+        return SQUARED if is_regression or any("mse" in line for line in self.evals) else NATS
 
     @property
     def step(self) -> int:

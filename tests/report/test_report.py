@@ -51,6 +51,13 @@ def test_goodput_and_every_start_on_the_page(page, workdir):
     assert not re.findall(r"""(?:href|src|url|@import)\s*[=(]?\s*["']?(https?:|//)""", workdir.report.read_text())
 
 
+def test_a_regression_that_has_not_been_evaluated_has_a_squared_error(tmp_path):
+    workdir = make_workdir(tmp_path / "run", overrides=["classify.kind=regression", "classify.train=csv:a"])
+    workdir.metrics.write_text("".join(json.dumps(line) + "\n" for line in TRAIN))
+    assert page_of(workdir).row("loss, squared error") == [f"{TRAIN[-1]['loss']:.4f}"]
+    assert "training loss, squared error" in workdir.report.read_text()
+
+
 def test_config_marks_what_differs_from_base(page, workdir):
     assert page.row("optimizer.learning_rate") == ["0.001", "base: 0.0006"]
     assert page.row("corpus.sources") == ['["text:a*"]', 'base: ["docstrings"]']
