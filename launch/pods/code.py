@@ -21,13 +21,17 @@ WATCHED = ("mlm", "configs")  # an untracked file here is one that was forgotten
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """root: of the repository; hash: SHA-256 of the archive; label: for a person; files: the paths in it."""
+    """root: of the repository; hash: SHA-256 of the archive; label: for a person; files: the paths in it.
+
+    commit: its own, with "-dirty" where the working tree has changed it.
+    """
 
     root: pathlib.Path
     hash: str
     data: bytes
     label: str
     files: frozenset[str]
+    commit: str
 
     def path_of(self, file: str) -> str:
         """Returns the path of a config, or of a researcher's file, in the code. Raises SettingsError without one."""
@@ -64,8 +68,9 @@ def pack() -> Code:
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     data = gzip.compress(archive.getvalue(), compresslevel=6, mtime=0)
-    digest, changed = hashlib.sha256(data).hexdigest(), ", changed" if _git(root, "diff", "--name-only", "HEAD") else ""
-    return Code(root, digest, data, f"code {digest[:12]} (commit {commit[:12]}{changed})", frozenset(known))
+    digest, is_changed = hashlib.sha256(data).hexdigest(), bool(_git(root, "diff", "--name-only", "HEAD"))
+    label = f"code {digest[:12]} (commit {commit[:12]}{', changed' if is_changed else ''})"
+    return Code(root, digest, data, label, frozenset(known), commit + ("-dirty" if is_changed else ""))
 
 
 def _files(root: pathlib.Path, *words: str) -> list[str]:

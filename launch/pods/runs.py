@@ -232,6 +232,7 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
     Returns whether it was us. Raises PodError if a host did not start it; then it is stopped on all.
     """
     launch = "..." if hosts.dry else secrets.token_hex(8)
+    env = {"MLM_COMMIT": job.code.commit} | job.env  # for the card of an export: the hosts have no git
     text = {
         "id": job.id,
         "attempt": attempt,
@@ -239,7 +240,7 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
         "packages": packages,
         "program": job.program,
         "argv": job.argv,
-        "env": dict.fromkeys(job.env, "...") if hosts.dry else job.env,  # a dry run prints it
+        "env": dict.fromkeys(env, "...") if hosts.dry else env,  # a dry run prints it
         "launch": launch,
     }
     place = [f"--coordinator={hosts.all[0].address}", f"--processes={len(hosts.all)}"]

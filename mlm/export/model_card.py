@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -170,8 +171,10 @@ def _tests(history: RunSummary, step: int) -> Rows:
 
 
 def _code_fingerprint() -> Markup:
-    """Returns the SHA-256 of the code, and its commit where it is a git checkout."""
+    """Returns the SHA-256 of the code, and its commit: $MLM_COMMIT, or that of the git checkout that it is."""
     text = code(hashlib.sha256(json.dumps(fingerprints.code(), sort_keys=True).encode()).hexdigest())
+    if commit := os.environ.get("MLM_COMMIT"):  # of launch/tpu.py, whose hosts have no git
+        return text + ", commit " + code(commit)
     command = ["git", "-C", str(fingerprints.ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")

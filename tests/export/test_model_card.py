@@ -190,6 +190,12 @@ def test_the_whole_config_and_every_fingerprint(model, history, tmp_path):
     assert re.search(r"\| code that exported it \| `[0-9a-f]{64}`(, commit `[0-9a-f]{40}(-dirty)?`)? \|", card)
 
 
+def test_the_commit_of_a_host_without_git_is_what_its_launcher_says(model, tmp_path, monkeypatch):
+    commit = f"{'0' * 40}-dirty"
+    monkeypatch.setenv("MLM_COMMIT", commit)
+    assert f", commit `{commit}` |" in card_of(model, tmp_path)
+
+
 HOSTILE = (
     "```\n# heading\n<script>alert(1)</script>a|b",
     "`code` ``two`` [link](javascript:x) ![image](http://x/y.png) <img src=x>",

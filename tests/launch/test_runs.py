@@ -62,7 +62,7 @@ def test_what_keeps_a_run_from_starting_and_what_does_not():
 
 
 def test_mistakes_are_found_before_anybody_is_asked(pod, monkeypatch):
-    packed = Code(pod.repository, "c" * 64, b"", "code", frozenset(["configs/a.py"]))
+    packed = Code(pod.repository, "c" * 64, b"", "code", frozenset(["configs/a.py"]), "")
     monkeypatch.setattr("pods.code.pack", lambda: packed)
     monkeypatch.setenv("SECRET", "canary-4a7f")
     for words, said in {

@@ -87,7 +87,7 @@ def make(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def supervisor():
-        job = Job("a", ("train",), {}, Code(tmp_path, "0" * 64, b"", "code", frozenset()))
+        job = Job("a", ("train",), {}, Code(tmp_path, "0" * 64, b"", "code", frozenset(), ""))
         cloud = TpuVm(Settings("pod", "p", "us-central2-b", "v4-8"), Runner())
         return Supervisor(cloud, job, Namespace(every=10.0, timeout=60.0, **vars(FLAGS)))
 

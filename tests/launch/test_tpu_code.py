@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import subprocess
 import tarfile
 
 import pytest
@@ -46,6 +47,8 @@ def test_a_dirty_tree_is_packed_and_named(pod, repository):
     found = content(packed)
     assert found["stub.py"] == b"changed" and found["configs/new.py"] == b"\0\xff" and "configs/a.py" not in found
     assert packed.hash != clean.hash and packed.label.endswith(", changed)")
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # as the card of an export does
+    assert packed.commit == f"{clean.commit}-dirty" == subprocess.check_output(describe, text=True).strip()
     with tarfile.open(fileobj=io.BytesIO(packed.data)) as tar:
         assert tar.getmember("link").linkname == "stub.py" and tar.getmember("run.sh").mode == 0o755
     pod.git("reset", "-q", "--hard")

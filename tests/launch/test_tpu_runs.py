@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 
 import pytest
@@ -45,6 +46,12 @@ def test_a_file_in_the_place_of_mlm(ready_pod):
     ready_pod.ready("sys.exit(1)")
     said = ready_pod.tpu(*RUN, "--command=train", "--program=research/rare.py")
     assert all(f"[{worker}] imported train --config=configs/a.py" in said for worker in range(2))
+
+
+def test_a_host_knows_the_commit(ready_pod):
+    ready_pod.ready("print(os.environ['MLM_COMMIT'])")
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+    assert ready_pod.tpu(*RUN).count(f"] {commit}\n") == 2
 
 
 def test_a_second_run_attaches(ready_pod):
