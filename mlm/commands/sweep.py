@@ -58,12 +58,18 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.engine:
         preflight.refuse(preflight.Case(args.name, base, Workdir(folder, create=None), args))
     cases = _plan(args, overrides, canonical(folder))
-    workdir = Workdir(folder)
     from mlm.sweep import runs, table
+
+    if args.command != "evaluate" and not args.entry.record:  # others have scores of their own
+        table.check_name(args.metric, cases)
+    workdir, by_run = Workdir(folder), {case.run: case for case in cases}
+
+    def check(run: runs.Run) -> None:
+        table.check_metric(args.metric, by_run[run])
 
     engine_context = common.open_engine(args, base, workdir) if args.engine else contextlib.nullcontext()
     with lock(workdir.root), engine_context as engine:
-        outcomes = runs.run_all([case.run for case in cases], root=workdir.root, engine=engine)
+        outcomes = runs.run_all([case.run for case in cases], root=workdir.root, engine=engine, check=check)
         table.write(workdir.root, cases, outcomes, args.metric)
     failed = [outcome for outcome in outcomes if outcome.code]
     for outcome in failed:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import NamedTuple
@@ -46,14 +46,20 @@ class Outcome(NamedTuple):
     last_line: str  # of its output: a sentence about what is wrong if there is one
 
 
-def run_all(runs: Sequence[Run], *, root: UPath, engine: Engine | None) -> list[Outcome]:
+def run_all(
+    runs: Sequence[Run], *, root: UPath, engine: Engine | None, check: Callable[[Run], None] = lambda run: None
+) -> list[Outcome]:
     """Runs what is not done, one by one here or on the workers of an engine; returns all outcomes, in order.
 
     A run that fails doesn't stop the others. On SIGTERM, Ctrl-C or a file `stop` in `root`, running ones save and exit,
-    and PreemptedError is raised; the same call resumes them.
+    and PreemptedError is raised; the same call resumes them. So they do if `check` of the first run that is done raises
+    an InputError, which is raised then.
     """
     outcomes = {run: outcome for run in runs if (outcome := _finished(run)) is not None}
-    todo, stop = [run for run in runs if run not in outcomes], root / STOP
+    checked, refusal, todo = bool(outcomes), None, [run for run in runs if run not in outcomes]
+    if checked:
+        check(next(iter(outcomes)))
+    stop = root / STOP
     stop.unlink(missing_ok=True)
     with _stop_on_signal(stop):
         if engine is None:
@@ -66,6 +72,15 @@ def run_all(runs: Sequence[Run], *, root: UPath, engine: Engine | None) -> list[
                 end = f"exit code {outcome.code}" if outcome.code else "done"
                 message = f"{len(outcomes)}/{len(runs)} {outcome.run.name}: {end}, {outcome.seconds:.0f} s"
                 print(message, file=sys.stderr, flush=True)
+            if outcome.code == 0 and not checked:
+                checked = True
+                try:
+                    check(outcome.run)
+                except InputError as error:
+                    refusal = error
+                    write_text(stop, "")
+    if refusal:
+        raise refusal
     done = sum(outcome.code == 0 for outcome in outcomes.values())
     if stop.is_file() and done < len(runs):
         raise PreemptedError(f"stopped, {done} of {len(runs)} runs are done; run the same command to continue.")

@@ -44,6 +44,12 @@ def read_scores(case: Case) -> dict[str, float]:
 
     The first score is the one to compare by: the loss, or the mean of config.classify.metric.
     """
+    scores = _logged(case)
+    return {key: value for key, value in scores.items() if type(value) in (int, float) and math.isfinite(value)}
+
+
+def _logged(case: Case) -> dict[str, Any]:
+    """Returns `read_scores`, with None for those that are not finite, and with texts."""
     folder = UPath(case.run.folder)
     if case.run.arguments[0] == "evaluate":
         printed = (folder / runs.OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -56,8 +62,21 @@ def read_scores(case: Case) -> dict[str, float]:
         scores, first = report.best_evaluation(evals, config) if evals else {}, " + ".join(metrics) or "loss"
         if scores and metrics:
             scores = scores | {first: selected(scores, metrics)}
-    scores = {first: scores.get(first)} | scores
-    return {key: value for key, value in scores.items() if type(value) in (int, float) and math.isfinite(value)}
+    return {first: scores.get(first)} | scores
+
+
+def check_metric(metric: str, case: Case) -> None:
+    """Raises InputError if a run that is done has no score of that name, finite or not; "" is any."""
+    names = [name for name, value in _logged(case).items() if value is None or type(value) in (int, float)]
+    if metric and metric not in names:
+        raise InputError(f"--metric={metric}: {case.run.name} has no such score; name one of {', '.join(names)}.")
+
+
+def check_name(metric: str, cases: Sequence[Case]) -> None:
+    """Raises InputError if training by mlm's own classes has no score of that name; "" is any."""
+    names = dict.fromkeys([*logs.SCORES, *(" + ".join(case.config["classify.metric"]) for case in cases)])
+    if metric and metric.rpartition("/")[2] not in names:
+        raise InputError(f"--metric={metric}: is no score; name one of {', '.join(filter(None, names))}.")
 
 
 def sign(metric: str) -> int:

@@ -51,6 +51,18 @@ def test_a_failing_run_ends_no_other_and_what_is_done_is_skipped(tmp_path, capsy
     assert (tmp_path / "train" / "run.json").stat().st_mtime_ns > when, "done with other arguments"
 
 
+def test_what_the_check_of_the_first_one_done_refuses_stops_the_others(tmp_path):
+    def check(run: Run) -> None:
+        assert run.name == "train", "the first one failed"
+        raise InputError("no such score")
+
+    planned = helps(tmp_path, "bad", "train", "evaluate")
+    for _ in range(2):
+        with pytest.raises(InputError, match="no such score"):
+            runs.run_all(planned, root=UPath(tmp_path), engine=None, check=check)
+        assert not (tmp_path / "evaluate").exists()
+
+
 def test_in_a_bucket(bucket):
     root = UPath(bucket) / "sweep"
     planned = [Run(run.name, f"{root}/{run.name}", run.arguments) for run in helps(pathlib.Path(), "train", "bad")]

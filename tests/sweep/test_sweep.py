@@ -54,7 +54,7 @@ def test_stopped_it_goes_on_and_evaluate_compares_its_models(manifest, tmp_path,
 
 
 def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, monkeypatch):
-    def run_all(planned, *, root, engine):
+    def run_all(planned, *, root, engine, check):
         good = UPath(planned[1].folder)
         good.mkdir()
         (good / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "loss": 2.0}\n')
@@ -82,6 +82,7 @@ BAD = {
     f"train train.seed={','.join(map(str, range(101)))}": ["101 runs", "--yes"],
     "predict step=1,2": ["predict", "train, run, classify, evaluate"],
     "evaluate step=x,1000": ["--step", "'x'"],
+    "train train.seed=0,1 --metric=fun": ["--metric=fun", "loss, "],
 }
 
 

@@ -49,6 +49,9 @@ def test_a_metric_of_choice(tmp_path, capsys):
     assert "step: the highest median over seeds is best" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"--metric=f1: .*loss, step"):
         table.write(UPath(tmp_path), cases, outcomes, "f1")
+    table.check_metric("loss", cases[0]._replace(run=cases[-1].run))  # not finite
+    with pytest.raises(InputError, match=r"--metric=f1: learning_rate=0\.1,seed=0 .*loss, step"):
+        table.check_metric("f1", cases[0])
     assert {table.sign(name) for name in ("news/loss", "perplexity", "mse", "loss_se_records")} == {-1}
     assert {table.sign(name) for name in ("accuracy", "matthews")} == {1}
 
