@@ -30,6 +30,9 @@ Inputs = Any  # what a model and a loss read: a tree of arrays, [B, ...]
 # (state, batch, length=None) -> (state, metrics): scalars, and "gradient_norms", one for each parameter, which the loop
 # takes out of them
 TrainStep = Callable[..., tuple["TrainState", dict[str, jax.Array]]]
+# Names that stand beside a metric's in the logs, in what a step or an evaluation returns, and in what `evaluate` prints.
+RESERVED = (*logs.STANDARD, *logs.NORMS, "kind", "consecutive_nonfinite", "breakdown")
+RESERVED += ("split", "model", "class", "masks", "dtypes")
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -127,20 +130,25 @@ class Task(Protocol):
 def metric_names(task: Task, params: Params) -> list[str]:
     """Returns the names of the loss and the metrics of a task.
 
-    Raises InputError for a name of mlm's own, and for a metric that is not a sum and a weight of each row.
+    Raises InputError for a name of mlm's own, and for a loss or metric that is not a sum and a weight of each row.
     """
-    rows, where = task.mesh.shape["data"] * task.mesh.shape["fsdp"], f"{type(task).__qualname__}.metrics"
+    rows = 2 * task.mesh.shape["data"] * task.mesh.shape["fsdp"]  # never one, of which a sum over all is one of each
+    loss_where, where = (f"{type(task).__qualname__}.{name}" for name in ("loss", "metrics"))
 
     def means(params: Params, batch: Batch) -> tuple[dict[str, Mean], dict[str, Mean]]:
         inputs = task.inputs(batch, jnp.zeros((), jnp.int32))
         logits, intermediates = task.forward(params, inputs, batch["row"], jax.random.key(0))
-        return task.loss(logits, inputs).means(), task.metrics(logits, inputs, intermediates)
+        sums, metrics = task.loss(logits, inputs), task.metrics(logits, inputs, intermediates)
+        for place, value, kind in ((loss_where, sums, RowSums), (where, metrics, dict)):
+            if not isinstance(value, kind):
+                raise InputError(f"{place}: must return a {kind.__name__}, not {value!r:.200}.")
+        return sums.means(), metrics
 
     losses, metrics = jax.eval_shape(means, params, task.batch_shapes(rows))
-    if taken := [name for name in metrics if name in logs.STANDARD + logs.NORMS or "/" in name]:
+    if taken := [name for name in metrics if name in RESERVED or "/" in name]:
         raise InputError(f"{where}: {taken[0]} is a name of mlm's own; choose another.")
     for name, mean in (losses | metrics).items():
         if not (isinstance(mean, Mean) and all(part.shape == (rows,) and part.dtype == jnp.float32 for part in mean)):
             what = f"must be a Mean(sum, weight) of two float32 arrays [B], one entry for each of {rows} rows"
-            raise InputError(f"{where}: {name} {what}, not {mean!r:.200}.")
+            raise InputError(f"{where if name in metrics else loss_where}: {name} {what}, not {mean!r:.200}.")
     return [*losses, *metrics]

@@ -32,7 +32,33 @@ def test_a_metric_that_is_no_sum_of_each_row_is_refused(mean):
         ill_formed(lambda weights_BxL: {"padding": mean(weights_BxL)})
 
 
-@pytest.mark.parametrize("name", ["loss", "own/metric"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda sums: sums.loss_B.mean(), "must return a RowSums"),
+        (tuple, "must return a RowSums"),
+        (lambda sums: sums._replace(loss_B=sums.loss_B.sum(keepdims=True)), "loss .*float32"),
+    ],
+)
+def test_a_loss_that_is_no_sum_of_each_row_is_refused_by_its_name(change, words):
+    class IllFormed(Toy):
+        def loss(self, logits_BxL, inputs):
+            return change(super().loss(logits_BxL, inputs))
+
+    with pytest.raises(InputError, match=rf"IllFormed\.loss: {words}"):
+        IllFormed(toy().config)
+
+
+def test_metrics_that_are_no_dictionary_are_refused():
+    class IllFormed(Toy):
+        def metrics(self, logits_BxL, inputs, intermediates):
+            return None
+
+    with pytest.raises(InputError, match=r"IllFormed\.metrics: must return a dict"):
+        IllFormed(toy().config)
+
+
+@pytest.mark.parametrize("name", ["loss", "own/metric", "kind", "masks", "consecutive_nonfinite"])
 def test_a_metric_with_a_name_of_mlms_own_is_refused(name):
     with pytest.raises(InputError, match=rf"IllFormed\.metrics: {name} "):
         ill_formed(lambda weights_BxL: {name: Mean(jnp.sum(weights_BxL, -1), jnp.sum(weights_BxL, -1))})
