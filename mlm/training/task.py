@@ -30,7 +30,7 @@ Inputs = Any  # what a model and a loss read: a tree of arrays, [B, ...]
 # (state, batch, length=None) -> (state, metrics): scalars, and "gradient_norms", one for each parameter, which the loop
 # takes out of them
 TrainStep = Callable[..., tuple["TrainState", dict[str, jax.Array]]]
-# Names that stand beside a metric's in the logs, in what a step or an evaluation returns, and in what `evaluate` prints.
+# Names beside those of metrics: in logs, in what a step or an evaluation returns, and in what `evaluate` prints.
 RESERVED = (*logs.STANDARD, *logs.NORMS, "kind", "consecutive_nonfinite", "breakdown")
 RESERVED += ("split", "model", "class", "masks", "dtypes")
 
