@@ -31,7 +31,7 @@ def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
     code: hash; "packages": the hash of those installed for it, or None; runs: [{"id", "attempt"}] that are alive here.
     """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    accelerators = [*DEVICES.glob("accel*"), *DEVICES.glob("vfio/*")]
+    accelerators = [*DEVICES.glob("accel*"), *DEVICES.glob("vfio/[0-9]*")]  # not vfio/vfio, which is of no device
     has_code = (root / "code" / code).is_dir()
     packages = (read(root / "code" / f".{code}.json") or {}).get("packages")
     if not packages or not (root / "venv" / packages / "python.json").exists():

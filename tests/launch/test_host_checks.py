@@ -14,8 +14,9 @@ from jax._src import hardware_utils
 
 def test_preflight_sees_who_holds_the_accelerator_and_removes_a_lock_that_nobody_holds(host, tmp_path, monkeypatch):
     (tmp_path / "dev" / "vfio").mkdir(parents=True)
-    device, lock = tmp_path / "dev" / "accel0", tmp_path / "libtpu_lockfile"
+    device, lock = tmp_path / "dev" / "vfio" / "0", tmp_path / "libtpu_lockfile"
     device.touch()
+    device.with_name("vfio").touch()  # of the driver, as on every host of v5e and v6e
 
     monkeypatch.setattr(host_checks, "DEVICES", tmp_path / "dev")
     monkeypatch.setattr(host_checks, "LOCK", lock)
