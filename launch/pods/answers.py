@@ -33,6 +33,7 @@ KINDS = (
      "{project} asks Google Cloud too often: wait a minute, or poll less often (--every)"),
     ("login", "^UNAUTHENTICATED|auth login|active account selected|current auth tokens|reauthentication",
      "gcloud isn't logged in: gcloud auth login"),
+    ("other", "^gcloud crashed", "gcloud itself has failed: try again; if it stays so, gcloud components update"),
     ("stockout", CAPACITY,
      "{zone} has no {accelerator_type} to give right now: try another zone, set queued = true to wait in line, or try "
      "later"),
