@@ -28,6 +28,7 @@ from mlm.training.sharding import named_leaves
 COMMITTED = "commit_success.txt"  # in a bucket, orbax writes this file last
 INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step that was not fully written or hashed
 OnComplete = Callable[[int], Iterable[int | None]]  # step -> further steps to keep; on the first host, in a thread
+SMALLEST_SLICE_BYTES = 2**16
 READ_BACK_BYTES = 256 * 10**6  # of the arrays that are read back at once
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,14 @@ def _glob(self: epath.Path, pattern: str) -> Iterator[epath.Path]:
 
 
 epath.gpath._GPath.glob = _glob  # orbax merges what matches ocdbt.process_*
+
+# Of an array that several devices hold, each saves a slice, and compiles a program to cut it. For the many small arrays
+# of a model that took seconds at the first save; one device saves those whole.
+ocp.type_handlers.register_type_handler(
+    jax.Array,
+    ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES),
+    override=True,
+)
 
 
 class Checkpoints(AbstractContextManager):

@@ -5,14 +5,16 @@ import shutil
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mlm import cluster
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
-from mlm.training import checkpoint
+from mlm.training import checkpoint, sharding, xla_metrics
 from mlm.workdir import Workdir
 
 
@@ -169,6 +171,19 @@ def test_a_large_state_is_read_back_in_groups(tmp_path, monkeypatch):
     with checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints:
         checkpoints.save(1, state, {}, None)
     assert groups == [["a", "b"], ["c", "d"], ["e"]]
+
+
+def test_of_what_all_devices_hold_large_arrays_alone_are_saved_in_slices(tmp_path):
+    """To cut each slice is a program: eight for an array, however small."""
+    everywhere = NamedSharding(sharding.make_mesh(data=8, fsdp=1, tensor=1), PartitionSpec())
+    numbers = {f"small {size}": np.arange(size, dtype=np.float32) for size in (1, 8, 64, 800)}
+    numbers["large"] = np.arange(8 * checkpoint.SMALLEST_SLICE_BYTES // 4, dtype=np.float32)
+    state = jax.device_put(numbers, everywhere)
+    with xla_metrics.Programs() as programs, checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints:
+        checkpoints.save(1, state, {}, None)
+    assert programs.counts["all programs"]["compilations"] == 8
+    restored = checkpoint.restore(UPath(tmp_path), 1, jax.eval_shape(lambda: state))
+    assert all(np.array_equal(restored[name], numbers[name]) for name in numbers)
 
 
 @pytest.mark.parametrize("other", [{"weight": jnp.zeros(4)}, {"weight": jnp.zeros(3, int)}, {"size": jnp.zeros(3)}])
