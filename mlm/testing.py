@@ -62,7 +62,8 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
     """Raises AssertionError that says what is not equal, of a subclass with a config made small.
 
     Eight devices must give the metrics of one, as must microbatches, but for rounding; and a run that ended in the
-    middle and was resumed must give the metrics and parameters of one that did not, to the bit.
+    middle and was resumed must give the metrics and parameters of one that did not, to the bit. Metrics must be finite,
+    and the masks of a record the same in whatever batch and row it is.
 
     Args:
       changes: config values, {"group.key": value}, that SMALL must not have, such as another number of layers.
@@ -87,22 +88,24 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
             )
 
         task = make({}, 1)
-        expected, whole = _train(task), task.workdir
+        differences = _differences_of_masks(task)
+        logged, whole = _train(task), task.workdir
+        expected = {name: value for name, value in logged.items() if value is not None}
+        differences += [f"{name} is not finite" for name, value in logged.items() if value is None]
 
         def on_devices(keys: dict[str, Any]) -> list[str]:
             """Returns what differs from the run on one device."""
             values, title = _train(make(keys, DEVICES)), ", ".join(f"{key} = {value}" for key, value in keys.items())
             return [
-                f"{title}: {name} is {values[name]}, and {expected[name]} on one device without microbatches"
-                for name in expected
-                if not math.isclose(expected[name], values[name], rel_tol=ROUNDING, abs_tol=1e-6)
+                f"{title}: {name} is {values.get(name)}, and {value} on one device without microbatches"
+                for name, value in expected.items()
+                if values.get(name) is None or not math.isclose(value, values[name], rel_tol=ROUNDING, abs_tol=1e-6)
             ]
 
         # Not 2 x 2 x 2: with three axes above 1, XLA's partitioner aborts at some small batches on CPUs (jax 0.10.2).
         mesh, microbatches = {"mesh.data": 1, "mesh.fsdp": 4, "mesh.tensor": 2}, {"train.accumulate": 2}
-        differences = on_devices(mesh | microbatches)
-        if differences:  # of which of the two
-            differences = on_devices(mesh) + on_devices(microbatches) or differences
+        if both := on_devices(mesh | microbatches):  # of which of the two
+            differences += on_devices(mesh) + on_devices(microbatches) or both
 
         task.workdir, task.batches = Workdir(f"{folder}/resumed"), _ending(task.batches)
         with contextlib.suppress(_EndError):
@@ -159,6 +162,20 @@ def _train(task: Pretraining) -> dict[str, float]:
         for name, value in line.items()
         if name not in ("kind", "step")
     }
+
+
+def _differences_of_masks(task: Pretraining) -> list[str]:
+    """Returns which inputs of the model and the loss are not the same for the rows of a batch in another batch."""
+    columns = next(task.batches(0))
+    fewer = {name: np.ascontiguousarray(column[::-1][: ROWS // 2]) for name, column in columns.items()}
+    inputs, others = (
+        dict(sharding.named_leaves(jax.jit(task.inputs)(sharding.put_batch(rows, task.mesh, count), 0)))
+        for rows, count in ((columns, ROWS), (fewer, ROWS // 2))
+    )
+    what = "depends on the row or the batch that a record is in; draw masks from its record and epoch alone"
+    return [
+        f"{name} {what}" for name, value in inputs.items() if not np.array_equal(value[::-1][: ROWS // 2], others[name])
+    ]
 
 
 def _ending(batches: Callable[[int], Iterator]) -> Callable[[int], Iterator]:

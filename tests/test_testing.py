@@ -14,7 +14,16 @@ pytestmark = pytest.mark.standard
 
 
 class Wrong(Pretraining):
-    """Divides by the weight of its rows, not of the batch; reads other batches after a restart."""
+    """Divides by the weight of its rows, not of the batch; reads other batches after a restart; masks by row."""
+
+    def make_masking(self):
+        draw = super().make_masking()
+        return lambda key, ids_BxL, attention_BxL, record_B, *rest: draw(
+            key, ids_BxL, attention_BxL, jnp.arange(len(record_B), dtype=record_B.dtype), *rest
+        )
+
+    def metrics(self, logits_BxKxV, masked, intermediates):
+        return {"nothing": Mean(0 * masked.weights_BxK.sum(-1), 0 * masked.weights_BxK.sum(-1))}
 
     def loss(self, logits_BxKxV, masked):
         sums = super().loss(logits_BxKxV, masked)
@@ -39,7 +48,14 @@ def test_a_metric_of_ones_own_is_the_same_on_devices_with_microbatches_and_after
 def test_says_what_is_not_equal():
     with pytest.raises(AssertionError) as error:
         check_task(Wrong, tiny_config(), {"model.layers": 1})
-    for name in ("Wrong", "train.accumulate = 2: train, step 1, loss", "resumed", "'step': 3"):
+    for name in (
+        "Wrong",
+        "train.accumulate = 2: train, step 1, loss",
+        "resumed",
+        "'step': 3",
+        "labels_BxK depends",
+        "nothing is not",
+    ):
         assert name in str(error.value)
     assert "mesh.fsdp" not in str(error.value), "there the rows of a device are not averaged by themselves"
 
