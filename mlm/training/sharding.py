@@ -98,6 +98,11 @@ def param_specs(params: Any, mesh: Mesh, rules: PartitionRules) -> dict[str, P]:
             raise InputError(f"the model's partition_rules() have no rule for the parameter {name}; add one.")
         used.add(rule)
         specs[name] = rule[1]
+        named = [axis for axes in rule[1] for axis in ((axes,) if isinstance(axes, str) else axes or ())]
+        if len(rule[1]) > len(leaf.shape) or not set(named) <= set(AXES) or len(set(named)) < len(named):
+            what = f"split {name}, of the shape {leaf.shape}, by {rule[1]}"
+            allowed = f"at most {len(leaf.shape)} entries, and of each of {', '.join(AXES)} at most one"
+            raise InputError(f"the model's partition_rules() {what}; it may have {allowed}.")
         for size, axes in zip(leaf.shape, rule[1], strict=False):
             axes = (axes,) if isinstance(axes, str) else axes or ()
             num_shards = math.prod(mesh.shape[axis] for axis in axes)

@@ -101,6 +101,15 @@ def test_a_rule_matches_whole_names_alone():
         sharding.param_specs(params, mesh_of(8, 1, 1), rules_of())
 
 
+@pytest.mark.parametrize(
+    "spec", [P("model", None), P("fsdp", None, "tensor"), P("fsdp", "fsdp"), P(("tensor", "fsdp"), "fsdp")]
+)
+def test_a_rule_that_no_mesh_can_follow_is_refused(spec):
+    rules = ((r"lm_head/dense/kernel", spec), *(rule for rule in rules_of() if rule[0] != r"lm_head/dense/kernel"))
+    with pytest.raises(InputError, match=r"partition_rules\(\) .*lm_head/dense/kernel.*(32, 32).*data, fsdp, tensor"):
+        sharding.param_specs(params_of(), mesh_of(8, 1, 1), rules)
+
+
 def test_an_unmatched_parameter_and_an_unused_rule_are_refused():
     mesh, params, rules = mesh_of(8, 1, 1), params_of(), rules_of()
     adapter = {"adapter": {"kernel": jax.ShapeDtypeStruct((32, 32), "float32")}}
