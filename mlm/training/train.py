@@ -140,7 +140,8 @@ def make_train_step(task: Task) -> TrainStep:
         progress = jnp.max(batch["share"]) * HOURS_STEPS if "share" in batch else None  # in the schedules
         grads, sums = mean_gradient(state.params, split_rows(batch, length), state.step, progress)
 
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, progress=progress)
+        loss = sums["loss"].sum / sums["loss"].weight
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, progress=progress, value=loss)
         params, grad_norm, ema = optax.apply_updates(state.params, updates), optax.tree.norm(grads), state.ema
         if ema is not None:
             decay = config.optimizer.ema_decay

@@ -11,7 +11,7 @@ import pytest
 
 from mlm.model.loss import RowSums
 from mlm.plan import hlo
-from mlm.training import sharding, train
+from mlm.training import optimizer, sharding, train
 from tests.support.tiny import assert_close, flat
 from tests.training.toy import HIDDEN, RECORDS, Toy, batch_of, toy
 
@@ -175,6 +175,18 @@ def test_the_average_of_the_parameters():
     for name, value in flat(state.ema).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-7)
     assert state.best_params is state.ema and toy().init().best_params is not None
+
+
+def test_an_optimizer_may_read_the_loss_of_the_step(monkeypatch):
+    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
+    monkeypatch.setattr(optimizer, "make_optimizer", lambda *_: optax.chain(optax.sgd(1.0), plateau))
+    task = Toy(toy("log.every=1").config)
+    state, losses, scales = task.init(), [], []
+    for batch in (batch_of(4), batch_of(4, 1), batch_of(4, 2), batch_of(4, 3)):
+        state, metrics = step_on(task, state, batch)
+        losses.append(metrics["loss"])
+        scales.append(float(state.opt_state[1].scale))
+    assert float(state.opt_state[1].best_value) == pytest.approx(min(losses), rel=1e-6) and min(scales) < 1, scales
 
 
 def test_guard_skips_what_is_not_finite_and_stops_for_good():
