@@ -274,11 +274,14 @@ def word_starts(folder: str, *, key: str, fix: str = "set masking.kind to token"
 
 
 def counted_words(folder: str, *, key: str) -> np.ndarray:
-    """Returns which entries of the vocabulary make one more word of a text cut at white space, about, bool [V]."""
+    """Returns how many more words of a text cut at white space each entry of the vocabulary makes, about, int64 [V]."""
     starts_V, fast = word_starts(folder, key=key, fix="name steps"), load_fast(folder)
     if isinstance(fast.decoder, decoders.WordPiece):  # its punctuation marks stand alone
         starts_V[[number for piece, number in fast.get_vocab().items() if not any(map(str.isalnum, piece))]] = False
-    return starts_V
+    counts_V, text_of = starts_V.astype("int64"), surface(fast)
+    for piece, number in fast.get_vocab().items():  # some tokenizers have entries of several words
+        counts_V[number] += len(re.findall(r"\s+", text_of(piece).lstrip()))
+    return counts_V
 
 
 def surface(fast: Tokenizer) -> Callable[[str], str] | None:

@@ -3,7 +3,7 @@ import pathlib
 import shutil
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
@@ -77,6 +77,15 @@ def test_words_that_cannot_be_told_are_refused(tmp_path):
     fast.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(InputError, match=rf"config\.masking\.kind = word: .*{tmp_path}.*masking\.kind to token"):
         tokenizer.word_starts(str(tmp_path), key="config.masking.kind = word")
+
+
+def test_entries_of_several_words_count_as_such(tmp_path):
+    vocabulary = {"a": 0, "b": 1, "▁": 2, "a▁": 3, "a▁b": 4, "▁a": 5, "▁a▁b": 6}
+    merges = [("a", "▁"), ("a▁", "b"), ("▁", "a"), ("▁", "a▁b")]
+    fast = Tokenizer(models.BPE(vocabulary, merges))
+    fast.decoder = decoders.Replace("▁", " ")
+    fast.save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.counted_words(str(tmp_path), key="test").tolist() == [0, 0, 1, 1, 1, 1, 2]
 
 
 def test_text_of_pieces(tokenizers):
