@@ -49,7 +49,7 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", self.embedding_init, (self.entries, self.features))
 
     def __call__(self, ids_BxL: Array) -> Array:
-        x_BxLxH = self.embedding[ids_BxL].astype(self.dtype)  # clips indices; mode="fill" would not be fused
+        x_BxLxH = jnp.asarray(self.embedding)[ids_BxL].astype(self.dtype)  # clips; mode="fill" would not be fused
         return jnp.where((jnp.asarray(ids_BxL) < self.entries)[..., None], x_BxLxH, jnp.nan)
 
 

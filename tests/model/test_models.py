@@ -194,6 +194,14 @@ def test_linen_s_tools_work():
     assert "roberta/encoder/layer/1" in table and "word_embeddings" in table
 
 
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "FlaxModernBertForMaskedLM"])
+def test_parameters_may_be_arrays_of_numpy_as_those_of_a_teacher_in_a_loss(name):
+    model, (ids, mask) = make(name), inputs()
+    params = jax.tree.map(np.asarray, model.params)
+    logits = jax.jit(lambda ids: model.module.logits(params, ids, mask))(ids)
+    np.testing.assert_allclose(logits, model(ids, mask).logits, atol=1e-5)
+
+
 @pytest.mark.parametrize(("name", "longest"), [("RobertaForMaskedLM", 38), ("BertForMaskedLM", 40)])
 def test_what_is_beyond_a_table_gives_nan_as_in_transformers(name, longest):
     """A longer row, an unknown token or type; RoBERTa's padding, of any length, does not."""
