@@ -23,6 +23,8 @@ def _corpus(config: ConfigDict) -> Broken:
     corpus = config.corpus
     if len(corpus.weights) != len(corpus.sources):
         yield "corpus.weights", "must have one number for each of corpus.sources"
+    if len(set(corpus.sources)) < len(corpus.sources):
+        yield "corpus.sources", "must name each source once; corpus.weights says how often it is written"
     for key in ("validation_groups", "test_groups"):
         if corpus.group == "document" and corpus[key]:
             yield f"corpus.{key}", "must be () where corpus.group is document"

@@ -105,6 +105,7 @@ OF_MODERNBERT = {
 # Overrides, separated by spaces; the key that is named with its value; and the keys and numbers that the rule names.
 TIED = [
     ("corpus.weights=(1,1)", "corpus.weights", "corpus.sources"),
+    ("corpus.sources=('text:a','text:a') corpus.weights=(1,2)", "corpus.sources", "corpus.weights"),
     (
         "corpus.group=source corpus.validation_groups=('a',) corpus.test_groups=('a',)",
         "corpus.test_groups",
