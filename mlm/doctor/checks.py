@@ -201,7 +201,12 @@ def ids(case: Case) -> list[Finding]:
 def _overlap(case: Case, split: str, overlap: scan.Overlap, part: str) -> Finding:
     """Returns how much of a held-out split is in `part` of the training rows."""
     count, rows = len(overlap.overlapping), len(overlap.rows)
-    rate = count / max(rows, 1)
+    if not rows:
+        needed = f"{scan.LEAST_STRETCHES + scan.STRETCH - 1} tokens without a special or unknown one among them"
+        fix = "see corpus.near_duplicates for short documents, and the share of unknown tokens"
+        what = f"no {split} row can be compared with training: none has {needed}"
+        return Finding("warning", what, fix, check="overlap")
+    rate = count / rows
     what = (
         f"{count:,} of {rows:,} {split} rows ({rate:.1%}) are at least half in training, by stretches of "
         f"{scan.STRETCH} tokens in {part}"

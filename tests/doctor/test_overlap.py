@@ -38,6 +38,13 @@ def test_the_file_that_training_holds_is_named(made, workdir):
     assert new is None or int(new[1]) < 0.2 * int(new[2]), "cut rows alone are of both"
 
 
+def test_rows_too_short_to_compare_are_not_called_fine(texts, tokenizer_folder, workdir, tmp_path):
+    lines = [f"{texts[n % 400][:8]} {n}" for n in range(4000)]
+    made = write_shards(lines, tmp_path / "shards", tokenizer_folder)
+    (found,) = (each for each in checks.ids(case_of(made, workdir)) if each.check == "overlap")
+    assert found.level == "warning" and "no validation row" in found.what and "corpus.near_duplicates" in found.fix
+
+
 def test_shards_that_do_not_say_where_they_are_from(made, workdir, tmp_path):
     folder = shutil.copytree(made.folder, tmp_path / "shards")
     shutil.rmtree(folder / "documents")
