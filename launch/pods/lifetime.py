@@ -14,8 +14,10 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
         cloud.create()
         cloud.describe()
         return
-    begin, said = time.monotonic(), ""
+    begin, said, created = time.monotonic(), "", False
     while pod.state != READY:
+        if created and pod.permanent:
+            raise PodError(f"{pod.name} is {pod.condition}; another one would fail too: change pod.toml.")
         if pod.state in GONE and not recreate:
             raise PodError(
                 f"{pod.name} is {pod.condition}; it won't come back, but counts against the quota: launch/tpu.py up "
@@ -26,6 +28,7 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
             if step := backend.STEPS.get(pod.state):
                 say(f"{pod.name} is {pod.condition}; {step}")
                 take(step, cloud, pod)
+                created = created or step == backend.CREATE
             else:
                 line = f"{pod.name} is {pod.condition}, {(time.monotonic() - begin) // 60:.0f} min so far"
                 if line != said:
