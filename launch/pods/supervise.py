@@ -107,7 +107,8 @@ class Supervisor:
     def _wait_for(self, error: PodError) -> None:
         """Says why an action failed, and waits longer; raises what waiting can't fix."""
         quota = error.kind == "quota" and self.memory.gone  # that of the pod that is lost comes back
-        may_pass = error.kind in TRIED or quota
+        login = error.kind == "login" and self.was_seen  # as in `poll`
+        may_pass = error.kind in TRIED or quota or login
         if error.kind not in PASSING and not (may_pass and self.tries + 1 < MOST_TRIES):
             raise error
         self.tries += 1

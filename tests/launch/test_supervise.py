@@ -128,6 +128,7 @@ def test_a_lost_network_never_ends_it_and_a_mistake_always_does(make, monkeypatc
     one.was_seen = True
     problems["error"] = PodError("gcloud isn't logged in.", "login")
     assert one.step() is None, "a login that ran out later may come back"
+    one._wait_for(problems["error"])  # while a pod is made again, too
     problems["error"] = SettingsError("gcloud refuses the flags.")
     with pytest.raises(SettingsError):
         one.step()
