@@ -55,7 +55,7 @@ def test_up_does_not_make_again_and_again_what_fails_for_good(pod, monkeypatch):
     failed = backend.Pod("my-pod", "FAILED", queued=True, reason="its quota", permanent=True)
     looks, calls = iter([failed, backend.Pod("my-pod", "ABSENT")]), []
     monkeypatch.setattr(gcloud.TpuVm, "describe", lambda self: next(looks, failed))
-    monkeypatch.setattr(gcloud.TpuVm, "delete", lambda self, pod: calls.append("delete") or calls[9:] and sys.exit(9))
+    monkeypatch.setattr(gcloud.TpuVm, "delete", lambda self, pod: sys.exit(9) if calls[9:] else calls.append("delete"))
     monkeypatch.setattr(gcloud.TpuVm, "create", lambda self: calls.append("create"))
     said = pod.tpu(*UP, "--recreate", code=1)
     assert calls == ["delete", "create"] and "its quota; another one would fail too" in said
