@@ -42,11 +42,7 @@ epath.gpath._GPath.glob = _glob  # orbax merges what matches ocdbt.process_*
 
 # Of an array that several devices hold, each saves a slice, and compiles a program to cut it. For the many small arrays
 # of a model that took seconds at the first save; one device saves those whole.
-ocp.type_handlers.register_type_handler(
-    jax.Array,
-    ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES),
-    override=True,
-)
+ocp.type_handlers.get_type_handler(jax.Array)._min_slice_bytes_for_replica_parallel = SMALLEST_SLICE_BYTES
 
 
 class Checkpoints(AbstractContextManager):
