@@ -31,6 +31,7 @@ from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.model import bert, modernbert, roberta, roberta_prelayernorm
 from mlm.model.base import MASKED_LM
+from mlm.model.flax_classes import FlaxModel
 from mlm.model.flax_modernbert import FlaxModernBertPreTrainedModel
 from mlm.model.module import Compute, Model, Params
 from mlm.model.partition_rules import REPLICATED
@@ -200,19 +201,8 @@ def model_class(name: str, head: str) -> type[FlaxPreTrainedModel] | None:
             bases = {CAMEMBERT: ROBERTA.flax_class(head), MODERNBERT: FlaxModernBertPreTrainedModel}
             base = family.flax_class(head) or bases[family]
             names = {"module_class": module_class, "config_class": family.config_class, "__module__": "mlm.model"}
-            return type(f"Flax{name}For{head}", (WithoutHeadMask, base), names)
+            return type(f"Flax{name}For{head}", (FlaxModel, base), names)
     return None
-
-
-class WithoutHeadMask:
-    """The call of transformers' classes, which hand their modules a mask of heads even where none is given."""
-
-    def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, head_mask=None, *args, **kwargs
-    ):
-        if head_mask is not None:
-            raise ValueError("head_mask: attention kernels don't read it; use transformers' own class.")
-        return super().__call__(input_ids, attention_mask, token_type_ids, position_ids, None, *args, **kwargs)
 
 
 def is_known(model_type: str) -> bool:

@@ -1,0 +1,90 @@
+"""from_pretrained, beyond what transformers' Flax classes read: PyTorch's safetensors of every kind, by every class."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.core import unfreeze
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import save_file
+
+import mlm.model
+from mlm.model import weights
+from tests.model.models import inputs, numbered, sizes_of
+
+CLASSES = ["RobertaForMaskedLM", "FlaxModernBertForMaskedLM"]
+
+
+def write(name: str, folder: pathlib.Path, files: int) -> dict:
+    """Writes a small model as PyTorch has it, in several files; returns its parameters."""
+    cls = getattr(mlm.model, name)
+    model = cls(cls.config_class(**sizes_of(name)), _do_init=False)
+    params = numbered(model.params_shape_tree)
+    model.config.save_pretrained(folder)
+    tensors = weights.to_torch(jax.device_get(params))
+    file_of = {name: f"model-{1 + index % files}.safetensors" for index, name in enumerate(tensors)}
+    for file in set(file_of.values()):
+        save_file({name: tensors[name] for name in tensors if file_of[name] == file}, folder / file, {"format": "pt"})
+    if files == 1:
+        (folder / "model-1.safetensors").rename(folder / "model.safetensors")
+    else:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
+    return params
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_safetensors_in_several_files_are_read_and_none_outside_the_folder(name, tmp_path):
+    params, cls = write(name, tmp_path / "a", 3), getattr(mlm.model, name)
+    model = cls.from_pretrained(tmp_path, subfolder="a")
+    jax.tree.map(np.testing.assert_array_equal, model.params, params)
+    index = tmp_path / "a" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "../model.safetensors"}}))
+    with pytest.raises(ValueError, match="inside its folder"):
+        cls.from_pretrained(tmp_path / "a")
+
+
+def test_parameters_are_jax_s_arrays_and_numpy_s_can_be_used_in_a_traced_call(tmp_path):
+    """Or `to_bf16` would leave them, and `save_pretrained` write those that PyTorch has transposed as they lie."""
+    write("FlaxModernBertForMaskedLM", tmp_path, 1)
+    model, (ids, mask) = mlm.model.FlaxModernBertForMaskedLM.from_pretrained(tmp_path), inputs()
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.to_bf16(model.params))} == {jnp.dtype("bfloat16")}
+    model.save_pretrained(tmp_path / "again", safe_serialization=True)
+    again = type(model).from_pretrained(tmp_path / "again")
+    jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
+    host = jax.device_get(model.params)
+    logits = jax.jit(lambda ids: [model(ids, mask, params=params).logits for params in (model.params, host)])
+    np.testing.assert_array_equal(*logits(ids))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_new_head_is_drawn_by_init_weights(name, tmp_path):
+    params, cls = write(name, tmp_path, 1), getattr(mlm.model, name.replace("MaskedLM", "TokenClassification"))
+    model, loaded = cls.from_pretrained(tmp_path, _do_init=False, num_labels=3, gradient_checkpointing=True)
+    assert "classifier" not in loaded and model.module.gradient_checkpointing
+    complete = unfreeze(model.init_weights(jax.random.key(0), (1, 1), loaded))
+    assert set(flatten_dict(complete)) == model.required_params
+    body = model.module.body_name if name.startswith("Roberta") else "model"
+    jax.tree.map(np.testing.assert_array_equal, complete[body], params[body])
+    with pytest.raises(TypeError, match="num_label'"):
+        cls.from_pretrained(tmp_path, num_label=3)
+
+
+def test_what_a_flax_class_has_saved_beside_pytorch_s_weights_is_read(tmp_path):
+    write("FlaxModernBertForMaskedLM", tmp_path, 1)
+    model = mlm.model.FlaxModernBertForMaskedLM.from_pretrained(tmp_path)
+    model.params = jax.tree.map(lambda leaf: 2 * leaf, model.params)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, config=tmp_path, local_rope_theta=9.0)
+    jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
+    assert again.config.local_rope_theta == 9
+
+
+def test_a_pickle_is_no_modernbert(tmp_path):
+    write("FlaxModernBertForMaskedLM", tmp_path, 1)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    for kwargs in ({}, {"from_pt": True}):
+        with pytest.raises(OSError, match=r"neither flax_model\.msgpack nor model\.safetensors"):
+            mlm.model.FlaxModernBertForMaskedLM.from_pretrained(tmp_path, **kwargs)
