@@ -148,7 +148,7 @@ def make_module(
 ) -> tuple[Model, pretraining.Pretraining | None]:
     """Returns a model's module, with a kernel that this machine has or the class's own, and the task of that class."""
     info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
-    compute = Compute(cls_id=info.special_ids["cls"] if isolated else None)
+    compute = Compute(cls_id=pretraining_data.document_start(config, info))
     module = model.family.make_module(model.config, dtype=dtype).clone(compute=compute)
     task = None
     if entry.pretraining:

@@ -26,7 +26,7 @@ from mlm.model.kernels import make_attention
 from mlm.model.loss import Mean, RowSums, masked_cross_entropy
 from mlm.model.module import Attention, Model, Params
 from mlm.model.token_masking import Masked, Masking, TokenMasking
-from mlm.tasks.pretraining_data import PretrainingData
+from mlm.tasks.pretraining_data import PretrainingData, document_start
 from mlm.training import optimizer, schedules, sharding, train
 from mlm.training.task import Batch
 from mlm.workdir import Workdir
@@ -56,8 +56,8 @@ class Pretraining(PretrainingData):
         if config.model.implementation == "transformers" and type(self).make_attention != Pretraining.make_attention:
             what = f"computes its own attention, not {type(self).__qualname__}.make_attention"
             raise InputError(f"config.model.implementation = transformers: {what}; set it to mlm.")
-        if config.data.isolate_documents:
-            module = module.clone(compute=dataclasses.replace(module.compute, cls_id=info.special_ids["cls"]))
+        if (cls_id := document_start(config, info)) is not None:
+            module = module.clone(compute=dataclasses.replace(module.compute, cls_id=cls_id))
         lengths = {length for _, length in self.stages.sizes} | {info.length}
         self.module = module.with_attention(partial(self.make_attention, module.config), lengths)
         self.masking = self.make_masking()

@@ -246,6 +246,17 @@ def dataset_info(manifest: Manifest) -> DatasetInfo:
     return dataclasses.replace(DatasetInfo.from_manifest(manifest), mixture=folders if len(folders) > 1 else ())
 
 
+def document_start(config: ConfigDict, info: DatasetInfo) -> int | None:
+    """Returns the id at which documents of a row are told apart, None if data.isolate_documents is off."""
+    if not config.data.isolate_documents:
+        return None
+    cls_id = info.special_ids["cls"]
+    if role := next((role for role in ("sep", "unk") if info.special_ids.get(role) == cls_id), None):
+        what = f"the cls token of the tokenizer is its {role} token too, so it doesn't show where a document starts"
+        raise InputError(f"config.data.isolate_documents = True: {what}; set it to false, or use another tokenizer.")
+    return cls_id
+
+
 def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:
     """Returns which tokens of the workdir's tokenizer start a word, or None if config.masking.kind needs no words."""
     kind, folder = config.masking.kind, str(workdir.tokenizer)

@@ -1,5 +1,6 @@
 """The batches of pretraining: one stream of rows whatever their sizes are, from any step, without skipped ones."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 from mlm.data.mixture import lanes
 from mlm.data.order import batch_rows
 from mlm.data.stages import make_stages
+from mlm.errors import InputError
 from mlm.tasks import pretraining_data
 from mlm.training import sharding
 from tests.support.corpora import in_epochs
-from tests.support.tiny import tiny_config
+from tests.support.tiny import INFO, tiny_config, tiny_run
 
 pytestmark = [
     pytest.mark.standard,
@@ -84,3 +86,11 @@ def test_the_records_of_batches_without_reading_them(straight, manifest):
         for batch, ids_B, epochs_B in zip(straight[part.first - 1 : part.last], ids, epochs, strict=True):
             np.testing.assert_array_equal(ids_B, batch["record_id"])
             np.testing.assert_array_equal(epochs_B, batch["epoch"])
+
+
+@pytest.mark.parametrize("role", ["sep", "unk"])
+def test_documents_are_not_isolated_by_a_token_that_also_stands_within_them(role):
+    info = dataclasses.replace(INFO, special_ids=INFO.special_ids | {role: INFO.special_ids["cls"]})
+    with pytest.raises(InputError, match=rf"data\.isolate_documents = True: .* {role} token"):
+        tiny_run("data.isolate_documents=true", mesh=(1, 1, 1), info=info)
+    assert tiny_run(mesh=(1, 1, 1), info=info).module.compute.cls_id is None
