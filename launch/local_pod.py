@@ -10,6 +10,7 @@ code. Python's standard library alone; the processes run in .venv where there is
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -18,6 +19,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+
+if not importlib.util.find_spec("tomllib"):
+    sys.exit(f"local_pod: this is Python {sys.version.split()[0]}, and must be 3.11 or later, as .venv/bin/python is")
 
 import host
 import host_setup

@@ -2,8 +2,12 @@
 """Training pods, from a laptop: `python launch/tpu.py COMMAND`. Python 3.11's standard library, git and gcloud."""
 
 import argparse
+import importlib.util
 import signal
 import sys
+
+if not importlib.util.find_spec("tomllib"):  # before what an older one can't even read
+    sys.exit(f"tpu: this is Python {sys.version.split()[0]}, and must be 3.11 or later: python3.12 launch/tpu.py ...")
 
 import host_setup
 from pods import backend, gcloud, lifetime, notebook, readiness, runs, settings, supervise

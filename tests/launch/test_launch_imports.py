@@ -1,6 +1,7 @@
 """The launcher needs nothing but a Python: the standard library alone, of 3.11 here and of 3.10 on the hosts."""
 
 import ast
+import subprocess
 import sys
 
 import pytest
@@ -24,6 +25,15 @@ def test_the_standard_library_alone(path):
     if on_hosts:  # "pods" stays here; tomllib came with 3.11
         assert not names & {"pods", "tomllib", "tpu"}
         assert "datetime.UTC" not in path.read_text() and "process_group=" not in path.read_text()
+
+
+@pytest.mark.standard
+@pytest.mark.parametrize("name", ["tpu", "local_pod"])
+def test_an_older_python_is_told_so(name):
+    """Such as 3.10 of Ubuntu 22.04, or 3.9 of macOS: neither has tomllib."""
+    old = "import importlib.util as util, runpy, sys; util.find_spec = lambda name: None; runpy.run_path(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", old, LAUNCH / f"{name}.py"], capture_output=True, text=True)
+    assert done.returncode == 1 and "must be 3.11 or later" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_jax_s_tpu_library_is_among_the_requirements():
