@@ -79,7 +79,7 @@ class FlaxModel:
             )
         kwargs = unused
         model = cls(config, *model_args, dtype=dtype, _do_init=_do_init, **kwargs)
-        params = _read(files, cls.base_model_prefix, model.params_shape_tree, ignore_mismatched_sizes)
+        params = _read(files, model.params_shape_tree, ignore_mismatched_sizes)
         if missing := model.required_params - params.keys():
             names = ", ".join(sorted("/".join(path) for path in missing))
             logger.warning("%s: has no %s of these shapes; they are drawn, and to be trained.", name, names)
@@ -117,7 +117,7 @@ def _safetensors(name: str | Path, kwargs: dict[str, Any]) -> list[str]:
     return [_find(name, part, kwargs, must_exist=True) for part in sorted(parts)]
 
 
-def _read(files: list[str], body: str, shapes: Any, ignore_mismatched_sizes: bool) -> dict[tuple[str, ...], Any]:
+def _read(files: list[str], shapes: Any, ignore_mismatched_sizes: bool) -> dict[tuple[str, ...], Any]:
     """Returns the parameters of safetensors that are in the tree `shapes`.
 
     Raises ValueError for one of another shape, unless it is to be ignored, and if the body lacks one: but for BERT's
@@ -125,6 +125,7 @@ def _read(files: list[str], body: str, shapes: Any, ignore_mismatched_sizes: boo
     """
     tensors = {key: value for file in files for key, value in safetensors.flax.load_file(file).items()}
     tree = weights.from_torch(weights.with_one_bias(tensors))
+    body = next(name for name, part in shapes.items() if "embeddings" in part)  # XLM-RoBERTa's is no base_model_prefix
     loaded, params = flatten_dict(tree if body in tree else {body: tree}), {}
     for path, drawn in flatten_dict(shapes).items():
         value, where = loaded.get(path), f"{files[0]}: {'/'.join(path)}"
