@@ -86,20 +86,21 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             longest=max_length,
             engine=engine,
         )
-        table["model"] = args.model
+        table = glue.save(workdir.root, table | {"model": args.model})
         differences = glue.compare(table, other) if other else None
     if locate.is_workdir(args.model):
         folder, step = locate.split_step(args.model)
         pretrained = Workdir(folder, create=False)
         step = step or checkpoint_files.complete_steps(pretrained.checkpoints)[-1]
-        tables = logs.read_object(pretrained.glue) | {str(step): table}  # for its report and model card
-        write_text(pretrained.glue, json.dumps(tables) + "\n")
+        tables = logs.read_object(pretrained.glue)  # for its report and model card
+        joined = glue.join(tables.get(str(step), {}), table)
+        write_text(pretrained.glue, json.dumps(tables | {str(step): joined}) + "\n")
     if args.json:
         print(json.dumps(table | ({"against": differences} if other else {})))
     else:
         show(*glue.render(table, differences))
-    failed = {name: task["code"] for name, task in table["tasks"].items() if "failed" in task}
-    if len(failed) < len(table["tasks"]):
+    failed = {name: table["tasks"][name]["code"] for name in names if "failed" in table["tasks"][name]}
+    if len(failed) < len(names):
         print(workdir.root / "submission")
     if failed:
         code = next(iter(failed.values()))

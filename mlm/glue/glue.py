@@ -65,7 +65,7 @@ def run(
     longest: int,
     engine: Engine | None,
 ) -> dict[str, Any]:
-    """Runs the tasks that are not done; returns the table: "tasks" (`_choose`), "average" and "device_hours".
+    """Runs the tasks that are not done; returns their table: "protocol", "tasks" (`_choose`), and those of `means`.
 
     Args:
       data: the folder of the data sets, "" for those of the Hub.
@@ -91,15 +91,34 @@ def run(
             for folder in (UPath(case.run.folder) / part for case in cases for part in MODELS):
                 if folder.is_dir():
                     remove(folder)
+    changed = [f"{key}={overrides[key]}" for key in next(recipe.cells(names[0], {})) if key in overrides]
+    protocol = f"{protocol} (with {', '.join(changed)})" if changed else protocol
+    return {"protocol": protocol, "tasks": tasks} | means(tasks)
+
+
+def means(tasks: dict[str, Any]) -> dict[str, float | None]:
+    """Returns the "average" over the tasks, None if one has failed, and their "device_hours"."""
     scored = [task for name, task in tasks.items() if name != MAJORITY]
     failed = not scored or any("failed" in task for task in scored)  # the mean of the others would be another score
     average = None if failed else statistics.mean(task["median"] for task in scored)
-    hours = sum(task.get("device_hours", 0.0) for task in tasks.values())
-    changed = [f"{key}={overrides[key]}" for key in next(recipe.cells(names[0], {})) if key in overrides]
-    protocol = f"{protocol} (with {', '.join(changed)})" if changed else protocol
-    result = {"protocol": protocol, "tasks": tasks, "average": average, "device_hours": hours}
-    write_text(root / RESULT, json.dumps(result, indent=1) + "\n")
-    return result
+    return {"average": average, "device_hours": sum(task.get("device_hours", 0.0) for task in tasks.values())}
+
+
+def save(root: UPath, table: dict[str, Any]) -> dict[str, Any]:
+    """Writes a table, joined with the one there if that is of the same model; returns it."""
+    old = logs.read_object(root / RESULT)
+    table = join(old, table) if old.get("model") == table["model"] else table
+    write_text(root / RESULT, json.dumps(table, indent=1) + "\n")
+    return table
+
+
+def join(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Returns the new table of a model with the other tasks of its old one, if that is of the same protocol."""
+    if old.get("protocol") != new["protocol"]:
+        return new
+    known = old["tasks"] | new["tasks"]
+    tasks = {name: known[name] for name in TASKS if name in known}
+    return new | {"tasks": tasks} | means(tasks)
 
 
 def plan(

@@ -140,6 +140,22 @@ def test_the_best_cell_is_that_of_the_best_median(tmp_path):
     assert glue._choose("rte", cases, outcomes, tmp_path)["failed"].endswith("seed=3: no such file")
 
 
+def test_a_later_table_of_some_tasks_keeps_the_others_of_its_protocol(tmp_path):
+    def table(protocol: str, **medians: float) -> dict:
+        tasks = {name: {"median": median, "device_hours": 1.0} for name, median in medians.items()}
+        return {"protocol": protocol, "model": "a", "tasks": tasks} | glue.means(tasks)
+
+    old = table("quick", mnli=0.8, rte=0.5, wnli=0.9)
+    joined = glue.join(old, table("quick", cola=0.4, rte=0.6))
+    assert joined == table("quick", mnli=0.8, rte=0.6, cola=0.4, wnli=0.9)
+    assert joined["average"] == pytest.approx(0.6) and list(joined["tasks"]) == ["mnli", "rte", "cola", "wnli"]
+    for content in (old, table("quick", cola=0.4, rte=0.6), {**old, "model": "b"}):
+        saved = glue.save(tmp_path, content)
+        expected = joined if len(content["tasks"]) == 2 else content
+        assert json.loads((tmp_path / "glue.json").read_text()) == saved == expected
+    assert glue.join(old, other := table("roberta", rte=0.6)) == other == glue.join({}, other)
+
+
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
