@@ -221,10 +221,10 @@ def render(result: dict[str, Any], differences: dict[str, dict[str, float]] | No
     """Returns the table of a result of `run`; `differences`, of `compare`, take the place of the settings."""
     head, *rows = glue_rows(result)
     if differences is not None:
-        head = (*head[:-1], "difference (95% interval)")
-        texts = {
-            name: f"{scores['difference']:+.1%} ({scores['low']:+.1%} to {scores['high']:+.1%})"
-            for name, scores in differences.items()
-        }
+        head, texts = (*head[:-1], "difference in accuracy (95% interval)"), {}
+        for name, scores in differences.items():
+            spec = "+.1%" if TASKS[name].labels else "+.3f"
+            texts[name] = f"{scores['difference']:{spec}} ({scores['low']:{spec}} to {scores['high']:{spec}})"
+            texts[name] += "" if TASKS[name].labels else " in minus the squared error"
         rows = [(*row[:-1], texts.get(row[0], "")) for row in rows]
     return [table(*head, rows=rows), f"protocol {result['protocol']}"]

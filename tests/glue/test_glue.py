@@ -156,6 +156,19 @@ def test_a_later_table_of_some_tasks_keeps_the_others_of_its_protocol(tmp_path):
     assert glue.join(old, other := table("roberta", rte=0.6)) == other == glue.join({}, other)
 
 
+def test_differences_are_named_by_what_they_are_of():
+    """Of numbers minus the squared error, of classes the accuracy, whatever the metrics of the tasks."""
+    entry = {"median": 0.5, "low": 0.5, "high": 0.5, "scores": [0.5]}
+    tasks = {name: {"metrics": glue.TASKS[name].metrics, **entry} for name in ("cola", "stsb")}
+    result = {"protocol": "quick", "tasks": tasks, "average": 0.5, "device_hours": 0.0}
+    difference = {"difference": 0.25, "low": -0.125, "high": 0.5, "same_sign": 0.9}
+    column = glue.render(result, dict.fromkeys(tasks, difference))[0].renderable.columns[-1]
+    assert "accuracy" in str(column.header)
+    cola, stsb, _ = map(str, column.cells)
+    assert cola == "+25.0% (-12.5% to +50.0%)"
+    assert stsb.startswith("+0.250 (-0.125 to +0.500)") and "squared error" in stsb
+
+
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
