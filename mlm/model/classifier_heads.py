@@ -72,11 +72,11 @@ def logits(x_BxLxH: Array, kernel_HxO: Array, bias_O: Array) -> Array:
     return jnp.matmul(x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype), preferred_element_type=jnp.float32) + bias_O
 
 
-def _logits_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[Array, Array, Array]:
-    x_BxLxH, kernel_HxO = saved
+def _logits_gradients(saved: tuple[Array, Array, Array], grad_BxLxO: Array) -> tuple[Array, Array, Array]:
+    x_BxLxH, kernel_HxO, bias_O = saved
     grad_BxLxO = grad_BxLxO.astype(x_BxLxH.dtype)
     d_x_BxLxH, d_kernel_HxO = layers.product_gradients((x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype)), grad_BxLxO)
-    return d_x_BxLxH, d_kernel_HxO.astype(kernel_HxO.dtype), layers.bias_gradient(None, grad_BxLxO)[1]
+    return d_x_BxLxH, d_kernel_HxO.astype(kernel_HxO.dtype), layers.bias_gradient(bias_O, grad_BxLxO)[1]
 
 
-logits.defvjp(lambda x, kernel, bias: (logits(x, kernel, bias), (x, kernel)), _logits_gradients)
+logits.defvjp(lambda x, kernel, bias: (logits(x, kernel, bias), (x, kernel, bias)), _logits_gradients)

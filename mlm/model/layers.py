@@ -118,11 +118,11 @@ def add_bias(x_BxLxH: Array, bias_H: Array) -> Array:
     return x_BxLxH + bias_H.astype(x_BxLxH.dtype)
 
 
-def bias_gradient(_: None, grad_BxLxH: Array) -> tuple[Array, Array]:
-    """Returns the gradients of x and of the bias in `add_bias`."""
+def bias_gradient(bias_H: Array, grad_BxLxH: Array) -> tuple[Array, Array]:
+    """Returns the gradients of x and of the bias, in its type, in `add_bias`."""
     grad_NxH = grad_BxLxH.reshape(-1, grad_BxLxH.shape[-1])
     total = functools.partial(jnp.sum, axis=0, dtype=jnp.float32)
-    return grad_BxLxH, lax.platform_dependent(grad_NxH, tpu=_sum_by_product, default=total)
+    return grad_BxLxH, lax.platform_dependent(grad_NxH, tpu=_sum_by_product, default=total).astype(bias_H.dtype)
 
 
 def _sum_by_product(x_NxH: Array) -> Array:
@@ -131,7 +131,7 @@ def _sum_by_product(x_NxH: Array) -> Array:
     return jnp.matmul(ones_8xN, x_NxH, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)[0]
 
 
-add_bias.defvjp(lambda x, bias: (add_bias(x, bias), None), bias_gradient)
+add_bias.defvjp(lambda x, bias: (add_bias(x, bias), bias), bias_gradient)
 
 
 @jax.custom_vjp

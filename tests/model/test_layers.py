@@ -57,6 +57,14 @@ def test_gradient_of_a_bias_is_added_up_in_float32():
     np.testing.assert_allclose(pull(grad)[1], 64 * 64 * float(grad[0, 0, 0]), rtol=1e-6)
 
 
+def test_gradient_of_a_bias_has_its_type():
+    """Or a step over bfloat16 parameters would return moments of other types than it was given."""
+    x, kernel, bias = (jnp.ones(shape, jnp.bfloat16) for shape in ((2, 3, 8), (8, 4), 8))
+    gradients = jax.vjp(layers.add_bias, x, bias)[1](x)
+    gradients += jax.vjp(classifier_heads.logits, x, kernel, bias[:4])[1](jnp.ones((2, 3, 4)))
+    assert {gradient.dtype for gradient in gradients} == {jnp.dtype("bfloat16")}
+
+
 def test_sum_as_a_tpu_does_it():
     x = jax.random.normal(jax.random.key(0), (128, 24)).astype(jnp.bfloat16)
     np.testing.assert_allclose(layers._sum_by_product(x), jnp.sum(x, axis=0, dtype=jnp.float32), rtol=1e-5, atol=1e-5)
