@@ -27,7 +27,10 @@ class ModelBase(nn.Module):
     """What `Model` has beside the way to its logits."""
 
     in_transformers = True  # a class attribute, not a field; see `Model`
-    computes: ClassVar = {"is_decoder": (False,), "position_embedding_type": ("absolute",)}  # of its config's values
+    computes: ClassVar = {  # of its config's values
+        **dict.fromkeys(("is_decoder", "add_cross_attention"), (False,)),
+        "position_embedding_type": ("absolute",),
+    }
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

@@ -208,6 +208,12 @@ class ModernBertModule(Model):
         else:
             heads.add_classifier(self, init=truncated_normal(config, config.hidden_size**-0.5))
 
+    @nn.nowrap
+    def check_config(self) -> None:
+        super().check_config()
+        if self.in_transformers and self.config.local_attention < 2:
+            raise ValueError(f"config.local_attention = {self.config.local_attention}: a window has 2 tokens or more.")
+
     def make_rows(
         self,
         ids_BxL: Array,

@@ -88,3 +88,13 @@ def test_a_pickle_is_no_modernbert(tmp_path):
     for kwargs in ({}, {"from_pt": True}):
         with pytest.raises(OSError, match=r"neither flax_model\.msgpack nor model\.safetensors"):
             mlm.model.FlaxModernBertForMaskedLM.from_pretrained(tmp_path, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("BertForMaskedLM", "add_cross_attention", True), ("FlaxModernBertForMaskedLM", "local_attention", 1)],
+)
+def test_no_model_is_made_of_a_config_that_asks_for_what_is_not_computed(name, key, value):
+    cls = getattr(mlm.model, name)
+    with pytest.raises(ValueError, match=rf"config\.{key} = {value}: "):
+        cls(cls.config_class(**sizes_of(name) | {key: value}), _do_init=False)
