@@ -16,7 +16,8 @@ from mlm import config as configs
 from mlm import entry
 from mlm.__main__ import main
 from mlm.errors import InputError
-from mlm.pretrained import checkpoint_files
+from mlm.pretrained import checkpoint_files, load
+from mlm.tasks import changed_model
 from mlm.tasks.pretraining import Pretraining
 from mlm.training.train import train as train_task
 from mlm.workdir import Workdir
@@ -132,6 +133,19 @@ def test_use_of_a_model_by_another_class(saved, now, stock_network, refused, sai
     else:
         found = check(*records, "RUN")
         assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.standard
+def test_a_model_of_mlms_own_class_is_computed_by_it_whatever_the_command_was_started_with(trained_workdir):
+    """As one of several that are compared; the class's module would give other numbers, or not fit the parameters."""
+
+    class Changed(Pretraining):
+        def make_model(self):
+            raise AssertionError("another network")
+
+    model = load.load(trained_workdir, head=load.LM_HEAD)
+    found = changed_model.with_class(model, entry.open_entry(Changed, []), command="predict")
+    assert found.changed_module is None
 
 
 @pytest.mark.parametrize("given", [functools.partial(Weighted), dict, "Weighted"])

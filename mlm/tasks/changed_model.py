@@ -7,13 +7,12 @@ import sys
 from mlm import cluster, entry
 from mlm.data.manifest import DatasetInfo
 from mlm.pretrained import load
-from mlm.tasks.pretraining import Pretraining
 
 
 def with_class(
     model: load.Pretrained, program: entry.Entry, *, command: str, stock_network: bool = True
 ) -> load.Pretrained:
-    """Returns a model, computed by the class that the command was started with, if that has another `make_model`.
+    """Returns a model, computed by the class that the command was started with, if that made it by its `make_model`.
 
     Raises InputError if another class changed what the model computes; else process 0 says whose class trained it.
     With `stock_network`, the command does without all other methods.
@@ -24,7 +23,7 @@ def with_class(
     if remark and cluster.is_primary():
         print(remark, file=sys.stderr, flush=True)
     pretraining = program.pretraining
-    if pretraining is None or pretraining.make_model is Pretraining.make_model or model.run_config is None:
+    if pretraining is None or "make_model" not in record.get("overrides", ()):  # then it is by that class
         return model
     dataset = model.meta["dataset"]
     info = DatasetInfo(*(dataset.get(field.name, field.default) for field in dataclasses.fields(DatasetInfo)))
