@@ -92,6 +92,9 @@ def open_entry(pretraining: Any, argv: list[str] | None) -> Entry:
         raise InputError(
             f"main(pretraining={pretraining!r:.100}): must be a subclass of mlm.tasks.pretraining.Pretraining."
         )
+    if without := [cls for cls in _user_classes(pretraining) if not _file(cls.__module__)]:
+        what = f"{without[0].__qualname__} stands in no file, so that no checkpoint could record its code"
+        raise InputError(f"main(pretraining=...): {what}; write it to a file, and start that or import it from there.")
     entry = Entry(pretraining, describe(pretraining), None)
     script = sys.modules["__main__"]
     file, spec = Path(getattr(script, "__file__", None) or "").absolute(), getattr(script, "__spec__", None)
@@ -114,17 +117,23 @@ def check_expected(entry: Entry, host: str) -> None:
         )
 
 
-def describe(cls: type) -> dict[str, Any]:
-    """Returns what a checkpoint records of a class; {} if it is mlm's own."""
+def _user_classes(cls: type) -> list[type]:
+    """Returns a class and its bases, without mlm's and Python's own."""
 
     def is_known(base: type) -> bool:
         top = base.__module__.partition(".")[0]
         return top == "mlm" or (top in sys.stdlib_module_names and top != "__main__")
 
-    user_classes = [base for base in cls.__mro__ if not is_known(base)]
+    return [base for base in cls.__mro__ if not is_known(base)]
+
+
+def describe(cls: type) -> dict[str, Any]:
+    """Returns what a checkpoint records of a class; {} if it is mlm's own."""
+    user_classes = _user_classes(cls)
     if not user_classes:
         return {}
-    inherited = {name for base in cls.__mro__ if is_known(base) and base is not object for name in vars(base)}
+    known = [base for base in cls.__mro__ if base not in user_classes and base is not object]
+    inherited = {name for base in known for name in vars(base)}
     defined = {name for base in user_classes for name, value in vars(base).items() if hasattr(value, "__get__")}
     overrides = sorted(name for name in defined & inherited if name == "__init__" or not name.startswith("__"))
     module = cls.__module__.rpartition(".")[2]

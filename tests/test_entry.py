@@ -154,6 +154,15 @@ def test_what_is_no_class_for_pretraining(tmp_path, capsys, given):
     assert "Pretraining" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_a_class_without_a_file_is_refused_since_no_checkpoint_could_record_its_code(tmp_path, capsys):
+    class Piped(Weighted):  # as on standard input, by `python -c`, or in a notebook
+        __module__ = "of_no_file"
+
+    assert main(["train", "--config=configs/base.py", f"--workdir={tmp_path}/w"], pretraining=Piped) == 2
+    said = capsys.readouterr().err
+    assert "Piped stands in no file" in said and not list(tmp_path.iterdir())
+
+
 COMMANDS = [
     ["classify", "--config=configs/base.py"],
     ["glue", "--model=x"],
