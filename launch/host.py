@@ -60,13 +60,13 @@ def start(root: pathlib.Path, text: str) -> dict:
     if job["program"]:  # Python looks for modules in its folder, and not in that of the code
         program = [job["program"]]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), environment.get("PYTHONPATH")]))
-    new = host_setup.hidden(final)
-    lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # before the folder has its name: a run that is seen is held
-    # the values of variables are secrets: they go to the process, and nowhere else
-    host_setup.write(new / "job.json", {**job, "env": sorted(job["env"])})
-    host_setup.write(new / RESERVED, how_it_ended(None) | {"room": " " * 99})  # the disk may be full when it ends
-    started = host_setup.rename(new, final)  # not if it was started before, or another `start` was faster
+    with host_setup.hidden(final) as new:
+        lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # before the folder has its name: a run that is seen is held
+        # the values of variables are secrets: they go to the process, and nowhere else
+        host_setup.write(new / "job.json", {**job, "env": sorted(job["env"])})
+        host_setup.write(new / RESERVED, how_it_ended(None) | {"room": " " * 99})  # the disk may be full when it ends
+        started = host_setup.rename(new, final)  # not if it was started before, or another `start` was faster
     if started and os.fork() == 0:
         _keep(final, [python, *program, *job["argv"], *job["place"]], source, environment)
     os.close(lock)
@@ -188,9 +188,9 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     """Sends SIGTERM to the processes of a run, waits up to `grace` seconds, then SIGKILL. Nobody else's process."""
     folder = folder_of(root, run, attempt)
     if not folder.exists():  # it was never started: a start that is still on its way is to find the name taken
-        new = host_setup.hidden(folder)
-        host_setup.write(new / "exit.json", how_it_ended(None))
-        host_setup.rename(new, folder)
+        with host_setup.hidden(folder) as new:
+            host_setup.write(new / "exit.json", how_it_ended(None))
+            host_setup.rename(new, folder)
     with contextlib.suppress(OSError):  # of a full disk; the other hosts say it too
         host_setup.write(folder / "stopped.json", {"time": time.time()})  # a supervisor is not to start it again
 

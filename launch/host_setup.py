@@ -16,7 +16,7 @@ import sys
 import tarfile
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 MAKE = ["bash", "launch/environment.sh"]  # in the folder of the code
 
@@ -107,11 +107,16 @@ def source(root: pathlib.Path, code: str) -> pathlib.Path:
     return folder
 
 
-def hidden(final: pathlib.Path) -> pathlib.Path:
-    """Returns a new folder beside another one, to be renamed to it once it is complete."""
+@contextlib.contextmanager
+def hidden(final: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives a new folder beside another one, to be renamed to it once it is complete; after an error it is removed."""
     new = final.with_name(f".{final.name}.{os.getpid()}")
     new.mkdir(parents=True, mode=0o700)
-    return new
+    try:
+        yield new
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
 
 
 def rename(new: pathlib.Path, final: pathlib.Path) -> bool:
@@ -134,16 +139,16 @@ def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
     digest = hashlib.sha256(archive).hexdigest()
     if digest != code:
         raise HostError(f"the archive arrived damaged (SHA-256 {digest[:12]}, not {code[:12]}): sync again")
-    new = hidden(final)
-    try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            # nothing leads out of the folder; the first releases of Python 3.10 have no such filter
-            tar.extraction_filter = getattr(tarfile, "data_filter", None)
-            tar.extractall(new)
-    except tarfile.TarError as error:
-        advice = "replace it by what it points to, or by a relative link within the repository"
-        raise HostError(f"the code holds a link or a file that leaves it: {error}: {advice}") from None
-    return {"code": code, "fresh": rename(new, final)}
+    with hidden(final) as new:
+        try:
+            with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+                # nothing leads out of the folder; the first releases of Python 3.10 have no such filter
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)
+                tar.extractall(new)
+        except tarfile.TarError as error:
+            advice = "replace it by what it points to, or by a relative link within the repository"
+            raise HostError(f"the code holds a link or a file that leaves it: {error}: {advice}") from None
+        return {"code": code, "fresh": rename(new, final)}
 
 
 def install(root: pathlib.Path, code: str, python: str) -> dict:
