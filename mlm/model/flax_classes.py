@@ -1,4 +1,4 @@
-"""What our classes change in transformers' Flax classes, which they are made of: the call and from_pretrained."""
+"""What our classes change in transformers' Flax classes, which they are made of: calls, reading and saving."""
 
 import logging
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import safetensors.flax
+import safetensors.numpy
 from flax.traverse_util import flatten_dict, unflatten_dict
 from transformers import PretrainedConfig
 from transformers.modeling_flax_utils import FLAX_WEIGHTS_INDEX_NAME, FLAX_WEIGHTS_NAME
@@ -88,6 +89,28 @@ class FlaxModel:
             return model, jax.device_put(unflatten_dict(params), jax.local_devices(backend="cpu")[0])
         model.params = unflatten_dict(flatten_dict(model.params) | {path: jnp.asarray(params[path]) for path in params})
         return model
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        params: dict[str, Any] | None = None,
+        push_to_hub: bool = False,
+        *args: Any,
+        safe_serialization: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Saves the model as transformers' Flax classes do, but safetensors under PyTorch's names.
+
+        Under Flax's, as those write them, transformers 5 takes none for a parameter and draws the whole model.
+        """
+        if push_to_hub and safe_serialization:
+            raise ValueError("push_to_hub: save_pretrained uploads no safetensors; call push_to_hub of the model.")
+        kwargs["safe_serialization"] = safe_serialization
+        super().save_pretrained(save_directory, params, push_to_hub, *args, **kwargs)
+        file = Path(save_directory) / SAFE_WEIGHTS_NAME
+        if safe_serialization and file.is_file():  # not where max_shard_size asks for several files, which are Flax's
+            tensors = weights.to_torch(jax.device_get(self.params if params is None else params))
+            safetensors.numpy.save_file(tensors, str(file), metadata={"format": "pt"})
 
 
 def _find(name: str | Path, file: str, kwargs: dict[str, Any], *, must_exist: bool = False) -> str | None:

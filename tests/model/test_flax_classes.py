@@ -1,4 +1,4 @@
-"""from_pretrained, beyond what transformers' Flax classes read: PyTorch's safetensors of every kind, by every class."""
+"""Reading and saving beyond what transformers' Flax classes do: PyTorch's safetensors of every kind, by every class."""
 
 import json
 import pathlib
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import mlm.model
@@ -70,6 +71,19 @@ def test_a_new_head_is_drawn_by_init_weights(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, complete[body], params[body])
     with pytest.raises(TypeError, match="num_label'"):
         cls.from_pretrained(tmp_path, num_label=3)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_safetensors_are_saved_as_pytorch_has_them(name, tmp_path):
+    params, cls = write(name, tmp_path, 1), getattr(mlm.model, name)
+    model, doubled = cls.from_pretrained(tmp_path), jax.tree.map(lambda leaf: 2 * leaf, params)
+    model.save_pretrained(tmp_path / "again", params=doubled, safe_serialization=True)
+    with safe_open(tmp_path / "again" / "model.safetensors", framework="np") as file:
+        assert file.metadata() == {"format": "pt"}
+        for key, value in weights.to_torch(jax.device_get(doubled)).items():
+            np.testing.assert_array_equal(file.get_tensor(key), value)
+    with pytest.raises(ValueError, match="push_to_hub"):
+        model.save_pretrained(tmp_path / "again", push_to_hub=True, safe_serialization=True)
 
 
 def test_what_a_flax_class_has_saved_beside_pytorch_s_weights_is_read(tmp_path):
