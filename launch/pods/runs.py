@@ -210,8 +210,7 @@ def _uninterrupted() -> Iterator[None]:
     came = []
 
     def keep(number: int, frame: object) -> None:
-        if came:
-            raise KeyboardInterrupt
+        signal.signal(number, before)
         came.append(number)
         say("Ctrl-C waits until the run has started on all hosts, or on none; once more, and it may be left on some")
 
