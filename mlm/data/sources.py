@@ -13,6 +13,7 @@ GLOBs are local or gs://. To add a source: a class like `_Lines` here, and its n
 import functools
 import io
 import itertools
+import numbers
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -70,6 +71,8 @@ class Kind:
                 raise ValueError(f"has no field {name!r}")
             value = "" if row[name] is None else row[name]
             value = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+            if values and isinstance(value, numbers.Integral):  # the group: many data sets number their documents
+                value = str(int(value))
             if not is_text(value):
                 raise ValueError(f"the field {name!r} is not a string of valid Unicode")
             values.append(value)

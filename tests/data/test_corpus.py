@@ -41,6 +41,15 @@ def test_a_group_is_in_one_split(tmp_path, monkeypatch, group):
     assert groups["train"] and groups["validation"] and not groups["train"] & groups["validation"]
 
 
+def test_groups_may_be_numbers(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", numbered(40), article=[n // 4 for n in range(40)])
+    found = split_of(corpus_of((source,), group="article", validation_groups=("0", "7")))
+    held = {text for text in found if found[text] == "validation"}
+    assert held == {numbered(40)[n] for n in (0, 1, 2, 3, 28, 29, 30, 31)}
+    with pytest.raises(InputError, match="line 1: the field 'article' is not a string"):
+        split_of(corpus_of((source,), field="article"))
+
+
 def test_named_groups_are_the_validation_split(tmp_path, monkeypatch, tokenizer_folder, texts):
     """All of them and nothing else, however small they are among the others."""
     monkeypatch.setattr(map_part, "GROUPS", 3)
