@@ -35,6 +35,7 @@ class Memory:
     silent: int = 0  # polls in a row in which a host that matters did not answer
     paid: float = 0.0  # seconds in which pods were READY, until the last one ceased to be
     since: float = 0.0  # when that pod became READY; 0: it is not
+    argv: list[str] = dataclasses.field(default_factory=list)  # of the run whose step it is
 
 
 @dataclasses.dataclass(frozen=True)

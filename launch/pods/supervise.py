@@ -33,6 +33,8 @@ class Supervisor:
         self.folder = runs.records(job.id)
         # what has ended while nobody watched is not counted: who supervises it now wants it to go on
         self.memory = dataclasses.replace(self._load(), silent=0, watched=0)
+        if self.memory.argv != (argv := [job.program, *job.argv]):  # of this id, but another run
+            self.memory = dataclasses.replace(self.memory, step=-1, crashes=0, argv=argv)
         self.pod: Pod | None = None  # as the last poll has found it
         self.hosts: Hosts | None = None  # where it is READY
         self.status: runs.RunStatus | None = None

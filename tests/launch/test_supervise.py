@@ -175,6 +175,18 @@ def test_a_damaged_record_is_named(make, tmp_path):
         make()
 
 
+def test_another_run_of_an_id_begins_at_its_own_step(make):
+    """Else it would have to come further than that one before a crash of its own is forgiven."""
+    one = make()
+    one.folder.mkdir(parents=True)
+    one.memory = dataclasses.replace(one.memory, step=1000, crashes=3, paid=7.0)
+    one._save()
+    assert make().memory == one.memory, "restarted, it goes on"
+    one.memory.argv = ["", "shards"]
+    one._save()
+    assert (make().memory.step, make().memory.crashes, make().memory.paid) == (-1, 0, 7.0)
+
+
 @pytest.fixture
 def supervised(pod, tmp_path):
     pod.commit()
