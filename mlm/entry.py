@@ -253,4 +253,5 @@ def check_use(saved: Record, now: Record, where: str, *, command: str, stock_net
     left_out = ", ".join(sorted(EVALUATION.intersection(saved["overrides"]) - {"make_model"}))
     if not stock_network or not left_out:
         return ""
-    return f"{where}: {name_of(saved)} overrides {left_out}, which {command} does without; it computes as mlm's own."
+    network = "the network of its make_model" if "make_model" in saved["overrides"] else "mlm's own network"
+    return f"{where}: {name_of(saved)} overrides {left_out}, which {command} does without; it computes {network}."

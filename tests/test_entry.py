@@ -49,6 +49,13 @@ class Attends(Pretraining):
         return lambda *columns: 0.5 * attend(*columns)
 
 
+class Deeper(Attends):
+    """A class that has another network, too."""
+
+    def make_model(self):
+        return super().make_model()
+
+
 class Weighted(Pretraining):
     """A class whose loss reads a key of its own, and its data."""
 
@@ -121,7 +128,8 @@ def test_resume_by_the_same_class_of_another_source(tmp_path, changed, refusal):
         (Attends, Pretraining, True, True, "test_entry.Attends"),
         (Pretraining, Attends, False, True, "test_entry.Attends"),
         (Attends, Attends, False, False, ""),
-        (Attends, Attends, True, False, "make_attention"),
+        (Attends, Attends, True, False, "make_attention, which evaluate does without; it computes mlm's own"),
+        (Deeper, Deeper, True, False, "make_attention, which evaluate does without; it computes the network of its"),
     ],
 )
 def test_use_of_a_model_by_another_class(saved, now, stock_network, refused, said):
