@@ -5,6 +5,7 @@ import pytest
 
 from mlm.errors import InputError
 from mlm.model.loss import Mean, RowSums
+from mlm.model.roberta import RobertaModule
 from mlm.tasks.pretraining import Pretraining
 from mlm.testing import check_task
 from tests import step_reading
@@ -69,6 +70,13 @@ class ModelOfMesh(Pretraining):
 def test_a_model_that_reads_the_mesh_is_refused_since_evaluate_has_none():
     with pytest.raises(InputError, match=r"ModelOfMesh\.make_model: .*'mesh'.*self\.config"):
         check_task(ModelOfMesh, tiny_config(), {"model.layers": 1})
+
+
+@pytest.mark.parametrize("value", [None, RobertaModule])
+def test_what_is_no_module_is_refused(value):
+    task = type("Empty", (Pretraining,), {"make_model": lambda self: value})
+    with pytest.raises(InputError, match=r"Empty\.make_model: must return "):
+        task.without_data(tiny_config())
 
 
 def test_a_step_is_read_in_a_few_files_and_the_way_to_its_loss_is_short():

@@ -67,10 +67,14 @@ class PretrainingData(Task):
         task = cls.__new__(cls)
         task.config, task.info, task.workdir, task._manifest = config, info, None, None
         try:
-            return task.make_model()
+            module = task.make_model()
         except AttributeError as error:
             what = "to evaluate, export and predict, it has self.config and self.info alone"
             raise InputError(f"{cls.__qualname__}.make_model: {error}; {what}.") from error
+        if not isinstance(module, Model):
+            what = "must return a module of mlm.model or a subclass, as families.make_module does"
+            raise InputError(f"{cls.__qualname__}.make_model: {what}, not {module!r:.100}.")
+        return module
 
     @property
     def manifest(self) -> Manifest:
