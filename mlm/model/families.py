@@ -197,7 +197,8 @@ def model_class(name: str, head: str) -> type[FlaxPreTrainedModel] | None:
     """Returns transformers' class "Flax{name}For{head}" with our module in it; None of a family that is not ours."""
     for family in FAMILIES.values():
         if family.name == name:
-            module_class = functools.partial(family.module, head_name=head)
+            # From Python 3.14 on, a partial function is a method, and 3.13 warns of that.
+            module_class = staticmethod(functools.partial(family.module, head_name=head))
             bases = {CAMEMBERT: ROBERTA.flax_class(head), MODERNBERT: FlaxModernBertPreTrainedModel}
             base = family.flax_class(head) or bases[family]
             names = {"module_class": module_class, "config_class": family.config_class, "__module__": "mlm.model"}
