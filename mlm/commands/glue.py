@@ -71,7 +71,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         fix = "name the --workdir of another `glue`"
         raise InputError(f"--against={args.against}: has no {glue.RESULT} of one model; {fix}.")
     workdir = Workdir(args.workdir)
-    model = canonical(args.model) if locate.is_workdir(args.model) or UPath(args.model).is_dir() else args.model
+    folder, step = locate.split_step(args.model)
+    model = canonical(folder) if UPath(folder).is_dir() else folder
+    if locate.is_workdir(folder):
+        step = step or checkpoint_files.complete_steps(Workdir(folder, create=False).checkpoints)[-1]
+        model = f"{model}@{step}"  # trained on, the workdir holds another model
     flags = [f"--config={args.config}", f"--config.train.init_from={model}"]
     flags += [f"--config.{override}" for override in overrides]
     engine_context = common.open_engine(args, config, workdir) if args.engine else contextlib.nullcontext()
@@ -86,15 +90,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             longest=max_length,
             engine=engine,
         )
-        table = glue.save(workdir.root, table | {"model": args.model})
+        table = glue.save(workdir.root, table | {"model": model})
         differences = glue.compare(table, other) if other else None
-    if locate.is_workdir(args.model):
-        folder, step = locate.split_step(args.model)
-        pretrained = Workdir(folder, create=False)
-        step = step or checkpoint_files.complete_steps(pretrained.checkpoints)[-1]
-        tables = logs.read_object(pretrained.glue)  # for its report and model card
+    if step is not None:
+        file = Workdir(folder, create=False).glue
+        tables = logs.read_object(file)  # for its report and model card
         joined = glue.join(tables.get(str(step), {}), table)
-        write_text(pretrained.glue, json.dumps(tables | {str(step): joined}) + "\n")
+        write_text(file, json.dumps(tables | {str(step): joined}) + "\n")
     if args.json:
         print(json.dumps(table | ({"against": differences} if other else {})))
     else:

@@ -156,6 +156,23 @@ def test_a_later_table_of_some_tasks_keeps_the_others_of_its_protocol(tmp_path):
     assert glue.join(old, other := table("roberta", rte=0.6)) == other == glue.join({}, other)
 
 
+def test_a_workdir_is_scored_at_its_newest_step_by_name(trained_workdir, data, tmp_path, monkeypatch):
+    """When it is trained on, the runs that are done are of another model, and not taken for those of the new step."""
+    calls = []
+
+    def run_none(names, *, flags, **rest):
+        calls.append(flags)
+        return {"protocol": "quick", "tasks": {name: {"median": 0.5} for name in names}, "average": 0.5}
+
+    monkeypatch.setattr(glue, "run", run_none)
+    monkeypatch.setattr(glue, "render", lambda table, differences: ())
+    flags = (f"--workdir={tmp_path}", "--protocol=quick", f"--data={data}", "--tasks", "rte")
+    for name in (trained_workdir.root, f"{trained_workdir.root}@5"):
+        assert main(["glue", f"--model={name}", *flags, *(f"--config.{key}" for key in KEYS)]) == 0
+    assert calls[0] == calls[1] and f"--config.train.init_from={trained_workdir.root}@5" in calls[0]
+    assert json.loads((tmp_path / "glue.json").read_text())["model"] == f"{trained_workdir.root}@5"
+
+
 def test_differences_are_named_by_what_they_are_of():
     """Of numbers minus the squared error, of classes the accuracy, whatever the metrics of the tasks."""
     entry = {"median": 0.5, "low": 0.5, "high": 0.5, "scores": [0.5]}
