@@ -12,8 +12,8 @@ from mlm.commands import common
 from mlm.config_mine import hint, is_mine
 from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
-from mlm.paths import canonical
-from mlm.pretrained import locate
+from mlm.paths import UPath, canonical
+from mlm.pretrained import checkpoint_files, locate
 from mlm.sweep import grid
 from mlm.workdir import Workdir, lock
 
@@ -120,7 +120,8 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
         names.add(name)
         folder = f"{root}/{name}"
         workdir = args.workdir if evaluates else folder
-        run = (args.command, *arguments, f"--workdir={workdir}")
+        step = _step_flag(model) if evaluates and not classifies else []
+        run = (args.command, *arguments, *step, f"--workdir={workdir}")
         parsed.workdir = workdir
         config = common.read_config(parsed, case_overrides, task=task, starts=not evaluates)
         case = preflight.Case(args.command, config, Workdir(workdir, create=None), parsed)
@@ -135,6 +136,16 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
             checked.add(repr(read))
         cases.append(grid.Case(values, flat, grid.Run(name, folder, run, program)))
     return cases
+
+
+def _step_flag(model: str | Workdir) -> list[str]:
+    """Returns the flag that names a workdir's newest step: once it is trained on, its score is of another model.
+
+    [] for a model that is no workdir, or names its step.
+    """
+    folder, step = locate.split_step(str(model.root) if isinstance(model, Workdir) else model)
+    steps = checkpoint_files.complete_steps(UPath(folder) / "checkpoints") if step is None else []
+    return [f"--step={steps[-1]}"] if steps else []
 
 
 def _flag(key: str) -> str:

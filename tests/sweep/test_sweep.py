@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from mlm import __main__
+from mlm.commands import sweep
 from mlm.paths import UPath
 from mlm.sweep import runs
 from tests import ROOT
@@ -51,6 +52,12 @@ def test_stopped_it_goes_on_and_evaluate_compares_its_models(manifest, tmp_path,
     groups = content(root / "seed=0" / "sweep")["groups"]
     assert [group["values"]["model"] for group in groups] == models
     assert groups[0]["scores"][0] == pytest.approx(found["runs"][0]["scores"]["loss"], rel=1e-5)
+
+
+def test_evaluate_names_the_newest_step_so_that_a_score_is_of_no_earlier_one(trained_workdir):
+    root = str(trained_workdir.root)
+    assert sweep._step_flag(trained_workdir) == sweep._step_flag(root) == ["--step=5"]
+    assert sweep._step_flag(f"{root}@5") == sweep._step_flag("org/model") == []
 
 
 def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, monkeypatch):
