@@ -78,13 +78,25 @@ def encode(module, params, ids, mask, tokens=None, key=None, rows=None):
     return module.apply({"params": params}, method=states)[-1]
 
 
+RATES = {
+    "Roberta": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "ModernBert": ("embedding_dropout", "mlp_dropout", "attention_dropout"),
+}
+
+
+@pytest.mark.parametrize(("name", "rate"), [(name, rate) for name, rates in RATES.items() for rate in rates])
+def test_each_rate_of_dropout_drops(name, rate):
+    module, params = make(name, **(dict.fromkeys(RATES[name], 0.0) | {rate: 0.5}))
+    ids, mask = inputs()
+    states = jax.jit(functools.partial(encode, module))
+    plain, dropped = (states(params, ids, mask, None, key, np.arange(4)) for key in (None, jax.random.key(0)))
+    assert np.abs(plain - dropped).max() > 0.1
+
+
 @pytest.mark.parametrize("name", ["Roberta", pytest.param("ModernBert", marks=pytest.mark.standard)])
 def test_dropout_is_a_function_of_key_row_and_token(name):
     """Of the last layer on some tokens alone, for any part of the rows, recomputed or not; logits are of the same."""
-    rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.1)
-    if name == "ModernBert":
-        rates = dict.fromkeys(("embedding_dropout", "mlp_dropout", "attention_dropout"), 0.1)
-    module, params = make(name, **rates)
+    module, params = make(name, **dict.fromkeys(RATES[name], 0.1))
     ids, mask = (columns[:, :28] for columns in inputs())  # fewer tokens than units: none is taken for the other
     key, numbers = jax.random.key(3), np.arange(4, dtype=np.uint32)
     tokens = np.random.default_rng(0).integers(0, 20, (4, 5)).astype(np.int32)
