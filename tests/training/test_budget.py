@@ -92,6 +92,8 @@ def test_schedules_follow_the_share_of_the_time(timed):
     saved = {step: checkpoint_files.read_meta(timed.checkpoints, step) for step in (5, last_step(timed))}
     assert [meta["share"] for meta in saved.values()] == [shares[5], 1]
     assert saved[5]["useful_flops"] == 5000 + shares[5]
+    recorded = [line["step"] for line in logs.read(timed.root / "timing.jsonl", "share")]
+    assert 5 in recorded, "a run that is killed after a save has the shares of all steps up to it"
 
 
 def test_a_replay_is_the_run_to_the_bit(timed, tmp_path):
