@@ -10,7 +10,7 @@ from mlm.commands import common
 from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
 from mlm.paths import UPath, canonical, write_text
-from mlm.pretrained import checkpoint_files, locate
+from mlm.pretrained import locate
 from mlm.workdir import Workdir, lock
 
 OF_TASKS = ("train", "validation", "predict", "text", "label", "kind", "metric")
@@ -71,11 +71,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         fix = "name the --workdir of another `glue`"
         raise InputError(f"--against={args.against}: has no {glue.RESULT} of one model; {fix}.")
     workdir = Workdir(args.workdir)
-    folder, step = locate.split_step(args.model)
-    model = canonical(folder) if UPath(folder).is_dir() else folder
-    if locate.is_workdir(folder):
-        step = step or checkpoint_files.complete_steps(Workdir(folder, create=False).checkpoints)[-1]
-        model = f"{model}@{step}"  # trained on, the workdir holds another model
+    folder, step = locate.split_step(locate.at_newest_step(args.model))
+    model = locate.at_step(canonical(folder) if UPath(folder).is_dir() else folder, step)
     flags = [f"--config={args.config}", f"--config.train.init_from={model}"]
     flags += [f"--config.{override}" for override in overrides]
     engine_context = common.open_engine(args, config, workdir) if args.engine else contextlib.nullcontext()

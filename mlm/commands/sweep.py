@@ -12,8 +12,8 @@ from mlm.commands import common
 from mlm.config_mine import hint, is_mine
 from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
-from mlm.paths import UPath, canonical
-from mlm.pretrained import checkpoint_files, locate
+from mlm.paths import canonical
+from mlm.pretrained import locate
 from mlm.sweep import grid
 from mlm.workdir import Workdir, lock
 
@@ -139,13 +139,10 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
 
 
 def _step_flag(model: str | Workdir) -> list[str]:
-    """Returns the flag that names a workdir's newest step: once it is trained on, its score is of another model.
-
-    [] for a model that is no workdir, or names its step.
-    """
-    folder, step = locate.split_step(str(model.root) if isinstance(model, Workdir) else model)
-    steps = checkpoint_files.complete_steps(UPath(folder) / "checkpoints") if step is None else []
-    return [f"--step={steps[-1]}"] if steps else []
+    """Returns the flag that names a workdir's newest step; none for a model that is no workdir, or names its step."""
+    name = str(model.root) if isinstance(model, Workdir) else model
+    newest = locate.at_newest_step(name)
+    return [] if newest == name else [f"--step={locate.split_step(newest)[1]}"]
 
 
 def _flag(key: str) -> str:

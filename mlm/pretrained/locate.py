@@ -35,6 +35,13 @@ def at_step(name: str, step: int | None) -> str:
     return f"{name}@{step}"
 
 
+def at_newest_step(name: str) -> str:
+    """Returns "WORKDIR@N" of a workdir, which holds another model once it is trained on; any other name as it is."""
+    folder, step = split_step(name)
+    steps = checkpoint_files.complete_steps(UPath(folder) / "checkpoints") if step is None else []
+    return f"{folder}@{steps[-1]}" if steps else name
+
+
 def branch_source(name: str) -> tuple[str, int]:
     """Returns (WORKDIR, N) of train.branch_from; raises InputError if it is no workdir."""
     folder, step = split_step(name)

@@ -6,6 +6,7 @@ numbered so that the rows of each host are consecutive (`logical_rows`).
 """
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -98,13 +99,13 @@ def param_specs(params: Any, mesh: Mesh, rules: PartitionRules) -> dict[str, P]:
             raise InputError(f"the model's partition_rules() have no rule for the parameter {name}; add one.")
         used.add(rule)
         specs[name] = rule[1]
-        named = [axis for axes in rule[1] for axis in ((axes,) if isinstance(axes, str) else axes or ())]
+        split = [(axes,) if isinstance(axes, str) else axes or () for axes in rule[1]]
+        named = list(itertools.chain(*split))
         if len(rule[1]) > len(leaf.shape) or not set(named) <= set(AXES) or len(set(named)) < len(named):
             what = f"split {name}, of the shape {leaf.shape}, by {rule[1]}"
             allowed = f"at most {len(leaf.shape)} entries, and of each of {', '.join(AXES)} at most one"
             raise InputError(f"the model's partition_rules() {what}; it may have {allowed}.")
-        for size, axes in zip(leaf.shape, rule[1], strict=False):
-            axes = (axes,) if isinstance(axes, str) else axes or ()
+        for size, axes in zip(leaf.shape, split, strict=False):
             num_shards = math.prod(mesh.shape[axis] for axis in axes)
             if size % num_shards:
                 raise InputError(f"config.mesh.{' x '.join(axes)} = {num_shards} does not divide the {size} of {name}.")
