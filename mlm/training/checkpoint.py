@@ -55,11 +55,7 @@ class Checkpoints(AbstractContextManager):
         self.folder, self._keep, self._milestones, self._on_complete = folder, keep, list(milestones), on_complete
         if cluster.is_primary():
             make_folder(folder)
-            for step in sorted(set(step_folders(folder)) - set(complete_steps(folder))):
-                if is_remote(folder) and not (folder / str(step) / COMMITTED).is_file():
-                    remove(folder / str(step))
-                else:
-                    set_aside(folder, step, "incomplete")
+            hide_incomplete(folder)
         cluster.barrier("checkpoints opened")
         options = ocp.CheckpointManagerOptions(
             best_fn=lambda m: -m["loss"],  # without it the scores are not written
@@ -193,6 +189,15 @@ def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> 
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         what = f"can't be read back after it was saved ({reason}); the earlier checkpoints are untouched"
         raise DamageError(f"{folder / str(step)}: {what}: check the disk, and start the same command again.") from error
+
+
+def hide_incomplete(folder: UPath) -> None:
+    """Sets the incomplete steps aside; of a bucket, removes those that orbax has not committed."""
+    for step in sorted(set(step_folders(folder)) - set(complete_steps(folder))):
+        if is_remote(folder) and not (folder / str(step) / COMMITTED).is_file():
+            remove(folder / str(step))
+        else:
+            set_aside(folder, step, "incomplete")
 
 
 def _remove_incomplete(folder: UPath, step: int) -> None:

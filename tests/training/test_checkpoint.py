@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mlm import cluster
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath
+from mlm.paths import UPath, children, write_text
 from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint, sharding, xla_metrics
 from mlm.workdir import Workdir
@@ -80,12 +81,31 @@ def test_nothing_else_is_removed(saved, tmp_path):
     assert (elsewhere / "state").is_dir() and (saved / "incomplete.8" / "notes.txt").is_file()
 
 
-def test_a_removal_that_was_cut_short_is_taken_up_again(saved):
+def test_a_removal_that_was_cut_short_is_taken_up_again(saved, monkeypatch):
     left = saved / "incomplete.5"
-    left.mkdir()
-    (left / checkpoint.COMMITTED).write_text("")
-    save(saved, 20)
+    shutil.copytree(saved / "10", left)
+    (left / "busy").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "remove", refuse)
+        save(saved, 20)
+    assert left.is_dir()
+    save(saved, 30)
     assert not left.exists()
+
+
+def refuse(path):
+    raise OSError(f"{path} is in use")
+
+
+def test_in_a_bucket_what_orbax_has_not_committed_goes_at_once():
+    """Moving it would copy it; what is committed and has no hashes is kept until a later step is complete."""
+    folder = UPath(f"memory://bucket/{time.time_ns()}")
+    for step, files in {5: ["state/d", checkpoint.COMMITTED], 10: ["state/d"], 15: [checkpoint.COMMITTED]}.items():
+        for name in files:
+            write_text(folder / str(step) / name, "x")
+    checkpoint_files.write_hashes(folder, 5)
+    checkpoint.hide_incomplete(folder)
+    assert sorted(path.name for path in children(folder)) == ["5", "incomplete.15"]
 
 
 LETTERS = ["[1]", "* a**b what?", "{a,b}", "#1 50%", "c:d a::b@5", "~", "é 'x\" end~", "-x", "a\nb"]

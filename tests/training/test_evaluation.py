@@ -17,7 +17,7 @@ from mlm.model import masking
 from mlm.model.loss import Mean
 from mlm.tasks import pretraining_data
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import breakdown, evaluation, sharding
+from mlm.training import breakdown, evaluation, sharding, xla_metrics
 from tests.support.tiny import INFO, random_batch, tiny_config
 
 
@@ -48,7 +48,9 @@ def test_few_batches_are_on_the_devices_at_once(monkeypatch):
             counts.append(len(waited))
             yield {"record_id": np.full(8, number)}
 
-    evaluation.per_row(lambda _, batch: batch["record_id"], None, batches(), mesh=mesh_of(1), rows=8)
+    with xla_metrics.Programs() as programs:
+        evaluation.per_row(lambda _, batch: batch["record_id"], None, batches(), mesh=mesh_of(1), rows=8)
+    assert programs.counts["eval_step"]["executions"] == 6
     assert counts == [0, 0, 0, 1, 2, 3] and [int(result[0]) for result in waited] == [0, 1, 2, 3]
 
 
