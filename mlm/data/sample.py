@@ -10,8 +10,8 @@ from mlm.data.corpus import Corpus, Part, text_hash
 from mlm.engine.engine import Engine
 
 LONGEST = 100_000  # characters of a document that are used: a book must not be the whole sample
-LEAST_SHARE = 1 / 8  # of the documents that are read: a part is read up to where it has given its quota
-MARGINS = (1.5, 8.0, math.inf)  # of the size, tried one after the other: the sizes of texts are known roughly
+# Margins of the size, and least shares of the documents: tried in turn, as sizes are known roughly, or not at all.
+MARGINS = ((1.5, 1 / 8), (8.0, 1 / 8), (math.inf, 1.0))  # a part is read up to where it has given its quota
 
 
 def sample_part(
@@ -36,8 +36,8 @@ def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> lis
     size, parts = megabytes * 1e6, [part for part in corpus.parts() if part.split != "test"]
     limits = corpus.limited(parts, texts=texts)
     total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
-    for margin in MARGINS:
-        share = min(1.0, max(margin * size / total if total else 0.0, LEAST_SHARE))
+    for margin, least_share in MARGINS:
+        share = min(1.0, max(margin * size / total if total else 0.0, least_share))
         tasks = []
         for part, limit in limits:
             quota = margin * size * (part.bytes / total if total else 1 / len(parts))

@@ -105,7 +105,7 @@ class _Lines(Kind):
     files, fields = True, False
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        files = find_files(self.rest)
+        files = [file for file in find_files(self.rest) if file.size]  # 0 bytes of a part mean that they are unknown
         limit = part_bytes(sum(file.size for file in files))
         pieces_of_parts, size_of_part = [[]], 0
         for name, size, stamp in files:
@@ -117,7 +117,7 @@ class _Lines(Kind):
                     size_of_part = 0
                 pieces_of_parts[-1].append((name, start, stop, stamp))
                 size_of_part += stop - start
-        for pieces in pieces_of_parts:
+        for pieces in filter(None, pieces_of_parts):
             (first, start, stop, _), others = pieces[0], len(pieces) - 1
             name = f"{first} and {others} more files" if others else f"{first}[{start}:{stop}]"
             yield "", name, sum(piece[2] - piece[1] for piece in pieces), tuple(pieces)

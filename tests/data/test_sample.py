@@ -55,7 +55,7 @@ def test_it_does_not_depend_on_the_workers(corpus):
 
 
 def test_sizes_that_mislead(tmp_path, monkeypatch):
-    """A compressed part has far more text than its size says."""
+    """A compressed part has far more text than its size says; that of a streamed data set is not known."""
     monkeypatch.setattr(sources, "PART_BYTES", (20_000, 10**9))
     texts = numbered(5000)
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
@@ -65,6 +65,11 @@ def test_sizes_that_mislead(tmp_path, monkeypatch):
     assert everything / 2 <= sum(len(text.encode()) for text in draw(found, everything / 2e6))
     train = {text for text in texts if found.split_of(found.parts()[0], "", text_hash(text)) == "train"}
     assert set(draw(found, 1000.0)) == train, "all that there is"
+    (tmp_path / "z.jsonl").touch()
+    assert all(part.bytes for part in corpus_of((f"jsonl:{tmp_path}/*",)).parts()), "an empty file has no part"
+    parts = [part._replace(bytes=0) for part in found.parts()]
+    monkeypatch.setattr(type(found), "parts", lambda _: parts)
+    assert set(draw(found, 1000.0)) == train
 
 
 def test_max_documents(corpus):
