@@ -21,7 +21,7 @@ from orbax.checkpoint.checkpoint_managers import LatestN
 
 from mlm import cluster
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, children, is_remote, make_folder, remove
+from mlm.paths import UPath, children, is_remote, remove
 from mlm.pretrained.checkpoint_files import complete_steps, remove_steps, set_aside, step_folders, write_hashes
 from mlm.training.sharding import named_leaves
 
@@ -54,7 +54,6 @@ class Checkpoints(AbstractContextManager):
         """Keeps the newest `keep` checkpoints, the one of lowest score, and `milestones`; hides incomplete ones."""
         self.folder, self._keep, self._milestones, self._on_complete = folder, keep, list(milestones), on_complete
         if cluster.is_primary():
-            make_folder(folder)
             hide_incomplete(folder)
         cluster.barrier("checkpoints opened")
         options = ocp.CheckpointManagerOptions(

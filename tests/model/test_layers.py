@@ -82,7 +82,7 @@ def test_layer_norm_is_flax_s():
     )
 
 
-def test_dropout_has_its_rate_and_keeps_the_mean():
+def test_dropout_has_its_rate_and_keeps_the_mean(monkeypatch):
     """The gradient is dropped where the value is."""
     ones, rate = jnp.ones((32, 64, 128)), 0.3
     out, pull = jax.vjp(lambda x: layers.dropout(x, rate, jnp.uint32(7)), ones)
@@ -96,6 +96,9 @@ def test_dropout_has_its_rate_and_keeps_the_mean():
     noise = layers.Noise(jnp.uint32(7), jnp.arange(32, dtype=jnp.uint32))
     assert layers.Dropout(0.0).apply({}, ones, noise) is ones
     assert layers.Dropout(rate).apply({}, ones, None) is ones
+    monkeypatch.setattr(layers, "random_bits", lambda seed, shape, *_: jnp.full(shape, 2**31, jnp.uint32))
+    for rate, expected in ((0.5, 2), (0.5 + 2**-32, 0)):  # of 2**32 bits as many are dropped as the rate says
+        assert (layers.dropout(ones[0], rate, jnp.uint32(7)) == expected).all()
 
 
 def test_random_bits_are_balanced_and_unrelated():

@@ -5,6 +5,7 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -130,6 +131,18 @@ def test_rates_and_shares_within_four_sigma(kind):
     hits = found[:-1, ordinary[0]]  # without the row that has padding
     deviations = (hits.mean(0) - 0.15) / np.sqrt(0.15 * 0.85 / len(hits))
     assert np.abs(deviations).max() < 4.5 and 0.4 < np.mean(deviations**2) < 1.8, "each position as often as another"
+
+
+@pytest.mark.parametrize("bits", [0, 2**32 - 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_at_the_ends_of_what_can_be_drawn(kind, bits, monkeypatch):
+    """Every random number is the smallest, or the largest: no special token is predicted, none is of a share of 0."""
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape: jnp.full(shape, bits, jnp.uint32))
+    batch, masks = random_batch(2), make(kind, rate=0.6, mask_share=0.0, random_share=0.0)
+    masked = draw(lambda *columns: masks(*columns), batch)
+    found = predicted(masked, batch)
+    assert found.any(1).all() and not found[~ordinary_of(batch)].any()
+    assert np.array_equal(masked.ids_BxL, batch["input_ids"])
 
 
 def test_special_ids_need_not_come_first():

@@ -231,7 +231,7 @@ def test_kernels_of_several_parts(name):
     """A kernel [input, part, output] gets the update of `part` kernels; lamb and adafactor scale them by one norm."""
     rng = np.random.default_rng(4)
     tx = make(name, weight_decay=0.0)
-    for shape in ((128, 2, 128), (3, 2, 2)):
+    for shape in ((128, 2, 128), (3, 2, 5)):
         p, g = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
         whole = first_update(tx, {"kernel": g}, {"kernel": p})["kernel"]
         for part in range(shape[1]):
