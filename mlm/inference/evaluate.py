@@ -18,9 +18,10 @@ from mlm.entry import MLM, Entry, changes_evaluation
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
 from mlm.inference.forward import put_on_devices
+from mlm.model.attention import Attention
 from mlm.model.kernels import make_attention
 from mlm.model.masking import make_eval_masking, make_masking
-from mlm.model.module import Attention, Compute, Model
+from mlm.model.module import Compute, Model
 from mlm.model.token_masking import TokenMasking
 from mlm.paths import UPath, os_errors, write_text
 from mlm.pretrained import load, locate

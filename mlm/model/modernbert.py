@@ -18,20 +18,11 @@ from jax import Array
 from transformers import ModernBertConfig
 
 from mlm.model import classifier_heads as heads
-from mlm.model import layers, local_attention
+from mlm.model import layers
 from mlm.model import partition_rules as rules
 from mlm.model.base import MASKED_LM
 from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise, product
-from mlm.model.module import (
-    Attention,
-    AttentionKernel,
-    Compute,
-    Layers,
-    Model,
-    Rows,
-    take_tokens,
-    vocabulary_logits,
-)
+from mlm.model.module import AttentionKernel, Compute, Layers, Model, Rows, take_tokens, vocabulary_logits
 from mlm.model.rotary import rotations
 
 
@@ -86,15 +77,6 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(self.tok_embeddings(ids_BxL)), noise)
 
 
-class LocalAttentionKernel(AttentionKernel):
-    """The kernel of layers that attend to a window."""
-
-    @nn.nowrap
-    def kernels(self, heads: int, isolated: bool) -> tuple[Attention | None, Attention]:
-        window = self.config.local_attention // 2
-        return self.compute.attend_locally, local_attention.xla(heads=heads, isolated=isolated, window=window)
-
-
 class SelfAttention(nn.Module):
     config: ModernBertConfig
     compute: Compute
@@ -103,8 +85,7 @@ class SelfAttention(nn.Module):
     def setup(self) -> None:
         config = self.config
         self.Wqkv = SplitDense(config.hidden_size, 3, wide(config))
-        kernel_class = LocalAttentionKernel if self.window else AttentionKernel
-        self.kernel = kernel_class(config, self.compute)
+        self.kernel = AttentionKernel(config, self.compute, self.window)
         self.Wo = Dense(config.hidden_size, narrow(config), use_bias=False)
         self.dropout = Dropout(config.attention_dropout)
 

@@ -1,17 +1,14 @@
 """What all models share, as linen modules: documents and positions, attention, the layers, and the way to the logits.
 
 A model is a `Model` with a body and a head under transformers' names, as in roberta.py and modernbert.py. Attention is
-one of several kernels: `xla`, as flax computes it, runs on any device, and kernels.py has what is faster on some. The
-last layer and the head read the predicted tokens alone. Positions do not depend on ordinary tokens, so no replacement
+one of several kernels: that of attention.py runs on any device, and kernels.py has what is faster on some. The last
+layer and the head read the predicted tokens alone. Positions do not depend on ordinary tokens, so no replacement
 token can shift them.
 
-Dimensions: B rows, L tokens in a row, K predictions in a row (or keys of an attention), Q queries, H hidden size = N
-heads x head size, V padded vocabulary.
+Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V padded vocabulary.
 """
 
 import dataclasses
-import functools
-import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -21,15 +18,11 @@ import jax.numpy as jnp
 from jax import Array
 from transformers import PretrainedConfig
 
-from mlm.model import layers
+from mlm.model import attention, layers
+from mlm.model.attention import Attention
 from mlm.model.base import MASKED_LM, SEQUENCES, ModelBase, Params
 from mlm.model.layers import Noise
-from mlm.model.rotary import Rotation, rotate
-
-# (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL or None, rotation or None) -> context_BxLxH. Segments are
-# int32: the document of each token, 0 for padding. The probabilities of all rows and heads are multiplied by one mask,
-# keys x queries. Queries and keys are rotated first.
-Attention = Callable[[Array, Array, Array, Array, Array | None, Rotation | None], Array]
+from mlm.model.rotary import Rotation
 
 
 class Rows(NamedTuple):
@@ -79,30 +72,6 @@ class Compute:
         return nn.remat(feed_forward) if index < self.recomputed_feed_forwards else feed_forward
 
 
-def xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, *, heads, isolated) -> Array:
-    """An `Attention` of `heads` heads in plain jax; with `isolated`, tokens attend only within their document."""
-    if rotation is not None:
-        q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
-    return weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed_keys(segments_BxL, segments_BxL, isolated), dropout_mask_LxL, heads)
-
-
-def allowed_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool) -> Array:
-    """Returns which keys each query attends to, bool, broadcastable to [B, 1, Q, K], given the segments of both."""
-    allowed = (keys_BxK > 0)[:, None, None, :]
-    return allowed & (queries_BxQ[:, None, :, None] == keys_BxK[:, None, None, :]) if isolated else allowed
-
-
-def weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask, heads) -> Array:
-    """Attention to the allowed keys; `dropout_mask` is [K, Q], or [B, 1, K, Q], or None."""
-    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxQxH, k_BxKxH, v_BxKxH))
-    bias = jnp.where(allowed_Bx1xQxK, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
-    scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q / math.sqrt(q.shape[-1]), k) + bias
-    probs_BxNxQxK = jax.nn.softmax(scores_BxNxQxK)
-    if dropout_mask is not None:
-        probs_BxNxQxK = probs_BxNxQxK * dropout_mask.mT
-    return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxQxH.shape)
-
-
 def attention_dropout(config: PretrainedConfig) -> float:
     """Returns the dropout rate of the attention's probabilities, by either of transformers' names."""
     return getattr(config, "attention_dropout", None) or getattr(config, "attention_probs_dropout_prob", 0.0)
@@ -113,6 +82,7 @@ class AttentionKernel(nn.Module):
 
     config: PretrainedConfig
     compute: Compute
+    window: int = 0  # tokens to each side that a token attends to; 0: the whole row
 
     def __call__(self, qkv: Sequence[Array], rows: Rows, rotation: Rotation | None = None) -> Array:
         """Returns what each token reads [B, L, H], of queries, keys and values of that shape."""
@@ -120,15 +90,11 @@ class AttentionKernel(nn.Module):
         if rows.noise is not None and rate > 0:
             ones_1xLxL = jnp.ones((1, length, length), qkv[0].dtype)
             dropout_mask_LxL = layers.dropout(ones_1xLxL, rate, rows.noise.seed_of(self))[0]
-        attend, default = self.kernels(self.config.num_attention_heads, self.compute.cls_id is not None)
+        attend = self.compute.attend_locally if self.window else self.compute.attend
         if attend is None or self.is_initializing():  # from one token, which can't be split over devices
-            attend = default
+            heads, isolated = self.config.num_attention_heads, self.compute.cls_id is not None
+            attend = attention.xla(heads=heads, isolated=isolated, window=self.window)
         return attend(*qkv, rows.segments_BxL, dropout_mask_LxL, rotation)
-
-    @nn.nowrap
-    def kernels(self, heads: int, isolated: bool) -> tuple[Attention | None, Attention]:
-        """Returns the kernel that was chosen for the layer, if any, and the one that runs on any device."""
-        return self.compute.attend, functools.partial(xla, heads=heads, isolated=isolated)
 
 
 class Layers(nn.Module):

@@ -21,9 +21,10 @@ from mlm.data.examples import Examples
 from mlm.data.stages import Stage, Stages, rows_of_epochs
 from mlm.errors import InputError
 from mlm.model import classifier, families, flops
+from mlm.model.attention import Attention
 from mlm.model.kernels import make_attention
 from mlm.model.loss import RowSums
-from mlm.model.module import Attention, Model, Params
+from mlm.model.module import Model, Params
 from mlm.pretrained import warm_start
 from mlm.tasks import scores
 from mlm.training import evaluation, optimizer, schedules, sharding, train

@@ -1,22 +1,31 @@
-"""Local attention in plain jax: a token attends to a window around it (Beltagy et al., 2020, Longformer, 3.1).
+"""Attention in plain jax: to the whole row, or to a window around each token (Beltagy et al., 2020, Longformer, 3.1).
 
-Little more than that is computed if a row is longer than three times `window` (tokens to each side).
+Little more than the window is computed if a row is longer than three times `window` (tokens to each side).
 
-Dimensions: B rows, L tokens, H hidden size.
+Dimensions: B rows, L tokens in a row, Q queries and K keys, H hidden size = N heads x head size.
 """
 
 import functools
+import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mlm.model.module import Attention, allowed_keys, weigh
-from mlm.model.rotary import rotate
+from mlm.model.rotary import Rotation, rotate
+
+# (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL or None, rotation or None) -> context_BxLxH. Segments are
+# int32: the document of each token, 0 for padding. The probabilities of all rows and heads are multiplied by one mask,
+# keys x queries. Queries and keys are rotated first.
+Attention = Callable[[Array, Array, Array, Array, Array | None, Rotation | None], Array]
 
 
-def xla(*, heads: int, isolated: bool, window: int) -> Attention:
-    """Returns the kernel, as `module.xla`, for windows of `window` tokens to each side."""
+def xla(*, heads: int, isolated: bool, window: int = 0) -> Attention:
+    """Returns the kernel that runs on any device; `window` is in tokens to each side, 0 for the whole row.
+
+    With `isolated`, tokens attend only within their document.
+    """
     return functools.partial(rotated, functools.partial(_xla, heads=heads, isolated=isolated, window=window))
 
 
@@ -27,9 +36,14 @@ def rotated(kernel, q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, r
     return kernel(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, **kwargs)
 
 
-def near_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int, first: int = 0) -> Array:
-    """Returns `allowed_keys` within the window, if that is not 0; key `first` is at query 0."""
-    allowed = allowed_keys(queries_BxQ, keys_BxK, isolated)
+def allowed_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int, first: int = 0) -> Array:
+    """Returns which keys each query attends to, bool, broadcastable to [B, 1, Q, K], given the segments of both.
+
+    Key `first` is at query 0, from which a window counts.
+    """
+    allowed = (keys_BxK > 0)[:, None, None, :]
+    if isolated:
+        allowed = allowed & (queries_BxQ[:, None, :, None] == keys_BxK[:, None, None, :])
     if window:
         query_Q, key_K = (jnp.arange(segments.shape[1]) for segments in (queries_BxQ, keys_BxK))
         allowed = allowed & (jnp.abs(query_Q[:, None] + first - key_K) <= window)
@@ -37,10 +51,21 @@ def near_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int, 
 
 
 def _xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, *, heads, isolated, window):
-    if 3 * window < segments_BxL.shape[1]:
+    if 0 < 3 * window < segments_BxL.shape[1]:
         return _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window)
-    allowed = near_keys(segments_BxL, segments_BxL, isolated, window)
+    allowed = allowed_keys(segments_BxL, segments_BxL, isolated, window)
     return weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed, dropout_mask_LxL, heads)
+
+
+def weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask, heads) -> Array:
+    """Attention to the allowed keys; `dropout_mask` is [K, Q], or [B, 1, K, Q], or None."""
+    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxQxH, k_BxKxH, v_BxKxH))
+    bias = jnp.where(allowed_Bx1xQxK, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
+    scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q / math.sqrt(q.shape[-1]), k) + bias
+    probs_BxNxQxK = jax.nn.softmax(scores_BxNxQxK)
+    if dropout_mask is not None:
+        probs_BxNxQxK = probs_BxNxQxK * dropout_mask.mT
+    return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxQxH.shape)
 
 
 def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, isolated, window):
@@ -62,6 +87,6 @@ def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, is
         padded = jnp.pad(dropout_mask_LxL, [(window, window + rest), (0, rest)])
         cut = jax.vmap(lambda start: jax.lax.dynamic_slice(padded, (start, start), (3 * window, window)))
         dropout_mask = jnp.tile(cut(jnp.arange(0, length, window)), (rows, 1, 1))[:, None]
-    allowed = near_keys(blocks(segments_BxL, 0), blocks(segments_BxL, 1), isolated, window, first=window)
+    allowed = allowed_keys(blocks(segments_BxL, 0), blocks(segments_BxL, 1), isolated, window, first=window)
     context = weigh(blocks(q_BxLxH, 0), blocks(k_BxLxH, 1), blocks(v_BxLxH, 1), allowed, dropout_mask, heads)
     return context.reshape(rows, count * window, -1)[:, :length]
