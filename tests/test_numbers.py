@@ -276,7 +276,7 @@ def test_advice_is_the_same_from_the_logs_of_either_dtype(kind):
     advice = []
     for apart in (0, TOLERANCES["train/loss"]):
         moved = losses + apart * np.random.default_rng(0).uniform(-1, 1, 200)
-        lines, detector = logged.lines(moved.tolist(), norm=norm, evals=evals), Detector(50)
+        lines, detector = logged.lines(moved.tolist(), norm=norm, evals=evals), Detector()
         spikes = [spike.first for line in lines if line["kind"] == "train" and (spike := detector.add(line))]
         advice.append([*((each.kind, each.step) for each in logged.advise(lines)), *spikes])
     assert advice[0] == advice[1]

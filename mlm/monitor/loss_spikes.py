@@ -24,18 +24,16 @@ class Spike(NamedTuple):
 
 
 class Detector:
-    """Takes the training lines of metrics.jsonl in order."""
+    """Takes the training lines of metrics.jsonl in order; a logged loss is the mean since the line before."""
 
-    def __init__(self, log_every: int):
-        """Starts; a logged loss is the mean since the last multiple of `log_every`."""
-        self._every, self._step = log_every, 0
+    def __init__(self):
+        self._step = 0
         self._usual: deque[float] = deque(maxlen=HISTORY)
         self._above: list[float] = []
 
     def add(self, line: dict[str, Any]) -> Spike | None:
         """Returns the spike of a line, if any. Medians ignore outliers, so that one spike does not hide the next."""
-        step, loss = line["step"], line.get("loss")
-        first = max(self._step, (step - 1) // self._every * self._every) + 1
+        step, loss, first = line["step"], line.get("loss"), self._step + 1
         self._step = step
         if loss is None:  # no step was finite; the nonfinite guard counts them
             return None

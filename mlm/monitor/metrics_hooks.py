@@ -58,7 +58,7 @@ class Monitor(MetricsHook):
             mask_share=config.masking.mask_share,
             random_share=config.masking.random_share,
         )
-        self._detector = Detector(config.log.every)
+        self._detector = Detector()
         for path in (workdir.advice, workdir.spikes):
             logs.cut(path, sys.maxsize)  # only a line torn by a kill
         self._advised = {line["what"] for line in logs.read(workdir.advice)}

@@ -87,8 +87,8 @@ def test_nothing_is_said_twice_and_a_kill_loses_nothing(tmp_path):
     (advice,) = logs.read(tmp_path / "advice.jsonl")
     assert (advice["kind"], advice["what"]) == ("advice", "stuck")
     assert len(said) == 2 and f"step {advice['step']}: advice: {advice['text']}" in said
-    monitor(tmp_path, "train.steps=800", said=said).flush()
-    assert len(said) == 2
+    monitor(tmp_path, "train.steps=800", "log.every=4", said=said).flush()
+    assert len(said) == 2, "whatever log.every was then"
     files = {name: (tmp_path / name).read_bytes() for name in ("advice.jsonl", "spikes.jsonl")}
     (tmp_path / "advice.jsonl").unlink()
     (tmp_path / "spikes.jsonl").write_bytes(files["spikes.jsonl"][:-9])
