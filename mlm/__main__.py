@@ -14,7 +14,7 @@ from mlm import config as configs
 from mlm import config_mine, entry, logs
 from mlm.cluster import detect, watch
 from mlm.errors import InputError, PreemptedError, StopError, of_storage
-from mlm.text import prepare_streams, use_utf8
+from mlm.text import prepare_streams, say, use_utf8
 
 COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `main(args, overrides)`
     "run": "run all stages, skipping those that are done for this config",
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
             traceback.print_exc()
             message = (str(error).splitlines() or [""])[0]  # jax puts a note after it
             text, code = f"{type(error).__name__}: {message:.300}", 1
-        print(f"mlm {args.name}: {text}", file=sys.stderr, flush=True)
+        say(f"mlm {args.name}: {text}")
         return watching.failed(error, code)
 
 

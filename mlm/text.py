@@ -86,6 +86,11 @@ def prepare_streams() -> None:
         take_any_text(stream)
 
 
+def say(text: str) -> None:
+    """Prints a line to stderr at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def show(*parts: RenderableType, out: TextIO | None = None) -> None:
     """Writes lines and tables: to a terminal in color and without control characters."""
     from rich.console import Console

@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import platform
-import sys
 import threading
 import time
 import uuid
@@ -26,7 +25,7 @@ from ml_collections import ConfigDict
 
 from mlm.errors import InputError
 from mlm.paths import UPath, canonical, check_reachable, is_remote, make_folder, refusing
-from mlm.text import is_text, printable
+from mlm.text import is_text, printable, say
 
 LOCK = ".lock"
 LEASE = ".lock.json"  # instead, on a file system without locks
@@ -122,7 +121,7 @@ def lock(folder: UPath) -> Iterator[None]:
             raise _in_use(folder)
         if problem:
             remark = f"there are no locks on its file system ({problem.strerror}); {LEASE} keeps other runs out"
-            print(f"--workdir={folder}: {remark}", file=sys.stderr, flush=True)
+            say(f"--workdir={folder}: {remark}")
             stack.enter_context(_held(_File(folder / LEASE), folder))
         yield
 
@@ -256,7 +255,7 @@ def _acquire(lease: _Object | _File, folder: UPath) -> str:
         name = printable(f" (on {host}, process {process})") if holder else ""
         if first is None:
             first = state
-            print(f"{lease.path}: is held by another process{name}; waiting to see if it is alive", file=sys.stderr)
+            say(f"{lease.path}: is held by another process{name}; waiting to see if it is alive")
         if state != first:
             raise _in_use(folder, name)
         dead = host == platform.node() and isinstance(process, int) and not psutil.pid_exists(process)
@@ -275,5 +274,5 @@ def _renew(lease: _Object | _File, generation: str, released: threading.Event) -
             return
         if not lease.renew(generation, count) and not released.is_set():
             message = "this process was stopped so long that it lost its lock; restart it if no other is running."
-            print(f"{lease.path}: {message}", file=sys.stderr, flush=True)
+            say(f"{lease.path}: {message}")
             os._exit(InputError.code)

@@ -20,6 +20,7 @@ from mlm.data.stages import make_stages
 from mlm.engine.engine import Spawn, open_pool
 from mlm.tasks.pretraining import Pretraining
 from mlm.tasks.pretraining_data import train_batches
+from mlm.text import say
 from mlm.training import sharding
 
 BATCH_INTERVALS = 3.0  # long timings, so that batches prefetched before them hardly matter
@@ -31,12 +32,12 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
 
     Returns `interleaved.summary` in "tokens" of the text, special ones and dropped ones included; each with its "rows".
     """
-    interleaved.say(f"shards: reading {megabytes:g} MB of the corpus")
+    say(f"bench: shards: reading {megabytes:g} MB of the corpus")
     texts = sample_texts(config, megabytes)
     splits = {"train": [text for n, text in enumerate(texts) if n % VALIDATION], "validation": texts[::VALIDATION]}
     process = concurrent.futures.ProcessPoolExecutor(1, Spawn())
     with tempfile.TemporaryDirectory(prefix="mlm-bench-") as folder, process as other:
-        interleaved.say("shards: starting the TF-TPU example")
+        say("bench: shards: starting the TF-TPU example")
         other.submit(tf_tpu_example.prepare, splits, f"{folder}/documents").result()
         lines = (json.dumps({"text": text, "split": split}) + "\n" for split in splits for text in splits[split])
         Path(folder, "documents.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -105,7 +106,7 @@ def compare_loop(
     config: ConfigDict, manifest: Manifest, seconds: float, pretraining: type[Pretraining] = Pretraining
 ) -> dict[str, Any]:
     """Measures the step on the batches of the run, "real_batches", and on "one_batch" reused."""
-    interleaved.say("loop: compiling")
+    say("bench: loop: compiling")
     task = pretraining.without_data(config, info=DatasetInfo.from_manifest(manifest), manifest=manifest)
     stream = task.batches(0)
     put = functools.partial(sharding.put_batch, mesh=task.mesh, rows=config.data.global_batch)

@@ -4,7 +4,6 @@ import contextlib
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import numpy as np
 from rich.console import RenderableType
 
 from mlm.errors import InputError
-from mlm.text import table
+from mlm.text import say, table
 
 INTERVAL = 1.0  # approximate seconds of a timing
 ROUNDS = 3  # at least
@@ -41,7 +40,7 @@ def measure(part: str, candidates: dict[str, Repeat], seconds: float, intervals=
     there are `rounds` timings, on several hosts too.
     """
     if part:
-        say(f"{part}: measuring for about {seconds:g} s")
+        say(f"bench: {part}: measuring for about {seconds:g} s")
     counts = {name: calls or _calibrate(repeat, intervals * INTERVAL) for name, repeat in candidates.items()}
     rates: Rates = {name: [] for name in candidates}
     begin = time.monotonic()
@@ -102,11 +101,6 @@ def _cells(part: str, name: str, rows: dict[str, Any]) -> list[str]:
         cells.append("-" if row["mfu"] is None else f"{row['mfu']:.1%}")
         cells.append(f"{row['memory_bytes'] / 1e6:,.0f} MB" if "memory_bytes" in row else "-")
     return [*cells, "" if ratio is None else f"the first is {ratio:.3g} times as fast"]
-
-
-def say(message: str) -> None:
-    """Writes a line of progress to stderr."""
-    print(f"bench: {message}", file=sys.stderr, flush=True)
 
 
 class Worker:

@@ -29,7 +29,7 @@ from mlm.model.module import Params
 from mlm.pretrained import load
 from mlm.tasks.pretraining import Pretraining
 from mlm.tasks.pretraining_data import score_split
-from mlm.text import table
+from mlm.text import say, table
 from mlm.training import schedules, sharding
 from mlm.training.budget import Budget
 from mlm.training.evaluation import make_eval_step
@@ -168,7 +168,7 @@ def compare(
     with contextlib.ExitStack() as stack:
         trainers: dict[str, Trainer] = {}
         for key, task in tasks.items():
-            interleaved.say(f"quality: preparing {key}")
+            say(f"bench: quality: preparing {key}")
             trainers[key] = Torch(task, config, torch, stack) if key == "torch" else Ours(task, config)
         turn = take_turns(trainers, seconds)
     rows = {}
@@ -234,7 +234,7 @@ def take_turns(trainers: dict[str, Trainer], seconds: float) -> float:
                 trainer.evaluate()
         if turn % between == 0:
             losses = ", ".join(f"{key} {_loss(trainer.curve[-1]['loss'])}" for key, trainer in trainers.items())
-            interleaved.say(f"quality: {turn / turns * seconds:.3g} of {seconds:g} s: {losses}")
+            say(f"bench: quality: {turn / turns * seconds:.3g} of {seconds:g} s: {losses}")
     return seconds / turns
 
 

@@ -14,6 +14,7 @@ from mlm.bench import baseline, interleaved, torch_step
 from mlm.config_rules import FAMILIES
 from mlm.data import batches
 from mlm.tasks.pretraining import Pretraining
+from mlm.text import say
 from mlm.training import peaks, sharding
 
 Step = Callable[[], Any]  # starts a step and returns its metrics
@@ -39,7 +40,7 @@ def compare_steps(
     candidates, details = {}, {}
     with contextlib.closing(start_torch(torch_python, task)) if torch_python else contextlib.nullcontext() as worker:
         for name, make in makers.items():
-            interleaved.say(f"step: compiling {interleaved.NAMES[name]}")
+            say(f"bench: step: compiling {interleaved.NAMES[name]}")
             program, update = make(host)
             candidates[name], details[name] = repeated(update), memory(program)
         if worker:
@@ -107,7 +108,7 @@ def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., A
 
 def start_torch(python: str, task: Pretraining, **more: Any) -> interleaved.Worker:
     """Starts mlm/bench/torch_step.py on the same model and rows of the same size; `more` replaces or adds settings."""
-    interleaved.say("starting PyTorch")
+    say("bench: starting PyTorch")
     settings = configs.flatten(task.config) | {"model": task.module.config.to_dict()}
     settings |= {"special_ids": task.info.special_ids} | more
     return interleaved.Worker([python, torch_step.__file__], settings, name=f"--torch={python}")

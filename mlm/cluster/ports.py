@@ -5,14 +5,13 @@ import errno
 import ipaddress
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable
 
 import psutil
 
 from mlm.errors import InputError, StopError
-from mlm.text import printable
+from mlm.text import printable, say
 
 RETRY = 0.5  # seconds between two tries
 CONNECT_TIMEOUT = 5.0  # seconds
@@ -84,7 +83,7 @@ def _wait(open_socket: Callable[[], socket.socket], explain: Callable[[OSError],
             raise StopError(f"{problem} (waited {timeout:g} s, config.pod.start_timeout).")
         if waited >= REPORT_AFTER and not is_reported:
             is_reported = True
-            print(f"mlm: {problem}; waiting for up to {timeout:g} s.", file=sys.stderr, flush=True)
+            say(f"mlm: {problem}; waiting for up to {timeout:g} s.")
         time.sleep(RETRY)
 
 

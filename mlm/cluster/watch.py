@@ -28,7 +28,7 @@ from mlm.cluster.detect import Cluster
 from mlm.cluster.termination import Termination
 from mlm.errors import PreemptedError, StopError
 from mlm.paths import is_remote, write_text
-from mlm.text import printable
+from mlm.text import printable, say
 
 if TYPE_CHECKING:  # which imports jax
     from mlm.cluster.service import Service
@@ -161,7 +161,7 @@ class Watch:
         """Prints the message, notifies the other processes and ends this one: jax's own exit waits for the others."""
         try:
             if message:
-                print(f"mlm {self.command}: {message}", file=sys.stderr, flush=True)
+                say(f"mlm {self.command}: {message}")
             if self.service is not None:
                 self.service.notify(end)
             sys.stdout.flush()

@@ -4,6 +4,7 @@ import argparse
 
 from mlm.commands import common
 from mlm.errors import InputError
+from mlm.text import say
 from mlm.workdir import Workdir, lock
 
 
@@ -29,5 +30,5 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir)
     with lock(workdir.root):
         average.write_mean(workdir, chosen, metas, decay=args.decay)
-    common.say("average of " + ", ".join(f"{source.root}@{step}" for source, step in chosen))
+    say("average of " + ", ".join(f"{source.root}@{step}" for source, step in chosen))
     print(workdir.root)

@@ -17,6 +17,7 @@ from mlm.commands import common
 from mlm.commands.export import write_export
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.errors import InputError
+from mlm.text import say
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _find_model(
     elif init_from:
         body = source().config
         if changed := entry.changes(source().meta.get("class", {}), {}):
-            common.say(f"{load.INIT_FROM}{init_from}: only its parameters are taken ({changed[0]})")
+            say(f"{load.INIT_FROM}{init_from}: only its parameters are taken ({changed[0]})")
     else:
         special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
         body = families.named(config.model.family).make_config(config.model, examples.vocab_size, special_ids)
@@ -129,9 +130,9 @@ def _describe(config: ConfigDict, examples: Examples) -> None:
         cut = f", {split.truncated:,} of them truncated to {examples.length} tokens" if split.truncated else ""
         if split.words:
             cut += f", {len(split.labels_N):,} words, {(split.words.token_W < 0).sum():,} of them cut off"
-        common.say(f"classify: {name}: {config.classify[name]}, {len(split):,} rows{cut}")
+        say(f"classify: {name}: {config.classify[name]}, {len(split):,} rows{cut}")
     predicts = f"{len(examples.labels)} classes" if examples.labels else "a number"
-    common.say(f"classify: {predicts}, from {config.train.init_from or 'random values'}")
+    say(f"classify: {predicts}, from {config.train.init_from or 'random values'}")
 
 
 def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import functools
 import itertools
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from mlm.engine.engine import Engine, open_pool
 from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import expand, expand_source, is_remote
 from mlm.pretrained import locate
-from mlm.text import printable
+from mlm.text import printable, say
 from mlm.workdir import Workdir, lock
 
 INIT_FROM = "train.init_from"
@@ -282,8 +281,3 @@ def fingerprints(manifest: Manifest | None) -> tuple[str, str]:
     sets = [held_out.fingerprint for held_out in manifest.sets.values()]
     tests = [manifest.fingerprint_of("test")] if "test" in manifest.splits else []
     return " ".join([manifest.fingerprint, *sets, *tests]), manifest.tokenizer_fingerprint
-
-
-def say(text: str) -> None:
-    """Prints a line to stderr at once."""
-    print(text, file=sys.stderr, flush=True)

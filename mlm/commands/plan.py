@@ -12,7 +12,7 @@ from mlm.commands import common
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.plan import tables, topology
-from mlm.text import show
+from mlm.text import say, show
 from mlm.workdir import Workdir
 
 
@@ -82,7 +82,7 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
     program, row = plan.measure(config, job, place)
     results = {"plan": row, "calibration": tables.reference([row])}
     if not program.fits and not args.no_search:
-        common.say("it does not fit; looking for what would")
+        say("it does not fit; looking for what would")
         row["largest"] = plan.largest_batch(config, job, place, program)
         row["remedies"] = plan.remedies(config, job, place)
     if args.compare:

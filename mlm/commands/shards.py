@@ -12,6 +12,7 @@ from mlm.data.manifest import NAME, holds_foreign_shards
 from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.paths import UPath
+from mlm.text import say
 from mlm.workdir import Workdir, work_folder
 
 
@@ -39,7 +40,7 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
         return
     folder = workdir.shards_of(config)
     if config.shards.dir and holds_foreign_shards(folder):
-        common.say(f"shards: {folder}, without a manifest, used as they are")
+        say(f"shards: {folder}, without a manifest, used as they are")
         return
     counts = {"train": config.shards.count, "validation": config.shards.validation_count}
     complete, begin = (UPath(folder) / NAME).is_file(), time.monotonic()
@@ -60,4 +61,4 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     how = f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"
     if complete:
         how = "there already, for this config; its texts were not read again"
-    common.say(f"shards: {folder}, {tokens:,} tokens, {how}")
+    say(f"shards: {folder}, {tokens:,} tokens, {how}")

@@ -15,6 +15,7 @@ from mlm.errors import InputError, StopError
 from mlm.paths import canonical
 from mlm.pretrained import locate
 from mlm.sweep import grid
+from mlm.text import say
 from mlm.workdir import Workdir, lock
 
 COMMANDS = ("train", "run", "classify", "evaluate")
@@ -73,7 +74,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         table.write(workdir.root, cases, outcomes, args.metric)
     failed = [outcome for outcome in outcomes if outcome.code]
     for outcome in failed:
-        common.say(f"{outcome.run.name}: exit code {outcome.code}: {outcome.last_line}")
+        say(f"{outcome.run.name}: exit code {outcome.code}: {outcome.last_line}")
     if failed:
         raise StopError(
             f"{len(failed)} of {len(cases)} runs failed; the output of the first one is in {failed[0].run.folder}/"

@@ -14,6 +14,7 @@ from mlm.data.manifest import holds_foreign_shards
 from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.paths import children, is_begun, replacing
+from mlm.text import say
 from mlm.workdir import Workdir, work_folder
 
 RECIPE = "recipe.json"  # in the tokenizer's folder, written last: the settings that made it
@@ -69,11 +70,11 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
                 folder=str(new),
             )
         (new / RECIPE).write_text(recipe)
-    common.say(f"tokenizer: {workdir.tokenizer}, {time.monotonic() - begin:.1f} s")
+    say(f"tokenizer: {workdir.tokenizer}, {time.monotonic() - begin:.1f} s")
     if not path:
         warn_of_unknown_tokens(texts, workdir)
     elif unused := tokenizer_checks.unused_ids(tokenizer.load_fast(str(workdir.tokenizer))):
-        common.say(
+        say(
             f"tokenizer: {path}: {len(unused):,} of its ids, such as {min(unused)}, have no entry; the model has a row "
             "for each, which no mask draws"
         )
@@ -86,9 +87,9 @@ def warn_of_unknown_tokens(texts: Sequence[str], workdir: Workdir) -> None:
     share = tokenizer_checks.unknown_share(fast, texts, unk_id)
     if share > tokenizer_checks.UNKNOWN:
         what, fix = tokenizer_checks.unknown_warning(share, fast)
-        common.say(f"tokenizer: warning: {what} in a sample of the corpus; {fix}")
+        say(f"tokenizer: warning: {what} in a sample of the corpus; {fix}")
     if (share := tokenizer_checks.left_out_share(fast, texts)) > 0:
-        common.say(
+        say(
             f"tokenizer: warning: {100 * share:.2g}% of the bytes of a sample of the corpus are left out, as it has no "
             "entries for them; train it with initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()"
         )

@@ -21,7 +21,7 @@ from mlm.data import tokenizer_checks
 from mlm.data.tokenizer_checks import ROLES
 from mlm.errors import DamageError, InputError
 from mlm.paths import HUB_NAME, UPath, local_folder
-from mlm.text import printable
+from mlm.text import printable, say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,11 +103,7 @@ def _say_duration(kind: str, millions: float, unspaced: float) -> None:
         bpe = " or tokenizer.kind=bpe" if kind == "unigram" and unspaced > UNSPACED else ""
         text = f"{millions:,.1f} million characters{spaces}"
         fix = f"a smaller tokenizer.sample_megabytes{bpe} is faster"
-        print(
-            f"tokenizer: training on {text} takes about {minutes:,.0f} min on a core; {fix}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"tokenizer: training on {text} takes about {minutes:,.0f} min on a core; {fix}")
 
 
 def _trainer(kind: str, vocab_size: int, **settings: Any) -> trainers.Trainer:

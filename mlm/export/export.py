@@ -35,6 +35,7 @@ from mlm.paths import UPath, is_begun, is_remote, replacing
 from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
 from mlm.report.summary import RunSummary
+from mlm.text import say
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES += ("vocab.json", "merges.txt", "vocab.txt")
@@ -79,10 +80,9 @@ def export(
             if (folder / logs.RESULTS).is_file():  # each entry names its weights
                 (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
             if not model.module.in_transformers:
-                print(
+                say(
                     f"export: transformers has no class for {type(model.module).__name__}: Flax weights alone are "
-                    "written, and not proven in PyTorch",
-                    file=sys.stderr,
+                    "written, and not proven in PyTorch"
                 )
             elif torch_python:
                 _check_in_torch(torch_python, new)
@@ -161,7 +161,7 @@ def check_files(folder: Path, expected: Reference, model: Pretrained) -> None:
                 f"{file}: read back, its logits differ from the trained model's by {difference:.1e}; nothing was "
                 "exported: check the disk, and export again."
             )
-        print(f"export: {file} read back, largest difference of the logits {difference:.1e}", file=sys.stderr)
+        say(f"export: {file} read back, largest difference of the logits {difference:.1e}")
 
 
 def _read_back(folder: Path, expected: Reference, model: Pretrained) -> dict[str, list[np.ndarray]]:

@@ -17,6 +17,7 @@ from requests import RequestException
 
 from mlm.errors import InputError
 from mlm.paths import ANSWER, UPath, local_folder
+from mlm.text import say
 
 
 def check(name: str, revision: str = "") -> str:
@@ -78,7 +79,7 @@ def push(folder: UPath | None, name: str, *, public: bool, revision: str = "", m
         files = sorted(path for path in local.iterdir() if path.is_file() and not path.name.startswith("."))
         operations = [CommitOperationAdd(path.name, path) for path in files]
         for number, (path, operation) in enumerate(zip(files, operations, strict=True), 1):
-            print(f"push: {number} of {len(files)}: {path.name}, {path.stat().st_size / 1e6:,.1f} MB", file=sys.stderr)
+            say(f"push: {number} of {len(files)}: {path.name}, {path.stat().st_size / 1e6:,.1f} MB")
             api.preupload_lfs_files(name, [operation], free_memory=False, revision=revision or None)
         api.create_commit(name, operations, commit_message=message, revision=revision or None)
         if public and private:
@@ -89,7 +90,7 @@ def push(folder: UPath | None, name: str, *, public: bool, revision: str = "", m
         reason = _reason(error).replace(token, "(the token)")
         hint = "start the same command again: what has arrived is not sent again."
         raise InputError(f"--push={name}: {api.endpoint} {reason}; {hint}") from None
-    print(f"push: {url}, {'public' if public else 'private'}", file=sys.stderr)
+    say(f"push: {url}, {'public' if public else 'private'}")
     return f"{url}/tree/{revision}" if revision else str(url)
 
 

@@ -20,7 +20,6 @@ Dimensions: M models, W words, N rows, L tokens in a row, D documents.
 import dataclasses
 import itertools
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +36,7 @@ from mlm.inference.minimal_pairs import Z
 from mlm.paths import canonical
 from mlm.pretrained import load
 from mlm.tasks.changed_model import with_class
+from mlm.text import say
 
 LENGTHS = 64  # tokens: rows are padded to a multiple of it, and predictions to a power of 4: few programs are compiled
 FREQUENCIES = {"1": 1, "2-9": 2, "10-99": 10, "100-999": 100, "1,000+": 1000}  # where bands begin: times in the text
@@ -111,7 +111,7 @@ def _score(
     config: ConfigDict, name: str, opened: Opened, rows: Sequence[list[int]], spellings_W: np.ndarray
 ) -> np.ndarray:
     """Returns minus the log probability of each word, in nats, and 1 where the match is exact, [2, W]."""
-    print(f"compare: {name} predicts {len(rows):,} words", file=sys.stderr, flush=True)
+    say(f"compare: {name} predicts {len(rows):,} words")
     model = load.load(name, head=load.LM_HEAD, flag="--models=")
     model = dataclasses.replace(model, changed_module=opened[0].changed_module)
     score_copies = pseudo_perplexity.make_scorer(config, model, opened[1].mask_token_id)

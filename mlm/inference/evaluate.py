@@ -27,7 +27,7 @@ from mlm.paths import UPath, os_errors, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import pretraining, pretraining_data
 from mlm.tasks.changed_model import with_class
-from mlm.text import show, table
+from mlm.text import say, show, table
 from mlm.training import evaluation, sharding
 from mlm.training.breakdown import LONGEST, TABLES
 from mlm.workdir import Workdir
@@ -214,7 +214,7 @@ def add_results(model: str, workdir: Workdir, entries: dict[str, dict[str, Any]]
     file = (folder if model and folder.is_dir() else workdir.root) / logs.RESULTS
     finite = {key: logs.finite(values) for key, values in entries.items()}
     if keep(file, lambda: json.dumps(logs.read_object(file) | finite, indent=1)):
-        print(f"  written to {file}", file=sys.stderr)
+        say(f"  written to {file}")
 
 
 def keep(file: UPath, make: Callable[[], str]) -> bool:
@@ -225,7 +225,7 @@ def keep(file: UPath, make: Callable[[], str]) -> bool:
         return True
     except (DamageError, OSError) as error:
         reason = error if isinstance(error, DamageError) else f"{file}: {error.strerror or error}."
-        print(f"evaluate: the scores were not written: {reason}", file=sys.stderr)
+        say(f"evaluate: the scores were not written: {reason}")
         return False
 
 

@@ -3,7 +3,6 @@
 Dimensions: K masks in a row, V vocabulary entries, A of them that are allowed.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from mlm.errors import InputError
 from mlm.inference.answers import check_utf8, shortened, tokenize
 from mlm.inference.forward import check_vocabulary, make_forward
 from mlm.pretrained.load import Pretrained
+from mlm.text import say
 
 Filling = dict[str, Any]  # token: its id; token_str: its text; score: its probability
 
@@ -74,9 +74,9 @@ def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int
         pieces = [entries[word]] if word in entries else tok(word, add_special_tokens=False)["input_ids"]
         if len(pieces) > 1:
             first = tok.convert_ids_to_tokens(pieces[0])
-            print(f"predict: the target {word!r} is {len(pieces)} pieces; using the first, {first!r}.", file=sys.stderr)
+            say(f"predict: the target {word!r} is {len(pieces)} pieces; using the first, {first!r}.")
         elif not pieces:
-            print(f"predict: the target {word!r} has no piece in the vocabulary; ignoring it.", file=sys.stderr)
+            say(f"predict: the target {word!r} has no piece in the vocabulary; ignoring it.")
         ids.update(pieces[:1])
     if not ids:
         raise InputError("--targets: none of the words is in the vocabulary; name others.")

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 import re
-import sys
 import tempfile
 import threading
 import time
@@ -22,6 +21,7 @@ from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
+from mlm.text import say
 from mlm.training import sharding
 
 MakeTask = Callable[[ConfigDict, Mesh, DatasetInfo], Pretraining]
@@ -147,9 +147,9 @@ def show_progress(message: str) -> Iterator[None]:
 
     def repeat() -> None:
         while not ended.wait(PROGRESS):
-            print(f"{message}: {time.monotonic() - start:.0f} s so far", file=sys.stderr, flush=True)
+            say(f"{message}: {time.monotonic() - start:.0f} s so far")
 
-    print(message, file=sys.stderr, flush=True)
+    say(message)
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
@@ -157,4 +157,4 @@ def show_progress(message: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        print(f"{message}: {time.monotonic() - start:.0f} s in all", file=sys.stderr, flush=True)
+        say(f"{message}: {time.monotonic() - start:.0f} s in all")

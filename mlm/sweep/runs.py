@@ -21,6 +21,7 @@ from mlm.engine.engine import Engine
 from mlm.entry import STOCK, Program
 from mlm.errors import InputError, PreemptedError
 from mlm.paths import UPath, is_remote, make_folder, staging_folder, upload, write_text
+from mlm.text import say
 
 OUTPUT = "output.txt"  # in the folder of a run: what it printed
 STATE = "run.json"  # there, written when it has ended: arguments, exit code, seconds of all its starts, last line
@@ -71,7 +72,7 @@ def run_all(
             if outcome.last_line:
                 end = f"exit code {outcome.code}" if outcome.code else "done"
                 message = f"{len(outcomes)}/{len(runs)} {outcome.run.name}: {end}, {outcome.seconds:.0f} s"
-                print(message, file=sys.stderr, flush=True)
+                say(message)
             if outcome.code == 0 and not checked:
                 checked = True
                 try:

@@ -2,11 +2,11 @@
 
 import copy
 import dataclasses
-import sys
 
 from mlm import cluster, entry
 from mlm.data.manifest import DatasetInfo
 from mlm.pretrained import load
+from mlm.text import say
 
 
 def with_class(
@@ -21,7 +21,7 @@ def with_class(
     stock_network = stock_network or not model.meta  # a folder's is transformers' own network
     remark = entry.check_use(record, program.record, model.source, command=command, stock_network=stock_network)
     if remark and cluster.is_primary():
-        print(remark, file=sys.stderr, flush=True)
+        say(remark)
     pretraining = program.pretraining
     if pretraining is None or "make_model" not in record.get("overrides", ()):  # then it is by that class
         return model

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from typing import Self
 
@@ -22,6 +21,7 @@ from mlm.model import flops, priming
 from mlm.model.module import Model, Params
 from mlm.monitor.metrics_hooks import MetricsHook, Monitor
 from mlm.pretrained import warm_start
+from mlm.text import say
 from mlm.training import evaluation, schedules, sharding
 from mlm.training.task import Batch, Task, TrainState
 from mlm.workdir import Workdir
@@ -124,7 +124,7 @@ class PretrainingData(Task):
         )
         if cluster.is_primary():
             lines = fit_lines + entry.changes(source.meta.get("class", {}), entry.describe(type(self))) + lines
-            print("\n".join(lines), file=sys.stderr, flush=True)
+            say("\n".join(lines))
         state = self.init()
         ema = None if state.ema is None else warm_start.start(state.ema, taken)
         return state.replace(params=warm_start.start(state.params, taken), ema=ema)

@@ -14,6 +14,7 @@ from mlm.data import stages
 from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
+from mlm.text import say
 from mlm.training import branch, checkpoint
 from mlm.training.budget import read_replay
 from mlm.training.task import Task, TrainState
@@ -133,5 +134,5 @@ def _steps_of_words(task: Task, counts: range) -> list[int]:
     ]
     if cluster.is_primary():
         reached = ", ".join(f"{words:,} at step {step:,}" for words, step in zip(counts, steps, strict=True))
-        print(f"milestones, at {words_per_row:,.1f} words per row: {reached}", file=sys.stderr, flush=True)
+        say(f"milestones, at {words_per_row:,.1f} words per row: {reached}")
     return steps
