@@ -16,11 +16,10 @@ from ml_collections import ConfigDict
 from mlm import config as configs
 from mlm import logs
 from mlm.data import tfrecord, tokenizer
-from mlm.data.manifest import Manifest, Shard, Split
+from mlm.data.manifest import DatasetInfo, Manifest, Shard, Split
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files, load
 from mlm.tasks.pretraining import Pretraining
-from mlm.tasks.pretraining_data import dataset_info
 from mlm.training import sharding, train
 from mlm.workdir import Workdir
 
@@ -80,7 +79,7 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
             changed = configs.replace(config, keys)
             return pretraining(
                 changed,
-                dataset_info(manifest),
+                DatasetInfo.from_manifest(manifest),
                 mesh=sharding.mesh_of(changed.mesh, jax.devices()[:devices]),
                 word_starts_V=np.arange(VOCABULARY) % 3 > 0,
                 workdir=Workdir(workdir or tempfile.mkdtemp(dir=folder)),

@@ -13,9 +13,9 @@ from types import FrameType
 from typing import Any
 
 from mlm import config as configs
+from mlm.data.manifest import DatasetInfo
 from mlm.errors import PreemptedError
 from mlm.tasks.pretraining import Pretraining
-from mlm.tasks.pretraining_data import dataset_info
 from mlm.testing import SMALL, VOCABULARY, write_shards
 from mlm.training import train
 from mlm.workdir import Workdir
@@ -58,7 +58,7 @@ def measure() -> dict[str, Any]:
         config = configs.replace(configs.load(str(configs.BASE), []), SMALL)
         manifest = write_shards(Path(folder, "shards"), vocab_size=VOCABULARY, length=config.shards.length)
         workdir = Workdir(f"{folder}/run")
-        task = Pretraining(config, dataset_info(manifest), workdir=workdir, manifest=manifest)
+        task = Pretraining(config, DatasetInfo.from_manifest(manifest), workdir=workdir, manifest=manifest)
         sys.setprofile(profile)
         try:
             train.train(config, workdir, task)

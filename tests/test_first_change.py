@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from mlm import config as configs
-from mlm.tasks.pretraining_data import dataset_info
+from mlm.data.manifest import DatasetInfo
 from tests import ROOT
 
 SMALL = ("model.hidden_size=32", "model.layers=2", "model.heads=2", "model.intermediate_size=64", "data.lanes=2")
@@ -40,7 +40,7 @@ def test_one_step(changes):
 @pytest.mark.parametrize("name", ["RareTokens", "Nadam", "Kernel", "Gated"])
 def test_the_step_of_each_change_is_traced(changes, manifest, name):
     config = configs.load(changes.__file__, [*SMALL, *shards_of(manifest)])
-    task = getattr(changes, name)(config, dataset_info(manifest), manifest=manifest)
+    task = getattr(changes, name)(config, DatasetInfo.from_manifest(manifest), manifest=manifest)
     state, metrics = jax.eval_shape(task.train_step, task.abstract_state, task.batch_shapes(8))
     assert jax.tree.map(lambda leaf: leaf.shape, state) == jax.tree.map(lambda leaf: leaf.shape, task.abstract_state)
     assert "loss" in metrics

@@ -117,7 +117,12 @@ class DatasetInfo:
     def from_manifest(cls, manifest: Manifest) -> Self:
         """Returns the info of written shards."""
         ids, all_ids, records = manifest.special_ids, manifest.all_special_ids, manifest.splits["train"].records
-        return cls(manifest.vocab_size, ids, all_ids, manifest.length, records, real_share=manifest.real_share)
+        folders = tuple(
+            {"name": name, "share": share, "records": data.splits["train"].records, "fingerprint": data.fingerprint}
+            for name, share, data in manifest.parts
+        )
+        mixture = folders if len(folders) > 1 else ()
+        return cls(manifest.vocab_size, ids, all_ids, manifest.length, records, mixture, manifest.real_share)
 
     @classmethod
     def synthetic(cls, *, vocab_size: int, length: int, records: int) -> Self:

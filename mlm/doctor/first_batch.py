@@ -13,7 +13,7 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from mlm import config as configs
-from mlm.data.manifest import Manifest
+from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import InputError
 from mlm.tasks import pretraining_data
 from mlm.tasks.pretraining import Pretraining
@@ -33,7 +33,7 @@ def make_task(
     kernel = "xla" if config.model.attention == "xla" else "auto"
     return (task_class or Pretraining)(
         configs.replace(config, {"model.attention": kernel}),
-        pretraining_data.dataset_info(manifest),
+        DatasetInfo.from_manifest(manifest),
         mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
         word_starts_V=pretraining_data.word_starts(config, workdir),
         workdir=workdir,

@@ -1,6 +1,5 @@
 """Pretraining beside its step: how commands make the task, what it reads and scores, and the counts of its data."""
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Self
@@ -39,8 +38,8 @@ class PretrainingData(Task):
     @classmethod
     def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Self:
         """Returns the task of a run."""
-        starts_V = word_starts(config, workdir)
-        task = cls(config, dataset_info(manifest), word_starts_V=starts_V, workdir=workdir, manifest=manifest)
+        info, starts_V = DatasetInfo.from_manifest(manifest), word_starts(config, workdir)
+        task = cls(config, info, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
         sharding.check_batch(task.mesh, rows=config.evaluate.batch, key="evaluate.batch")
         schedules.check_schedule(config, task.stages.steps)
         return task
@@ -239,15 +238,6 @@ def score_split(
 def _tokens_per_byte(manifest: Manifest, split: str) -> float | None:
     counts = manifest.splits[split]
     return counts.tokens / counts.text_bytes if counts.text_bytes else None
-
-
-def dataset_info(manifest: Manifest) -> DatasetInfo:
-    """Returns what a checkpoint is to know of the data: of a mixture, its folders and shares, too."""
-    folders = tuple(
-        {"name": name, "share": share, "records": data.splits["train"].records, "fingerprint": data.fingerprint}
-        for name, share, data in mixture.parts(manifest)
-    )
-    return dataclasses.replace(DatasetInfo.from_manifest(manifest), mixture=folders if len(folders) > 1 else ())
 
 
 def document_start(config: ConfigDict, info: DatasetInfo) -> int | None:

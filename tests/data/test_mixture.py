@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from mlm.data import batches, mixture
-from mlm.data.manifest import Manifest, load_manifest
+from mlm.data.manifest import DatasetInfo, Manifest, load_manifest
 from mlm.data.order import Lane, batch_rows
 from mlm.data.write_shard import find_documents
 from mlm.errors import InputError
 from mlm.paths import canonical, distinct_parts
-from mlm.tasks.pretraining_data import dataset_info
 from tests.data.rows import all_rows, hosts_batches
 from tests.support.corpora import manifest_of
 
@@ -112,7 +111,7 @@ def test_a_mixture_of_one_is_its_folder(manifest):
     one = mixture.join([(1.0, manifest)], {"own": manifest})
     assert one.parts and one.fingerprint == manifest.fingerprint
     assert one.splits["train"].shards == manifest.splits["train"].shards
-    assert dataset_info(one) == dataset_info(manifest)
+    assert DatasetInfo.from_manifest(one) == DatasetInfo.from_manifest(manifest)
     assert mixture.join([(1.0, manifest)]) is manifest
 
 
@@ -135,7 +134,7 @@ def test_records_are_summed_and_entropies_averaged(mixed, manifest, web):
         assert mixed.splits[split].records == one.records + other.records
         expected = 0.75 * one.unigram_entropy + 0.25 * other.unigram_entropy
         assert mixed.splits[split].unigram_entropy == pytest.approx(expected)
-    info = dataset_info(mixed)
+    info = DatasetInfo.from_manifest(mixed)
     assert info.records == mixed.splits["train"].records
     assert [each["share"] for each in info.mixture] == [0.75, 0.25]
     assert [each["fingerprint"] for each in info.mixture] == [manifest.fingerprint, web.fingerprint]
