@@ -104,7 +104,7 @@ def _cells(part: str, name: str, rows: dict[str, Any]) -> list[str]:
 
 
 class Worker:
-    """A candidate in its own process, with torch_step.py's protocol; `ready` is its first answer, `answer` its last."""
+    """A candidate in its own process, with torch_step.py's protocol; `ready` is its first answer."""
 
     def __init__(self, command: list[str], settings: dict[str, Any], *, name: str):
         """Waits until it is ready; raises InputError if it can't be run or fails."""
@@ -117,10 +117,6 @@ class Worker:
             self._errors.close()
             raise InputError(f"{name}: can't be run ({error.strerror}); name a Python interpreter.") from None
         self.ready = self.ask(settings)
-
-    def repeat(self, calls: int) -> None:
-        """Makes that many calls and waits."""
-        self.answer = self.ask({"calls": calls})
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the answer to a message; raises InputError if there is none."""

@@ -44,7 +44,8 @@ def compare_steps(
             program, update = make(host)
             candidates[name], details[name] = repeated(update), memory(program)
         if worker:
-            candidates["torch"], details["torch"] = worker.repeat, worker.ready
+            candidates["torch"] = lambda calls: worker.ask({"calls": calls})
+            details["torch"] = worker.ready
         rates = interleaved.measure("step", candidates, seconds)
     comparison = interleaved.summary(rates, host["input_ids"].size)
     useful, devices = task.flops_per_token(task.info.length), jax.devices()

@@ -86,8 +86,7 @@ def test_worker_answers_and_exits():
     with started(ECHO, {"seconds": 0.1}) as worker:
         assert worker.ready == {"ready": True}
         begin = time.monotonic()
-        worker.repeat(3)
-        assert worker.answer == {"calls": 3} and time.monotonic() - begin >= 0.1, "a timing is waited for"
+        assert worker.ask({"calls": 3}) == {"calls": 3} and time.monotonic() - begin >= 0.1, "a timing is waited for"
     assert worker._process.returncode == 0
 
 
