@@ -44,6 +44,11 @@ def code(text: str) -> Markup:
     return Markup(f"`{text}`" if plain and text.strip() == text != "" else f"<code>{markdown(text)}</code>")
 
 
+def number(value: float | None, spec: str) -> str:
+    """Returns a number as `format` shows it; None stands for one that was not finite."""
+    return "not finite" if value is None else format(value, spec)
+
+
 def table(*heads: str, rows: Iterable[Sequence[str | Text]], indent: int = 0) -> RenderableType:
     """Returns a table for `show`; a head with ">" before it is of numbers. Without heads, there is no header line."""
     from rich.padding import Padding

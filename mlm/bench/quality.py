@@ -29,7 +29,7 @@ from mlm.model.module import Params
 from mlm.pretrained import load
 from mlm.tasks.pretraining import Pretraining
 from mlm.tasks.pretraining_data import score_split
-from mlm.text import say, table
+from mlm.text import number, say, table
 from mlm.training import schedules, sharding
 from mlm.training.budget import Budget
 from mlm.training.evaluation import make_eval_step
@@ -233,7 +233,7 @@ def take_turns(trainers: dict[str, Trainer], seconds: float) -> float:
             if turn % between == 0:
                 trainer.evaluate()
         if turn % between == 0:
-            losses = ", ".join(f"{key} {_loss(trainer.curve[-1]['loss'])}" for key, trainer in trainers.items())
+            losses = ", ".join(f"{key} {number(trainer.curve[-1]['loss'], '.4f')}" for key, trainer in trainers.items())
             say(f"bench: quality: {turn / turns * seconds:.3g} of {seconds:g} s: {losses}")
     return seconds / turns
 
@@ -257,14 +257,10 @@ def render(results: dict[str, Any]) -> list[RenderableType]:
         if row["ratio"]:
             when += f", {row['ratio']:.3g} times as fast"
         counts = (f"{row['steps']:,}", f"{row['tokens']:,}", "-" if compiling is None else f"{compiling:,.1f} s")
-        cells.append((row["name"], _loss(row["loss"]), _loss(row["best_loss"]), *counts, when))
+        cells.append((row["name"], number(row["loss"], ".4f"), number(row["best_loss"], ".4f"), *counts, when))
         if "torch" in row:
             lines.append(interleaved.versions(row))
     heads = ("quality", ">last loss", ">best", ">steps", ">tokens", ">compiling", "at the other's last loss")
     times = f"{results['seconds']:g} s of training each, in turns of {results['turn_seconds']:.3g} s"
     masks = "in nats on the validation split, 15% of its tokens predicted, masked alike for both"
     return [table(*heads, rows=cells), f"{times}; compiling and evaluating not counted. Losses {masks}.", *lines]
-
-
-def _loss(loss: float | None) -> str:
-    return "not finite" if loss is None else f"{loss:.4f}"

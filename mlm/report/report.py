@@ -19,7 +19,7 @@ from mlm.report import family, plots, summary
 from mlm.report.goodput import Line
 from mlm.report.summary import RunSummary
 from mlm.tasks.scores import selected
-from mlm.text import templates
+from mlm.text import number, templates
 from mlm.workdir import Workdir
 
 Rows = list[tuple[str, ...]]
@@ -87,11 +87,6 @@ def render_tables(
 ) -> str:
     """Returns a page of tables, the figures after the first: (heading or "", head and rows, class in the style)."""
     return render_page("tables.html.j2", figures or {}, {"title": title, "lead": lead, "tables": tables})
-
-
-def number(value: float | None, spec: str) -> str:
-    """Returns a number as `format` shows it; None stands for one that was not finite."""
-    return "not finite" if value is None else format(value, spec)
 
 
 def duration(seconds: float) -> str:
