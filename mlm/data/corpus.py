@@ -146,4 +146,5 @@ class Corpus:
 
 def text_hash(text: str) -> int:
     """Returns 64 bits of BLAKE2b of a text: they identify duplicates, and decide the split of a document or group."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    data = text.encode(errors="surrogateescape")  # a group may be the name of a file, which need not be UTF-8
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from mlm.data.write_shard import PARTS, WriteShard, summarize, table_name, write
 from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.paths import UPath, canonical, children, is_remote, remove, sizes
+from mlm.text import printable
 from mlm.workdir import work_folder
 
 BLOCK_BYTES = (2**12, 2**22)  # of text, in a block: the least and the most
@@ -115,7 +115,7 @@ class _Job:
         if is_remote(self.folder):
             results.save(self.root / self.inputs)  # shows that these shards are begun
         else:
-            for file in Path(str(self.tasks)).rglob(".*.tmp"):  # that killed tasks left incomplete
+            for file in self.tasks.glob(".*.tmp"):  # that killed tasks left incomplete
                 with contextlib.suppress(OSError):  # such as another user's
                     file.unlink()
         self._map()
@@ -126,8 +126,7 @@ class _Job:
     def _do(self, function: Any, tasks: list, *, label: str, last: str) -> None:
         """Runs the tasks whose last file is not there."""
         files = sizes(self.tasks)
-        for _ in self.engine.each(function, [task for task in tasks if f"{task.key}{last}" not in files], label=label):
-            pass
+        list(self.engine.each(function, [task for task in tasks if f"{task.key}{last}" not in files], label=label))
 
     def _map(self) -> None:
         parts, texts = self.corpus.parts(), str(self.root / "texts")
@@ -182,7 +181,7 @@ class _Job:
 
     def _leave_out(self) -> tuple[dict[int, str], dict[str, dict[str, int]], dict[str, str]]:
         """Returns the files of rows to leave out by part, the counts of each split, and what the manifest lists."""
-        names = [f"{part.source}, {part.name}, document" for part in self.parts]
+        names = [printable(f"{part.source}, {part.name}, document") for part in self.parts]
         tasks = deduplicate.run(
             self._do,
             tuple(self.maps),
@@ -274,7 +273,7 @@ class _Job:
                     blocks=self.blocks[blocks].tobytes(),
                     parts=tuple(self.part_of_block[blocks].tolist()),
                     maps={part: self.maps[part] for part in parts},
-                    sources={part: self.parts[part].source for part in parts},
+                    sources={part: printable(self.parts[part].source) for part in parts},
                     left_out={part: rows[part] for part in parts if part in rows},
                     tokens=int(self.tokens[blocks].sum()),
                     length=self.settings.length,

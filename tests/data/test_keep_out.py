@@ -57,17 +57,17 @@ def test_hashes_are_pinned():
 
 @pytest.fixture
 def benchmark(texts, tmp_path: pathlib.Path) -> tuple[list[str], str]:
-    """Lines of a corpus, and the source of a benchmark that shares stretches with some."""
+    """Lines of a corpus whose name is not UTF-8, and the source of a benchmark that shares stretches with some."""
     lines = [" ".join(text.split()) for text in texts[:600]]
     questions = [f"Question {n}: " + " ".join(line.upper().split()[3:23]) for n, line in enumerate(lines[100:160])]
-    (tmp_path / "corpus.txt").write_text("".join(f"{line}\n" for line in lines))
+    (tmp_path / "corpus\udce9.txt").write_text("".join(f"{line}\n" for line in lines))
     (tmp_path / "benchmark.jsonl").write_text("".join(json.dumps({"question": text}) + "\n" for text in questions))
     return lines, f"jsonl:{tmp_path}/benchmark.jsonl#question"
 
 
 def test_shards_without_what_is_kept_out(benchmark, tokenizer_folder, tmp_path: pathlib.Path):
     lines, source = benchmark
-    corpus = corpus_of((f"text:{tmp_path}/corpus.txt",), keep_out=(source,))
+    corpus = corpus_of((f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source,))
     manifest = write_shards(corpus, tmp_path / "shards", tokenizer_folder)
     whole = write_shards(corpus_of(corpus.sources), tmp_path / "whole", tokenizer_folder)
     with open(tmp_path / "benchmark.jsonl") as file:
@@ -92,7 +92,7 @@ def test_their_parts_are_hashed_by_tasks(benchmark, tokenizer_folder, tmp_path: 
     questions = (tmp_path / "benchmark.jsonl").read_text().splitlines(keepends=True)
     monkeypatch.setattr(sources, "PART_BYTES", (2000, 10**9))
     (tmp_path / "other.jsonl").write_text("".join(questions[40:]))
-    corpus = corpus_of((f"text:{tmp_path}/corpus.txt",), keep_out=(source, source.replace("benchmark", "other")))
+    corpus = corpus_of((f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source, source.replace("benchmark", "other")))
     each, read, hashed, running = InProcess.each, Corpus.read, [], []
 
     def run_tasks(engine, function, items, *, label):
@@ -132,7 +132,7 @@ def test_all_splits_are_kept_out(tmp_path: pathlib.Path):
 
 def test_a_benchmark_that_cannot_be_read_is_named(benchmark, tokenizer_folder, tmp_path: pathlib.Path):
     _, source = benchmark
-    corpus = corpus_of((f"text:{tmp_path}/corpus.txt",), keep_out=(source.replace("question", "answer"),))
+    corpus = corpus_of((f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source.replace("question", "answer"),))
     with pytest.raises(InputError, match=r"corpus\.keep_out: jsonl:.* line 1: has no field 'answer'"):
         write_shards(corpus, tmp_path / "shards", tokenizer_folder)
     (tmp_path / "short.txt").write_text("twelve words are no stretch, a b c d e f g\n" * 3)

@@ -65,12 +65,14 @@ def test_parts_are_listed_and_not_read(tmp_path):
 
 
 def test_many_small_files_are_read_together(tmp_path):
-    for name in range(2000):
-        (tmp_path / f"{name:04}.txt").write_text(f"{name}\n")
+    names = [f"{number:04}\udce9.txt" for number in range(2000)]  # not UTF-8
+    for number, name in enumerate(names):
+        (tmp_path / name).write_text(f"{number}\n")
     own = corpus_of((f"text:{tmp_path}/*.txt",), group="file")
     (part,) = own.parts()
-    assert part.name == f"{tmp_path}/0000.txt and 1999 more files"
-    assert [(text, group) for _, (text, group) in read_documents(own)] == [(str(n), f"{n:04}.txt") for n in range(2000)]
+    assert part.name == f"{tmp_path}/{names[0]} and 1999 more files"
+    assert [(text, group) for _, (text, group) in read_documents(own)] == list(zip(map(str, range(2000)), names, strict=True))
+    assert {own.split_of(part, name, 0) for name in names} == {"train", "validation"}
 
 
 BAD_FILES = {  # name: content, what the sentence must name
