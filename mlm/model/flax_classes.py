@@ -18,9 +18,10 @@ from mlm.model import weights
 from mlm.model.flax_modernbert import FlaxModernBertPreTrainedModel, as_transformers_4
 from mlm.paths import UPath, inside
 
-# Arguments of from_pretrained that are neither values of the config nor arguments of the class.
-LOADING = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
-LOADING += ("resume_download", "use_auth_token", "trust_remote_code", "adapter_kwargs")
+# Arguments of from_pretrained that say where a file is, and all that are neither values of the config nor arguments of
+# the class.
+LOCATING = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+LOADING = (*LOCATING, "resume_download", "use_auth_token", "trust_remote_code", "adapter_kwargs")
 LOADING += ("_commit_hash", "_from_auto", "_from_pipeline")
 logger = logging.getLogger(__name__)
 
@@ -115,18 +116,8 @@ class FlaxModel:
 
 def _find(name: str | Path, file: str, kwargs: dict[str, Any], *, must_exist: bool = False) -> str | None:
     """Returns where a file of a model is on this machine, None if the model has no such file."""
-    return cached_file(
-        name,
-        file,
-        cache_dir=kwargs.get("cache_dir"),
-        force_download=kwargs.get("force_download", False),
-        proxies=kwargs.get("proxies"),
-        local_files_only=kwargs.get("local_files_only", False),
-        token=kwargs.get("token"),
-        revision=kwargs.get("revision"),
-        subfolder=kwargs.get("subfolder", ""),
-        _raise_exceptions_for_missing_entries=must_exist,
-    )
+    locating = {key: kwargs[key] for key in LOCATING if key in kwargs}
+    return cached_file(name, file, _raise_exceptions_for_missing_entries=must_exist, **locating)
 
 
 def _safetensors(name: str | Path, kwargs: dict[str, Any]) -> list[str]:
