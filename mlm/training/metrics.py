@@ -60,7 +60,6 @@ class Log(AbstractContextManager):
         self.flops_per_token = 0.0  # of the coming steps; the loop sets it, since it depends on the length of rows
         self._writes, self._tokens_read, self._programs = cluster.is_primary(), tokens_read, programs
         device = jax.devices()[0].device_kind
-        self._peak_flops = (peaks.peak_flops(device) or 0.0) * jax.device_count()  # per second; 0 if unknown
         if self._writes:
             files = [workdir / name for name in ("metrics.jsonl", "norms.jsonl", "timing.jsonl")]
             for file, last in zip(files, (start, start, sys.maxsize), strict=True):  # of timing, only a torn line
@@ -120,8 +119,9 @@ class Log(AbstractContextManager):
         timing |= {name: round(wait / max(seconds, 1e-9), 4) for name, wait in waited.items()}
         tokens = tqdm.format_sizeof(rate) if rate >= 1000 else f"{rate:.0f}"
         shown = [f"loss {values['loss']:.3f}", f"{tokens} tokens/s", *_own_metrics(values)]
-        if self._peak_flops:
-            timing["mfu"] = round(rate * self.flops_per_token / self._peak_flops, 4)
+        mfu = peaks.mfu(rate * self.flops_per_token, jax.devices())
+        if mfu is not None:
+            timing["mfu"] = round(mfu, 4)
             shown.append(f"MFU {timing['mfu']:.1%}")
         self.timing("train", step, timing)
         if not self._bar.disable:
