@@ -1,8 +1,9 @@
 """Attention in plain jax: to the whole row, or to a window around each token (Beltagy et al., 2020, Longformer, 3.1).
 
-Little more than the window is computed if a row is longer than three times `window` (tokens to each side).
+Little more than the window is computed if a row is longer than three times `window` (tokens to each side). Positions
+may be rotary (Su et al., 2021, RoFormer).
 
-Dimensions: B rows, L tokens in a row, Q queries and K keys, H hidden size = N heads x head size.
+Dimensions: B rows, L tokens in a row, Q queries and K keys, H hidden size = N heads x D head size.
 """
 
 import functools
@@ -13,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mlm.model.rotary import Rotation, rotate
-
+Rotation = tuple[Array, Array]  # cosine and sine of the angles of rotary positions, [B or 1, L, D / 2]
 # (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL or None, rotation or None) -> context_BxLxH. Segments are
 # int32: the document of each token, 0 for padding. The probabilities of all rows and heads are multiplied by one mask,
 # keys x queries. Queries and keys are rotated first.
@@ -34,6 +34,16 @@ def rotated(kernel, q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, r
     if rotation is not None:
         q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
     return kernel(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, **kwargs)
+
+
+def rotate(x_BxLxH: Array, cos: Array, sin: Array) -> Array:
+    """Returns x rotated by the angles (RoFormer): a head's first and second half are the planes' two coordinates."""
+    rows, length, _ = x_BxLxH.shape
+    halves = x_BxLxH.astype(jnp.float32).reshape(rows, length, -1, 2, cos.shape[-1])
+    first, second = halves[..., 0, :], halves[..., 1, :]
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    rotated_halves = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-2)
+    return rotated_halves.reshape(x_BxLxH.shape).astype(x_BxLxH.dtype)
 
 
 def allowed_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int, first: int = 0) -> Array:

@@ -18,9 +18,8 @@ from transformers import PretrainedConfig
 
 from mlm.errors import InputError
 from mlm.model import attention
-from mlm.model.attention import Attention
+from mlm.model.attention import Attention, Rotation
 from mlm.model.module import attention_dropout
-from mlm.model.rotary import Rotation
 
 
 def make_attention(

@@ -19,10 +19,9 @@ from jax import Array
 from transformers import PretrainedConfig
 
 from mlm.model import attention, layers
-from mlm.model.attention import Attention
+from mlm.model.attention import Attention, Rotation
 from mlm.model.base import MASKED_LM, SEQUENCES, ModelBase, Params
 from mlm.model.layers import Noise
-from mlm.model.rotary import Rotation
 
 
 class Rows(NamedTuple):
