@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al., 2019, arXiv 1907.11692) as linen modules, from the embeddings to the head.
+"""RoBERTa (Liu et al., 2019, arXiv 1907.11692) as linen modules, and with pre-norm (Ott et al., 2019, fairseq).
 
 Parameters have transformers' names. BERT (Devlin et al., 2019) has the same embeddings and layers, under other heads.
 
@@ -124,6 +124,17 @@ class Layer(nn.Module):
         return self.output(self.intermediate(x_BxLxH), x_BxLxH, rows, tokens_BxK)
 
 
+class PreNormLayer(Layer):
+    """Pre-norm: each norm precedes attention or the feed-forward block, and residual sums are never normed."""
+
+    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        sum_BxLxH = self.attention(self.attention.LayerNorm(x_BxLxH), x_BxLxH, rows, tokens_BxK)
+        return self.compute.recomputed(type(self).feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
+
+    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+        return self.output(self.intermediate(self.intermediate.LayerNorm(sum_BxLxH)), sum_BxLxH, rows, tokens_BxK)
+
+
 class Encoder(nn.Module):
     config: PretrainedConfig
     compute: Compute
@@ -191,3 +202,13 @@ class RobertaModule(Model):
     @nn.nowrap
     def partition_rules(self) -> rules.PartitionRules:
         return rules.BERT + (rules.ROBERTA_LM_HEAD if self.head_name == MASKED_LM else rules.CLASSIFIER)
+
+
+class PreNormModule(RobertaModule):
+    """RoBERTa with pre-norm under any head."""
+
+    body_name = "roberta_prelayernorm"
+    layer_class = PreNormLayer
+
+    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
+        return super().predict(self.body.LayerNorm(x_BxKxH), noise)
