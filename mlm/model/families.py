@@ -31,8 +31,7 @@ from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.model import bert, modernbert, roberta
 from mlm.model.base import MASKED_LM
-from mlm.model.flax_classes import FlaxModel
-from mlm.model.flax_modernbert import FlaxModernBertPreTrainedModel
+from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel
 from mlm.model.module import Compute, Model, Params
 from mlm.model.partition_rules import REPLICATED
 from mlm.model.reference import TransformersModel
