@@ -121,14 +121,14 @@ def lock(folder: UPath) -> Iterator[None]:
             raise _in_use(folder)
         if problem:
             remark = f"there are no locks on its file system ({problem.strerror}); {LEASE} keeps other runs out"
-            say(f"--workdir={folder}: {remark}")
+            say(f"{folder}: {remark}")
             stack.enter_context(_held(_File(folder / LEASE), folder))
         yield
 
 
 def _make_writable(folder: UPath) -> None:
     """Creates a folder; raises InputError if nothing can be written there."""
-    with refusing(f"--workdir={folder}: can't be written", "choose another folder"):
+    with refusing(f"{folder}: can't be written", "choose another folder"):
         make_folder(folder)
         probe = folder / f".writable.{uuid.uuid4().hex}"  # several hosts may do this at once
         probe.write_text("")
@@ -136,7 +136,7 @@ def _make_writable(folder: UPath) -> None:
 
 
 def _in_use(folder: UPath, holder: str = "") -> InputError:
-    return InputError(f"--workdir={folder}: another process{holder} is using it; wait for it, or stop it.")
+    return InputError(f"{folder}: another process{holder} is using it; wait for it, or stop it.")
 
 
 class _Object:

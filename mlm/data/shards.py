@@ -29,7 +29,7 @@ from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.paths import UPath, canonical, children, is_remote, remove, sizes
 from mlm.text import printable
-from mlm.workdir import work_folder
+from mlm.workdir import lock, work_folder
 
 BLOCK_BYTES = (2**12, 2**22)  # of text, in a block: the least and the most
 BLOCKS = 64  # of a shard, between those two
@@ -60,22 +60,9 @@ def write(
     inputs = results.key(source, vocabulary["tokenizer_fingerprint"], decisive)
     if not _is_done(folder, inputs, settings.rows):
         job = _Job(corpus, settings, tokenizer_folder, vocabulary, UPath(folder), inputs, engine)
-        splits, left_out = job.run()
-        manifest = Manifest(
-            folder=folder,
-            length=settings.length,
-            full_rows=settings.rows == CONCATENATED,
-            rows=settings.rows,
-            inputs=inputs,
-            source=source,
-            splits=splits,
-            left_out=left_out,
-            **vocabulary,
-        )
-        with results.written(job.shards / NAME) as file:
-            file.write_text(manifest.to_json() + "\n")
-        if not is_remote(folder):
-            job.shards.rename(canonical(folder))
+        with lock(job.root):  # a run of another workdir may have the same shards.dir
+            if not _is_done(folder, inputs, settings.rows):
+                job.run(source)
         remove(job.root)
     return load_manifest(folder)
 
@@ -110,8 +97,8 @@ class _Job:
         self.tasks = self.root / "tasks"
         self.shards = self.folder if is_remote(self.folder) else self.root / self.inputs
 
-    def run(self) -> tuple[dict[str, Split], dict[str, str]]:
-        """Returns what the manifest says of the splits, and of documents left out."""
+    def run(self, source: str) -> None:
+        """Writes the shards and the manifest, which says that they are of `source`."""
         if is_remote(self.folder):
             results.save(self.root / self.inputs)  # shows that these shards are begun
         else:
@@ -121,7 +108,21 @@ class _Job:
         self._map()
         self._check_fractions()
         rows, counts, left_out = self._leave_out()
-        return self._reduce(rows, counts), left_out
+        manifest = Manifest(
+            folder=str(self.folder),
+            length=self.settings.length,
+            full_rows=self.settings.rows == CONCATENATED,
+            rows=self.settings.rows,
+            inputs=self.inputs,
+            source=source,
+            splits=self._reduce(rows, counts),
+            left_out=left_out,
+            **self.vocabulary,
+        )
+        with results.written(self.shards / NAME) as file:
+            file.write_text(manifest.to_json() + "\n")
+        if not is_remote(self.folder):
+            self.shards.rename(canonical(str(self.folder)))
 
     def _do(self, function: Any, tasks: list, *, label: str, last: str) -> None:
         """Runs the tasks whose last file is not there."""
@@ -159,11 +160,10 @@ class _Job:
         self.part_of_block = np.repeat(np.arange(len(tables), dtype=np.uint32), [len(table) for table in tables])
         self.tokens = self.blocks["tokens"].copy()  # of each block, without what is left out
         self.documents = self.blocks["documents"].copy()
-        read = Counter()
-        for part, blocks, places in zip(self.parts, tables, self.kept_out, strict=True):
-            read[part.source] += len(blocks) + len(places)
-        if empty := next((source for source in read if not read[source]), None):
-            raise self.corpus.without_text(empty)
+        results_of_parts = zip(self.parts, tables, self.kept_out, strict=True)
+        read = {part.source for part, blocks, places in results_of_parts if len(blocks) or len(places)}
+        if empty := [part.source for part in self.parts if part.source not in read]:
+            raise self.corpus.without_text(empty[0])
 
     def _block_bytes(self, parts: list[Part]) -> int:
         """Returns the bytes of text in a block, so that a shard has about BLOCKS."""

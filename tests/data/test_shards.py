@@ -19,7 +19,7 @@ from mlm.data import results, shards
 from mlm.data.corpus import Corpus, text_hash
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.errors import InputError
-from mlm.workdir import work_folder
+from mlm.workdir import lock, work_folder
 from tests.data.rows import small_parts
 from tests.support.corpora import (
     COUNTS,
@@ -165,6 +165,9 @@ def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, 
         start(3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     leftover = work_folder(str(tmp_path / "ended")) / "tasks" / ".0123.tmp"
     leftover.write_text("of a task that was killed")
+    with lock(leftover.parents[1]), pytest.raises(InputError, match=r"ended\.tmp: another process is using it"):
+        start(10, AssertionError("it runs"))
+    assert leftover.exists()
     for limit in range(10, 200, 7):
         with contextlib.suppress(KeyboardInterrupt):
             start(limit, KeyboardInterrupt())
