@@ -30,6 +30,7 @@ ROBERTA: dict[Rule, str] = {
     (lambda v: v == "absolute", "absolute"): "position_embedding_type",
     ACTIVATION: "hidden_act",
 }
+ELECTRA: dict[Rule, str] = ROBERTA | {(lambda v: v == "gelu", "gelu: in PyTorch its head has no other"): "hidden_act"}
 MODERNBERT: dict[Rule, str] = {
     BELOW_ONE: "embedding_dropout mlp_dropout classifier_dropout attention_dropout",
     FROM_ZERO: "norm_eps",
@@ -51,16 +52,15 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
     """Returns the config of a local folder, from config.json alone; errors call the folder `where`."""
     try:
         content = logs.read_object(folder / "config.json")
-        known = is_known(str(content.get("model_type")))
-        config = config_of(content) if known else None
+        config = config_of(content) if is_known(str(content.get("model_type"))) else None
     except Exception as error:  # whatever transformers raises at values of another type
         is_damaged = isinstance(error, DamageError)
         reason = "not a JSON object" if is_damaged else printable(f"{type(error).__name__}: {error}")[:200]
         raise InputError(f"{where}: its config.json can't be read ({reason}); use another copy or model.") from None
-    if not known:
+    if config is None:
         name, kinds = printable(str(content.get("model_type")))[:80], " or ".join(FAMILIES)
         raise InputError(f"{where}: its config.json has model_type = {name}; it must be {kinds}.")
-    of_family = MODERNBERT if config.model_type == "modernbert" else ROBERTA
+    of_family = {"modernbert": MODERNBERT, "electra": ELECTRA}.get(config.model_type, ROBERTA)
     for (check, allowed), keys in (*SHARED.items(), *of_family.items()):
         for key in keys.split():
             if config.model_type not in FAMILIES and not hasattr(config, key):
