@@ -53,8 +53,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         best = write_export(workdir, args, torch_python="")
         split = "test" if "test" in examples.splits else "validation"
         examples = dataclasses.replace(examples, splits=examples.splits | others)
-        predict = ("validation", *others)
-        scores = evaluate_classifier.score(config, workdir, examples, best, split, predict)
+        scores = evaluate_classifier.score(config, workdir, examples, best, split, ("validation", *others))
         if cluster.is_primary():
             report.write(workdir)
             _summarize(workdir, best, scores)
@@ -113,8 +112,7 @@ def _find_model(
         special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
         body = families.named(config.model.family).make_config(config.model, examples.vocab_size, special_ids)
     if not steps and body.model_type == "bert":
-        tok = tokenizer.load(str(workdir.tokenizer))
-        classifier.set_pairs(body, tok.backend_tokenizer, tok.sep_token_id)
+        classifier.set_pairs(body, tokenizer.load(str(workdir.tokenizer)))
     families.set_dropout(body, config.model)
     body.initializer_range = config.model.init_stddev
     if examples.labels and not config.classify.metric:

@@ -156,8 +156,10 @@ def load(path: str) -> PreTrainedTokenizerFast:
     try:
         folder = local_folder(path)
         settings = get_tokenizer_config(folder)
-        by_5 = settings.get("tokenizer_class") == "TokenizersBackend"  # transformers 5 saved it, 4 lacks the class
-        load_from = (PreTrainedTokenizerFast if by_5 else AutoTokenizer).from_pretrained
+        load_from = AutoTokenizer.from_pretrained
+        if settings.get("tokenizer_class") == "TokenizersBackend":  # transformers 5's, whose default is without types
+            names = settings.get("model_input_names", ["input_ids", "attention_mask"])
+            load_from = functools.partial(PreTrainedTokenizerFast.from_pretrained, model_input_names=names)
         if isinstance(special_tokens := settings.get("extra_special_tokens"), list):  # as 5 saves them
             load_from = functools.partial(load_from, extra_special_tokens={}, additional_special_tokens=special_tokens)
         tokenizer = load_from(folder, trust_remote_code=False)
@@ -167,8 +169,7 @@ def load(path: str) -> PreTrainedTokenizerFast:
         if of_none and not (UPath(path) / "tokenizer.json").is_file():
             reason = "it holds neither tokenizer.json nor the files of a vocabulary"
         fix = "name a folder that save_pretrained of a fast tokenizer has written, or a tokenizer of the Hub"
-        reason = printable(reason)[:200]
-        raise InputError(f"{path}: no tokenizer can be loaded from there ({reason}); {fix}.") from error
+        raise InputError(f"{path}: no tokenizer can be loaded from there ({printable(reason):.200}); {fix}.") from error
     if not tokenizer.is_fast:
         raise InputError(f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first.")
     fast = tokenizer.backend_tokenizer

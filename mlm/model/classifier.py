@@ -8,8 +8,7 @@ import copy
 import jax
 import jax.numpy as jnp
 from jax import Array
-from tokenizers import Tokenizer
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from mlm.data.tokenizer_checks import marks_second_text
 from mlm.model.base import SEQUENCES, TOKENS
@@ -50,9 +49,10 @@ def head_name(config: PretrainedConfig) -> str:
     return TOKENS if kind(config) == "tokens" else SEQUENCES
 
 
-def set_pairs(config: PretrainedConfig, fast: Tokenizer, sep_id: int) -> None:
+def set_pairs(config: PretrainedConfig, tok: PreTrainedTokenizerFast) -> None:
     """Notes in a BERT's config whether its tokenizer gives the second text of a pair another type."""
-    config.sep_token_id = sep_id if marks_second_text(fast, sep_id) else None
+    marks = marks_second_text(tok.backend_tokenizer, tok.sep_token_id)
+    config.sep_token_id = tok.sep_token_id if marks else None
 
 
 def make_module(config: PretrainedConfig, dtype: str = "float32") -> Model:

@@ -119,7 +119,9 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
         raise InputError(f"{where}: its embeddings are not tied; a model with tied embeddings is needed.")
     if is_classifier and config.model_type == "bert" and locate.has_tokenizer(folder):
         tok = tokenizer.load(str(folder))
-        classifier.set_pairs(config, tok.backend_tokenizer, tok.sep_token_id)
+        classifier.set_pairs(config, tok)
+        if "token_type_ids" not in tok.model_input_names:  # the model has read type 0 alone
+            config.sep_token_id = None
     if headers and not UPath(model).is_dir() and not locate.has_weights(folder):
         return Pretrained(config, {}, str(folder), None, {}, model)
     params = _read_weights(folder, family, where, headers=headers)
@@ -200,8 +202,7 @@ def _read_weights(folder: UPath, family: Family, where: str, *, headers: bool = 
             files = [inside(folder, file) for file in sorted(names)]
         if files:
             read = _zeros_of if headers else safetensors.flax.load_file  # numpy's loader knows no bfloat16
-            parts = [read(str(file)) for file in files]
-            tensors = {key: value for part in parts for key, value in part.items()}
+            tensors = {key: value for file in files for key, value in read(str(file)).items()}
             params = weights.from_torch(weights.with_one_bias(weights.unwrapped(tensors, family.body)))
         else:
             params = flax.serialization.msgpack_restore((folder / MSGPACK).read_bytes())

@@ -27,6 +27,20 @@ def test_the_folder_is_read_back(classifier_of, trained_classifier):
         assert words in card
 
 
+@pytest.mark.parametrize("marks", [True, False])
+def test_the_second_text_has_the_type_that_the_tokenizer_gives_it(classifier_of, tmp_path, marks):
+    """Whatever its post-processor says; transformers 5's class for any tokenizer gives none unless told to."""
+    folder = damaged(classifier_of("real-bert pairs").export, tmp_path / "copy", lambda _: None)
+    file, names = folder / "tokenizer_config.json", ["input_ids", "attention_mask"]
+    settings = json.loads(file.read_text()) | {"model_input_names": [*names, "token_type_ids"] if marks else names}
+    saved_by_5 = settings | {"tokenizer_class": "TokenizersBackend"}
+    if not marks:
+        del saved_by_5["model_input_names"]
+    for content in (settings, saved_by_5):
+        file.write_text(json.dumps(content))
+        assert (load.load(str(folder), head=load.CLASSIFIER).config.sep_token_id is None) == (not marks)
+
+
 def test_damage_is_found(classifier_of, trained_classifier, tmp_path):
     folder = damaged(classifier_of("classes").export, tmp_path / "copy", damage_head)
     with pytest.raises(DamageError, match=r"model\.safetensors: "):

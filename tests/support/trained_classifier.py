@@ -35,7 +35,7 @@ def make(
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
     body = families.named(family).make_config(config.model, len(tok), special_ids)
     if family == "bert":
-        classifier.set_pairs(body, tok.backend_tokenizer, tok.sep_token_id)
+        classifier.set_pairs(body, tok)
     model_config = classifier.make_config(body, labels, of_tokens=of_tokens)
     params = random_params(jax.eval_shape(classifier.make_module(model_config).init_params, jax.random.key(0)))
     meta = {"config": config, "class": {}}
