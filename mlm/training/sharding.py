@@ -46,8 +46,7 @@ def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device
 
 def mesh_of(mesh: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh of the config's group `mesh`."""
-    make = functools.partial(make_mesh, data=mesh.data, fsdp=mesh.fsdp, tensor=mesh.tensor)
-    return make() if devices is None else make(devices=devices)
+    return make_mesh(data=mesh.data, fsdp=mesh.fsdp, tensor=mesh.tensor, devices=devices)
 
 
 def _slice_devices(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
@@ -82,7 +81,7 @@ def mesh_shape(data: int, fsdp: int, tensor: int, count: int) -> tuple[int, ...]
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     """Returns [("roberta/embeddings/...", leaf), ...]."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = jax.tree.leaves_with_path(tree)
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
 
