@@ -27,11 +27,11 @@ Piece = tuple[str, str, str]  # text, kind ("" where nothing is predicted), what
 
 
 def make_task(
-    config: ConfigDict, manifest: Manifest, workdir: Workdir, task_class: type[Pretraining] | None
+    config: ConfigDict, manifest: Manifest, workdir: Workdir, pretraining: type[Pretraining] | None
 ) -> Pretraining:
     """Returns the task of a run on one device of this machine, which may lack the kernel of the run's attention."""
     kernel = "xla" if config.model.attention == "xla" else "auto"
-    return (task_class or Pretraining)(
+    return (pretraining or Pretraining)(
         configs.replace(config, {"model.attention": kernel}),
         DatasetInfo.from_manifest(manifest),
         mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
@@ -42,7 +42,7 @@ def make_task(
 
 
 def draw(
-    config: ConfigDict, manifest: Manifest, workdir: Workdir, task_class: type[Pretraining] | None = None
+    config: ConfigDict, manifest: Manifest, workdir: Workdir, pretraining: type[Pretraining] | None = None
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Returns (the first batch, ids [B, L] that the model reads, "mask", "random", "kept" or "" [B, L]).
 
@@ -51,7 +51,7 @@ def draw(
     length, short = manifest.length, config.data.short_length or manifest.length
     if length % short:
         raise InputError(f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows.")
-    task = make_task(config, manifest, workdir, task_class)
+    task = make_task(config, manifest, workdir, pretraining)
     batch = next(pretraining_data.train_batches(config, manifest, task.mesh, task.stages, start=0))
     batch = train.split_rows(batch, short)
     batch, masked = jax.device_get((batch, jax.jit(task.inputs)(batch, 0)))

@@ -53,8 +53,8 @@ def check_plan(session: Session) -> Iterator[Result]:
         yield Result("step beside plan", f"plan has no {jax.devices()[0].device_kind}")
     else:
         config = session.task({"data.global_batch": speed["rows"]}).config
-        plain, task_class = calibration.NONE, session.pretraining
-        job = plan.make_job(config, session.manifest, pretraining=task_class, calibration=plain)
+        pretraining, plain = session.pretraining, calibration.NONE
+        job = plan.make_job(config, session.manifest, pretraining=pretraining, calibration=plain)
         row = plan.measure(config, job, place)[1]
         factor = 1e3 * speed["median"] / row["milliseconds"]
         needs, planned = row["bytes_per_chip"]["needs"] / place.family.cores, f"{tables.by_part(row['parts'])}, by plan"
