@@ -57,6 +57,6 @@ def check_platform(platforms: str) -> None:
     """Raises InputError if jax did not find the first device that JAX_PLATFORMS asks for, about which it is silent."""
     import jax
 
-    asked, found = platforms.split(",")[0], jax.devices()[0].platform
-    if asked and {"cuda": "gpu", "rocm": "gpu"}.get(asked, asked) != found:
-        raise InputError(f"JAX_PLATFORMS={platforms}: jax finds no {asked}, but a {found}; see what jax logs of it.")
+    asked, platform = platforms.split(",")[0], jax.devices()[0].platform
+    if asked and {"cuda": "gpu", "rocm": "gpu"}.get(asked, asked) != platform:
+        raise InputError(f"JAX_PLATFORMS={platforms}: jax finds no {asked}, but a {platform}; see what jax logs of it.")

@@ -48,9 +48,9 @@ class Lane:
     def visits(self, start: int) -> Iterator[Visit]:
         """Yields all visits from the lane's record `start` on, without end; the first omits the rows before it."""
         first, skip = divmod(start, self.size)
-        own = self.shards
+        shards = self.shards
         for epoch in itertools.count(first):
-            for shard in own[hash_order(self.seed, _SHARDS, epoch, own)].tolist():
+            for shard in shards[hash_order(self.seed, _SHARDS, epoch, shards)].tolist():
                 count = self.records[shard]
                 if skip < count:
                     rows = hash_order(self.seed, _RECORDS, epoch, shard, np.arange(count))

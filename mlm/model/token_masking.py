@@ -90,8 +90,8 @@ class TokenMasking:
     def _count(self, ordinary_L: Array, rate: Rate, bits: Array) -> Array:
         """Returns rate * m, rounded at random; int32."""
         expected = rate * jnp.sum(ordinary_L) + uniform(bits)
-        most = jnp.minimum(self.max_predictions_per_row(len(ordinary_L)), jnp.sum(ordinary_L))
-        return jnp.minimum(jnp.floor(expected).astype(jnp.int32), most)
+        limit = jnp.minimum(self.max_predictions_per_row(len(ordinary_L)), jnp.sum(ordinary_L))
+        return jnp.minimum(jnp.floor(expected).astype(jnp.int32), limit)
 
     def _masked(self, ids_L: Array, positions_K: Array, weights_K: Array, kind_K: Array, token_K: Array) -> Masked:
         """Masks, replaces or keeps each predicted token, as the random bits `kind_K` and `token_K` decide."""

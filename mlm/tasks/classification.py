@@ -122,10 +122,10 @@ class Classification(Task):
         rows = self.config.data.global_batch
         return step * rows // self._count > (step - 1) * rows // self._count
 
-    def minimized_metric(self, found: dict[str, Any]) -> float:
+    def minimized_metric(self, values: dict[str, Any]) -> float:
         """Returns one less the mean of config.classify.metric; the loss if there is none."""
         metrics = self.config.classify.metric
-        return 1 - scores.selected(found, metrics) if metrics else found["loss"]
+        return 1 - scores.selected(values, metrics) if metrics else values["loss"]
 
     def tokens_read(self, step: int) -> float:
         """Returns the tokens that the steps up to `step` read, by the mean length of a row."""

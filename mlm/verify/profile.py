@@ -45,14 +45,14 @@ def operations(trace: jax.profiler.ProfileData, platform: str) -> Iterator[list[
     prefix = "/host:" if platform == "cpu" else "/device:"
     for plane in filter(lambda plane: plane.name.startswith(prefix), trace.planes):
         for line in plane.lines:
-            found = []
+            intervals = []
             for event in line.events:
                 name = dict(event.stats).get("hlo_op")  # on GPUs and CPUs
                 if name is None and line.name == "XLA Ops":  # on TPUs, by the text of the instruction
                     name = event.name.split(" ")[0].lstrip("%")
                 if name is not None:
-                    found.append((event.start_ns, event.end_ns, name))
-            yield found
+                    intervals.append((event.start_ns, event.end_ns, name))
+            yield intervals
 
 
 def exclusive(line: list[tuple[float, float, str]]) -> Counter[str]:
