@@ -16,7 +16,9 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.commands.export import write_export
 from mlm.commands.tokenizer import make_tokenizer
+from mlm.data import tokenizer
 from mlm.errors import InputError
+from mlm.pretrained import checkpoint_files
 from mlm.text import say
 from mlm.workdir import Workdir
 
@@ -63,7 +65,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict[str, Split]]:
     """Reads and checks the rows, copies the tokenizer into the workdir, and tokenizes; also the rows to predict."""
     from mlm.data import examples as data
-    from mlm.pretrained import checkpoint_files
 
     settings = config.classify
     for key in ("train", "validation"):
@@ -92,9 +93,8 @@ def _find_model(
     config: ConfigDict, workdir: Workdir, examples: Examples
 ) -> tuple[ConfigDict, PretrainedConfig, Callable[[], Params] | None]:
     """Returns the config with its metric, transformers' config of the model's body, and what loads its parameters."""
-    from mlm.data import tokenizer
     from mlm.model import classifier, families
-    from mlm.pretrained import checkpoint_files, load
+    from mlm.pretrained import load
 
     init_from, multiple = config.train.init_from, config.model.vocab_multiple
     source = functools.cache(lambda: load.load(init_from, head=None, flag=load.INIT_FROM).padded(multiple))

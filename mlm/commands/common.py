@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from mlm import cluster
 from mlm import config as configs
 from mlm.cluster import detect, watch
+from mlm.cluster.fingerprints import host_fingerprint
 from mlm.config_rules import SOURCES, lanes_of_shares
 from mlm.data import tokenizer
 from mlm.data.manifest import Manifest, check_rows, load_manifest, verify
@@ -142,10 +143,8 @@ def join(args: argparse.Namespace, overrides: list[str], *, task: str) -> None:
     if watch.current.service is not None:
         if problem is not None:
             raise problem
-        from mlm.cluster import fingerprints
-
         flags = {"--processes": str(place.processes)}
-        fingerprint = fingerprints.host_fingerprint(config, args.name, args.workdir, flags)
+        fingerprint = host_fingerprint(config, args.name, args.workdir, flags)
         watch.current.service.agree("config", fingerprint)
 
 

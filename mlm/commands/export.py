@@ -13,6 +13,7 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.doctor import preflight
 from mlm.errors import InputError
+from mlm.export import push
 from mlm.paths import UPath
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
@@ -51,8 +52,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.milestones and (args.step is not None or args.revision or args.to):
         raise InputError("--milestones: names the steps, folders and branches; leave out --step, --to and --revision.")
     if args.push:
-        from mlm.export import push
-
         push.check(args.push, args.revision)  # before anything that takes time
     preflight.refuse(preflight.Case(args.name, ConfigDict(), workdir, args))
     with contextlib.nullcontext() if args.to else common.locked(workdir):

@@ -9,8 +9,10 @@ from mlm import logs
 from mlm.commands import common
 from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
+from mlm.glue.tasks import GLUE, NAMES, TASKS, load_protocol
 from mlm.paths import UPath, canonical, write_text
 from mlm.pretrained import locate
+from mlm.text import show
 from mlm.workdir import Workdir, lock
 
 OF_TASKS = ("train", "validation", "predict", "text", "label", "kind", "metric")
@@ -18,8 +20,6 @@ DECIDED = ("train.init_from", "train.seed", *(f"classify.{name}" for name in OF_
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from mlm.glue.tasks import GLUE, NAMES, TASKS
-
     models = "model to evaluate: workdir, WORKDIR@STEP, folder or Hub name"
     parser.add_argument("--model", type=common.path, required=True, metavar="MODEL", help=models)
     parser.add_argument("--workdir", type=common.path, default="", metavar="DIR", help="of the table and its runs")
@@ -49,9 +49,7 @@ def _check_flags(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.glue import glue
-    from mlm.glue.tasks import TASKS, load_protocol
     from mlm.pretrained import load
-    from mlm.text import show
 
     _check_flags(args, overrides)
     names, protocol = [name for name in TASKS if name in args.tasks], load_protocol(args.protocol)

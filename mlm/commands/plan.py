@@ -11,7 +11,7 @@ from mlm import config as configs
 from mlm.commands import common
 from mlm.data.manifest import Manifest
 from mlm.errors import InputError
-from mlm.plan import tables, topology
+from mlm.plan import calibration, tables, topology
 from mlm.text import say, show
 from mlm.workdir import Workdir
 
@@ -47,7 +47,7 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
     """Returns what --json prints: {"sweep": [...]}, or {"plan"} and with --compare {"baseline", "ratio"}."""
     with topology.silence():  # jax's import
         from mlm.bench import baseline
-    from mlm.plan import calibration, plan
+    from mlm.plan import plan
 
     for flag, value in (("--records", args.records), ("--price", args.price)):
         if value is not None and not 0 < value < math.inf:

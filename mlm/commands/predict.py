@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from mlm.commands import common
+from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.pretrained import locate
 from mlm.workdir import Workdir
@@ -25,7 +26,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if is_classifier and args.targets:
         model = args.model or args.workdir
         raise InputError(f"--targets: {model} is a classifier, which fills no masks; leave it out.")
-    from mlm.data import tokenizer
     from mlm.inference.answers import answer_texts
     from mlm.inference.classify_texts import TextClassifier
     from mlm.inference.fill_mask import FillMask

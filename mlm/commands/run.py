@@ -15,6 +15,7 @@ from mlm.commands.export import write_export
 from mlm.commands.shards import make_shards
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.commands.train import pretrain
+from mlm.data import tokenizer
 from mlm.data.manifest import Manifest
 from mlm.workdir import Workdir
 
@@ -52,7 +53,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
     """Prints the scores, some sentences of the validation split filled, and the paths."""
-    from mlm.data import tokenizer
     from mlm.inference import fill_mask
 
     scores = logs.read(workdir.metrics, "eval")[-1]

@@ -17,8 +17,11 @@ from mlm import config as configs
 from mlm.cluster import watch
 from mlm.data import tokenizer
 from mlm.data.manifest import NAME, check_rows, holds_foreign_shards, load_manifest
+from mlm.data.stages import branch_start
 from mlm.doctor.case import Case, fingerprint_of
+from mlm.engine import dask_engine
 from mlm.errors import DamageError, InputError, StopError
+from mlm.export import push
 from mlm.paths import UPath, check_reachable
 from mlm.pretrained import locate
 
@@ -90,8 +93,6 @@ def engine(case: Case) -> None:
     if flags.engine_timeout <= 0:
         raise InputError(f"--engine-timeout={flags.engine_timeout}: must be above 0 seconds.")
     if flags.engine and (case.command not in ("run", "tokenizer", "shards") or _reads_corpus(case)):
-        from mlm.engine import dask_engine
-
         folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")
         timeout = min(flags.engine_timeout, ANSWER)
         with dask_engine.connect(
@@ -120,7 +121,6 @@ def replay(case: Case) -> None:
     """train.replay: the shares of all steps."""
     name = case.config.train.replay
     if name and not case.begun:
-        from mlm.data.stages import branch_start
         from mlm.training import budget
 
         budget.read_replay(name, branch_start(case.config))
@@ -256,8 +256,6 @@ def hub(case: Case) -> None:
     if settings.name and case.command == "glue":
         raise InputError(f"config.hub.name = {settings.name}: all runs would push to it; leave it empty.")
     if settings.name and not case.begun and cluster.is_primary():
-        from mlm.export import push
-
         push.try_out(settings.name)
 
 
