@@ -99,8 +99,8 @@ def _compare(what: str, outputs: Any, expected: Any, rounding: float) -> Result:
             errors[f"{kind} error of {name}"] = float(np.nan_to_num(error, nan=np.inf)), limit
     worst = max(errors, key=lambda name: errors[name][0] / errors[name][1])
     error, limit = errors[worst]
-    expected = f"at most {limit:.2g} of the {worst.partition(' ')[0]} value, beside float32 xla"
-    return Result(what, f"{worst}: {error:.2g}", expected, error <= limit, {"errors_and_limits": errors})
+    allowed = f"at most {limit:.2g} of the {worst.partition(' ')[0]} value, beside float32 xla"
+    return Result(what, f"{worst}: {error:.2g}", allowed, error <= limit, {"errors_and_limits": errors})
 
 
 def roundoff(dtype: str, device: jax.Device) -> float:
