@@ -18,7 +18,6 @@ from mlm.entry import MLM, Entry, changes_evaluation
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
 from mlm.inference.forward import put_on_devices
-from mlm.model.attention import Attention
 from mlm.model.kernels import make_attention
 from mlm.model.masking import make_eval_masking, make_masking
 from mlm.model.module import Compute, Model
@@ -160,12 +159,7 @@ def make_module(
     if changes_evaluation(entry.record):
         return module.with_attention(partial(task.make_attention, model.config), [length]), task
     choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
-
-    def make(length: int, window: int) -> Attention:
-        return make_attention(
-            choice, model.config, length=length, mesh=mesh, dtype=dtype, isolated=isolated, window=window
-        )
-
+    make = partial(make_attention, choice, model.config, mesh=mesh, dtype=dtype, isolated=isolated)
     return module.with_attention(make, [length]), task
 
 

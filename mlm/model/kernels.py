@@ -23,7 +23,7 @@ from mlm.model.module import attention_dropout
 
 
 def make_attention(
-    name: str, config: PretrainedConfig, *, length: int, mesh: Mesh, dtype: str, isolated: bool = False, window: int = 0
+    name: str, config: PretrainedConfig, length: int, window: int = 0, *, mesh: Mesh, dtype: str, isolated: bool = False
 ) -> Attention:
     """Returns the attention for rows of `length` tokens; raises InputError if the kernel does not support them."""
     name = choose(name, config, length=length, mesh=mesh, dtype=dtype, window=window)

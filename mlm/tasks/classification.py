@@ -5,6 +5,7 @@ Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +22,6 @@ from mlm.data.examples import Examples
 from mlm.data.stages import Stage, Stages, rows_of_epochs
 from mlm.errors import InputError
 from mlm.model import classifier, families, flops
-from mlm.model.attention import Attention
 from mlm.model.kernels import make_attention
 from mlm.model.loss import RowSums
 from mlm.model.module import Model, Params
@@ -159,10 +159,7 @@ def make_module(config: ConfigDict, model_config: PretrainedConfig, examples: Ex
     """Returns the linen module, with the kernel of config.model.attention for each row length."""
     model = config.model
     lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
-
-    def make(length: int, window: int) -> Attention:
-        return make_attention(model.attention, model_config, length=length, mesh=mesh, dtype=model.dtype, window=window)
-
+    make = partial(make_attention, model.attention, model_config, mesh=mesh, dtype=model.dtype)
     module = families.recomputed(classifier.make_module(model_config, model.dtype), model)
     return module.with_attention(make, lengths)
 
