@@ -66,7 +66,7 @@ def run(
     loaded = with_class(loaded, entry, command="evaluate", stock_network=False)
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
-    module, task = make_module(config, padded, entry, manifest, workdir, mesh, shards.length)
+    module, task = make_module(config, padded, entry, manifest, workdir, mesh)
     weights = f"{weights_name(loaded)}, data {shards.fingerprint_of(part)[:12]}"
     scores, entries = {}, {}
     for kind in dict.fromkeys([config.masking.kind, *extras.masks]):
@@ -90,7 +90,7 @@ def run(
         result |= values
     if extras.dtypes:
         by_dtype = [configs.replace(config, {"model.dtype": dtype}) for dtype in dtypes.DTYPES]
-        modules = [make_module(c, padded, entry, manifest, workdir, mesh, shards.length)[0] for c in by_dtype]
+        modules = [make_module(c, padded, entry, manifest, workdir, mesh)[0] for c in by_dtype]
         masking = _eval_masking(config, task, workdir, manifest)
         result["dtypes"] = dtypes.compare(config, shards, params, modules, masking, split=part, mesh=mesh)
     made_by = {"model": loaded.source} | ({"class": entry.identity} if entry.identity else {})
@@ -138,13 +138,7 @@ def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
 
 
 def make_module(
-    config: ConfigDict,
-    model: load.Pretrained,
-    entry: Entry,
-    manifest: Manifest,
-    workdir: Workdir,
-    mesh: Mesh,
-    length: int,
+    config: ConfigDict, model: load.Pretrained, entry: Entry, manifest: Manifest, workdir: Workdir, mesh: Mesh
 ) -> tuple[Model, pretraining.Pretraining | None]:
     """Returns a model's module, with a kernel that this machine has or the class's own, and the task of that class."""
     info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
@@ -157,10 +151,11 @@ def make_module(
     if "make_model" in entry.record.get("overrides", ()):
         return task.module, task
     if changes_evaluation(entry.record):
-        return module.with_attention(partial(task.make_attention, model.config), [length]), task
-    choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
-    make = partial(make_attention, choice, model.config, mesh=mesh, dtype=dtype, isolated=isolated)
-    return module.with_attention(make, [length]), task
+        make = partial(task.make_attention, model.config)
+    else:
+        choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
+        make = partial(make_attention, choice, model.config, mesh=mesh, dtype=dtype, isolated=isolated)
+    return module.with_attention(make, [manifest.length]), task  # all sets have its length
 
 
 def summary(result: dict[str, Any]) -> list[Any]:
