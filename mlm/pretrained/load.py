@@ -142,9 +142,10 @@ def _check_classifier(config: PretrainedConfig, where: str) -> None:
         raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
     if kind == "regression" and config.num_labels > 1:
         raise InputError(f"{where}: predicts {config.num_labels} numbers per row; one that predicts one is needed.")
-    if sorted(config.id2label) != list(range(config.num_labels)):
-        labels = f"0 to {config.num_labels - 1}"
-        raise InputError(f"{where}: its config.json has id2label = {config.id2label!r:.80}, not the labels {labels}.")
+    names = set(map(str, config.id2label.values()))
+    if sorted(config.id2label) != list(range(config.num_labels)) or len(names) < config.num_labels:
+        fix = f"it must give each label from 0 to {config.num_labels - 1} a name of its own"
+        raise InputError(f"{where}: its config.json has id2label = {config.id2label!r:.80}; {fix}.")
     if kind != "tokens" and getattr(config, "classifier_pooling", "cls") != "cls":
         raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
 
