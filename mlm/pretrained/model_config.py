@@ -60,6 +60,8 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
     if config is None:
         name, kinds = printable(str(content.get("model_type")))[:80], " or ".join(FAMILIES)
         raise InputError(f"{where}: its config.json has model_type = {name}; it must be {kinds}.")
+    if getattr(config, "sinusoidal_pos_embds", False):  # of a DistilBERT, whose weights hold the table in PyTorch
+        config.sinusoidal_pos_embds = False
     of_family = {"modernbert": MODERNBERT, "electra": ELECTRA}.get(config.model_type, ROBERTA)
     for (check, allowed), keys in (*SHARED.items(), *of_family.items()):
         for key in keys.split():
@@ -79,11 +81,8 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
 
 def keys_of(config: PretrainedConfig) -> dict[str, Any]:
     """Returns the keys of the config's group `model` that describe a model: {"model.layers": 12, ...}."""
-    architecture = family_of(config).architecture
-    keys = {f"model.{key}": getattr(config, name) for key, name in architecture.items()}
-    for key, default in MODERNBERT_KEYS.items():
-        if key not in architecture:
-            keys[f"model.{key}"] = type(default)(getattr(config, key, default))
+    keys = {f"model.{key}": type(value)(getattr(config, key, value)) for key, value in MODERNBERT_KEYS.items()}
+    keys |= {f"model.{key}": getattr(config, name) for key, name in family_of(config).architecture.items()}
     return keys | {"model.family": name_of(config), "model.positions": longest_row(config)}
 
 
