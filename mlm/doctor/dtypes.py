@@ -26,19 +26,14 @@ def compare_dtypes(case: Case) -> list[Finding]:
     name, modules = "the initial model", [task.module for task in tasks]
     if checkpoint_files.complete_steps(workdir.checkpoints):
         model = load.load(workdir, head=load.LM_HEAD).padded(config.model.vocab_multiple)
-        shapes, expected = (
-            {path: leaf.shape for path, leaf in sharding.named_leaves(tree)}
-            for tree in (model.params, tasks[0].abstract_state.params)
-        )
-        if shapes != expected:
+        if load.shapes_of(model.params) != load.shapes_of(tasks[0].abstract_state.params):
             raise InputError(f"{model.source}: is not a model as config.model describes it; name the run's config.")
         name, params = f"the checkpoint of step {model.step}", model.params
     else:
         params = tasks[0].initial_state().params
     params = sharding.put_tree(params, sharding.tree_shardings(params, mesh, params, tasks[0].partition_rules()))
-    masking = tasks[0].eval_masking
     scores = dtypes.compare(
-        config, manifest, params, modules, masking, split="validation", mesh=mesh, batch_count=BATCHES
+        config, manifest, params, modules, tasks[0].eval_masking, split="validation", mesh=mesh, batch_count=BATCHES
     )
     what = f"{name} in {dtypes.summary(scores)}"
     level, fix = "ok", ""

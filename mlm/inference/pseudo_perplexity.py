@@ -33,8 +33,7 @@ def score_split(
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=(0, rows))  # every host needs all of them
     ids_NxL, attention_NxL = sample(read, count=count, records=manifest.splits[split].records)
     step = make_step(module, manifest.special_ids["mask"], manifest.vocab_size, mesh, sharding.shardings_of(params))
-    special_ids = manifest.all_special_ids
-    return score(step, params, ids_NxL, attention_NxL, special_ids=special_ids, mesh=mesh, batch=rows)
+    return score(step, params, ids_NxL, attention_NxL, special_ids=manifest.all_special_ids, mesh=mesh, batch=rows)
 
 
 def score(

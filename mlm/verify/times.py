@@ -53,8 +53,7 @@ def check_plan(session: Session) -> Iterator[Result]:
         yield Result("step beside plan", f"plan has no {jax.devices()[0].device_kind}")
     else:
         config = session.task({"data.global_batch": speed["rows"]}).config
-        pretraining, plain = session.pretraining, calibration.NONE
-        job = plan.make_job(config, session.manifest, pretraining=pretraining, calibration=plain)
+        job = plan.make_job(config, session.manifest, pretraining=session.pretraining, calibration=calibration.NONE)
         row = plan.measure(config, job, place)[1]
         factor = 1e3 * speed["median"] / row["milliseconds"]
         needs, planned = row["bytes_per_chip"]["needs"] / place.family.cores, f"{tables.by_part(row['parts'])}, by plan"
