@@ -79,10 +79,13 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
         return watching.end(0)
     except (Exception, KeyboardInterrupt) as caught:
         error = of_storage(caught) or config_mine.of_missing_key(caught) or caught
+        interrupt = caught  # a library that is being imported raises an ImportError from it
+        while interrupt and not isinstance(interrupt, KeyboardInterrupt):
+            interrupt = interrupt.__context__
         if isinstance(error, StopError):
             text, code = str(error), error.code
-        elif isinstance(error, KeyboardInterrupt):
-            text, code = "interrupted; run the same command to continue.", PreemptedError.code
+        elif interrupt:
+            error, text, code = interrupt, "interrupted; run the same command to continue.", PreemptedError.code
         else:
             traceback.print_exc()
             message = (str(error).splitlines() or [""])[0]  # jax puts a note after it

@@ -11,6 +11,7 @@ import pytest
 
 from mlm import __main__
 from mlm.__main__ import COMMANDS
+from mlm.errors import DamageError
 from tests import ROOT
 from tests.support import processes
 from tests.support.refusals import refuse
@@ -126,6 +127,20 @@ def test_what_a_disk_refuses_is_a_sentence(monkeypatch, capsys, number, file, wo
 
     monkeypatch.setattr(importlib.import_module("mlm.commands.report"), "main", main)
     refuse(["report", "--workdir=x"], 2, *words, capsys=capsys)
+
+
+@pytest.mark.parametrize(("wraps", "code"), [(ImportError("no module"), 75), (DamageError("x: is bad."), 4)])
+def test_ctrl_c_stays_one_where_a_library_wraps_it(monkeypatch, capsys, wraps, code):
+    """As an import of tensorstore does; a sentence of ours stays as it is."""
+
+    def main(args, overrides):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            raise wraps from interrupt
+
+    monkeypatch.setattr(importlib.import_module("mlm.commands.report"), "main", main)
+    refuse(["report", "--workdir=x"], code, "is bad." if code == 4 else "interrupted", capsys=capsys)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), FileNotFoundError(2, "none", "/x")])

@@ -79,8 +79,7 @@ class Monitor(MetricsHook):
                 self._advised.add(what)
                 self._advice.append({"step": step, "kind": "advice", "what": what, "text": text})
                 self._notify(f"step {step}: advice: {text}")
-        spike = self._detector.add(line) if kind == "train" else None
-        if spike is not None:
+        if kind == "train" and (spike := self._detector.add(line)):
             self._note(spike)
 
     def _note(self, spike: Spike) -> None:
