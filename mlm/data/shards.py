@@ -63,7 +63,7 @@ def write(
         with lock(job.root):  # a run of another workdir may have the same shards.dir
             if not _is_done(folder, inputs, settings.rows):
                 job.run(source)
-        remove(job.root)
+    remove(work_folder(folder))  # here, for a start after a kill in the middle of it
     return load_manifest(folder)
 
 

@@ -116,9 +116,11 @@ def test_what_is_there_is_kept(manifest, tokenizer_folder, monkeypatch):
 
     monkeypatch.setattr(Corpus, "parts", touched)
     before = contents(manifest.folder)
+    leftovers = work_folder(manifest.folder)  # of a start that was killed while it removed them
+    (leftovers / "tasks").mkdir(parents=True)
     names = {"tokenizer_folder": tokenizer_folder, "folder": manifest.folder, "engine": InProcess()}
     corpus, settings = corpus_of(("text:no such file",)), shards.Settings(LENGTH, COUNTS)
-    assert shards.write(corpus, settings, source="texts", **names) == manifest
+    assert shards.write(corpus, settings, source="texts", **names) == manifest and not leftovers.exists()
     others = [settings._replace(length=16), settings._replace(counts={**COUNTS, "train": 5})]
     for changed, source in [*((each, "texts") for each in others), (settings, "others")]:
         with pytest.raises(InputError, match="another corpus, tokenizer or setting"):
