@@ -49,9 +49,9 @@ def head_name(config: PretrainedConfig) -> str:
     return TOKENS if kind(config) == "tokens" else SEQUENCES
 
 
-def set_pairs(config: PretrainedConfig, tok: PreTrainedTokenizerFast) -> None:
-    """Notes in a BERT's config whether its tokenizer gives the second text of a pair another type."""
-    marks = marks_second_text(tok.backend_tokenizer, tok.sep_token_id)
+def set_pairs(config: PretrainedConfig, tok: PreTrainedTokenizerFast, *, has_types: bool = True) -> None:
+    """Notes in a BERT's config whether its tokenizer gives the second text of a pair another type, if it gives any."""
+    marks = has_types and marks_second_text(tok.backend_tokenizer, tok.sep_token_id)
     config.sep_token_id = tok.sep_token_id if marks else None
 
 

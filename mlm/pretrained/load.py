@@ -119,9 +119,7 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
         raise InputError(f"{where}: its embeddings are not tied; a model with tied embeddings is needed.")
     if is_classifier and config.model_type == "bert" and locate.has_tokenizer(folder):
         tok = tokenizer.load(str(folder))
-        classifier.set_pairs(config, tok)
-        if "token_type_ids" not in tok.model_input_names:  # the model has read type 0 alone
-            config.sep_token_id = None
+        classifier.set_pairs(config, tok, has_types="token_type_ids" in tok.model_input_names)
     if headers and not UPath(model).is_dir() and not locate.has_weights(folder):
         return Pretrained(config, {}, str(folder), None, {}, model)
     params = _read_weights(folder, family, where, headers=headers)
@@ -138,6 +136,9 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
 def _check_classifier(config: PretrainedConfig, where: str) -> None:
     """Raises InputError for a classifier of a kind that is not supported."""
     kind = classifier.kind(config)
+    if config.model_type not in families.FAMILIES:
+        known = ", ".join(families.FAMILIES)
+        raise InputError(f"{where}: is a {config.model_type} that classifies, which is read of {known} alone.")
     if config.problem_type == "multi_label_classification":
         raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
     if kind == "regression" and config.num_labels > 1:
