@@ -20,8 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    workdir = None if args.model else Workdir(args.workdir, create=False)
-    name = common.named_model(args) or workdir
+    name = common.named_model(args) or Workdir(args.workdir, create=False)
     is_classifier = locate.is_classifier(name)
     if is_classifier and args.targets:
         model = args.model or args.workdir

@@ -3,7 +3,6 @@
 Dimensions: L tokens in a row, C classes, W words of a text.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 from mlm.data import examples, lines
 from mlm.errors import InputError
 from mlm.inference.answers import tokenize
-from mlm.inference.forward import make_forward
+from mlm.inference.forward import check_vocabulary, make_forward
 from mlm.model import classifier
 from mlm.pretrained.load import Pretrained
 from mlm.text import printable
@@ -29,6 +28,7 @@ class TextClassifier:
         """Puts the parameters on the device; a text gets the `top_k` most probable classes."""
         if top_k < 1:
             raise InputError(f"--top-k={top_k}: must be at least 1.")
+        check_vocabulary(model, tok)
         self._logits, self._tok, self._top_k = make_forward(model), tok, top_k
         run = model.run_config
         self._length = model.longest_row if run is None else min(model.longest_row, run.classify.length)
@@ -99,10 +99,8 @@ def parse(text: str, columns: Texts, name: str) -> Texts | list[str]:
     A column of words, as rows with token labels have, is returned as a list.
     """
     try:
-        content = json.loads(text) if text.startswith("{") else None
-    except (ValueError, RecursionError):
-        content = None  # a text that begins with a brace
-    if not isinstance(content, dict):
+        content = lines.json_object(text)
+    except ValueError:  # a text, which may begin with a brace
         return tuple(text.split("\t"))
     words = content.get(columns[0]) if columns else None
     if isinstance(words, list) and words and all(isinstance(word, str) for word in words):

@@ -12,9 +12,10 @@ from ml_collections import ConfigDict
 
 from mlm import cluster, logs
 from mlm.data import examples as data
+from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.inference.evaluate import keep
-from mlm.inference.forward import put_on_devices
+from mlm.inference.forward import check_vocabulary, put_on_devices
 from mlm.model import classifier
 from mlm.paths import make_folder, write_text
 from mlm.pretrained import load, locate
@@ -30,6 +31,7 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
     if split not in known:
         raise InputError(f"--split={split}: config.classify only names rows for {', '.join(known)}.")
     loaded = load.load(model or workdir, head=load.CLASSIFIER)
+    check_vocabulary(loaded, tokenizer.load(loaded.tokenizer))
     names = classifier.class_names(loaded.config)
     if (kind := classifier.kind(loaded.config)) != settings.kind:
         predictions = {"classes": "classes", "regression": "a number", "tokens": "labels of words"}[kind]

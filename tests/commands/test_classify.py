@@ -150,6 +150,11 @@ def test_a_classifier_in_another_workdir(finished, tmp_path, capsys):
         refuse(["evaluate", f"--workdir={workdir.root}", flag], 2, flag.removesuffix("=4"), capsys=capsys)
     command = ["evaluate", f"--workdir={workdir.root}", "--config.classify.length=33"]
     refuse(command, 2, "config.classify.length = 33: ", " 32 tokens", capsys=capsys)
+    larger = tokenizer.load(str(shutil.copytree(workdir.export, tmp_path / "larger")))
+    larger.add_tokens(["another"])
+    larger.save_pretrained(tmp_path / "larger")
+    command = ["evaluate", f"--workdir={workdir.root}", f"--model={tmp_path / 'larger'}"]
+    refuse(command, 2, "has 1000 vocabulary entries, its tokenizer", "1001", capsys=capsys)
     with pytest.raises(InputError, match=r"^--model=.*no language-model head"):
         load.load(str(workdir.root), head=load.LM_HEAD)
 

@@ -14,6 +14,7 @@ from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.inference import fill_mask, minimal_pairs
 from mlm.inference.answers import STREAM, answer_texts
+from mlm.inference.classify_texts import TextClassifier
 from mlm.inference.fill_mask import FillMask
 from mlm.inference.forward import make_forward
 from mlm.inference.minimal_pairs import Pair
@@ -113,7 +114,8 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
     larger.add_tokens(["another"])
     larger.save_pretrained(tmp_path)
     model, pair = dataclasses.replace(model, tokenizer=str(tmp_path)), Pair(("A dog barks.", "A dog bark."), "", "")
-    for scored in (lambda: FillMask(model, larger, 5), lambda: minimal_pairs.encode([pair], model)):
+    made = (lambda: FillMask(model, larger, 5), lambda: TextClassifier(model, larger, 5))
+    for scored in (*made, lambda: minimal_pairs.encode([pair], model)):
         with pytest.raises(InputError, match=r"has 1000 vocabulary entries, .* 1001"):
             scored()
 
