@@ -60,7 +60,7 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
     if size != old_size:  # tiled
         heads = f"gives heads of size {size}, but {source_name} has heads of size {old_size}; make them equal"
         raise InputError(f"config.model.heads = {config.num_attention_heads}: {heads}.")
-    for name in ("classifier_activation", "embedding_size"):
+    for name in ("classifier_activation", "embedding_size", "num_hidden_groups", "inner_group_num", "rotary_value"):
         value, old_value = (getattr(model, name, None) for model in (config, old))
         if value != old_value:
             difference = f"its {name} is {old_value}, and {value} here"

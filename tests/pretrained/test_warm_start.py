@@ -295,6 +295,7 @@ def test_rotary_bases_and_the_activation_of_a_head(modernbert_folder):
     assert warm_start.rotary_changes(source, config) == []
     config.global_rope_theta = 160_000.0
     assert warm_start.rotary_changes(source, config) == ["  model.global_rope_theta: 9000 in the source, 160000 here"]
-    source.config.classifier_activation = "relu"
-    with pytest.raises(InputError, match=r"activation is relu, .* gelu"):
-        warm_start.refuse_another_model(source, config)
+    for name, value, other in (("inner_group_num", 2, None), ("classifier_activation", "relu", "gelu")):
+        setattr(source.config, name, value)
+        with pytest.raises(InputError, match=f"its {name} is {value}, and {other} here"):
+            warm_start.refuse_another_model(source, config)
