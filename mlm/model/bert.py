@@ -64,8 +64,6 @@ class LMHead(nn.Module):
 
 
 class BertModule(Model):
-    """BERT under any head."""
-
     layer_class = Layer
 
     def setup(self) -> None:

@@ -187,8 +187,6 @@ class DecoderBias(nn.Module):
 
 
 class ModernBertModule(Model):
-    """ModernBERT under any head."""
-
     layer_class = Layer
     computes: ClassVar = {
         "decoder_bias": (True,),

@@ -178,8 +178,6 @@ class LMHead(nn.Module):
 
 
 class RobertaModule(Model):
-    """RoBERTa under any head."""
-
     body_name = "roberta"
     layer_class = Layer
 
@@ -205,8 +203,6 @@ class RobertaModule(Model):
 
 
 class PreNormModule(RobertaModule):
-    """RoBERTa with pre-norm under any head."""
-
     body_name = "roberta_prelayernorm"
     layer_class = PreNormLayer
 

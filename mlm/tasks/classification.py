@@ -118,7 +118,6 @@ class Classification(Task):
         return evaluate(self.config, self.examples, self.mesh, self.eval_step, params, "validation")[0]
 
     def is_epoch_end(self, step: int) -> bool:
-        """Returns whether an epoch ends within this step."""
         rows = self.config.data.global_batch
         return step * rows // self._count > (step - 1) * rows // self._count
 

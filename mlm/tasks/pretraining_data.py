@@ -37,7 +37,6 @@ class PretrainingData(Task):
 
     @classmethod
     def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Self:
-        """Returns the task of a run."""
         info, starts_V = DatasetInfo.from_manifest(manifest), word_starts(config, workdir)
         task = cls(config, info, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
         sharding.check_batch(task.mesh, rows=config.evaluate.batch, key="evaluate.batch")
@@ -132,7 +131,6 @@ class PretrainingData(Task):
         return train_batches(self.config, self.manifest, self.mesh, self.stages, start=start)
 
     def make_eval_step(self) -> evaluation.EvalStep:
-        """Returns the jitted step of evaluation."""
         return evaluation.make_eval_step(
             self.module,
             self.eval_masking,
@@ -184,7 +182,6 @@ class PretrainingData(Task):
         return batches.words_per_row(self.manifest, words_V)
 
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
-        """Returns the monitor of advice and loss spikes."""
         warmup = schedules.warmup_steps(self.config, self.stages.steps)
         return [Monitor(self.config, self.workdir, self.manifest, notify, stages=self.stages, warmup=warmup)]
 
