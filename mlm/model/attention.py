@@ -1,7 +1,7 @@
 """Attention in plain jax: to the whole row, or to a window around each token (Beltagy et al., 2020, Longformer, 3.1).
 
 Little more than the window is computed if a row is longer than three times `window` (tokens to each side). Positions
-may be rotary (Su et al., 2021, RoFormer).
+may be rotary (Su et al., 2021, RoFormer). None depends on an ordinary token, so no replacement token can shift them.
 
 Dimensions: B rows, L tokens in a row, Q queries and K keys, H hidden size = N heads x D head size.
 """
@@ -19,6 +19,25 @@ Rotation = tuple[Array, Array]  # cosine and sine of the angles of rotary positi
 # int32: the document of each token, 0 for padding. The probabilities of all rows and heads are multiplied by one mask,
 # keys x queries. Queries and keys are rotated first.
 Attention = Callable[[Array, Array, Array, Array, Array | None, Rotation | None], Array]
+
+
+def position_ids(attention_BxL: Array, first: int) -> Array:
+    """Returns `first`, `first` + 1, ... on real tokens, one less than `first` on padding."""
+    attention_BxL = attention_BxL.astype(jnp.int32)
+    return jnp.cumsum(attention_BxL, axis=-1) * attention_BxL + (first - 1)
+
+
+def segment_and_position_ids(
+    ids_BxL: Array, attention_BxL: Array, first: int, cls_id: int | None = None
+) -> tuple[Array, Array]:
+    """Returns segments_BxL (documents from 1 up, 0 for padding) and positions_BxL, which start again at `cls_id`."""
+    segments_BxL, positions_BxL = attention_BxL.astype(jnp.int32), position_ids(attention_BxL, first)
+    if cls_id is None:
+        return segments_BxL, positions_BxL
+    starts_BxL = (ids_BxL == cls_id) & (segments_BxL > 0)
+    before_BxL = jax.lax.cummax(jnp.where(starts_BxL, positions_BxL - first, 0), axis=1)
+    documents_BxL = segments_BxL * (1 + jnp.cumsum(starts_BxL, axis=1))
+    return documents_BxL, positions_BxL - segments_BxL * before_BxL
 
 
 def xla(*, heads: int, isolated: bool, window: int = 0) -> Attention:

@@ -30,9 +30,8 @@ from transformers.models.auto.modeling_flax_auto import FLAX_MODEL_FOR_MASKED_LM
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.model import bert, modernbert, roberta
-from mlm.model.base import MASKED_LM
 from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel
-from mlm.model.module import Compute, Model, Params
+from mlm.model.module import MASKED_LM, Compute, Model, Params
 from mlm.model.partition_rules import REPLICATED
 from mlm.model.reference import TransformersModel
 

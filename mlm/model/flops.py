@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from flax.traverse_util import flatten_dict
 
-from mlm.model.base import MASKED_LM, Params
-from mlm.model.module import Model
+from mlm.model.module import MASKED_LM, Model, Params
 
 LAYER = re.compile(r"/(\d+)/")
 READS_ALL_TOKENS = re.compile(r"/(query|key|value|Wqkv|q_lin|k_lin|v_lin)/")  # of the last layer; the rest is its tail

@@ -22,9 +22,8 @@ from mlm.model import classifier_heads as heads
 from mlm.model import layers
 from mlm.model import partition_rules as rules
 from mlm.model.attention import Rotation
-from mlm.model.base import MASKED_LM
-from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise, product
-from mlm.model.module import AttentionKernel, Compute, Layers, Model, Rows, take_tokens, vocabulary_logits
+from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise, product, take_tokens, vocabulary_logits
+from mlm.model.module import MASKED_LM, AttentionKernel, Compute, Layers, Model, Rows
 
 
 def truncated_normal(config: ModernBertConfig, stddev: float) -> layers.Initializer:

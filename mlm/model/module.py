@@ -1,27 +1,38 @@
-"""What all models share, as linen modules: documents and positions, attention, the layers, and the way to the logits.
+"""What all models share: attention, the layers, and the class of a model, from tokens to logits.
 
 A model is a `Model` with a body and a head under transformers' names, as in roberta.py and modernbert.py. Attention is
 one of several kernels: that of attention.py runs on any device, and kernels.py has what is faster on some. The last
-layer and the head read the predicted tokens alone. Positions do not depend on ordinary tokens, so no replacement
-token can shift them.
+layer and the head read the predicted tokens alone.
 
 Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V padded vocabulary.
 """
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 from transformers import PretrainedConfig
+from transformers.modeling_flax_outputs import (
+    FlaxMaskedLMOutput,
+    FlaxSequenceClassifierOutput,
+    FlaxTokenClassifierOutput,
+)
+from transformers.utils import ModelOutput
 
 from mlm.model import attention, layers
-from mlm.model.attention import Attention, Rotation
-from mlm.model.base import MASKED_LM, SEQUENCES, ModelBase, Params
+from mlm.model.attention import Attention, Rotation, segment_and_position_ids
 from mlm.model.layers import Noise
+from mlm.model.partition_rules import PartitionRules
+
+Params = dict[str, Any]
+MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"  # transformers' heads
+COMPUTES = {MASKED_LM: {"tie_word_embeddings": (True,)}, SEQUENCES: {"classifier_pooling": ("cls",)}}
+ACTIVATIONS = dict.fromkeys(("hidden_act", "hidden_activation", "classifier_activation"), tuple(layers.ACTIVATIONS))
+OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutput, TOKENS: FlaxTokenClassifierOutput}
 
 
 class Rows(NamedTuple):
@@ -31,30 +42,6 @@ class Rows(NamedTuple):
     positions: Any  # of the tokens, as the family has them: int32 [B, L], or rotations
     token_types_BxL: Array | None  # int32; None for 0
     noise: Noise | None  # None for no dropout
-
-
-def position_ids(attention_BxL: Array, first: int) -> Array:
-    """Returns `first`, `first` + 1, ... on real tokens, one less than `first` on padding."""
-    attention_BxL = attention_BxL.astype(jnp.int32)
-    return jnp.cumsum(attention_BxL, axis=-1) * attention_BxL + (first - 1)
-
-
-def segment_and_position_ids(
-    ids_BxL: Array, attention_BxL: Array, first: int, cls_id: int | None = None
-) -> tuple[Array, Array]:
-    """Returns segments_BxL (documents from 1 up, 0 for padding) and positions_BxL, which start again at `cls_id`."""
-    segments_BxL, positions_BxL = attention_BxL.astype(jnp.int32), position_ids(attention_BxL, first)
-    if cls_id is None:
-        return segments_BxL, positions_BxL
-    starts_BxL = (ids_BxL == cls_id) & (segments_BxL > 0)
-    before_BxL = jax.lax.cummax(jnp.where(starts_BxL, positions_BxL - first, 0), axis=1)
-    documents_BxL = segments_BxL * (1 + jnp.cumsum(starts_BxL, axis=1))
-    return documents_BxL, positions_BxL - segments_BxL * before_BxL
-
-
-def take_tokens(tokens_BxK: Array | None, x_BxLxH: Array) -> Array:
-    """Returns x at some tokens of each row, [B, K, H]; all of x if `tokens_BxK` is None."""
-    return x_BxLxH if tokens_BxK is None else jnp.take_along_axis(x_BxLxH, tokens_BxK[..., None], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +100,7 @@ class Layers(nn.Module):
         return states
 
 
-def vocabulary_logits(transform: Callable, x_BxKxH: Array, embedding_VxH: Array, bias_V: Array) -> Array:
-    """Returns logits_BxKxV of a language-model head, the transformed x times the embeddings, in the type of x."""
-    x_NxH = transform(x_BxKxH.reshape(-1, x_BxKxH.shape[-1]))  # with three axes, a TPU would copy the logits
-    logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.astype(x_NxH.dtype).T), bias_V)
-    return logits_NxV.reshape(*x_BxKxH.shape[:-1], -1)
-
-
-class Model(ModelBase):
+class Model(nn.Module):
     """A body and a head, which transformers' classes can call too.
 
     Its `setup` makes `self.body`, of layers of `self.layer_type`, and a head for each `head_name`. A changed model has
@@ -133,6 +113,79 @@ class Model(ModelBase):
     gradient_checkpointing: bool = False  # recompute each layer for the gradient
     head_name: str = MASKED_LM
     compute: Compute = Compute()
+
+    in_transformers = True  # a class attribute, not a field
+    computes: ClassVar = {  # of its config's values
+        **dict.fromkeys(("is_decoder", "add_cross_attention"), (False,)),
+        "position_embedding_type": ("absolute",),
+    }
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if not cls.__module__.startswith("mlm.") and "in_transformers" not in vars(cls):
+            cls.in_transformers = False
+
+    def __call__(
+        self,
+        input_ids: Array,
+        attention_mask: Array,
+        token_type_ids: Array | None = None,
+        position_ids: Array | None = None,
+        head_mask: Array | None = None,
+        deterministic: bool = True,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        return_dict: bool = True,
+    ) -> ModelOutput | tuple:
+        """Returns transformers' output: logits, and the hidden states if asked for.
+
+        Args:
+          input_ids, attention_mask, token_type_ids, position_ids: int32 [B, L]; positions by default as transformers
+            counts them, over the tokens that `attention_mask` keeps.
+          head_mask: not read.
+          output_attentions: must be false: kernels don't return their probabilities.
+        """
+        self.check_config()
+        if output_attentions:
+            raise ValueError("output_attentions: attention kernels don't return them; use transformers' own class.")
+        states, logits = self.states_and_logits(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            has_dropout=not deterministic,
+            all_states=output_hidden_states,
+        )
+        hidden_states = tuple(states) if output_hidden_states else None
+        if return_dict:
+            return OUTPUTS[self.head_name](logits=logits, hidden_states=hidden_states)
+        return (logits,) if hidden_states is None else (logits, hidden_states)
+
+    @nn.nowrap
+    def check_config(self) -> None:
+        """Raises ValueError for a value that would be ignored; a changed module may compute what it asks for."""
+        for key, values in (self.computes | COMPUTES.get(self.head_name, {}) | ACTIVATIONS).items():
+            if self.in_transformers and (value := getattr(self.config, key, values[0])) not in values:
+                raise ValueError(f"config.{key} = {value!r}: this model computes {', '.join(map(str, values))} alone.")
+
+    @property
+    def first_position(self) -> int:
+        """The position of a document's first token."""
+        return 0
+
+    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
+        """Returns the head's logits [B, K, V or classes] of last hidden states; a row is classified by its first."""
+        raise NotImplementedError
+
+    @nn.nowrap
+    def partition_rules(self) -> PartitionRules:
+        """Returns how the parameters are split over the mesh: a rule for each parameter, a parameter for each rule."""
+        raise NotImplementedError
+
+    @nn.nowrap
+    def windows(self) -> list[int]:
+        """Returns for each layer how many tokens it sees on each side, 0 for the whole row."""
+        return [0] * self.config.num_hidden_layers
 
     @property
     def layer_type(self) -> type[nn.Module]:
@@ -222,3 +275,14 @@ class Model(ModelBase):
             method="states_and_logits",
         )
         return logits, sown.get("intermediates", {})
+
+    @nn.nowrap
+    def logits(self, *inputs: Any) -> Array:
+        """Returns the logits alone; `inputs` are those of `forward`."""
+        return self.forward(*inputs)[0]
+
+    @nn.nowrap
+    def init_params(self, key: Array) -> Params:
+        """Returns float32 parameters, drawn as transformers' `init_weights` draws them."""
+        ids_BxL, rngs = jnp.zeros((1, 1), jnp.int32), {"params": jax.random.split(key)[0]}
+        return self.init(rngs, ids_BxL, jnp.ones_like(ids_BxL), method="states_and_logits")["params"]

@@ -16,9 +16,8 @@ from transformers import PretrainedConfig
 from mlm.model import classifier_heads as heads
 from mlm.model import layers
 from mlm.model import partition_rules as rules
-from mlm.model.base import MASKED_LM
-from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise
-from mlm.model.module import AttentionKernel, Compute, Layers, Model, Rows, take_tokens, vocabulary_logits
+from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise, take_tokens, vocabulary_logits
+from mlm.model.module import MASKED_LM, AttentionKernel, Compute, Layers, Model, Rows
 
 
 def normal(config: PretrainedConfig) -> layers.Initializer:
