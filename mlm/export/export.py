@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import transformers
 from flax.serialization import msgpack_restore, to_bytes
 from safetensors.numpy import save_file
 
@@ -30,7 +29,8 @@ from mlm.errors import DamageError, InputError
 from mlm.export import model_card, reference, verify_export
 from mlm.export.reference import PROOF, Reference
 from mlm.inference.forward import check_vocabulary, make_forward
-from mlm.model import classifier, weights
+from mlm.model import weights
+from mlm.model.module import SEQUENCES
 from mlm.paths import UPath, is_begun, is_remote, replacing
 from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
@@ -105,14 +105,8 @@ def write_model(model: Pretrained, folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     elif model.params:
         save_file(weights.to_torch(model.params), str(folder / "model.safetensors"), metadata={"format": "pt"})
-    if model.params and (not model.module.in_transformers or _flax_class(model)):
+    if model.params and (not model.module.in_transformers or model.family.flax_class(model.module.head_name)):
         (folder / "flax_model.msgpack").write_bytes(to_bytes(model.params))
-
-
-def _flax_class(model: Pretrained) -> "type[transformers.FlaxPreTrainedModel] | None":
-    """Returns transformers' Flax class of the model, None where it has none."""
-    head = classifier.head_name(model.config) if load.CLASSIFIER in model.params else "MaskedLM"
-    return model.family.flax_class(head)
 
 
 def write_tokenizer(model: Pretrained, folder: Path) -> None:
@@ -131,8 +125,7 @@ def _inputs(model: Pretrained) -> list[str]:
     BERT's tokenizer gives type 1 to the second text of a pair, which a BERT alone reads.
     """
     marks_pairs = model.config.model_type == "bert" and model.config.sep_token_id is not None
-    is_of_rows = load.CLASSIFIER in model.params and classifier.kind(model.config) != "tokens"
-    return [*MODEL_INPUTS, "token_type_ids"] if marks_pairs and is_of_rows else MODEL_INPUTS
+    return [*MODEL_INPUTS, "token_type_ids"] if marks_pairs and model.module.head_name == SEQUENCES else MODEL_INPUTS
 
 
 def _check_tokenizer(folder: Path, expected: Reference, inputs: list[str]) -> None:
@@ -175,7 +168,7 @@ def _read_back(folder: Path, expected: Reference, model: Pretrained) -> dict[str
     head = load.CLASSIFIER if expected.positions is None else load.LM_HEAD
     model = load.load(str(folder), head=head, flag="")
     logits_of = {"model.safetensors": make_forward(model)(expected.ids, expected.positions)}
-    if flax_class := _flax_class(model):
+    if flax_class := model.family.flax_class(model.module.head_name):
         flax_model = flax_class.from_pretrained(str(folder), trust_remote_code=False)
         tok, texts = tokenizer.load(str(folder)), expected.texts[-1]
         columns = tok(*texts, truncation="longest_first", max_length=expected.longest, return_tensors="np")
