@@ -12,7 +12,7 @@ ROLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<
 LETTERS = "ÿжกअ文한\N{SLIGHTLY SMILING FACE}"  # a byte-level tokenizer tells them apart, whatever it was trained on
 LARGEST_VOCABULARY = 2**24
 SAMPLE_CHARACTERS = 1_000_000  # of the texts that `unknown_share` and `long_piece_share` read
-UNKNOWN = 0.01  # of the tokens: worth a warning above it
+UNKNOWN = 0.01  # of the tokens: worth a warning above it, and no bits per byte
 
 
 def vocabulary_size(fast: Tokenizer) -> int:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlm import cluster, entry
-from mlm.data import batches, mixture, tokenizer
+from mlm.data import batches, mixture, tokenizer, tokenizer_checks
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import Stages
 from mlm.errors import InputError
@@ -112,13 +112,12 @@ class PretrainingData(Task):
     def _warm_start(self) -> TrainState:
         """Returns a fresh state with the parameters of train.init_from, as far as they fit."""
         source, lines = warm_start.read_source(self.config.train, self.module.config, self.abstract_state.params)
-        has_tokenizer = (self.workdir.tokenizer / "tokenizer.json").is_file()
         taken, fit_lines = warm_start.fit(
             source,
             self.abstract_state.params,
             pad_id=self.module.config.pad_token_id,
             vocab_size=self.info.vocab_size,
-            tokens=str(self.workdir.tokenizer) if has_tokenizer else None,
+            tokens=self.workdir.tokenizer_folder,
         )
         if cluster.is_primary():
             lines = fit_lines + entry.changes(source.meta.get("class", {}), entry.describe(type(self))) + lines
@@ -208,8 +207,7 @@ def score_split(
 ) -> dict[str, float]:
     """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
     folders = mixture.parts(manifest)
-    sets = {} if split == "train" else manifest.sets
-    sets = {name: folder for name, folder in sets.items() if split in folder.splits}
+    sets = {name: data for name, data in manifest.sets.items() if split in data.splits and split != "train"}
     rows, scores = config.evaluate.batch, {}
     for data in (*(folder.manifest for folder in folders), *sets.values()):
         if data.folder in scores:
@@ -233,8 +231,10 @@ def score_split(
 
 
 def _tokens_per_byte(manifest: Manifest, split: str) -> float | None:
+    """Returns None as well if many tokens are unknown: no score is of the bytes that they stand for."""
     counts = manifest.splits[split]
-    return counts.tokens / counts.text_bytes if counts.text_bytes else None
+    is_scored = counts.text_bytes and (counts.unknown_tokens or 0) <= tokenizer_checks.UNKNOWN * counts.tokens
+    return counts.tokens / counts.text_bytes if is_scored else None
 
 
 def document_start(config: ConfigDict, info: DatasetInfo) -> int | None:
