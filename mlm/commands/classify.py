@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from mlm.workdir import Workdir
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from mlm.data.examples import Examples, Split
+    from mlm.data.examples import Examples
     from mlm.model.module import Params
     from mlm.pretrained.load import Pretrained
 
@@ -45,24 +44,25 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.tasks import classification
 
     with common.locked(workdir):
-        examples, others = _open_examples(config, workdir)
-        distributed.initialize(config, workdir, examples.fingerprint, examples.tokenizer_fingerprint, saves=True)
+        examples = _open_examples(config, workdir)
+        fingerprints = examples.fingerprint(*examples.splits), examples.tokenizer_fingerprint
+        distributed.initialize(config, workdir, *fingerprints, saves=True)
         config, body, load_params = _find_model(config, workdir, examples)
         task = classification.Classification(config, examples, body, load_params)
         if cluster.is_primary():
             _describe(config, examples)
         hub.train_and_push(config, workdir, task, args.entry)
         best = write_export(workdir, args, torch_python="")
-        split = "test" if "test" in examples.splits else "validation"
-        examples = dataclasses.replace(examples, splits=examples.splits | others)
-        scores = evaluate_classifier.score(config, workdir, examples, best, split, ("validation", *others))
+        split = "test" if config.classify.test else "validation"
+        predict = ("validation", *dict(config.classify.predict))
+        scores = evaluate_classifier.score(config, workdir, examples, best, split, predict)
         if cluster.is_primary():
             report.write(workdir)
             _summarize(workdir, best, scores)
         cluster.barrier("finished")
 
 
-def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict[str, Split]]:
+def _open_examples(config: ConfigDict, workdir: Workdir) -> Examples:
     """Reads and checks the rows, copies the tokenizer into the workdir, and tokenizes; also the rows to predict."""
     from mlm.data import examples as data
 
@@ -83,10 +83,7 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> tuple[Examples, dict
             raise InputError(
                 f"config.tokenizer.path: name a tokenizer; train.init_from = {config.train.init_from!r} has none."
             )
-    tokenize = functools.partial(
-        data.tokenize, names=names, tokenizer_folder=str(workdir.tokenizer), length=settings.length
-    )
-    return tokenize(tables), tokenize(others).splits if others else {}
+    return data.tokenize(tables | others, names, tokenizer_folder=str(workdir.tokenizer), length=settings.length)
 
 
 def _find_model(
@@ -124,11 +121,12 @@ def _find_model(
 
 def _describe(config: ConfigDict, examples: Examples) -> None:
     """Prints how many rows each split has, and how many of them are cut."""
+    sources = {**config.classify, **dict(config.classify.predict)}
     for name, split in examples.splits.items():
         cut = f", {split.truncated:,} of them truncated to {examples.length} tokens" if split.truncated else ""
         if split.words:
             cut += f", {len(split.labels_N):,} words, {(split.words.token_W < 0).sum():,} of them cut off"
-        say(f"classify: {name}: {config.classify[name]}, {len(split):,} rows{cut}")
+        say(f"classify: {name}: {sources[name]}, {len(split):,} rows{cut}")
     predicts = f"{len(examples.labels)} classes" if examples.labels else "a number"
     say(f"classify: {predicts}, from {config.train.init_from or 'random values'}")
 

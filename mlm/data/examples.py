@@ -91,7 +91,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """All splits of a task: "train", "validation" and, if there is one, "test"."""
+    """All splits of a task: "train", "validation", if there is one "test", and those of classify.predict."""
 
     splits: dict[str, Split]
     labels: tuple[str, ...]  # names of the classes by index; empty for regression
@@ -99,7 +99,14 @@ class Examples:
     pad_id: int
     vocab_size: int
     tokenizer_fingerprint: str
-    fingerprint: str  # SHA-256 of all token ids and labels
+
+    def fingerprint(self, *names: str) -> str:
+        """Returns the SHA-256 of all token ids and labels of splits."""
+        digest = hashlib.sha256(json.dumps([self.labels, sorted(names)]).encode())
+        for split in map(self.splits.get, sorted(names)):
+            for array in (split.tokens, split.starts, split.labels_N, *([split.words.token_W] if split.words else [])):
+                digest.update(array.tobytes())
+        return digest.hexdigest()
 
     def padded(self, longest: int) -> int:
         """Returns the padded length of rows whose longest has `longest` tokens."""
@@ -169,10 +176,6 @@ def tokenize(tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_fold
         if not table.is_tokens and len(table.texts[0]) == 2:
             tokenizer_checks.check_pairs(tok.backend_tokenizer, sep_id=tok.sep_token_id, where=tokenizer_folder)
         splits[split] = _tokenize_table(table, names, tok, length)
-    digest = hashlib.sha256(json.dumps([names, sorted(splits)]).encode())
-    for _, split in sorted(splits.items()):
-        for array in (split.tokens, split.starts, split.labels_N, *([split.words.token_W] if split.words else [])):
-            digest.update(array.tobytes())
     return Examples(
         splits=splits,
         labels=names,
@@ -180,7 +183,6 @@ def tokenize(tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_fold
         pad_id=tok.pad_token_id,
         vocab_size=tokenizer_checks.vocabulary_size(tok.backend_tokenizer),
         tokenizer_fingerprint=tokenizer.fingerprint(tokenizer_folder),
-        fingerprint=digest.hexdigest(),
     )
 
 

@@ -198,7 +198,7 @@ def lines(workdir: pathlib.Path, kind: str) -> list[dict]:
 
 @pytest.mark.standard
 def test_each_epoch_is_saved_and_a_resumed_run_is_the_same(here, tokenizer_folder, tmp_path, capsys):
-    """From the end of the second epoch, on the same rows in another folder; other rows are refused."""
+    """From the end of the second epoch, on the same rows in another folder; others are refused, but of a test."""
     assert [line["step"] for line in lines(here, "eval")] == [6, 11, 16]
     assert [line["step"] for line in lines(here, "train")] == [4, 8, 12, 16]
     assert checkpoint_files.complete_steps(here / "checkpoints")[-3:] == [11, 12, 16]
@@ -212,6 +212,8 @@ def test_each_epoch_is_saved_and_a_resumed_run_is_the_same(here, tokenizer_folde
         assert __main__.main(command) == 0
         assert (again / "metrics.jsonl").read_text() == (here / "metrics.jsonl").read_text()
         assert_same(state_of(here, STEPS), state_of(again, STEPS))
+        test = labelled_texts.write_csv(tmp_path / "test.csv", labelled_texts.rows(17, seed=2))
+        assert __main__.main([*command, f"--config.classify.test={test}"]) == 0, "which chooses nothing"
         changed = labelled_texts.rows(83)
         changed[40]["label"] = "money" if changed[40]["label"] != "money" else "animal"
         other = labelled_texts.write_csv(tmp_path / "other.csv", changed)
