@@ -88,8 +88,8 @@ def baseline_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.s
     def batch() -> baseline.Batch:
         ids, labels = baseline.mask_on_host(task.masking, host["input_ids"], host["attention_mask"], random)
         arrays = {"ids": ids, "attention": host["attention_mask"], "labels": labels}
-        put = sharding.put_batch(arrays, task.mesh, len(ids))
-        return tuple(put[name] for name in arrays)
+        columns = sharding.put_batch(arrays, task.mesh, len(ids))
+        return tuple(columns[name] for name in arrays)
 
     compiled = step.lower(state, batch(), key).compile()
     update = updates(compiled, state)

@@ -230,9 +230,11 @@ def _decode(case: Case, ids: np.ndarray) -> str:
 
 def against(case: Case) -> list[Finding]:
     """How much of a benchmark's texts the training rows hold."""
-    if not case.flags.against or case.folder is None:
-        text = "--against: there is no tokenizer in the workdir to read its texts with"
-        return [Finding("error", text, "run `tokenizer`")] if case.flags.against else []
+    if not case.flags.against:
+        return []
+    if case.folder is None:
+        what = "--against: there is no tokenizer in the workdir to read its texts with"
+        return [Finding("error", what, "run `tokenizer`")]
     corpus = Corpus.from_config(case.config.corpus).of_texts(tuple(case.flags.against), "--against")
     texts = [document.text for part in corpus.parts() for document in corpus.read(part, texts="")]
     fast = load_for_corpus(case.folder)

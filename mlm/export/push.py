@@ -24,9 +24,9 @@ def check(name: str, revision: str = "") -> str:
     """Returns the user's token; raises InputError if there is none, or if the name of repository or branch is wrong."""
     if revision and not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[\w-])?", revision, re.ASCII):
         raise InputError(f"--revision={revision}: must be letters, digits, '_', '-' and '.', such as step-1000.")
-    is_name = name.count("/") == 1
     try:
         validate_repo_id(name)
+        is_name = name.count("/") == 1
     except HFValidationError:
         is_name = False
     if not is_name:
