@@ -14,7 +14,6 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +189,8 @@ def _check_in_torch(python: str, folder: Path) -> None:
         raise InputError(f"--torch={python}: can't be run ({error.strerror}); name a Python interpreter.") from None
     if done.returncode == 2:
         raise InputError(f"--torch={python}: {done.stderr.strip().splitlines()[-1]}")
-    sys.stderr.writelines(f"export: {line}\n" for line in done.stdout.splitlines())
+    for line in done.stdout.splitlines():
+        say(f"export: {line}")
     if done.returncode != 0:
         wrong = [line for line in done.stdout.splitlines() if line.startswith("WRONG")] or done.stderr.splitlines()[-1:]
         raise DamageError(
