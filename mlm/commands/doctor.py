@@ -58,7 +58,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         unusable = [finding for finding in unusable if str(error) not in finding.what]  # reported once
         findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")]
     else:
-        case, chosen = checks.Case(config, workdir, manifest, args), [*checks.ALL]
+        case, chosen = checks.DataCase(args.name, config, workdir, args, manifest), [*checks.ALL]
         if args.dtypes:
             from mlm.doctor.dtypes import compare_dtypes
 

@@ -1,12 +1,10 @@
 """The checks of `doctor`: each is a function from a case to its findings."""
 
-import argparse
 import dataclasses
 from collections.abc import Callable
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from mlm.config_rules import LINES, lanes_of_shares
 from mlm.data import mixture
@@ -15,11 +13,11 @@ from mlm.data.manifest import Manifest, verify
 from mlm.data.tokenizer import load_fast, load_for_corpus, manifest_fields
 from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
 from mlm.doctor import first_batch, scan
+from mlm.doctor.case import Case
 from mlm.doctor.overlap import advice, by_group, describe
 from mlm.errors import DamageError, InputError
 from mlm.plan import plan, tables, topology
 from mlm.training import sharding
-from mlm.workdir import Workdir
 
 UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
 PADDED = 0.5  # share of the tokens in rows: above it, most of a step is spent on padding
@@ -40,14 +38,11 @@ class Finding:
     check: str = ""
 
 
-@dataclasses.dataclass
-class Case:
-    """What is checked."""
+@dataclasses.dataclass(frozen=True)
+class DataCase(Case):
+    """A case with shards to check."""
 
-    config: ConfigDict
-    workdir: Workdir
     manifest: Manifest
-    flags: argparse.Namespace  # of the command
     batch: list[list[first_batch.Piece]] = dataclasses.field(default_factory=list)  # rows to show, added by `masks`
 
     @property
@@ -56,7 +51,7 @@ class Case:
         return self.workdir.tokenizer_folder
 
 
-def run(check: Callable[[Case], list[Finding]], case: Case) -> list[Finding]:
+def run(check: Callable[[DataCase], list[Finding]], case: DataCase) -> list[Finding]:
     """Returns the findings of a check, complete; an InputError or DamageError is a finding, too."""
     try:
         findings = check(case)
@@ -66,7 +61,7 @@ def run(check: Callable[[Case], list[Finding]], case: Case) -> list[Finding]:
     return [dataclasses.replace(f, check=f.check or name, where=f.where or folder) for f in findings]
 
 
-def files(case: Case) -> list[Finding]:
+def files(case: DataCase) -> list[Finding]:
     """The shards are those of the manifest."""
     for manifest in mixture.folders(case.manifest):
         verify(manifest, deep=True)
@@ -76,7 +71,7 @@ def files(case: Case) -> list[Finding]:
     return [Finding("ok", f"{counts}, {'as they were written' if hashed else 'without hashes'}")]
 
 
-def length(case: Case) -> list[Finding]:
+def length(case: DataCase) -> list[Finding]:
     """The rows have the config's length, which fits the positions."""
     tokens, positions = case.manifest.length, case.config.model.positions
     if tokens == case.config.shards.length:
@@ -86,7 +81,7 @@ def length(case: Case) -> list[Finding]:
     return [Finding("error", what, f"set shards.length to {tokens}{more_positions}, or write the shards again")]
 
 
-def rows(case: Case) -> list[Finding]:
+def rows(case: DataCase) -> list[Finding]:
     """How the rows were made, and the tokens that were cut, joined and padded for them."""
     findings = []
     for manifest in mixture.folders(case.manifest):
@@ -102,7 +97,7 @@ def rows(case: Case) -> list[Finding]:
     return findings
 
 
-def tokenizer(case: Case) -> list[Finding]:
+def tokenizer(case: DataCase) -> list[Finding]:
     """The tokenizer in the workdir is the one of the shards."""
     where, findings = str(case.workdir.tokenizer), []
     if case.folder is None:
@@ -120,7 +115,7 @@ def tokenizer(case: Case) -> list[Finding]:
     return findings or [Finding("ok", f"{size:,} ids, the shards' own", where=where)]
 
 
-def mesh(case: Case) -> list[Finding]:
+def mesh(case: DataCase) -> list[Finding]:
     """The batches can be split over the devices, and every host reads whole lanes, or an even part of one."""
     axes, where = case.config.mesh, case.flags.topology or "--hosts, --devices"
     try:
@@ -144,7 +139,7 @@ def mesh(case: Case) -> list[Finding]:
     return [Finding("ok", what, where=where)]
 
 
-def lanes(case: Case) -> list[Finding]:
+def lanes(case: DataCase) -> list[Finding]:
     """The shards of each folder feed its lanes."""
     findings, parts = [], mixture.parts(case.manifest)
     batch, lanes = case.config.data.global_batch, case.config.data.lanes
@@ -171,7 +166,7 @@ def lanes(case: Case) -> list[Finding]:
     return findings
 
 
-def ids(case: Case) -> list[Finding]:
+def ids(case: DataCase) -> list[Finding]:
     """Ids, duplicates and overlap, in one scan of the rows."""
     manifest = case.manifest
     if not manifest.splits["validation"].records:
@@ -198,7 +193,7 @@ def ids(case: Case) -> list[Finding]:
     return findings + [_overlap(case, split, overlap, part) for split, overlap in repeats.overlaps.items()]
 
 
-def _overlap(case: Case, split: str, overlap: scan.Overlap, part: str) -> Finding:
+def _overlap(case: DataCase, split: str, overlap: scan.Overlap, part: str) -> Finding:
     """Returns how much of a held-out split is in `part` of the training rows."""
     count, rows = len(overlap.overlapping), len(overlap.rows)
     if not rows:
@@ -221,14 +216,14 @@ def _overlap(case: Case, split: str, overlap: scan.Overlap, part: str) -> Findin
     return Finding("error" if rate >= OVERLAP[1] else "warning", what, fix, check="overlap")
 
 
-def _decode(case: Case, ids: np.ndarray) -> str:
+def _decode(case: DataCase, ids: np.ndarray) -> str:
     """Returns the beginning of the text, or the ids if there is no tokenizer."""
     fast = case.folder and load_fast(case.folder)
     text = fast.decode(ids.tolist(), skip_special_tokens=False) if fast else str(ids.tolist())
     return repr(" ".join(text.split())[:EXAMPLE])
 
 
-def against(case: Case) -> list[Finding]:
+def against(case: DataCase) -> list[Finding]:
     """How much of a benchmark's texts the training rows hold."""
     if not case.flags.against:
         return []
@@ -252,7 +247,7 @@ def against(case: Case) -> list[Finding]:
     return [Finding("warning", what, fix, ", ".join(case.flags.against))]
 
 
-def masks(case: Case) -> list[Finding]:
+def masks(case: DataCase) -> list[Finding]:
     """The masks of the first batch are those that the config asks for."""
     batch, read_BxL, kinds_BxL = first_batch.draw(
         case.config, case.manifest, case.workdir, case.flags.entry.pretraining
@@ -262,11 +257,11 @@ def masks(case: Case) -> list[Finding]:
         special = manifest_fields(case.folder)["all_special_ids"]
         columns = (batch["input_ids"], read_BxL, kinds_BxL)
         rows = list(zip(*columns, strict=True))[: first_batch.SHOWN]
-        case.batch += [list(first_batch.pieces(load_fast(case.folder), *row)) for row in rows]
+        case.batch.extend(list(first_batch.pieces(load_fast(case.folder), *row)) for row in rows)
     return [Finding(*first_batch.judge(case.config, batch, read_BxL, kinds_BxL, special), where="the first batch")]
 
 
-def step(case: Case) -> list[Finding]:
+def step(case: DataCase) -> list[Finding]:
     """The step fits into the TPU's memory, as computed by `plan`."""
     if not case.flags.topology:
         return []

@@ -2,11 +2,11 @@
 
 from mlm import config as configs
 from mlm.data import mixture
-from mlm.doctor.checks import Case, Finding
+from mlm.doctor.checks import DataCase, Finding
 from mlm.doctor.first_batch import make_task
 from mlm.errors import InputError
 from mlm.inference import dtypes
-from mlm.pretrained import checkpoint_files, load
+from mlm.pretrained import load
 from mlm.training import sharding
 
 ROWS, BATCHES = 8, 4  # of the validation split
@@ -14,7 +14,7 @@ LOSS = 0.02  # nats between the dtypes: 2% of perplexity, ten times what sound m
 ACCURACY = 0.02  # a few near ties may go either way, of some hundred predictions
 
 
-def compare_dtypes(case: Case) -> list[Finding]:
+def compare_dtypes(case: DataCase) -> list[Finding]:
     """bfloat16 gives the loss and accuracy of float32, by the newest checkpoint, or the initial model."""
     workdir, manifest = case.workdir, mixture.parts(case.manifest)[0].manifest
     config = configs.replace(case.config, {"evaluate.batch": ROWS})
@@ -24,7 +24,7 @@ def compare_dtypes(case: Case) -> list[Finding]:
         tasks.append(make_task(config_of_dtype, case.manifest, workdir, case.flags.entry.pretraining))
     mesh = tasks[0].mesh
     name, modules = "the initial model", [task.module for task in tasks]
-    if checkpoint_files.complete_steps(workdir.checkpoints):
+    if case.begun:
         model = load.load(workdir, head=load.LM_HEAD).padded(config.model.vocab_multiple)
         if load.shapes_of(model.params) != load.shapes_of(tasks[0].abstract_state.params):
             raise InputError(f"{model.source}: is not a model as config.model describes it; name the run's config.")

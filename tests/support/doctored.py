@@ -4,7 +4,7 @@ import argparse
 import pathlib
 
 from mlm.data.manifest import Manifest
-from mlm.doctor.checks import Case
+from mlm.doctor.checks import DataCase
 from mlm.entry import Entry
 from mlm.workdir import Workdir
 from tests.support.tiny import tiny_config
@@ -18,9 +18,9 @@ def case_of(
     devices: int = 8,
     topology: str = "",
     slices: int = 1,
-) -> Case:
+) -> DataCase:
     """What the checks get, for one check alone."""
     config = tiny_config("tokenizer.vocab_size=600", "data.lanes=2", *overrides)
     flags = argparse.Namespace(hosts=hosts, devices=devices, rows=10_000, topology=topology, slices=slices, against=[])
     flags.entry = Entry()
-    return Case(config, Workdir(str(workdir)), manifest, flags)
+    return DataCase("doctor", config, Workdir(str(workdir)), flags, manifest)
