@@ -23,8 +23,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     name = common.named_model(args) or Workdir(args.workdir, create=False)
     is_classifier = locate.is_classifier(name)
     if is_classifier and args.targets:
-        model = args.model or args.workdir
-        raise InputError(f"--targets: {model} is a classifier, which fills no masks; leave it out.")
+        raise InputError(f"--targets: {args.model or args.workdir} is a classifier and fills no masks; leave it out.")
     from mlm.inference.answers import answer_texts
     from mlm.inference.classify_texts import TextClassifier
     from mlm.inference.fill_mask import FillMask

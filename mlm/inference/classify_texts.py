@@ -33,6 +33,7 @@ class TextClassifier:
         run = model.run_config
         self._length = model.longest_row if run is None else min(model.longest_row, run.classify.length)
         self._columns: Texts = () if run is None else run.classify.text  # empty if unknown
+        self._counts = (len(self._columns),) if self._columns else (1, 2)
         self._names = classifier.class_names(model.config)
         self._of_tokens = classifier.kind(model.config) == "tokens"
 
@@ -52,8 +53,8 @@ class TextClassifier:
         return {"text": joined}, (words, encoded["input_ids"], examples.first_pieces(encoded.encodings[0], words))
 
     def _encode(self, texts: Texts, name: str) -> BatchEncoding:
-        if self._columns and len(texts) != len(self._columns):
-            expected = "one text" if len(self._columns) == 1 else "two texts, separated by a tab"
+        if len(texts) not in self._counts:
+            expected = " or ".join(("one text", "two texts, separated by a tab")[count - 1] for count in self._counts)
             raise InputError(f"{name}: the model reads {expected}, and this has {len(texts)}.")
         return tokenize(self._tok, texts, name, truncation="longest_first", max_length=self._length)
 

@@ -29,7 +29,7 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
     settings = config.classify
     known = [name for name in data.SPLITS if settings[name]]
     if split not in known:
-        raise InputError(f"--split={split}: config.classify only names rows for {', '.join(known)}.")
+        raise InputError(f"--split={split}: config.classify only names rows for {', '.join(known) or 'no split'}.")
     loaded = load.load(model or workdir, head=load.CLASSIFIER)
     check_vocabulary(loaded, tokenizer.load(loaded.tokenizer))
     names = classifier.class_names(loaded.config)

@@ -63,13 +63,17 @@ def test_lines_of_json(predictor):
 
 
 def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
-    model = classifier_of(make(tmp_path_factory.mktemp("pairs"), pair=True))
+    made = make(tmp_path_factory.mktemp("pairs"), pair=True)
+    model, unknown = classifier_of(made), classifier_of(dataclasses.replace(made, meta={}))  # it may read one, too
     same = ["rain\tsnow", '{"first": "rain", "second": "snow"}', '{"text": "rain", "text_pair": "snow"}']
     one, two, three, other = predicted(model, "\n".join([*same, "snow\train"]) + "\n")
     assert one == two == three and one["text_pair"] == "snow"
     assert one["probabilities"] != other["probabilities"]
-    with pytest.raises(InputError, match=r"line 1: .*tab"):
-        predicted(model, "rain\n")
+    pair, single = predicted(unknown, f"{same[0]}\nrain\n")
+    assert pair["text_pair"] == "snow" and "text_pair" not in single
+    for predictor, line in ((model, "rain"), (unknown, "rain\tsnow\twind")):
+        with pytest.raises(InputError, match=r"line 1: .*tab"):
+            predicted(predictor, line)
 
 
 def test_a_number(tmp_path_factory):
