@@ -22,7 +22,7 @@ DEVICES, SYS, LOCK = (pathlib.Path(path) for path in ("/dev", "/sys", "/tmp/libt
 LITTLE_DISK = 10e9  # bytes: packages and a checkpoint that is being written
 WAIT = 20.0  # seconds in which all hosts come to the first one's ports
 GOOGLE = "0x1ae0"  # PCI vendor
-EAGER = ("0x0063", "0x006f", "0x0076")  # PCI devices v5e, v6e and TPU7x: for them jax asks for huge pages
+EAGER = ("0x0063", "0x006f", "0x0076", "0x0083", "0x007c")  # v5e, v6e, TPU7x, TPU8i, TPU8t: jax asks for huge pages
 
 
 def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:

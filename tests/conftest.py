@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hosts: a proof on hosts of its own; bash tests/pod.sh runs these, as root")
     config.addinivalue_line("filterwarnings", "error:::mlm")
     config.addinivalue_line("filterwarnings", "error:::tests")
+    config.addinivalue_line("filterwarnings", "ignore:builtin type:DeprecationWarning")  # jaxlib 0.12's own
 
 
 @pytest.fixture(autouse=True)

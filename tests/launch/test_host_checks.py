@@ -50,7 +50,8 @@ def tpu(root: pathlib.Path, device: str) -> pathlib.Path:
 def test_huge_pages_are_asked_for_where_jax_does():
     new = hardware_utils.TpuVersion.v5e  # jax's cloud_tpu_init asks from there on
     devices = [device for device, version in hardware_utils._TPU_PCI_DEVICE_IDS.items() if version >= new]
-    assert set(host_checks.EAGER) == set(devices)
+    assert set(devices) <= set(host_checks.EAGER), "those that this version of jax knows"
+    assert set(host_checks.EAGER) - set(devices) <= {"0x0083", "0x007c"}, "those that jax 0.12 knows, too"
 
 
 @pytest.mark.standard
