@@ -88,10 +88,9 @@ def eight_devices() -> None:
 
 @pytest.fixture(scope="session")
 def texts() -> list[str]:
-    """Docstrings of the standard library."""
     from tests.support import corpora
 
-    return corpora.stdlib_docstrings()
+    return corpora.real_texts()
 
 
 @pytest.fixture(scope="session")

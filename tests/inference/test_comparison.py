@@ -39,7 +39,7 @@ def write_model(folder: pathlib.Path, tokenizer_folder: str, family: str, positi
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     """Of ASCII, short enough for a window."""
-    docstrings = [" ".join(text.split()) for text in corpora.stdlib_docstrings()]
+    docstrings = [" ".join(text.split()) for text in corpora.real_texts()]
     special = "Neither <mask> nor [MASK] or </s> is special in a text."
     return [special, *(text for text in docstrings if text.isascii() and 40 < len(text) < 250)][:30]
 

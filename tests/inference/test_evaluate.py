@@ -20,7 +20,7 @@ from mlm.inference.evaluate import Extras
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.workdir import Workdir
-from tests.support.corpora import stdlib_docstrings, write_shards
+from tests.support.corpora import real_texts, write_shards
 from tests.support.tiny import tiny_config
 from tests.support.trained_model import train_tokenizer
 
@@ -34,7 +34,7 @@ EARLIER = {"by hand": {"loss": 1.0}}
 def setting(trained_workdir, tmp_path_factory):
     """Config, workdir with shards of its own tokenizer, and their manifest."""
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path_factory.mktemp("evaluate") / "run"))
-    write_shards(stdlib_docstrings()[:300], workdir.shards, str(workdir.tokenizer))
+    write_shards(real_texts()[:300], workdir.shards, str(workdir.tokenizer))
     config = tiny_config(*SIZES)
     workdir.config.write_text(config.to_json())
     return config, workdir, common.open_data(config, workdir)

@@ -13,7 +13,7 @@ from mlm.data import batches, tokenizer
 from mlm.errors import InputError
 from mlm.inference import pseudo_perplexity
 from mlm.training import sharding
-from tests.support.corpora import stdlib_docstrings
+from tests.support.corpora import real_texts
 
 SPECIAL = (0, 1, 2, 3, 4)
 
@@ -22,7 +22,7 @@ SPECIAL = (0, 1, 2, 3, 4)
 def rows(model) -> tuple[np.ndarray, np.ndarray]:
     """Three rows of 32 tokens: one full, one with </s> and <mask> in its middle, one half padding."""
     tok = tokenizer.load(model.tokenizer)
-    ids = np.concatenate(tok(stdlib_docstrings()[40:80])["input_ids"])[:96].reshape(3, 32).astype(np.int32)
+    ids = np.concatenate(tok(real_texts()[40:80])["input_ids"])[:96].reshape(3, 32).astype(np.int32)
     ids[1, 10], ids[1, 11] = tok.sep_token_id, tok.mask_token_id
     attention = np.ones_like(ids)
     attention[2, 16:] = 0

@@ -20,7 +20,7 @@ from mlm.pretrained import load, warm_start
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from mlm.workdir import Workdir
-from tests.support.corpora import stdlib_docstrings, write_shards
+from tests.support.corpora import real_texts, write_shards
 from tests.support.tiny import INFO, pretrain, tiny_config
 from tests.support.trained_model import info_of, random_params, train_tokenizer
 
@@ -164,7 +164,7 @@ def test_the_loop_starts_there_once(trained_workdir, model, tmp_path, capfd):
     """At a learning rate of nearly 0 it ends with the source's parameters; a restart takes the checkpoint."""
     workdir = Workdir(str(tmp_path / "run"))
     shutil.copytree(str(trained_workdir.tokenizer), str(workdir.tokenizer))
-    shards = write_shards(stdlib_docstrings()[:300], tmp_path / "shards", str(trained_workdir.tokenizer))
+    shards = write_shards(real_texts()[:300], tmp_path / "shards", str(trained_workdir.tokenizer))
     settings = ("data.lanes=4", "train.steps=2", "optimizer.learning_rate=1e-12", "optimizer.ema_decay=0.5")
     config = tiny_config(*SAME_MODEL, *settings, f"train.init_from={trained_workdir.root}")
     pretrain(config, workdir, shards)

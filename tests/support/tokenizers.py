@@ -8,7 +8,7 @@ from mlm.data import tokenizer
 from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.model import families
 from mlm.pretrained import load
-from tests.support.corpora import stdlib_docstrings
+from tests.support.corpora import real_texts
 from tests.support.tiny import tiny_config
 from tests.support.trained_model import random_params
 
@@ -17,7 +17,7 @@ def make_bert_tokenizer(folder) -> str:
     """BERT's, which gives the second text of a pair other token_type_ids."""
     folder.mkdir()
     special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
-    words = sorted({word.lower() for text in stdlib_docstrings()[:200] for word in text.split() if word.isalpha()})
+    words = sorted({word.lower() for text in real_texts()[:200] for word in text.split() if word.isalpha()})
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,;:`()"]
     pieces = [*special, *letters, *(f"##{letter}" for letter in letters), *(word for word in words if len(word) > 1)]
     (folder / "vocab.txt").write_text("\n".join(list(dict.fromkeys(pieces))[:800]) + "\n")
@@ -31,7 +31,7 @@ def make_tokenizer_with_pad_3(folder) -> str:
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokens = [AddedToken(token, special=True, normalized=False, lstrip=token == "[MASK]") for token in special]
-    tok.train_from_iterator(stdlib_docstrings(), trainers.BpeTrainer(vocab_size=700, special_tokens=tokens))
+    tok.train_from_iterator(real_texts(), trainers.BpeTrainer(vocab_size=700, special_tokens=tokens))
     tok.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
     )

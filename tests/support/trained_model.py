@@ -24,7 +24,7 @@ from mlm.pretrained import checkpoint_files, load
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import checkpoint, sharding
 from mlm.workdir import Workdir
-from tests.support.corpora import stdlib_docstrings
+from tests.support.corpora import real_texts
 from tests.support.tiny import tiny_config
 
 LENGTH = 32
@@ -33,7 +33,7 @@ STEP = 5
 
 def train_tokenizer(folder: pathlib.Path, kind: str = "unigram", vocab_size: int = 1000) -> str:
     options = {"kind": kind, "vocab_size": vocab_size, "lowercase": False, "length": LENGTH}
-    tokenizer.train(stdlib_docstrings(), **options, folder=str(folder))
+    tokenizer.train(real_texts(), **options, folder=str(folder))
     return str(folder)
 
 
