@@ -58,7 +58,7 @@ def test_hashes_are_pinned():
 @pytest.fixture
 def benchmark(texts, tmp_path: pathlib.Path) -> tuple[list[str], str]:
     """Lines of a corpus whose name is not UTF-8, and the source of a benchmark that shares stretches with some."""
-    lines = [" ".join(text.split()) for text in texts[:600]]
+    lines = list(dict.fromkeys(" ".join(text.split()) for text in texts[:600]))
     questions = [f"Question {n}: " + " ".join(line.upper().split()[3:23]) for n, line in enumerate(lines[100:160])]
     (tmp_path / "corpus\udce9.txt").write_text("".join(f"{line}\n" for line in lines))
     (tmp_path / "benchmark.jsonl").write_text("".join(json.dumps({"question": text}) + "\n" for text in questions))
