@@ -29,7 +29,8 @@ def damage_embedding(folder: pathlib.Path) -> None:
 
 
 def damage_head(folder: pathlib.Path) -> None:
-    change_tensors(folder, lambda tensors: np.add.at(tensors["classifier.dense.weight"], (2, 4), 0.1))
+    name = "classifier.dense.weight"
+    change_tensors(folder, lambda tensors: tensors.update({name: 1.1 * tensors[name]}))
 
 
 def damage_name(folder: pathlib.Path) -> None:

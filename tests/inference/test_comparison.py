@@ -151,7 +151,7 @@ def test_what_can_not_be_compared_is_refused_before_a_model_runs(folders, texts,
         ([first], [f"{tmp_path}/text"], [f"--source {tmp_path}/text", "text:GLOB"]),
         ([first], [source, "--window=0"], ["--window=0"]),
         ([first], [f"text:{tmp_path}/long", "--window=3"], ["--window=3", "raise it"]),
-        ([first], [source, f"--workdir={tmp_path}/text"], [f"--workdir={tmp_path}/text"]),
+        ([first], [source, f"--workdir={tmp_path}/text"], [f"{tmp_path}/text", "folder"]),
     ):
         refuse(["compare", "--models", *models, "--source", *flags], 2, *words, capsys=capsys)
     assert snapshot(tmp_path) == before

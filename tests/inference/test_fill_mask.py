@@ -24,7 +24,7 @@ from tests.support.streams import Pipe, Terminal
 TEXTS = [
     "The function returns a <mask> of all elements.",
     "<mask>",
-    "If <mask> is given, the <mask> is closed and the <mask> is left open.",
+    "If <mask> is given, the <mask> is the same and the <mask> is not set.",
     "Return the ax<mask>.",
 ]
 
@@ -69,7 +69,7 @@ def test_fillings_are_the_softmax_of_the_full_head_without_padding(model, tok, f
 
 
 def test_few_compilations(model, tok):
-    traced, rows = [], [tok("a <mask> b " + "c " * count)["input_ids"] for count in range(24)]
+    traced, rows = [], [tok("a <mask> of " + "the " * count)["input_ids"] for count in range(24)]
     make_forward(model, lambda logits: traced.append(logits.shape) or logits)(rows, [[2]] * len(rows))
     assert len(traced) == 1, "texts of up to 32 tokens with one mask must share one program"
 
