@@ -84,7 +84,7 @@ def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder, 
 
 @pytest.mark.standard
 def test_it_predicts_numbers(tmp_path, tokenizer_folder):
-    overrides = ("classify.kind=regression", "classify.label=score", "train.epochs=12", "optimizer.learning_rate=0.01")
+    overrides = ("classify.kind=regression", "classify.label=score", "train.epochs=20", "optimizer.learning_rate=0.01")
     overrides = (*overrides, "model.init_stddev=0.1")
     with meshes_of(2):
         config, examples, task = build(tmp_path, tokenizer_folder, *overrides)

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_device"),
 ]  # TensorFlow, which they read with, asks uname
 LANES = 3
-READ = (f"data.lanes={LANES}", "data.global_batch=24", "data.batch_stages=((6, 30), (12, 30))", "train.steps=120")
+READ = (f"data.lanes={LANES}", "data.global_batch=24", "data.batch_stages=((6, 30), (12, 30))", "train.steps=150")
 
 
 def batches_of(manifest, start: int, *overrides: str):
@@ -31,7 +31,7 @@ def batches_of(manifest, start: int, *overrides: str):
 
 @pytest.fixture(scope="module")
 def straight(one_device, manifest) -> list[dict[str, np.ndarray]]:
-    return list(itertools.islice(batches_of(manifest, 0), 120))
+    return list(itertools.islice(batches_of(manifest, 0), 150))
 
 
 def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -39,7 +39,7 @@ def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def test_a_lane_reads_every_record_once_an_epoch_over_all_borders(straight, manifest):
-    assert [len(batch["record_id"]) for batch in straight] == [6] * 30 + [12] * 30 + [24] * 60
+    assert [len(batch["record_id"]) for batch in straight] == [6] * 30 + [12] * 30 + [24] * 90
     for number, lane in enumerate(lanes(manifest, "train", seed=0, lanes=LANES)):
         read = []
         for batch in straight:

@@ -128,7 +128,9 @@ def test_it_is_scored_and_shown(run, capsys):
 def test_doctor_compares_it_with_training(texts, tokenizer_folder, tmp_path, capsys):
     """Copies with a word before them are other documents, and the same text."""
     shutil.copytree(tokenizer_folder, tmp_path / "run" / "tokenizer")
-    source = write_set(tmp_path / "set", texts, [f"Again: {text}" for text in texts[20:60]])
+    words, rng = sorted({word for text in texts for word in text.split() if word.isalpha()}), np.random.default_rng(0)
+    unrelated = [" ".join(rng.choice(words, 25)) for _ in range(340)]
+    source = write_set(tmp_path / "set", unrelated, [f"Again: {text}" for text in unrelated[20:60]])
     made = write_shards(corpus_of((source,)), tmp_path / "shards", tokenizer_folder)
     sizes = ("tokenizer.vocab_size=600", "data.lanes=2", f"shards.dir={made.folder}")
     doctor = ["doctor", *command("", tmp_path / "run", source, tokenizer_folder, *sizes)[1:], "--json"]
