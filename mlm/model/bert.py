@@ -13,8 +13,9 @@ from transformers import PretrainedConfig
 from mlm.model import classifier_heads as heads
 from mlm.model import layers
 from mlm.model import partition_rules as rules
-from mlm.model.layers import Dense, LayerNorm, Noise, vocabulary_logits
-from mlm.model.module import MASKED_LM, SEQUENCES, Model, Rows
+from mlm.model.base import MASKED_LM, SEQUENCES
+from mlm.model.layers import Dense, LayerNorm, Noise
+from mlm.model.module import Model, Rows, vocabulary_logits
 from mlm.model.roberta import Body, Intermediate, Layer, normal
 
 __all__ = ["BertModule", "Intermediate", "Layer", "normal"]  # the last three to subclass and to use in a subclass

@@ -29,9 +29,10 @@ from transformers.models.auto.modeling_flax_auto import FLAX_MODEL_FOR_MASKED_LM
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
-from mlm.model import bert, modernbert, roberta
+from mlm.model import bert, modernbert, roberta, roberta_prelayernorm
+from mlm.model.base import MASKED_LM
 from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel
-from mlm.model.module import MASKED_LM, Compute, Model, Params
+from mlm.model.module import Compute, Model, Params
 from mlm.model.partition_rules import REPLICATED
 from mlm.model.reference import TransformersModel
 
@@ -167,7 +168,7 @@ class Family:
 ROBERTA = Family("Roberta", RobertaConfig, roberta.RobertaModule)
 XLM_ROBERTA = Family("XLMRoberta", XLMRobertaConfig, roberta.RobertaModule)
 CAMEMBERT = Family("Camembert", CamembertConfig, roberta.RobertaModule)
-PRE_NORM = Family("RobertaPreLayerNorm", RobertaPreLayerNormConfig, roberta.PreNormModule)
+PRE_NORM = Family("RobertaPreLayerNorm", RobertaPreLayerNormConfig, roberta_prelayernorm.PreNormModule)
 BERT = Family("Bert", BertConfig, bert.BertModule)
 MODERNBERT = Family("ModernBert", ModernBertConfig, modernbert.ModernBertModule)
 FAMILIES = {

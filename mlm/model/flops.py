@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from flax.traverse_util import flatten_dict
 
-from mlm.model.module import MASKED_LM, Model, Params
+from mlm.model.base import MASKED_LM, Params
+from mlm.model.module import Model
 
 LAYER = re.compile(r"/(\d+)/")
 READS_ALL_TOKENS = re.compile(r"/(query|key|value|Wqkv|q_lin|k_lin|v_lin)/")  # of the last layer; the rest is its tail

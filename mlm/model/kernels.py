@@ -1,4 +1,4 @@
-"""Attention kernels behind one signature, each of which computes what `attention.xla` does, and which one a model gets.
+"""Attention kernels behind one signature, each of which computes what `module.xla` does, and which one a model gets.
 
     xla     plain jax, on any device
     fused   our Pallas kernel for TPU: bfloat16, rows up to 8,192 tokens, with dropout up to 512
@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 from transformers import PretrainedConfig
 
 from mlm.errors import InputError
-from mlm.model import attention
-from mlm.model.attention import Attention, Rotation
-from mlm.model.module import attention_dropout
+from mlm.model import local_attention, module
+from mlm.model.module import Attention, attention_dropout
+from mlm.model.rotary import Rotation
 
 
 def make_attention(
@@ -83,10 +83,12 @@ def make_kernel(
     With `isolated`, tokens attend only within their document; `window` is in tokens to each side, 0 for the whole row.
     """
     if name == "xla":  # the compiler splits it, as cudnn
-        return attention.xla(heads=heads, isolated=isolated, window=window)
+        if not window:
+            return functools.partial(module.xla, heads=heads, isolated=isolated)
+        return local_attention.xla(heads=heads, isolated=isolated, window=window)
     if name == "cudnn":
         kernel = functools.partial(_cudnn, heads=heads, isolated=isolated, window=window)
-        return functools.partial(attention.rotated, kernel)
+        return functools.partial(local_attention.rotated, kernel)
     from mlm.model import fused_attention
 
     attend = functools.partial(fused_attention.attend, isolated=isolated, window=window)
@@ -118,7 +120,7 @@ def _split(kernel: Attention, mesh: Mesh, *args: Array | Rotation | None) -> Arr
 
 def _cudnn(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, _, *, heads, isolated, window, implementation="cudnn"):
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
-    allowed = attention.allowed_keys(segments_BxL, segments_BxL, isolated, window)
+    allowed = local_attention.near_keys(segments_BxL, segments_BxL, isolated, window)
     mask_Bx1xQxK = jnp.broadcast_to(allowed, (len(q), 1, q.shape[1], q.shape[1]))
     context = jax.nn.dot_product_attention(q, k, v, mask=mask_Bx1xQxK, implementation=implementation)
     return context.reshape(q_BxLxH.shape)

@@ -1,13 +1,11 @@
 """Linen layers with transformers' parameters and results, and custom VJPs where autodiff is slow on TPUs or CPUs.
 
-Dimensions: B rows, L tokens in a row, K of them, H size of a token's vector, O size of the output's, V vocabulary,
-N = B x L.
+Dimensions: B rows, L tokens in a row, H size of a token's vector, O size of the output's, N = B x L.
 """
 
 import functools
 import math
 import zlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -73,11 +71,6 @@ class LayerNorm(nn.Module):
         return normed.astype(x_BxLxH.dtype)
 
 
-def take_tokens(tokens_BxK: Array | None, x_BxLxH: Array) -> Array:
-    """Returns x at some tokens of each row, [B, K, H]; all of x if `tokens_BxK` is None."""
-    return x_BxLxH if tokens_BxK is None else jnp.take_along_axis(x_BxLxH, tokens_BxK[..., None], axis=1)
-
-
 class Noise(NamedTuple):
     """What the dropout of a step depends on, besides the module and the token: never the mesh."""
 
@@ -139,13 +132,6 @@ def _sum_by_product(x_NxH: Array) -> Array:
 
 
 add_bias.defvjp(lambda x, bias: (add_bias(x, bias), bias), bias_gradient)
-
-
-def vocabulary_logits(transform: Callable, x_BxKxH: Array, embedding_VxH: Array, bias_V: Array) -> Array:
-    """Returns logits_BxKxV of a language-model head, the transformed x times the embeddings, in the type of x."""
-    x_NxH = transform(x_BxKxH.reshape(-1, x_BxKxH.shape[-1]))  # with three axes, a TPU would copy the logits
-    logits_NxV = add_bias(product(x_NxH, embedding_VxH.astype(x_NxH.dtype).T), bias_V)
-    return logits_NxV.reshape(*x_BxKxH.shape[:-1], -1)
 
 
 @jax.custom_vjp

@@ -14,16 +14,25 @@ from typing import Any, ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from transformers import ModernBertConfig
 
 from mlm.model import classifier_heads as heads
-from mlm.model import layers
+from mlm.model import layers, local_attention
 from mlm.model import partition_rules as rules
-from mlm.model.attention import Rotation
-from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise, product, take_tokens, vocabulary_logits
-from mlm.model.module import MASKED_LM, AttentionKernel, Compute, Layers, Model, Rows
+from mlm.model.base import MASKED_LM
+from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise, product
+from mlm.model.module import (
+    Attention,
+    AttentionKernel,
+    Compute,
+    Layers,
+    Model,
+    Rows,
+    take_tokens,
+    vocabulary_logits,
+)
+from mlm.model.rotary import rotations
 
 
 def truncated_normal(config: ModernBertConfig, stddev: float) -> layers.Initializer:
@@ -47,20 +56,6 @@ def narrow(config: ModernBertConfig) -> layers.Initializer:
 def window(config: ModernBertConfig, index: int) -> int:
     """Returns how many tokens layer `index` sees on each side, 0 for the whole row."""
     return config.local_attention // 2 if index % config.global_attn_every_n_layers else 0
-
-
-def rotations(config: ModernBertConfig, positions_BxL: Array) -> dict[str, Rotation]:
-    """Returns the rotations of "global" and "local" layers, [B or 1, L, D / 2]."""
-    size = config.hidden_size // config.num_attention_heads
-    exponents = (np.arange(0, size, 2, np.float32) / size).astype(np.float64)
-
-    def rotation(theta: float) -> Rotation:
-        # Rounded as in PyTorch: at position 8,000, the last bit of a frequency is worth 5e-4 rad.
-        frequencies = np.float32(1) / (theta**exponents).astype(np.float32)
-        angles = positions_BxL[..., None].astype(jnp.float32) * frequencies
-        return jnp.cos(angles), jnp.sin(angles)
-
-    return {"global": rotation(config.global_rope_theta), "local": rotation(config.local_rope_theta)}
 
 
 class SplitDense(nn.Module):
@@ -91,6 +86,15 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(self.tok_embeddings(ids_BxL)), noise)
 
 
+class LocalAttentionKernel(AttentionKernel):
+    """The kernel of layers that attend to a window."""
+
+    @nn.nowrap
+    def kernels(self, heads: int, isolated: bool) -> tuple[Attention | None, Attention]:
+        window = self.config.local_attention // 2
+        return self.compute.attend_locally, local_attention.xla(heads=heads, isolated=isolated, window=window)
+
+
 class SelfAttention(nn.Module):
     config: ModernBertConfig
     compute: Compute
@@ -99,7 +103,8 @@ class SelfAttention(nn.Module):
     def setup(self) -> None:
         config = self.config
         self.Wqkv = SplitDense(config.hidden_size, 3, wide(config))
-        self.kernel = AttentionKernel(config, self.compute, self.window)
+        kernel_class = LocalAttentionKernel if self.window else AttentionKernel
+        self.kernel = kernel_class(config, self.compute)
         self.Wo = Dense(config.hidden_size, narrow(config), use_bias=False)
         self.dropout = Dropout(config.attention_dropout)
 

@@ -1,38 +1,35 @@
-"""What all models share: attention, the layers, and the class of a model, from tokens to logits.
+"""What all models share, as linen modules: documents and positions, attention, the layers, and the way to the logits.
 
 A model is a `Model` with a body and a head under transformers' names, as in roberta.py and modernbert.py. Attention is
-one of several kernels: that of attention.py runs on any device, and kernels.py has what is faster on some. The last
-layer and the head read the predicted tokens alone.
+one of several kernels: `xla`, as flax computes it, runs on any device, and kernels.py has what is faster on some. The
+last layer and the head read the predicted tokens alone. Positions do not depend on ordinary tokens, so no replacement
+token can shift them.
 
-Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V padded vocabulary.
+Dimensions: B rows, L tokens in a row, K predictions in a row (or keys of an attention), Q queries, H hidden size = N
+heads x head size, V padded vocabulary.
 """
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 from transformers import PretrainedConfig
-from transformers.modeling_flax_outputs import (
-    FlaxMaskedLMOutput,
-    FlaxSequenceClassifierOutput,
-    FlaxTokenClassifierOutput,
-)
-from transformers.utils import ModelOutput
 
-from mlm.model import attention, layers
-from mlm.model.attention import Attention, Rotation, segment_and_position_ids
+from mlm.model import layers
+from mlm.model.base import MASKED_LM, SEQUENCES, ModelBase, Params
 from mlm.model.layers import Noise
-from mlm.model.partition_rules import PartitionRules
+from mlm.model.rotary import Rotation, rotate
 
-Params = dict[str, Any]
-MASKED_LM, SEQUENCES, TOKENS = "MaskedLM", "SequenceClassification", "TokenClassification"  # transformers' heads
-COMPUTES = {MASKED_LM: {"tie_word_embeddings": (True,)}, SEQUENCES: {"classifier_pooling": ("cls",)}}
-ACTIVATIONS = dict.fromkeys(("hidden_act", "hidden_activation", "classifier_activation"), tuple(layers.ACTIVATIONS))
-OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutput, TOKENS: FlaxTokenClassifierOutput}
+# (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL or None, rotation or None) -> context_BxLxH. Segments are
+# int32: the document of each token, 0 for padding. The probabilities of all rows and heads are multiplied by one mask,
+# keys x queries. Queries and keys are rotated first.
+Attention = Callable[[Array, Array, Array, Array, Array | None, Rotation | None], Array]
 
 
 class Rows(NamedTuple):
@@ -42,6 +39,30 @@ class Rows(NamedTuple):
     positions: Any  # of the tokens, as the family has them: int32 [B, L], or rotations
     token_types_BxL: Array | None  # int32; None for 0
     noise: Noise | None  # None for no dropout
+
+
+def position_ids(attention_BxL: Array, first: int) -> Array:
+    """Returns `first`, `first` + 1, ... on real tokens, one less than `first` on padding."""
+    attention_BxL = attention_BxL.astype(jnp.int32)
+    return jnp.cumsum(attention_BxL, axis=-1) * attention_BxL + (first - 1)
+
+
+def segment_and_position_ids(
+    ids_BxL: Array, attention_BxL: Array, first: int, cls_id: int | None = None
+) -> tuple[Array, Array]:
+    """Returns segments_BxL (documents from 1 up, 0 for padding) and positions_BxL, which start again at `cls_id`."""
+    segments_BxL, positions_BxL = attention_BxL.astype(jnp.int32), position_ids(attention_BxL, first)
+    if cls_id is None:
+        return segments_BxL, positions_BxL
+    starts_BxL = (ids_BxL == cls_id) & (segments_BxL > 0)
+    before_BxL = jax.lax.cummax(jnp.where(starts_BxL, positions_BxL - first, 0), axis=1)
+    documents_BxL = segments_BxL * (1 + jnp.cumsum(starts_BxL, axis=1))
+    return documents_BxL, positions_BxL - segments_BxL * before_BxL
+
+
+def take_tokens(tokens_BxK: Array | None, x_BxLxH: Array) -> Array:
+    """Returns x at some tokens of each row, [B, K, H]; all of x if `tokens_BxK` is None."""
+    return x_BxLxH if tokens_BxK is None else jnp.take_along_axis(x_BxLxH, tokens_BxK[..., None], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +79,30 @@ class Compute:
         return nn.remat(feed_forward) if index < self.recomputed_feed_forwards else feed_forward
 
 
+def xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, *, heads, isolated) -> Array:
+    """An `Attention` of `heads` heads in plain jax; with `isolated`, tokens attend only within their document."""
+    if rotation is not None:
+        q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
+    return weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed_keys(segments_BxL, segments_BxL, isolated), dropout_mask_LxL, heads)
+
+
+def allowed_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool) -> Array:
+    """Returns which keys each query attends to, bool, broadcastable to [B, 1, Q, K], given the segments of both."""
+    allowed = (keys_BxK > 0)[:, None, None, :]
+    return allowed & (queries_BxQ[:, None, :, None] == keys_BxK[:, None, None, :]) if isolated else allowed
+
+
+def weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask, heads) -> Array:
+    """Attention to the allowed keys; `dropout_mask` is [K, Q], or [B, 1, K, Q], or None."""
+    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxQxH, k_BxKxH, v_BxKxH))
+    bias = jnp.where(allowed_Bx1xQxK, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
+    scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q / math.sqrt(q.shape[-1]), k) + bias
+    probs_BxNxQxK = jax.nn.softmax(scores_BxNxQxK)
+    if dropout_mask is not None:
+        probs_BxNxQxK = probs_BxNxQxK * dropout_mask.mT
+    return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxQxH.shape)
+
+
 def attention_dropout(config: PretrainedConfig) -> float:
     """Returns the dropout rate of the attention's probabilities, by either of transformers' names."""
     return getattr(config, "attention_dropout", None) or getattr(config, "attention_probs_dropout_prob", 0.0)
@@ -68,7 +113,6 @@ class AttentionKernel(nn.Module):
 
     config: PretrainedConfig
     compute: Compute
-    window: int = 0  # tokens to each side that a token attends to; 0: the whole row
 
     def __call__(self, qkv: Sequence[Array], rows: Rows, rotation: Rotation | None = None) -> Array:
         """Returns what each token reads [B, L, H], of queries, keys and values of that shape."""
@@ -76,11 +120,15 @@ class AttentionKernel(nn.Module):
         if rows.noise is not None and rate > 0:
             ones_1xLxL = jnp.ones((1, length, length), qkv[0].dtype)
             dropout_mask_LxL = layers.dropout(ones_1xLxL, rate, rows.noise.seed_of(self))[0]
-        attend = self.compute.attend_locally if self.window else self.compute.attend
+        attend, default = self.kernels(self.config.num_attention_heads, self.compute.cls_id is not None)
         if attend is None or self.is_initializing():  # from one token, which can't be split over devices
-            heads, isolated = self.config.num_attention_heads, self.compute.cls_id is not None
-            attend = attention.xla(heads=heads, isolated=isolated, window=self.window)
+            attend = default
         return attend(*qkv, rows.segments_BxL, dropout_mask_LxL, rotation)
+
+    @nn.nowrap
+    def kernels(self, heads: int, isolated: bool) -> tuple[Attention | None, Attention]:
+        """Returns the kernel that was chosen for the layer, if any, and the one that runs on any device."""
+        return self.compute.attend, functools.partial(xla, heads=heads, isolated=isolated)
 
 
 class Layers(nn.Module):
@@ -100,7 +148,14 @@ class Layers(nn.Module):
         return states
 
 
-class Model(nn.Module):
+def vocabulary_logits(transform: Callable, x_BxKxH: Array, embedding_VxH: Array, bias_V: Array) -> Array:
+    """Returns logits_BxKxV of a language-model head, the transformed x times the embeddings, in the type of x."""
+    x_NxH = transform(x_BxKxH.reshape(-1, x_BxKxH.shape[-1]))  # with three axes, a TPU would copy the logits
+    logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.astype(x_NxH.dtype).T), bias_V)
+    return logits_NxV.reshape(*x_BxKxH.shape[:-1], -1)
+
+
+class Model(ModelBase):
     """A body and a head, which transformers' classes can call too.
 
     Its `setup` makes `self.body`, of layers of `self.layer_type`, and a head for each `head_name`. A changed model has
@@ -113,79 +168,6 @@ class Model(nn.Module):
     gradient_checkpointing: bool = False  # recompute each layer for the gradient
     head_name: str = MASKED_LM
     compute: Compute = Compute()
-
-    in_transformers = True  # a class attribute, not a field
-    computes: ClassVar = {  # of its config's values
-        **dict.fromkeys(("is_decoder", "add_cross_attention"), (False,)),
-        "position_embedding_type": ("absolute",),
-    }
-
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        if not cls.__module__.startswith("mlm.") and "in_transformers" not in vars(cls):
-            cls.in_transformers = False
-
-    def __call__(
-        self,
-        input_ids: Array,
-        attention_mask: Array,
-        token_type_ids: Array | None = None,
-        position_ids: Array | None = None,
-        head_mask: Array | None = None,
-        deterministic: bool = True,
-        output_attentions: bool = False,
-        output_hidden_states: bool = False,
-        return_dict: bool = True,
-    ) -> ModelOutput | tuple:
-        """Returns transformers' output: logits, and the hidden states if asked for.
-
-        Args:
-          input_ids, attention_mask, token_type_ids, position_ids: int32 [B, L]; positions by default as transformers
-            counts them, over the tokens that `attention_mask` keeps.
-          head_mask: not read.
-          output_attentions: must be false: kernels don't return their probabilities.
-        """
-        self.check_config()
-        if output_attentions:
-            raise ValueError("output_attentions: attention kernels don't return them; use transformers' own class.")
-        states, logits = self.states_and_logits(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            has_dropout=not deterministic,
-            all_states=output_hidden_states,
-        )
-        hidden_states = tuple(states) if output_hidden_states else None
-        if return_dict:
-            return OUTPUTS[self.head_name](logits=logits, hidden_states=hidden_states)
-        return (logits,) if hidden_states is None else (logits, hidden_states)
-
-    @nn.nowrap
-    def check_config(self) -> None:
-        """Raises ValueError for a value that would be ignored; a changed module may compute what it asks for."""
-        for key, values in (self.computes | COMPUTES.get(self.head_name, {}) | ACTIVATIONS).items():
-            if self.in_transformers and (value := getattr(self.config, key, values[0])) not in values:
-                raise ValueError(f"config.{key} = {value!r}: this model computes {', '.join(map(str, values))} alone.")
-
-    @property
-    def first_position(self) -> int:
-        """The position of a document's first token."""
-        return 0
-
-    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
-        """Returns the head's logits [B, K, V or classes] of last hidden states; a row is classified by its first."""
-        raise NotImplementedError
-
-    @nn.nowrap
-    def partition_rules(self) -> PartitionRules:
-        """Returns how the parameters are split over the mesh: a rule for each parameter, a parameter for each rule."""
-        raise NotImplementedError
-
-    @nn.nowrap
-    def windows(self) -> list[int]:
-        """Returns for each layer how many tokens it sees on each side, 0 for the whole row."""
-        return [0] * self.config.num_hidden_layers
 
     @property
     def layer_type(self) -> type[nn.Module]:
@@ -275,14 +257,3 @@ class Model(nn.Module):
             method="states_and_logits",
         )
         return logits, sown.get("intermediates", {})
-
-    @nn.nowrap
-    def logits(self, *inputs: Any) -> Array:
-        """Returns the logits alone; `inputs` are those of `forward`."""
-        return self.forward(*inputs)[0]
-
-    @nn.nowrap
-    def init_params(self, key: Array) -> Params:
-        """Returns float32 parameters, drawn as transformers' `init_weights` draws them."""
-        ids_BxL, rngs = jnp.zeros((1, 1), jnp.int32), {"params": jax.random.split(key)[0]}
-        return self.init(rngs, ids_BxL, jnp.ones_like(ids_BxL), method="states_and_logits")["params"]

@@ -16,9 +16,8 @@ import transformers
 from jax import Array
 
 from mlm.errors import InputError
-from mlm.model.attention import position_ids
-from mlm.model.layers import take_tokens
-from mlm.model.module import Model, Params
+from mlm.model.base import Params
+from mlm.model.module import Model, position_ids, take_tokens
 from mlm.model.partition_rules import REPLICATED, PartitionRules
 
 

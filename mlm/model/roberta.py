@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al., 2019, arXiv 1907.11692) as linen modules, and with pre-norm (Ott et al., 2019, fairseq).
+"""RoBERTa (Liu et al., 2019, arXiv 1907.11692) as linen modules, from the embeddings to the head.
 
 Parameters have transformers' names. BERT (Devlin et al., 2019) has the same embeddings and layers, under other heads.
 
@@ -16,8 +16,9 @@ from transformers import PretrainedConfig
 from mlm.model import classifier_heads as heads
 from mlm.model import layers
 from mlm.model import partition_rules as rules
-from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise, take_tokens, vocabulary_logits
-from mlm.model.module import MASKED_LM, AttentionKernel, Compute, Layers, Model, Rows
+from mlm.model.base import MASKED_LM
+from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise
+from mlm.model.module import AttentionKernel, Compute, Layers, Model, Rows, take_tokens, vocabulary_logits
 
 
 def normal(config: PretrainedConfig) -> layers.Initializer:
@@ -123,17 +124,6 @@ class Layer(nn.Module):
         return self.output(self.intermediate(x_BxLxH), x_BxLxH, rows, tokens_BxK)
 
 
-class PreNormLayer(Layer):
-    """Pre-norm: each norm precedes attention or the feed-forward block, and residual sums are never normed."""
-
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
-        sum_BxLxH = self.attention(self.attention.LayerNorm(x_BxLxH), x_BxLxH, rows, tokens_BxK)
-        return self.compute.recomputed(type(self).feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
-
-    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
-        return self.output(self.intermediate(self.intermediate.LayerNorm(sum_BxLxH)), sum_BxLxH, rows, tokens_BxK)
-
-
 class Encoder(nn.Module):
     config: PretrainedConfig
     compute: Compute
@@ -199,11 +189,3 @@ class RobertaModule(Model):
     @nn.nowrap
     def partition_rules(self) -> rules.PartitionRules:
         return rules.BERT + (rules.ROBERTA_LM_HEAD if self.head_name == MASKED_LM else rules.CLASSIFIER)
-
-
-class PreNormModule(RobertaModule):
-    body_name = "roberta_prelayernorm"
-    layer_class = PreNormLayer
-
-    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
-        return super().predict(self.body.LayerNorm(x_BxKxH), noise)

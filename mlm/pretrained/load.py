@@ -18,8 +18,9 @@ from mlm import logs
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier, families, weights
+from mlm.model.base import MASKED_LM
 from mlm.model.families import Family, family_of
-from mlm.model.module import MASKED_LM, Model, Params
+from mlm.model.module import Model, Params
 from mlm.paths import UPath, inside
 from mlm.pretrained import checkpoint_files, locate
 from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS

@@ -22,10 +22,9 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import make_stages
 from mlm.errors import InputError
 from mlm.model import families, masking
-from mlm.model.attention import Attention
 from mlm.model.kernels import make_attention
 from mlm.model.loss import Mean, RowSums, masked_cross_entropy
-from mlm.model.module import Model, Params
+from mlm.model.module import Attention, Model, Params
 from mlm.model.token_masking import Masked, Masking, TokenMasking
 from mlm.tasks.pretraining_data import PretrainingData, document_start
 from mlm.training import optimizer, schedules, sharding, train

@@ -14,9 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from mlm import cluster
 from mlm.cluster import distributed
-from mlm.model.attention import segment_and_position_ids
 from mlm.model.loss import Mean, prediction_scores, sum_rows
-from mlm.model.module import Model, Params
+from mlm.model.module import Model, Params, segment_and_position_ids
 from mlm.model.token_masking import Masked, TokenMasking
 from mlm.training import breakdown, xla_metrics
 from mlm.training.sharding import BATCH, logical_rows, put_batch

@@ -7,12 +7,12 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 from optax.contrib import MuonDimensionNumbers
 
 from mlm.model.module import Params
+from mlm.training.stable_adamw import divide_by_rms
 
 
 def make_optimizer(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -49,25 +49,6 @@ def make_optimizer(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.Gra
         "muon": [optax.partition({"kernel": optax.chain(orthogonal, sized), "rest": adam}, parts), decay],
     }
     return optax.chain(*clip, *directions[optimizer.name], scale_by_learning_rate(schedule))
-
-
-def divide_by_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
-    """Returns StableAdamW: the updates of each tensor are divided by max(1, RMS of g / sqrt(v)) (algorithm 2).
-
-    As in the package optimi, which trained ModernBERT: v already includes the current gradient g and is bias-corrected
-    (by b2 * (1 - b2^(t-1)) / (1 - b2^t) in place of b2, which is the same). The weight decay is divided, too.
-    """
-
-    def update(grads: Params, state: Any, params: Params | None = None) -> tuple:
-        updates, state = adamw.update(grads, state, params)
-        moments = optax.tree.bias_correction(state[0].nu, b2, state[0].count)
-
-        def divide(update: jax.Array, g: jax.Array, v: jax.Array) -> jax.Array:
-            return update / jnp.maximum(1, jnp.sqrt(jnp.mean(jnp.square(g) / jnp.maximum(v, eps**2))))
-
-        return jax.tree.map(divide, updates, grads, moments), state
-
-    return optax.GradientTransformation(adamw.init, update)
 
 
 def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:

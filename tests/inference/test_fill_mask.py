@@ -18,7 +18,7 @@ from mlm.inference.classify_texts import TextClassifier
 from mlm.inference.fill_mask import FillMask
 from mlm.inference.forward import make_forward
 from mlm.inference.minimal_pairs import Pair
-from mlm.model.attention import position_ids
+from mlm.model.module import position_ids
 from tests.support.streams import Pipe, Terminal
 
 TEXTS = [

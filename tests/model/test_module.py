@@ -10,9 +10,8 @@ from jax.sharding import PartitionSpec as P
 import mlm.model
 from mlm.errors import InputError
 from mlm.model import families, kernels
-from mlm.model.attention import segment_and_position_ids
 from mlm.model.layers import Noise
-from mlm.model.module import Compute
+from mlm.model.module import Compute, segment_and_position_ids
 from mlm.model.roberta import RobertaModule
 from mlm.tasks.pretraining import Pretraining
 from tests.model.models import inputs, numbered, sizes_of

@@ -7,7 +7,7 @@ import pytest
 
 from mlm.data.manifest import DatasetInfo
 from mlm.model import families, priming
-from mlm.model.attention import rotate
+from mlm.model.rotary import rotate
 from mlm.tasks import pretraining_data
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
