@@ -271,7 +271,10 @@ def word_starts(folder: str, *, key: str, fix: str = "set masking.kind to token"
 
 
 def counted_words(folder: str, *, key: str) -> np.ndarray:
-    """Returns how many more words of a text cut at white space each entry of the vocabulary makes, about, int64 [V]."""
+    """Returns how many more words of a text cut at white space each entry of the vocabulary makes, about, int64 [V].
+
+    White space alone makes one, of the word after it: the indentation of a line counts as a word or two.
+    """
     starts_V, fast = word_starts(folder, key=key, fix="name steps"), load_fast(folder)
     if isinstance(fast.decoder, decoders.WordPiece):  # its punctuation marks stand alone
         starts_V[[number for piece, number in fast.get_vocab().items() if not any(map(str.isalnum, piece))]] = False
