@@ -6,12 +6,13 @@
 orbax checks no payload on restore, and takes any folder with a number for a name as a step; so steps are chosen here.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mlm import cluster
@@ -33,14 +34,15 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
     """
     steps = complete_steps(folder)[::-1]
     for step in sorted(steps, key=lambda step: score_of(folder, step)) if best else steps:
-        damage = find_damage(folder, step)
-        if damage is None:
-            return step
-        if on_damage != "fallback":
-            raise DamageError(
-                f"{folder / str(step)}: {damage}; restore that folder from a copy, name an earlier checkpoint "
-                "(WORKDIR@STEP), or continue from the newest good one with --config.checkpoint.on_damage=fallback."
-            )
+        with reading(folder, step):
+            damage = find_damage(folder, step)
+            if damage is None:
+                return step
+            if on_damage != "fallback":
+                raise DamageError(
+                    f"{folder / str(step)}: {damage}; restore that folder from a copy, name an earlier checkpoint "
+                    "(WORKDIR@STEP), or continue from the newest good one with --config.checkpoint.on_damage=fallback."
+                )
         logger.warning("%s: %s; falling back to the checkpoint before it.", folder / str(step), damage)
         if cluster.is_primary():
             set_aside(folder, step, "damaged")
@@ -53,8 +55,9 @@ def check_step(folder: UPath, step: int, where: str, *, deep: bool = True) -> No
     if step not in steps:
         available = ", ".join(map(str, steps)) or "none"
         raise InputError(f"{where}: there is no complete checkpoint of step {step}; those that are there: {available}.")
-    if damage := find_damage(folder, step, deep=deep):
-        raise DamageError(f"{folder / str(step)}: {damage}; restore that folder from a copy, or name another step.")
+    with reading(folder, step):
+        if damage := find_damage(folder, step, deep=deep):
+            raise DamageError(f"{folder / str(step)}: {damage}; restore that folder from a copy, or name another step.")
 
 
 def score_of(folder: UPath, step: int) -> float:
@@ -103,6 +106,18 @@ def write_hashes(folder: UPath, step: int) -> None:
     write_text(root / HASHES, json.dumps(hashes, indent=0))
 
 
+@contextlib.contextmanager
+def reading(folder: UPath, step: int) -> Iterator[None]:
+    """Turns an error while a complete step is read into an InputError if a run has removed the step meanwhile."""
+    try:
+        yield
+    except Exception:
+        if step not in complete_steps(folder):
+            what = "was removed while it was read, as a run that goes on removes its older checkpoints"
+            raise InputError(f"{folder / str(step)}: {what}; start the same command again.") from None
+        raise
+
+
 def find_damage(folder: UPath, step: int, *, deep: bool = True) -> str | None:
     """Returns what is wrong with a step's files, None if nothing is; without `deep`, only sizes are compared."""
     root = folder / str(step)
@@ -123,7 +138,8 @@ def find_damage(folder: UPath, step: int, *, deep: bool = True) -> str | None:
 
 def read_meta(folder: UPath, step: int) -> dict[str, Any]:
     """Returns the metadata of a step: config, fingerprints, what is known of its data and its model."""
-    meta = json.loads((folder / str(step) / "meta" / "metadata").read_text())
+    with reading(folder, step):
+        meta = json.loads((folder / str(step) / "meta" / "metadata").read_text())
     if meta.get("format") != FORMAT:
         raise InputError(
             f"{folder / str(step)}: its format is {meta.get('format')!r}, and this code reads {FORMAT}; use the code "

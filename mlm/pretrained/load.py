@@ -184,11 +184,14 @@ def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> Params:
     """Returns the parameters of a checkpoint, on the host, the vocabulary padded as in training."""
     part, device = part_of(meta), SingleDeviceSharding(jax.local_devices()[0])
     state = workdir.checkpoints / str(step) / "state"
-    saved = ocp.StandardCheckpointHandler().metadata(epath.Path(str(state))).tree[part]
-    item = {part: jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), saved)}
-    restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-    args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    with (
+        checkpoint_files.reading(workdir.checkpoints, step),
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
+    ):
+        saved = ocp.StandardCheckpointHandler().metadata(epath.Path(str(state))).tree[part]
+        item = {part: jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), saved)}
+        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+        args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
         restored = checkpointer.restore(str(state), args=args)
     return jax.device_get(restored[part])
 

@@ -22,6 +22,7 @@ from orbax.checkpoint.checkpoint_managers import LatestN
 from mlm import cluster
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, is_remote, remove
+from mlm.pretrained import checkpoint_files
 from mlm.pretrained.checkpoint_files import complete_steps, remove_steps, set_aside, step_folders, write_hashes
 from mlm.training.sharding import named_leaves
 
@@ -161,7 +162,7 @@ def restore(folder: UPath, step: int, shapes: Any) -> Any:
     saved_shapes = _keys_as_data(shapes)
     if difference := _difference(_describe(saved_tree(folder, step)), _describe(saved_shapes)):
         raise InputError(f"{folder}/{step} is of another model than this config: {difference}.")
-    with ocp.StandardCheckpointer() as checkpointer:
+    with checkpoint_files.reading(folder, step), ocp.StandardCheckpointer() as checkpointer:
         state = checkpointer.restore(str(folder / str(step) / "state"), saved_shapes)
     wrap = jax.random.wrap_key_data
     return jax.tree.map(lambda x, like: wrap(x, impl=like.dtype) if _is_key(like) else x, state, shapes)

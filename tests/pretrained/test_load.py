@@ -118,6 +118,25 @@ def test_a_workdir_by_its_name(trained_workdir, model, tmp_path):
         load.from_workdir(trained_workdir, head=load.CLASSIFIER)
 
 
+@pytest.mark.parametrize(
+    "place", [(checkpoint_files, "_sha256"), (checkpoint_files.json, "loads"), (load.ocp, "Checkpointer")]
+)
+def test_a_step_that_a_run_removes_while_it_is_read(place, trained_workdir, tmp_path, monkeypatch):
+    """While its hashes are compared, its metadata is read, or its state: neither damage nor a traceback."""
+    shutil.copytree(trained_workdir.root, tmp_path / "run")
+    workdir, (module, name) = Workdir(str(tmp_path / "run")), place
+    (step,) = checkpoint_files.complete_steps(workdir.checkpoints)
+    read = getattr(module, name)
+
+    def removed(*args):
+        shutil.rmtree(workdir.checkpoints / str(step), ignore_errors=True)
+        return read(*args)
+
+    monkeypatch.setattr(module, name, removed)
+    with pytest.raises(InputError, match=f"{step}: was removed while it was read"):
+        load.from_workdir(workdir, head=load.LM_HEAD)
+
+
 def test_a_folder_in_a_bucket(folder, model):
     bucket = UPath("memory://models/small")
     (bucket / "notes").mkdir(parents=True)
