@@ -127,7 +127,8 @@ class _Job:
     def _do(self, function: Any, tasks: list, *, label: str, last: str) -> None:
         """Runs the tasks whose last file is not there."""
         files = sizes(self.tasks)
-        list(self.engine.each(function, [task for task in tasks if f"{task.key}{last}" not in files], label=label))
+        for _ in self.engine.each(function, [task for task in tasks if f"{task.key}{last}" not in files], label=label):
+            pass  # a task's result is its files
 
     def _map(self) -> None:
         parts, texts = self.corpus.parts(), str(self.root / "texts")

@@ -19,6 +19,7 @@ from mlm.pretrained.load import Pretrained
 from mlm.text import printable
 
 Texts = tuple[str, ...]  # one, or a pair
+COUNTS = {1: "one text", 2: "two texts, separated by a tab"}  # what a model reads
 
 
 class TextClassifier:
@@ -33,7 +34,7 @@ class TextClassifier:
         run = model.run_config
         self._length = model.longest_row if run is None else min(model.longest_row, run.classify.length)
         self._columns: Texts = () if run is None else run.classify.text  # empty if unknown
-        self._counts = (len(self._columns),) if self._columns else (1, 2)
+        self._counts = (len(self._columns),) if self._columns else tuple(COUNTS)
         self._names = classifier.class_names(model.config)
         self._of_tokens = classifier.kind(model.config) == "tokens"
 
@@ -54,7 +55,7 @@ class TextClassifier:
 
     def _encode(self, texts: Texts, name: str) -> BatchEncoding:
         if len(texts) not in self._counts:
-            expected = " or ".join(("one text", "two texts, separated by a tab")[count - 1] for count in self._counts)
+            expected = " or ".join(COUNTS[count] for count in self._counts)
             raise InputError(f"{name}: the model reads {expected}, and this has {len(texts)}.")
         return tokenize(self._tok, texts, name, truncation="longest_first", max_length=self._length)
 

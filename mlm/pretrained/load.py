@@ -138,7 +138,7 @@ def _check_classifier(config: PretrainedConfig, where: str) -> None:
     kind = classifier.kind(config)
     if config.model_type not in families.FAMILIES:
         known = ", ".join(families.FAMILIES)
-        raise InputError(f"{where}: is a {config.model_type} that classifies, which is read of {known} alone.")
+        raise InputError(f"{where}: is a {config.model_type} that classifies; classifiers are read of {known} only.")
     if config.problem_type == "multi_label_classification":
         raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
     if kind == "regression" and config.num_labels > 1:

@@ -218,9 +218,6 @@ def test_masks_of_evaluation_are_of_the_first_rate_and_not_static():
     assert masking.make_eval_masking(masks, "fixed") == dataclasses.replace(masks, end_rate=0.0, static=False)
 
 
-# Words and spans -----------------------------------------------------------------------------------------------------
-
-
 def test_words_are_never_cut_and_each_has_the_same_chance():
     _, words, _, found = many_rows("word")
     surplus = {size: [] for size in range(1, 7)}  # for each row, predicted words of that size, less those expected
@@ -274,9 +271,6 @@ def test_lengths_of_spans_are_geometric_and_truncated():
     assert np.sum((counts[1:] - expected) ** 2 / expected) < 24.3  # chi-square of 7 degrees of freedom, p = 0.001
     mean = np.sum(make("span", longest=10).length_probs() * np.arange(1, 11))
     assert mean == pytest.approx(3.8, abs=0.01), "as in SpanBERT"
-
-
-# From the config -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

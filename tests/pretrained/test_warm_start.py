@@ -277,9 +277,7 @@ def test_what_can_not_be_tiled_is_refused(family, sizes, words):
         ("model.family=modernbert", "is a roberta"),
     ],
 )
-def test_another_architecture_is_refused_by_key_and_values_before_anything_compiles(
-    exported, override, theirs, monkeypatch
-):
+def test_another_architecture_is_refused_before_anything_compiles(exported, override, theirs, monkeypatch):
     run = copy.copy(run_of(str(exported), override, f"train.init_from={exported}"))
     monkeypatch.setattr(run, "init", lambda *_: pytest.fail("something was to be compiled"))
     with pytest.raises(InputError) as error:

@@ -99,10 +99,10 @@ def test_documents_are_not_isolated_by_a_token_that_also_stands_within_them(role
 @pytest.mark.parametrize(("unknown", "ratio"), [(None, 0.25), (10, 0.25), (11, None)])
 def test_bits_per_byte_are_not_of_text_that_is_unknown_tokens(monkeypatch, unknown, ratio):
     """WordPiece makes one of a word of Thai: the scores of the other tokens, over all bytes, would be near 0 bits."""
-    given = []
-    monkeypatch.setattr(pretraining_data.evaluation, "score", lambda *_, **settings: given.append(settings) or {})
+    calls = []
+    monkeypatch.setattr(pretraining_data.evaluation, "score", lambda *_, **settings: calls.append(settings) or {})
     monkeypatch.setattr(pretraining_data.evaluation, "mean", lambda shares, scores, ratios: {"ratios": ratios})
     counts = {"records": [8], "tokens": 1000, "text_bytes": 4000, "unknown_tokens": unknown}
     data, mesh = manifest_of(32, validation=counts), sharding.make_mesh(data=1, fsdp=1, tensor=1)
     found = pretraining_data.score_split(tiny_config(), data, mesh, None, None, "validation")
-    assert found == {"ratios": [ratio]} and given[0]["tokens_per_byte"] == ratio
+    assert found == {"ratios": [ratio]} and calls[0]["tokens_per_byte"] == ratio
