@@ -1,7 +1,7 @@
 """How many faults the tests notice: breaks the code in a hundred places, one at a time, and runs the tests on each.
 
-    python -m tests.mutations                      a hundred faults against the quick tests, about half an hour
-    python -m tests.mutations --standard --only 7  one of them against the standard tests
+    python -m tests.mutations              a hundred faults against the quick tests, about half an hour
+    python -m tests.mutations --standard   those that these don't notice against the standard tests, too
 
 A fault is a sign, a bound, a condition, a number or a statement that is left out, in mlm/model, mlm/training and
 mlm/data/order.py. The choice depends on the code and --seed alone. Prints a line for each, and the share noticed.
@@ -22,14 +22,17 @@ from typing import NamedTuple
 from tests import ROOT
 
 FILES = ("mlm/model/*.py", "mlm/training/*.py", "mlm/data/order.py")
-ROOMS = {"model": ("model", "training"), "training": ("training", "tasks"), "data": ("data",)}  # that look at a room
+ROOMS = {"model": ["model", "training"], "training": ["training", "tasks"], "data": ["data"]}  # that look at a room
 SWAPS = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*",
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.And: "or", ast.Or: "and",
 }  # fmt: skip
 LONGEST = 1800  # seconds of a room's tests
-QUICK, STANDARD = "not standard and not slow and not hosts", "not slow and not hosts"
+MARKERS = {  # of the tests that a fault is shown to, those of --standard if the quick ones do not notice it
+    "quick": "not standard and not slow and not hosts",
+    "standard": "standard and not slow and not hosts",
+}
 
 
 class Fault(NamedTuple):
@@ -117,9 +120,10 @@ def choose(count: int, seed: int) -> list[Fault]:
     return chosen[:count]
 
 
-def is_noticed(root: Path, marker: str, rooms: tuple[str, ...]) -> str:
-    """Returns the first test that fails in a copy of the repository, "" where none does."""
-    for room in rooms:
+def first_failure(root: Path, marker: str, file: Path) -> str:
+    """Returns the first test that fails in a copy of the repository with a fault in a file, "" where none does."""
+    folder, module = file.parts[1], f"{file.parts[1]}/test_{file.name}"  # which most likely notices it
+    for room in ([module] if (root / "tests" / module).exists() else []) + ROOMS[folder]:
         command = [sys.executable, "-m", "pytest", f"tests/{room}", "-m", marker, "-x", "-q", "-p", "no:cacheprovider"]
         try:
             done = subprocess.run(
@@ -138,15 +142,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--standard", action="store_true", help="against the standard tests, not the quick ones")
+    parser.add_argument("--standard", action="store_true", help="and, if need be, against the standard tests")
     parser.add_argument("--only", type=int, nargs="*", help="the numbers of the faults, all by default")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     faults = dict(enumerate(choose(args.count, args.seed)))
     faults = {number: faults[number] for number in args.only or faults}
 
-    def attempt(number: int) -> tuple[int, str, str]:
-        fault = faults[number]
+    markers = {name: MARKERS[name] for name in MARKERS if args.standard or name == "quick"}
+
+    def attempt(number: int) -> tuple[int, str, dict[str, str]]:
+        """Returns the number, the fault as text, and the first test to fail of those that it was shown to."""
+        fault, failures = faults[number], {}
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder) / "mlm"
             shutil.copytree(
@@ -154,19 +161,23 @@ def main() -> None:
             )
             for environment in ROOT.glob(".venv*"):
                 (root / environment.name).symlink_to(environment)
-            return (
-                number,
-                fault.apply(root),
-                is_noticed(root, STANDARD if args.standard else QUICK, ROOMS[fault.file.split("/")[1]]),
-            )
+            change = fault.apply(root)
+            for name, marker in markers.items():
+                failures[name] = first_failure(root, marker, Path(fault.file))
+                if failures[name]:
+                    break
+            return number, change, failures
 
-    noticed = 0
+    noticed = dict.fromkeys(markers, 0)
     with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
-        for number, change, test in pool.map(attempt, faults):
-            noticed += bool(test)
+        for number, change, failures in pool.map(attempt, faults):
+            for name in markers:  # the standard tests contain the quick ones
+                noticed[name] += any(failures.values()) if name == "standard" else bool(failures["quick"])
+            shown = next((f"{name}: {test}" for name, test in failures.items() if test), "NOT NOTICED")
             fault = faults[number]
-            print(f"{number} {fault.file}:{fault.line} {fault.kind}: {change}: {test or 'NOT NOTICED'}", flush=True)
-    print(f"{noticed} of {len(faults)} noticed by the {'standard' if args.standard else 'quick'} tests")
+            print(f"{number} {fault.file}:{fault.line} {fault.kind}: {change}: {shown}", flush=True)
+    for name, count in noticed.items():
+        print(f"{count} of {len(faults)} noticed by the {name} tests")
 
 
 if __name__ == "__main__":
