@@ -129,7 +129,7 @@ def confused_pairs(classification: dict[str, Any], limit: int) -> list[tuple[str
 
 
 def best_evaluation(evals: Sequence[Line], config: ConfigDict | None) -> Line:
-    """Returns the evaluation of the best checkpoint: of equal ones, the newest."""
+    """Returns the best one: of equal ones, the newest."""
     metrics = () if config is None else config.classify.metric
     minimized = (lambda line: -selected(line, metrics)) if metrics else (lambda line: line["loss"])
     return min(evals[::-1], key=lambda line: math.inf if line["loss"] is None else minimized(line))

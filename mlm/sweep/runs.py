@@ -71,8 +71,7 @@ def run_all(
             outcomes[outcome.run] = outcome
             if outcome.last_line:
                 end = f"exit code {outcome.code}" if outcome.code else "done"
-                message = f"{len(outcomes)}/{len(runs)} {outcome.run.name}: {end}, {outcome.seconds:.0f} s"
-                say(message)
+                say(f"{len(outcomes)}/{len(runs)} {outcome.run.name}: {end}, {outcome.seconds:.0f} s")
             if outcome.code == 0 and not checked:
                 checked = True
                 try:

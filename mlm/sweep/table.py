@@ -57,7 +57,8 @@ def _logged(case: Case) -> dict[str, Any]:
         first = next((key for key in ("loss", *scores) if key in scores and key.endswith(("loss", "accuracy"))), "loss")
     else:
         config = configs.read(folder / "config.json")
-        evals = logs.read(folder / "metrics.jsonl", "eval")
+        saved = {line["step"] for line in logs.read(folder / "timing.jsonl", "checkpoint")}
+        evals = [line for line in logs.read(folder / "metrics.jsonl", "eval") if line["step"] in saved]
         metrics = config.classify.metric if config else ()  # a run may have failed before it wrote its config
         scores, first = report.best_evaluation(evals, config) if evals else {}, " + ".join(metrics) or "loss"
         if scores and metrics:

@@ -65,6 +65,7 @@ def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, mo
         good = UPath(planned[1].folder)
         good.mkdir()
         (good / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "loss": 2.0}\n')
+        (good / "timing.jsonl").write_text('{"kind": "checkpoint", "step": 1}\n')
         return [runs.Outcome(planned[0], 3, 1.0, "mlm train: why"), runs.Outcome(planned[1], 0, 1.0, "")]
 
     monkeypatch.setattr(runs, "run_all", run_all)

@@ -16,14 +16,17 @@ SCORES = {(0.1, 0): 3.0, (0.1, 1): 1.0, (0.1, 2): 1.5, (0.01, 0): 2.0, (0.01, 1)
 
 
 def sweep(root: pathlib.Path, command: str = "train") -> tuple[list[grid.Case], list[Outcome]]:
-    """Runs whose logs hold the SCORES as their best loss; the one without a score has failed."""
+    """Runs whose logs hold the SCORES as their best saved loss; the one without a score has failed."""
     cases, outcomes = [], []
     for (rate, seed), score in SCORES.items():
         values = {"optimizer.learning_rate": rate, "train.seed": seed}
         run = Run(grid.name(values), str(root / grid.name(values)), (command,))
-        lines = [{"kind": "eval", "step": step, "loss": loss} for step, loss in ((1, 9.0), (2, score), (3, None))]
+        losses = {1: 9.0, 2: score, 3: None, 4: 0.5}
+        evals = [{"kind": "eval", "step": step, "loss": loss} for step, loss in losses.items()]
+        saved = [{"kind": "checkpoint", "step": step} for step in (1, 2, 3)]  # not the last evaluation, the lowest
         (root / run.name).mkdir()
-        (root / run.name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for file, lines in (("metrics.jsonl", evals), ("timing.jsonl", saved)):
+            (root / run.name / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
         cases.append(grid.Case(values, values, run))
         outcomes.append(Outcome(run, 2 * (score is None), 60.0, "the last line"))
     return cases, outcomes
@@ -111,6 +114,8 @@ def test_a_classifier_is_scored_at_the_checkpoint_that_its_metric_chooses(tmp_pa
     lines = [(1, 0.5, 0.9), (2, 0.7, 0.2), (3, 0.7, 0.1)]
     entries = ({"kind": "eval", "step": s, "accuracy": a, "f1": a, "matthews": m, "loss": 1.0} for s, a, m in lines)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    saved = ({"kind": "checkpoint", "step": step} for step, *_ in lines)
+    (tmp_path / "timing.jsonl").write_text("".join(json.dumps(line) + "\n" for line in saved))
     run = Run("a", str(tmp_path), ("classify",))
     choices = [((), "loss", 3), (("matthews",), "matthews", 1), (("f1", "matthews"), "f1 + matthews", 1)]
     for metrics, name, step in choices:
