@@ -146,7 +146,7 @@ class Layer(nn.Module):
     def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
         attended_BxLxH = self.attn(self.attn_norm(x_BxLxH) if self.index else x_BxLxH, rows, tokens_BxK)
         sum_BxLxH = take_tokens(tokens_BxK, x_BxLxH) + attended_BxLxH
-        return self.compute.recomputed(Layer.feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
+        return self.compute.recomputed(type(self).feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
 
     def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
         """Feed-forward block with the norm before it: residual sum in, residual sum out."""

@@ -121,6 +121,23 @@ def test_dropout_is_a_function_of_key_row_and_token(name):
     )
 
 
+@pytest.mark.parametrize("name", ["Roberta", "RobertaPreLayerNorm", "ModernBert"])
+def test_a_layer_of_ones_own_computes_its_feed_forward(name):
+    module, params = make(name)
+
+    class Scaled(module.layer_class):
+        def feed_forward(self, sum_BxLxH, rows, tokens_BxL):
+            return 0.5 * super().feed_forward(sum_BxLxH, rows, tokens_BxL) + 0.5 * sum_BxLxH
+
+    class Changed(type(module)):
+        layer_class = Scaled
+
+    changed, logits = Changed(module.config), jax.jit(module.logits)(params, *inputs())
+    for compute in (Compute(), Compute(recomputed_feed_forwards=1)):
+        found = jax.jit(changed.clone(compute=compute).logits)(params, *inputs())
+        assert np.abs(found - logits).max() > 0.01
+
+
 # How parameters are split --------------------------------------------------------------------------------------------
 
 
