@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from mlm import config as configs
 from mlm import logs
 from mlm.data import labelled
 from mlm.engine.engine import Engine
@@ -91,7 +92,9 @@ def run(
             for folder in (UPath(case.run.folder) / part for case in cases for part in MODELS):
                 if folder.is_dir():
                     remove(folder)
-    changed = [f"{key}={overrides[key]}" for key in next(recipe.cells(names[0], {})) if key in overrides]
+    cell = next(recipe.cells(names[0], {}))
+    others = sorted(key for key in overrides if key not in cell and not configs.MAY_CHANGE.fullmatch(key))
+    changed = [f"{key}={overrides[key]}" for key in (*cell, *others) if key in overrides]
     protocol = f"{protocol} (with {', '.join(changed)})" if changed else protocol
     return {"protocol": protocol, "tasks": tasks} | means(tasks)
 
@@ -203,8 +206,7 @@ def _majority(data: str, root: UPath) -> dict[str, Any]:
     for split, file in task.tests:
         _submit(task, [label for _ in read(data, MAJORITY, split, require_labels=False)], root / "submission" / file)
     score = labels.count(label) / len(labels)
-    scores = {"scores": [score], "median": score, "low": score, "high": score}
-    return {"metrics": task.metrics, **scores, "majority": label}
+    return {"metrics": task.metrics, "scores": [score], "median": score, "low": score, "high": score, "majority": label}
 
 
 def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, float]]:

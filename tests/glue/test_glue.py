@@ -13,6 +13,7 @@ from mlm import config as configs
 from mlm.__main__ import main
 from mlm.glue import glue
 from mlm.glue.tasks import GLUE, MAJORITY, NAMES, TASKS, load_protocol
+from mlm.paths import UPath
 from tests import ROOT
 from tests.support import glue_shaped
 from tests.support.refusals import refuse
@@ -154,6 +155,26 @@ def test_a_later_table_of_some_tasks_keeps_the_others_of_its_protocol(tmp_path):
         expected = joined if len(content["tasks"]) == 2 else content
         assert json.loads((tmp_path / "glue.json").read_text()) == saved == expected
     assert glue.join(old, other := table("roberta", rte=0.6)) == other == glue.join({}, other)
+
+
+def test_a_table_names_the_keys_that_are_not_as_its_protocol_says(data, tmp_path):
+    """Of those that change a score: tasks that were trained in two ways are in no table together."""
+    changed = {"optimizer.clip_norm": 1.0, "model.dtype": "float32", "log.every": 3, "train.epochs": 1.0}
+    names = []
+    for overrides in ({}, {"log.every": 3}, changed):
+        table = glue.run(
+            ["wnli"],
+            protocol="quick",
+            data=data,
+            root=UPath(tmp_path),
+            flags=[],
+            overrides=overrides,
+            longest=32,
+            engine=None,
+        )
+        names.append(table["protocol"])
+    assert names[:2] == ["quick", "quick"]
+    assert names[2] == "quick (with train.epochs=1.0, model.dtype=float32, optimizer.clip_norm=1.0)"
 
 
 def test_a_workdir_is_scored_at_its_newest_step_by_name(trained_workdir, data, tmp_path, monkeypatch):
