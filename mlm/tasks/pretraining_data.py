@@ -98,7 +98,15 @@ class PretrainingData(Task):
         params = self.module.init_params(key)
         if counts_V is None:
             return params
-        return priming.prime(params, self.module.config, counts_V, jax.random.fold_in(key, 1))
+        try:
+            primed = priming.prime(params, self.module.config, counts_V, jax.random.fold_in(key, 1))
+        except (KeyError, TypeError, ValueError):
+            primed = {}
+        if jax.tree.map(jnp.shape, primed) != jax.tree.map(jnp.shape, params):
+            what = f"{type(self).__qualname__}.make_model lacks some, or has them in other shapes"
+            known = f"sets the embeddings, attention kernels and output bias of {self.config.model.family}"
+            raise InputError(f"config.model.init = primed: {known}; {what}; set it to stock.")
+        return primed
 
     def initial_state(self) -> TrainState:
         """Returns the state before the first step, as model.init or train.init_from asks for."""

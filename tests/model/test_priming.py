@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mlm.data.manifest import DatasetInfo
+from mlm.errors import InputError
 from mlm.model import families, priming
 from mlm.model.rotary import rotate
 from mlm.tasks import pretraining_data
@@ -112,3 +113,22 @@ def test_golden_parameters(family):
         if added.any():
             found[name] = np.sum(added * np.cos(np.arange(added.size)))
     assert found == pytest.approx(GOLDEN[family], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [("roberta/embeddings/position_embeddings", None), ("lm_head/bias", None), ("lm_head/bias", (7,))],
+)
+def test_a_changed_model_with_other_parameters_is_refused(path, shape):
+    task = Pretraining.without_data(tiny_config("model.init=primed"), info=INFO)
+    init, (*parts, last) = task.module.init_params, path.split("/")
+
+    def changed(key):
+        params = init(key)
+        tree = families.at_path(params, parts)
+        tree.pop(last)
+        return params if shape is None else params | {parts[0]: tree | {last: jnp.zeros(shape)}}
+
+    object.__setattr__(task.module, "init_params", changed)
+    with pytest.raises(InputError, match=r"model.init = primed.*stock"):
+        task.init_params(jax.random.key(0), COUNTS)
