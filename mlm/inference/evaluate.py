@@ -143,13 +143,10 @@ def make_module(
     """Returns a model's module, with a kernel that this machine has or the class's own, and the task of that class."""
     info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
     compute = Compute(cls_id=pretraining_data.document_start(config, info))
-    module = model.family.make_module(model.config, dtype=dtype).clone(compute=compute)
-    task = None
+    module, task = model.module.clone(dtype=dtype, compute=compute), None  # of the model's run, whatever the config's
     if entry.pretraining:
         starts_V = pretraining_data.word_starts(config, workdir)
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
-    if "make_model" in entry.record.get("overrides", ()):
-        return task.module, task
     if changes_evaluation(entry.record):
         make = partial(task.make_attention, model.config)
     else:

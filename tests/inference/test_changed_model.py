@@ -1,0 +1,42 @@
+"""A model of a researcher's own class is computed with the keys of its own run, whatever those of the command are."""
+
+import dataclasses
+
+from mlm import config as configs
+from mlm import entry
+from mlm.data.manifest import DatasetInfo
+from mlm.inference import evaluate
+from mlm.model import families
+from mlm.model.roberta import RobertaModule
+from mlm.pretrained import load
+from mlm.tasks.changed_model import with_class
+from mlm.tasks.pretraining import Pretraining
+from mlm.testing import write_shards
+from mlm.training import sharding
+from mlm.workdir import Workdir
+from tests.support.tiny import tiny_config
+
+
+class ScaledModule(RobertaModule):
+    scale: float = 1.0
+
+
+class Scaled(Pretraining):
+    def make_model(self):
+        module = families.make_module(self.config.model, self.info, module_class=ScaledModule)
+        return module.clone(scale=self.config.mine.scale)
+
+
+def test_a_changed_model_is_evaluated_with_its_own_keys(tmp_path):
+    base = tiny_config().unlock()
+    base.mine.scale = 1.0
+    run_config = configs.replace(base.lock(), {"mine.scale": 0.25})
+    manifest = write_shards(tmp_path, vocab_size=512, length=base.shards.length)
+    info, program = DatasetInfo.from_manifest(manifest), entry.open_entry(Scaled, [])
+    meta = {"class": program.record, "config": run_config, "dataset": dataclasses.asdict(info)}
+    model = load.Pretrained(Scaled.model_alone(base, info).config, {}, "", 2, meta, "runs/a")
+    found = with_class(model, program, command="evaluate", stock_network=False)
+    mesh = sharding.mesh_of(base.mesh)
+    module, task = evaluate.make_module(base, found, program, manifest, Workdir(tmp_path / "w"), mesh)
+    assert module.scale == 0.25 and task.module.scale == 1.0
+    assert str(module.dtype) == base.model.dtype and module.compute.attend is not None
