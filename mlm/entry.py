@@ -243,7 +243,9 @@ def check_use(saved: Record, now: Record, where: str, *, command: str, stock_net
     """
     if not changes_evaluation(saved) and (stock_network or not changes_evaluation(now)):
         differs = saved and not is_same(saved, now)
-        return f"{where} was trained by {name_of(saved)}, which changes nothing here." if differs else ""
+        without = "metrics" in saved.get("overrides", ()) and not stock_network
+        what = f"whose metrics {command} leaves out" if without else "which changes nothing here"
+        return f"{where} was trained by {name_of(saved)}, {what}." if differs else ""
     if not is_same(saved, now):
         fix = "start the command from the file of that class" if saved else "start it with python -m mlm"
         raise InputError(

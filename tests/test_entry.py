@@ -56,6 +56,11 @@ class Deeper(Attends):
         return super().make_model()
 
 
+class Measured(Pretraining):
+    def metrics(self, logits, masked, intermediates):
+        return {}
+
+
 class Weighted(Pretraining):
     """A class whose loss reads a key of its own, and its data."""
 
@@ -125,6 +130,8 @@ def test_resume_by_the_same_class_of_another_source(tmp_path, changed, refusal):
         (Pretraining, Pretraining, True, False, ""),
         (Weighted, Pretraining, True, False, "test_entry.Weighted"),
         (Weighted, Weighted, False, False, ""),
+        (Measured, Pretraining, False, False, "test_entry.Measured, whose metrics evaluate leaves out"),
+        (Measured, Pretraining, True, False, "test_entry.Measured, which changes nothing here"),
         (Attends, Pretraining, True, True, "test_entry.Attends"),
         (Pretraining, Attends, False, True, "test_entry.Attends"),
         (Attends, Attends, False, False, ""),
