@@ -1,5 +1,6 @@
 """Scores of a model on a split: a checkpoint, an export or any folder of a family; a language model."""
 
+import copy
 import hashlib
 import json
 import sys
@@ -12,6 +13,7 @@ from ml_collections import ConfigDict
 
 from mlm import cluster, logs
 from mlm import config as configs
+from mlm.config_mine import is_mine
 from mlm.data import mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation
@@ -148,7 +150,9 @@ def make_module(
         starts_V = pretraining_data.word_starts(config, workdir)
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
     if changes_evaluation(entry.record):
-        make = partial(task.make_attention, model.config)
+        computing, run = copy.copy(task), configs.flatten(model.run_config or config)
+        computing.config = configs.replace(config, {key: run[key] for key in filter(is_mine, run)})
+        make = partial(computing.make_attention, model.config)
     else:
         choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
         make = partial(make_attention, choice, model.config, mesh=mesh, dtype=dtype, isolated=isolated)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from mlm import config as configs
 from mlm import entry
 from mlm.data.manifest import DatasetInfo
@@ -26,6 +28,9 @@ class Scaled(Pretraining):
         module = families.make_module(self.config.model, self.info, module_class=ScaledModule)
         return module.clone(scale=self.config.mine.scale)
 
+    def make_attention(self, config, length, window):
+        return lambda q_BxLxH, *rest: self.config.mine.scale * q_BxLxH
+
 
 def test_a_changed_model_is_evaluated_with_its_own_keys(tmp_path):
     base = tiny_config().unlock()
@@ -39,4 +44,5 @@ def test_a_changed_model_is_evaluated_with_its_own_keys(tmp_path):
     mesh = sharding.mesh_of(base.mesh)
     module, task = evaluate.make_module(base, found, program, manifest, Workdir(tmp_path / "w"), mesh)
     assert module.scale == 0.25 and task.module.scale == 1.0
-    assert str(module.dtype) == base.model.dtype and module.compute.attend is not None
+    assert str(module.dtype) == base.model.dtype
+    assert (module.compute.attend(np.ones((1, base.shards.length, 2))) == 0.25).all()
