@@ -60,6 +60,15 @@ def test_the_gradient_is_that_of_the_mean_over_the_global_batch(mesh, accumulate
     assert sums["loss"].sum == pytest.approx(loss, rel=1e-6) and sums["loss"].weight == pytest.approx(weight)
 
 
+@pytest.mark.parametrize(("accumulate", "dtype"), [(1, "bfloat16"), (2, "float32")])
+def test_matrices_are_sent_in_the_compute_dtype_unless_they_sum_microbatches(monkeypatch, accumulate, dtype):
+    """Between CPUs they never are, so the dtype that is asked for is looked at."""
+    sent = []
+    monkeypatch.setattr(train, "sum_over_data", lambda *_, matrix_dtype: sent.append(matrix_dtype))
+    train.make_gradient(toy("model.dtype=bfloat16", f"train.accumulate={accumulate}"))
+    assert set(sent) == {dtype}
+
+
 def test_one_prediction_and_none():
     """The sum over a single prediction is its mean; without any the gradient is 0, and a step changes nothing."""
     task = toy("optimizer.weight_decay=0")
