@@ -36,7 +36,8 @@ SCORES = {  # in lines of metrics.jsonl and evaluation.json: key -> (name on a p
     "words_cut": ("words cut off", ","),
     "rows": ("rows", ","),
 }
-STANDARD = (*SCORES, "grad_norm", "learning_rate", "skipped", "share")  # names of all numbers there
+STANDARD = (*SCORES, "grad_norm", "learning_rate", "skipped", "share")  # names of all numbers there, and of `evaluate`
+STANDARD += tuple(f"pseudo_{name}" for name in ("loss", "perplexity", "accuracy", "tokens", "rows"))
 NORMS = ("gradient_norms", "parameter_norms", "updates_over_parameters")  # in a row of norms.jsonl
 EVERY = 20.0  # seconds between two writes of a log in a bucket, which can replace an object about once a second
 
@@ -123,6 +124,11 @@ def own_metrics(lines: Iterable[dict[str, Any]]) -> list[str]:
     """Returns the names of the metrics of a researcher's own (`Task.metrics`) in lines of metrics.jsonl, of no set."""
     names = dict.fromkeys(name for line in lines for name, value in line.items() if type(value) in (int, float))
     return [name for name in names if name not in STANDARD and "/" not in name]
+
+
+def show_own_metrics(values: dict[str, Any]) -> list[str]:
+    """Returns the metrics of `own_metrics` in a line as text."""
+    return [f"{name} {values[name]:.4g}" for name in own_metrics([values])]
 
 
 def errors(scores: dict[str, Any], digits: int = 4) -> str:

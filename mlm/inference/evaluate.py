@@ -165,11 +165,11 @@ def summary(result: dict[str, Any]) -> list[Any]:
     for kind, scores_by_key in result.get("masks", {"": result}).items():
         for name, scores in logs.by_set(scores_by_key).items():
             title = "".join(f"{part}: " for part in (kind and f"{kind} masks", name) if part)
-            bits = f", {scores['bits_per_byte']:.4f} bits per byte" if "bits_per_byte" in scores else ""
+            shown = [f"perplexity {scores['perplexity']:,.2f}", f"accuracy {scores['accuracy']:.2%}"]
+            shown += [f"{scores['bits_per_byte']:.4f} bits per byte"] if "bits_per_byte" in scores else []
             lines.append(
-                f"  {title}loss {scores['loss']:.4f} nats{logs.errors(scores)}, perplexity "
-                f"{scores['perplexity']:,.2f}, accuracy {scores['accuracy']:.2%}{bits}, on {scores['predictions']:,} "
-                "masked tokens"
+                f"  {title}loss {scores['loss']:.4f} nats{logs.errors(scores)}, "
+                f"{', '.join(shown + logs.show_own_metrics(scores))}, on {scores['predictions']:,} masked tokens"
             )
             tables += [_table(title + head, scores[key]) for key, head in TABLES.items() if key in scores]
     if "pseudo_loss" in result:

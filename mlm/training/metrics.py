@@ -118,7 +118,7 @@ class Log(AbstractContextManager):
         timing = {"seconds": round(seconds, 3), "tokens_per_second": round(rate)}
         timing |= {name: round(wait / max(seconds, 1e-9), 4) for name, wait in waited.items()}
         tokens = tqdm.format_sizeof(rate) if rate >= 1000 else f"{rate:.0f}"
-        shown = [f"loss {values['loss']:.3f}", f"{tokens} tokens/s", *_own_metrics(values)]
+        shown = [f"loss {values['loss']:.3f}", f"{tokens} tokens/s", *logs.show_own_metrics(values)]
         mfu = peaks.mfu(rate * self.flops_per_token, jax.devices())
         if mfu is not None:
             timing["mfu"] = round(mfu, 4)
@@ -148,7 +148,7 @@ class Log(AbstractContextManager):
         self.flush()
         for set_name, values in logs.by_set(scores).items():
             shown = [f"{name} {values[name]:{spec}}" for name, spec in SHOWN.items() if name in values]
-            shown += _own_metrics(values)
+            shown += logs.show_own_metrics(values)
             self.notify(f"step {step}: evaluation {f'of {set_name}: ' if set_name else ''}{', '.join(shown)}")
 
     def _line(self, kind: str, step: int, values: dict[str, Any]) -> None:
@@ -215,11 +215,6 @@ def param_norms(before: Params, after: Params, gradient_norms_P: jax.Array) -> d
         jnp.stack([optax.tree.norm(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (before, updates)
     )
     return dict(zip(logs.NORMS, (gradient_norms_P, norms_P, updates_P / norms_P), strict=True))
-
-
-def _own_metrics(values: dict[str, Any]) -> list[str]:
-    """Returns the metrics of `Task.metrics` as text."""
-    return [f"{name} {values[name]:.4g}" for name in logs.own_metrics([values])]
 
 
 class _TensorBoard(MetricsHook):
