@@ -150,9 +150,9 @@ def make_module(
         starts_V = pretraining_data.word_starts(config, workdir)
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
     if changes_evaluation(entry.record):
-        computing, run = copy.copy(task), configs.flatten(model.run_config or config)
-        computing.config = configs.replace(config, {key: run[key] for key in filter(is_mine, run)})
-        make = partial(computing.make_attention, model.config)
+        keys, attending = configs.flatten(model.run_config or config), copy.copy(task)
+        attending.config = configs.replace(config, {key: keys[key] for key in filter(is_mine, keys)})
+        make = partial(attending.make_attention, model.config)
     else:
         choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
         make = partial(make_attention, choice, model.config, mesh=mesh, dtype=dtype, isolated=isolated)

@@ -93,8 +93,8 @@ def _prediction_rows(examples: data.Examples, split: str, predicted_N: np.ndarra
         columns["prediction"] = [names.get(index, "O") for index in predicted_N.tolist()]
         columns["label"] = [names.get(index, "") for index in labels_N.tolist()]
     else:
-        columns["prediction"] = [f"{value:.9g}" for value in predicted_N]  # the float32, to the bit
-        columns["label"] = ["" if math.isnan(value) else f"{value:.7g}" for value in labels_N]
+        columns["prediction"] = map(str, predicted_N)  # of numpy: with as many digits as the float32 needs
+        columns["label"] = ["" if math.isnan(value) else str(value) for value in labels_N]
     out = io.StringIO()
     rows = [columns, *zip(*columns.values(), strict=True)]
     csv.writer(out, delimiter="\t", lineterminator="\n").writerows(rows)

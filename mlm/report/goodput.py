@@ -71,7 +71,8 @@ def use_of_time(sessions: list[Session]) -> TimeUse:
             if line["kind"] == "first_step":
                 use.start += seconds
                 continue
-            kept = 1.0 if is_kept else max(session.kept - before["step"], 0) / max(line["step"] - before["step"], 1)
+            part = max(session.kept - before["step"], 0) / max(line["step"] - before["step"], 1)
+            kept = 1.0 if is_kept else part
             paused = min(line["seconds"], seconds) if line["kind"] in ("eval", "checkpoint") else 0.0
             use.training += kept * (seconds - paused)
             use.redone += (1 - kept) * (seconds - paused) + (0.0 if is_kept else paused)

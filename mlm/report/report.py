@@ -184,12 +184,13 @@ def _unit_of_loss(runs: Iterable[RunSummary], nats: str = "nats") -> str:
 def _final_scores(runs: list[RunSummary]) -> Rows:
     """Returns rows (name, value in each run, ...)."""
     finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs]
+    tokens = [run.tokens(run.step) for run in runs]
     unit = _unit_of_loss(runs)
     return [
         *score_rows([run.evals[-1] if run.evals else {} for run in runs], unit=unit),
         (f"best evaluation loss, {unit}", *(f"{min(losses):.4f}" if losses else "" for losses in finite)),
         (f"training loss, {unit}", *(number(r.train[-1]["loss"], ".4f") if r.train else "" for r in runs)),
-        ("tokens read", *("" if (count := run.tokens(run.step)) is None else f"{count:,}" for run in runs)),
+        ("tokens read", *("" if count is None else f"{count:,.0f}" for count in tokens)),
         ("wall-clock", *(duration(run.use.total) if run.use.total else "" for run in runs)),
         ("of it in kept steps", *(duration(run.use.training) if run.use.total else "" for run in runs)),
     ]
