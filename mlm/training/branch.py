@@ -1,7 +1,8 @@
 """Branches (train.branch_from): new runs that continue from another run's full training state at a given step.
 
 A branch reads the batches after that step, in its own order. If model.positions differs, the rows that both position
-tables have are copied, with their optimizer moments; new rows are freshly initialized, with zero moments.
+tables have are copied, with their optimizer moments; new rows are freshly initialized, with zero moments. Factored
+moments of the table (Adafactor's) are zero again: the longer side decides which of the two belongs to the rows.
 """
 
 import json
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from mlm import config as configs
@@ -102,25 +105,27 @@ def restore(source: Source, shapes: TrainState, initial_state: Callable[[], Trai
     folder = source.workdir.checkpoints
     saved = dict(sharding.named_leaves(checkpoint.saved_tree(folder, source.step)))
 
+    def is_positions(path: jax.tree_util.KeyPath) -> bool:
+        return jax.tree_util.keystr(path, simple=True, separator="/").endswith(POSITIONS)
+
     def saved_shape(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return leaf.update(shape=saved[name].shape) if name.endswith(POSITIONS) and name in saved else leaf
+        shape = saved.get(jax.tree_util.keystr(path, simple=True, separator="/"), leaf).shape
+        if not is_positions(path) or shape == leaf.shape:
+            return leaf
+        return leaf.update(shape=shape, sharding=NamedSharding(leaf.sharding.mesh, P()))
+
+    def resized(path: jax.tree_util.KeyPath, old: jax.Array, fresh: jax.Array) -> jax.Array:
+        if not is_positions(path) or old.ndim == 0:
+            return old
+        rows = min(len(old), len(fresh))
+        return fresh.at[:rows].set(old[:rows]) if old.ndim == fresh.ndim == 2 else fresh
 
     saved_shapes = jax.tree_util.tree_map_with_path(saved_shape, shapes)
     state = checkpoint.restore(folder, source.step, saved_shapes)
     if saved_shapes == shapes:
         return state
     resize = jax.jit(
-        lambda state: jax.tree.map(_overlap, state, initial_state()), out_shardings=sharding.shardings_of(shapes)
+        lambda state: jax.tree_util.tree_map_with_path(resized, state, initial_state()),
+        out_shardings=sharding.shardings_of(shapes),
     )
     return resize(state)
-
-
-def _overlap(old: jax.Array, fresh: jax.Array) -> jax.Array:
-    """Copies the overlap of `old` into `fresh`; returns `fresh` unchanged if the ranks differ (factored moments)."""
-    if old.shape == fresh.shape:
-        return old
-    if old.ndim != fresh.ndim:
-        return fresh
-    both = tuple(slice(0, min(sizes)) for sizes in zip(old.shape, fresh.shape, strict=True))
-    return fresh.at[both].set(old[both])

@@ -111,6 +111,24 @@ def test_what_may_change_changes(trunk, tmp_path, positions):
         run(tmp_path, task=Toy(configs.replace(task.config, {"checkpoint.milestones": ("words:1k",)})))
 
 
+@pytest.mark.parametrize(("before", "after"), [(140, 200), (140, 64)])
+def test_factored_moments_of_another_table_of_positions_start_anew(tmp_path, monkeypatch, before, after):
+    """Adafactor's row moments are those of the shorter side of a table, so they may be of rows, or of columns."""
+    monkeypatch.setattr("tests.training.toy.HIDDEN", 160)
+    settings = ("data.lanes=1", *SETTINGS, "optimizer.name=adafactor")
+    trunk = run(tmp_path / "trunk", task=Toy(tiny_config(*settings, f"model.positions={before}")))
+    task = Toy(tiny_config(*settings, f"model.positions={after}", f"train.branch_from={trunk.root}@6"))
+    found = branch.restore(source_of(task, tmp_path), task.abstract_state, task.initial_state)
+    assert sharding.shardings_of(found) == sharding.shardings_of(task.abstract_state)
+    moments = found.opt_state[0][0]
+    for name, size in (("v_row", min(after, 160)), ("v_col", max(after, 160))):
+        moment = getattr(moments, name)["position_embeddings"]["embedding"]
+        assert moment.shape == ((size,) if after > 128 else (1,)) and not moment.any(), name
+    old = state_of(trunk.root, 6)["['params']['position_embeddings']['embedding']"]
+    kept = min(before, after)
+    assert np.array_equal(found.params["position_embeddings"]["embedding"][:kept], old[:kept])
+
+
 @pytest.mark.parametrize(
     ("overrides", "step", "words"),
     [
