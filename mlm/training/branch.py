@@ -56,7 +56,8 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
     old, new = configs.flatten(saved["config"]), configs.flatten(config)
 
     def allowed(key: str) -> bool:
-        changes_structure = key in STATE_KEYS and 0 in (old[key], new[key])
+        decides = key in STATE_KEYS or (key == "optimizer.b1" and new["optimizer.name"] == "adafactor")
+        changes_structure = decides and 0 in (old[key], new[key])
         return bool(configs.BRANCH_MAY_CHANGE.fullmatch(key)) and not changes_structure
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:

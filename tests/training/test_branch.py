@@ -132,6 +132,7 @@ def test_factored_moments_of_another_table_of_positions_start_anew(tmp_path, mon
 @pytest.mark.parametrize(
     ("overrides", "step", "words"),
     [
+        (("optimizer.name=adafactor", "optimizer.b1=0"), 6, r"\n  optimizer.b1: 0.9 -> 0.0\n  optimizer.name: "),
         ((), 7, r"branch_from = .*@7: .* step 7; those that are there: 6, 12\."),
         (("train.branch_from=nowhere@6",), 6, r"nowhere@6: no checkpoints"),
         (("optimizer.name=lion", "model.layers=2"), 6, r"\n  model.layers: 1 -> 2\n  opt.*name: 'adamw' -> 'lion'"),
