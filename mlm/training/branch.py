@@ -121,12 +121,15 @@ def restore(source: Source, shapes: TrainState, initial_state: Callable[[], Trai
         rows = min(len(old), len(fresh))
         return fresh.at[:rows].set(old[:rows]) if old.ndim == fresh.ndim == 2 else fresh
 
-    saved_shapes = jax.tree_util.tree_map_with_path(saved_shape, shapes)
+    def adapted(state: TrainState) -> TrainState:
+        fresh = initial_state()
+        window = {name: state.window.get(name, zero) for name, zero in fresh.window.items()}
+        return jax.tree_util.tree_map_with_path(resized, state.replace(window=window), fresh)
+
+    metrics = {name.split("/")[1] for name in saved if name.startswith("window/")}
+    window = dict.fromkeys(metrics, shapes.window["loss"])  # a class of other metrics starts those from zero
+    saved_shapes = jax.tree_util.tree_map_with_path(saved_shape, shapes.replace(window=window))
     state = checkpoint.restore(folder, source.step, saved_shapes)
     if saved_shapes == shapes:
         return state
-    resize = jax.jit(
-        lambda state: jax.tree_util.tree_map_with_path(resized, state, initial_state()),
-        out_shardings=sharding.shardings_of(shapes),
-    )
-    return resize(state)
+    return jax.jit(adapted, out_shardings=sharding.shardings_of(shapes))(state)

@@ -161,7 +161,7 @@ def restore(folder: UPath, step: int, shapes: Any) -> Any:
     """Returns the state of a step of a run's checkpoints, with the shardings of the abstract state `shapes`."""
     saved_shapes = _keys_as_data(shapes)
     if difference := _difference(_describe(saved_tree(folder, step)), _describe(saved_shapes)):
-        raise InputError(f"{folder}/{step} is of another model than this config: {difference}.")
+        raise InputError(f"{folder}/{step} is of another model or optimizer than this run's: {difference}.")
     with checkpoint_files.reading(folder, step), ocp.StandardCheckpointer() as checkpointer:
         state = checkpointer.restore(str(folder / str(step) / "state"), saved_shapes)
     wrap = jax.random.wrap_key_data

@@ -111,6 +111,20 @@ def test_what_may_change_changes(trunk, tmp_path, positions):
         run(tmp_path, task=Toy(configs.replace(task.config, {"checkpoint.milestones": ("words:1k",)})))
 
 
+class OtherMetric(Toy):
+    def metrics(self, logits_BxL, inputs, intermediates):
+        return {"seen": super().metrics(logits_BxL, inputs, intermediates)["visible"]}
+
+
+def test_a_class_of_other_metrics_branches_off(trunk, tmp_path):
+    """At step 6, in the middle of a window of the log: the new metric is that of the steps since."""
+    made = run(tmp_path, task=OtherMetric(tiny_config("data.lanes=1", *SETTINGS, f"train.branch_from={trunk.root}@6")))
+    lines, old = logs.read(made.metrics, "train"), logs.read(trunk.metrics, "train")
+    assert [line["loss"] for line in lines] == [line["loss"] for line in old if line["step"] > 6]
+    assert lines[-1]["seen"] == old[-1]["visible"] and "visible" not in lines[-1]
+    assert lines[0]["seen"] < old[1]["visible"], "the weights of tokens fall from step to step"
+
+
 @pytest.mark.parametrize(("before", "after"), [(140, 200), (140, 64)])
 def test_factored_moments_of_another_table_of_positions_start_anew(tmp_path, monkeypatch, before, after):
     """Adafactor's row moments are those of the shorter side of a table, so they may be of rows, or of columns."""
