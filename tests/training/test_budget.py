@@ -135,7 +135,7 @@ def test_a_branch_goes_on_with_what_is_left(timed, tmp_path):
 def test_a_stop_names_the_share(tmp_path, monkeypatch):
     Clock(monkeypatch, step=360)
     monkeypatch.setattr(distributed.StopSignal, "requested", lambda signal, step: step == 4)
-    with pytest.raises(PreemptedError, match=r"step 4 of 20\.0% of train.hours"):
+    with pytest.raises(PreemptedError, match=r"after step 4 \(20\.0% of train.hours\), and saved"):
         run(tmp_path, *HOURS)
 
 
