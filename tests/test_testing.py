@@ -1,11 +1,15 @@
 """check_task: what it refuses of a researcher's class, and in which words."""
 
+import dataclasses
+import re
+
 import jax.numpy as jnp
 import pytest
 
 from mlm.errors import InputError
 from mlm.model.loss import Mean, RowSums
 from mlm.model.roberta import RobertaModule
+from mlm.model.token_masking import TokenMasking
 from mlm.tasks.pretraining import Pretraining
 from mlm.testing import check_task
 from tests import step_reading
@@ -51,14 +55,49 @@ def test_says_what_is_not_equal():
         check_task(Wrong, tiny_config(), {"model.layers": 1})
     for name in (
         "Wrong",
-        "train.accumulate = 2: train, step 1, loss",
+        "train.accumulate = 2, evaluate.batch = 24: train, step 1, loss",
         "resumed",
         "'step': 3",
         "labels_BxK depends",
         "nothing is not",
     ):
         assert name in str(error.value)
-    assert "mesh.fsdp" not in str(error.value), "there the rows of a device are not averaged by themselves"
+    assert not re.search("mesh.fsdp.*train, step 1, loss", str(error.value)), "there the compiler splits the batch"
+
+
+class WrongInPlaces(Pretraining):
+    """Reads how rows are split over devices; divides by a row's predictions, and masks by row, in evaluation alone."""
+
+    def make_eval_masking(self):
+        masking = super().make_eval_masking()
+        return MaskingByRow(**{field.name: getattr(masking, field.name) for field in dataclasses.fields(masking)})
+
+    def metrics(self, logits_BxKxV, masked, intermediates):
+        ones_B = jnp.ones(len(logits_BxKxV))
+        sums = self.loss(logits_BxKxV, masked)
+        return {
+            "row_shards": Mean(ones_B * self.mesh.shape["data"], ones_B),
+            "mean_of_rows": Mean(sums.loss_B / sums.weight_B, ones_B),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskingByRow(TokenMasking):
+    def __call__(self, key, ids_BxL, attention_BxL, record_B, *rest):
+        return super().__call__(key, ids_BxL, attention_BxL, jnp.arange(len(record_B), dtype=record_B.dtype), *rest)
+
+
+def test_says_what_is_wrong_in_few_places_alone():
+    with pytest.raises(AssertionError) as error:
+        check_task(WrongInPlaces, tiny_config("mesh.fsdp=2"), {"model.layers": 1})
+    for what in ("mesh.data = 8, .*row_shards is 8", "batch = 24: eval, step 4, loss", "mean_of_rows is not finite"):
+        assert re.search(what, str(error.value)), what
+    assert "train, step 1, loss" not in str(error.value)
+
+
+def test_a_loss_is_checked_with_a_model_of_transformers_that_has_no_partition_rules():
+    config = tiny_config("model.implementation=transformers", "model.family=electra", "model.hidden_dropout=0.1")
+    check_task(RareAccuracy, config, {"model.layers": 1})
 
 
 class ModelOfMesh(Pretraining):
