@@ -281,8 +281,8 @@ class Loop:
                 return
             if stopped:
                 self.checkpoints.finish()
-                reached = f"of {task.stages.steps}" if share is None else f"({share:.1%} of train.hours)"
-                raise PreemptedError(f"stopped after step {step} {reached}, and saved; run the same command to continue.")
+                where = f"of {task.stages.steps}" if share is None else f"({share:.1%} of train.hours)"
+                raise PreemptedError(f"stopped after step {step} {where}, and saved; run the same command to continue.")
 
     def is_done(self, step: int) -> bool:
         """Returns whether `step` is the last."""
