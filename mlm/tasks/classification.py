@@ -141,7 +141,7 @@ class Classification(Task):
             vocab_size=0,
         )
 
-    def useful_flops(self, step: int, share: float) -> float:
+    def useful_flops(self, step: int, share: float, start_share: float = 0.0) -> float:
         return self.tokens_read(step) * self.flops_per_token(self.examples.length)
 
 

@@ -167,19 +167,24 @@ class PretrainingData(Task):
             vocab_size=self.info.vocab_size,
         )
 
-    def useful_flops(self, step: int, share: float) -> float:
+    def useful_flops(self, step: int, share: float, start_share: float = 0.0) -> float:
         masking, start = self.config.masking, self.stages.start
-        steps = round(step / share) if share else self.stages.steps
+        steps, first = self.stages.steps, 0  # of the schedules: their length, and the step after which they begin
+        if share > start_share:
+            steps = round((step - start) / (share - start_share))
+            first = start - round(start_share * steps)
         rate_at = schedules.rate_schedule(masking.rate, masking.end_rate, steps) or (lambda position: masking.rate)
         parts = list(self.stages.between(start + 1, step))
         if by_hours := self.stages.by_hours:  # rows are short up to a share of the time, of which a step takes as much
-            short_steps = round(self.config.data.short_share * steps)
-            short = self.stages.between(start + 1, min(step, short_steps))
+            last_short = first + round(self.config.data.short_share * steps)
+            short = self.stages.between(start + 1, min(step, last_short))
             parts = [part._replace(length=by_hours.length) for part in short]
-            parts += self.stages.between(max(start, short_steps) + 1, step)
+            parts += self.stages.between(max(start, last_short) + 1, step)
         total = 0.0
         for part in parts:
-            rate = float(rate_at((part.first + part.last) / 2 - 1))  # linear, so the mean is the rate in the middle
+            rate = float(
+                rate_at((part.first + part.last) / 2 - 1 - first)
+            )  # linear, so the mean is the rate in the middle
             total += part.count * part.rows * self.flops_per_token(part.length, rate)
         return total * self.info.length * self.info.real_share
 

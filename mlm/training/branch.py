@@ -68,8 +68,10 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
     used = saved.get("share", 0.0) * saved["config"].train.hours  # 0 if it counts steps
     if hours and used >= hours:
         raise InputError(f"config.train.hours = {hours:g}: {name} has used {used:g} of them; set it higher.")
-    lineage = {"from": folder, "step": step, "config_changes": changes, "useful_flops": saved["useful_flops"]}
-    return Source(source, step, {"branch": lineage, "share": used / hours if hours else 0.0}), saved
+    share = used / hours if hours else 0.0
+    lineage = {"from": folder, "step": step, "share": share, "config_changes": changes}
+    lineage["useful_flops"] = saved["useful_flops"]
+    return Source(source, step, {"branch": lineage, "share": share}), saved
 
 
 def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:

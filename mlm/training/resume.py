@@ -47,8 +47,9 @@ class Start:
         meta = self.meta | {"step": step, "milestones": reached}
         if share is not None:
             meta["share"] = share
-        before = meta["branch"]["useful_flops"] if "branch" in meta else 0.0
-        return meta | {"useful_flops": before + task.useful_flops(step, share or 0.0)}
+        branch = meta.get("branch", {})
+        own_flops = task.useful_flops(step, share or 0.0, branch.get("share", 0.0))
+        return meta | {"useful_flops": branch.get("useful_flops", 0.0) + own_flops}
 
 
 def find_start(config: ConfigDict, workdir: Workdir, task: Task) -> Start:

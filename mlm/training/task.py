@@ -115,8 +115,11 @@ class Task(Protocol):
     def flops_per_token(self, length: int) -> float:
         """Returns the useful FLOPs of a step per token, for MFU, on rows of `length` tokens."""
 
-    def useful_flops(self, step: int, share: float) -> float:
-        """Returns the useful FLOPs of the run's own steps up to `step`; `share` is that of train.hours that is used."""
+    def useful_flops(self, step: int, share: float, start_share: float = 0.0) -> float:
+        """Returns the useful FLOPs of the run's own steps up to `step`.
+
+        `share` is that of train.hours that is used, `start_share` what of it was used where the run branched off.
+        """
 
     def words_per_row(self) -> float:
         """Returns the words of training text in a row, for milestones."""

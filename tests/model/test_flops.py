@@ -87,6 +87,17 @@ def test_flops_know_the_falling_rate_and_the_short_rows(hours):
     assert half == pytest.approx(by_hand(6, 8, 0.35)), "stopped halfway, the rate has fallen by half"
 
 
+@pytest.mark.parametrize(
+    ("start_share", "share", "falls"), [(0.0, 1.0, (1.5 / 7, 5.5 / 7)), (0.25, 0.75, (5.5 / 15, 9.5 / 15))]
+)
+def test_flops_of_a_branch_by_hours_go_by_the_share_since_its_start(start_share, share, falls):
+    """Eight steps after step 100, of 8 or of 16 that the hours would take: four of short rows, four of long ones."""
+    branch = ("train.steps=0", "train.hours=1", "train.branch_from=runs/a@100", "masking.rate=0.4")
+    task = tiny_run(*branch, "masking.end_rate=0.2", "data.short_length=8", "data.short_share=0.5")
+    short, long = (task.flops_per_token(length, 0.4 - 0.2 * falls[length > 8]) for length in (8, 32))
+    assert task.useful_flops(108, share, start_share) == pytest.approx(4 * 16 * 32 * (short + long))
+
+
 def test_flops_of_growing_batches_have_the_rate_of_their_steps():
     """The rate falls while batches grow, so a row's mean rate is below that of the steps."""
     stages = "data.batch_stages=((8, 5),)"

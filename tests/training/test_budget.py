@@ -127,7 +127,11 @@ def test_a_branch_goes_on_with_what_is_left(timed, tmp_path):
         Clock(patch, step=360)
         longer = run(tmp_path / "longer", *SETTINGS, branch, "train.hours=2")
     assert shares_of(longer, 10)[11] == pytest.approx(share / 2, abs=1e-6)
-    assert checkpoint_files.read_meta(longer.checkpoints, last_step(longer))["share"] == 1
+    saved = checkpoint_files.read_meta(longer.checkpoints, last_step(longer))
+    assert saved["share"] == 1
+    steps = last_step(longer) - 10
+    own_flops = saved["useful_flops"] - saved["branch"]["useful_flops"]
+    assert own_flops == pytest.approx(1000 * steps + 1 - share / 2), "the share since the start"
     with pytest.raises(InputError, match=r"train.hours = 0.1: .*@10 has used .* of them;"):
         run(tmp_path / "late", *SETTINGS, branch, "train.hours=0.1")
 

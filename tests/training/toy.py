@@ -108,8 +108,8 @@ class Toy(Task):
     def flops_per_token(self, length):
         return 10.0 * length
 
-    def useful_flops(self, step, share):
-        return 1000.0 * (step - self.stages.start) + share
+    def useful_flops(self, step, share, start_share):
+        return 1000.0 * (step - self.stages.start) + share - start_share
 
     def words_per_row(self):
         return 25.0
