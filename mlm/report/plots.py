@@ -58,8 +58,7 @@ def draw(
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
-    lines = [line for session in sessions for line in session.lines if line["step"] <= session.kept]
-    if kept := [line for line in lines if line["kind"] == "train"]:
+    if kept := [line for session in sessions for line in session.kept_lines("train")]:
         with _figure(figures, "Throughput", "tokens/s") as axes:
             _curve(axes, points(kept, "tokens_per_second"), TRAIN)
             axes.yaxis.set_major_formatter(EngFormatter(sep=""))

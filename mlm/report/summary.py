@@ -65,8 +65,9 @@ class RunSummary:
 
     @property
     def step(self) -> int:
-        """The last one that was logged."""
-        return max(line["step"] for line in self.train + self.evals)
+        """The last one that was logged or saved: a run may be stopped between two lines of its log."""
+        saved = [line for session in self.sessions for line in session.kept_lines("checkpoint")]
+        return max(line["step"] for line in self.train + self.evals + saved)
 
     @functools.cached_property
     def use(self) -> TimeUse:
@@ -110,8 +111,7 @@ class RunSummary:
 
     def median(self, key: str) -> float | None:
         """Returns the median of a key of timing.jsonl over the training steps that were kept; None if unknown."""
-        kept = (line for session in self.sessions for line in session.lines if line["step"] <= session.kept)
-        values = [line[key] for line in kept if line["kind"] == "train" and key in line]
+        values = [line[key] for session in self.sessions for line in session.kept_lines("train") if key in line]
         return statistics.median(values) if values else None
 
 

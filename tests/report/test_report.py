@@ -40,6 +40,14 @@ def test_scores_are_those_of_the_logs(page):
     assert page.row("Device") == ["4 x cpu"]
 
 
+def test_a_run_stopped_between_two_lines_of_its_log_has_made_the_steps_that_it_saved(tmp_path):
+    overrides = ["train.steps=40"]
+    page = page_of(make_workdir(tmp_path, metrics=TRAIN[:3], timing=TIMING[:11], overrides=overrides))
+    assert "35 of 40 steps" in page.text and page.row("Tokens read") == [f"{35 * 256 * 512:,} in 35 steps"]
+    page = page_of(make_workdir(tmp_path, metrics=TRAIN[:3], timing=TIMING[:7], overrides=overrides))
+    assert "30 of 40 steps" in page.text, "logged, but not saved"
+
+
 def test_goodput_and_every_start_on_the_page(page, workdir):
     """The page needs no network."""
     assert page.row("training steps that were kept") == ["1 min 49 s", "32.9%"]
