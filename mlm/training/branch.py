@@ -5,6 +5,7 @@ tables have are copied, with their optimizer moments; new rows are freshly initi
 moments of the table (Adafactor's) are zero again: the longer side decides which of the two belongs to the rows.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -107,18 +108,16 @@ def restore(source: Source, shapes: TrainState, initial_state: Callable[[], Trai
     """Returns the state of the source with the shapes and shardings of `shapes`."""
     folder = source.workdir.checkpoints
     saved = dict(sharding.named_leaves(checkpoint.saved_tree(folder, source.step)))
-
-    def is_positions(path: jax.tree_util.KeyPath) -> bool:
-        return jax.tree_util.keystr(path, simple=True, separator="/").endswith(POSITIONS)
+    name_of = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
 
     def saved_shape(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        shape = saved.get(jax.tree_util.keystr(path, simple=True, separator="/"), leaf).shape
-        if not is_positions(path) or shape == leaf.shape:
+        shape = saved.get(name_of(path), leaf).shape
+        if not name_of(path).endswith(POSITIONS) or shape == leaf.shape:
             return leaf
         return leaf.update(shape=shape, sharding=NamedSharding(leaf.sharding.mesh, P()))
 
     def resized(path: jax.tree_util.KeyPath, old: jax.Array, fresh: jax.Array) -> jax.Array:
-        if not is_positions(path) or old.ndim == 0:
+        if not name_of(path).endswith(POSITIONS) or old.ndim == 0:
             return old
         rows = min(len(old), len(fresh))
         return fresh.at[:rows].set(old[:rows]) if old.ndim == fresh.ndim == 2 else fresh
