@@ -116,7 +116,7 @@ class Task(Protocol):
         """Returns the useful FLOPs of a step per token, for MFU, on rows of `length` tokens."""
 
     def useful_flops(self, step: int, share: float, start_share: float = 0.0) -> float:
-        """Returns the useful FLOPs of the run's own steps; `share` of train.hours is used, `start_share` before them."""
+        """Returns the useful FLOPs of the run's own steps; `share` of train.hours is used, `start_share` before."""
 
     def words_per_row(self) -> float:
         """Returns the words of training text in a row, for milestones."""
