@@ -19,6 +19,11 @@ class Session:
         """Their number and kind, such as "8 x TPU v4"."""
         return f"{self.lines[0].get('devices', '?')} x {self.lines[0].get('device', 'unknown device')}"
 
+    @property
+    def seconds(self) -> float:
+        """From the start to the last line."""
+        return self.lines[-1]["time"] - self.lines[0]["time"]
+
     def kept_lines(self, kind: str) -> list[Line]:
         """Returns the lines of a kind up to the last step that was kept."""
         return [line for line in self.lines if line["kind"] == kind and line["step"] <= self.kept]
