@@ -37,4 +37,4 @@ source launch/environment.sh
 .venv/bin/ruff format --check --quiet .
 .venv/bin/python tests/legible.py
 exec .venv/bin/python -m pytest "${rooms[@]:-tests}" -m "$marker" -n "$workers" \
-  --dist loadfile --no-loadscope-reorder --durations=10 "$@"
+  --dist worksteal --durations=10 "$@"

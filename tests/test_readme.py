@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import tomllib
+from collections.abc import Sequence
 
 import pytest
 
@@ -32,13 +33,18 @@ PUBLISHED = "FacebookAI/roberta-base"
 OF_MODEL = ("tokenizer.", "model.positions=", "model.layers=", "model.h", "model.intermediate_size=")  # PUBLISHED's own
 
 
-def read() -> str:
-    return "".join(file.read_text() for file in (ROOT / "README.md", *sorted(ROOT.glob("mlm/*/README.md"))))
+README, BENCH = ROOT / "README.md", ROOT / "mlm/bench/README.md"
+OTHERS = [page for page in sorted(ROOT.glob("mlm/*/README.md")) if page != BENCH]
+PAGES = (README, BENCH, *OTHERS)
 
 
-def commands() -> list[str]:
+def read(pages: Sequence[pathlib.Path] = PAGES) -> str:
+    return "".join(page.read_text() for page in pages)
+
+
+def commands(pages: Sequence[pathlib.Path] = PAGES) -> list[str]:
     """The lines of the bash blocks, and the examples in the tables."""
-    text = read()
+    text = read(pages)
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     joined = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
     lines = [line for line in (re.sub(r"(^|\s+)#.*", "", line) for line in joined) if line.strip()]
@@ -118,8 +124,9 @@ def shortened(line: str, folder: pathlib.Path) -> str:
 
 
 @pytest.mark.slow
-def test_commands_run(texts, model, tmp_path):
-    """One after the other, in the pages' order: later ones work on what earlier ones made."""
+@pytest.mark.parametrize("pages", [[README, *OTHERS], [BENCH]], ids=["README and others", "bench"])
+def test_commands_run(texts, model, pages, tmp_path):
+    """One after the other, in the pages' order: later ones work on what earlier ones made, README's first above all."""
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "my.txt").write_text("\n".join(text.replace("\n", " ") for text in texts))
     env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
@@ -130,11 +137,11 @@ def test_commands_run(texts, model, tmp_path):
         f"{base} --workdir={tmp_path}/runs/speed", *SHORT, f"corpus.sources=jsonl:{tmp_path}/corpus.jsonl"
     )
     env["M"] = with_settings(base, *TINY, SHORT[0])
-    seen = commands()
-    assert seen[:2] == ["bash launch/local.sh", "bash tests/run.sh"]
-    seen.remove("bash tests/run.sh")  # this very run
-    assert len(seen) >= 10
-    for line in seen:
+    first, this, *_ = commands([README])
+    assert (first, this) == ("bash launch/local.sh", "bash tests/run.sh")
+    lines = [line for line in commands(pages) if line not in (first, this)]
+    assert len(lines) >= 10
+    for line in [first, *lines]:
         command = ["bash", "-c", shortened(line, tmp_path)]
         process = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         assert process.returncode == 0, f"{line}\n{process.stdout}\n{process.stderr}"
