@@ -182,9 +182,8 @@ class PretrainingData(Task):
             parts += self.stages.between(max(start, last_short) + 1, step)
         total = 0.0
         for part in parts:
-            rate = float(
-                rate_at((part.first + part.last) / 2 - 1 - first)
-            )  # linear, so the mean is the rate in the middle
+            middle = (part.first + part.last) / 2 - 1 - first
+            rate = float(rate_at(middle))  # linear, so it is the mean
             total += part.count * part.rows * self.flops_per_token(part.length, rate)
         return total * self.info.length * self.info.real_share
 
