@@ -95,6 +95,7 @@ def test_says_what_is_wrong_in_few_places_alone():
     assert "train, step 1, loss" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_loss_is_checked_with_a_model_of_transformers_that_has_no_partition_rules():
     config = tiny_config("model.implementation=transformers", "model.family=electra", "model.hidden_dropout=0.1")
     check_task(RareAccuracy, config, {"model.layers": 1})
