@@ -55,10 +55,15 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "standard: needs PyTorch, a process, a cloud or Dask, or more than a few seconds"
     )
     config.addinivalue_line("markers", "slow: a proof that takes minutes; bash tests/run.sh --slow runs these")
+    config.addinivalue_line("markers", "longest: a test that starts before the others, which then don't wait for it")
     config.addinivalue_line("markers", "hosts: a proof on hosts of its own; bash tests/pod.sh runs these, as root")
     config.addinivalue_line("filterwarnings", "error:::mlm")
     config.addinivalue_line("filterwarnings", "error:::tests")
     config.addinivalue_line("filterwarnings", "ignore:builtin type:DeprecationWarning")  # jaxlib 0.12's own
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("longest") is None)
 
 
 @pytest.fixture(autouse=True)

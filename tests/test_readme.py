@@ -22,6 +22,7 @@ SHORT = (
     "tokenizer.sample_megabytes=0.3",
     "shards.count=8",
     "corpus.validation_fraction=0.1",
+    "model.layers=1",
     "train.steps=8",
     "log.every=4",
     "checkpoint.every=4",
@@ -124,6 +125,7 @@ def shortened(line: str, folder: pathlib.Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.longest
 @pytest.mark.parametrize("pages", [[README, *OTHERS], [BENCH]], ids=["README and others", "bench"])
 def test_commands_run(texts, model, pages, tmp_path):
     """One after the other, in the pages' order: later ones work on what earlier ones made, README's first above all."""
