@@ -26,7 +26,7 @@ from tests.training.toy import Toy, run, toy
 
 START = "Config and tokenizer of mlm"
 OVERRIDES = ("hub.name=me/small", "evaluate.every=4", "checkpoint.keep=1")
-WAIT = 100.0  # seconds, at most
+WAIT = 240.0  # seconds, at most
 
 
 class Process:
