@@ -205,4 +205,5 @@ def _differences_after_resume(whole: Workdir, resumed: Workdir) -> list[str]:
 
 
 def _parameters(workdir: Workdir) -> list[tuple[str, np.ndarray]]:
-    return sharding.named_leaves(load.restore(workdir, STEPS, checkpoint_files.read_meta(workdir.checkpoints, STEPS)))
+    meta = checkpoint_files.read_meta(workdir.checkpoints, STEPS)
+    return sharding.named_leaves(load.restore(workdir, STEPS, meta))

@@ -63,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts what is marked `longest` first; all else stays in its order."""
     items.sort(key=lambda item: item.get_closest_marker("longest") is None)
 
 

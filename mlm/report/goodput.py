@@ -15,14 +15,14 @@ class Session:
     kept: float  # the last step that no later start repeated
 
     @property
-    def devices(self) -> str:
-        """Their number and kind, such as "8 x TPU v4"."""
-        return f"{self.lines[0].get('devices', '?')} x {self.lines[0].get('device', 'unknown device')}"
-
-    @property
     def seconds(self) -> float:
         """From the start to the last line."""
         return self.lines[-1]["time"] - self.lines[0]["time"]
+
+    @property
+    def devices(self) -> str:
+        """Their number and kind, such as "8 x TPU v4"."""
+        return f"{self.lines[0].get('devices', '?')} x {self.lines[0].get('device', 'unknown device')}"
 
     def kept_lines(self, kind: str) -> list[Line]:
         """Returns the lines of a kind up to the last step that was kept."""

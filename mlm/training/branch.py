@@ -27,7 +27,8 @@ from mlm.training.task import TrainState
 from mlm.workdir import Workdir
 
 POSITIONS = "position_embeddings/embedding"
-STATE_KEYS = ("optimizer.ema_decay", "optimizer.clip_norm")  # turning one on or off changes the state's structure
+STATE_KEYS = ("optimizer.ema_decay", "optimizer.clip_norm")  # turning one on or off changes the state's structure,
+# as does optimizer.b1 with Adafactor, which has no first moment if it is 0.
 SAME_DATA = ("vocab_size", "special_ids", "all_special_ids")
 
 
@@ -55,10 +56,10 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
         raise InputError(f"{where}: holds {kind}, not the state of pretraining; name a pretraining run.")
     changes = configs.diff(saved["config"], config, re.compile(r"train\.branch_from"))
     old, new = configs.flatten(saved["config"]), configs.flatten(config)
+    state_keys = {*STATE_KEYS, "optimizer.b1"} if new["optimizer.name"] == "adafactor" else {*STATE_KEYS}
 
     def allowed(key: str) -> bool:
-        decides = key in STATE_KEYS or (key == "optimizer.b1" and new["optimizer.name"] == "adafactor")
-        changes_structure = decides and 0 in (old[key], new[key])
+        changes_structure = key in state_keys and 0 in (old[key], new[key])
         return bool(configs.BRANCH_MAY_CHANGE.fullmatch(key)) and not changes_structure
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:

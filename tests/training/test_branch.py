@@ -64,15 +64,8 @@ def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, tmp_path):
     assert lines_after(made.root, 0) == lines_after(trunk.root, 6), "the window of the log goes on within it"
     assert [line["step"] for line in lines_after(made.root, 0)] == [8, 8, 12, 12]
     saved = checkpoint_files.read_meta(made.checkpoints, 12)
-    lineage = {
-        "from": str(trunk.root),
-        "step": 6,
-        "share": 0.0,
-        "config_changes": [],
-        "same_data": True,
-        "same_rows": True,
-    }
-    assert saved["branch"] == lineage | {"useful_flops": 6000.0}
+    lineage = {"from": str(trunk.root), "step": 6, "config_changes": [], "same_data": True, "same_rows": True}
+    assert saved["branch"] == lineage | {"share": 0.0, "useful_flops": 6000.0}
     assert saved["useful_flops"] == 12_000, "with the trunk's"
     assert checkpoint_files.complete_steps(trunk.checkpoints) == [6, 12]
 
