@@ -58,12 +58,15 @@ def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
     """Returns the end that brought the others with it; None while nothing has gone wrong.
 
     The earliest of those with a reason of their own; of several hangs, which all begin when one process stands still,
-    the one that is furthest behind.
+    the one that is furthest behind. Where the others miss a host and can't tell which, it is the one that fell silent.
     """
     hosts = list(hosts)
     ends = [end for end in map(_end, hosts) if end]
     best = min((rank for rank, _ in ends), default=OWN)
     causes = [cause for rank, cause in ends if rank == best]
+    if best == FOLLOWED and any(cause.kind == "peer" for cause in causes):
+        quiet = [host for host in hosts if not host.cause and (host.ended_by_us or host.state == "running")]
+        causes = [_silent(host) for host in quiet] or causes
     hangs = sorted((cause for cause in causes if cause.kind == "hang"), key=_position)
     causes = [cause for cause in causes if cause.kind != "hang"] + hangs[:1]
     first = min(causes, key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process), default=None)
@@ -99,6 +102,13 @@ def _end(host: HostReport) -> tuple[int, Cause] | None:
     if code:
         return OWN, cause("exit", end.get("ended"), code, f"ended with exit code {code} and gave no reason")
     return None
+
+
+def _silent(host: HostReport) -> Cause:
+    """Returns the end of a process that did nothing when the others ended, at the time of its last sign of life."""
+    last = host.progress or {}
+    where = last.get("time"), last.get("step"), last.get("phase")
+    return Cause(host.process, host.host, "lost", *where, 1, "is lost: the others had no sign of life from it")
 
 
 def _position(hang: Cause) -> tuple[int, int, float]:

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 
 from mlm import config as configs
 from mlm.bench.steps import put
+from mlm.cluster import distributed
 from mlm.data import mixture, order
 from mlm.data.stages import make_stages
 from mlm.model import layers
@@ -79,7 +80,9 @@ def _small(session: Session) -> Values:
 
 def _step(task: Pretraining, batch: Any) -> tuple[Any, dict[str, float]]:
     """Returns the state and the metrics after the first step."""
-    state, metrics = task.train_step(task.init(), put(task, batch))
+    state, rows = task.init(), put(task, batch)
+    distributed.compile_together(task.train_step, state, rows)
+    state, metrics = task.train_step(state, rows)
     return state, {name: float(metrics[name]) for name in ("loss", "accuracy", "grad_norm") if name in metrics}
 
 

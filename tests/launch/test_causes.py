@@ -1,5 +1,6 @@
 """Of several hosts' ends, the one that brought the others with it."""
 
+import dataclasses
 import time
 
 import pytest
@@ -40,7 +41,8 @@ def told(process, at, kind, of):
     return ended(process, code=1, at=at, cause=reason("peer", at, of=where))
 
 
-RUNNING = HostReport(0, "w-0", "running", None, {"step": 7, "phase": "step"})
+RUNNING = HostReport(0, "w-0", "running", None, {"step": 7, "phase": "step", "time": NOON})
+STOPPED = HostReport(0, "w-0", "running", None, {"step": 7, "phase": "step", "time": NOON - 30})
 LOST = HostReport(1, "w-1", "lost", None, {"step": 3, "phase": "step", "time": NOON - 60})
 PREEMPTED = reason("signal", 9, code=75, what="SIGTERM: saved")
 # name: (what the hosts have left, the process, kind and code of the first cause)
@@ -62,6 +64,10 @@ TABLE = {
         [failed(0, 0.0, "hang", step=2), failed(1, 0.3, "hang", step=None, phase="compile")], 1, "hang", 1),
     "stopped, missed by another, and killed by the launcher": (
         [ended(0, signal=KILL, at=9, us=True), told(1, 5, "lost", of=0)], 0, "lost", 1),
+    "stopped, missed by others who can't tell which one it is, and killed by the launcher": (
+        [failed(0, 5, "peer"), ended(1, signal=KILL, at=9, us=True), failed(2, 4, "peer")], 1, "lost", 1),
+    "stopped on a pod, where nobody kills it; another one has not ended yet": (
+        [STOPPED, failed(1, 5, "peer"), dataclasses.replace(RUNNING, process=2)], 0, "lost", 1),
     "killed by the launcher, a consequence": (
         [ended(0, signal=KILL, at=-1, us=True), failed(1, 5)], 1, "exception", 1),
     "aborted by jax after another has missed it": ([told(0, 10, "silent", of=1), aborted(1, 11)], 1, "silent", 1),
