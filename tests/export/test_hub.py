@@ -194,7 +194,8 @@ def test_refused_in_the_middle_and_stopped_during_a_push(hub, manifest, tokenize
     """The next push is another attempt; a run that is told to stop does not wait for it."""
     hangs = threading.Event()
     hub.on_commit = lambda message: setattr(hub, "refuse", ("/api/", 401, "Invalid username or password."))
-    started = processes.start(arguments(tmp_path, manifest, tokenizer_folder, "train.steps=1000000"))
+    line = arguments(tmp_path, manifest, tokenizer_folder, "train.steps=1000000")
+    started = processes.start(line, program=processes.DELAYED)  # pushes need the processor, too
     wait_for(lambda: sum(line == "POST /api/repos/create" for line in hub.sent) == 3)  # one to try, one of the start
     hub.refuse, hub.on_commit = None, lambda message: hangs.set() or time.sleep(WAIT)
     assert hangs.wait(WAIT)
