@@ -69,7 +69,7 @@ def make_job(
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
     """Compiles a step (`kind` as in `compile_step`) and returns it with its figures.
 
-    Estimates are there only if it fits. If the first steps read shorter rows, "short" is theirs; the run's are of both.
+    Estimates are there only if it fits. If the first steps read shorter rows, "short" is theirs; "hours" and the like of the run are of both.
     """
     if config.train.steps or job.known_records:
         steps = total_steps(config, job.info.records)
@@ -102,7 +102,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         row |= estimate(program, config, job, place)
     if kind == "mlm" and short and program.fits:
         row["short"] = measure(config, job, place, kind="short")[1]
-    return program, row | (whole_run(config, job, row) if program.fits else {})
+    return program, row | (whole_run(config, job, row) if program.fits and kind != "short" else {})
 
 
 def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, Any]:
