@@ -94,9 +94,12 @@ def test_devices_wait_only_without_a_step():
     waits.running.put(None)
 
 
+SLOW = 0.2  # seconds, long beside a step on a busy machine
+
+
 class Slow(MetricsHook):
     def on_metrics(self, kind, step, values):
-        time.sleep(0.05)
+        time.sleep(SLOW)
 
 
 def shares_of(folder, capsys) -> tuple[float, float]:
@@ -112,12 +115,12 @@ def shares_of(folder, capsys) -> tuple[float, float]:
 
 def test_a_run_with_a_slow_input_or_a_slow_host_says_so(tmp_path, monkeypatch, capsys):
     """A slow evaluation is neither."""
-    monkeypatch.setattr(Toy, "evaluate", lambda task, params: time.sleep(0.2) or {"loss": 1.0})
+    monkeypatch.setattr(Toy, "evaluate", lambda task, params: time.sleep(SLOW) or {"loss": 1.0})
     with monkeypatch.context() as patch:
         batches = Toy.batches
-        patch.setattr(Toy, "batches", lambda task, start: (time.sleep(0.05) or batch for batch in batches(task, start)))
+        patch.setattr(Toy, "batches", lambda task, start: (time.sleep(SLOW) or batch for batch in batches(task, start)))
         for_input, for_host = shares_of(tmp_path / "input", capsys)
-    assert for_input > 0.8 and for_host < 0.2 and for_input + for_host <= 1
+    assert for_input > 0.6 and for_host < 0.3 and for_input + for_host <= 1
     monkeypatch.setattr(Toy, "make_hooks", lambda task, notify: [Slow()])
     for_input, for_host = shares_of(tmp_path / "host", capsys)
-    assert for_host > 0.5 and for_input < 0.2
+    assert for_host > 0.5 and for_input < 0.3
