@@ -19,24 +19,42 @@ pytestmark = pytest.mark.standard
 
 
 class Wrong(Pretraining):
-    """Divides by the weight of its rows, not of the batch; reads other batches after a restart; masks by row."""
+    """In one place each: masks, those of evaluation, the loss, the batches after a restart, and three metrics."""
 
     def make_masking(self):
+        """Masks a batch of 8 rows as if they were other records."""
         draw = super().make_masking()
         return lambda key, ids_BxL, attention_BxL, record_B, *rest: draw(
-            key, ids_BxL, attention_BxL, jnp.arange(len(record_B), dtype=record_B.dtype), *rest
+            key, ids_BxL, attention_BxL, record_B + (len(record_B) == 8), *rest
         )
 
-    def metrics(self, logits_BxKxV, masked, intermediates):
-        return {"nothing": Mean(0 * masked.weights_BxK.sum(-1), 0 * masked.weights_BxK.sum(-1))}
+    def make_eval_masking(self):
+        masking = super().make_eval_masking()
+        return MaskingByRow(**{field.name: getattr(masking, field.name) for field in dataclasses.fields(masking)})
 
     def loss(self, logits_BxKxV, masked):
+        """Divides by the weight of a microbatch, not of the batch."""
         sums = super().loss(logits_BxKxV, masked)
         return RowSums(sums.loss_B / jnp.sum(sums.weight_B), sums.weight_B, sums.correct_B)
 
     def batches(self, start):
         for number, batch in enumerate(super().batches(start)):
             yield batch | {"epoch": batch["epoch"] + number % 256}
+
+    def metrics(self, logits_BxKxV, masked, intermediates):
+        """How rows are split over devices, a mean of rows that may have no predictions, and what is predicted."""
+        ones_B, weight_B = jnp.ones(len(logits_BxKxV)), masked.weights_BxK.sum(-1)
+        return {
+            "row_shards": Mean(ones_B * self.mesh.shape["data"], ones_B),
+            "mean_of_rows": Mean(weight_B / weight_B, ones_B),
+            "label": Mean((masked.labels_BxK * masked.weights_BxK).sum(-1), weight_B),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskingByRow(TokenMasking):
+    def __call__(self, key, ids_BxL, attention_BxL, record_B, *rest):
+        return super().__call__(key, ids_BxL, attention_BxL, jnp.arange(len(record_B), dtype=record_B.dtype), *rest)
 
 
 class RareAccuracy(Pretraining):
@@ -50,49 +68,22 @@ def test_a_metric_of_ones_own_is_the_same_on_devices_with_microbatches_and_after
     check_task(RareAccuracy, tiny_config(), {"model.layers": 1})
 
 
-def test_says_what_is_not_equal():
+def test_says_what_is_wrong_and_where():
     with pytest.raises(AssertionError) as error:
-        check_task(Wrong, tiny_config(), {"model.layers": 1})
-    for name in (
-        "Wrong",
-        "train.accumulate = 2, evaluate.batch = 24: train, step 1, loss",
-        "resumed",
-        "'step': 3",
+        check_task(Wrong, tiny_config("mesh.fsdp=2"), {"model.layers": 1})
+    message = str(error.value)
+    for what in (
+        "Wrong: ",
         "labels_BxK depends",
-        "nothing is not",
+        "train.accumulate = 2, evaluate.batch = 24: train, step 1, loss",
+        "mesh.data = 8, .*row_shards is 8",
+        "batch = 24: eval, step 4, label",
+        "mean_of_rows is not finite",
+        "resumed: .*'step': 3",
     ):
-        assert name in str(error.value)
-    assert not re.search("mesh.fsdp.*train, step 1, loss", str(error.value)), "there the compiler splits the batch"
-
-
-class WrongInPlaces(Pretraining):
-    """Reads how rows are split over devices; divides by a row's predictions, and masks by row, in evaluation alone."""
-
-    def make_eval_masking(self):
-        masking = super().make_eval_masking()
-        return MaskingByRow(**{field.name: getattr(masking, field.name) for field in dataclasses.fields(masking)})
-
-    def metrics(self, logits_BxKxV, masked, intermediates):
-        ones_B = jnp.ones(len(logits_BxKxV))
-        sums = self.loss(logits_BxKxV, masked)
-        return {
-            "row_shards": Mean(ones_B * self.mesh.shape["data"], ones_B),
-            "mean_of_rows": Mean(sums.loss_B / sums.weight_B, ones_B),
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskingByRow(TokenMasking):
-    def __call__(self, key, ids_BxL, attention_BxL, record_B, *rest):
-        return super().__call__(key, ids_BxL, attention_BxL, jnp.arange(len(record_B), dtype=record_B.dtype), *rest)
-
-
-def test_says_what_is_wrong_in_few_places_alone():
-    with pytest.raises(AssertionError) as error:
-        check_task(WrongInPlaces, tiny_config("mesh.fsdp=2"), {"model.layers": 1})
-    for what in ("mesh.data = 8, .*row_shards is 8", "batch = 24: eval, step 4, loss", "mean_of_rows is not finite"):
-        assert re.search(what, str(error.value)), what
-    assert "train, step 1, loss" not in str(error.value)
+        assert re.search(what, message), what
+    assert not re.search("mesh.fsdp.*train, step 1, loss", message), "there the compiler splits the batch"
+    assert not re.search("train, step 1, label", message), "masks of training are wrong for 8 rows alone"
 
 
 @pytest.mark.slow

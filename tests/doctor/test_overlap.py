@@ -38,6 +38,14 @@ def test_the_file_that_training_holds_is_named(made, workdir):
     assert new is None or int(new[1]) < 0.2 * int(new[2]), "cut rows alone are of both"
 
 
+def test_of_half_of_the_rows_the_score_is_of_memory(made, workdir):
+    case, rows = case_of(made, workdir), np.arange(100)
+    overlaps = (scan.Overlap(rows, rows[:count], (0, 0)) for count in (1, 2, 49, 50))
+    findings = [checks._overlap(case, "validation", overlap, "all") for overlap in overlaps]
+    assert [found.level for found in findings] == ["ok", "warning", "warning", "error"]
+    assert all("; validation record " in found.what for found in findings[1:])
+
+
 def test_rows_too_short_to_compare_are_not_called_fine(texts, tokenizer_folder, workdir, tmp_path):
     lines = [f"{texts[n % 400][:8]} {n}" for n in range(4000)]
     made = write_shards(lines, tmp_path / "shards", tokenizer_folder)

@@ -9,6 +9,7 @@ import pytest
 from pods import notebook
 
 from tests.launch.pod import RUN
+from tests.support.dask_cluster import free_port
 
 pytestmark = pytest.mark.standard
 
@@ -25,12 +26,6 @@ server.serve_forever()
 """
 ONE_HOST = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1", "TPU_VISIBLE_CHIPS": "0,1,2,3"}
 ONE_HOST |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
-
-
-@pytest.fixture
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def with_jupyter(pod, text: str) -> list:
@@ -54,7 +49,8 @@ def with_jupyter(pod, text: str) -> list:
     return tunnels
 
 
-def test_it_serves_on_host_0_behind_a_tunnel_until_it_is_stopped(pod, port):
+def test_it_serves_on_host_0_behind_a_tunnel_until_it_is_stopped(pod):
+    port = free_port()
     tunnels = with_jupyter(pod, SERVES)
     said = pod.tpu("notebook", f"--port={port}", "--every=0.1", code=1)
     folder = pod.host_folder(0, "notebook")
@@ -76,7 +72,8 @@ def test_it_serves_on_host_0_behind_a_tunnel_until_it_is_stopped(pod, port):
     assert pod.processes("notebook") == []
 
 
-def test_what_keeps_it_from_serving_is_said(pod, port):
+def test_what_keeps_it_from_serving_is_said(pod):
+    port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         for bad in (number, 70_000, 0):

@@ -57,13 +57,6 @@ def test_an_answer_of_another_kind_is_no_absent_pod(monkeypatch, text):
     assert error.value.kind == "other"
 
 
-def test_a_full_disk_here_is_not_the_network():
-    crash = "ERROR: gcloud crashed (OSError): [Errno {}] {}"
-    for number, words, kind in ((28, "No space left on device", "other"), (101, "Network is unreachable", "network")):
-        error = CLOUD._explain("tpu-vm describe", backend.Result(1, "", crash.format(number, words)))
-        assert error.kind == kind and words in str(error)
-
-
 def test_a_gcloud_that_is_killed_is_no_refusal():
     said = CLOUD._explain("tpu-vm describe", backend.Result(-9))
     assert "gcloud tpu-vm describe was killed by signal 9" in str(said) and "refused" not in str(said)

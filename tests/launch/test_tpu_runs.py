@@ -187,11 +187,12 @@ def test_a_secret_is_nowhere_but_in_the_process(ready_pod, monkeypatch):
 
 
 def test_logs_go_on_where_they_were(ready_pod):
-    ready_pod.ready("[print(i, flush=True) or time.sleep(0.01) for i in range(50)]")
+    ready_pod.ready("[print(i, flush=True) or time.sleep(0.01) for i in range(50)]; sys.stdout.buffer.write(b'\\xff')")
     ready_pod.tpu(*RUN, "--detach")
     ready_pod.cloud.add_fault("ssh", "ssh255_before", worker=1, match="host.py logs", times=3)
     said = ready_pod.tpu("logs", "a", "--every=0.01")
-    assert [line for line in said.splitlines() if line.startswith("[1]")][1:] == [f"[1] {i}" for i in range(50)]
+    shown = [line.removeprefix("[1] ") for line in said.splitlines() if line.startswith("[1]")]
+    assert shown[1:] == [*map(str, range(50)), "\ufffd"]
     assert "does not answer: ssh failed" in said and "host 1 (127.0.0.2) answers again" in said
     assert not [line for line in ready_pod.tpu("logs", "a", "--every=0.01").splitlines() if line.startswith("[")]
     for worker in range(2):

@@ -18,6 +18,8 @@ SIZES = (
     "model.dtype=bfloat16",
     "model.positions=126",  # 128 with the two that RoBERTa never uses
 )
+LAYER = 4 * (H * H + H) + 2 * H + (H * FEED + FEED) + (FEED * H + H) + 2 * H
+PARAMETERS = (VOCABULARY + 128 + 1) * H + 2 * H + LAYER + (H * H + H) + 2 * H + VOCABULARY
 
 
 def planned(*overrides, name="v3:2x2", price=None, compare=False, sweep=(), search=False, slices=1):

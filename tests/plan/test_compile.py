@@ -13,12 +13,10 @@ from mlm.errors import InputError
 from mlm.plan import compile as compiling
 from mlm.plan import plan, tables, topology
 from mlm.training import sharding
-from tests.plan.planned import FEED, LENGTH, ROWS, SIZES, VOCABULARY, H, planned, shown_by
+from tests.plan.planned import FEED, LENGTH, PARAMETERS, ROWS, SIZES, VOCABULARY, H, planned, shown_by
 from tests.support.doctored import case_of
 from tests.support.tiny import tiny_config
 
-LAYER = 4 * (H * H + H) + 2 * H + (H * FEED + FEED) + (FEED * H + H) + 2 * H
-PARAMETERS = (VOCABULARY + 128 + 1) * H + 2 * H + LAYER + (H * H + H) + 2 * H + VOCABULARY
 TAIL = 2 * (H * H + 2 * H * FEED) + 2 * H * H + 2 * H * VOCABULARY  # of a predicted token: behind the last attention
 USEFUL = 3 * (2 * 3 * H * H + 4 * LENGTH * H + 0.2 * TAIL)  # of a token of one layer
 

@@ -9,9 +9,10 @@ import jax
 import pytest
 
 from tests import ROOT
+from tests.plan.planned import LENGTH, PARAMETERS, ROWS, SIZES
+from tests.support.tiny import TINY
 
-SIZES = {"layers": 1, "hidden_size": 128, "heads": 2, "intermediate_size": 256, "positions": 126}
-ROWS, LENGTH, VOCABULARY, GPUS = 16, 32, 512, 2
+GPUS = 2
 
 
 @pytest.mark.slow
@@ -20,21 +21,15 @@ def test_bytes_and_products_are_those_counted_by_hand(tmp_path):
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={tmp_path}", *packages]
     done = subprocess.run(install, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(packages)} can't be installed: {done.stderr[-300:]}"
-    keys = [f"model.{key}={value}" for key, value in SIZES.items()]
-    keys += [f"tokenizer.vocab_size={VOCABULARY}", f"shards.length={LENGTH}", f"data.global_batch={ROWS}"]
     command = [sys.executable, "-m", "mlm", "plan", "--config=configs/base.py", f"--topology=h100:{GPUS}", "--json"]
-    command += [f"--config.{key}" for key in keys]
+    command += [f"--config.{key}" for key in (*TINY, *SIZES)]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert "cuda" not in done.stderr, "the plugin's own log"
     row = json.loads(done.stdout)["plan"]
-
-    hidden, feed = SIZES["hidden_size"], SIZES["intermediate_size"]
-    layer = 4 * (hidden * hidden + hidden) + 4 * hidden + 2 * hidden * feed + feed + hidden
-    parameters = (VOCABULARY + 128 + 1) * hidden + 2 * hidden + layer + (hidden + 3) * hidden + VOCABULARY
-    state = 3 * 4 * parameters + ROWS // GPUS * (2 * 4 * LENGTH + 8)
+    state = 3 * 4 * PARAMETERS + ROWS // GPUS * (2 * 4 * LENGTH + 8)
     assert row["fits"] and row["devices"] == GPUS and row["hosts"]["count"] == 1
     assert state <= row["bytes_per_chip"]["arguments"] < state + 100
-    assert row["uncosted"] == {} and row["collectives"]["all-reduce"]["bytes"] >= 2 * parameters
-    state_traffic = 2 * 3 * 4 * parameters / 3352e9  # seconds to read and write it
+    assert row["uncosted"] == {} and row["collectives"]["all-reduce"]["bytes"] >= 2 * PARAMETERS
+    state_traffic = 2 * 3 * 4 * PARAMETERS / 3352e9  # seconds to read and write it
     assert state_traffic < row["milliseconds"] / 1e3 < 1000 * state_traffic

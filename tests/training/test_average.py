@@ -76,16 +76,6 @@ def test_it_is_the_mean_of_numpy(toys, tmp_path, arguments, steps, weights):
     assert checkpoint_files.find_damage(checkpoints, steps[-1]) is None
 
 
-def test_the_newest_counts_most_in_whatever_order_they_are_named(toys, tmp_path):
-    new = tmp_path / "mean"
-    assert average(f"{toys.root}@12", f"{toys.root}@4", "--decay=0.5", f"--workdir={new}") == 0
-    averaged = checkpoint_files.read_meta(Workdir(str(new)).checkpoints, 12)["averaged"]
-    assert [(part["checkpoint"], part["weight"]) for part in averaged] == [
-        (f"{toys.root}@4", 0.5),
-        (f"{toys.root}@12", 1.0),
-    ]
-
-
 def test_any_letters_and_links_in_the_paths(toys, tmp_path):
     """Two runs, the files of one of which are links."""
     folder, new = tmp_path / "a [1] *?{x}@5 #é", tmp_path / "mean[2]@1"
