@@ -69,7 +69,7 @@ def make_job(
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
     """Compiles a step (`kind` as in `compile_step`) and returns it with its figures.
 
-    Estimates are there only if it fits. If the first steps read shorter rows, "short" is theirs; "hours" and the like of the run are of both.
+    Estimates are there only if it fits. If the first steps read shorter rows, "short" is theirs; the hours are of both.
     """
     if config.train.steps or job.known_records:
         steps = total_steps(config, job.info.records)
