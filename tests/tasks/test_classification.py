@@ -230,7 +230,7 @@ def test_killed_and_stopped_runs_end_with_the_same_bits(here, tokenizer_folder, 
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 75, err
     with meshes_of(2):
         assert __main__.main(command) == 0

@@ -136,7 +136,7 @@ def test_killed_while_it_saves_and_stopped_by_a_signal(straight, manifest, tmp_p
     while logged_step(tmp_path) < 16:
         assert process.poll() is None, process.communicate()[1]
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 75, err
     steps = checkpoint_files.complete_steps(folder)
     assert steps[-1] >= 16 and steps[-1] % 7
