@@ -64,7 +64,7 @@ def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
     ends = [end for end in map(_end, hosts) if end]
     best = min((rank for rank, _ in ends), default=OWN)
     causes = [cause for rank, cause in ends if rank == best]
-    if best == FOLLOWED and any(cause.kind == "peer" for cause in causes):
+    if best == FOLLOWED and any(cause.kind == "peer" and cause.code == 1 for cause in causes):  # with 75 they agreed
         quiet = [host for host in hosts if not host.cause and (host.ended_by_us or host.state == "running")]
         causes = [_silent(host) for host in quiet] or causes
     hangs = sorted((cause for cause in causes if cause.kind == "hang"), key=_position)
@@ -105,10 +105,9 @@ def _end(host: HostReport) -> tuple[int, Cause] | None:
 
 
 def _silent(host: HostReport) -> Cause:
-    """Returns the end of a process that did nothing when the others ended, at the time of its last sign of life."""
-    last = host.progress or {}
-    where = last.get("time"), last.get("step"), last.get("phase")
-    return Cause(host.process, host.host, "lost", *where, 1, "is lost: the others had no sign of life from it")
+    """Returns the end of a process that had none of its own when the others missed one, at its last sign of life."""
+    when = (host.progress or {}).get("time")
+    return Cause(host.process, host.host, "lost", when, None, None, 1, "is lost: the others had no sign of life from it")
 
 
 def _position(hang: Cause) -> tuple[int, int, float]:

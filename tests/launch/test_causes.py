@@ -56,6 +56,8 @@ TABLE = {
     "asked to end, and the others followed": (
         [*(ended(n, code=75, cause=reason("peer", n, code=75)) for n in (0, 1)), ended(2, code=75, cause=PREEMPTED)],
         2, "signal", 75),
+    "asked to end, and one still saves": (
+        [RUNNING, ended(1, code=75, cause=reason("peer", 1, code=75))], 1, "peer", 75),
     "the earliest of several": ([failed(0, 0.2), failed(1, 0.1), ended(2, signal=KILL, at=0.15)], 1, "exception", 1),
     "of hangs the one whose step is the smallest, and input comes before the step": (
         [failed(0, 0.0, "hang", step=9), failed(1, 0.3, "hang", step=9, phase="input"),
