@@ -107,7 +107,7 @@ def _end(host: HostReport) -> tuple[int, Cause] | None:
 def _silent(host: HostReport) -> Cause:
     """Returns the end of a process that had none of its own when the others missed one, at its last sign of life."""
     when = (host.progress or {}).get("time")
-    return Cause(host.process, host.host, "lost", when, None, None, 1, "is lost: the others had no sign of life from it")
+    return Cause(host.process, host.host, "lost", when, None, None, 1, "is lost: the others had no sign of it")
 
 
 def _position(hang: Cause) -> tuple[int, int, float]:
