@@ -138,6 +138,10 @@ def test_records_are_summed_and_entropies_averaged(mixed, manifest, web):
     assert info.records == mixed.splits["train"].records
     assert [each["share"] for each in info.mixture] == [0.75, 0.25]
     assert [each["fingerprint"] for each in info.mixture] == [manifest.fingerprint, web.fingerprint]
+    held = [
+        dataclasses.replace(each, splits=each.splits | {"test": each.splits["validation"]}) for each in (manifest, web)
+    ]
+    assert mixture.join(list(zip(SHARES, held, strict=True))).splits["test"] == mixed.splits["validation"]
 
 
 def test_tokens_are_counted_by_share(mixed, manifest, web):

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from mlm import __main__
+from mlm import __main__, logs
 from mlm.commands import common
 from mlm.data.manifest import Manifest
 from mlm.doctor import checks
@@ -43,8 +43,7 @@ def ran(one_device, mixture, tokenizer_folder, tmp_path_factory) -> pathlib.Path
 
 
 def evaluations(workdir: pathlib.Path) -> list[dict]:
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "eval"]
+    return logs.read(Workdir(str(workdir)).metrics, "eval")
 
 
 def name_of(manifest: Manifest) -> str:

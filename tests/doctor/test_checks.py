@@ -169,14 +169,6 @@ def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, de
     assert all(each.fix for each in found)
 
 
-@pytest.mark.parametrize(
-    ("lanes", "message"), [(2, "hosts 4: 4 rows each, 2 hosts share a lane"), (8, "hosts 4: 4 rows and 2 lanes each")]
-)
-def test_hosts_that_are_not_there_are_fed(lanes, message, healthy, workdir):
-    (found,) = checks.mesh(case_of(healthy, workdir, f"data.lanes={lanes}", devices=8, hosts=4))
-    assert found.level == "ok" and found.what == f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; {message}"
-
-
 @pytest.mark.parametrize(("slices", "hosts"), [(1, 2), (2, 4)])
 def test_hosts_of_a_topology_are_those_that_it_has(slices, hosts, healthy, workdir):
     """v5p:2x2x2 has two hosts a slice, whatever --hosts and --devices say."""

@@ -19,6 +19,7 @@ from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.workdir import Workdir
 from tests.export.folders import SCORES
+from tests.support.refusals import snapshot
 from tests.support.tokenizers import make_bert_tokenizer, random_model
 from tests.support.trained_model import info_of, save_checkpoint
 
@@ -43,10 +44,6 @@ def unchecked(computed, monkeypatch) -> None:
 @pytest.fixture
 def copy(exported, tmp_path) -> pathlib.Path:
     return pathlib.Path(shutil.copytree(exported, tmp_path / "copy"))
-
-
-def contents(folder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_the_folder_is_complete(exported):
@@ -108,11 +105,11 @@ def changed(model, by: float):
 @pytest.mark.usefixtures("computed")
 def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(model, copy, monkeypatch):
     """A disk, or a bug in the mapping, that changes a weight by little."""
-    before, write = contents(copy), export.write_model
+    before, write = snapshot(copy), export.write_model
     monkeypatch.setattr(export, "write_model", lambda model, folder: write(changed(model, by=0.01), folder))
     with pytest.raises(DamageError, match=r"model\.safetensors: "):
         export.export(model, UPath(copy), scores=None, name="small")
-    assert contents(copy) == before
+    assert snapshot(copy) == before
     assert [path.name for path in copy.parent.iterdir()] == ["copy"], "a temporary folder was left"
 
 

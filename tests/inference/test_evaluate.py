@@ -14,15 +14,13 @@ import pytest
 
 from mlm.commands import common
 from mlm.errors import InputError
-from mlm.export import export
 from mlm.inference import evaluate
 from mlm.inference.evaluate import Extras
 from mlm.paths import UPath
-from mlm.pretrained import load
 from mlm.workdir import Workdir
 from tests.support.corpora import real_texts, write_shards
 from tests.support.tiny import tiny_config
-from tests.support.trained_model import train_tokenizer
+from tests.support.trained_model import train_tokenizer, write_folder
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -38,11 +36,6 @@ def setting(trained_workdir, tmp_path_factory):
     config = tiny_config(*SIZES)
     workdir.config.write_text(config.to_json())
     return config, workdir, common.open_data(config, workdir)
-
-
-def write_folder(model: load.Pretrained, folder: pathlib.Path) -> str:
-    export.write_model(model, pathlib.Path(shutil.copytree(model.tokenizer, folder)))
-    return str(folder)
 
 
 def results(folder) -> dict:
@@ -105,7 +98,7 @@ def test_bfloat16_is_compared_with_float32(setting, scored):
 def test_a_folder_is_scored_as_the_checkpoint_whatever_the_family_of_the_config(setting, scored, model, tmp_path):
     """And under the masks that the config has; the scores lie beside the folder, under the name of its weights."""
     _, workdir, manifest = setting
-    folder = write_folder(model, tmp_path / "folder")
+    folder = str(write_folder(model, tmp_path / "folder"))
     config = tiny_config(*SIZES, "model.family=modernbert", "masking.kind=word")
     found = evaluate.run(config, workdir, manifest, model=folder, split="validation")
     wanted = scored[0]["masks"]["word"]
@@ -154,9 +147,9 @@ def test_where_results_are_kept(tmp_path, capsys):
 def test_what_does_not_fit_is_refused(setting, model, tmp_path):
     config, workdir, manifest = setting
 
-    def refuse(match: str, folder: str = "", split: str = "validation", manifest=manifest, **extras) -> None:
+    def refuse(match: str, folder="", split: str = "validation", manifest=manifest, **extras) -> None:
         with pytest.raises(InputError, match=match):
-            evaluate.run(config, workdir, manifest, model=folder, split=split, extras=Extras(**extras))
+            evaluate.run(config, workdir, manifest, model=str(folder), split=split, extras=Extras(**extras))
 
     refuse("--split=test: .* name one of train, validation", split="test")
     refuse("--pseudo=-1: ", pseudo=-1)

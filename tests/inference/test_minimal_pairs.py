@@ -13,6 +13,7 @@ from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
 from mlm.inference import minimal_pairs
 from mlm.inference.minimal_pairs import Pair
+from tests.support.labelled_texts import write_jsonl
 from tests.support.refusals import refuse
 from tests.support.tiny import meshes_of, tiny_config
 
@@ -37,11 +38,6 @@ ROWS = [
     for good, bad in (line.split("|") for line in lines.strip().splitlines())
 ]
 CONFIG = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "shards.count=8", "data.lanes=4")
-
-
-def write(path, rows) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return f"jsonl:{path}"
 
 
 def scores(model, pairs: list[Pair], *overrides: str) -> dict[str, np.ndarray]:
@@ -107,8 +103,8 @@ def test_the_command(trained_workdir, tmp_path, capsys):
     for name in ("tokenizer", "checkpoints"):
         (tmp_path / "run" / name).symlink_to(trained_workdir.root / name)
     (tmp_path / "run" / "config.json").write_text(tiny_config(*CONFIG, "evaluate.batch=64").to_json())
-    write(tmp_path / "a.jsonl", ROWS[:4])
-    write(tmp_path / "b.jsonl", [{k: v for k, v in row.items() if k != "UID"} for row in ROWS[4:]])
+    write_jsonl(tmp_path / "a.jsonl", ROWS[:4])
+    write_jsonl(tmp_path / "b.jsonl", [{k: v for k, v in row.items() if k != "UID"} for row in ROWS[4:]])
     command = ["evaluate", f"--workdir={tmp_path}/run", f"--pairs=jsonl:{tmp_path}/?.jsonl"]
     assert __main__.main(command) == 0
     out, err = capsys.readouterr()
@@ -128,7 +124,7 @@ def test_the_command(trained_workdir, tmp_path, capsys):
 
 
 def test_a_phenomenon_is_a_column_or_the_name_of_the_file(tmp_path):
-    found = minimal_pairs.read(write(tmp_path / "pairs.jsonl", ROWS), "field")
+    found = minimal_pairs.read(write_jsonl(tmp_path / "pairs.jsonl", ROWS), "field")
     assert [pair.texts for pair in found] == [(row["sentence_good"], row["sentence_bad"]) for row in ROWS]
     assert {pair.phenomenon for pair in found} == {"syntax"}
     (tmp_path / "pairs.csv").write_text("sentence_good,sentence_bad\nIt works.,It work.\n")
@@ -148,7 +144,7 @@ GOOD = {"sentence_good": "It works.", "sentence_bad": "It work."}
     ],
 )
 def test_a_pair_that_can_not_be_scored_is_named(model, tmp_path, row, match):
-    source = write(tmp_path / "pairs.jsonl", [GOOD, row])
+    source = write_jsonl(tmp_path / "pairs.jsonl", [GOOD, row])
     with pytest.raises(InputError, match=f"{source}.* line 2: .*{match}"):
         minimal_pairs.encode(minimal_pairs.read(source), model)
 
@@ -157,12 +153,12 @@ def test_what_is_no_source_is_refused(tmp_path):
     for source, match in (
         (f"jsonl:{tmp_path}/none*.jsonl", "no such file"),
         ("blimp", "jsonl:FILE"),
-        (write(tmp_path / "empty.jsonl", []), "no rows"),
+        (write_jsonl(tmp_path / "empty.jsonl", []), "no rows"),
     ):
         with pytest.raises(InputError, match=f"^--pairs=.*{match}"):
             minimal_pairs.read(source)
     with pytest.raises(InputError, match=r"line 1: its 'kind' .* sentence_good, sentence_bad"):
-        minimal_pairs.read(write(tmp_path / "one.jsonl", [GOOD]), "kind")
+        minimal_pairs.read(write_jsonl(tmp_path / "one.jsonl", [GOOD]), "kind")
 
 
 def test_a_model_that_gives_no_numbers_has_no_accuracy(model, pairs):

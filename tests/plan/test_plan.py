@@ -114,40 +114,25 @@ def search(monkeypatch, *overrides, needs, says=True):
     return found, compiled[1:]
 
 
-@pytest.mark.parametrize(
-    ("share", "fixed", "rows", "trials"),
-    [(0.76, 0, 24, 2), (0.76, 0.3, 21, 3), (0.25, 0, 8, 2), (0.25, 0.1, 5, 3), (0.9, 0.85, 10, 3), (0.04, 0, 1, 2)],
-)
-def test_the_largest_batch_is_found_in_few_trials(monkeypatch, share, fixed, rows, trials):
-    """32 rows a device, of whose temporaries, some of them the same for any rows, a share would fit."""
-    room = topology.find("v5e:2x4").capacity - 10**9
-    stages = "data.batch_stages=((128, 5),)"  # which apply to no smaller batch
-
-    def needs(count: int) -> float:
-        return 10**9 + room / share * (fixed + (1 - fixed) * count / 32)
-
-    found, compiled = search(monkeypatch, "data.global_batch=256", stages, needs=needs)
-    assert found == {"rows_per_chip": rows, "global_batch": 8 * rows} and len(compiled) == trials
-    assert needs(rows) <= 10**9 + room < needs(rows + 1)
-
-
 @pytest.mark.parametrize("says", [True, False])
 def test_the_largest_batch_is_found_whatever_the_memory_is(monkeypatch, says):
     """That grows with every eighth row alone, or of which the compiler says nothing: by bisection."""
-    for limit in range(24):
+    stages = "data.batch_stages=((96, 5),)"  # which apply to no smaller batch
+    for limit in (0, 1, 2, 7, 12, 16, 23):
         needs = [topology.find("v5e:2x4").capacity + (-1 if count <= limit else 1) * 10**8 for count in range(25)]
-        found, compiled = search(monkeypatch, "data.global_batch=192", needs=needs.__getitem__, says=says)
+        found, compiled = search(monkeypatch, "data.global_batch=192", stages, needs=needs.__getitem__, says=says)
         assert found == ((limit and {"rows_per_chip": limit, "global_batch": 8 * limit}) or None)
         assert len(compiled) <= (8 if says else 5)
 
 
 def test_of_many_numbers_of_rows_one_near_the_largest_is_found(monkeypatch):
-    """Of 4,096 rows a device; a third of the memory is the same for any."""
+    """Of 4,096 rows a device; a third of the memory, or none, is the same for any."""
     capacity = topology.find("v5e:2x4").capacity
-    for limit, says, trials in ((1, True, 4), (100, True, 4), (1500, True, 3), (4000, True, 3), (1500, False, 7)):
+    runs = ((1, True, 4), (100, True, 4), (1500, True, 3), (4000, True, 3), (1500, False, 7))
+    for limit, says, trials, fixed in (*((*run, 1 / 3) for run in runs), (3000, True, 2, 0)):
 
-        def needs(count: int, limit: int = limit) -> float:
-            return 10**9 + (capacity - 10**9) * (1 / 3 + 2 / 3 * count / limit)
+        def needs(count: int, limit: int = limit, fixed: float = fixed) -> float:
+            return 10**9 + (capacity - 10**9) * (fixed + (1 - fixed) * count / limit)
 
         found, compiled = search(monkeypatch, f"data.global_batch={8 * 4096}", needs=needs, says=says)
         assert 0.95 * limit < found["rows_per_chip"] <= limit and len(compiled) <= trials, (limit, found, compiled)

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.export import export
+from mlm.model import weights
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, load, locate
 from mlm.workdir import Workdir
@@ -23,9 +23,7 @@ from tests.support.refusals import refuse
 
 @pytest.fixture
 def folder(model, tmp_path) -> pathlib.Path:
-    path = pathlib.Path(shutil.copytree(model.tokenizer, tmp_path / "model"))
-    export.write_model(model, path)
-    return path
+    return trained_model.write_folder(model, tmp_path / "model")
 
 
 def change(file: pathlib.Path, **keys) -> None:
@@ -93,6 +91,10 @@ def test_every_layout_gives_the_same_parameters(folder, model, layout):
         assert_same({name: value for name, value in found.leaves.items() if "pooler" not in name}, model.leaves)
         assert ("roberta/pooler/dense/kernel" in found.leaves) == (layout == "pooler" and head is None)
         assert found.tokenizer == str(folder) and found.source == str(folder) and found.step is None
+
+
+def test_a_bert_s_head_for_the_next_sentence_is_not_read():
+    assert weights.from_torch({"cls.seq_relationship.weight": np.ones((2, 64), np.float32)}) == {}
 
 
 @pytest.mark.parametrize("layout", HEADLESS)

@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.export import export
 from mlm.model import families
 from mlm.model.families import family_of
 from mlm.pretrained import load, warm_start
@@ -22,7 +21,7 @@ from mlm.training import sharding
 from mlm.workdir import Workdir
 from tests.support.corpora import real_texts, write_shards
 from tests.support.tiny import INFO, pretrain, tiny_config
-from tests.support.trained_model import info_of, random_params, train_tokenizer
+from tests.support.trained_model import info_of, random_params, train_tokenizer, write_folder
 
 SAME_MODEL = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
 WORDS, BIAS = "roberta/embeddings/word_embeddings/embedding", "lm_head/bias"
@@ -31,9 +30,7 @@ POSITIONS = "roberta/embeddings/position_embeddings/embedding"
 
 @pytest.fixture(scope="module")
 def exported(model, tmp_path_factory) -> pathlib.Path:
-    folder = pathlib.Path(shutil.copytree(model.tokenizer, tmp_path_factory.mktemp("source") / "export"))
-    export.write_model(model, folder)
-    return folder
+    return write_folder(model, tmp_path_factory.mktemp("source") / "export")
 
 
 def read(name: str) -> load.Pretrained:

@@ -73,11 +73,17 @@ def save_checkpoint(workdir: Workdir, config: ConfigDict, info: DatasetInfo, ste
         checkpoints.save(step, jax.device_put(state), meta, None)
 
 
+def write_folder(model: load.Pretrained, target: pathlib.Path) -> pathlib.Path:
+    """Writes a model with its tokenizer as transformers does."""
+    folder = pathlib.Path(shutil.copytree(model.tokenizer, target))
+    export.write_model(model, folder)
+    return folder
+
+
 def publish(model: load.Pretrained, name: str, cache: pathlib.Path) -> pathlib.Path:
     """Writes a model's folder where huggingface_hub caches the repository `name`, and returns that folder."""
     repository, commit = cache / f"models--{name.replace('/', '--')}", "0" * 40
-    folder = pathlib.Path(shutil.copytree(model.tokenizer, repository / "snapshots" / commit))
-    export.write_model(model, folder)
+    folder = write_folder(model, repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     return folder
@@ -99,6 +105,4 @@ def write_modernbert(model: load.Pretrained, target: pathlib.Path) -> str:
     config = ModernBertConfig(vocab_size=1000, max_position_embeddings=LENGTH, **sizes, **rotation, **special)
     shapes = jax.eval_shape(MODERNBERT.make_module(config).init_params, jax.random.key(0))
     params = random_params(shapes, stddev=0.02)
-    folder = pathlib.Path(shutil.copytree(model.tokenizer, target))
-    export.write_model(dataclasses.replace(model, config=config, params=params), folder)
-    return str(folder)
+    return str(write_folder(dataclasses.replace(model, config=config, params=params), target))
