@@ -86,9 +86,9 @@ def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
     step, where = source.step, f"config.train.branch_from = {config.train.branch_from}"
     old = stages.make_stages(saved["config"], saved["dataset"]["records"])
     same_data = saved["data_fingerprint"] == meta["data_fingerprint"]
-    has_sizes = saved["config"].data.batch_stages or config.data.batch_stages
+    has_ranges = any(run.data.batch_stages or run.data.skip_batches for run in (saved["config"], config))
     read = old.batches_between(1, step)
-    if same_data and has_sizes and read != new.batches_between(1, step):
+    if same_data and has_ranges and read != new.batches_between(1, step):
         batches = [f"batches {first:,} to {last:,} of {rows:,} rows" for first, last, rows in read]
         fix = "set data.batch_stages and data.skip_batches so that this run would have read the same"
         raise InputError(f"{where}: it read {', '.join(batches)}; {fix}.")

@@ -153,6 +153,7 @@ def test_factored_moments_of_another_table_of_positions_start_anew(tmp_path, mon
         (("optimizer.ema_decay=0",), 6, r"\n  optimizer.ema_decay: 0.9 -> 0.0$"),
         (("optimizer.clip_norm=1",), 6, r"\n  optimizer.clip_norm: 0.0 -> 1.0$"),
         (("data.batch_stages=((8, 4),)", "data.skip_batches=('2:3',)"), 6, "@6: it read batches 1 to 6 of 16 rows;"),
+        (("data.skip_batches=('2:3',)",), 6, "@6: it read batches 1 to 6 of 16 rows;"),
         (("data.global_batch=8", "checkpoint.milestones=('words:1k',)"), 6, "milestones: .*@6 read different rows"),
         (("train.steps=6",), 6, r"would end after step 6, but the branch starts after step 6;"),
         (("train.steps=0", "train.epochs=0.5"), 6, r"would end after step 4, but the branch starts after step 6;"),
