@@ -17,7 +17,7 @@ from mlm.model.token_masking import Masked
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import show
 from mlm.workdir import Workdir
-from tests.support.corpora import write_jsonl, write_shards, written_texts
+from tests.support.corpora import train_tokenizer, write_jsonl, write_shards, written_texts
 from tests.support.doctored import case_of
 from tests.support.refusals import foreign
 from tests.support.tiny import tiny_config
@@ -110,13 +110,10 @@ def test_ids_that_the_vocabulary_lacks(workdir, tokenizer_folder, tmp_path):
 
 
 def test_ids_that_the_tokenizer_lacks_though_the_manifest_has_them(workdir, tokenizer_folder, tmp_path):
-    """The manifest says what the shards say, and both are wrong; so is the tokenizer's fingerprint."""
-    manifest = foreign_manifest(tmp_path / "shards", 655, tokenizer_folder)
-    manifest = dataclasses.replace(manifest, vocab_size=700, tokenizer_fingerprint="0" * 64)
+    """The manifest says what the shards say, and both are wrong."""
+    manifest = dataclasses.replace(foreign_manifest(tmp_path / "shards", 655, tokenizer_folder), vocab_size=700)
     case = case_of(manifest, workdir)
-    first, *_, last, _ = checks.tokenizer(case)
-    assert first.level == "error" and "its vocab_size is 600, in the manifest of the shards 700" in first.what
-    assert last.level == "error" and "its tokenizer_fingerprint is" in last.what
+    assert "its vocab_size is 600, in the manifest of the shards 700" in checks.tokenizer(case)[0].what
     found = checks.run(checks.ids, case)
     assert named(found, "ids").level == "error"
     assert "the largest id is 655 (validation record 19)" in named(found, "ids").what
@@ -131,6 +128,16 @@ def test_rows_of_another_length(healthy, workdir):
     longer = ("shards.length=128", "model.positions=128", "data.short_length=64")
     (found,) = checks.run(checks.masks, case_of(healthy, workdir, *longer))
     assert found.level == "error" and "config.data.short_length = 64: must divide 32" in found.what
+
+
+def test_another_tokenizer(healthy, texts, tmp_path):
+    train_tokenizer(texts[:300], tmp_path / "run" / "tokenizer", vocab_size=500)
+    case = case_of(healthy, tmp_path / "run")
+    first, *_, last = checks.tokenizer(case)
+    assert first.level == "error" and "its vocab_size is 500, in the manifest of the shards 600" in first.what
+    assert last.level == "error" and "its tokenizer_fingerprint is" in last.what
+    found = named(checks.run(checks.ids, case), "ids")
+    assert found.level == "error" and "500 entries" in found.what
 
 
 def test_no_tokenizer_and_another_size_are_warnings(healthy, workdir, tmp_path):
@@ -167,6 +174,14 @@ def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, de
     found = checks.run(getattr(checks, check), case)
     assert any(each.level == "error" and each.check == check and message in each.what for each in found), found
     assert all(each.fix for each in found)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "message"), [(2, "hosts 4: 4 rows each, 2 hosts share a lane"), (8, "hosts 4: 4 rows and 2 lanes each")]
+)
+def test_hosts_that_are_not_there_are_fed(lanes, message, healthy, workdir):
+    (found,) = checks.mesh(case_of(healthy, workdir, f"data.lanes={lanes}", devices=8, hosts=4))
+    assert found.level == "ok" and found.what == f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; {message}"
 
 
 @pytest.mark.parametrize(("slices", "hosts"), [(1, 2), (2, 4)])
@@ -208,6 +223,20 @@ def test_documents_that_come_twice(texts, tokenizer_folder, workdir, tmp_path):
     assert found.level == "warning" and int(found.what.split()[0]) > 5
     example = found.what.rpartition(": ")[2].strip("'\"")
     assert any(example[:20] in " ".join(text.split()) for text in short), example
+
+
+def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp_path):
+    """Of the validation documents all, or two of twenty, are in training too, on rows that are cut elsewhere."""
+    words, rng = sorted({word for text in texts for word in text.split()}), np.random.default_rng(1)
+    long = [" ".join(rng.choice(words, 40)) for _ in range(200)]
+    for shared, level in ((20, "error"), (2, "warning")):
+        mixed = [f"{long[n + 1]} more" if n % 10 == 0 and n < 10 * shared else long[n] for n in range(200)]
+        made = write_shards(mixed, tmp_path / str(shared), tokenizer_folder)
+        case = case_of(made, workdir, "corpus.sources='text:x'")
+        found = named(checks.ids(case), "overlap")
+        assert found.level == level, found
+        assert "; validation record " in found.what
+        assert "set corpus.group to file" in found.fix
 
 
 def test_a_benchmark_that_training_holds(healthy, workdir, texts, tmp_path):

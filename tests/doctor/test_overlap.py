@@ -38,7 +38,7 @@ def test_the_file_that_training_holds_is_named(made, workdir):
     assert new is None or int(new[1]) < 0.2 * int(new[2]), "cut rows alone are of both"
 
 
-def test_of_half_of_the_rows_the_score_is_of_memory(made, workdir):
+def test_an_overlap_is_a_warning_from_2_percent_and_an_error_from_half_of_the_rows_on(made, workdir):
     case, rows = case_of(made, workdir), np.arange(100)
     overlaps = (scan.Overlap(rows, rows[:count], (0, 0)) for count in (1, 2, 49, 50))
     findings = [checks._overlap(case, "validation", overlap, "all") for overlap in overlaps]

@@ -55,6 +55,7 @@ def cut_short(folder: pathlib.Path) -> None:
 
 MODELS = {  # what is done to a good folder, settings, and what the sentence names
     "a DeBERTa": (lambda folder: edit_config(folder, model_type="deberta"), [], ("model_type = deberta",)),
+    "fewer layers": (lambda folder: None, ["model.layers=1"], ("model.layers = 1", "has 2")),
     "another family": (lambda folder: None, ["model.family=modernbert"], ("model.family = modernbert", "roberta")),
     "a shape": (lambda folder: change_weights(folder, another_shape), [], ("1/output/dense/kernel", "(63, 64)")),
     "cut short": (cut_short, [], ("weights can't be read",)),

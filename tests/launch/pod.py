@@ -9,6 +9,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,6 @@ from pods import backend, hosts
 from tests.launch.fake_gcloud import commands, synopsis
 from tests.launch.fake_gcloud.cloud import REASONS, Cloud
 from tests.launch.host_folder import LAUNCH, STUB, HostFolder
-from tests.support.dask_cluster import free_port
 
 WAITS = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); time.sleep(60)"
 RUN = ("run", "configs/a.py", "--every=0.05")
@@ -40,7 +40,8 @@ class FakePod:
     def __init__(self, folder: pathlib.Path):
         self.state, self.repository, self.bin = folder / "cloud", folder / "repository", folder / "bin"
         self.home, self.capsys, self.synced = self.state / "my-pod", None, False
-        self.numbers = [free_port(), free_port()]  # other tests have pods of their own
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+            self.numbers = [server.getsockname()[1] for server in (one, other)]  # other tests have pods of their own
         self.bin.mkdir()
         for name in ("gcloud", "python3", "ssh"):
             (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E "$@"\n')

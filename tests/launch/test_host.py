@@ -1,5 +1,6 @@
 """host.py: a run's process is started once, kept, told of, and stopped, whatever dies around it."""
 
+import base64
 import contextlib
 import json
 import os
@@ -184,12 +185,23 @@ def test_without_its_keeper(host):
     assert host.status()["state"] == "lost" and host.ask("preflight", host.code)["runs"] == []
 
 
-def leave(host, run: str, attempt: int = 1) -> None:
+def leave(host, run: str, attempt: int = 1, log: bytes = b"") -> None:
     """Writes what a run that has ended leaves."""
     folder = host.root / "runs" / host_setup.folder_name(run) / str(attempt)
     folder.mkdir(parents=True)
     (folder / "lock").touch()
+    (folder / "log").write_bytes(log)
     (folder / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "ended": time.time()}))
+
+
+def test_logs_come_in_parts(host):
+    leave(host, "a", log=bytes(range(256)) * 4)
+    found, offset = b"", 0
+    while (answer := host.ask("logs", "a", "1", str(offset), "700"))["data"]:
+        found += base64.b64decode(answer["data"])
+        offset = answer["offset"]
+    assert found == bytes(range(256)) * 4 and answer["size"] == len(found)
+    assert answer["state"] == "exited" and answer["exit"]["code"] == 0
 
 
 def test_ids_of_any_kind_and_the_newest_attempt(host):
@@ -203,6 +215,14 @@ def test_ids_of_any_kind_and_the_newest_attempt(host):
     assert len(list((host.root / "runs").iterdir())) == len(ids) and not (host.root / "1").exists()
     removed = {f"run {run} attempt {attempt}" for run in ids for attempt in (1, 2, 10)}
     assert set(host.ask("clean")["removed"]) == removed
+
+
+@standard
+def test_clean_keeps_what_runs(host):
+    host.start("time.sleep(60)")
+    leave(host, "b")
+    assert host.ask("clean")["removed"] == ["run b attempt 1"]
+    assert host.status()["state"] == "running" and host.ask("preflight", host.code)["has_code"]
 
 
 def test_clean_names_what_it_can_not_remove_and_removes_the_rest(host, monkeypatch):

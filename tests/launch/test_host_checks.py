@@ -5,12 +5,11 @@ import os
 import pathlib
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import host_checks
 import pytest
 from jax._src import hardware_utils
-
-from tests.support.dask_cluster import free_port
 
 
 def test_preflight_sees_who_holds_the_accelerator_and_removes_a_lock_that_nobody_holds(host, tmp_path, monkeypatch):
@@ -77,10 +76,19 @@ def test_huge_pages(host, tmp_path, monkeypatch):
 @pytest.fixture
 def numbers(monkeypatch) -> list[int]:
     """Free ports, which all hosts try for a second."""
-    found = [free_port(), free_port()]
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    found = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
     monkeypatch.setattr(host_checks, "PORTS", found)
     monkeypatch.setattr(host_checks, "WAIT", 1.0)
     return found
+
+
+def test_ports_that_all_reach(numbers):
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda worker: host_checks.ports(None, "127.0.0.1", worker, 3)["ports"], range(3)))
+    assert found == [{str(number): "" for number in numbers}] * 3
 
 
 def test_ports_that_are_held_or_that_nobody_reaches(numbers):

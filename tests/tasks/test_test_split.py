@@ -6,13 +6,14 @@ import json
 import pathlib
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from mlm import __main__, logs
-from mlm.data import mixture
 from mlm.data.manifest import load_manifest
 from mlm.paths import UPath
+from mlm.pretrained import load
 from mlm.workdir import Workdir
 from tests.support.corpora import contents, corpus_of, shard_texts, write_jsonl, write_shards
 from tests.support.tiny import TINY
@@ -45,16 +46,10 @@ def command(name: str, workdir: pathlib.Path | str, source: str, tokenizer_folde
 
 @pytest.fixture(scope="module")
 def run(one_device, texts, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
-    """The command `run` on a data set with a test split, whose records it does not read."""
-    folder, paths = tmp_path_factory.mktemp("run"), mixture.paths
+    """The command `run` on a data set with a test split."""
+    folder = tmp_path_factory.mktemp("run")
     source = write_set(folder / "set", texts, texts[340:380])
-
-    def paths_of_others(manifest, split):
-        assert split != "test", "a batch is read of it"
-        return paths(manifest, split)
-
-    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mixture, "paths", paths_of_others)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
         assert __main__.main(command("run", folder / "run", source, tokenizer_folder)) == 0
     assert f"evaluate --workdir={folder / 'run'} --split=test" in out.getvalue()
     return folder / "run"
@@ -77,9 +72,10 @@ def test_its_texts_are_in_no_other_split(run, texts, tokenizer_folder):
 
 @pytest.mark.standard
 def test_nothing_chooses_by_it(run, texts, tokenizer_folder, tmp_path):
-    """Another one leaves the same training and validation rows; `run` reads no others."""
+    """Another one leaves the same training and validation rows, logs, parameters and best step, to the bit."""
     source = write_set(tmp_path / "set", texts, texts[400:480])
-    assert __main__.main(command("shards", tmp_path / "run", source, tokenizer_folder)) == 0
+    for name in ("shards", "train"):
+        assert __main__.main(command(name, tmp_path / "run", source, tokenizer_folder)) == 0
     one, other = (Workdir(str(folder), create=False) for folder in (run, tmp_path / "run"))
     manifests = [load_manifest(str(workdir.shards)) for workdir in (one, other)]
     assert manifests[0].splits["test"] != manifests[1].splits["test"]
@@ -87,6 +83,11 @@ def test_nothing_chooses_by_it(run, texts, tokenizer_folder, tmp_path):
     assert manifests[0].fingerprint_of("test") != manifests[1].fingerprint_of("test")
     for split in ("train", "validation"):
         assert contents(one.shards / split) == contents(other.shards / split)
+    assert one.metrics.read_text() == other.metrics.read_text()
+    models = [load.load(workdir, head=None) for workdir in (one, other)]
+    assert jax.tree.all(jax.tree.map(np.array_equal, models[0].params, models[1].params))
+    kept = [sorted(path.name for path in workdir.checkpoints.iterdir()) for workdir in (one, other)]
+    assert kept[0] == kept[1]
 
 
 @pytest.mark.standard
@@ -103,9 +104,13 @@ def test_similar_documents_are_left_out_of_training(texts, tokenizer_folder, tmp
 @pytest.mark.standard
 def test_it_is_scored_and_shown(run, capsys):
     assert "Test" not in (run / "report.html").read_text() + (run / "export" / "README.md").read_text()
-    assert __main__.main(["evaluate", f"--workdir={run}", "--split=test"]) == 0
-    first = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert first["split"] == "test"
+    scores = {}
+    for flags in ((), ("--pseudo=2", "--breakdown")):
+        assert __main__.main(["evaluate", f"--workdir={run}", "--split=test", *flags]) == 0
+        scores[flags] = json.loads(capsys.readouterr().out.splitlines()[0])
+    first, more = scores.values()
+    assert first["split"] == "test" and first["loss"] == more["loss"]
+    assert more["pseudo_rows"] == 2 and more.keys() > first.keys()
     assert __main__.main(["evaluate", f"--workdir={run}"]) == 0
     validation = json.loads(capsys.readouterr().out.splitlines()[0])
     assert validation["loss"] == logs.read(UPath(run / "metrics.jsonl"), "eval")[-1]["loss"] != first["loss"]
@@ -140,8 +145,24 @@ def test_doctor_compares_it_with_training(texts, tokenizer_folder, tmp_path, cap
 
 
 @pytest.mark.standard
-def test_a_folder_without_one_is_named(run, web, capsys):
-    own, evaluate = str(run / "shards"), ["evaluate", f"--workdir={run}", "--split=test"]
+def test_a_mixture_has_the_mean_of_its_folders(run, web, texts, tokenizer_folder, tmp_path, capsys):
+    source = write_jsonl(tmp_path / "a.jsonl", texts[500:700])
+    other = write_shards(
+        corpus_of((source,), test_fraction=0.3),
+        tmp_path / "other" / "shards",
+        tokenizer_folder,
+        counts={"train": 4, "validation": 1},
+    )
+    own = str(run / "shards")
+    evaluate = ["evaluate", f"--workdir={run}", "--split=test"]
+    folders, losses = ((own, 0.5), (other.folder, 0.5)), []
+    for folder in (own, other.folder):
+        assert __main__.main([*evaluate, f"--config.shards.dir={folder}"]) == 0
+        losses.append(json.loads(capsys.readouterr().out.splitlines()[0])["loss"])
+    assert __main__.main([*evaluate, f"--config.data.mixture={folders}"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert found["loss"] == pytest.approx(sum(losses) / 2)
+    assert sorted(found[key] for key in found if key.endswith("/loss")) == sorted(losses)
     assert __main__.main([*evaluate, f"--config.data.mixture={((own, 0.5), (web.folder, 0.5))}"]) == 2
     err = capsys.readouterr().err
     assert web.folder in err and "--split=test" in err and own not in err

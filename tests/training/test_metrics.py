@@ -1,4 +1,4 @@
-"""What a run tells the outside: its logs, TensorBoard and Weights & Biases."""
+"""What a run tells the outside: its logs, TensorBoard, Weights & Biases, and a trace where it is asked for."""
 
 import contextlib
 import math
@@ -19,6 +19,7 @@ from mlm.training import peaks
 from mlm.training.metrics import Log
 from mlm.training.xla_metrics import Programs
 from mlm.workdir import Workdir
+from tests.support import processes
 from tests.support.states import back_to
 from tests.support.streams import Terminal
 from tests.support.tiny import tiny_config
@@ -233,3 +234,12 @@ def test_peaks_are_per_device_of_jax():
     assert 2 * peaks.peak_flops("TPU7x") == 2307e12
     assert peaks.peak_flops("TPU v5 lite") == peaks.peak_flops("TPU v5e") == 197e12
     assert peaks.peak_flops(jax.devices()[0].device_kind) is None
+
+
+# In a process of its own: jax's profiler would look for a TPU where another test has loaded the TPU's compiler.
+@pytest.mark.slow
+def test_updates_are_profiled(manifest, tmp_path):
+    settings = ("log.profile_start=3", "train.steps=4")
+    processes.run(processes.train_arguments(tmp_path / "run", str(manifest.folder), *settings), devices=1)
+    [trace] = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
+    assert b"train" in trace.read_bytes()

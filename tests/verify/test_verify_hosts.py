@@ -45,7 +45,7 @@ def test_four_hosts(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_wrong_host_is_named(tmp_path):
     """One of two: its clock, and the order of its rows; their sum is the same, so the step is."""
-    code, content = verified(tmp_path / "run", 2, (str(ROOT / "tests/programs/late_clock.py"),))
+    code, content = verified(tmp_path / "run", 2, (str(ROOT / "tests/programs/wrong_host.py"),))
     assert code == 4 and right(content, "rows") == [False]
     assert_whole(content, 2)
     wrong = {
