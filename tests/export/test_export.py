@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from flax.serialization import msgpack_serialize
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer, FlaxAutoModelForMaskedLM, FlaxRobertaForMaskedLM
 
@@ -113,7 +114,7 @@ def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(model, copy, 
     assert [path.name for path in copy.parent.iterdir()] == ["copy"], "a temporary folder was left"
 
 
-@pytest.mark.parametrize("broken", ["flax_model.msgpack", "not a number", "missing"])
+@pytest.mark.parametrize("broken", ["flax_model.msgpack", "not a number", "missing", "a parameter"])
 def test_each_of_the_two_files_is_read_back(model, copy, expected, broken):
     good = (copy / "model.safetensors").read_bytes()
     export.write_model(changed(model, by=np.nan if broken == "not a number" else 0.01), copy)
@@ -121,7 +122,12 @@ def test_each_of_the_two_files_is_read_back(model, copy, expected, broken):
         (copy / "model.safetensors").write_bytes(good)
     elif broken == "missing":
         (copy / "model.safetensors").unlink()
+    elif broken == "a parameter":
+        params = {name: value for name, value in model.params.items() if name != "lm_head"}
+        export.write_model(model, copy)
+        (copy / "flax_model.msgpack").write_bytes(msgpack_serialize(params))
     words = {"missing": r"no model\.safetensors", "not a number": r"model\.safetensors: .* nan"}
+    words["a parameter"] = "can't be read back .*lm_head"
     with pytest.raises(DamageError, match=words.get(broken, rf"{broken}: ")):
         export.check_files(copy, expected, model)
 
