@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 import types
+import weakref
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -27,10 +28,9 @@ def import_tensorflow() -> types.ModuleType:
     return tf
 
 
-def _map(dataset, function):
-    """Maps without autograph, which would read the source file again on a function's first use, hours into a run."""
-    tf = import_tensorflow()
-    return dataset.map(tf.autograph.experimental.do_not_convert(function), num_parallel_calls=1)
+def _as_it_is(function):
+    """Keeps a function from autograph, which would read its source file again on first use, hours into a run."""
+    return import_tensorflow().autograph.experimental.do_not_convert(function)
 
 
 def train_batches(
@@ -44,14 +44,15 @@ def train_batches(
     reader, all_lanes = _Reader(manifest, split), mixture.lanes(manifest, split, seed=seed, lanes=lanes)
     host_lanes, per_lane = lanes_of(rows, global_batch=global_batch, lanes=lanes), global_batch // lanes
     start, stop = (row - host_lanes.start * per_lane for row in rows)
-    tf = import_tensorflow()
-    visits_of_lanes = (all_lanes[lane].visits(start_row // lanes) for lane in host_lanes)
-    streams = tuple(reader.stream(visits, np.iinfo(np.int64).max).rebatch(per_lane) for visits in visits_of_lanes)
+    visits = [all_lanes[lane].visits(start_row // lanes) for lane in host_lanes]
 
-    def join(*parts: dict) -> dict:
-        return {key: tf.concat([part[key] for part in parts], 0)[start:stop] for key in parts[0]}
+    def stream(lane):
+        return reader.stream(visits, lane, count=np.iinfo(np.int64).max).rebatch(per_lane)
 
-    return reader.run(_map(tf.data.Dataset.zip(streams), join))
+    numbers = import_tensorflow().data.Dataset.range(len(visits))
+    rows_by_lane = numbers.interleave(_as_it_is(stream), cycle_length=len(visits))  # traced once, however many lanes
+    batches = reader.run(rows_by_lane.batch(len(visits)))
+    return ({key: np.concatenate(lanes)[start:stop] for key, lanes in batch.items()} for batch in batches)
 
 
 def eval_batches(
@@ -66,7 +67,7 @@ def eval_batches(
     reader = _Reader(manifest, split)
     shards = range(len(reader.shards)) if shards is None else shards
     visits = (Visit(shard, 0, np.arange(reader.records[shard])) for shard in shards)
-    stream = reader.stream(visits, len(shards)).rebatch(batch, drop_remainder=False)
+    stream = reader.stream([visits], 0, count=len(shards)).rebatch(batch, drop_remainder=False)
     places = np.arange(*rows)
     for columns in reader.run(stream):
         valid = places < len(columns["record_id"])
@@ -121,12 +122,12 @@ class _Reader:
         self._paths = mixture.paths(manifest, split)
         self._visited: list[int] = []  # shards
 
-    def stream(self, visits: Iterator[Visit], count: int):
-        """Returns a tf.data stream of the rows of `count` visits, a visit an element."""
+    def stream(self, visits: Sequence[Iterator[Visit]], lane, *, count: int):
+        """Returns a tf.data stream of the rows of `count` visits of a lane, a visit an element; lane: a tensor, too."""
         tf = import_tensorflow()
 
-        def plan() -> tuple[np.int64, np.int64, np.ndarray]:
-            shard, epoch, rows = next(visits)
+        def plan(number: np.int64) -> tuple[np.int64, np.int64, np.ndarray]:
+            shard, epoch, rows = next(visits[number])
             self._visited.append(shard)
             return np.int64(shard), np.int64(epoch), rows
 
@@ -136,7 +137,7 @@ class _Reader:
         starts, size = tf.constant(np.cumsum([0, *self.records])), tf.constant(self.manifest.vocab_size, tf.uint64)
 
         def read(_) -> dict:
-            shard, epoch, order = tf.numpy_function(plan, [], [tf.int64] * 3)
+            shard, epoch, order = tf.numpy_function(plan, [lane], [tf.int64] * 3)
             shard.set_shape([]), epoch.set_shape([]), order.set_shape([None])
             rows = tf.data.TFRecordDataset(paths[shard]).batch(max(self.records) + 1).get_single_element()
             with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(rows, tf.int64)[0], records[shard])]):
@@ -152,18 +153,24 @@ class _Reader:
                 "epoch": tf.cast(tf.fill(tf.shape(order), epoch), tf.uint32),
             }
 
-        return _map(tf.data.Dataset.range(count), read).prefetch(1)
+        return tf.data.Dataset.range(count).map(_as_it_is(read), num_parallel_calls=1).prefetch(1)
 
     def run(self, dataset) -> Iterator[Batch]:
-        """Yields the batches of a tf.data pipeline as numpy arrays; an error in it is traced to its record."""
-        tf = import_tensorflow()
-        failure = tf.errors.OpError  # looked up now: at the exit of Python the module is gone before the generator
-        options = tf.data.Options()
+        """Returns the batches of a tf.data pipeline as numpy arrays; an error in it is traced to its record."""
+        options = import_tensorflow().data.Options()
         options.deterministic = True
         options.autotune.enabled = False
         options.threading.private_threadpool_size = 2
+        pipeline = [iter(dataset.with_options(options).prefetch(4))]
+        batches = self._read(pipeline)
+        # at the exit of Python, too, while its threads may still call Python: later, they would wait for it for ever
+        weakref.finalize(batches, pipeline.clear)
+        return batches
+
+    def _read(self, pipeline: list) -> Iterator[Batch]:
+        failure = import_tensorflow().errors.OpError
         try:
-            for columns in dataset.with_options(options).prefetch(4):
+            while columns := next(pipeline[0], None):
                 yield {key: column.numpy() for key, column in columns.items()}
         except failure as error:
             raise DamageError(self._find_damage() or f"{self.manifest.folder}: {error.message}") from error

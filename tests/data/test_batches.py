@@ -2,6 +2,8 @@
 
 import itertools
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from mlm.data import batches, tfrecord
 from mlm.data.manifest import load_manifest
 from mlm.data.order import Lane, batch_rows
 from mlm.errors import DamageError, InputError
+from tests import ROOT
 from tests.data.rows import BATCH, LANES, all_rows, assert_same, damage, hosts_batches, shard_path, train
 from tests.support.corpora import LENGTH, in_epochs
 
@@ -31,6 +34,21 @@ def test_batches_are_those_of_the_order(manifest):
         np.testing.assert_array_equal(found["epoch"], epochs.ravel())
         np.testing.assert_array_equal(found["input_ids"], rows[ids.ravel()])
         assert found["attention_mask"].shape == (steps * BATCH, LENGTH) and found["attention_mask"].min() == 1
+
+
+def test_lanes_are_traced_together(manifest, monkeypatch):
+    """Each by itself would take a tenth of a second at every start."""
+    parse, calls = batches.import_tensorflow().io.parse_example, []
+    monkeypatch.setattr("tensorflow.io.parse_example", lambda *rows: calls.append(rows) or parse(*rows))
+    next(train(manifest))
+    assert len(calls) == 1
+
+
+@pytest.mark.standard
+def test_a_program_that_has_not_read_all_batches_ends(manifest):
+    """At its exit, threads of tf.data still ask Python for the next shards."""
+    program = [sys.executable, "-m", "tests.programs.unread_batches", str(manifest.folder)]
+    assert subprocess.run(program, cwd=ROOT, timeout=120).returncode == 7
 
 
 def test_hosts_share_the_same_global_batches_from_any_step(manifest):
