@@ -11,7 +11,7 @@ import traceback
 import types
 
 from mlm import config as configs
-from mlm import config_mine, entry, logs
+from mlm import config_mine, entry, logs, memory
 from mlm.cluster import detect, watch
 from mlm.errors import InputError, PreemptedError, StopError, of_storage
 from mlm.text import prepare_streams, say, use_utf8
@@ -61,6 +61,7 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
         return InputError.code
     args = parser(flags[0]).parse_args(flags)
     watching = watch.begin(args.name)
+    memory.forget()
     try:
         args.entry = entry.open_entry(pretraining, argv)
         entry.check_expected(args.entry, socket.gethostname())

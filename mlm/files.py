@@ -11,6 +11,7 @@ from typing import IO, Any, NamedTuple
 
 import fsspec
 
+from mlm.memory import of_a_command
 from mlm.paths import UPath, is_remote
 
 
@@ -85,6 +86,7 @@ def find_files(pattern: str) -> list[File]:
     return sorted(file for file in files if file is not None)
 
 
+@of_a_command
 @functools.cache
 def split_field(rest: str) -> tuple[str, str]:
     """Returns (pattern, field) of PATTERN[#FIELD]; names of files may hold a # themselves."""

@@ -25,6 +25,7 @@ import fsspec
 from upath import UPath
 
 from mlm.errors import InputError
+from mlm.memory import of_a_command
 
 # gcsfs keeps the listings of folders, but other hosts write to them too.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
@@ -45,6 +46,7 @@ def check_reachable(path: str) -> None:
         raise InputError(f"{path}: can't be reached ({reason}); check the network and the name, or name a local path.")
 
 
+@of_a_command
 @functools.cache
 def _unreachable(scheme: str, host: str) -> str:
     """Returns why nothing at scheme://host can be reached, "" if its server answers."""
@@ -219,9 +221,10 @@ def remove(folder: UPath) -> None:
         folder.fs.rm(folder.path, recursive=True)
 
 
+@of_a_command
 @functools.cache
 def local_folder(folder: str) -> str:
-    """Returns `folder`, or a local copy of its files for the life of the process, for libraries without gs://."""
+    """Returns `folder`, or a local copy of its files until the next command, for libraries without gs://."""
     if not is_remote(folder):
         return folder
     target = tempfile.mkdtemp(prefix="mlm-copy-")

@@ -14,6 +14,7 @@ from unittest import mock
 
 from mlm.data import batches
 from mlm.errors import InputError
+from mlm.memory import of_a_command
 from mlm.paths import UPath, children, os_errors
 from mlm.workdir import NO_LOCKS
 
@@ -155,6 +156,7 @@ def check_first_row(library: str, name: str, split: str, required: Iterable[str]
     check_columns(required, list(row))
 
 
+@of_a_command
 @functools.lru_cache(1)
 def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterator[dict[str, Any]]]]:
     """Returns a data set of TensorFlow Datasets: its `info`, and a function from a split to its rows, in order.

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from mlm.data import data_sets, docstrings, lines
 from mlm.files import find_files, open_file, read_stat, split_field, split_pattern
+from mlm.memory import of_a_command
 from mlm.text import is_text
 
 PART_BYTES = (10**6, 256 * 10**6)  # of a part, if its source can be cut: the least and the most
@@ -227,4 +228,4 @@ def part_bytes(total: int) -> int:
     return min(max(total // PARTS, PART_BYTES[0]), PART_BYTES[1])
 
 
-_loaded_hf = functools.lru_cache(1)(data_sets.load_hf)
+_loaded_hf = of_a_command(functools.lru_cache(1)(data_sets.load_hf))

@@ -25,6 +25,7 @@ from mlm.data import mixture, results, rows, tfrecord
 from mlm.data.manifest import Manifest, Shard, Split
 from mlm.data.map_part import BLOCK, DOCUMENT, token_dtype
 from mlm.errors import DamageError, InputError
+from mlm.memory import of_a_command
 from mlm.paths import UPath
 
 PARTS = "documents/parts.json"
@@ -178,6 +179,7 @@ def find_documents(manifest: Manifest, split: str, record: int) -> list[Document
         raise DamageError(f"{folder.folder}/documents: is not what was written; write the shards again.") from error
 
 
+@of_a_command
 @functools.lru_cache(1)
 def _documents(folder: str, shard: str) -> tuple[np.ndarray, list[list[str]]]:
     """Returns the table of a shard's documents, and [source, name] of all parts."""

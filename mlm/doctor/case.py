@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from mlm.data import tokenizer
 from mlm.data.manifest import load_manifest
 from mlm.errors import DamageError, InputError
+from mlm.memory import of_a_command
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, locate
 from mlm.workdir import Workdir
@@ -55,6 +56,7 @@ class Case:
         return fingerprint_of(self.tokenizer) if self.tokenizer else None
 
 
+@of_a_command
 @functools.cache
 def fingerprint_of(path: str) -> str:
     """Returns the fingerprint of the copy that `tokenizer` makes; raises InputError if it can't be used."""

@@ -8,6 +8,7 @@ import shutil
 import datasets
 import pytest
 
+from mlm import __main__
 from mlm.data import data_sets, sources
 from mlm.errors import InputError
 from tests.support.corpora import corpus_of, numbered, read_documents, split_of, texts_of, write_jsonl
@@ -216,6 +217,21 @@ def test_a_data_set_that_changed_has_other_parts(tmp_path):
         sources._loaded_hf.cache_clear()
         parts.append(corpus_of((f"hf:{tmp_path / 'set'}",)).parts())
     assert parts[0] != parts[1] == parts[2]
+
+
+def test_the_next_command_of_a_program_reads_a_data_set_again(tmp_path, monkeypatch):
+    """As in a notebook, where it changed in between."""
+    counts = []
+
+    def main(args, overrides):
+        counts.append(len(read_documents(corpus_of((f"hf:{tmp_path}/set",)))))
+
+    monkeypatch.setattr("mlm.commands.report.main", main)
+    (tmp_path / "set").mkdir()
+    for rows in (2, 5):
+        (tmp_path / "set" / "train.jsonl").write_text("".join(f'{{"text": "text {n}"}}\n' for n in range(rows)))
+        assert __main__.main(["report", f"--workdir={tmp_path}"]) == 0
+    assert counts == [2, 5]
 
 
 def test_a_text_that_is_null_is_empty(tmp_path):
