@@ -54,12 +54,16 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
     for name in ("asyncio", "concurrent.futures"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("absl").addFilter(logs.Once())  # orbax also logs what it raises, with stacks
-    signal.signal(signal.SIGTERM, _stop)  # until the training loop takes it over
     flags, overrides = configs.split_overrides(sys.argv[1:] if argv is None else argv)
     if not flags:
         parser("").print_help(sys.stderr)
         return InputError.code
-    args = parser(flags[0]).parse_args(flags)
+    # Until the training loop takes it over; a program that is more than this command gets its own back.
+    with watch.handling(_stop, signal.SIGTERM, restores=argv is not None):
+        return _run(parser(flags[0]).parse_args(flags), overrides, argv, pretraining)
+
+
+def _run(args: argparse.Namespace, overrides: list[str], argv: list[str] | None, pretraining: type | None) -> int:
     watching = watch.begin(args.name)
     memory.forget()
     try:

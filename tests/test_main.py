@@ -1,11 +1,14 @@
 """The table of commands: what each takes, and what is imported before a mistake is answered."""
 
+import contextlib
 import errno
 import importlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -83,6 +86,25 @@ def test_an_output_that_nobody_reads_is_the_end_of_a_page_but_no_success_of_a_ru
         f"command.main = main\nsys.exit(__main__.main({line!r}))"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == code
+
+
+@pytest.mark.parametrize("line", [["report", "--workdir=x"], ["report", "--unknown"]])
+def test_a_program_has_its_own_signals_back_after_a_command_and_may_start_it_in_a_thread(monkeypatch, line):
+    during = []
+    monkeypatch.setattr("mlm.commands.report.main", lambda *_: during.append(signal.getsignal(signal.SIGTERM)))
+
+    def command():
+        with contextlib.suppress(SystemExit):
+            codes.append(__main__.main(line))
+
+    codes, before = [], signal.getsignal(signal.SIGTERM)
+    command()
+    assert signal.getsignal(signal.SIGTERM) is before
+    thread = threading.Thread(target=command)
+    thread.start()
+    thread.join()
+    works = "--unknown" not in line
+    assert (codes, during) == (([0, 0], [__main__._stop, before]) if works else ([], []))
 
 
 IN_ANY_LOCALE = """

@@ -1,5 +1,6 @@
 """Starting jax in the processes of a run, and stopping all of them at the same step."""
 
+import contextlib
 import signal
 import types
 from typing import Any, Self
@@ -60,23 +61,19 @@ def share_of_primary(step: int, share: int) -> int:
     return share if service is None else service.from_primary("share", step, share)
 
 
-class StopSignal:
+class StopSignal(contextlib.ExitStack):
     """Notices SIGTERM and Ctrl-C, at the same step on every host; a context manager.
 
     In a single process, a second Ctrl-C ends at once. With several, jax's preemption service agrees on the step.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._requested = False
-        self._old: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        self._old = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        self.enter_context(watch.handling(self._handle, signal.SIGTERM, signal.SIGINT))
         return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         if self._requested and number == signal.SIGINT:

@@ -13,11 +13,12 @@ import dataclasses
 import faulthandler
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -267,3 +268,15 @@ def with_progress(items: Iterable[Item]) -> Iterator[Item]:
     for item in items:
         current.progress(*current._position[:2])
         yield item
+
+
+@contextlib.contextmanager
+def handling(handler: Callable, *numbers: int, restores: bool = True) -> Iterator[None]:
+    """Handles signals; then whoever handled them before does so again. Python allows it in the main thread alone."""
+    is_allowed = threading.current_thread() is threading.main_thread()
+    old = {number: signal.signal(number, handler) for number in numbers if is_allowed}
+    try:
+        yield
+    finally:
+        for number, before in old.items() if restores else ():
+            signal.signal(number, before)

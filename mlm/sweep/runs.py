@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import NamedTuple
@@ -62,7 +62,7 @@ def run_all(
         check(next(iter(outcomes)))
     stop = root / STOP
     stop.unlink(missing_ok=True)
-    with _stop_on_signal(stop):
+    with watch.handling(functools.partial(_stop_on_signal, stop), signal.SIGINT, signal.SIGTERM):
         if engine is None:
             ended = (_execute(str(root), run, shared_cache=True) for run in todo)
         else:
@@ -144,19 +144,9 @@ def _wait(process: Popen, stop: UPath) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-@contextlib.contextmanager
-def _stop_on_signal(stop: UPath) -> Iterator[None]:
+def _stop_on_signal(stop: UPath, number: int, frame: types.FrameType | None) -> None:
     """Writes the stop file when SIGTERM or Ctrl-C comes; a second Ctrl-C ends at once."""
-
-    def handle(number: int, frame: types.FrameType | None) -> None:
-        if number == signal.SIGINT and stop.is_file():
-            raise KeyboardInterrupt
-        watch.current.signaled(signal.Signals(number).name)
-        write_text(stop, "")
-
-    old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    if number == signal.SIGINT and stop.is_file():
+        raise KeyboardInterrupt
+    watch.current.signaled(signal.Signals(number).name)
+    write_text(stop, "")
