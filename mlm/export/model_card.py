@@ -61,11 +61,12 @@ def write(
         "tokenizer_model": type(fast.model).__name__,
         "history": history,
         "mixture": _folders(model, run),
+        "planned": run and make_stages(run, model.meta["dataset"]["records"]).steps,
+        "meta": model.meta,
         "scores": score_rows([scores or {}]),
         "tests": [] if history is None else _tests(history, model.step),
         "fingerprints": {
             "config": run and configs.fingerprint(run),
-            "data": model.meta.get("data_fingerprint"),
             "tokenizer": tokenizer.fingerprint(model.tokenizer),
             "code": _code_fingerprint(),
         },
@@ -78,7 +79,6 @@ def write(
             "curve": curve,
             "losses": _losses(history),
             "device_hours": sum(s.lines[0].get("devices", 1) * s.seconds for s in history.sessions) / 3600,
-            "useful_flops": model.meta["useful_flops"],
             "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
         }
     _render(folder, "model_card.md.j2", model, values)

@@ -97,7 +97,7 @@ def test_metadata_are_read_back_by_the_hub_s_library_with_scores_where_it_knows_
 
 def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
     """Of its data, recipe, tokenizer, hardware and compute; what is not known is not shown."""
-    trained = with_keys(model, masking__rate=0.3)
+    trained = with_keys(model, masking__rate=0.3, train__steps=60)
     card = card_of(trained, tmp_path, history=history)
     wanted = {
         "rows": ["777", "12"],
@@ -105,7 +105,7 @@ def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
         "duplicates dropped": ["123", "123"],
         "tokens": ["1,234,567", "1,234,567"],
         "unigram entropy, nats": ["6.5", "6.25"],
-        "steps": ["40"],
+        "steps": ["40 of 60"],
         "rows in a step": ["32 of 32 tokens"],
         "optimizer": ["adamw, weight decay 0.01"],
         "kind": ["unigram"],
@@ -131,6 +131,20 @@ def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
     branch = with_keys(model, train__branch_from="gone@30")
     branch.meta["dataset"]["mixture"] = [{"name": "web", "share": 0.5, "records": 100}]
     assert f"{10 * 32 * 0.5 / 100:.2f}" in row(card_of(branch, tmp_path, history=history), "web"), "epochs of its own"
+
+
+def test_an_early_checkpoint_is_one_of_a_longer_run(model, tmp_path):
+    """Of which the shares are, in steps, epochs or hours; of hours, they are not shares of the steps."""
+    keys = {"schedule__warmup_fraction": 0.1, "data__short_length": 16, "masking__end_rate": 0.3}
+    hours = with_keys(model, **keys, train__steps=0, train__hours=24.0)
+    hours.meta["share"] = 0.4567
+    epochs = with_keys(model, **keys, train__steps=0, train__epochs=2.0)
+    for early, steps in ((hours, "40, at 45.7% of the run's 24 hours"), (epochs, f"40 of {-(-2000 // 32)}")):
+        card = html.unescape(card_of(early, tmp_path))
+        assert row(card, "steps") == [steps]
+        assert row(card, "learning rate")[0].endswith("warmup 10.0% of the run")
+        assert "; in the first 90% of the run each is read as" in row(card, "rows in a step")[0]
+        assert card.count("% of the tokens, 30% at the end of the run") == 2
 
 
 def test_what_was_left_out_of_the_data_and_padded_is_said(model, history, tmp_path):
