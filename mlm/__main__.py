@@ -60,13 +60,15 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
         return InputError.code
     # Until the training loop takes it over; a program that is more than this command gets its own back.
     with watch.handling(_stop, signal.SIGTERM, restores=argv is not None):
-        return _run(parser(flags[0]).parse_args(flags), overrides, argv, pretraining)
+        return _run(flags, overrides, argv, pretraining)
 
 
-def _run(args: argparse.Namespace, overrides: list[str], argv: list[str] | None, pretraining: type | None) -> int:
+def _run(flags: list[str], overrides: list[str], argv: list[str] | None, pretraining: type | None) -> int:
+    args = argparse.Namespace(name=flags[0])
     watching = watch.begin(args.name)
     memory.forget()
     try:
+        args = parser(args.name).parse_args(flags)
         args.entry = entry.open_entry(pretraining, argv)
         entry.check_expected(args.entry, socket.gethostname())
         args.entry.check_command(args.name, getattr(args, "command", ""))

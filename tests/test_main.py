@@ -165,6 +165,14 @@ def test_ctrl_c_stays_one_where_a_library_wraps_it(monkeypatch, capsys, wraps, c
     refuse(["report", "--workdir=x"], code, "is bad." if code == 4 else "interrupted", capsys=capsys)
 
 
+def test_ctrl_c_while_the_command_is_imported_is_a_sentence_too(monkeypatch, capsys):
+    def add_arguments(parser):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("mlm.commands.report"), "add_arguments", add_arguments)
+    refuse(["report", "--workdir=x"], 75, "mlm report: interrupted", capsys=capsys)
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), FileNotFoundError(2, "none", "/x")])
 def test_another_error_of_the_system_keeps_its_traceback(monkeypatch, capsys, error):
     """As of a socket, or a file that a fault in the code looks for."""
