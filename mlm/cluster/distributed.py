@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 from jax.experimental import multihost_utils
+from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from mlm.cluster import fingerprints, watch
@@ -15,6 +16,7 @@ from mlm.errors import InputError
 from mlm.workdir import Workdir
 
 _compiled: set[tuple] = set()
+_caches: set[str | None] = {None}  # that were no user's choice
 
 
 def initialize(
@@ -37,11 +39,18 @@ def initialize(
     if service is not None:
         data = {"shards": shards, "tokenizer": tokenizer} | (entry or Entry()).fingerprint()
         service.agree("data", fingerprints.host_fingerprint(config, current.command, str(workdir.root), data))
-    if saves and jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(workdir.root / "xla_cache"))
+    cache_programs(str(workdir.root / "xla_cache") if saves else None)
     if (jax.process_index(), jax.process_count()) != (cluster.process_id, cluster.processes):
         other = f"its devices are those of process {jax.process_index()} of {jax.process_count()}"
         raise InputError(f"this is {cluster.sentence}, but {other}; start the processes in the platform's order.")
+
+
+def cache_programs(folder: str | None) -> None:
+    """Has jax cache its compiled programs in a folder, or nowhere, unless the user has named one."""
+    if jax.config.jax_compilation_cache_dir in _caches:
+        _caches.add(folder)
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()  # that of a program's first command, which jax would keep
 
 
 def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array], *static: Any) -> None:

@@ -24,16 +24,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     with common.locked(workdir), tempfile.TemporaryDirectory() as programs:
         has_shards = config.data.mixture or config.shards.dir or (workdir.shards / NAME).is_file()
         manifest = common.load_data(config, workdir) if has_shards else None
-        import jax
-
         from mlm.cluster import distributed
         from mlm.tasks.pretraining import Pretraining
         from mlm.verify import kernels, numbers, session, times
 
         distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=False, entry=args.entry)
         check_platform(platforms or "")
-        if jax.config.jax_compilation_cache_dir is None:  # the first state is the same for many a check and setting
-            jax.config.update("jax_compilation_cache_dir", programs)
+        distributed.cache_programs(programs)  # the first state is the same for many a check and setting
         checks = {
             "kernels": kernels.check,
             "step": numbers.check_step,

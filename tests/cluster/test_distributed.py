@@ -3,12 +3,14 @@
 import re
 import signal
 
+import jax
 import pytest
 
 from mlm import config as configs
 from mlm.cluster import distributed, fingerprints, watch
 from mlm.cluster.detect import Cluster
 from mlm.errors import InputError
+from mlm.workdir import Workdir
 from tests.support.tiny import tiny_config
 
 
@@ -69,6 +71,27 @@ def test_without_others_to_miss_it_a_process_stands_still_for_as_long_as_a_hang_
     monkeypatch.setattr(watch, "current", watching)
     distributed.initialize(tiny_config("pod.hang=7"), None, saves=False)
     assert limits == [{"hang": 7.0, "heartbeat": 7.0}]
+
+
+def test_each_run_of_a_program_caches_its_programs_in_its_own_folder(tmp_path, monkeypatch):
+    """And none in that of a run which is over, or where the user has named another."""
+    monkeypatch.setattr(watch, "current", watch.Watch("train", None))
+    shortest, named = jax.config.jax_persistent_cache_min_compile_time_secs, jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        for number, name in enumerate(("first", "second", "", "user")):
+            if name == "user":
+                jax.config.update("jax_compilation_cache_dir", str(tmp_path / "user"))
+            workdir = Workdir(str(tmp_path / (name or "read")))
+            distributed.initialize(tiny_config(), workdir, saves=bool(name))
+            jax.jit(lambda x, number=number: x + number)(1.0).block_until_ready()
+        filled = {path.parent for path in tmp_path.rglob("*-cache")}
+        assert filled == {tmp_path / "first/xla_cache", tmp_path / "second/xla_cache", tmp_path / "user"}
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", shortest)
+        jax.config.update("jax_compilation_cache_dir", named)
+        distributed.compilation_cache.reset_cache()
 
 
 def test_another_order_than_jax_has_is_refused(monkeypatch):
