@@ -71,8 +71,8 @@ def _unreachable(scheme: str, host: str) -> str:
 
 
 def expand(path: str) -> str:
-    """Returns a path with its home folder for a leading ~ or ~USER, and without file://; raises ValueError."""
-    path = _expand(path)
+    """Returns a path with its home folder for ~ or ~USER, without file:// and slashes at its end; raises ValueError."""
+    path = re.sub("(?<=[^/:])/+$", "", _expand(path))  # a shell completes the name of a folder with one
     return path if is_remote(path) or not re.match("[^/]*:", path) else f"./{path}"  # "x:/y" would be a scheme to UPath
 
 

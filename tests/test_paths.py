@@ -76,6 +76,13 @@ def test_other_names_stay(name):
     assert expand(name) == expand_source(name) == name
 
 
+def test_a_folder_is_the_same_with_a_slash_at_its_end():
+    """As a shell completes it: a resumed run with tokenizer.path=tk/ is the one with tk."""
+    assert [expand(path) for path in ("tk/", "/a/b//", "gs://b/", "./", "/")] == ["tk", "/a/b", "gs://b", ".", "/"]
+    both = [configs.load(str(configs.BASE), [f"tokenizer.path={path}"]) for path in ("tk", "tk/")]
+    assert configs.diff(*both) == []
+
+
 def test_urls_of_local_files_are_paths(monkeypatch):
     monkeypatch.setenv("HOME", "/h/")
     assert [expand("file:///a/b"), expand("~"), expand("~/a")] == ["/a/b", "/h", "/h/a"]
