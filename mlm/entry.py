@@ -81,6 +81,7 @@ class Entry(NamedTuple):
 
 
 MLM = Entry()
+_parsed: dict[str, tuple[Any, tuple[str, list[str]]]] = {}  # of a module: what was loaded, what `_parse` returned
 
 
 def open_entry(pretraining: Any, argv: list[str] | None) -> Entry:
@@ -144,12 +145,19 @@ def describe(cls: type) -> dict[str, Any]:
 
 
 def _hashes(modules: list[str]) -> list[list[str]]:
-    """Returns [file name, SHA-256 of its code] of modules and of all that they import but installed packages."""
+    """Returns [file name, SHA-256 of its code] of modules and of all that they import but installed packages.
+
+    Of a module that is imported, its code is that of its first time here: edited afterwards, the file is not what runs.
+    """
     hashes: dict[Path, str] = {}
     todo = [(name, _file(name)) for name in modules]
     for name, path in todo:  # which grows
         if path and path not in hashes:
-            hashes[path], imported = _parse(name, path.read_bytes())
+            module = sys.modules.get(name)
+            loaded = getattr(module, "__spec__", None) or module  # another one once it is imported, or reloaded
+            if loaded is None or name not in _parsed or _parsed[name][0] is not loaded:
+                _parsed[name] = loaded, _parse(name, path.read_bytes())
+            hashes[path], imported = _parsed[name][1]
             files = [(module, _file(module)) for module in imported]
             todo += [(module, file) for module, file in files if file and not _is_installed(file)]
     return sorted([path.name, digest] for path, digest in hashes.items())

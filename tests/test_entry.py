@@ -102,6 +102,22 @@ def test_a_record_names_the_class_and_all_its_files(tmp_path):
     assert entry.changes_evaluation(entry.describe(Attends))
 
 
+def test_a_record_is_of_the_code_that_was_imported_whatever_the_file_has_become(tmp_path, monkeypatch):
+    """As while the shards are written, or between two commands of a notebook."""
+    write(tmp_path / "a")
+    monkeypatch.syspath_prepend(str(tmp_path / "a"))
+    for name in ("lib_of_mine", "scale_of_mine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    library = importlib.import_module("lib_of_mine")
+    before = entry.describe(library.Scaled)
+    write(tmp_path / "a", scale_of_mine="SCALE = 3.125\n")
+    assert entry.describe(library.Scaled) == before
+    importlib.reload(sys.modules["scale_of_mine"])
+    assert entry.describe(importlib.reload(library).Scaled) != before
+    for name in ("lib_of_mine", "scale_of_mine"):
+        del sys.modules[name]
+
+
 RESUMES = [
     ({"lib_of_mine": LIBRARY.replace("with a weight", "weighted").replace("A loss", "The loss")}, ""),
     ({"lib_of_mine": LIBRARY.replace("weights_BxK *", "weights_BxK /")}, "lib_of_mine.py branch_from=RUN@3"),
