@@ -34,6 +34,7 @@ from mlm.text import printable, say
 if TYPE_CHECKING:  # which imports jax
     from mlm.cluster.service import Service
 
+STDERR = 2  # the process's: in a notebook, sys.stderr is no file
 INTERVAL = 0.5  # seconds between two checks of the thread
 UNTIMED = "data"  # the phase of tokenizer and shards, but for their tasks:
 TASKS = "tasks"  # each one that is finished is progress
@@ -181,14 +182,14 @@ class Watch:
             if limit and phase != UNTIMED and time.monotonic() - begin > limit:
                 self._hung(phase, limit)
             if self._heartbeat:  # if no Python thread runs, not even this one, C ends the process
-                faulthandler.dump_traceback_later(self._heartbeat, exit=True, file=self._stacks or sys.stderr)
+                faulthandler.dump_traceback_later(self._heartbeat, exit=True, file=self._stacks or STDERR)
             time.sleep(INTERVAL)
         faulthandler.cancel_dump_traceback_later()  # Python's own exit may take longer
 
     def _hung(self, phase: str, limit: float) -> None:
         key = f"config.pod.hang times {SLOW_FACTOR}" if phase in SLOW_PHASES else "config.pod.hang"
         what = f"no progress for {limit:g} s ({key})"
-        file = self._stacks if self._open_stacks() else sys.stderr
+        file = self._stacks if self._open_stacks() else STDERR
         faulthandler.dump_traceback(file, all_threads=True)
         where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
         self.end_now("hang", what, f"{what}, in {phase}; see {where}", 1)

@@ -188,3 +188,12 @@ def test_ctrl_c_before_all_have_met_ends_at_once(tmp_path, processes, code):
     body = "w.failed(KeyboardInterrupt(), 75)\nsys.exit(3)"
     assert run(tmp_path, body, processes=processes) == (code, "")
     assert cause_of(tmp_path)["kind"] == "signal"
+
+
+@pytest.mark.standard
+@pytest.mark.parametrize("limits", ["hang=1.0, heartbeat=0", "hang=0, heartbeat=1.5"])
+def test_a_notebook_on_a_tpu_whose_stderr_is_no_file_is_watched_too(tmp_path, limits):
+    body = "import io\nsys.stderr = io.StringIO()\nw._folder = None\nw._thread.start()\n"
+    body += f"w.set_limits({limits})\ntime.sleep(0.9)\nctypes.{'PyDLL' if '1.5' in limits else 'CDLL'}(None).sleep(20)"
+    code, said = run(tmp_path, body, host_dir="")
+    assert code == 1 and "File" in said and "UnsupportedOperation" not in said
