@@ -139,12 +139,21 @@ def test_an_early_checkpoint_is_one_of_a_longer_run(model, tmp_path):
     hours = with_keys(model, **keys, train__steps=0, train__hours=24.0)
     hours.meta["share"] = 0.4567
     epochs = with_keys(model, **keys, train__steps=0, train__epochs=2.0)
-    for early, steps in ((hours, "40, at 45.7% of the run's 24 hours"), (epochs, f"40 of {-(-2000 // 32)}")):
+    for early, steps in ((hours, "40, at 45.7% of the run's 24 hours"), (epochs, "40 of 63")):
         card = html.unescape(card_of(early, tmp_path))
         assert row(card, "steps") == [steps]
         assert row(card, "learning rate")[0].endswith("warmup 10.0% of the run")
         assert "; in the first 90% of the run each is read as" in row(card, "rows in a step")[0]
         assert card.count("% of the tokens, 30% at the end of the run") == 2
+
+
+def test_what_a_class_makes_is_not_said_to_be_the_config_s(model, tmp_path):
+    changed = with_keys(model)
+    changed.meta["class"] = {"name": "a.B", "overrides": ["make_masking", "make_optimizer"], "files": []}
+    card = card_of(changed, tmp_path)
+    for name in ("optimizer", "gradient clipping", "predicted"):
+        assert " of its class; the config has " in row(card, name)[0]
+    assert "It was trained to predict" not in card
 
 
 def test_what_was_left_out_of_the_data_and_padded_is_said(model, history, tmp_path):
