@@ -1,4 +1,6 @@
-"""What a command remembers of disks and servers: the next one in the same program, as in a notebook, reads them again.
+"""What a command remembers, and the next one in the same program, as in a notebook, is not to take over.
+
+What was read of disks and servers is forgotten:
 
 @of_a_command
 @functools.cache
@@ -8,6 +10,7 @@ def ...
 from typing import Any
 
 _caches: list[Any] = []
+_program_caches: set[str | None] = {None}  # folders that no user has named
 
 
 def of_a_command(cached: Any) -> Any:
@@ -20,3 +23,14 @@ def forget() -> None:
     """Clears all these caches."""
     for cached in _caches:
         cached.cache_clear()
+
+
+def cache_programs(folder: str | None) -> None:
+    """Has jax cache its compiled programs in a folder, or nowhere, unless the user has named one."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if jax.config.jax_compilation_cache_dir in _program_caches:
+        _program_caches.add(folder)
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()  # that of an earlier command, which jax would keep

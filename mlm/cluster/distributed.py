@@ -7,16 +7,15 @@ from typing import Any, Self
 
 import jax
 from jax.experimental import multihost_utils
-from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
+from mlm import memory
 from mlm.cluster import fingerprints, watch
 from mlm.entry import Entry
 from mlm.errors import InputError
 from mlm.workdir import Workdir
 
 _compiled: set[tuple] = set()
-_caches: set[str | None] = {None}  # that were no user's choice
 
 
 def initialize(
@@ -39,18 +38,10 @@ def initialize(
     if service is not None:
         data = {"shards": shards, "tokenizer": tokenizer} | (entry or Entry()).fingerprint()
         service.agree("data", fingerprints.host_fingerprint(config, current.command, str(workdir.root), data))
-    cache_programs(str(workdir.root / "xla_cache") if saves else None)
+    memory.cache_programs(str(workdir.root / "xla_cache") if saves else None)
     if (jax.process_index(), jax.process_count()) != (cluster.process_id, cluster.processes):
         other = f"its devices are those of process {jax.process_index()} of {jax.process_count()}"
         raise InputError(f"this is {cluster.sentence}, but {other}; start the processes in the platform's order.")
-
-
-def cache_programs(folder: str | None) -> None:
-    """Has jax cache its compiled programs in a folder, or nowhere, unless the user has named one."""
-    if jax.config.jax_compilation_cache_dir in _caches:
-        _caches.add(folder)
-        jax.config.update("jax_compilation_cache_dir", folder)
-        compilation_cache.reset_cache()  # that of a program's first command, which jax would keep
 
 
 def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array], *static: Any) -> None:

@@ -4,7 +4,7 @@ import argparse
 import os
 import tempfile
 
-from mlm import cluster
+from mlm import cluster, memory
 from mlm.commands import common
 from mlm.data.manifest import NAME
 from mlm.errors import DamageError, InputError, StopError
@@ -30,7 +30,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
         distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=False, entry=args.entry)
         check_platform(platforms or "")
-        distributed.cache_programs(programs)  # the first state is the same for many a check and setting
+        memory.cache_programs(programs)  # the first state is the same for many a check and setting
         checks = {
             "kernels": kernels.check,
             "step": numbers.check_step,

@@ -5,6 +5,7 @@ import signal
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from mlm import config as configs
 from mlm.cluster import distributed, fingerprints, watch
@@ -91,7 +92,7 @@ def test_each_run_of_a_program_caches_its_programs_in_its_own_folder(tmp_path, m
     finally:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", shortest)
         jax.config.update("jax_compilation_cache_dir", named)
-        distributed.compilation_cache.reset_cache()
+        compilation_cache.reset_cache()
 
 
 def test_another_order_than_jax_has_is_refused(monkeypatch):
