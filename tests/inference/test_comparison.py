@@ -140,7 +140,7 @@ def test_what_can_not_be_compared_is_refused_before_a_model_runs(folders, texts,
     before = snapshot(tmp_path)
     for models, flags, words in (
         ([first, second, first], [source], ["--models", first, "twice"]),
-        ([first, f"{tmp_path}/link/"], [source], ["--models", f"{tmp_path}/link/", "twice"]),
+        ([first, f"{tmp_path}/link/"], [source], ["--models", f"{tmp_path}/link", "twice"]),
         ([first, larger], [source], [larger, "1000", "1100"]),
         ([first, str(maskless)], [source], ["maskless", "mask token"]),
         ([first, f"{tmp_path}/none"], [source], ["--models=", f"{tmp_path}/none"]),
