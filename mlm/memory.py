@@ -1,6 +1,4 @@
-"""What a command remembers, and the next one in the same program, as in a notebook, is not to take over.
-
-What was read of disks and servers is forgotten:
+"""What the next command of a program, as in a notebook, must not take over: what was read, and where jax caches.
 
 @of_a_command
 @functools.cache
@@ -14,13 +12,13 @@ _program_caches: set[str | None] = {None}  # folders that no user has named
 
 
 def of_a_command(cached: Any) -> Any:
-    """Has what a function of functools' caches returned forgotten when a command starts."""
+    """Returns the function, of functools.cache, whose cache is cleared when a command starts."""
     _caches.append(cached)
     return cached
 
 
 def forget() -> None:
-    """Clears all these caches."""
+    """Clears these caches."""
     for cached in _caches:
         cached.cache_clear()
 

@@ -28,8 +28,8 @@ def import_tensorflow() -> types.ModuleType:
     return tf
 
 
-def _as_it_is(function):
-    """Keeps a function from autograph, which would read its source file again on first use, hours into a run."""
+def _without_autograph(function):
+    """Returns a function for tf.data; autograph would read its source file again on first use, hours into a run."""
     return import_tensorflow().autograph.experimental.do_not_convert(function)
 
 
@@ -49,10 +49,11 @@ def train_batches(
     def stream(lane):
         return reader.stream(visits, lane, count=np.iinfo(np.int64).max).rebatch(per_lane)
 
-    numbers = import_tensorflow().data.Dataset.range(len(visits))
-    rows_by_lane = numbers.interleave(_as_it_is(stream), cycle_length=len(visits))  # traced once, however many lanes
+    lane_numbers = import_tensorflow().data.Dataset.range(len(visits))
+    # traced once, however many lanes there are
+    rows_by_lane = lane_numbers.interleave(_without_autograph(stream), cycle_length=len(visits))
     batches = reader.run(rows_by_lane.batch(len(visits)))
-    return ({key: np.concatenate(lanes)[start:stop] for key, lanes in batch.items()} for batch in batches)
+    return ({key: np.concatenate(parts)[start:stop] for key, parts in batch.items()} for batch in batches)
 
 
 def eval_batches(
@@ -123,7 +124,7 @@ class _Reader:
         self._visited: list[int] = []  # shards
 
     def stream(self, visits: Sequence[Iterator[Visit]], lane, *, count: int):
-        """Returns a tf.data stream of the rows of `count` visits of a lane, a visit an element; lane: a tensor, too."""
+        """Returns a tf.data stream of the rows of `count` of visits[lane], a visit an element; lane may be a tensor."""
         tf = import_tensorflow()
 
         def plan(number: np.int64) -> tuple[np.int64, np.int64, np.ndarray]:
@@ -153,7 +154,7 @@ class _Reader:
                 "epoch": tf.cast(tf.fill(tf.shape(order), epoch), tf.uint32),
             }
 
-        return tf.data.Dataset.range(count).map(_as_it_is(read), num_parallel_calls=1).prefetch(1)
+        return tf.data.Dataset.range(count).map(_without_autograph(read), num_parallel_calls=1).prefetch(1)
 
     def run(self, dataset) -> Iterator[Batch]:
         """Returns the batches of a tf.data pipeline as numpy arrays; an error in it is traced to its record."""
@@ -163,11 +164,12 @@ class _Reader:
         options.threading.private_threadpool_size = 2
         pipeline = [iter(dataset.with_options(options).prefetch(4))]
         batches = self._read(pipeline)
-        # at the exit of Python, too, while its threads may still call Python: later, they would wait for it for ever
+        # at the exit of Python, too: its threads call Python, and a little later would wait for it forever
         weakref.finalize(batches, pipeline.clear)
         return batches
 
     def _read(self, pipeline: list) -> Iterator[Batch]:
+        """Yields the batches of an iterator, which the list alone holds."""
         failure = import_tensorflow().errors.OpError
         try:
             while columns := next(pipeline[0], None):
