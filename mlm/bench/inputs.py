@@ -52,6 +52,10 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
             group="split",
             validation_groups=("validation",),
             validation_fraction=_bytes(splits["validation"]) / _bytes(texts),
+            test_fraction=0.0,
+            test_groups=(),
+            keep_out=(),  # as the example, which leaves out nothing
+            near_duplicates=0.0,
             max_documents=0,
         )
         rows, tokens = {}, 0

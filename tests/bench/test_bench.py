@@ -73,11 +73,12 @@ def test_step_batches_and_loop(manifest, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch):
-    """Of the first text of the corpus, by both; nothing is left behind."""
-    write_jsonl(tmp_path / "texts.jsonl", texts)
+    """Of the first text of the corpus, all of it, by both; nothing is left behind."""
+    source = write_jsonl(tmp_path / "texts.jsonl", texts)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(inputs.tempfile, "tempdir", str(tmp_path / "temporary"))
-    config = tiny_config(f"corpus.sources=jsonl:{tmp_path}/texts.jsonl", "shards.count=4", "data.lanes=4")
+    corpus = (f"corpus.sources={source}", f"corpus.keep_out=({source!r},)", "corpus.test_fraction=0.1")
+    config = tiny_config(*corpus, "shards.count=4", "data.lanes=4")
     found = measured(config, ["shards"], tokenizer_folder=tokenizer_folder, megabytes=0.2)["shards"]
     ours, example = found["mlm"], found["tf_tpu_example"]
     fast = inputs.shards.tokenizer.load_fast(tokenizer_folder)
