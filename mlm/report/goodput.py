@@ -36,7 +36,7 @@ class TimeUse:
     training: float = 0.0  # steps that were kept, the wait for their input included
     evaluation: float = 0.0  # while the steps waited for it
     checkpoints: float = 0.0  # likewise
-    start: float = 0.0  # from a start to the end of its first step: input, compilation
+    start: float = 0.0  # from a start, or a line "compile", to the end of its first step: input, compilation
     redone: float = 0.0  # steps, evaluations and checkpoints that a later start repeated
     down: float = 0.0  # from the last line before a start to that start: not running, or not logging
 

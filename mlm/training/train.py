@@ -237,8 +237,8 @@ class Loop:
                 share = self.budget.start_step(step, metrics)
             stage = task.stages.stage_at(step, share)
             is_new = (stage.rows, stage.length) not in compiled  # the first call opens the data, or compiles
-            if is_new and pending:
-                pending = self.read(*pending)
+            if is_new and compiled:
+                pending = self.before_compilation(step - 1, metrics, pending)
             cluster.progress("start" if is_new else "input", step)
             self.log.waits.add("host_wait")
             columns = next(batches)
@@ -287,6 +287,13 @@ class Loop:
     def is_done(self, step: int) -> bool:
         """Returns whether `step` is the last."""
         return self.budget.share >= 1 if self.budget else step >= self.task.stages.steps
+
+    def before_compilation(self, step: int, metrics: dict[str, jax.Array], pending: tuple | None) -> None:
+        """Waits for a step, and logs that the time up to here is that of steps."""
+        if pending:
+            self.read(*pending)
+        jax.block_until_ready(metrics)
+        self.log.timing("compile", step, {})
 
     def restart_clock(self, step: int, stage: Stage, metrics: dict[str, jax.Array]) -> None:
         """Waits for a step that compiled, and leaves it out of the throughput."""

@@ -59,6 +59,7 @@ def test_what_comes_at_which_step(straight):
     assert steps_of(straight, "eval") == [5, 10, 12]
     assert saved(straight) == steps_of(straight, "checkpoint") == [3, 6, 9, 12]
     assert steps_of(straight, "first_step") == [1, 4, 6, 8], "of rows and lengths"
+    assert steps_of(straight, "compile") == [3, 5, 7], "where the time of steps ends, between two lines of the log too"
     assert json.loads(straight.config.read_text())["train"]["steps"] == 12
 
 
