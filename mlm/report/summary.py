@@ -149,11 +149,7 @@ def gather(workdir: Workdir, config: ConfigDict | None, *, until: float = float(
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
     newest = max((step for step in tables if step <= until), default=None)
     run, *ancestors = ancestry(workdir.root)
-    folders = [(str(workdir.shards), 1.0)]
-    if config is not None:
-        folders = config.data.mixture or [(workdir.shards_of(config), 1.0)]
-    manifests = [(share, read_manifest(folder)) for folder, share in folders]
-    manifest = None if any(manifest is None for _, manifest in manifests) else mixture.join(manifests)
+    manifest = read_data(workdir, config)
     return RunSummary(
         name=workdir.root.name,
         config=config,
@@ -167,6 +163,15 @@ def gather(workdir: Workdir, config: ConfigDict | None, *, until: float = float(
     )
 
 
+def read_data(workdir: Workdir, config: ConfigDict | None) -> Manifest | None:
+    """Reads the manifest of a run's shards; None if they are gone."""
+    folders = [(str(workdir.shards), 1.0)]
+    if config is not None:
+        folders = config.data.mixture or [(workdir.shards_of(config), 1.0)]
+    manifests = [(share, read_manifest(folder)) for folder, share in folders]
+    return None if any(manifest is None for _, manifest in manifests) else mixture.join(manifests)
+
+
 def read_run(root: UPath) -> Run:
     """Reads the config of the run in a workdir, and where it came from."""
     config = configs.read(root / "config.json")
@@ -174,6 +179,8 @@ def read_run(root: UPath) -> Run:
     candidates = (UPath(name).absolute(), root.parent / UPath(name).name)  # the second if it was started elsewhere
     parent = next((folder for folder in candidates if start and (folder / "checkpoints").is_dir()), None)
     dataset = locate.metadata(str(root)).get("dataset", {})
+    if "real_share" not in dataset and (manifest := read_data(Workdir(str(root), create=False), config)):
+        dataset = {"real_share": manifest.real_share}  # before the first checkpoint
     return Run(root, config, parent, start, dataset.get("real_share", 1.0))
 
 

@@ -34,7 +34,7 @@ def test_scores_are_those_of_the_logs(page):
     assert page.row("bits per byte") == ["1.8125", "1.7188", ""]
     assert page.row("predictions") == ["12,345", "12,345", ""]
     assert "1.7500 nats under" in page.row("Unigram entropy of the validation split")[0]
-    assert page.row("Tokens read") == [f"{40 * 256 * 512:,} in 40 steps"]
+    assert page.row("Tokens read") == [f"{40 * 256 * 384:,} in 40 steps"]
     assert page.row("Steps skipped (not finite)") == ["2"]
     assert page.row("Throughput, median") == ["800 tokens/s"], "of the kept stretches 900, 1000, 500 and 700"
     assert page.row("Device") == ["4 x cpu"]
@@ -43,7 +43,7 @@ def test_scores_are_those_of_the_logs(page):
 def test_a_run_stopped_between_two_lines_of_its_log_has_made_the_steps_that_it_saved(tmp_path):
     overrides = ["train.steps=40"]
     page = page_of(make_workdir(tmp_path, metrics=TRAIN[:3], timing=TIMING[:11], overrides=overrides))
-    assert "35 of 40 steps" in page.text and page.row("Tokens read") == [f"{35 * 256 * 512:,} in 35 steps"]
+    assert "35 of 40 steps" in page.text and page.row("Tokens read") == [f"{35 * 256 * 384:,} in 35 steps"]
     page = page_of(make_workdir(tmp_path, metrics=TRAIN[:3], timing=TIMING[:7], overrides=overrides))
     assert "30 of 40 steps" in page.text, "logged, but not saved"
 

@@ -86,7 +86,8 @@ def make_workdir(path, *, metrics=(*TRAIN, *EVALS), timing=TIMING, entropy=6.0, 
     workdir.config.write_text(configs.load("configs/base.py", list(overrides)).to_json())
     if entropy is not None:
         workdir.shards.mkdir(exist_ok=True)
-        manifest = manifest_of(32, train={"unigram_entropy": 1.0}, validation={"unigram_entropy": entropy})
+        train = {"records": (10,), "padding_tokens": 80, "unigram_entropy": 1.0}  # a quarter is padding
+        manifest = manifest_of(32, train=train, validation={"unigram_entropy": entropy})
         (workdir.shards / "manifest.json").write_text(manifest.to_json())
     return workdir
 
