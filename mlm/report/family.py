@@ -1,10 +1,8 @@
 """The milestones of a run, and the branches that leave it and its ancestors, as a tree. Nothing here imports jax."""
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 
-from mlm import config as configs
 from mlm import logs
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children
@@ -61,7 +59,7 @@ def _branches(runs: dict[UPath, Run]) -> list[Run]:
 
 
 def _changes(run: Run, parent: Run | None) -> str:
-    """Returns the keys that a branch changed; of one whose parent is gone, where it came from."""
-    if parent and parent.config and run.config:
-        return ", ".join(configs.diff(parent.config, run.config, re.compile(r"train\.branch_from")))
+    """Returns what a branch changed as it started; of one whose parent is gone, where it came from."""
+    if parent and (branch := locate.metadata(str(run.root)).get("branch")):  # the parent may have changed since
+        return ", ".join(branch["config_changes"])
     return f"from {run.config.train.branch_from}" if run.config and run.config.train.branch_from else ""

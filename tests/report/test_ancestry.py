@@ -1,6 +1,7 @@
 """A run and what it branched off from: the tokens read on the way, the scores of its checkpoints."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ def make_run(root: Path, *overrides: str, steps: int, milestones: tuple[int, ...
     config = configs.load("configs/base.py", [*sizes, *overrides])
     workdir.config.write_text(config.to_json())
     meta = {"format": checkpoint_files.FORMAT, "config": config.to_dict(), "milestones": milestones}
+    if parent := configs.read(Path(config.train.branch_from.partition("@")[0]) / "config.json"):
+        meta["branch"] = {"config_changes": configs.diff(parent, config, re.compile(r"train\.branch_from"))}
     for step in {*milestones, steps}:
         file = workdir.checkpoints / str(step) / "meta" / "metadata"
         file.parent.mkdir(parents=True)
@@ -101,7 +104,9 @@ def table(workdir: Workdir) -> list[tuple[str, ...]]:
 
 
 def test_the_tree_of_a_run_in_the_middle(runs, tmp_path):
-    """The same for each of its runs; folders beside them that hold no branch of theirs change nothing."""
+    """The same for each of its runs; folders beside them that hold no branch change nothing, as later keys of one."""
+    later = configs.replace(configs.read(runs["trunk"].config), {"checkpoint.keep": 9})  # as a resumed run may
+    runs["trunk"].config.write_text(later.to_json())
     make_run(tmp_path / "stranger", steps=10)
     for name, content in (("damaged", "{"), ("export", '{"model_type": "roberta"}')):
         (tmp_path / name).mkdir()
