@@ -101,7 +101,8 @@ def open_recipes(args: argparse.Namespace, config: ConfigDict) -> Recipes:
             raise InputError("--torch: reads one folder of shards, but config.data.mixture names several.")
         key = "torch" if args.torch else "stock"
         return {"mlm": (args.config, config), key: (NAMES[key], quality.baseline(config))}
-    other = quality.on_same_data(config, configs.load(args.against, [], flag="--against"), args.against)
+    other_args = argparse.Namespace(config=args.against, workdir=args.workdir)
+    other = quality.on_same_data(config, common.read_config(other_args, [], flag="--against"), args.against)
     name = f"{args.config}, overridden" if Path(args.config).samefile(args.against) else args.config
     return {"mlm": (name, config), "against": (args.against, other)}
 

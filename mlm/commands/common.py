@@ -176,10 +176,12 @@ def read_config(
     task: str = configs.PRETRAINING,
     starts: bool = False,
     says: bool = False,
+    flag: str = "--config",
 ) -> ConfigDict:
-    """Returns the config of --config, or without it the workdir's; a command that `starts` needs train.init_from.
+    """Returns the config of --config, or of another `flag`, or without it the workdir's.
 
-    `args.inherited` is what the config takes from that model; with `says`, process 0 prints it, or why it is nothing.
+    A command that `starts` needs train.init_from. `args.inherited` is what the config takes from that model; with
+    `says`, process 0 prints it, or why it is nothing.
     """
     if args.config is None:
         return configs.load_saved(Workdir(args.workdir, create=False).config, overrides, task=task)
@@ -206,7 +208,7 @@ def read_config(
             remark = f"from train.init_from = {named}: {keys}"
         return {INIT_FROM: named} | args.inherited
 
-    config = configs.load(args.config, overrides, task=task, derive=derive)
+    config = configs.load(args.config, overrides, task=task, flag=flag, derive=derive)
     if says and remark and not getattr(args, "process_id", 0):
         say(printable(remark))
     return config

@@ -252,8 +252,10 @@ def test_what_does_not_fit_is_refused(workdir, tmp_path, capsys, flags, words):
 
 def test_both_are_on_the_data_of_the_config(tmp_path):
     config = tiny_config(*SETTINGS, "data.seed=7", "shards.dir=mine", "evaluate.seed=3")
-    other = write_config(tmp_path / "other.py", "data.global_batch=32", "masking.rate=0.4")
-    (name, _), (_, against) = open_recipes(argparse.Namespace(against=other, config=other, torch=""), config).values()
+    other = write_config(tmp_path / "other.py", "masking.rate=0.4", f"train.init_from={tmp_path}")
+    (tmp_path / "config.json").write_text('{"model_type": "roberta", "hidden_act": "relu"}')
+    args = argparse.Namespace(against=other, config=other, torch="", workdir="")
+    (name, _), (_, against) = open_recipes(args, config).values()
     assert name == f"{other}, overridden"
     assert (against.data.seed, against.shards.dir, against.evaluate.seed) == (7, "mine", 3)
-    assert (against.data.global_batch, against.masking.rate) == (32, 0.4)
+    assert (against.masking.rate, against.model.activation) == (0.4, "relu"), "by its file, and from its model"
