@@ -57,6 +57,7 @@ class Watch:
         self._signal: tuple[str, float] | None = None  # that asked this process to end, and when
         self._lock = threading.RLock()  # of the files and of the first reason
         self._ended = self._done = False  # the first reason is known; all is done
+        self.at_end: Callable[[], object] = lambda: None  # called before this process ends at once
         self._stacks: Any = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
 
@@ -166,6 +167,7 @@ class Watch:
                 say(f"mlm {self.command}: {message}")
             if self.service is not None:
                 self.service.notify(end)
+            self.at_end()
             sys.stdout.flush()
             sys.stderr.flush()
         finally:

@@ -27,6 +27,7 @@ from mlm.workdir import Workdir
 START = 0  # in the place of a step: config.json and the tokenizer
 LONGEST = 3600.0  # seconds of a push
 LAST = 1800.0  # seconds to wait for the last one
+ENDING = 10.0  # seconds for the end of one that is given up
 
 
 def train_and_push(config: ConfigDict, workdir: Workdir, task: Task, entry: Entry) -> None:
@@ -46,6 +47,7 @@ class Pushes(AbstractContextManager):
         self._process, self._has_ended, self._worker = None, False, ThreadPoolExecutor(1)
         self._running = self._newest = START  # steps: of the push that runs, and of the one to come after it
         self._last = self._worker.submit(self._try, START)
+        watch.current.at_end = self._give_up
 
     def __call__(self, step: int) -> tuple[int, int]:
         """Takes a complete checkpoint; returns the steps that are still needed."""
@@ -59,10 +61,15 @@ class Pushes(AbstractContextManager):
             if kind is None:
                 self._finish()
         finally:
-            self._has_ended = True
-            if self._process is not None:
-                self._process.kill()
-            self._worker.shutdown(cancel_futures=True)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Ends the push that still runs, and waits until its files are removed."""
+        self._has_ended = True
+        if self._process is not None:
+            self._process.kill()
+        self._worker.shutdown(wait=False)
+        wait([self._last], ENDING)
 
     def _finish(self) -> None:
         """Pushes the checkpoint that `export` chooses, and waits for it."""
@@ -70,7 +77,7 @@ class Pushes(AbstractContextManager):
         self._submit(checkpoint_files.choose(self._workdir.checkpoints, on_damage="stop", best=is_classifier))
         if not self._last.done():
             self._say(f"waits up to {LAST / 60:g} min for the last push; the run itself is saved")
-            cluster.progress(watch.UNTIMED)
+            cluster.progress(watch.UNTIMED, watch.current.step)
             wait([self._last], LAST)
         if not self._last.done() or not self._last.result():
             command = f"python -m mlm export --workdir={self._workdir.root} --push={self._settings.name}"
@@ -85,7 +92,7 @@ class Pushes(AbstractContextManager):
         """Pushes a step, unless a later one waits; returns whether nothing went wrong."""
         self._running, reason = step, ""
         try:
-            if step in (START, self._newest):
+            if step in (START, self._newest) and not self._has_ended:
                 reason = self._push(step)
         except Exception as error:  # of a disk, a bucket, the system: no reason to end a run
             reason = f"{type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from safetensors.numpy import load as load_tensors
 
 from mlm import __main__, entry
+from mlm.cluster import watch
 from mlm.export import hub as hub_pushes
 from mlm.export import push
 from mlm.model import weights
@@ -120,6 +121,21 @@ def test_what_fails_is_a_warning(tmp_path, capsys, monkeypatch):
     assert "lacks step 12 (FileNotFoundError" in err and "lacks the last checkpoint; run the same" in err
 
 
+def test_an_end_at_once_ends_the_push_first(pushes, tmp_path, capsys, monkeypatch):
+    """SIGTERM while the last push is waited for; nothing of it stays, and what is said is true."""
+    killed, seen = threading.Event(), []
+    monkeypatch.setattr(
+        Process, "during", staticmethod(lambda what: "" if what == "start" else f"{killed.wait(WAIT / 10)}")
+    )
+    monkeypatch.setattr(Process, "kill", lambda self: self.pushes[-1] != "start" and killed.set())
+    monkeypatch.setattr(hub_pushes.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(hub_pushes.Pushes, "_say", lambda self, message: __main__._stop(signal.SIGTERM, None))
+    monkeypatch.setattr(watch, "current", watch.Watch("train", None))
+    monkeypatch.setattr(watch.os, "_exit", lambda code: seen.append((code, killed.is_set(), [*tmp_path.glob("mlm-*")])))
+    train_toy(tmp_path / "run")
+    assert seen == [(75, True, [])] and "mlm train: stopped after step 12;" in capsys.readouterr().err
+
+
 def test_a_token_that_is_refused_is_refused_first(hub, tmp_path, capsys, monkeypatch):
     """So are a public repository and a Hub without an answer; nothing is written, and nothing is read."""
     command = ["train", "--config=configs/base.py", f"--workdir={tmp_path}", "--config.hub.name=me/small"]
@@ -162,7 +178,7 @@ def test_two_processes_push_the_checkpoint_that_they_hold_together(hub, manifest
     pushed = load_tensors(files["model.safetensors"])
     assert pushed.keys() == expected.keys()
     assert all(np.array_equal(pushed[name], expected[name]) for name in expected)
-    assert b"| steps | 12 |" in files["README.md"]
+    assert b"| steps | 12 of 12 |" in files["README.md"]
     assert TOKEN not in "".join(errors)
     assert not [name for name, content in snapshot(tmp_path).items() if TOKEN.encode() in content]
 
