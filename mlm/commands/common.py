@@ -15,7 +15,7 @@ from mlm.cluster import detect, watch
 from mlm.cluster.fingerprints import host_fingerprint
 from mlm.config_rules import SOURCES, lanes_of_shares
 from mlm.data import tokenizer
-from mlm.data.manifest import Manifest, check_rows, load_manifest, verify
+from mlm.data.manifest import Manifest, check_config, load_manifest, verify
 from mlm.doctor import preflight
 from mlm.engine import dask_engine
 from mlm.engine.engine import Engine, open_pool
@@ -244,12 +244,8 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     from mlm.data import mixture
 
     manifest = load_data(config, workdir)
+    check_config(manifest, config)
     folder, length, short = manifest.folder, config.shards.length, config.data.short_length
-    if manifest.length != length:
-        raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
-    check_rows(manifest, config.shards.rows)
-    if short and manifest.real_share < 1:
-        raise InputError(f"config.data.short_length = {short}: the rows in {folder} are padded; set it to 0.")
     fingerprint = workdir.tokenizer_folder and tokenizer.fingerprint(workdir.tokenizer_folder)
     if fingerprint and manifest.tokenizer_fingerprint not in (None, fingerprint):
         raise InputError(

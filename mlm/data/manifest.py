@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Self
 
+from ml_collections import ConfigDict
+
 from mlm import logs
 from mlm.config_rules import CONCATENATED
 from mlm.data import tokenizer
@@ -207,6 +209,17 @@ def check_rows(data: Manifest, rows: str) -> None:
     if data.rows not in ("", rows):
         fix = f"the shards in {data.folder} were written with {data.rows}; set it to that, or use another folder"
         raise InputError(f"config.shards.rows = {rows}: {fix} (--workdir or shards.dir).")
+
+
+def check_config(manifest: Manifest, config: ConfigDict) -> None:
+    """Raises InputError if a config reads rows of another kind or length than the shards hold."""
+    length, short = config.shards.length, config.data.short_length
+    if manifest.length != length:
+        raise InputError(f"config.shards.length = {length}: the shards in {manifest.folder} hold {manifest.length}.")
+    check_rows(manifest, config.shards.rows)
+    if short and manifest.real_share < 1:
+        what = f"the rows in {manifest.folder} are padded; set it to 0"
+        raise InputError(f"config.data.short_length = {short}: {what}.")
 
 
 def verify(manifest: Manifest, *, deep: bool) -> None:

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm.config_rules import CONCATENATED, Rule
-from mlm.data.manifest import DatasetInfo, Manifest
+from mlm.data.manifest import DatasetInfo, Manifest, check_config
 from mlm.data.stages import check_branch, make_stages, total_steps
 from mlm.errors import InputError
 from mlm.plan import cost_model, hlo, topology
@@ -40,7 +40,7 @@ class Job:
 
     info: DatasetInfo
     known_records: bool
-    has_shards: bool
+    manifest: Manifest | None
     price: float | None
     make_task: MakeTask
     calibration: Calibration | None = None  # None for that of mlm/plan/calibrations/
@@ -61,9 +61,9 @@ def make_job(
         info = DatasetInfo.synthetic(vocab_size=vocab_size, length=length, records=config.data.global_batch)
     else:
         info = DatasetInfo.from_manifest(manifest)
-    info, has_shards = dataclasses.replace(info, records=records or info.records), manifest is not None
+    info = dataclasses.replace(info, records=records or info.records)
     make_task = functools.partial((pretraining or Pretraining).without_data, manifest=manifest)
-    return Job(info, bool(records) or has_shards, has_shards, price, make_task, calibration)
+    return Job(info, bool(records) or manifest is not None, manifest, price, make_task, calibration)
 
 
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> tuple[Program, dict[str, Any]]:
@@ -90,7 +90,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "hosts": sharding.host_input(sharding.processes_of(mesh), config),
         "mesh": dict(mesh.shape),
         "length": short if kind == "short" else job.info.length,
-        "padding": 1 - job.info.real_share if job.has_shards or config.shards.rows == CONCATENATED else None,
+        "padding": 1 - job.info.real_share if job.manifest or config.shards.rows == CONCATENATED else None,
         "global_batch": config.data.global_batch,
         "batch_stages": list(map(list, config.data.batch_stages)),
         "accumulate": accumulate,
@@ -193,8 +193,11 @@ def plan_cell(
             rows = int(cell["per_chip_batch"]) * place.chips * accumulate
             values |= {"data.global_batch": rows, "data.batch_stages": ()}  # whose ROWS may be more
         changed = configs.replace(config, values, rules=rules)
-        vocab_size = job.info.vocab_size if job.has_shards else changed.tokenizer.vocab_size
-        info = dataclasses.replace(job.info, length=changed.shards.length, vocab_size=vocab_size)
+        info = job.info
+        if job.manifest:
+            check_config(job.manifest, changed)
+        else:
+            info = dataclasses.replace(info, length=changed.shards.length, vocab_size=changed.tokenizer.vocab_size)
         return {"cell": cell, "plan": measure(changed, dataclasses.replace(job, info=info), place)[1]}
     except InputError as error:
         return {"cell": cell, "error": str(error)}

@@ -47,12 +47,16 @@ def test_a_batch_of_a_sweep_may_be_smaller_than_those_of_the_stages(monkeypatch)
     assert "v9:1x1" in plan.plan_cell(config, job, 1, {"topology": "v9:1x1"})["error"], "and the others go on"
 
 
-def test_a_sweep_over_the_vocabulary_has_each_one_s_size(manifest, monkeypatch):
-    monkeypatch.setattr(plan, "measure", lambda config, job, place: (None, job.info.vocab_size))
-    for shards, sizes in ((None, [512, 1024]), (manifest, [manifest.vocab_size] * 2)):
+def test_a_sweep_has_the_sizes_of_each_cell_or_of_the_shards(manifest, monkeypatch):
+    """The number of the shards' rows says nothing of rows of another length."""
+    monkeypatch.setattr(plan, "measure", lambda config, job, place: (None, (job.info.vocab_size, job.info.length)))
+    other = f"config.shards.length = 64: the shards in {manifest.folder} hold 32."
+    of_shards = [(manifest.vocab_size, 32), other] * 2
+    for shards, expected in ((None, [(512, 32), (512, 64), (1024, 32), (1024, 64)]), (manifest, of_shards)):
         job = plan.make_job(tiny_config(), shards)
-        cells = plan.cells(["tokenizer.vocab_size=512,1024"], "v5e:2x4")
-        assert [plan.plan_cell(tiny_config(), job, 1, cell).get("plan") for cell in cells] == sizes
+        cells = plan.cells(["tokenizer.vocab_size=512,1024", "shards.length=32,64"], "v5e:2x4")
+        found = [plan.plan_cell(tiny_config(), job, 1, cell) for cell in cells]
+        assert [cell.get("plan", cell.get("error")) for cell in found] == expected
 
 
 # What does not fit ----------------------------------------------------------------------------------------------------
