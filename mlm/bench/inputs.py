@@ -1,7 +1,6 @@
 """The parts of `bench` that need data: "shards", "batches" and "loop"."""
 
 import concurrent.futures
-import dataclasses
 import functools
 import json
 import shutil
@@ -44,11 +43,11 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
         length, target = config.shards.length, f"{folder}/shards"
         counts = {"train": config.shards.count, "validation": config.shards.validation_count}
         settings = shards.Settings(length, counts)
-        corpus = dataclasses.replace(
-            Corpus.from_config(config.corpus),
+        corpus = Corpus(
             sources=(f"jsonl:{folder}/documents.jsonl",),
             weights=(1.0,),
             field="text",
+            streaming=False,
             group="split",
             validation_groups=("validation",),
             validation_fraction=_bytes(splits["validation"]) / _bytes(texts),

@@ -213,13 +213,12 @@ def check_rows(data: Manifest, rows: str) -> None:
 
 def check_config(manifest: Manifest, config: ConfigDict) -> None:
     """Raises InputError if a config reads rows of another kind or length than the shards hold."""
-    length, short = config.shards.length, config.data.short_length
+    folder, length, short = manifest.folder, config.shards.length, config.data.short_length
     if manifest.length != length:
-        raise InputError(f"config.shards.length = {length}: the shards in {manifest.folder} hold {manifest.length}.")
+        raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
     check_rows(manifest, config.shards.rows)
     if short and manifest.real_share < 1:
-        what = f"the rows in {manifest.folder} are padded; set it to 0"
-        raise InputError(f"config.data.short_length = {short}: {what}.")
+        raise InputError(f"config.data.short_length = {short}: the rows in {folder} are padded; set it to 0.")
 
 
 def verify(manifest: Manifest, *, deep: bool) -> None:

@@ -238,7 +238,9 @@ class Loop:
             stage = task.stages.stage_at(step, share)
             is_new = (stage.rows, stage.length) not in compiled  # the first call opens the data, or compiles
             if is_new and compiled:
-                pending = self.before_compilation(step - 1, metrics, pending)
+                pending = pending and self.read(*pending)
+                jax.block_until_ready(metrics)
+                self.log.timing("compile", step - 1, {})  # until here the time is that of steps
             cluster.progress("start" if is_new else "input", step)
             self.log.waits.add("host_wait")
             columns = next(batches)
@@ -263,8 +265,7 @@ class Loop:
             if pending:
                 self.read(*pending)
             is_last = self.is_done(step)
-            is_logged = is_last or step % config.log.every == 0
-            pending = (step, metrics if is_logged else None, norms)
+            pending = (step, metrics if is_last or is_due(step, config.log.every) else None, norms)
             stopped = stop.requested(step)
             ends = is_last or task.is_epoch_end(step) or step in self.start.milestones
             evaluates = ends or is_due(step, config.evaluate.every)
@@ -277,9 +278,8 @@ class Loop:
             self.checkpoints.poll()
             if is_last or stopped:
                 self.profile.end(state)
-            if is_last:
-                return
-            if stopped:
+                if is_last:
+                    return
                 self.checkpoints.finish()
                 where = f"of {task.stages.steps}" if share is None else f"({share:.1%} of train.hours)"
                 raise PreemptedError(f"stopped after step {step} {where}, and saved; run the same command to continue.")
@@ -287,13 +287,6 @@ class Loop:
     def is_done(self, step: int) -> bool:
         """Returns whether `step` is the last."""
         return self.budget.share >= 1 if self.budget else step >= self.task.stages.steps
-
-    def before_compilation(self, step: int, metrics: dict[str, jax.Array], pending: tuple | None) -> None:
-        """Waits for a step, and logs that the time up to here is that of steps."""
-        if pending:
-            self.read(*pending)
-        jax.block_until_ready(metrics)
-        self.log.timing("compile", step, {})
 
     def restart_clock(self, step: int, stage: Stage, metrics: dict[str, jax.Array]) -> None:
         """Waits for a step that compiled, and leaves it out of the throughput."""
