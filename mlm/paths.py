@@ -256,10 +256,10 @@ def is_begun(folder: UPath, *, last: str) -> bool:
 
 
 def copy_files(source: UPath, target: UPath) -> None:
-    """Copies the files of a folder into another one, which is created."""
-    make_folder(target)
+    """Copies the files of a folder, if it has some, into another one, which is created."""
     for file in children(source):
         if file.is_file():
+            make_folder(target)
             (target / file.name).write_bytes(file.read_bytes())
 
 

@@ -72,6 +72,7 @@ def test_it_is_the_mean_of_numpy(toys, tmp_path, arguments, steps, weights):
     assert meta["useful_flops"] == newest["useful_flops"]
     assert json.loads((new / "config.json").read_text())["shards"]["dir"] == meta["config"].shards.dir
     assert checkpoint_files.find_damage(checkpoints, steps[-1]) is None
+    assert not (new / "tokenizer").exists(), "which the run lacks, too"
 
 
 def test_any_letters_and_links_in_the_paths(toys, tmp_path):
