@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from scipy.optimize import minimize
 from scipy.special import huber, logsumexp
@@ -21,8 +22,8 @@ from scipy.special import huber, logsumexp
 from mlm import config as configs
 from mlm import logs
 from mlm.data.manifest import DatasetInfo
-from mlm.data.stages import make_stages
 from mlm.model import families
+from mlm.report import summary
 from mlm.workdir import Workdir
 
 DELTA = 1e-3  # of the Huber loss, the paper's
@@ -42,22 +43,21 @@ class Point(NamedTuple):
 
 
 def read(folder: str) -> Point | None:
-    """Returns the last evaluation of a run of train.steps, None if it is not finished."""
+    """Returns the last evaluation of a run of train.steps, None if it is not finished or its tokens are not known."""
     workdir = Workdir(folder, create=False)
     config, lines = configs.read(workdir.config), logs.read(workdir.metrics, "eval")
     if not lines or lines[-1]["step"] != config.train.steps:
         return None
-    tokens = make_stages(config, records=0).rows_read(config.train.steps) * config.shards.length
-    return Point(folder, parameters(config), tokens, lines[-1]["loss"])
+    tokens = summary.tokens_read(summary.ancestry(workdir.root), config.train.steps)
+    return None if tokens is None else Point(folder, parameters(config), tokens, lines[-1]["loss"])
 
 
 def parameters(config: ConfigDict) -> int:
     """Returns the number of parameters outside the embeddings."""
     info = DatasetInfo.synthetic(vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=1)
     module = families.make_module(config.model, info)
-    params = jax.eval_shape(module.init_params, jax.random.key(0))
-    embedding = families.at_path(params, families.family_of(module.config).embedding)
-    return sum(leaf.size for leaf in jax.tree.leaves(params)) - embedding.size
+    params = flatten_dict(jax.eval_shape(module.init_params, jax.random.key(0)), sep="/")
+    return sum(leaf.size for name, leaf in params.items() if not name.endswith("/embedding"))
 
 
 def log_loss(law: np.ndarray, parameters_N: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import pytest
 
 from mlm.bench import scaling
 from mlm.workdir import Workdir
+from tests.support.corpora import manifest_of
 from tests.support.tiny import tiny_config
 
 LAW = np.array([np.log(400.0), np.log(500.0), np.log(1.7), 0.34, 0.4])
@@ -28,11 +29,17 @@ def test_the_best_size_is_that_of_a_search():
 
 
 def test_a_run_counts_when_it_is_finished(tmp_path):
+    """A quarter of its rows is padding, and its table of positions is none of the parameters outside embeddings."""
     config, workdir = tiny_config(), Workdir(str(tmp_path))
     workdir.config.write_text(config.to_json())
+    workdir.shards.mkdir()
+    manifest = manifest_of(32, train={"records": (10,), "padding_tokens": 80}, validation={})
+    (workdir.shards / "manifest.json").write_text(manifest.to_json())
     assert scaling.read(str(tmp_path)) is None, "no evaluation yet"
     for step, found in ((6, None), (12, 3.0)):
         workdir.metrics.write_text(json.dumps({"step": step, "kind": "eval", "loss": 3.0}) + "\n")
         point = scaling.read(str(tmp_path))
         assert (point and point.loss) == found
-    assert point.tokens == 12 * 16 * 32 and point.parameters == scaling.parameters(config)
+    layer = 4 * (32 * 32 + 32) + 32 * 64 + 64 + 64 * 32 + 32 + 4 * 32  # attention, feed-forward, two norms
+    head = 32 * 32 + 32 + 2 * 32 + 32_768
+    assert (point.tokens, point.parameters) == (12 * 16 * 24, 2 * 32 + layer + head)
