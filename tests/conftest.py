@@ -86,7 +86,7 @@ def quick_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch: py
 def eight_devices() -> None:
     assert jax.device_count() == 8, "the tests need eight CPU devices: something imported jax before tests/conftest.py"
     gc.freeze()  # what is imported by now stays: a twentieth of the time went into looking through it for garbage
-    gc.set_threshold(10_000, 20, 50)
+    gc.set_threshold(100_000, 20, 50)
 
 
 # What several rooms test with, made once a session: real text, what is made of it, and small models.

@@ -142,11 +142,13 @@ def make_train_step(task: Task) -> TrainStep:
 
         loss = sums["loss"].sum / sums["loss"].weight
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, progress=progress, value=loss)
-        params, grad_norm, ema = optax.apply_updates(state.params, updates), optax.tree.norm(grads), state.ema
+        params, ema = optax.apply_updates(state.params, updates), state.ema
         if ema is not None:
             decay = config.optimizer.ema_decay
             ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, ema, params)
 
+        squared_norms = [jnp.sum(jnp.square(grad)) for grad in jax.tree.leaves(grads)]
+        grad_norm = jnp.sqrt(sum(squared_norms))
         is_finite = jnp.isfinite(sums["loss"].sum) & jnp.isfinite(grad_norm)
         keep = is_finite & (state.consecutive_nonfinite < config.train.guard_limit)
         new, old = (params, opt_state, ema), (state.params, state.opt_state, state.ema)
@@ -159,7 +161,7 @@ def make_train_step(task: Task) -> TrainStep:
         window = jax.tree.map(lambda total: jnp.where(is_logged, 0, total), totals)
         metrics |= {"grad_norm": grad_norm, "learning_rate": jnp.asarray(rate, jnp.float32)}
         metrics |= {"skipped": skipped, "consecutive_nonfinite": nonfinite}
-        metrics["gradient_norms"] = jnp.stack([optax.tree.norm(leaf) for leaf in jax.tree.leaves(grads)])
+        metrics["gradient_norms"] = jnp.sqrt(jnp.stack(squared_norms))
         if progress is not None:
             metrics["share"] = jnp.max(batch["share"])
         return TrainState(state.step + 1, params, opt_state, ema, nonfinite, skipped, window), metrics
