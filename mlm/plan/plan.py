@@ -79,6 +79,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
     program = compile_step(config, job.info, place, job.make_task, kind=kind)
     mesh, short = sharding.mesh_of(config.mesh, place.devices), config.data.short_length
     accumulate = 1 if kind == "baseline" else config.train.accumulate
+    parts = job.info.length // short if kind == "short" else 1  # that a row is read as
     sizes = {key: getattr(program, key) for key in ("arguments", "temporaries", "outputs", "needs")}
     sizes["capacity"] = place.capacity
     row = {
@@ -89,12 +90,12 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "devices": len(place.devices),
         "hosts": sharding.host_input(sharding.processes_of(mesh), config),
         "mesh": dict(mesh.shape),
-        "length": short if kind == "short" else job.info.length,
+        "length": job.info.length // parts,
         "padding": 1 - job.info.real_share if job.manifest or config.shards.rows == CONCATENATED else None,
-        "global_batch": config.data.global_batch,
+        "global_batch": config.data.global_batch * parts,
         "batch_stages": list(map(list, config.data.batch_stages)),
         "accumulate": accumulate,
-        "rows_per_chip": config.data.global_batch / accumulate / place.chips,
+        "rows_per_chip": config.data.global_batch * parts / accumulate / place.chips,
         "fits": program.fits,
         "bytes_per_chip": {key: size and size * place.family.cores for key, size in sizes.items()},
     }

@@ -104,7 +104,7 @@ def test_short_rows_of_the_first_updates_are_counted():
     found = planned("data.short_length=8", "data.short_share=0.75", name="v5e:1x1", price=2.0)
     row, short = found["plan"], found["plan"]["short"]
     assert "hours" not in short, "those are the run's, of both lengths"
-    assert (row["length"], short["length"]) == (LENGTH, 8)
+    assert (row["length"], short["length"], short["rows_per_chip"]) == (LENGTH, 8, 4 * ROWS)
     assert short["milliseconds"] * short["tokens_per_second"] == pytest.approx(1e3 * ROWS * LENGTH)
     useful = USEFUL - 3 * 4 * (LENGTH - 8) * H
     assert short["mfu"] == pytest.approx(useful * short["tokens_per_second"] / 197e12)
