@@ -50,7 +50,7 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
             streaming=False,
             group="split",
             validation_groups=("validation",),
-            validation_fraction=_bytes(splits["validation"]) / _bytes(texts),
+            validation_fraction=len("".join(splits["validation"]).encode()) / len("".join(texts).encode()),
             test_fraction=0.0,
             test_groups=(),
             keep_out=(),  # as the example, which leaves out nothing
@@ -80,10 +80,6 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
     for name, count in rows.items():
         comparison[name]["rows"] = count
     return comparison | {"tokens": tokens}
-
-
-def _bytes(texts: list[str]) -> int:
-    return sum(len(text.encode()) for text in texts)
 
 
 def sample_texts(config: ConfigDict, megabytes: float) -> list[str]:
