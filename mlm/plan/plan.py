@@ -132,23 +132,22 @@ def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, An
 def estimate(program: Program, config: ConfigDict, job: Job, place: Topology) -> dict[str, Any]:
     """Returns the time of a step, its speed, and the costliest operations."""
     cost = cost_model.estimate(hlo.parse(program.text), place)
-    seconds = job.calibration.factor * cost.total / place.hertz
-    rate = config.data.global_batch * job.info.length * job.info.real_share / seconds
-    useful = program.flops_per_token
+    cycle_ms = 1e3 * job.calibration.factor / place.hertz
+    tokens = config.data.global_batch * job.info.length * job.info.real_share
+    rate = 1e3 * tokens / (cycle_ms * cost.total)
     largest = sorted(cost.groups.items(), key=lambda item: -item[1][0])
     return {
         "calibration": job.calibration.sentence(config),
-        "milliseconds": 1e3 * seconds,
+        "milliseconds": cycle_ms * cost.total,
         "tokens_per_second": rate,
-        "mfu": rate * useful / (place.peak_flops * len(place.devices)),
+        "mfu": rate * program.flops_per_token / (place.peak_flops * len(place.devices)),
         "cycles": {"all": cost.total, **cost.cycles},
-        "parts": {name: job.calibration.factor * 1e3 * cycles / place.hertz for name, cycles in cost.parts.items()},
+        "parts": {name: cycle_ms * cycles for name, cycles in cost.parts.items()},
         "instructions": cost.instructions,
         "uncosted": dict(cost.uncosted),
         "collectives": {
             kind: {key: one[key] for key in ("count", "overlapping", "bytes")}
-            | {"milliseconds": 1e3 * one["cycles"] / place.hertz}
-            | {"exposed_milliseconds": 1e3 * one["exposed"] / place.hertz}
+            | {"milliseconds": cycle_ms * one["cycles"], "exposed_milliseconds": cycle_ms * one["exposed"]}
             for kind, one in cost.collectives.items()
         },
         "operations": [

@@ -30,6 +30,7 @@ def place():
 def test_an_estimate_is_scaled_and_says_so(tmp_path, place, monkeypatch):
     cost, config = cost_model.Cost(), tiny_config()
     cost.cycles["compiler"] = 1.5e6
+    cost.collectives["all-reduce"].update(count=1, overlapping=0, bytes=8, cycles=4e5, exposed=3e5)
     monkeypatch.setattr(cost_model, "estimate", lambda module, topology: cost)
     program = plan.Program("ENTRY %main () -> () {\n}\n", 0, 0, 0, 0.0, True, flops_per_token=1e6)
     job = plan.make_job(config, None)
@@ -40,6 +41,9 @@ def test_an_estimate_is_scaled_and_says_so(tmp_path, place, monkeypatch):
     plain, scaled = estimate(calibration.NONE), estimate(calibration.read(write(tmp_path / "verify.json")))
     for name, factor in {"milliseconds": 1.5, "tokens_per_second": 1 / 1.5, "mfu": 1 / 1.5}.items():
         assert scaled[name] == pytest.approx(factor * plain[name])
+    for name in ("milliseconds", "exposed_milliseconds"):
+        one, other = (row["collectives"]["all-reduce"][name] for row in (plain, scaled))
+        assert other == pytest.approx(1.5 * one) > 0
     assert plain["calibration"] == "" and "multiplied by 1.50" in scaled["calibration"]
     rows = [row | {"topology": name} for name, row in (("v5e:2x4", plain), ("h100:8", plain), ("v5e:2x4", scaled))]
     texts = [tables.reference([row]) for row in rows]
