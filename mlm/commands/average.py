@@ -27,8 +27,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     new = Workdir(args.workdir, create=None)
     chosen, metas = average.choose(args.names, new, last=args.last, decay=args.decay)
-    workdir = Workdir(args.workdir)
-    with lock(workdir.root):
-        average.write_mean(workdir, chosen, metas, decay=args.decay)
+    with lock(Workdir(args.workdir).root):
+        average.write_mean(new, chosen, metas, decay=args.decay)
     say("average of " + ", ".join(f"{source.root}@{step}" for source, step in chosen))
-    print(workdir.root)
+    print(new.root)

@@ -60,10 +60,9 @@ def _of_model(name: str) -> dict[str, Any]:
 
 def saved(workdir: str, init_from: str) -> dict[str, Any]:
     """Returns these keys of the run's checkpoints, {} if there are none or they started from another model."""
-    meta = locate.metadata(workdir) if workdir else {}
+    steps = workdir and checkpoint_files.complete_steps(UPath(workdir) / "checkpoints")
+    meta = locate.metadata(workdir) if steps else {}
     if not meta or meta["config"].train.init_from != init_from:
-        return {}
-    if not checkpoint_files.complete_steps(UPath(workdir) / "checkpoints"):
         return {}
     config = configs.flatten(meta["config"])
     return {key: config[key] for key in (*MODEL, *TOKENIZER)}

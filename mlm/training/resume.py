@@ -44,12 +44,10 @@ class Start:
     def metadata(self, task: Task, step: int, share: float | None) -> dict[str, Any]:
         """Returns the metadata of the checkpoint of a step; `share` is that of train.hours that is used."""
         reached = sorted(milestone for milestone in self.milestones if milestone <= step)
-        meta = self.meta | {"step": step, "milestones": reached}
-        if share is not None:
-            meta["share"] = share
-        branch = meta.get("branch", {})
-        own_flops = task.useful_flops(step, share or 0.0, branch.get("share", 0.0))
-        return meta | {"useful_flops": branch.get("useful_flops", 0.0) + own_flops}
+        branch = self.meta.get("branch", {})
+        flops = branch.get("useful_flops", 0.0) + task.useful_flops(step, share or 0.0, branch.get("share", 0.0))
+        meta = self.meta | {"step": step, "milestones": reached, "useful_flops": flops}
+        return meta if share is None else meta | {"share": share}
 
 
 def find_start(config: ConfigDict, workdir: Workdir, task: Task) -> Start:
