@@ -330,8 +330,8 @@ class Loop:
         cluster.progress("save", step)
         if self.budget:
             self.budget.record()
-        meta = self.start.metadata(self.task, step, self.budget.share if self.budget else None)
         self.log.flush(step)
         with self.log.paused("checkpoint", step):
+            meta = self.start.metadata(self.task, step, self.budget.share if self.budget else None)
             score = None if scores is None else self.task.minimized_metric(scores)
             self.checkpoints.save(step, state, meta, score)

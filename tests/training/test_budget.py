@@ -40,7 +40,7 @@ class Clock:
     """Seconds that pass where they are said to: in each step, evaluation and checkpoint."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *, step: float, evaluation: float = 1000.0):
-        self.now, batches, evaluate = 50.0, Toy.batches, Toy.evaluate
+        self.now, batches, evaluate, useful_flops = 50.0, Toy.batches, Toy.evaluate, Toy.useful_flops
 
         def timed_batches(task, start):
             for batch in batches(task, start):
@@ -51,9 +51,14 @@ class Clock:
             self.now += evaluation
             return evaluate(task, params)
 
+        def timed_flops(task, *shares):  # of a checkpoint's metadata
+            self.now += evaluation
+            return useful_flops(task, *shares)
+
         patch.setattr(time, "monotonic", lambda: self.now)
         patch.setattr(Toy, "batches", timed_batches)
         patch.setattr(Toy, "evaluate", timed_evaluate)
+        patch.setattr(Toy, "useful_flops", timed_flops)
 
 
 @pytest.fixture(scope="module")
