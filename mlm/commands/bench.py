@@ -76,8 +76,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 def check(args: argparse.Namespace) -> None:
     """Raises InputError for flags that don't fit together."""
     quality = "quality" in args.parts
-    if not 0 < args.megabytes < math.inf:
-        raise InputError(f"--megabytes={args.megabytes:g}: must be a number above 0.")
+    for flag, value in (("megabytes", args.megabytes), ("seconds", args.seconds)):
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"--{flag}={value:g}: must be a number above 0.")
     for flag in ("against", "plot"):
         if getattr(args, flag) and not quality:
             raise InputError(f"--{flag} needs --parts quality.")
@@ -85,7 +86,7 @@ def check(args: argparse.Namespace) -> None:
         raise InputError("--torch needs --parts step or --parts quality.")
     if args.torch and args.against:
         raise InputError("--torch and --against: quality compares two recipes; leave out one of these flags.")
-    if quality and not 0 < (args.seconds or 0) < math.inf:
+    if quality and args.seconds is None:
         raise InputError("--seconds: quality needs the seconds of training of each recipe, as in --seconds=300.")
     if args.plot and not (args.plot.endswith((".png", ".svg")) and Path(args.plot).parent.is_dir()):
         raise InputError(f"--plot={args.plot}: name a .png or .svg in a folder that exists.")

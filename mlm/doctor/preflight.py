@@ -90,7 +90,7 @@ def engine(case: Case) -> None:
     flags = case.flags
     if not cluster.is_primary():
         return
-    if flags.engine_timeout <= 0:
+    if not flags.engine_timeout > 0:  # or not a number
         raise InputError(f"--engine-timeout={flags.engine_timeout}: must be above 0 seconds.")
     if flags.engine and (case.command not in ("run", "tokenizer", "shards") or _reads_corpus(case)):
         folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")

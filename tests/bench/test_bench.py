@@ -125,7 +125,12 @@ def test_interpreter_without_torch():
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["loop", f"--torch={sys.executable}"], "--torch"), (["shards", "--megabytes=0"], "--megabytes=0")],
+    [
+        (["loop", f"--torch={sys.executable}"], "--torch"),
+        (["shards", "--megabytes=0"], "--megabytes=0"),
+        (["step", "--seconds=-5"], "--seconds=-5"),
+        (["step", "--seconds=inf"], "--seconds=inf"),
+    ],
 )
 def test_flags_that_can_not_be(flags, word, capsys):
     refuse(["bench", "--config=configs/base.py", "--parts", *flags], 2, word, capsys=capsys)
