@@ -102,13 +102,14 @@ def _render(folder: Path, template: str, model: Pretrained, values: dict[str, An
     cards.filters |= {"cell": _cell, "code": code}
     parts = model.meta.get("averaged", ())
     means = [f"{part['checkpoint'].rpartition('/')[2]} (weight {part['weight']:.3g})" for part in parts]
+    decay = model.run_config.optimizer.ema_decay if model.run_config else 0
     values |= {
         "config": model.config,
         "family": model.family,
         "architecture": ARCHITECTURES.get(model.family.name, model.family.name),
         "run": model.run_config,
         "step": model.step,
-        "averaged": f"the mean of {', '.join(means)}" if means else "",
+        "averaged": f"the mean of {', '.join(means)}" if means else f"averaged, decay {decay}" if decay else "",
         "reads": model.longest_row,
     }
     (folder / "README.md").write_text(cards.get_template(template).render(values), encoding="utf-8")

@@ -59,7 +59,7 @@ def _branches(runs: dict[UPath, Run]) -> list[Run]:
 
 
 def _changes(run: Run, parent: Run | None) -> str:
-    """Returns what a branch changed as it started; of one whose parent is gone, where it came from."""
+    """Returns what a branch changed as it started; of one without its parent or a checkpoint, where it came from."""
     if parent and (branch := locate.metadata(str(run.root)).get("branch")):  # the parent may have changed since
         return ", ".join(branch["config_changes"])
     return f"from {run.config.train.branch_from}" if run.config and run.config.train.branch_from else ""

@@ -240,7 +240,7 @@ class Loop:
             stage = task.stages.stage_at(step, share)
             is_new = (stage.rows, stage.length) not in compiled  # the first call opens the data, or compiles
             if is_new and compiled:
-                pending = pending and self.read(*pending)
+                pending = self.read(*pending) if pending else None
                 jax.block_until_ready(metrics)
                 self.log.timing("compile", step - 1, {})  # until here the time is that of steps
             cluster.progress("start" if is_new else "input", step)
