@@ -12,14 +12,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PLACEHOLDERS = {"own", "found", "each", "most", "given"}  # names that don't say what they hold
 LIMITS = {"placeholder names": 1, "dictionaries unpacked into a call": 14}
-FILE, FUNCTION, PARAMETERS = 300, 60, 8  # lines, lines, and without `self` and `cls`
-LONGER = {"mlm/training/train.py": 400}
-WIDER = {
-    "mlm/model/kernels.py: _cudnn": 9,
-    "mlm/model/fused_attention.py: attend": 10,
-    "mlm/model/fused_kernels.py: __init__": 10,
-    "mlm/model/base.py: __call__": 9,
-}
 # Of mlm, from top to bottom: a room imports only what stands below it, or beside it between two bars.
 ROOMS = (
     "__main__ | testing | commands | doctor report export bench plan sweep glue verify | inference | tasks | training"
@@ -35,7 +27,6 @@ def main() -> int:
     trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in files}
     counts = Counter(kind for tree in trees.values() for kind in kinds(tree))
     faults = [f"{counts[kind]} {kind}, at most {limit}" for kind, limit in LIMITS.items() if counts[kind] > limit]
-    faults += [fault for file, tree in trees.items() for fault in sizes(file, tree)]
     files_of_mlm = {file: tree for file, tree in trees.items() if file.startswith("mlm/")}
     modules = {file[:-3].removesuffix("/__init__").replace("/", "."): tree for file, tree in files_of_mlm.items()}
     imports = {module: set(imported(tree, modules)) - {module} for module, tree in modules.items()}
@@ -66,22 +57,6 @@ def kinds(tree: ast.Module) -> Iterator[str]:
             yield "placeholder names"
         if isinstance(node, ast.keyword) and node.arg is None and node not in handed_on:
             yield "dictionaries unpacked into a call"
-
-
-def sizes(file: str, tree: ast.Module) -> Iterator[str]:
-    """Yields the faults of a file's length, its functions and their signatures."""
-    lines = len((ROOT / file).read_text().splitlines())
-    if lines > (limit := LONGER.get(file, FILE)):
-        yield f"{file}: {lines} lines, at most {limit}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines, arguments = node.end_lineno - node.lineno + 1, node.args
-            names = {argument.arg for argument in arguments.posonlyargs + arguments.args + arguments.kwonlyargs}
-            name, count = f"{file}: {node.name}", len(names - {"self", "cls"})
-            if lines > (limit := LONGER.get(name, FUNCTION)):
-                yield f"{name}: {lines} lines, at most {limit}"
-            if count > (limit := WIDER.get(name, PARAMETERS)):
-                yield f"{name}: {count} parameters, at most {limit}"
 
 
 def imported(tree: ast.Module, modules: dict[str, ast.Module]) -> Iterator[str]:
