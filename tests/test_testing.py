@@ -12,7 +12,6 @@ from mlm.model.roberta import RobertaModule
 from mlm.model.token_masking import TokenMasking
 from mlm.tasks.pretraining import Pretraining
 from mlm.testing import check_task
-from tests import step_reading
 from tests.support.tiny import tiny_config
 
 pytestmark = pytest.mark.standard
@@ -108,9 +107,3 @@ def test_what_is_no_module_is_refused(value):
     task = type("Empty", (Pretraining,), {"make_model": lambda self: value})
     with pytest.raises(InputError, match=r"Empty\.make_model: must return "):
         task.without_data(tiny_config())
-
-
-def test_a_step_is_read_in_a_few_files_and_the_way_to_its_loss_is_short():
-    reading = step_reading.measure()
-    assert len(reading["way"]) <= 12 and reading["climbs"] <= 2, reading["way"]
-    assert len(reading["files"]) <= 8 and reading["lines of these files"] <= 1400, reading["files"]
