@@ -13,8 +13,7 @@ Score:     not measured here. The law below predicts 2.05 nats (90%: 1.67 to 2.2
 Law:       fitted to nine runs at three sizes (0.30, 0.98 and 2.9 million parameters outside the embeddings; 0.75 to 6
            million tokens, fewer for the larger ones), one seed each, rows of 128 tokens, with the recipe of
            configs/budget_cpu.py at 16 rows a step: primed, clipped at a norm of 1, 2 iterations of Muon, 7% warmup.
-           This config uses stock initialization, no clipping, 5 iterations and 2%. The runs and the fit are in
-           mlm/bench/README.md.
+           This config uses stock initialization, no clipping, 5 iterations and 2%.
              L = 2.028 + 4537 / N^0.766 + 521.5 / D^0.404
            An hour of configs/budget_cpu.py with 16 rows, three times larger and not in the fit, reached 3.140 nats; the
            law predicts 3.195 (3.153 to 3.220), so its interval is too narrow even at that short distance.

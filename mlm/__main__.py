@@ -30,7 +30,7 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
     "predict": "fill <mask> in texts, or classify them",
     "export": "write a transformers folder and verify it",
     "average": "average checkpoints into one",
-    "bench": "time step, shards and batches beside the baselines, or train two recipes in turns",
+    "bench": "time step, shards and batches beside the baselines",
     "plan": "compile the step for a TPU or GPU that is not attached: does it fit?",
     "verify": "check what the attached devices compute, and how fast",
     "report": "write curves and tables as one HTML page",

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mlm import config as configs
-from mlm.bench import scaling
 from mlm.data.manifest import DatasetInfo
 from mlm.data.stages import batch_sizes, make_stages
 from mlm.model import families, flops
@@ -66,14 +65,17 @@ def test_the_arithmetic_of_the_budget_on_tpus():
     batch, tokens = config.data.global_batch * config.shards.length, config.train.hours * 3600 * 964_000
     assert f"{tokens / 1e9:.1f}e9 tokens in {tokens / batch / 1e3:.0f},000 steps" in text
     assert f"{config.train.hours * 8 * 1.2:.0f} dollars at 1.20" in text and f"are {batch:,}: 16 rows" in text
-    law = [float(number) for number in re.search(r"L = (\S+) \+ (\S+) / N\^(\S+) \+ (\S+) / D\^(\S+)", text).groups()]
-    e, a, alpha, b, beta = law
-    own = np.array([np.log(a), np.log(b), np.log(e), alpha, beta])
-    for size, read, loss in re.findall(r"(\d+) million and (\d+)e9 tokens ([\d.]+)", text):
-        found = np.exp(scaling.log_loss(own, np.array([float(size) * 1e6]), np.array([float(read) * 1e9])))
-        assert found == pytest.approx(float(loss), abs=2e-3)
-    assert f"{6 * scaling.parameters(config) * tokens:.1e}" == "5.5e+19"
-    assert scaling.best_parameters(own, 5.5e19) == pytest.approx(39e6, rel=0.05)
+    law = re.search(r"L = (\S+) \+ (\S+) / N\^(\S+) \+ (\S+) / D\^(\S+)", text).groups()
+    e, a, alpha, b, beta = map(float, law)
+
+    def loss(parameters: float, tokens: float) -> float:
+        return e + a / parameters**alpha + b / tokens**beta
+
+    for size, read, quoted in re.findall(r"(\d+) million and (\d+)e9 tokens ([\d.]+)", text):
+        assert loss(float(size) * 1e6, float(read) * 1e9) == pytest.approx(float(quoted), abs=2e-3)
+    assert f"{6 * 111e6 * tokens:.1e}" == "5.5e+19"
+    sizes = np.geomspace(1e6, 1e9, 1000)
+    assert sizes[loss(sizes, 5.5e19 / 6 / sizes).argmin()] == pytest.approx(39e6, rel=0.05)
 
 
 def test_published_recipes():

@@ -43,7 +43,8 @@ def mask_on_host(
     random_BxL = random.integers(masking.vocab_size, size=ids_BxL.shape)
     read_BxL = np.where(kind_BxL < masking.mask_share + masking.random_share, random_BxL, ids_BxL)
     read_BxL = np.where(kind_BxL < masking.mask_share, masking.mask_id, read_BxL)
-    masked_BxL, labels_BxL = np.where(chosen_BxL, read_BxL, ids_BxL), np.where(chosen_BxL, ids_BxL, IGNORED)
+    masked_BxL = np.where(chosen_BxL, read_BxL, ids_BxL)
+    labels_BxL = np.where(chosen_BxL, ids_BxL, IGNORED)
     return masked_BxL.astype(np.int32), labels_BxL.astype(np.int32)
 
 
@@ -68,7 +69,8 @@ def make_step(task: Pretraining) -> tuple[Callable[[Params], State], Callable[..
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), value
 
-    replicated, split = NamedSharding(task.mesh, jax.P()), NamedSharding(task.mesh, BATCH)
+    replicated = NamedSharding(task.mesh, jax.P())
+    split = NamedSharding(task.mesh, BATCH)
     in_shardings = (replicated, split, replicated)
     jitted = jax.jit(step, in_shardings=in_shardings, out_shardings=replicated, donate_argnums=0)
     return lambda params: jax.device_put((params, tx.init(params)), replicated), jitted

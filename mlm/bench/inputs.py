@@ -10,6 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlm import config as configs
 from mlm.bench import interleaved, tf_tpu_example
 from mlm.bench.steps import repeated, updates
 from mlm.data import mixture, sample, shards
@@ -22,7 +23,7 @@ from mlm.tasks.pretraining_data import train_batches
 from mlm.text import say
 from mlm.training import sharding
 
-BATCH_INTERVALS = 3.0  # long timings, so that batches prefetched before them hardly matter
+BATCH_INTERVAL = 3.0  # seconds: long timings, so that batches prefetched before them hardly matter
 VALIDATION = 50  # one document in 50
 
 
@@ -34,36 +35,37 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
     say(f"bench: shards: reading {megabytes:g} MB of the corpus")
     texts = sample_texts(config, megabytes)
     splits = {"train": [text for n, text in enumerate(texts) if n % VALIDATION], "validation": texts[::VALIDATION]}
+    length = config.shards.length
     process = concurrent.futures.ProcessPoolExecutor(1, Spawn())
     with tempfile.TemporaryDirectory(prefix="mlm-bench-") as folder, process as other:
         say("bench: shards: starting the TF-TPU example")
         other.submit(tf_tpu_example.prepare, splits, f"{folder}/documents").result()
+        documents = Path(folder, "documents.jsonl")
         lines = (json.dumps({"text": text, "split": split}) + "\n" for split in splits for text in splits[split])
-        Path(folder, "documents.jsonl").write_text("".join(lines), encoding="utf-8")
-        length, target = config.shards.length, f"{folder}/shards"
-        counts = {"train": config.shards.count, "validation": config.shards.validation_count}
-        settings = shards.Settings(length, counts)
-        corpus = Corpus(
-            sources=(f"jsonl:{folder}/documents.jsonl",),
-            weights=(1.0,),
-            field="text",
-            streaming=False,
-            group="split",
-            validation_groups=("validation",),
-            validation_fraction=len("".join(splits["validation"]).encode()) / len("".join(texts).encode()),
-            test_fraction=0.0,
-            test_groups=(),
-            keep_out=(),  # as the example, which leaves out nothing
-            near_duplicates=0.0,
-            max_documents=0,
+        documents.write_text("".join(lines), encoding="utf-8")
+        ours = configs.replace(
+            configs.load(str(configs.BASE), []),  # as the example, it leaves no document out
+            {
+                "corpus.sources": (f"jsonl:{documents}",),
+                "corpus.group": "split",
+                "corpus.validation_groups": ("validation",),
+            },
         )
-        rows, tokens = {}, 0
+        counts = {"train": config.shards.count, "validation": config.shards.validation_count}
+        target = f"{folder}/shards"
+        rows = {}
+        tokens = 0
 
         def write_ours(calls: int) -> None:
             nonlocal tokens
             with open_pool(workers=config.shards.workers) as engine:
                 manifest = shards.write(
-                    corpus, settings, tokenizer_folder=tokenizer_folder, folder=target, source="", engine=engine
+                    Corpus.from_config(ours.corpus),
+                    shards.Settings(length, counts),
+                    tokenizer_folder=tokenizer_folder,
+                    folder=target,
+                    source="",
+                    engine=engine,
                 )
             rows["mlm"] = sum(split.records for split in manifest.splits.values())
             tokens = sum(split.records * length + split.dropped_tokens for split in manifest.splits.values())
@@ -90,14 +92,15 @@ def sample_texts(config: ConfigDict, megabytes: float) -> list[str]:
 
 def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:
     """Measures the run's batches and those of the TF-TPU example from the same shards, without its masks."""
-    rows, files = config.data.global_batch, mixture.paths(manifest, "train")
+    rows = config.data.global_batch
     stages = make_stages(config, manifest.splits["train"].records)
+    files = mixture.paths(manifest, "train")
     streams = {
         "mlm": train_batches(config, manifest, sharding.mesh_of(config.mesh), stages, start=0),
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),
     }
     candidates = {name: repeated(functools.partial(next, stream)) for name, stream in streams.items()}
-    rates = interleaved.measure("batches", candidates, seconds, intervals=BATCH_INTERVALS)
+    rates = interleaved.measure("batches", candidates, seconds, interval=BATCH_INTERVAL)
     return interleaved.summary(rates, rows * manifest.length * manifest.real_share)
 
 
@@ -109,7 +112,8 @@ def compare_loop(
     task = pretraining.without_data(config, info=DatasetInfo.from_manifest(manifest), manifest=manifest)
     stream = task.batches(0)
     put = functools.partial(sharding.put_batch, mesh=task.mesh, rows=config.data.global_batch)
-    same, update = put(next(stream)), updates(task.train_step, task.init())
+    same = put(next(stream))
+    update = updates(task.train_step, task.init())
     candidates = {
         "real_batches": repeated(lambda: update(put(next(stream)))),
         "one_batch": repeated(lambda: update(same)),

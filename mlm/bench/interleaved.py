@@ -23,7 +23,6 @@ NAMES = {
     "by_mlm": "the same by mlm's modules",
     "baseline": "run_mlm_flax.py",
     "torch": "run_mlm.py (PyTorch)",
-    "stock": "run_mlm.py's recipe",
     "tf_tpu_example": "TF-TPU example",
     "one_batch": "one batch reused",
     "real_batches": "batches of the run",
@@ -33,18 +32,17 @@ Repeat = Callable[[int], None]  # makes that many calls and waits for the last
 Rates = dict[str, list[float]]
 
 
-def measure(part: str, candidates: dict[str, Repeat], seconds: float, intervals=1.0, calls=0, rounds=ROUNDS) -> Rates:
+def measure(part: str, candidates: dict[str, Repeat], seconds: float, interval: float | None = None, calls=0) -> Rates:
     """Times the candidates in turn for `seconds` in all; returns each one's calls per second, round by round.
 
-    A timing is of `calls`, without a warm-up; if 0, of as many as take `intervals` times `INTERVAL`. With 0 seconds
-    there are `rounds` timings, on several hosts too.
+    A timing is of `calls`, without a warm-up; if 0, of as many as take about `interval` seconds.
     """
-    if part:
-        say(f"bench: {part}: measuring for about {seconds:g} s")
-    counts = {name: calls or _calibrate(repeat, intervals * INTERVAL) for name, repeat in candidates.items()}
+    say(f"bench: {part}: measuring for about {seconds:g} s")
+    interval = interval or INTERVAL
+    counts = {name: calls or _calibrate(repeat, interval) for name, repeat in candidates.items()}
     rates: Rates = {name: [] for name in candidates}
     begin = time.monotonic()
-    while min(map(len, rates.values()), default=rounds) < rounds or time.monotonic() - begin < seconds:
+    while len(next(iter(rates.values()))) < ROUNDS or time.monotonic() - begin < seconds:
         for name, repeat in candidates.items():
             start = time.monotonic()
             repeat(counts[name])
@@ -55,12 +53,14 @@ def measure(part: str, candidates: dict[str, Repeat], seconds: float, intervals=
 def _calibrate(repeat: Repeat, seconds: float) -> int:
     """Returns how many calls take `seconds`; the first call may compile, and the next use up what was prefetched."""
     repeat(1)
-    calls, taken = 1, 0.0
-    while taken < seconds / 2:
+    calls = 1
+    while True:
         begin = time.monotonic()
         repeat(calls)
-        taken, calls = time.monotonic() - begin, 2 * calls
-    return max(1, round(calls / 2 * seconds / taken))
+        taken = time.monotonic() - begin
+        if taken >= seconds / 2:
+            return max(1, round(calls * seconds / taken))
+        calls *= 2
 
 
 def summary(rates: Rates, tokens: int) -> dict[str, Any]:
@@ -84,18 +84,16 @@ def render(results: dict[str, Any]) -> list[RenderableType]:
         heads = (">MFU", ">memory") if part == "step" else ()
         cells = [_cells(part, name, rows) for name in rows if name in NAMES]
         parts.append(table(part, ">tokens/s", ">ms", *heads, "", rows=cells))
-        if "torch" in rows:
-            parts.append(versions(rows["torch"]))
+        if row := rows.get("torch"):
+            parts.append(
+                f"PyTorch {row['torch']}, transformers {row['transformers']}, {row['device']}, {row['dtype']}."
+            )
     return parts
 
 
-def versions(row: dict[str, Any]) -> str:
-    """Returns a sentence on the packages, device and dtype of PyTorch's row."""
-    return f"PyTorch {row['torch']}, transformers {row['transformers']}, {row['device']}, {row['dtype']}."
-
-
 def _cells(part: str, name: str, rows: dict[str, Any]) -> list[str]:
-    row, ratio = rows[name], rows["ratios"].get(name)
+    row = rows[name]
+    ratio = rows["ratios"].get(name)
     cells = [NAMES[name], f"{row['tokens_per_second']:,.0f}", f"{row['milliseconds']:,.1f}"]
     if part == "step":
         cells.append("-" if row["mfu"] is None else f"{row['mfu']:.1%}")

@@ -37,30 +37,34 @@ def compare_steps(
         makers["by_mlm"] = functools.partial(our_step, by_mlm)
     if baseline.exists(config.model.family):
         makers["baseline"] = functools.partial(baseline_step, task)
-    candidates, details = {}, {}
+    candidates: dict[str, interleaved.Repeat] = {}
+    details: dict[str, dict[str, Any]] = {}
     with contextlib.closing(start_torch(torch_python, task)) if torch_python else contextlib.nullcontext() as worker:
         for name, make in makers.items():
             say(f"bench: step: compiling {interleaved.NAMES[name]}")
             program, update = make(host)
-            candidates[name], details[name] = repeated(update), memory(program)
+            candidates[name] = repeated(update)
+            details[name] = memory(program)
         if worker:
             candidates["torch"] = lambda calls: worker.ask({"calls": calls})
             details["torch"] = worker.ready
         rates = interleaved.measure("step", candidates, seconds)
     comparison = interleaved.summary(rates, host["input_ids"].size)
-    useful, devices = task.flops_per_token(task.info.length), jax.devices()
-    for name in candidates:
-        row = comparison[name] = comparison[name] | details[name]
-        known = row.get("device") != "cpu"  # PyTorch on the CPU does not use the device of this peak
-        row["mfu"] = peaks.mfu(row["tokens_per_second"] * useful, devices) if known else None
+    useful = task.flops_per_token(task.info.length)
+    for name, row_details in details.items():
+        row = comparison[name]
+        row |= row_details
+        is_elsewhere = row.get("device") == "cpu"  # PyTorch, while the peak is that of jax's device
+        row["mfu"] = None if is_elsewhere else peaks.mfu(row["tokens_per_second"] * useful, jax.devices())
     return comparison
 
 
 def random_rows(task: Pretraining) -> dict[str, np.ndarray]:
     """Returns a global batch of ordinary tokens, as `train_batches` yields them."""
-    info, rows = task.info, task.config.data.global_batch
-    ids = np.random.default_rng(0).integers(len(info.all_special_ids), info.vocab_size, (rows, info.length))
-    return batches.in_memory(ids)
+    info = task.info
+    shape = (task.config.data.global_batch, info.length)
+    ids_BxL = np.random.default_rng(0).integers(len(info.all_special_ids), info.vocab_size, shape)
+    return batches.in_memory(ids_BxL)
 
 
 def put(task: Pretraining, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -70,12 +74,10 @@ def put(task: Pretraining, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]
     return sharding.put_batch({name: column[rows] for name, column in batch.items()}, task.mesh, count)
 
 
-def our_step(
-    task: Pretraining, host: dict[str, np.ndarray], options: dict[str, Any] | None = None
-) -> tuple[jax.stages.Compiled, Step]:
-    """Returns (the program, compiled with XLA's `options`; a function that runs it on the batch `host`)."""
+def our_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
+    """Returns (the program, a function that runs it on the batch `host`)."""
     state = task.init()
-    compiled = task.train_step.lower(state, put(task, host)).compile(options)
+    compiled = task.train_step.lower(state, put(task, host)).compile()
     update = updates(compiled, state)
     return compiled, lambda: update(put(task, host))
 
@@ -83,7 +85,9 @@ def our_step(
 def baseline_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
     """As `our_step`, with the masks drawn on the host."""
     init, step = baseline.make_step(task)
-    state, key, random = init(task.init().params), jax.random.key(0), np.random.default_rng(0)
+    state = init(task.init().params)
+    key = jax.random.key(0)
+    random = np.random.default_rng(0)
 
     def batch() -> baseline.Batch:
         ids, labels = baseline.mask_on_host(task.masking, host["input_ids"], host["attention_mask"], random)
@@ -107,11 +111,12 @@ def updates(step: Callable[..., tuple[Any, Any]], state: Any) -> Callable[..., A
     return update
 
 
-def start_torch(python: str, task: Pretraining, **more: Any) -> interleaved.Worker:
-    """Starts mlm/bench/torch_step.py on the same model and rows of the same size; `more` replaces or adds settings."""
+def start_torch(python: str, task: Pretraining) -> interleaved.Worker:
+    """Starts mlm/bench/torch_step.py on the same model and rows of the same size."""
     say("bench: starting PyTorch")
-    settings = configs.flatten(task.config) | {"model": task.module.config.to_dict()}
-    settings |= {"special_ids": task.info.special_ids} | more
+    settings = configs.flatten(task.config)
+    settings["model"] = task.module.config.to_dict()
+    settings["special_ids"] = task.info.special_ids
     return interleaved.Worker([python, torch_step.__file__], settings, name=f"--torch={python}")
 
 

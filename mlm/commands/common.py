@@ -214,6 +214,16 @@ def read_config(
     return config
 
 
+def refuse_classifier(config: ConfigDict) -> None:
+    """Raises InputError for a config of `classify` in a command that would take its step for pretraining's."""
+    if config.classify.train:
+        what = "this command works on the step of pretraining, not of a classifier"
+        raise InputError(
+            f"config.classify.train = {config.classify.train}: {what}; leave it empty (--config.classify.train=) to "
+            "pretrain a model of these sizes."
+        )
+
+
 def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
     """Locks the workdir on behalf of all processes of the run: process 0 does it."""
     return lock(workdir.root) if cluster.is_primary() else contextlib.nullcontext()

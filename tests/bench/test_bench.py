@@ -127,6 +127,7 @@ def test_interpreter_without_torch():
     ("flags", "word"),
     [
         (["loop", f"--torch={sys.executable}"], "--torch"),
+        (["step", "--config.classify.train=csv:mine.csv"], "classify.train"),
         (["shards", "--megabytes=0"], "--megabytes=0"),
         (["step", "--seconds=-5"], "--seconds=-5"),
         (["step", "--seconds=inf"], "--seconds=inf"),

@@ -57,7 +57,7 @@ def test_timings_are_as_long_as_asked(clock):
         for _ in range(count):
             clock.seconds += next(durations, 0.01)
 
-    rates = interleaved.measure("step", {"one": repeat}, 0.0, intervals=2.0)
+    rates = interleaved.measure("step", {"one": repeat}, 0.0, interval=0.2)
     assert counts[-3:] == [20] * 3 and rates["one"] == pytest.approx([100] * 3), "0.2 s of 10 ms each"
 
 
