@@ -125,7 +125,7 @@ def get_config() -> ConfigDict:
     config.train.init_from = ""  # workdir (or WORKDIR@STEP), folder of the family or Hub name; "" = random
     config.train.init_tiled = False  # a smaller model is tiled to this config's sizes: mlm/pretrained/warm_start.py
     # A new workdir goes on after that step of another run, with its whole state: see mlm/training/branch.py.
-    config.train.branch_from = ""  # WORKDIR@STEP; configs may differ in the keys of mlm/config.py's BRANCH_MAY_CHANGE
+    config.train.branch_from = ""  # WORKDIR@STEP; configs may differ in all but NEVER keys of mlm/config_rules.py
     config.train.accumulate = 1  # microbatches per step
     config.train.guard_limit = 10  # consecutive nonfinite steps after which the run stops with code 3
 

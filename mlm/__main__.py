@@ -11,7 +11,7 @@ import traceback
 import types
 
 from mlm import config as configs
-from mlm import config_mine, entry, logs, memory
+from mlm import entry, logs, memory
 from mlm.cluster import detect, watch
 from mlm.errors import InputError, PreemptedError, StopError, of_storage
 from mlm.text import prepare_streams, say, use_utf8
@@ -85,7 +85,7 @@ def _run(flags: list[str], overrides: list[str], argv: list[str] | None, pretrai
             return watching.failed(StopError("nobody reads the output any more; run the same command to continue."), 1)
         return watching.end(0)
     except (Exception, KeyboardInterrupt) as caught:
-        error = of_storage(caught) or config_mine.of_missing_key(caught) or caught
+        error = of_storage(caught) or caught
         interrupt = caught  # a library that is being imported raises an ImportError from it
         while interrupt and not isinstance(interrupt, KeyboardInterrupt):
             interrupt = interrupt.__context__

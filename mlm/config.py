@@ -2,56 +2,31 @@
 
 import ast
 import contextlib
+import difflib
 import hashlib
 import json
-import re
+import math
 import runpy
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlm import config_mine, logs
+from mlm import logs
 from mlm.config_across import across
-from mlm.config_mine import MINE, hint, is_mine
-from mlm.config_rules import RULES, Rule
+from mlm.config_rules import BOTH, BRANCH, GONE, KEYS, NAMES_ELSEWHERE, PRETRAINING, RESUME, Rule
+from mlm.config_rules import CLASSIFICATION as CLASSIFICATION
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, expand, expand_source
+from mlm.paths import UPath
+from mlm.text import printable
 
 BASE = Path(__file__).parents[1] / "configs" / "base.py"
+MINE = "mine"  # the group of a researcher's own keys, which configs/base.py leaves empty
+PLAIN: Rule = (lambda v: _is_plain(v)), "true or false, a finite number, a text, or a tuple of these"
 OR_CONFIG = "or give --config if the command takes one"  # `report` reads the saved one alone
-# Keys that may change on resume: they change no number, or by rounding alone (mesh, remat, train.accumulate).
-# Tokenizer, shards and labelled rows are compared by fingerprint, skipped batches by `stages.check_skipped`.
-MAY_CHANGE = re.compile(
-    r"corpus\..*|tokenizer\..*|shards\..*|mesh\..*|evaluate\.(every|batch|sets)|checkpoint\..*|log\..*|"
-    r"model\.remat\w*|hub\..*|train\.(guard_limit|accumulate)|pod\..*|data\.(mixture|skip_batches)|classify\.(train|validation|test|predict)"
-)
-# Keys that a branch (train.branch_from) may change: all but those that decide what the parts of its state mean.
-BRANCH_MAY_CHANGE = re.compile(
-    rf"{MAY_CHANGE.pattern}|mine\..*|data\..*|masking\..*|schedule\..*|evaluate\..*|classify\..*|train\..*|"
-    r"optimizer\.(?!name).*|model\.(positions|\w+_rope_theta|\w+_dropout|dtype|attention|init|init_stddev)"
-)
-PRETRAINING, CLASSIFICATION = "pretraining", "classification"
 Derive = Callable[[dict[str, Any], Collection[str]], dict[str, Any]]
-NOT_READ = {  # keys that a task doesn't read, so rules that tie them to others don't apply
-    PRETRAINING: re.compile(r"classify\..*"),
-    CLASSIFICATION: re.compile(
-        r"(corpus|shards|masking)\..*|data\.(mixture|short_length|skip_batches|batch_stages)|evaluate\.(sets|count)"
-    ),
-}
-ONLY_PRETRAINING = {  # keys that classify needs to have these values
-    "train.branch_from": "",
-    "train.hours": 0.0,
-    "train.init_tiled": False,
-    "model.implementation": "mlm",
-    "model.init": "stock",
-}
-# Keys that hold paths, then those that hold sources, alone or in tuples: ~ is the home folder.
-PATHS = "tokenizer.path shards.dir data.mixture evaluate.sets train.init_from train.branch_from train.replay"
-SOURCES = "corpus.sources corpus.keep_out classify.train classify.validation classify.test classify.predict"
-EXPANSIONS = dict.fromkeys(PATHS.split(), expand) | dict.fromkeys(SOURCES.split(), expand_source)
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}
 
 
@@ -69,7 +44,12 @@ def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def load(
-    path: str, overrides: list[str], *, task: str = PRETRAINING, flag: str = "--config", derive: Derive | None = None
+    path: str,
+    overrides: list[str],
+    *,
+    task: str = PRETRAINING,
+    flag: str = "--config",
+    derive: Derive | None = None,
 ) -> ConfigDict:
     """Runs `get_config()` of a Python file, applies overrides, validates by the task's rules and locks the config.
 
@@ -79,37 +59,32 @@ def load(
         raise InputError(f"{flag}={path}: there is no such file.")
     if path.endswith(".json"):  # a workdir's config.json
         raise InputError(f"{flag}={path}: is not Python; name a file with get_config(), such as configs/quickstart.py.")
-    config, rules = _run_config(path, flag)
-    return _finish(config, parse(config, overrides), task, rules, derive)
+    config, names = run_file(path, "get_config")
+    if not isinstance(config, ConfigDict):
+        raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
+    return _finish(config, parse(config, overrides), task, names.get("RULES", {}), derive)
 
 
 def load_rules(path: str) -> dict[str, Rule]:
     """Returns the rules that the file of --config has for its keys of the group `mine`."""
-    return _run_config(path, "--config")[1]
+    return run_file(path, "get_config")[1].get("RULES", {})
 
 
-def _run_config(path: str, flag: str) -> tuple[ConfigDict, dict[str, Rule]]:
-    config, names = run_file(path, "get_config", f"{flag}={path}")
-    if not isinstance(config, ConfigDict):
-        raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
-    return config, config_mine.rules_of(names, flatten(config).keys(), f"{flag}={path}")
+def run_file(path: str, function: str) -> tuple[Any, dict[str, Any]]:
+    """Returns (what a function of a Python file returns, None without it; all names of the file).
 
-
-def run_file(path: str, function: str, flag: str) -> tuple[Any, dict[str, Any]]:
-    """Returns (what a function of a Python file returns, None without it; all names of the file); raises InputError."""
-    try:
-        with _imports_beside(path):
-            names = runpy.run_path(path)
-            return names.get(function, lambda: None)(), names
-    except (Exception, SystemExit) as error:  # its exit code would be taken for ours
-        message = " ".join(str(error).split())  # on one line
-        raise InputError(f"{flag}: {type(error).__name__} while reading it: {message}") from error
+    What the file raises is its author's to read: a traceback that ends there.
+    """
+    with _imports_beside(path):
+        names = runpy.run_path(path)
+        return names.get(function, lambda: None)(), names
 
 
 @contextlib.contextmanager
 def _imports_beside(path: str) -> Iterator[None]:
     """Lets a file import the files beside it, which another folder's file may have under the same names."""
-    folder, before = Path(path).absolute().parent, set(sys.modules)
+    folder = Path(path).absolute().parent
+    before = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -128,82 +103,126 @@ def read(path: UPath) -> ConfigDict | None:
         return None
     try:
         config = from_dict(logs.read_object(path))
-        if missing := RULES.keys() - flatten(config).keys():
-            what = f"has no {min(missing)}, as if another version of this code had written it"
-            raise InputError(f"{path}: {what}; use that code, another --workdir, {OR_CONFIG}.")
-        return config
+        flat = flatten(config)
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(f"{path}: is not a config in JSON ({error}); restore it from a copy, {OR_CONFIG}.") from None
+    if problem := other_version(flat):
+        raise InputError(f"{path}: {problem}; use that code, another --workdir, {OR_CONFIG}.")
+    return config
+
+
+def other_version(flat: Mapping[str, Any]) -> str:
+    """Returns what shows that another version of this code wrote a config, "" if nothing does."""
+    if gone := sorted(flat.keys() & GONE.keys()):
+        return f"has {gone[0]}, of an older version of this code; now {GONE[gone[0]]}"
+    unknown = [key for key in flat if key not in KEYS and not is_mine(key)]
+    missing = sorted(KEYS.keys() - flat.keys())
+    if unknown or missing:
+        difference = f"has {unknown[0]}" if unknown else f"has no {missing[0]}"
+        return f"{difference}, as if another version of this code had written it"
+    return ""
 
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
     """Reads the config.json of a workdir, then does as `load`; raises DamageError if it is not a config."""
-    if (config := read(path)) is None:
+    config = read(path)
+    if config is None:
         raise InputError(f"{path}: there is no such file; give --config, or train there first.")
-    if unknown := [key for key in flatten(config) if key not in RULES and not is_mine(key)]:
-        what = f"has {unknown[0]}, as if another version of this code had written it"
-        raise InputError(f"{path}: {what}; use that code, another --workdir, {OR_CONFIG}.")
     return replace(config, parse(config, overrides), task=task)
 
 
 def replace(
-    config: ConfigDict, values: dict[str, Any], *, task: str = PRETRAINING, rules: Mapping[str, Rule] | None = None
+    config: ConfigDict,
+    values: dict[str, Any],
+    *,
+    task: str = PRETRAINING,
+    rules: Mapping[str, Rule] | None = None,
 ) -> ConfigDict:
     """Returns a copy with the values of some "group.key" replaced, validated (`rules`: of the file) and locked."""
     return _finish(config, values, task, rules or {})
 
 
 def _finish(
-    config: ConfigDict, values: dict[str, Any], task: str, rules: Mapping[str, Rule], derive: Derive | None = None
+    config: ConfigDict,
+    values: dict[str, Any],
+    task: str,
+    rules: Mapping[str, Rule],
+    derive: Derive | None = None,
 ) -> ConfigDict:
     flat = flatten(config) | values
     _check_keys(flat, rules)
-    flat |= _expanded(flat)
+    flat = _expanded(flat)
     if derive:
         flat |= derive(flat, values.keys())
         _check_keys(flat, rules)
-    for key, value in ONLY_PRETRAINING.items():
-        if task == CLASSIFICATION and flat[key] != value:
-            raise InputError(f"config.{key} = {flat[key]!r}: is for pretraining alone; set it to {value!r}.")
     finished = unflatten(flat).lock()
-    for key, allowed in across(finished):
-        if not NOT_READ[task].fullmatch(key):
+    for key, allowed in across(finished, task):
+        if KEYS[key].read_by in (BOTH, task):
             raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")
     return finished
 
 
-def _expanded(flat: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of the EXPANSIONS with ~ as the home folder."""
-    values = {}
-    for key in flat.keys() & EXPANSIONS.keys():
+def _expanded(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values with ~ as the home folder in paths and sources."""
+    values = dict(flat)
+    for key, value in flat.items():
+        expand = KEYS[key].expand if key in KEYS else None
+        if expand is None:
+            continue
         try:
-            values[key] = _as_tuples(flat[key], EXPANSIONS[key])
+            values[key] = _as_tuples(value, expand)
         except ValueError as error:
-            raise InputError(f"config.{key} = {flat[key]!r}: {error}.") from None
+            raise InputError(f"config.{key} = {value!r}: {error}.") from None
     return values
 
 
 def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
     """Returns {"group.key": value} of "group.key=value" texts, each value read as the type of the config's."""
-    flat, values = flatten(config), {}
+    flat = flatten(config)
+    values = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         if key not in flat:
-            raise InputError(f"--config.{key}: there is no such key{_advice(key, flat)}")
+            raise InputError(f"--config.{key}: {no_such_key(key, flat)}")
         if not equals:
             raise InputError(f"--config.{key}: give the value as --config.{key}=VALUE.")
-        if is_mine(key):
-            config_mine.check(key, flat[key], {})
+        if not PLAIN[0](flat[key]):
+            raise InputError(f"config.{key} = {printable(repr(flat[key])):.80}: must be {PLAIN[1]}.")
         values[key] = _parse(key, text, flat[key])
     return values
 
 
-def _advice(key: str, flat: Mapping[str, Any]) -> str:
-    """Returns the end of a sentence about a key that is not among those of a config."""
+def no_such_key(key: str, known: Iterable[str]) -> str:
+    """Returns the sentence about a key that is not among the known ones."""
+    if key in GONE:
+        return f"there is no such key any more: {GONE[key]}."
     if is_mine(key):
-        return hint(key, filter(is_mine, flat)) or f"; {config_mine.DEFINE}{key.removeprefix(MINE)} = 0.5."
-    others = f"configs/base.py lists every key, and keys of your own stand in config.{MINE} of your config file"
-    return hint(key, flat) or f"; {others}."
+        return "there is no such key" + (suggestion(key, known) or f"; the config file has to set config.{key} = 0.5.")
+    advice = f"; configs/base.py lists every key, and keys of your own stand in config.{MINE} of your config file."
+    return "there is no such key" + (suggestion(key, KEYS) or advice)
+
+
+def suggestion(key: str, known: Iterable[str]) -> str:
+    """Returns "; did you mean ...?" with the key that another library's name stands for, or the nearest one, or ""."""
+    name = key.rpartition(".")[2].replace("-", "_")
+    keys = list(known)
+    matches = [NAMES_ELSEWHERE[name]] if NAMES_ELSEWHERE.get(name) in keys else []
+    matches = matches or difflib.get_close_matches(key, keys, 1, cutoff=0.8)
+    same_name = [other for other in keys if other.rpartition(".")[2] == name]
+    matches = matches or difflib.get_close_matches(key, same_name, 1, cutoff=0)
+    matches = matches or difflib.get_close_matches(key, keys, 1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def is_mine(key: str) -> bool:
+    """Returns whether a key is of the group `mine`."""
+    return key.startswith(f"{MINE}.")
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
 def _parse(key: str, text: str, default: Any) -> Any:
@@ -254,17 +273,21 @@ def _as_tuples(value: Any, expansion: Callable[[str], str] = str) -> Any:
     return expansion(value) if isinstance(value, str) else value
 
 
-def _check_keys(flat: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+def _check_keys(flat: Mapping[str, Any], own_rules: Mapping[str, Rule]) -> None:
+    """Raises InputError for a key that is none, or whose value its rule does not allow."""
+    if unruled := sorted(own_rules.keys() - flat.keys()):
+        raise InputError(f"RULES[{unruled[0]!r}] of the config file: {no_such_key(unruled[0], flat)}")
     for key, value in flat.items():
-        if is_mine(key):
-            config_mine.check(key, value, rules)
-            continue
-        if key not in RULES:
-            raise InputError(f"config.{key} is not a key of configs/base.py{_advice(key, RULES)}")
-        check, allowed = RULES[key]
-        if not check(value):
-            raise InputError(f"config.{key} = {value!r}: must be {allowed}.")
-    missing = RULES.keys() - flat.keys()
+        if key in KEYS:
+            rules = [KEYS[key].rule]
+        elif is_mine(key):
+            rules = [PLAIN, own_rules.get(key, PLAIN)]
+        else:
+            raise InputError(f"config.{key}: {no_such_key(key, flat)}")
+        for check, allowed in rules:
+            if not check(value):
+                raise InputError(f"config.{key} = {printable(repr(value)):.200}: must be {allowed}.")
+    missing = KEYS.keys() - flat.keys()
     if missing:
         raise InputError(f"config.{min(missing)} is missing; start a config from configs/base.py.")
 
@@ -274,11 +297,26 @@ def fingerprint(config: ConfigDict) -> str:
     return hashlib.sha256(json.dumps(flatten(config), sort_keys=True).encode()).hexdigest()
 
 
-def diff(old: ConfigDict, new: ConfigDict, allowed: re.Pattern[str] = MAY_CHANGE) -> list[str]:
+def resume_may_change(key: str) -> bool:
+    """Returns whether a run may be resumed with another value of a key."""
+    return key in KEYS and KEYS[key].may_change == RESUME
+
+
+def branch_may_change(key: str) -> bool:
+    """Returns whether a branch (train.branch_from) may have another value of a key."""
+    return is_mine(key) or (key in KEYS and KEYS[key].may_change in (RESUME, BRANCH))
+
+
+def diff(
+    old: ConfigDict,
+    new: ConfigDict,
+    may_change: Callable[[str], bool] = resume_may_change,
+) -> list[str]:
     """Returns a line "key: old -> new" for each change of two configs that is not allowed, as on resume."""
-    before, after = ({**flat, **_expanded(flat)} for flat in map(flatten, (old, new)))
+    before = _expanded(flatten(old))
+    after = _expanded(flatten(new))
     return [
         f"{key}: {before.get(key)!r} -> {after.get(key)!r}"  # a key of one's own may be in one of them alone
         for key in sorted(before.keys() | after.keys())
-        if not allowed.fullmatch(key) and before.get(key) != after.get(key)
+        if not may_change(key) and before.get(key) != after.get(key)
     ]

@@ -5,16 +5,36 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from mlm.config_rules import CONCATENATED, FAMILIES, METRICS, MODERNBERT, mixture_error, parse_ranges, ranges_overlap
+from mlm.config_rules import (
+    CLASSIFICATION,
+    CONCATENATED,
+    FAMILIES,
+    METRICS,
+    MODERNBERT,
+    mixture_error,
+    parse_ranges,
+    ranges_overlap,
+)
 from mlm.paths import canonical
 
 Broken = Iterator[tuple[str, str]]  # (key, what is allowed)
 ROUNDING = 1e-9  # of sums of shares
 CORRELATIONS = {"pearson", "spearman"}
+ONLY_PRETRAINING = {  # keys that classify needs to have these values
+    "train.branch_from": "",
+    "train.hours": 0.0,
+    "train.init_tiled": False,
+    "model.implementation": "mlm",
+    "model.init": "stock",
+}
 
 
-def across(config: ConfigDict) -> Broken:
+def across(config: ConfigDict, task: str) -> Broken:
     """Yields the rules that a config breaks; the first is the one to report."""
+    for key, value in ONLY_PRETRAINING.items():
+        group, name = key.split(".")
+        if task == CLASSIFICATION and config[group][name] != value:
+            yield key, f"is for pretraining alone; set it to {value!r}"
     for rules in (_corpus, _model, _data, _length, _start, _schedule, _classify, _others):
         yield from rules(config)
 

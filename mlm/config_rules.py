@@ -1,10 +1,16 @@
-"""What each key of a config may be, by itself; mlm/config.py applies these rules."""
+"""Every key of a config: its rule, and whether a run that goes on may have another value of it.
+
+A new key is a line in configs/base.py (default and unit) and a line in KEYS. Rules that tie keys together stand in
+mlm/config_across.py; mlm/config.py applies both.
+"""
 
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from mlm.paths import expand, expand_source
 
 Check = Callable[[Any], bool]
 Rule = tuple[Check, str]  # the second says what is allowed
@@ -137,71 +143,201 @@ MODERNBERT = {"local_attention": 128, "global_every": 3} | dict(zip(ROTARY_BASES
 SHARD_ROWS = (CONCATENATED, LINES, DOCUMENTS) = ("concatenated", "lines", "documents")
 FAMILIES = ("roberta", "xlm_roberta", "camembert", "roberta_prelayernorm", "bert", "modernbert")
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
+SEED = whole(0, 2**32, "to 2^32 - 1")
+COUNT = whole(0)
+POSITIVE = whole(1)
+WEIGHTS: Rule = (_tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0")
+FIELD: Rule = (SOME_TEXT, "the name of a field")
+GROUP: Rule = (TEXT[0], "document, file, or the name of a field")
+SIMILARITY: Rule = (lambda v: _finite(v) and (v == 0 or 0.7 <= v < 1), "0, or a number in [0.7, 1)")
+NO_OR_SOURCES: Rule = (lambda v: v == () or SOURCES[0](v), f"empty, or {SOURCES[1]}")
+BATCH_STAGES: Rule = (_pairs_of(whole(1)[0], whole(1)[0]), "a tuple of (ROWS, STEPS), whole numbers from 1 up")
+MIXTURE: Rule = (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0')
+RANGES: Rule = (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B')
+FAMILY: Rule = (matching(r"[a-z0-9_]+"), f"one of {', '.join(FAMILIES)}, or another of transformers' families")
+EVEN: Rule = (lambda v: type(v) is int and v > 0 and v % 2 == 0, "an even number from 2 up")
+CHECKPOINT: Rule = (matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty")
+COLUMNS: Rule = (_tuple_of(SOME_TEXT, limit=2), "a tuple of one or two names of columns")
+COLUMN: Rule = (SOME_TEXT, "the name of a column")
+NAMED_TABLES: Rule = (_pairs_of(NAME, TABLE_SOURCE), 'a tuple of ("NAME", SOURCE), the sources as of classify.test')
+METRIC: Rule = (_tuple_of(METRICS.__contains__, least=0), f"a tuple of {', '.join(METRICS)}")
+NAMED_FOLDERS: Rule = (_pairs_of(SET_NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"); NAME: no split, A-Z 0-9 . _ -')
+MILESTONES: Rule = (
+    _tuple_of(is_milestone, least=0),
+    'a tuple of steps ("1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
+)
+REPOSITORY: Rule = (matching(r"(?a)|[\w.-]+/[\w.-]+"), "USER/NAME or empty")
+PUSHES: Rule = (matching(r"evaluation|[1-9][0-9]{0,17}"), 'evaluation, or a number of steps as a string ("5000")')
+START_TIMEOUT: Rule = (lambda v: _finite(v) and 1 <= v <= 86_400, "a number in [1, 86400]")
+HEARTBEAT: Rule = (lambda v: _finite(v) and 2 <= v <= 3_600, "a number in [2, 3600]")
 
-KEYS_OF: dict[Rule, str] = {  # rules that several keys share
-    TEXT: "tokenizer.path shards.dir train.init_from train.replay log.wandb",
-    FLAG: """corpus.streaming tokenizer.lowercase data.isolate_documents masking.static model.remat train.init_tiled
-        log.tensorboard""",
-    whole(1): """shards.count shards.validation_count data.global_batch data.lanes model.hidden_size model.layers
-        model.heads model.intermediate_size model.positions model.global_every model.vocab_multiple train.accumulate
-        train.guard_limit optimizer.muon_iterations evaluate.batch evaluate.draws checkpoint.keep log.every
-        log.profile_steps""",
-    whole(0): """corpus.max_documents shards.workers data.short_length model.remat_feed_forward schedule.warmup_steps
-        train.steps evaluate.every checkpoint.every log.norms_every log.profile_start""",
-    whole(0, 2**32, "to 2^32 - 1"): "data.seed masking.seed train.seed evaluate.seed",
-    SHARE: """masking.end_rate masking.mask_share masking.random_share schedule.warmup_fraction
-        schedule.decay_fraction schedule.final_fraction""",
-    BELOW_ONE: """corpus.validation_fraction corpus.test_fraction model.hidden_dropout model.attention_dropout
-        optimizer.b1 optimizer.b2 optimizer.ema_decay""",
-    GROUPS: "corpus.validation_groups corpus.test_groups",
-    ABOVE_ZERO: """tokenizer.sample_megabytes model.layer_norm_eps model.init_stddev model.global_rope_theta
-        model.local_rope_theta optimizer.learning_rate optimizer.eps""",
-    FROM_ZERO: "optimizer.weight_decay optimizer.clip_norm train.epochs train.hours pod.hang",
-    PORT: "pod.port pod.engine_port",
-    AXIS: "mesh.data mesh.fsdp mesh.tensor",
-    TABLE: "classify.train classify.validation classify.test",
-    whole(8): "shards.length classify.length",
-    SOME_SHARE: "data.short_share masking.rate masking.span_p",
+PRETRAINING, CLASSIFICATION = "pretraining", "classification"  # tasks
+BOTH = "both"
+# Whether a run that goes on may have another value of a key:
+RESUME = "resume"  # yes: it changes no number, or by rounding alone, or is compared by a fingerprint of the data
+BRANCH = "branch"  # in a new workdir that goes on from a checkpoint (train.branch_from), but not on resume
+NEVER = "never"  # the state of the run would not fit, or mean something else
+
+
+class Key(NamedTuple):
+    """What there is to say about a key but its default and unit, which stand in configs/base.py."""
+
+    rule: Rule
+    may_change: str  # RESUME, BRANCH or NEVER
+    read_by: str = BOTH  # a task: for another one, rules that tie the key to others don't apply
+    expand: Callable[[str], str] | None = None  # of paths and sources: ~ is the home folder
+
+
+KEYS: dict[str, Key] = {
+    "corpus.sources": Key(SOURCES, RESUME, PRETRAINING, expand_source),
+    "corpus.weights": Key(WEIGHTS, RESUME, PRETRAINING),
+    "corpus.field": Key(FIELD, RESUME, PRETRAINING),
+    "corpus.streaming": Key(FLAG, RESUME, PRETRAINING),
+    "corpus.group": Key(GROUP, RESUME, PRETRAINING),
+    "corpus.validation_fraction": Key(BELOW_ONE, RESUME, PRETRAINING),
+    "corpus.validation_groups": Key(GROUPS, RESUME, PRETRAINING),
+    "corpus.test_fraction": Key(BELOW_ONE, RESUME, PRETRAINING),
+    "corpus.test_groups": Key(GROUPS, RESUME, PRETRAINING),
+    "corpus.near_duplicates": Key(SIMILARITY, RESUME, PRETRAINING),
+    "corpus.keep_out": Key(NO_OR_SOURCES, RESUME, PRETRAINING, expand_source),
+    "corpus.max_documents": Key(COUNT, RESUME, PRETRAINING),
+    "tokenizer.path": Key(TEXT, RESUME, BOTH, expand),
+    "tokenizer.kind": Key(_one_of("unigram", "bpe", "wordpiece"), RESUME),
+    "tokenizer.vocab_size": Key(whole(16, 2**31), RESUME),
+    "tokenizer.sample_megabytes": Key(ABOVE_ZERO, RESUME),
+    "tokenizer.lowercase": Key(FLAG, RESUME),
+    "shards.dir": Key(TEXT, RESUME, PRETRAINING, expand),
+    "shards.length": Key(whole(8), RESUME, PRETRAINING),
+    "shards.rows": Key(_one_of(*SHARD_ROWS), RESUME, PRETRAINING),
+    "shards.count": Key(POSITIVE, RESUME, PRETRAINING),
+    "shards.validation_count": Key(POSITIVE, RESUME, PRETRAINING),
+    "shards.workers": Key(COUNT, RESUME, PRETRAINING),
+    "data.seed": Key(SEED, BRANCH),
+    "data.global_batch": Key(POSITIVE, BRANCH),
+    "data.batch_stages": Key(BATCH_STAGES, BRANCH, PRETRAINING),
+    "data.lanes": Key(POSITIVE, BRANCH),
+    "data.mixture": Key(MIXTURE, RESUME, PRETRAINING, expand),
+    "data.isolate_documents": Key(FLAG, BRANCH),
+    "data.short_length": Key(COUNT, BRANCH, PRETRAINING),
+    "data.short_share": Key(SOME_SHARE, BRANCH),
+    "data.skip_batches": Key(RANGES, RESUME, PRETRAINING),
+    "masking.seed": Key(SEED, BRANCH, PRETRAINING),
+    "masking.kind": Key(_one_of("token", "word", "span"), BRANCH, PRETRAINING),
+    "masking.rate": Key(SOME_SHARE, BRANCH, PRETRAINING),
+    "masking.end_rate": Key(SHARE, BRANCH, PRETRAINING),
+    "masking.mask_share": Key(SHARE, BRANCH, PRETRAINING),
+    "masking.random_share": Key(SHARE, BRANCH, PRETRAINING),
+    "masking.longest": Key(whole(1, 1025, "to 1,024"), BRANCH, PRETRAINING),
+    "masking.span_p": Key(SOME_SHARE, BRANCH, PRETRAINING),
+    "masking.static": Key(FLAG, BRANCH, PRETRAINING),
+    "model.family": Key(FAMILY, NEVER),
+    "model.implementation": Key(_one_of("mlm", "transformers"), NEVER),
+    "model.hidden_size": Key(POSITIVE, NEVER),
+    "model.layers": Key(POSITIVE, NEVER),
+    "model.heads": Key(POSITIVE, NEVER),
+    "model.intermediate_size": Key(POSITIVE, NEVER),
+    "model.positions": Key(POSITIVE, BRANCH),
+    "model.local_attention": Key(EVEN, NEVER),
+    "model.global_every": Key(POSITIVE, NEVER),
+    "model.global_rope_theta": Key(ABOVE_ZERO, BRANCH),
+    "model.local_rope_theta": Key(ABOVE_ZERO, BRANCH),
+    "model.activation": Key(_one_of("gelu", "gelu_new", "relu", "silu"), NEVER),
+    "model.hidden_dropout": Key(BELOW_ONE, BRANCH),
+    "model.attention_dropout": Key(BELOW_ONE, BRANCH),
+    "model.layer_norm_eps": Key(ABOVE_ZERO, NEVER),
+    "model.init": Key(_one_of("stock", "primed"), BRANCH),
+    "model.init_stddev": Key(ABOVE_ZERO, BRANCH),
+    "model.vocab_multiple": Key(POSITIVE, NEVER),
+    "model.dtype": Key(_one_of("float32", "bfloat16"), BRANCH),
+    "model.attention": Key(_one_of("auto", "xla", "fused", "cudnn"), BRANCH),
+    "model.remat": Key(FLAG, RESUME),
+    "model.remat_feed_forward": Key(COUNT, RESUME),
+    "optimizer.name": Key(_one_of("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon"), NEVER),
+    "optimizer.learning_rate": Key(ABOVE_ZERO, BRANCH),
+    "optimizer.b1": Key(BELOW_ONE, BRANCH),
+    "optimizer.b2": Key(BELOW_ONE, BRANCH),
+    "optimizer.eps": Key(ABOVE_ZERO, BRANCH),
+    "optimizer.weight_decay": Key(FROM_ZERO, BRANCH),
+    "optimizer.clip_norm": Key(FROM_ZERO, BRANCH),
+    "optimizer.muon_iterations": Key(POSITIVE, BRANCH),
+    "optimizer.ema_decay": Key(BELOW_ONE, BRANCH),
+    "schedule.name": Key(_one_of("linear", "cosine", "inverse_sqrt", "wsd", "wsd_sqrt", "constant"), BRANCH),
+    "schedule.warmup_steps": Key(COUNT, BRANCH),
+    "schedule.warmup_fraction": Key(SHARE, BRANCH),
+    "schedule.decay_fraction": Key(SHARE, BRANCH),
+    "schedule.final_fraction": Key(SHARE, BRANCH),
+    "train.steps": Key(COUNT, BRANCH),
+    "train.epochs": Key(FROM_ZERO, BRANCH),
+    "train.hours": Key(FROM_ZERO, BRANCH),
+    "train.replay": Key(TEXT, BRANCH, BOTH, expand),
+    "train.seed": Key(SEED, BRANCH),
+    "train.init_from": Key(TEXT, BRANCH, BOTH, expand),
+    "train.init_tiled": Key(FLAG, BRANCH),
+    "train.branch_from": Key(CHECKPOINT, BRANCH, BOTH, expand),
+    "train.accumulate": Key(POSITIVE, RESUME),
+    "train.guard_limit": Key(POSITIVE, RESUME),
+    "classify.train": Key(TABLE, RESUME, CLASSIFICATION, expand_source),
+    "classify.validation": Key(TABLE, RESUME, CLASSIFICATION, expand_source),
+    "classify.test": Key(TABLE, RESUME, CLASSIFICATION, expand_source),
+    "classify.text": Key(COLUMNS, BRANCH, CLASSIFICATION),
+    "classify.label": Key(COLUMN, BRANCH, CLASSIFICATION),
+    "classify.predict": Key(NAMED_TABLES, RESUME, CLASSIFICATION, expand_source),
+    "classify.metric": Key(METRIC, BRANCH, CLASSIFICATION),
+    "classify.kind": Key(_one_of("classes", "regression", "tokens"), BRANCH, CLASSIFICATION),
+    "classify.length": Key(whole(8), BRANCH, CLASSIFICATION),
+    "mesh.data": Key(AXIS, RESUME),
+    "mesh.fsdp": Key(AXIS, RESUME),
+    "mesh.tensor": Key(AXIS, RESUME),
+    "evaluate.every": Key(COUNT, RESUME),
+    "evaluate.batch": Key(POSITIVE, RESUME),
+    "evaluate.sets": Key(NAMED_FOLDERS, RESUME, PRETRAINING, expand),
+    "evaluate.seed": Key(SEED, BRANCH),
+    "evaluate.draws": Key(POSITIVE, BRANCH),
+    "evaluate.count": Key(_one_of("fixed", "independent"), BRANCH, PRETRAINING),
+    "checkpoint.every": Key(COUNT, RESUME),
+    "checkpoint.keep": Key(POSITIVE, RESUME),
+    "checkpoint.milestones": Key(MILESTONES, RESUME),
+    "checkpoint.on_damage": Key(_one_of("stop", "fallback"), RESUME),
+    "log.every": Key(POSITIVE, RESUME),
+    "log.norms_every": Key(COUNT, RESUME),
+    "log.tensorboard": Key(FLAG, RESUME),
+    "log.wandb": Key(TEXT, RESUME),
+    "log.profile_start": Key(COUNT, RESUME),
+    "log.profile_steps": Key(POSITIVE, RESUME),
+    "hub.name": Key(REPOSITORY, RESUME),
+    "hub.every": Key(PUSHES, RESUME),
+    "pod.port": Key(PORT, RESUME),
+    "pod.engine_port": Key(PORT, RESUME),
+    "pod.start_timeout": Key(START_TIMEOUT, RESUME),
+    "pod.heartbeat": Key(HEARTBEAT, RESUME),
+    "pod.hang": Key(FROM_ZERO, RESUME),
 }
-RULES: dict[str, Rule] = {key: rule for rule, keys in KEYS_OF.items() for key in keys.split()} | {
-    "corpus.sources": SOURCES,
-    "corpus.weights": (_tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0"),
-    "corpus.keep_out": (lambda v: v == () or SOURCES[0](v), f"empty, or {SOURCES[1]}"),
-    "corpus.near_duplicates": (lambda v: _finite(v) and (v == 0 or 0.7 <= v < 1), "0, or a number in [0.7, 1)"),
-    "corpus.field": (SOME_TEXT, "the name of a field"),
-    "corpus.group": (TEXT[0], "document, file, or the name of a field"),
-    "shards.rows": _one_of(*SHARD_ROWS),
-    "tokenizer.kind": _one_of("unigram", "bpe", "wordpiece"),
-    "tokenizer.vocab_size": whole(16, 2**31),
-    "data.batch_stages": (_pairs_of(whole(1)[0], whole(1)[0]), "a tuple of (ROWS, STEPS), whole numbers from 1 up"),
-    "data.skip_batches": (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B'),
-    "data.mixture": (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0'),
-    "evaluate.sets": (_pairs_of(SET_NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"); NAME: no split, A-Z 0-9 . _ -'),
-    "evaluate.count": _one_of("fixed", "independent"),
-    "masking.kind": _one_of("token", "word", "span"),
-    "masking.longest": whole(1, 1025, "to 1,024"),
-    "model.family": (matching(r"[a-z0-9_]+"), f"one of {', '.join(FAMILIES)}, or another of transformers' families"),
-    "model.implementation": _one_of("mlm", "transformers"),
-    "model.local_attention": (lambda v: type(v) is int and v > 0 and v % 2 == 0, "an even number from 2 up"),
-    "model.activation": _one_of("gelu", "gelu_new", "relu", "silu"),
-    "model.init": _one_of("stock", "primed"),
-    "model.dtype": _one_of("float32", "bfloat16"),
-    "model.attention": _one_of("auto", "xla", "fused", "cudnn"),
-    "optimizer.name": _one_of("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon"),
-    "schedule.name": _one_of("linear", "cosine", "inverse_sqrt", "wsd", "wsd_sqrt", "constant"),
-    "classify.text": (_tuple_of(SOME_TEXT, limit=2), "a tuple of one or two names of columns"),
-    "classify.label": (SOME_TEXT, "the name of a column"),
-    "classify.kind": _one_of("classes", "regression", "tokens"),
-    "classify.predict": (_pairs_of(NAME, TABLE_SOURCE), 'a tuple of ("NAME", SOURCE), the sources as of classify.test'),
-    "classify.metric": (_tuple_of(METRICS.__contains__, least=0), f"a tuple of {', '.join(METRICS)}"),
-    "checkpoint.milestones": (
-        _tuple_of(is_milestone, least=0),
-        'a tuple of steps ("1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
-    ),
-    "train.branch_from": (matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty"),
-    "checkpoint.on_damage": _one_of("stop", "fallback"),
-    "hub.name": (matching(r"(?a)|[\w.-]+/[\w.-]+"), "USER/NAME or empty"),
-    "hub.every": (matching(r"evaluation|[1-9][0-9]{0,17}"), 'evaluation, or a number of steps as a string ("5000")'),
-    "pod.start_timeout": (lambda v: _finite(v) and 1 <= v <= 86_400, "a number in [1, 86400]"),
-    "pod.heartbeat": (lambda v: _finite(v) and 2 <= v <= 3_600, "a number in [2, 3600]"),
+GONE: dict[str, str] = {  # keys of older versions, and what stands in their place
+}
+NAMES_ELSEWHERE = {  # of transformers' scripts and others: what the key is called here
+    "lr": "optimizer.learning_rate",
+    "batch_size": "data.global_batch",
+    "train_batch_size": "data.global_batch",
+    "per_device_train_batch_size": "data.global_batch",
+    "per_device_eval_batch_size": "evaluate.batch",
+    "gradient_accumulation_steps": "train.accumulate",
+    "max_steps": "train.steps",
+    "num_train_epochs": "train.epochs",
+    "warmup_ratio": "schedule.warmup_fraction",
+    "lr_scheduler_type": "schedule.name",
+    "adam_beta1": "optimizer.b1",
+    "adam_beta2": "optimizer.b2",
+    "adam_epsilon": "optimizer.eps",
+    "max_grad_norm": "optimizer.clip_norm",
+    "mlm_probability": "masking.rate",
+    "max_seq_length": "shards.length",
+    "model_name_or_path": "train.init_from",
+    "num_hidden_layers": "model.layers",
+    "num_attention_heads": "model.heads",
+    "max_position_embeddings": "model.positions",
+    "dropout": "model.hidden_dropout",
+    "eval_steps": "evaluate.every",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
+    "logging_steps": "log.every",
 }

@@ -9,7 +9,6 @@ from typing import NoReturn
 
 from mlm import config as configs
 from mlm.commands import common
-from mlm.config_mine import hint, is_mine
 from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
 from mlm.paths import canonical
@@ -99,8 +98,8 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
     variable = {action.dest for action in flags._actions if action.nargs != 0} - FIXED_FLAGS
     known = variable | configs.flatten(configs.load(str(configs.BASE), [])).keys()
     for key in varied:
-        if key.replace("-", "_") not in known and not is_mine(key):  # the config of each run has to have those
-            advice = hint(key, known) or "; configs/base.py lists the keys."
+        if key.replace("-", "_") not in known and not configs.is_mine(key):  # the config of each run has to have those
+            advice = configs.suggestion(key, known) or "; configs/base.py lists the keys."
             raise InputError(f"--vary {key}: is no config key and no flag that {args.command} can vary{advice}")
         if any(flag.startswith(f"{_flag(key)}=") for flag in fixed):
             raise InputError(f"--vary {key}: {_flag(key)} sets it for all runs; remove one of the two.")

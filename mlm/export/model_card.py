@@ -145,7 +145,7 @@ def _branch(meta: dict[str, Any]) -> str:
         return ""
     shown = ORDER if branch["same_data"] else DATA  # a folder may have moved
     keys = {change: change.partition(":")[0] for change in branch["config_changes"]}
-    changes = [change for change, key in keys.items() if shown.fullmatch(key) or not configs.MAY_CHANGE.fullmatch(key)]
+    changes = [change for change, key in keys.items() if shown.fullmatch(key) or not configs.resume_may_change(key)]
     return f"step {branch['step']:,} of {branch['from']}, with {', '.join(changes) or 'nothing changed'}"
 
 

@@ -93,7 +93,7 @@ def run(
                 if folder.is_dir():
                     remove(folder)
     cell = next(recipe.cells(names[0], {}))
-    others = sorted(key for key in overrides if key not in cell and not configs.MAY_CHANGE.fullmatch(key))
+    others = sorted(key for key in overrides if key not in cell and not configs.resume_may_change(key))
     changed = [f"{key}={overrides[key]}" for key in (*cell, *others) if key in overrides]
     protocol = f"{protocol} (with {', '.join(changed)})" if changed else protocol
     return {"protocol": protocol, "tasks": tasks} | means(tasks)

@@ -86,7 +86,7 @@ def load_protocol(name: str) -> Protocol:
     path = FOLDER / f"{name}.py" if name in NAMES else Path(name)
     if not path.is_file():
         raise InputError(f"--protocol={name}: is not known; name {', '.join(NAMES)}, or a file like theirs.")
-    fields, _ = configs.run_file(str(path), "get_protocol", f"--protocol={name}")
+    fields, _ = configs.run_file(str(path), "get_protocol")
     try:
         return Protocol(**fields)
     except TypeError as error:

@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 
 from mlm import cluster, logs
 from mlm import config as configs
-from mlm.config_mine import is_mine
 from mlm.data import mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation
@@ -151,7 +150,7 @@ def make_module(
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
     if changes_evaluation(entry.record):
         keys, attending = configs.flatten(model.run_config or config), copy.copy(task)
-        attending.config = configs.replace(config, {key: keys[key] for key in filter(is_mine, keys)})
+        attending.config = configs.replace(config, {key: keys[key] for key in filter(configs.is_mine, keys)})
         make = partial(attending.make_attention, model.config)
     else:
         choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel

@@ -7,7 +7,6 @@ moments of the table (Adafactor's) are zero again: the longer side decides which
 
 import functools
 import json
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,13 +53,13 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
     if "labels" in saved["dataset"] or "averaged" in saved:
         kind = "an average" if "averaged" in saved else "a classifier"
         raise InputError(f"{where}: holds {kind}, not the state of pretraining; name a pretraining run.")
-    changes = configs.diff(saved["config"], config, re.compile(r"train\.branch_from"))
+    changes = configs.diff(saved["config"], config, {"train.branch_from"}.__contains__)
     old, new = configs.flatten(saved["config"]), configs.flatten(config)
     state_keys = {*STATE_KEYS, "optimizer.b1"} if new["optimizer.name"] == "adafactor" else {*STATE_KEYS}
 
     def allowed(key: str) -> bool:
         changes_structure = key in state_keys and 0 in (old[key], new[key])
-        return bool(configs.BRANCH_MAY_CHANGE.fullmatch(key)) and not changes_structure
+        return configs.branch_may_change(key) and not changes_structure
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
         raise InputError(f"{where}: a branch can't change these keys; set them back:\n  " + "\n  ".join(refused))
