@@ -69,7 +69,6 @@ def get_config() -> ConfigDict:
     config.masking.random_share = 0.1  # of those, replaced by a random ordinary token; the rest is kept
     config.masking.longest = 10  # word: most tokens of a word, longer ones are split; span: most words of a span
     config.masking.span_p = 0.2  # span: parameter of the geometric distribution of lengths, in words
-    config.masking.static = False  # the same masks in every epoch, for comparison
 
     config.model = ConfigDict()
     config.model.family = "roberta"  # roberta (xlm_roberta, camembert) | roberta_prelayernorm | bert | modernbert
@@ -87,9 +86,10 @@ def get_config() -> ConfigDict:
     config.model.hidden_dropout = 0.1
     config.model.attention_dropout = 0.1
     config.model.layer_norm_eps = 1e-5
-    config.model.init = "stock"  # stock (transformers') | primed (for short runs, see mlm/model/priming.py)
+    # stock (transformers') | primed (for short runs, see mlm/model/priming.py) | tiled (the smaller model of
+    # train.init_from, wrapped around to fill these sizes, see mlm/pretrained/warm_start.py)
+    config.model.init = "stock"
     config.model.init_stddev = 0.02
-    config.model.vocab_multiple = 128  # pad the embedding table to a multiple of this
     config.model.dtype = "bfloat16"  # of activations: float32 | bfloat16. Parameters are float32
     config.model.attention = "auto"  # auto | xla | fused (TPU) | cudnn (GPU), mlm/model/kernels.py
     config.model.remat = False  # recompute each layer's activations in the backward pass
@@ -108,8 +108,7 @@ def get_config() -> ConfigDict:
 
     config.schedule = ConfigDict()
     config.schedule.name = "linear"  # linear | cosine | inverse_sqrt | wsd (warmup-stable-decay) | wsd_sqrt | constant
-    config.schedule.warmup_steps = 0  # steps; or:
-    config.schedule.warmup_fraction = 0.0  # share of all steps
+    config.schedule.warmup = 0.0  # below 1, a share of all steps; from 1 on, steps
     config.schedule.decay_fraction = 0.1  # wsd, wsd_sqrt: share of all steps in the final decay
     config.schedule.final_fraction = 0.0  # learning rate at the end, as a share of the peak
 
@@ -123,7 +122,6 @@ def get_config() -> ConfigDict:
     # Sizes and tokenizer are that model's, where the config has this file's values and the command line sets none:
     # mlm/pretrained/inherit.py.
     config.train.init_from = ""  # workdir (or WORKDIR@STEP), folder of the family or Hub name; "" = random
-    config.train.init_tiled = False  # a smaller model is tiled to this config's sizes: mlm/pretrained/warm_start.py
     # A new workdir goes on after that step of another run, with its whole state: see mlm/training/branch.py.
     config.train.branch_from = ""  # WORKDIR@STEP; configs may differ in all but NEVER keys of mlm/config_rules.py
     config.train.accumulate = 1  # microbatches per step
@@ -173,8 +171,7 @@ def get_config() -> ConfigDict:
     config.log.norms_every = 0  # steps between two lines of norms.jsonl; a step that has one holds the parameters twice
     config.log.tensorboard = True
     config.log.wandb = ""  # project name; needs the wandb package
-    config.log.profile_start = 0  # first step of a trace for TensorBoard or Perfetto; 0 = none
-    config.log.profile_steps = 5  # steps in the trace
+    config.log.profile_start = 0  # first of the five steps of a trace for TensorBoard or Perfetto; 0 = none
 
     config.hub = ConfigDict()  # pushes to the Hugging Face Hub while a run trains, see mlm/export/hub.py
     config.hub.name = ""  # USER/NAME of a private repository, which is created if it is missing; "" = no pushes

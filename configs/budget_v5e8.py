@@ -44,8 +44,7 @@ def get_config() -> ConfigDict:
     config.optimizer.name = "muon"
     config.optimizer.b1 = 0.95
     config.schedule.name = "linear"
-    config.schedule.warmup_steps = 0
-    config.schedule.warmup_fraction = 0.02
+    config.schedule.warmup = 0.02
     config.train.steps = 0
     config.train.hours = 24.0
     config.train.accumulate = 2

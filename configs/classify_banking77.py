@@ -17,8 +17,7 @@ Score:     not measured here for a base model. The post's bert-base-uncased has 
            python -m mlm sweep classify --config=configs/classify_banking77.py --workdir=runs/banking77 \
              --vary "train.init_from=runs/quickstart_modernbert,''" train.seed=0,1,2 --config.classify.length=64 \
              --config.shards.length=64 --config.model.positions=64 --config.data.global_batch=64 \
-             --config.optimizer.learning_rate=1e-3 --config.schedule.warmup_steps=0 \
-             --config.schedule.warmup_fraction=0.1 --config.train.epochs=6 \
+             --config.optimizer.learning_rate=1e-3 --config.schedule.warmup=0.1 --config.train.epochs=6 \
              --config.tokenizer.path=runs/quickstart_modernbert/tokenizer --config.model.family=modernbert \
              --config.model.layers=2 --config.model.hidden_size=128 --config.model.heads=4 \
              --config.model.intermediate_size=192
@@ -54,7 +53,7 @@ def get_config() -> ConfigDict:
     config.optimizer.learning_rate = 3e-4
     config.optimizer.b2 = 0.999
     config.optimizer.weight_decay = 0.0
-    config.schedule.warmup_steps = 100
+    config.schedule.warmup = 100
     config.train.steps = 0
     config.train.epochs = 3.0
     config.evaluate.every = 0  # after each epoch

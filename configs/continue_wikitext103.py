@@ -35,5 +35,5 @@ def get_config() -> ConfigDict:
     config.model.family = "bert"
     config.model.layer_norm_eps = 1e-12
     config.optimizer.weight_decay = 0.0
-    config.schedule.warmup_fraction = 0.0
+    config.schedule.warmup = 0.0
     return config

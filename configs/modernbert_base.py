@@ -2,7 +2,7 @@
 
 Command:   python -m mlm run --config=configs/modernbert_base.py --workdir=gs://BUCKET/modernbert_base
            (the same on every host; rehearse it with --config.train.steps=500 --config.corpus.max_documents=100000
-           "--config.data.batch_stages=()" --config.schedule.warmup_steps=50)
+           "--config.data.batch_stages=()" --config.schedule.warmup=50)
 Hardware:  32 chips of TPU v5e (8 hosts of 4), as it stands.
 Time:      8.5 days there. By arithmetic, not measured here: 1.719e12 tokens x 810.5 MFLOP (733.9 body + 30% of the
            tail's 255.1) = 1.39e21 FLOP; / (32 x 197 TFLOP/s x 30%).
@@ -47,7 +47,6 @@ def get_config() -> ConfigDict:
     config.optimizer.learning_rate = 8e-4
     config.optimizer.weight_decay = 0.0125
     config.schedule.name = "constant"
-    config.schedule.warmup_fraction = 0.0
-    config.schedule.warmup_steps = 3_815
+    config.schedule.warmup = 3_815
     config.train.steps = 382_725
     return config

@@ -16,9 +16,10 @@ Changes configs/modernbert_base.py, which explains text and vocabulary, accordin
 00220af, yamls/modernbert/modernbert-large-pretrain.yaml): 28 layers of 1,024 with 16 heads and 2,624 gated units, a
 rate of 5e-4 after a warmup of 2e9 tokens. Weight decay: 1e-5 / 5e-4 = 0.02.
 
-Start:     train.init_tiled: base's parameters in the middle of each tensor, wrapped around; nothing is rescaled, as in
-           their src/bert_layers/initialization.py. 2 heads of 64 come before base's 12, and 2 after them. Their layer i
-           copies layer round(22 i / 28), global or not; here global layers copy global ones, and local ones local.
+Start:     model.init = tiled: base's parameters in the middle of each tensor, wrapped around; nothing is rescaled, as
+           in their src/bert_layers/initialization.py. 2 heads of 64 come before base's 12, and 2 after them. Their
+           layer i copies layer round(22 i / 28), global or not; here global layers copy global ones, and local ones
+           local ones.
 Batch:     448 rows growing to 4,928 over 10e9 tokens, here in five stages of 2e9 tokens: 4,360, 1,453, 872, 623 and 484
            steps of 448, 1,344, 2,240, 3,136 and 4,032 rows. 338,666 steps of 4,928 rows read the remaining 1,709e9
            tokens: 346,458 steps in all. The warmup's 2e9 tokens are 4,360 steps of 448 rows. 4,928 rows / 64 devices
@@ -27,7 +28,7 @@ Restart:   the authors report that 5e-4 was too high and made them restart: 900e
            with a weight decay of 1e-6, which is 0.02 again. To do the same, keep step 184,160
            (--config.checkpoint.milestones=184160) and continue in another workdir with
            --config.train.branch_from=gs://BUCKET/modernbert_large@184160
-           --config.optimizer.learning_rate=5e-5 --config.train.init_from= --config.train.init_tiled=false
+           --config.optimizer.learning_rate=5e-5 --config.train.init_from= --config.model.init=stock
 """
 
 from ml_collections import ConfigDict
@@ -48,9 +49,9 @@ def get_config() -> ConfigDict:
     config.model.remat = True
     config.optimizer.learning_rate = 5e-4
     config.optimizer.weight_decay = 0.02
-    config.schedule.warmup_steps = 4_360
+    config.schedule.warmup = 4_360
     config.train.init_from = "runs/modernbert_base@382725"
-    config.train.init_tiled = True
+    config.model.init = "tiled"
     config.train.steps = 346_458
     config.train.accumulate = 7
     return config

@@ -40,7 +40,7 @@ def get_config() -> ConfigDict:
     config.schedule.decay_fraction = 9_537 / 403_679
     config.schedule.final_fraction = 0.001
     config.train.init_from = ""
-    config.train.init_tiled = False
+    config.model.init = "stock"
     config.train.branch_from = "runs/modernbert_large@346458"
     config.train.steps = 403_679
     config.train.accumulate = 5

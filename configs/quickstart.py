@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
     config.optimizer.b1 = 0.95
     config.optimizer.clip_norm = 1.0
     config.optimizer.muon_iterations = 2  # with 5, steps take 13% longer
-    config.schedule.warmup_fraction = 0.07
+    config.schedule.warmup = 0.07
     config.train.steps = 1_575
     config.evaluate.every = 500
     config.evaluate.batch = 64

@@ -52,7 +52,7 @@ def get_config() -> ConfigDict:
     config.shards.validation_count = 16
     config.data.global_batch = 8192
     config.data.lanes = 64
-    config.schedule.warmup_fraction = 0.048
+    config.schedule.warmup = 0.048
     config.train.steps = 500_000
     config.train.accumulate = 8
     config.model.remat_feed_forward = 2

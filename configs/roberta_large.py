@@ -33,6 +33,6 @@ def get_config() -> ConfigDict:
     config.model.intermediate_size = 4096
     config.model.remat = True
     config.optimizer.learning_rate = 4e-4
-    config.schedule.warmup_fraction = 0.06
+    config.schedule.warmup = 0.06
     config.train.accumulate = 1
     return config

@@ -39,7 +39,7 @@ def get_config() -> ConfigDict:
     config.optimizer.b2 = 0.999
     config.optimizer.eps = 1e-8
     config.optimizer.weight_decay = 1e-3
-    config.schedule.warmup_fraction = 0.05
+    config.schedule.warmup = 0.05
     config.train.steps = 293_500
     config.train.accumulate = 2
     config.evaluate.batch = 1024

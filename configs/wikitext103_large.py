@@ -42,7 +42,7 @@ def get_config() -> ConfigDict:
     config.optimizer.b2 = 0.999
     config.optimizer.eps = 1e-8
     config.optimizer.clip_norm = 1.0
-    config.schedule.warmup_fraction = 0.06
+    config.schedule.warmup = 0.06
     config.train.steps = 0
     config.train.epochs = 3.0
     config.train.accumulate = 4

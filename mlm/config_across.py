@@ -23,7 +23,6 @@ CORRELATIONS = {"pearson", "spearman"}
 ONLY_PRETRAINING = {  # keys that classify needs to have these values
     "train.branch_from": "",
     "train.hours": 0.0,
-    "train.init_tiled": False,
     "model.implementation": "mlm",
     "model.init": "stock",
 }
@@ -123,32 +122,30 @@ def _length(config: ConfigDict) -> Broken:
         yield "train.steps", "set exactly one of train.steps, train.epochs and train.hours above 0"
     if train.replay and not counts_hours:
         yield "train.replay", "must be empty without train.hours"
-    if counts_hours and schedule.warmup_steps > 0:
-        yield "schedule.warmup_steps", "use warmup_fraction with train.hours"
-    if counts_hours and schedule.name == "inverse_sqrt" and schedule.warmup_fraction == 0:
-        yield "schedule.name", "needs schedule.warmup_fraction above 0 with train.hours"
+    if counts_hours and schedule.warmup >= 1:
+        yield "schedule.warmup", "must be a share, below 1, with train.hours"
+    if counts_hours and schedule.name == "inverse_sqrt" and schedule.warmup == 0:
+        yield "schedule.name", "needs schedule.warmup above 0 with train.hours"
 
 
 def _start(config: ConfigDict) -> Broken:
-    train, is_primed = config.train, config.model.init != "stock"
-    if train.init_tiled and not train.init_from:
-        yield "train.init_tiled", "must be false without train.init_from"
-    if train.init_tiled and config.model.family not in FAMILIES:
-        yield "train.init_tiled", "must be false of this model.family"
+    train = config.train
+    init = config.model.init
+    if init == "tiled" and not train.init_from:
+        yield "model.init", "needs train.init_from, the model to tile"
     if train.branch_from and train.init_from:
         yield "train.branch_from", "can't be set together with train.init_from"
-    for key in ("branch_from", "init_from"):
-        if is_primed and train[key]:
-            yield "model.init", f"must be stock with train.{key}"
+    if init == "primed" and train.init_from:
+        yield "model.init", "must be stock or tiled with train.init_from"
+    if init != "stock" and train.branch_from:
+        yield "model.init", "must be stock with train.branch_from"
 
 
 def _schedule(config: ConfigDict) -> Broken:
     schedule, steps = config.schedule, config.train.steps
-    if schedule.warmup_steps > 0 and schedule.warmup_fraction > 0:
-        yield "schedule.warmup_steps", "set at most one of warmup_steps and warmup_fraction"
-    if 0 < steps < schedule.warmup_steps:
-        yield "schedule.warmup_steps", f"must be at most train.steps = {steps}"
-    warmup = schedule.warmup_fraction or schedule.warmup_steps / (steps or math.inf)
+    if 0 < steps < schedule.warmup:
+        yield "schedule.warmup", f"must be at most train.steps = {steps}"
+    warmup = schedule.warmup if schedule.warmup < 1 else schedule.warmup / (steps or math.inf)
     if schedule.name in ("wsd", "wsd_sqrt") and schedule.decay_fraction + warmup > 1 + ROUNDING:
         yield "schedule.decay_fraction", "warmup and decay together must not be longer than the run"
 

@@ -155,6 +155,10 @@ BATCH_STAGES: Rule = (_pairs_of(whole(1)[0], whole(1)[0]), "a tuple of (ROWS, ST
 MIXTURE: Rule = (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0')
 RANGES: Rule = (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B')
 FAMILY: Rule = (matching(r"[a-z0-9_]+"), f"one of {', '.join(FAMILIES)}, or another of transformers' families")
+WARMUP: Rule = (
+    lambda v: _finite(v) and (0 <= v < 1 or (v >= 1 and v == int(v))),
+    "a share of all steps below 1, or a whole number of steps",
+)
 EVEN: Rule = (lambda v: type(v) is int and v > 0 and v % 2 == 0, "an even number from 2 up")
 CHECKPOINT: Rule = (matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty")
 COLUMNS: Rule = (_tuple_of(SOME_TEXT, limit=2), "a tuple of one or two names of columns")
@@ -229,7 +233,6 @@ KEYS: dict[str, Key] = {
     "masking.random_share": Key(SHARE, BRANCH, PRETRAINING),
     "masking.longest": Key(whole(1, 1025, "to 1,024"), BRANCH, PRETRAINING),
     "masking.span_p": Key(SOME_SHARE, BRANCH, PRETRAINING),
-    "masking.static": Key(FLAG, BRANCH, PRETRAINING),
     "model.family": Key(FAMILY, NEVER),
     "model.implementation": Key(_one_of("mlm", "transformers"), NEVER),
     "model.hidden_size": Key(POSITIVE, NEVER),
@@ -245,9 +248,8 @@ KEYS: dict[str, Key] = {
     "model.hidden_dropout": Key(BELOW_ONE, BRANCH),
     "model.attention_dropout": Key(BELOW_ONE, BRANCH),
     "model.layer_norm_eps": Key(ABOVE_ZERO, NEVER),
-    "model.init": Key(_one_of("stock", "primed"), BRANCH),
+    "model.init": Key(_one_of("stock", "primed", "tiled"), BRANCH),
     "model.init_stddev": Key(ABOVE_ZERO, BRANCH),
-    "model.vocab_multiple": Key(POSITIVE, NEVER),
     "model.dtype": Key(_one_of("float32", "bfloat16"), BRANCH),
     "model.attention": Key(_one_of("auto", "xla", "fused", "cudnn"), BRANCH),
     "model.remat": Key(FLAG, RESUME),
@@ -262,8 +264,7 @@ KEYS: dict[str, Key] = {
     "optimizer.muon_iterations": Key(POSITIVE, BRANCH),
     "optimizer.ema_decay": Key(BELOW_ONE, BRANCH),
     "schedule.name": Key(_one_of("linear", "cosine", "inverse_sqrt", "wsd", "wsd_sqrt", "constant"), BRANCH),
-    "schedule.warmup_steps": Key(COUNT, BRANCH),
-    "schedule.warmup_fraction": Key(SHARE, BRANCH),
+    "schedule.warmup": Key(WARMUP, BRANCH),
     "schedule.decay_fraction": Key(SHARE, BRANCH),
     "schedule.final_fraction": Key(SHARE, BRANCH),
     "train.steps": Key(COUNT, BRANCH),
@@ -272,7 +273,6 @@ KEYS: dict[str, Key] = {
     "train.replay": Key(TEXT, BRANCH, BOTH, expand),
     "train.seed": Key(SEED, BRANCH),
     "train.init_from": Key(TEXT, BRANCH, BOTH, expand),
-    "train.init_tiled": Key(FLAG, BRANCH),
     "train.branch_from": Key(CHECKPOINT, BRANCH, BOTH, expand),
     "train.accumulate": Key(POSITIVE, RESUME),
     "train.guard_limit": Key(POSITIVE, RESUME),
@@ -303,7 +303,6 @@ KEYS: dict[str, Key] = {
     "log.tensorboard": Key(FLAG, RESUME),
     "log.wandb": Key(TEXT, RESUME),
     "log.profile_start": Key(COUNT, RESUME),
-    "log.profile_steps": Key(POSITIVE, RESUME),
     "hub.name": Key(REPOSITORY, RESUME),
     "hub.every": Key(PUSHES, RESUME),
     "pod.port": Key(PORT, RESUME),
@@ -313,6 +312,12 @@ KEYS: dict[str, Key] = {
     "pod.hang": Key(FROM_ZERO, RESUME),
 }
 GONE: dict[str, str] = {  # keys of older versions, and what stands in their place
+    "log.profile_steps": "a trace holds five steps from log.profile_start on",
+    "masking.static": "masks are drawn anew in each epoch; a class with its own make_masking can leave the epoch out",
+    "model.vocab_multiple": "the embedding table is padded to a multiple of 128",
+    "schedule.warmup_fraction": "schedule.warmup, below 1, is a share of all steps",
+    "schedule.warmup_steps": "schedule.warmup, from 1 on, counts steps",
+    "train.init_tiled": "model.init = tiled",
 }
 NAMES_ELSEWHERE = {  # of transformers' scripts and others: what the key is called here
     "lr": "optimizer.learning_rate",
@@ -323,7 +328,7 @@ NAMES_ELSEWHERE = {  # of transformers' scripts and others: what the key is call
     "gradient_accumulation_steps": "train.accumulate",
     "max_steps": "train.steps",
     "num_train_epochs": "train.epochs",
-    "warmup_ratio": "schedule.warmup_fraction",
+    "warmup_ratio": "schedule.warmup",
     "lr_scheduler_type": "schedule.name",
     "adam_beta1": "optimizer.b1",
     "adam_beta2": "optimizer.b2",

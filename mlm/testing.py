@@ -36,7 +36,7 @@ SMALL = {
     "shards.dir": "",
     "data.global_batch": ROWS,
     "data.lanes": SHARDS,
-    "schedule.warmup_steps": 0,
+    "schedule.warmup": 0.0,
     "train.steps": STEPS,
     "evaluate.every": 0,
     "evaluate.batch": ROWS,

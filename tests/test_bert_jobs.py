@@ -78,7 +78,7 @@ def test_losses_of_a_continued_run_are_those_of_a_loop_in_pytorch(continued, ber
 
 def test_both_exports_are_what_pytorch_loads(continued, bert, tmp_path, capsys):
     """Logits, ids and the pipeline's answers; of the classifier, the weighted F1 of each of its three epochs."""
-    settings = [f"train.init_from={bert}", "classify.length=32", "schedule.warmup_steps=5", *SMALL]
+    settings = [f"train.init_from={bert}", "classify.length=32", "schedule.warmup=5", *SMALL]
     for split, count in (("train", 83), ("validation", 29)):
         rows = [{"text": row["text"], "category": row["label"]} for row in labelled_texts.rows(count, seed=count)]
         settings.append(f"classify.{split}={labelled_texts.write_csv(tmp_path / f'{split}.csv', rows)}")

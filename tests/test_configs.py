@@ -81,7 +81,7 @@ def test_the_arithmetic_of_the_budget_on_tpus():
 def test_published_recipes():
     for name, warmup in (("roberta_base", 24_000), ("roberta_large", 30_000), ("tf_tpu_wikitext", 14_675)):
         config = configs.load(f"configs/{name}.py", [])
-        assert round(config.schedule.warmup_fraction * config.train.steps) == warmup
+        assert round(config.schedule.warmup * config.train.steps) == warmup
     bert = configs.load("configs/continue_wikitext103.py", [])
     assert schedules.make_schedule(bert, 100)(np.array([0, 50])) == pytest.approx([5e-5, 2.5e-5])
     for size, rows, tokens, first in (("base", 768, 10e9, 3e9), ("large", 448, 2e9, 2e9)):
@@ -94,7 +94,7 @@ def test_published_recipes():
         for stage in warmup:
             assert (stage.last - stage.first + 1) * stage.rows * 1024 == pytest.approx(tokens, rel=1e-3)
         assert stages.rows_read(modern.train.steps) * 1024 == pytest.approx(1719e9, rel=1e-4)
-        assert modern.schedule.warmup_steps * rows * 1024 == pytest.approx(first, rel=1e-3)
+        assert modern.schedule.warmup * rows * 1024 == pytest.approx(first, rel=1e-3)
         assert modern.optimizer.weight_decay * modern.optimizer.learning_rate == pytest.approx(1e-5)
     assert stages.rows_read(184_160) * 1024 == pytest.approx(900e9, rel=1e-4), "where the authors restarted"
     steps = configs.load("configs/modernbert_base.py", []).train.steps

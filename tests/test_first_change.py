@@ -56,7 +56,7 @@ def test_each_change_passes_its_test(changes, monkeypatch):
 
 def test_the_file_is_a_config_and_trains(changes, one_device, manifest, tmp_path):
     """With a model that transformers lacks, to what `evaluate` reads."""
-    settings = (*SMALL, "log.every=1", "evaluate.batch=8", "schedule.warmup_steps=0", *shards_of(manifest))
+    settings = (*SMALL, "log.every=1", "evaluate.batch=8", "schedule.warmup=0", *shards_of(manifest))
     settings = [f"--config.{key}" for key in settings]
     for arguments in (["train", f"--config={changes.__file__}", *settings], ["evaluate"]):
         assert changes.main([*arguments, f"--workdir={tmp_path}/run"], pretraining=changes.Gated) == 0

@@ -111,7 +111,7 @@ def shortened(line: str, folder: pathlib.Path) -> str:
     if re.search("mlm (sweep )?classify", line):
         settings = labelled_texts.settings(folder, "")
         sources = [setting for setting in settings if setting.startswith(("classify.train=", "classify.validation="))]
-        lengths = ("train.steps=0", "train.epochs=1", "schedule.warmup_steps=0", "data.global_batch=16")
+        lengths = ("train.steps=0", "train.epochs=1", "schedule.warmup=0", "data.global_batch=16")
         command = with_settings(command, *sources, "classify.label=label", *lengths)
     if "mlm compare" in line:
         command = f"{command.partition(' --source=')[0]} --source={corpus} --words=50"

@@ -27,7 +27,7 @@ def get_protocol() -> dict:
             "optimizer.b1": 0.9,
             "optimizer.b2": 0.98,
             "optimizer.eps": 1e-6,
-            "schedule.warmup_fraction": 0.06,
+            "schedule.warmup": 0.06,
             "classify.length": 256,
         },
         "own": {name: dict(zip(KEYS, values, strict=True)) for name, values in TASKS.items()},

@@ -14,7 +14,7 @@ def get_protocol() -> dict:
             "optimizer.b2": 0.98,
             "optimizer.eps": 1e-6,
             "optimizer.weight_decay": 0.01,
-            "schedule.warmup_fraction": 0.06,
+            "schedule.warmup": 0.06,
             "train.epochs": 3.0,
             "data.global_batch": 32,
             "classify.length": 128,

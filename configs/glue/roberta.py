@@ -15,7 +15,7 @@ def get_protocol() -> dict:
             "optimizer.b2": 0.98,
             "optimizer.eps": 1e-6,
             "optimizer.weight_decay": 0.1,
-            "schedule.warmup_fraction": 0.06,
+            "schedule.warmup": 0.06,
             "train.epochs": 10.0,
             "classify.length": 512,
         },

@@ -93,8 +93,8 @@ def _find_model(
     from mlm.model import classifier, families
     from mlm.pretrained import load
 
-    init_from, multiple = config.train.init_from, config.model.vocab_multiple
-    source = functools.cache(lambda: load.load(init_from, head=None, flag=load.INIT_FROM).padded(multiple))
+    init_from = config.train.init_from
+    source = functools.cache(lambda: load.load(init_from, head=None, flag=load.INIT_FROM).padded())
     steps = checkpoint_files.complete_steps(workdir.checkpoints)
     if steps:
         dataset = checkpoint_files.read_meta(workdir.checkpoints, steps[-1])["dataset"]

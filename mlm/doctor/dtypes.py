@@ -25,7 +25,7 @@ def compare_dtypes(case: DataCase) -> list[Finding]:
     mesh = tasks[0].mesh
     name, modules = "the initial model", [task.module for task in tasks]
     if case.begun:
-        model = load.load(workdir, head=load.LM_HEAD).padded(config.model.vocab_multiple)
+        model = load.load(workdir, head=load.LM_HEAD).padded()
         if load.shapes_of(model.params) != load.shapes_of(tasks[0].abstract_state.params):
             raise InputError(f"{model.source}: is not a model as config.model describes it; name the run's config.")
         name, params = f"the checkpoint of step {model.step}", model.params

@@ -141,7 +141,7 @@ def init_from(case: Case) -> None:
     if case.command in PRETRAINING:
         ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}  # no architecture depends on them
         model = families.named(config.model.family).make_config(config.model, source.config.vocab_size, ids)
-        warm_start.refuse_another_model(source, model, tiled=config.train.init_tiled)
+        warm_start.refuse_another_model(source, model, tiled=config.model.init == "tiled")
     elif case.tokenizer:
         if fingerprint not in (None, case.fingerprint()):
             name = f"{load.INIT_FROM}{config.train.init_from}"

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.errors import InputError
-from mlm.model.keys import in_32_bits
 from mlm.model.module import Params
 from mlm.pretrained.load import Pretrained
 from mlm.training import sharding
@@ -31,7 +30,7 @@ def make_forward(
     token labels [L, C].
     """
     module, params = model.module, jax.device_put(model.params)
-    compute = jax.jit(in_32_bits(lambda *columns: activation(module.logits(*columns))))
+    compute = jax.jit(lambda *columns: activation(module.logits(*columns)))
 
     def forward(rows: Sequence[list[int]], positions: Sequence[list[int]] | None = None) -> list[np.ndarray]:
         by_length: dict[int, list[int]] = {}
@@ -70,7 +69,7 @@ def put_on_devices(config: ConfigDict, model: Pretrained) -> tuple[Mesh, Pretrai
     """Returns the mesh, the model with its vocabulary padded, and its parameters' shardings and arrays there."""
     mesh = sharding.mesh_of(config.mesh)
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
-    padded = model.padded(config.model.vocab_multiple)
+    padded = model.padded()
     shardings = sharding.tree_shardings(padded.params, mesh, padded.params, padded.module.partition_rules())
     return mesh, padded, shardings, sharding.put_tree(padded.params, shardings)
 

@@ -32,11 +32,11 @@ from mlm.errors import InputError
 from mlm.model import bert, modernbert, roberta, roberta_prelayernorm
 from mlm.model.base import MASKED_LM
 from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel
-from mlm.model.keys import make_key
 from mlm.model.module import Compute, Model, Params
 from mlm.model.partition_rules import REPLICATED
 from mlm.model.reference import TransformersModel
 
+VOCAB_MULTIPLE = 128  # of the rows of the embedding table, so that a mesh can split it
 SMALL_VOCABULARY = 77  # of a model whose parameters are looked at: a size that no other axis has
 Path = tuple[str, ...]  # of a parameter, or of a part of the tree
 SIZES = ("hidden_size", "layers", "heads", "intermediate_size")  # which tell a small model from a large one
@@ -73,7 +73,7 @@ class Family:
             model = TransformersModel(self._small_config, flax_name=self.name)
         else:
             model = self.module(self._small_config)
-        leaves = flatten_dict(jax.eval_shape(lambda: model.init_params(make_key(0))))
+        leaves = flatten_dict(jax.eval_shape(lambda: model.init_params(jax.random.key(0))))
         return {path: leaf.shape for path, leaf in leaves.items()}
 
     @property
@@ -111,7 +111,7 @@ class Family:
         """Returns transformers' config for the config group `model`, the vocabulary padded to a multiple."""
         config = self.config_class(
             architectures=[f"{self.name}For{MASKED_LM}"],
-            vocab_size=-(-vocab_size // model.vocab_multiple) * model.vocab_multiple,
+            vocab_size=-(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
             initializer_range=model.init_stddev,
             max_position_embeddings=model.positions,
             pad_token_id=special_ids["pad"],

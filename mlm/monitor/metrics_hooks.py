@@ -72,7 +72,7 @@ class Monitor(MetricsHook):
         line = values | {"step": step, "kind": kind}
         if share := values.get("share"):  # of train.hours, so the steps are an estimate
             self._adviser.steps = round(step / share)
-            self._adviser.warmup_steps = round(self._config.schedule.warmup_fraction * self._adviser.steps)
+            self._adviser.warmup_steps = round(self._config.schedule.warmup * self._adviser.steps)
         self._adviser.global_batch = self._stages.stage_at(step).rows
         for what, text in self._adviser.add(line).items():
             if what not in self._advised:

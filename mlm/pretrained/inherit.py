@@ -32,7 +32,7 @@ def values(flat: dict[str, Any], overridden: Collection[str], *, task: str, work
         return {key: value for key, value in source.items() if value != flat[key] and key not in kept}
     if "model.family" in is_set and flat["model.family"] != source["model.family"]:
         return {}
-    kept = is_set.union(SIZES) if flat["train.init_tiled"] else is_set
+    kept = is_set.union(SIZES) if flat["model.init"] == "tiled" else is_set
     inherited = {key: source[key] for key in MODEL if key in source and key not in kept}
     if not is_set & CHOOSES_TOKENIZER and _has_no_other_tokenizer(workdir, source.get("tokenizer.path")):
         inherited |= {key: source[key] for key in TOKENIZER if key in source}

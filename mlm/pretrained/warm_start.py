@@ -1,6 +1,6 @@
 """Fits the parameters of another model (`train.init_from`) to our vocabulary and length; the rest stays as it was.
 
-Those of a smaller model are tiled with `train.init_tiled`, as ModernBERT-large was started from base (Warner et al.,
+Those of a smaller model are tiled with `model.init=tiled`, as ModernBERT-large was started from base (Warner et al.,
 2024, 2.2.2): the small tensor is in the middle of the large one, and wraps around on all sides. As there, nothing is
 rescaled. Layers are repeated, spread evenly.
 
@@ -32,15 +32,16 @@ POSITIONS, TYPES = "embeddings/position_embeddings/embedding", "embeddings/token
 Taken = tuple[np.ndarray, np.ndarray]  # float32 of the new shape, and a mask that broadcasts to it: where it counts
 
 
-def read_source(train: ConfigDict, config: PretrainedConfig, params: Params) -> tuple[Pretrained, list[str]]:
+def read_source(settings: ConfigDict, config: PretrainedConfig, params: Params) -> tuple[Pretrained, list[str]]:
     """Returns the model of train.init_from, tiled if asked for, and lines for the log; `params` may be abstract.
 
     Raises InputError if it has another architecture than `config`.
     """
-    source = load.load(train.init_from, head=None, flag=load.INIT_FROM)
-    refuse_another_model(source, config, tiled=train.init_tiled)
+    tiled = settings.model.init == "tiled"
+    source = load.load(settings.train.init_from, head=None, flag=load.INIT_FROM)
+    refuse_another_model(source, config, tiled=tiled)
     lines = []
-    if train.init_tiled:
+    if tiled:
         source, lines = tile(source, config, shapes_of(params))
     return source, lines + rotary_changes(source, config)
 

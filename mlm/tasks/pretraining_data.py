@@ -119,7 +119,7 @@ class PretrainingData(Task):
 
     def _warm_start(self) -> TrainState:
         """Returns a fresh state with the parameters of train.init_from, as far as they fit."""
-        source, lines = warm_start.read_source(self.config.train, self.module.config, self.abstract_state.params)
+        source, lines = warm_start.read_source(self.config, self.module.config, self.abstract_state.params)
         taken, fit_lines = warm_start.fit(
             source,
             self.abstract_state.params,

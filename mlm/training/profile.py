@@ -8,12 +8,16 @@ from ml_collections import ConfigDict
 
 from mlm.paths import UPath, staging_folder, upload
 
+STEPS = 5  # of a trace
+
 
 class Profile:
-    """Records log.profile_steps steps from log.profile_start on."""
+    """Records STEPS steps from log.profile_start on."""
 
     def __init__(self, log: ConfigDict, folder: UPath):
-        self._first, self._end, self._folder = log.profile_start, log.profile_start + log.profile_steps, folder
+        self._first = log.profile_start
+        self._end = self._first + STEPS
+        self._folder = folder
         self._staging: Path | None = None  # while it records
 
     def begin(self, step: int, state: Any) -> None:

@@ -38,7 +38,8 @@ def make_schedule(config: ConfigDict, steps: int) -> optax.Schedule:
 
 def warmup_steps(config: ConfigDict, steps: int) -> int:
     """Returns the warmup steps of a run of `steps`."""
-    return config.schedule.warmup_steps or round(config.schedule.warmup_fraction * steps)
+    warmup = config.schedule.warmup
+    return round(warmup * steps) if warmup < 1 else int(warmup)
 
 
 def check_schedule(config: ConfigDict, steps: int) -> None:
@@ -48,7 +49,7 @@ def check_schedule(config: ConfigDict, steps: int) -> None:
     schedule, warmup = config.schedule, warmup_steps(config, steps)
     if warmup > steps:
         what = f"the run has {steps:,} steps (train.epochs = {config.train.epochs:g})"
-        raise InputError(f"config.schedule.warmup_steps = {warmup}: {what}; set it lower, or use warmup_fraction.")
+        raise InputError(f"config.schedule.warmup = {warmup}: {what}; set it lower, or to a share below 1.")
     decay = schedule.decay_fraction * steps if schedule.name in ("wsd", "wsd_sqrt") else 0
     if warmup + decay > steps + 1:
         what = f"the run has {steps:,} steps, and a warmup of {warmup:,}"

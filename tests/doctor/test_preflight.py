@@ -248,7 +248,7 @@ def test_what_the_config_says_stays(good_folder, modernbert_folder, trained_work
     assert (own.tokenizer.path, own.tokenizer.vocab_size, own.model.layers) == ("", 600, 2)
     other = read(good_folder, f"tokenizer.path={modernbert_folder}")
     assert other.tokenizer.path == modernbert_folder
-    tiled = read(good_folder, "train.init_tiled=true")
+    tiled = read(good_folder, "model.init=tiled")
     assert (tiled.model.layers, tiled.model.hidden_size, tiled.tokenizer.path) == (12, 768, str(good_folder))
     rotary = read(modernbert_folder).model
     assert (rotary.family, rotary.global_rope_theta, rotary.local_attention) == ("modernbert", 9000, 8)

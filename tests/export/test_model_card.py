@@ -135,7 +135,7 @@ def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
 
 def test_an_early_checkpoint_is_one_of_a_longer_run(model, tmp_path):
     """Of which the shares are, in steps, epochs or hours; of hours, they are not shares of the steps."""
-    keys = {"schedule__warmup_fraction": 0.1, "data__short_length": 16, "masking__end_rate": 0.3}
+    keys = {"schedule__warmup": 0.1, "data__short_length": 16, "masking__end_rate": 0.3}
     hours = with_keys(model, **keys, train__steps=0, train__hours=24.0)
     hours.meta["share"] = 0.4567
     epochs = with_keys(model, **keys, train__steps=0, train__epochs=2.0)

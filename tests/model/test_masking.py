@@ -157,7 +157,7 @@ def test_special_ids_need_not_come_first():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_depend_on_seed_record_and_epoch_alone(kind):
-    """Not on the rows beside a row, nor on the devices; static ones not on the epoch either."""
+    """Not on the rows beside a row, nor on the devices."""
     batch, masks = random_batch(64), make(kind)
     whole = draw(masks, batch)
     order = np.random.default_rng(1).permutation(64)[:24]
@@ -169,8 +169,6 @@ def test_masks_depend_on_seed_record_and_epoch_alone(kind):
     for changed in ({"epoch": batch["epoch"] + 1}, {"record_id": batch["record_id"] + 1}):
         assert not np.array_equal(draw(masks, batch | changed).positions_BxK, whole.positions_BxK)
     assert not np.array_equal(draw(masks, batch, seed=1).positions_BxK, whole.positions_BxK)
-    static = draw(make(kind, static=True), batch | {"epoch": batch["epoch"] + 7})
-    assert all(np.array_equal(one, other) for one, other in zip(static, whole, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -200,7 +198,7 @@ def test_all_of_a_row_can_be_predicted(kind):
 
 def test_independent_masks_have_the_rate_and_shares_of_the_collators():
     """Each ordinary token by itself: a binomial number of predictions in a row, 80/10/10, never a special token."""
-    batch, masks = many_rows("token").batch, make("token", end_rate=0.4, static=True)
+    batch, masks = many_rows("token").batch, make("token", end_rate=0.4)
     masked = draw(masking.make_eval_masking(masks, "independent"), batch)
     ordinary, found = ordinary_of(batch), predicted(masked, batch)
     assert masked.positions_BxK.shape[1] == 96 and not found[~ordinary].any()
@@ -213,9 +211,9 @@ def test_independent_masks_have_the_rate_and_shares_of_the_collators():
         assert share == pytest.approx(wanted, abs=4 * (wanted * (1 - wanted) / len(read)) ** 0.5 + 1 / INFO.vocab_size)
 
 
-def test_masks_of_evaluation_are_of_the_first_rate_and_not_static():
-    masks = make("word", end_rate=0.4, static=True)
-    assert masking.make_eval_masking(masks, "fixed") == dataclasses.replace(masks, end_rate=0.0, static=False)
+def test_masks_of_evaluation_are_of_the_first_rate():
+    masks = make("word", end_rate=0.4)
+    assert masking.make_eval_masking(masks, "fixed") == dataclasses.replace(masks, end_rate=0.0)
 
 
 def test_words_are_never_cut_and_each_has_the_same_chance():
@@ -275,9 +273,9 @@ def test_lengths_of_spans_are_geometric_and_truncated():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_config_chooses_the_masks(kind):
-    settings = ("masking.span_p=0.3", "masking.longest=7", "masking.static=true", "masking.end_rate=0.4")
+    settings = ("masking.span_p=0.3", "masking.longest=7", "masking.end_rate=0.4")
     config = tiny_config(f"masking.kind={kind}", *settings).masking
-    settings = {"rate": 0.2, "end_rate": 0.4, "static": True, "mask_share": 0.8, "random_share": 0.1}
+    settings = {"rate": 0.2, "end_rate": 0.4, "mask_share": 0.8, "random_share": 0.1}
     settings |= {} if kind == "token" else {"starts": STARTS.tobytes(), "longest": 7}
     settings |= {"span_p": 0.3} if kind == "span" else {}
     wanted = KINDS[kind](mask_id=4, special_ids=SPECIAL, vocab_size=INFO.vocab_size, **settings)

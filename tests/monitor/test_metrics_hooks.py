@@ -98,7 +98,7 @@ def test_nothing_is_said_twice_and_a_kill_loses_nothing(tmp_path):
 
 
 def test_a_run_of_hours_is_judged_by_its_own_steps(tmp_path):
-    hours = ("train.steps=0", "train.hours=1", "schedule.warmup_fraction=0.1", "data.batch_stages=((8, 40),)")
+    hours = ("train.steps=0", "train.hours=1", "schedule.warmup=0.1", "data.batch_stages=((8, 40),)")
     hook = monitor(tmp_path, *hours, said=[])
     hook.on_metrics("train", 50, {"loss": 3.0, "share": 0.25})
     assert (hook._adviser.steps, hook._adviser.warmup_steps, hook._adviser.global_batch) == (200, 20, 16)

@@ -243,8 +243,8 @@ def test_tensors_are_tiled_from_the_middle(family, heads, starts):
 
 
 def test_a_start_is_tiled_if_the_config_asks_for_it(exported):
-    run = run_of(str(exported), "model.layers=4", f"train.init_from={exported}", "train.init_tiled=true")
-    source, lines = warm_start.read_source(run.config.train, run.module.config, run.abstract_state.params)
+    run = run_of(str(exported), "model.layers=4", f"train.init_from={exported}", "model.init=tiled")
+    source, lines = warm_start.read_source(run.config, run.module.config, run.abstract_state.params)
     assert source.leaves.keys() == warm_start.shapes_of(run.abstract_state.params).keys()
     assert any("2 to 4: layers 0, 0, 1, 1" in line for line in lines)
 

@@ -21,7 +21,6 @@ SETTINGS = (
     "shards.length=32",
     "checkpoint.every=0",
     "evaluate.every=0",
-    "model.vocab_multiple=8",
 )
 
 

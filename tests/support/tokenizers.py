@@ -43,10 +43,11 @@ def make_tokenizer_with_pad_3(folder) -> str:
 
 def random_model(folder: str, *overrides: str) -> load.Pretrained:
     """A model of the sizes of `trained_model`'s for a tokenizer."""
-    sizes = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "model.vocab_multiple=1")
+    sizes = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
     settings, tok = tiny_config(*sizes, *overrides).model, tokenizer.load(folder)
     family = families.named(settings.family)
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
     config = family.make_config(settings, vocabulary_size(tok.backend_tokenizer), special_ids)
+    config.vocab_size = vocabulary_size(tok.backend_tokenizer)
     shapes = jax.eval_shape(family.make_module(config).init_params, jax.random.key(0))
     return load.Pretrained(config, random_params(shapes), folder, None, {}, "random")

@@ -157,8 +157,8 @@ def test_what_can_not_be_right_is_refused(tmp_path, tokenizer_folder):
         (("data.lanes=16", "classify.train=" + labelled_texts.write_csv(tmp_path / "few.csv", labelled_texts.rows(9))),
          r"data\.lanes = 16: there are only 9 training rows"),
         (("data.global_batch=12", "data.lanes=4"), "12 rows can't be split over 8 devices"),
-        (("train.steps=0", "train.epochs=1", "schedule.warmup_steps=999", "schedule.warmup_fraction=0"),
-         r"warmup_steps = 999: the run has \d+ steps"),
+        (("train.steps=0", "train.epochs=1", "schedule.warmup=999"),
+         r"warmup = 999: the run has \d+ steps"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=words):
             build(tmp_path, tokenizer_folder, *overrides)

@@ -22,7 +22,7 @@ from tests.support.processes import run_together, train_arguments
 from tests.support.states import assert_same, back_to, lines_after, state_of
 from tests.training.toy import Toy, run
 
-HOURS = ("train.steps=0", "train.hours=1", "schedule.warmup_fraction=0.2")
+HOURS = ("train.steps=0", "train.hours=1", "schedule.warmup=0.2")
 SETTINGS = (
     *HOURS,
     "data.batch_stages=((4, 3), (8, 4))",

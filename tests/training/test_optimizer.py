@@ -22,7 +22,7 @@ RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
 
 
 def schedule(name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2, final: float = 0.0):
-    settings = {"name": name, "warmup_steps": warmup, "warmup_fraction": 0.0, "decay_fraction": decay}
+    settings = {"name": name, "warmup": warmup, "decay_fraction": decay}
     config = ConfigDict({"schedule": settings | {"final_fraction": final}, "optimizer": {"learning_rate": 0.8}})
     return schedules.make_schedule(config, steps)
 
@@ -56,7 +56,7 @@ def test_schedules_by_hand(name, options, points):
 
 @pytest.mark.parametrize(
     ("overrides", "first_peak"),
-    [((), 0), (("schedule.warmup_steps=30",), 30), (("schedule.warmup_fraction=0.25",), 50)],
+    [((), 0), (("schedule.warmup=30",), 30), (("schedule.warmup=0.25",), 50)],
 )
 def test_warmup_of_a_config(overrides, first_peak):
     rate = schedules.make_schedule(tiny_config("train.steps=200", *overrides), 200)
@@ -68,10 +68,10 @@ def test_warmup_of_a_config(overrides, first_peak):
 
 def test_a_schedule_longer_than_a_run_of_epochs_is_refused():
     wsd = ("schedule.name=wsd", "schedule.decay_fraction=0.5")
-    few = ("train.steps=0", "train.epochs=3", "schedule.warmup_steps=100")
+    few = ("train.steps=0", "train.epochs=3", "schedule.warmup=100")
     for overrides, steps in (((), 1), (few, 100), ((*few, *wsd), 199), ((*few, "schedule.decay_fraction=0.5"), 100)):
         schedules.check_schedule(tiny_config(*overrides), steps)
-    with pytest.raises(InputError, match=r"warmup_steps = 100: the run has 99 steps \(train.epochs = 3\)"):
+    with pytest.raises(InputError, match=r"warmup = 100: the run has 99 steps \(train.epochs = 3\)"):
         schedules.check_schedule(tiny_config(*few), 99)
     for name in ("wsd", "wsd_sqrt"):
         with pytest.raises(InputError, match=r"decay_fraction = 0.5: the run has 197 steps, and a warmup of 100;"):
@@ -210,7 +210,7 @@ def test_stable_adamw_is_that_of_pytorch(tmp_path):
     theirs, size = load_file(tmp_path / "trained.safetensors"), json.loads((tmp_path / "rms.json").read_text())
     assert all(max(own) > 2 and sorted(own)[10] < 1.5 for own in size.values()), "must act in some updates alone"
 
-    linear = {"name": "linear", "warmup_steps": 5, "decay_fraction": 0.0, "final_fraction": 0.0}
+    linear = {"name": "linear", "warmup": 5, "decay_fraction": 0.0, "final_fraction": 0.0}
     rate = schedules.make_schedule(ConfigDict({"schedule": linear, "optimizer": settings}), 20)
     ours = {}
     for name in ("stable_adamw", "adamw"):

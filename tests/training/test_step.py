@@ -122,7 +122,7 @@ def test_dropout_is_one_of_the_global_batch(monkeypatch):
 
 def test_one_trace_of_a_step_that_takes_its_state():
     """Shardings are pinned and the state is donated; the first update is AdamW's by hand."""
-    settings = ("optimizer.learning_rate=0.01", "schedule.warmup_steps=2", "schedule.name=constant", "log.every=1")
+    settings = ("optimizer.learning_rate=0.01", "schedule.warmup=2", "schedule.name=constant", "log.every=1")
     task = toy(*settings, mesh=(2, 2, 2))
     state = first = task.init()
     assert state.ema is None
@@ -200,7 +200,7 @@ def test_an_optimizer_may_read_the_loss_of_the_step(monkeypatch):
 
 def test_guard_skips_what_is_not_finite_and_stops_for_good():
     """A skipped step counts, and neither moves anything nor takes part in the log; the schedule does not advance."""
-    settings = ("train.guard_limit=3", "optimizer.ema_decay=0.9", "schedule.name=linear", "schedule.warmup_fraction=0")
+    settings = ("train.guard_limit=3", "optimizer.ema_decay=0.9", "schedule.name=linear", "schedule.warmup=0")
     task = toy(*settings, "log.every=9", "train.steps=100")
     good, bad = batch_of(4), batch_of(4)
     bad["record_id"] += NAN
@@ -236,7 +236,7 @@ def test_a_gradient_that_is_not_finite_is_skipped():
 @pytest.mark.parametrize(("share", "rate"), [(0.0, 0.0), (0.1, 0.0015), (0.6, 0.0015), (1.0, 0.0)])
 def test_with_hours_the_schedules_take_the_share(share, rate):
     """What the optimizer does, not only what is logged: lion moves each parameter by the rate."""
-    task = toy("train.steps=0", "train.hours=1", "schedule.warmup_fraction=0.2", "optimizer.name=lion",
+    task = toy("train.steps=0", "train.hours=1", "schedule.warmup=0.2", "optimizer.name=lion",
                "optimizer.weight_decay=0")  # fmt: skip
     state = task.init()
     before = np.asarray(state.params["head"]["kernel"])

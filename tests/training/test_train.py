@@ -13,7 +13,7 @@ from mlm.cluster import distributed
 from mlm.errors import NumericsError, PreemptedError
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.pretrained import checkpoint_files
-from mlm.training.profile import Profile
+from mlm.training import profile
 from tests.support.states import assert_same, back_to, lines_after, state_of
 from tests.support.tiny import tiny_config
 from tests.training.toy import Toy, run, toy
@@ -214,11 +214,11 @@ def test_a_trace_of_some_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(
         jax.profiler, "StepTraceAnnotation", lambda name, step_num: seen.append(step_num) or step_trace(name)
     )
-    cases = {(2, 2): [1, "trace", 2, 3, "end", 4], (3, 9): [1, 2, "trace", 3, 4, "end"], (0, 2): [1, 2, 3, 4]}
-    for (first, steps), expected in cases.items():
+    monkeypatch.setattr(profile, "STEPS", 2)
+    cases = {2: [1, "trace", 2, 3, "end", 4], 4: [1, 2, 3, "trace", 4, "end"], 0: [1, 2, 3, 4]}
+    for first, expected in cases.items():
         seen.clear()
-        settings = (f"log.profile_start={first}", f"log.profile_steps={steps}", "train.steps=4")
-        run(tmp_path / str(first), *settings)
+        run(tmp_path / str(first), f"log.profile_start={first}", "train.steps=4")
         assert seen == expected
         assert (tmp_path / str(first) / "profile" / "trace.pb").is_file() == bool(first)
 
@@ -229,7 +229,8 @@ def test_a_trace_holds_the_steps_that_were_dispatched(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "block_until_ready", lambda array: seen.append(f"waited for {array}"))
     for name in ("start_trace", "stop_trace"):
         monkeypatch.setattr(jax.profiler, name, lambda *folder, name=name: seen.append(name))
-    trace = Profile(toy("log.profile_start=2", "log.profile_steps=1").config.log, tmp_path / "profile")
+    monkeypatch.setattr(profile, "STEPS", 1)
+    trace = profile.Profile(toy("log.profile_start=2").config.log, tmp_path / "profile")
     for step in (1, 2, 3, 4):
         trace.begin(step, SimpleNamespace(step=f"step {step - 1}"))
     trace.end(SimpleNamespace(step="step 4"))
