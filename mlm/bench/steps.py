@@ -13,6 +13,7 @@ from mlm import config as configs
 from mlm.bench import baseline, interleaved, torch_step
 from mlm.config_rules import FAMILIES
 from mlm.data import batches
+from mlm.model.keys import make_key
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import say
 from mlm.training import peaks, sharding
@@ -86,7 +87,7 @@ def baseline_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.s
     """As `our_step`, with the masks drawn on the host."""
     init, step = baseline.make_step(task)
     state = init(task.init().params)
-    key = jax.random.key(0)
+    key = make_key(0)
     random = np.random.default_rng(0)
 
     def batch() -> baseline.Batch:

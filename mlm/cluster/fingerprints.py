@@ -14,7 +14,8 @@ from mlm import config as configs
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "numpy", "orbax-checkpoint", "transformers")
 DATA_PACKAGES = ("datasets", "pyarrow", "tokenizers", "tensorflow-datasets", "dask", "distributed", "cloudpickle")
-VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_PLATFORMS")  # they change the compiled program
+# They change the compiled program, or its roundings; mlm/model/keys.py states what chooses random bits.
+VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS", "JAX_DEFAULT_MATMUL_PRECISION", "NVIDIA_TF32_OVERRIDE")
 SHOWN = 4  # differences in a sentence
 ROOT = Path(__file__).parents[2]
 

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from mlm.data import batches
 from mlm.data.manifest import Manifest
+from mlm.model.keys import make_key
 from mlm.model.loss import mask_padding, masked_cross_entropy
 from mlm.model.module import Model, Params
 from mlm.model.token_masking import TokenMasking
@@ -73,7 +74,7 @@ def _make_step(
 
     def step(params: Params, batch: Batch) -> dict[str, Any]:
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-        masked, size = masking(jax.random.key(mask_seed), *columns), masking.vocab_size
+        masked, size = masking(make_key(mask_seed), *columns), masking.vocab_size
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         logits = [
             module.logits(params, masked.ids_BxL, batch["attention_mask"], masked.positions_BxK) for module in modules

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.errors import InputError
+from mlm.model.keys import in_32_bits
 from mlm.model.module import Params
 from mlm.pretrained.load import Pretrained
 from mlm.training import sharding
@@ -30,7 +31,7 @@ def make_forward(
     token labels [L, C].
     """
     module, params = model.module, jax.device_put(model.params)
-    compute = jax.jit(lambda *columns: activation(module.logits(*columns)))
+    compute = jax.jit(in_32_bits(lambda *columns: activation(module.logits(*columns))))
 
     def forward(rows: Sequence[list[int]], positions: Sequence[list[int]] | None = None) -> list[np.ndarray]:
         by_length: dict[int, list[int]] = {}

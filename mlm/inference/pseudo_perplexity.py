@@ -63,8 +63,8 @@ def make_step(
 
     def step(params: Params, batch: Batch) -> dict[str, Mean]:
         ids_BxL, stop_Bx1 = batch["input_ids"], batch["stop"][:, None]
-        positions_BxK = batch["position"][:, None] + jnp.arange(predictions)
-        place_L = jnp.arange(ids_BxL.shape[1])
+        positions_BxK = batch["position"][:, None] + jnp.arange(predictions, dtype=jnp.int32)
+        place_L = jnp.arange(ids_BxL.shape[1], dtype=jnp.int32)
         hidden_BxL = (place_L >= positions_BxK[:, :1]) & (place_L < stop_Bx1)
         masked_BxL = jnp.where(hidden_BxL, mask_id, ids_BxL)
         weights_BxK = batch["valid"][:, None] * (positions_BxK < stop_Bx1)

@@ -14,6 +14,7 @@ from transformers.modeling_flax_outputs import (
 from transformers.utils import ModelOutput
 
 from mlm.model import layers
+from mlm.model.keys import in_32_bits
 from mlm.model.partition_rules import PartitionRules
 
 Params = dict[str, Any]
@@ -105,6 +106,7 @@ class ModelBase(nn.Module):
         return self.forward(*inputs)[0]
 
     @nn.nowrap
+    @in_32_bits
     def init_params(self, key: Array) -> Params:
         """Returns float32 parameters, drawn as transformers' `init_weights` draws them."""
         ids_BxL, rngs = jnp.zeros((1, 1), jnp.int32), {"params": jax.random.split(key)[0]}

@@ -96,4 +96,4 @@ class BertModule(Model):
 def second_texts(ids_BxL: Array, attention_BxL: Array, sep_id: int) -> Array:
     """Returns token types: 1 behind a row's first sep, as BERT's tokenizer marks the second text of a pair."""
     is_sep_BxL = (ids_BxL == sep_id).astype(jnp.int32)
-    return (jnp.cumsum(is_sep_BxL, axis=1) > is_sep_BxL) & (attention_BxL > 0)
+    return (jnp.cumsum(is_sep_BxL, axis=1, dtype=jnp.int32) > is_sep_BxL) & (attention_BxL > 0)

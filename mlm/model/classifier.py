@@ -68,7 +68,8 @@ def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:
     if logits_BxC.shape[-1] == 1:
         error_B = logits_BxC[:, 0] - label_B
         return RowSums(error_B**2, jnp.ones_like(error_B), None)
-    one_hot_BxC = jnp.arange(logits_BxC.shape[-1]) == label_B[..., None]  # a mesh would have to split a gather
+    classes_C = jnp.arange(logits_BxC.shape[-1], dtype=jnp.int32)
+    one_hot_BxC = classes_C == label_B[..., None]  # a mesh would have to split a gather
     loss_B = -jnp.sum(jnp.where(one_hot_BxC, jax.nn.log_softmax(logits_BxC), 0), axis=-1)  # 0 at -1
     columns = (loss_B, label_B >= 0, jnp.argmax(logits_BxC, axis=-1) == label_B)
     return RowSums(*(jnp.sum(column.reshape(len(column), -1), axis=1, dtype=jnp.float32) for column in columns))

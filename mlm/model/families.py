@@ -32,6 +32,7 @@ from mlm.errors import InputError
 from mlm.model import bert, modernbert, roberta, roberta_prelayernorm
 from mlm.model.base import MASKED_LM
 from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel
+from mlm.model.keys import make_key
 from mlm.model.module import Compute, Model, Params
 from mlm.model.partition_rules import REPLICATED
 from mlm.model.reference import TransformersModel
@@ -73,7 +74,7 @@ class Family:
             model = TransformersModel(self._small_config, flax_name=self.name)
         else:
             model = self.module(self._small_config)
-        leaves = flatten_dict(jax.eval_shape(lambda: model.init_params(jax.random.key(0))))
+        leaves = flatten_dict(jax.eval_shape(lambda: model.init_params(make_key(0))))
         return {path: leaf.shape for path, leaf in leaves.items()}
 
     @property

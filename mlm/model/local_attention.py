@@ -31,7 +31,7 @@ def near_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int, 
     """Returns `allowed_keys` within the window, if that is not 0; key `first` is at query 0."""
     allowed = allowed_keys(queries_BxQ, keys_BxK, isolated)
     if window:
-        query_Q, key_K = (jnp.arange(segments.shape[1]) for segments in (queries_BxQ, keys_BxK))
+        query_Q, key_K = (jnp.arange(segments.shape[1], dtype=jnp.int32) for segments in (queries_BxQ, keys_BxK))
         allowed = allowed & (jnp.abs(query_Q[:, None] + first - key_K) <= window)
     return allowed
 
@@ -61,7 +61,7 @@ def _blocks(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, heads, is
         rest = count * window - length
         padded = jnp.pad(dropout_mask_LxL, [(window, window + rest), (0, rest)])
         cut = jax.vmap(lambda start: jax.lax.dynamic_slice(padded, (start, start), (3 * window, window)))
-        dropout_mask = jnp.tile(cut(jnp.arange(0, length, window)), (rows, 1, 1))[:, None]
+        dropout_mask = jnp.tile(cut(jnp.arange(0, length, window, dtype=jnp.int32)), (rows, 1, 1))[:, None]
     allowed = near_keys(blocks(segments_BxL, 0), blocks(segments_BxL, 1), isolated, window, first=window)
     context = weigh(blocks(q_BxLxH, 0), blocks(k_BxLxH, 1), blocks(v_BxLxH, 1), allowed, dropout_mask, heads)
     return context.reshape(rows, count * window, -1)[:, :length]

@@ -115,4 +115,4 @@ def mask_padding(logits: Array, vocab_size: int) -> Array:
     """Sets the logits of the entries that pad the vocabulary, the last axis, to minus infinity."""
     if logits.shape[-1] == vocab_size:
         return logits
-    return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, -jnp.inf)
+    return jnp.where(jnp.arange(logits.shape[-1], dtype=jnp.int32) < vocab_size, logits, -jnp.inf)

@@ -36,9 +36,9 @@ class IndependentMasking(TokenMasking):
         return length
 
     def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
-        score_L, kind_L, token_L = jax.random.bits(key, (3, len(ids_L)))
+        score_L, kind_L, token_L = jax.random.bits(key, (3, len(ids_L)), jnp.uint32)
         weights_L = (ordinary_L & (uniform(score_L) < rate)).astype(jnp.float32)
-        return self._masked(ids_L, jnp.arange(len(ids_L)), weights_L, kind_L, token_L)
+        return self._masked(ids_L, jnp.arange(len(ids_L), dtype=jnp.int32), weights_L, kind_L, token_L)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class WordMasking(TokenMasking):
         return min(super().max_predictions_per_row(length) + self.longest - 1, length)
 
     def _mask_row(self, key, ids_L, ordinary_L, rate):
-        bits = jax.random.bits(key, (3 * len(ids_L) + 1,))
+        bits = jax.random.bits(key, (3 * len(ids_L) + 1,), jnp.uint32)
         score_L, kind_L, token_L, window = jnp.split(bits, np.cumsum([len(ids_L)] * 3))
         words = self._words(ids_L, ordinary_L)
         total = jnp.sum(ordinary_L).astype(jnp.float32)
@@ -72,7 +72,7 @@ class WordMasking(TokenMasking):
             raise ValueError("masks of whole words need to know which tokens start a word")
         starts_V = jnp.asarray(np.frombuffer(self.starts, bool))
         first_L = ordinary_L & (starts_V[ids_L] | _after_a_gap(ordinary_L))
-        within_L = jnp.arange(len(ids_L)) - _units(first_L, ordinary_L).start_L
+        within_L = jnp.arange(len(ids_L), dtype=jnp.int32) - _units(first_L, ordinary_L).start_L
         return _units(ordinary_L & (within_L % self.longest == 0), ordinary_L)
 
     def _masked_at(self, ids_L: Array, predicted_L: Array, kind_L: Array, token_L: Array) -> Masked:
@@ -96,12 +96,12 @@ class SpanMasking(WordMasking):
     max_predictions_per_row = TokenMasking.max_predictions_per_row  # the last span ends with the window
 
     def _mask_row(self, key, ids_L, ordinary_L, rate):
-        bits = jax.random.bits(key, (4 * len(ids_L) + 2,))
+        bits = jax.random.bits(key, (4 * len(ids_L) + 2,), jnp.uint32)
         score_L, length_L, kind_L, token_L, rest = jnp.split(bits, np.cumsum([len(ids_L)] * 4))
         spans = self._spans(self._words(ids_L, ordinary_L), ordinary_L, length_L)
         total = jnp.sum(ordinary_L)
         window = jnp.floor(uniform(rest[1]) * total).astype(jnp.int32)
-        distance_L = _tokens_before(spans, score_L) + jnp.arange(len(ids_L)) - spans.start_L - window
+        distance_L = _tokens_before(spans, score_L) + jnp.arange(len(ids_L), dtype=jnp.int32) - spans.start_L - window
         distance_L = jnp.where(distance_L >= 0, distance_L, distance_L + total)
         predicted_L = ordinary_L & (distance_L < self._count(ordinary_L, rate, rest[0]))
         return self._masked_at(ids_L, predicted_L, kind_L[spans.start_L], token_L)
@@ -127,7 +127,7 @@ class SpanMasking(WordMasking):
 
 def _units(first_L: Array, ordinary_L: Array) -> _Units:
     """Returns the units that start at `first_L` and end before the next one or the next token that isn't ordinary."""
-    length, position_L = len(first_L), jnp.arange(len(first_L))
+    length, position_L = len(first_L), jnp.arange(len(first_L), dtype=jnp.int32)
     start_L = jax.lax.cummax(jnp.where(first_L, position_L, 0))
     edge_L = jax.lax.cummin(jnp.where(first_L | ~ordinary_L, position_L, length), reverse=True)
     end_L = jnp.append(edge_L[1:], length)
@@ -141,7 +141,7 @@ def _after_a_gap(ordinary_L: Array) -> Array:
 
 def _tokens_before(units: _Units, score_L: Array) -> Array:
     """Returns for each token how many tokens come before its unit when the units are sorted by score."""
-    position_L = jnp.arange(len(score_L))
+    position_L = jnp.arange(len(score_L), dtype=jnp.int32)
     keys_L = jnp.where(units.first_L, score_L >> 1, jnp.uint32(2**32 - 1))
     _, position_L, size_L = jax.lax.sort((keys_L, position_L, jnp.where(units.first_L, units.size_L, 0)), num_keys=1)
     _, before_L = jax.lax.sort((position_L, jnp.cumsum(size_L) - size_L), num_keys=1)

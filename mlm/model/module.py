@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 def position_ids(attention_BxL: Array, first: int) -> Array:
     """Returns `first`, `first` + 1, ... on real tokens, one less than `first` on padding."""
     attention_BxL = attention_BxL.astype(jnp.int32)
-    return jnp.cumsum(attention_BxL, axis=-1) * attention_BxL + (first - 1)
+    return jnp.cumsum(attention_BxL, axis=-1, dtype=jnp.int32) * attention_BxL + (first - 1)
 
 
 def segment_and_position_ids(
@@ -56,7 +56,7 @@ def segment_and_position_ids(
         return segments_BxL, positions_BxL
     starts_BxL = (ids_BxL == cls_id) & (segments_BxL > 0)
     before_BxL = jax.lax.cummax(jnp.where(starts_BxL, positions_BxL - first, 0), axis=1)
-    documents_BxL = segments_BxL * (1 + jnp.cumsum(starts_BxL, axis=1))
+    documents_BxL = segments_BxL * (1 + jnp.cumsum(starts_BxL, axis=1, dtype=jnp.int32))
     return documents_BxL, positions_BxL - segments_BxL * before_BxL
 
 
@@ -212,7 +212,7 @@ class Model(ModelBase):
         noise = None
         if has_dropout:
             rows_B = jnp.arange(len(ids_BxL), dtype=jnp.uint32) if rows_B is None else rows_B
-            noise = Noise(jax.random.bits(self.make_rng("dropout")), rows_B)
+            noise = Noise(jax.random.bits(self.make_rng("dropout"), (), jnp.uint32), rows_B)
         rows = self.make_rows(ids_BxL, attention_BxL, token_types_BxL, positions_BxL, noise)
         of_rows = self.head_name == SEQUENCES
         if of_rows and not all_states:

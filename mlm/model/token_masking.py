@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from mlm.model.keys import in_32_bits
+
 Rate = float | Array  # of masking
 
 
@@ -54,6 +56,7 @@ class TokenMasking:
         """Returns K for rows of `length` tokens."""
         return math.ceil(max(self.rate, self.end_rate) * length)
 
+    @in_32_bits
     def __call__(
         self,
         key: Array,
@@ -77,18 +80,19 @@ class TokenMasking:
     def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
         length = len(ids_L)
         count = self.max_predictions_per_row(length)
-        bits = jax.random.bits(key, (length + 2 * count + 1,))
+        bits = jax.random.bits(key, (length + 2 * count + 1,), jnp.uint32)
         score_L, kind_K, token_K, rounding = jnp.split(bits, (length, length + count, length + 2 * count))
         predictions = self._count(ordinary_L, rate, rounding[0])
         order_L = jnp.where(ordinary_L, (score_L >> 1).astype(jnp.int32), -1)
         _, positions_K = jax.lax.top_k(order_L, count)  # a uniform choice: the largest random scores
-        weights_K = (jnp.arange(count) < predictions).astype(jnp.float32)
+        weights_K = (jnp.arange(count, dtype=jnp.int32) < predictions).astype(jnp.float32)
         return self._masked(ids_L, positions_K, weights_K, kind_K, token_K)
 
     def _count(self, ordinary_L: Array, rate: Rate, bits: Array) -> Array:
         """Returns rate * m, rounded at random; int32."""
-        expected = rate * jnp.sum(ordinary_L) + uniform(bits)
-        limit = jnp.minimum(self.max_predictions_per_row(len(ordinary_L)), jnp.sum(ordinary_L))
+        ordinary = jnp.sum(ordinary_L, dtype=jnp.int32)
+        expected = rate * ordinary + uniform(bits)
+        limit = jnp.minimum(self.max_predictions_per_row(len(ordinary_L)), ordinary)
         return jnp.minimum(jnp.floor(expected).astype(jnp.int32), limit)
 
     def _masked(self, ids_L: Array, positions_K: Array, weights_K: Array, kind_K: Array, token_K: Array) -> Masked:

@@ -19,6 +19,7 @@ from mlm import config as configs
 from mlm.bench import baseline
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
+from mlm.model.keys import make_key
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import say
@@ -92,7 +93,7 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
         return task.train_step.lower(task.abstract_state, batch, length)
     init, step = baseline.make_step(task)
     state = on_mesh(jax.eval_shape(init, task.abstract_state.params), jax.P())
-    key = on_mesh(jax.eval_shape(lambda: jax.random.key(0)), jax.P())
+    key = on_mesh(jax.eval_shape(lambda: make_key(0)), jax.P())
     return step.lower(state, (batch["input_ids"],) * 3, key)
 
 

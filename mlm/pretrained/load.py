@@ -20,6 +20,7 @@ from mlm.errors import InputError
 from mlm.model import classifier, families, weights
 from mlm.model.base import MASKED_LM
 from mlm.model.families import Family, family_of
+from mlm.model.keys import make_key
 from mlm.model.module import Model, Params
 from mlm.paths import UPath, inside
 from mlm.pretrained import checkpoint_files, locate
@@ -252,7 +253,7 @@ def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
         params = pretrained.params if head else pretrained.encoder
         is_classifier = head == CLASSIFIER or "pooler" in params[family.body]
         module = family.make_module(config, classifier.head_name(config) if is_classifier else MASKED_LM)
-        config_params = jax.eval_shape(lambda: module.init_params(jax.random.key(0)))
+        config_params = jax.eval_shape(lambda: module.init_params(make_key(0)))
         if not head:
             config_params = {name: config_params[name] for name in params}
         expected, actual = shapes_of(config_params), shapes_of(params)

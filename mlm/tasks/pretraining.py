@@ -11,7 +11,6 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 from jax import Array
@@ -23,6 +22,7 @@ from mlm.data.stages import make_stages
 from mlm.errors import InputError
 from mlm.model import families, masking
 from mlm.model.kernels import make_attention
+from mlm.model.keys import make_key
 from mlm.model.loss import Mean, RowSums, masked_cross_entropy
 from mlm.model.module import Attention, Model, Params
 from mlm.model.token_masking import Masked, Masking, TokenMasking
@@ -122,7 +122,7 @@ class Pretraining(PretrainingData):
         """Returns the batch with masks drawn, at the rate of a step of the schedules."""
         rate = None if self.masking_rate is None else self.masking_rate(position)
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-        return self.masking(jax.random.key(self.config.masking.seed), *columns, rate)
+        return self.masking(make_key(self.config.masking.seed), *columns, rate)
 
     def forward(
         self, params: Params, masked: Masked, rows_B: Array, dropout_key: Array

@@ -34,7 +34,7 @@ def sums(scores: RowSums, ids_BxL: Array, segments_BxL: Array, masked: Masked) -
         return 31 - jax.lax.clz(jnp.maximum(distances_2xK, 1))  # floor(log2)
 
     bins_Bx2xK = jax.vmap(row_bins)(ids_BxL, segments_BxL, masked.positions_BxK, masked.weights_BxK)
-    lines_Tx1x1 = jnp.arange(_octaves(ids_BxL.shape[1]) + 1)[:, None, None]
+    lines_Tx1x1 = jnp.arange(_octaves(ids_BxL.shape[1]) + 1, dtype=jnp.int32)[:, None, None]
     scores_BxCxK = jnp.stack(scores, axis=1)
     in_line_Bx2xTx1xK = bins_Bx2xK[:, :, None, None] == lines_Tx1x1
     return jnp.sum(jnp.where(in_line_Bx2xTx1xK, scores_BxCxK[:, None, None], 0), axis=-1)
@@ -46,10 +46,10 @@ def copy_distances(ids_L: Array, segments_L: Array, visible_L: Array) -> Array:
     A visible token finds itself. Sorting takes L log L steps, and no [K, L] array.
     """
     size = 2 ** _octaves(len(ids_L))
-    columns = (segments_L, ids_L, jnp.arange(len(ids_L)), visible_L)
+    columns = (segments_L, ids_L, jnp.arange(len(ids_L), dtype=jnp.int32), visible_L)
     segments_L, ids_L, position_L, visible_L = jax.lax.sort(columns, num_keys=2)  # stable: by position within a group
     other_L = (segments_L[1:] != segments_L[:-1]) | (ids_L[1:] != ids_L[:-1])
-    group_L = jnp.append(0, jnp.cumsum(other_L))
+    group_L = jnp.append(0, jnp.cumsum(other_L, dtype=jnp.int32))
     offset_L = group_L * (2 * size) + position_L  # more than `size` between two groups
     before_L = jax.lax.cummax(jnp.where(visible_L, offset_L, -size))
     after_L = jax.lax.cummin(jnp.where(visible_L, offset_L, jnp.iinfo(jnp.int32).max), reverse=True)

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from mlm import cluster
 from mlm.cluster import distributed
+from mlm.model.keys import in_32_bits, make_key
 from mlm.model.loss import Mean, prediction_scores, sum_rows
 from mlm.model.module import Model, Params, segment_and_position_ids
 from mlm.model.token_masking import Masked, TokenMasking
@@ -46,7 +47,7 @@ def make_eval_step(
 
     def eval_step(params: Params, batch: Batch) -> dict[str, Any]:
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-        masked = masking(jax.random.key(mask_seed), *columns)
+        masked = masking(make_key(mask_seed), *columns)
         logits, intermediates = module.forward(params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK)
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         scores = prediction_scores(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
@@ -67,7 +68,7 @@ def make_eval_step(
 def jit_eval_step(step: EvalStep, mesh: Mesh, param_shardings: Params) -> EvalStep:
     """Returns the jitted step; its results are on every host."""
     shardings = (param_shardings, NamedSharding(mesh, BATCH))
-    return jax.jit(step, in_shardings=shardings, out_shardings=NamedSharding(mesh, P()))
+    return jax.jit(in_32_bits(step), in_shardings=shardings, out_shardings=NamedSharding(mesh, P()))
 
 
 def score(

@@ -12,6 +12,7 @@ from mlm import config as configs
 from mlm.config_rules import parse_words
 from mlm.data import stages
 from mlm.errors import InputError
+from mlm.model import keys
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
 from mlm.text import say
@@ -59,6 +60,7 @@ def find_start(config: ConfigDict, workdir: Workdir, task: Task) -> Start:
         "data_fingerprint": task.data_fingerprint,
         "dataset": task.metadata,
         "class": entry.describe(type(task)),
+        "numerics": keys.unstated(),
     }
     newest = checkpoint_files.choose(workdir.checkpoints, on_damage=config.checkpoint.on_damage)
     saved, source, step = {}, None, newest or 0
@@ -96,6 +98,13 @@ def _check_resume(workdir: Workdir, step: int, meta: dict[str, Any]) -> dict[str
         where=str(folder),
     )
     entry.check_resume(saved["class"], meta["class"], str(where), f"{workdir.root}@{step}")
+    numerics = saved.get("numerics", meta["numerics"])
+    if changed := [name for name in numerics if numerics[name] != meta["numerics"].get(name)]:
+        name = changed[0]
+        raise InputError(
+            f"{where}: was made with {name} = {numerics[name]!r}, which changes the numbers, and it is "
+            f"{meta['numerics'].get(name)!r} now; set it back, or use another --workdir."
+        )
     if saved["data_fingerprint"] != meta["data_fingerprint"]:
         what = "was made from other shards or rows, or other proportions of them (their fingerprint differs)"
         raise InputError(f"{where} {what}; put the old data back, or use another --workdir.")

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from mlm import logs
 from mlm.data.stages import Stages
 from mlm.errors import InputError
+from mlm.model.keys import make_key
 from mlm.model.loss import Mean, RowSums
 from mlm.model.module import Model, Params
 from mlm.model.partition_rules import PartitionRules
@@ -137,7 +138,7 @@ def metric_names(task: Task, params: Params) -> list[str]:
 
     def means(params: Params, batch: Batch) -> tuple[dict[str, Mean], dict[str, Mean]]:
         inputs = task.inputs(batch, jnp.zeros((), jnp.int32))
-        logits, intermediates = task.forward(params, inputs, batch["row"], jax.random.key(0))
+        logits, intermediates = task.forward(params, inputs, batch["row"], make_key(0))
         sums, metrics = task.loss(logits, inputs), task.metrics(logits, inputs, intermediates)
         for place, value, kind in ((loss_where, sums, RowSums), (where, metrics, dict)):
             if not isinstance(value, kind):

@@ -23,6 +23,7 @@ from mlm import cluster
 from mlm.cluster import distributed
 from mlm.data.stages import HOURS_STEPS, Stage
 from mlm.errors import NumericsError, PreemptedError
+from mlm.model.keys import in_32_bits, make_key
 from mlm.model.loss import Mean
 from mlm.model.module import Params
 from mlm.paths import write_text
@@ -39,9 +40,10 @@ from mlm.workdir import Workdir
 GradientSum = Callable[[Params, Any, jax.Array, jax.Array], tuple[Params, Any]]
 
 
+@in_32_bits
 def create_state(task: Task, *inputs: Any) -> TrainState:
     """Returns the state before the first step; `inputs` go to `Task.init_params`."""
-    params = task.init_params(jax.random.key(task.config.train.seed), *inputs)
+    params = task.init_params(make_key(task.config.train.seed), *inputs)
     window = {name: Mean(jnp.zeros(()), jnp.zeros(())) for name in metric_names(task, params)}
     ema = params if task.config.optimizer.ema_decay > 0 else None
     zero = jnp.zeros((), jnp.int32)
@@ -95,7 +97,7 @@ def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
         params: Params, batch: Batch, step: jax.Array, position: jax.Array | None = None
     ) -> tuple[Params, dict[str, Mean]]:
         inputs = task.inputs(batch, step if position is None else position)
-        key = jax.random.fold_in(jax.random.key(config.train.seed), step)
+        key = jax.random.fold_in(make_key(config.train.seed), step)
         grads, sums = over_devices(params, inputs, batch["row"], key)
         weight = jnp.where(sums["loss"].weight > 0, sums["loss"].weight, 1)  # 0 of a batch without predictions
         return jax.tree.map(lambda g: g / weight, grads), sums
@@ -136,6 +138,7 @@ def make_train_step(task: Task) -> TrainStep:
     config, mean_gradient = task.config, make_gradient(task)
     optimizer = optax.with_extra_args_support(task.optimizer)
 
+    @in_32_bits
     def step(state: TrainState, batch: Batch, length: int | None = None) -> tuple[TrainState, dict[str, jax.Array]]:
         progress = jnp.max(batch["share"]) * HOURS_STEPS if "share" in batch else None  # in the schedules
         grads, sums = mean_gradient(state.params, split_rows(batch, length), state.step, progress)

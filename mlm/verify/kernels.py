@@ -11,6 +11,7 @@ import numpy as np
 from mlm.bench import interleaved
 from mlm.bench.steps import repeated
 from mlm.model import kernels, layers
+from mlm.model.keys import make_key
 from mlm.model.module import attention_dropout
 from mlm.tasks.pretraining import Pretraining
 from mlm.verify.session import Result, Session, made_up_rows, one_device, show_time
@@ -66,7 +67,7 @@ def _arrays(task: Pretraining, window: int, scores: int) -> tuple[Any, ...]:
     batch, shape = made_up_rows(task), (rows, info.length, config.hidden_size // mesh["tensor"])
     columns = (jnp.asarray(batch[name][-rows:]) for name in ("input_ids", "attention_mask"))
     described, dropout = task.module.make_rows(*columns, None, None, None), None
-    q, k, v, grad = (jax.random.normal(jax.random.key(number), shape, dtype) for number in range(4))
+    q, k, v, grad = (jax.random.normal(make_key(number), shape, dtype) for number in range(4))
     if rate := attention_dropout(config):
         dropout = layers.dropout(jnp.ones((1, info.length, info.length), dtype), rate, jnp.uint32(1))[0]
     rotations = described.positions if isinstance(described.positions, dict) else {}

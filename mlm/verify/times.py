@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 
 from mlm import cluster
 from mlm.bench import interleaved, steps
+from mlm.model.keys import make_key
 from mlm.paths import remove
 from mlm.plan import calibration, plan, tables, topology
 from mlm.plan import compile as compiling
@@ -150,7 +151,7 @@ def check_storage(session: Session) -> Iterator[Result]:
         sum_up = train.sum_over_data(lambda ones, *_: (ones, jnp.float32(1)), task.mesh, matrix_dtype=dtype)
         shardings, rows_B = sharding.shardings_of(state.params), jnp.zeros(devices, jnp.uint32)
         ones = jax.jit(lambda params: jax.tree.map(jnp.ones_like, params), out_shardings=shardings)(state.params)
-        run = functools.partial(jax.jit(lambda ones: sum_up(ones, rows_B, rows_B, jax.random.key(0))), ones)
+        run = functools.partial(jax.jit(lambda ones: sum_up(ones, rows_B, rows_B, make_key(0))), ones)
         is_sum = bool(is_same(run()[0], jax.tree.map(lambda leaf: leaf * devices, ones)))
         seconds = 1 / float(np.median(interleaved.measure("", {"": steps.repeated(run)}, 0.0, calls=WARM_UP)[""]))
         size = sum(leaf.size * (jnp.dtype(dtype).itemsize if leaf.ndim > 1 else 4) for leaf in jax.tree.leaves(ones))
