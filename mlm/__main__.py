@@ -5,7 +5,6 @@ import importlib
 import logging
 import os
 import signal
-import socket
 import sys
 import traceback
 import types
@@ -70,7 +69,6 @@ def _run(flags: list[str], overrides: list[str], argv: list[str] | None, pretrai
     try:
         args = parser(args.name).parse_args(flags)
         args.entry = entry.open_entry(pretraining, argv)
-        entry.check_expected(args.entry, socket.gethostname())
         args.entry.check_command(args.name, getattr(args, "command", ""))
         if args.name in ALONE:
             detect.refuse_part_of_a_slice()

@@ -1,10 +1,9 @@
 """A class of a researcher's own: in every command and every process, on the record, through mesh and resume."""
 
 import functools
+import hashlib
 import importlib
 import json
-import operator
-import socket
 import subprocess
 import sys
 
@@ -79,65 +78,58 @@ def write(folder, **changed: str):
     return folder / "main_of_mine.py"
 
 
-def describe(folder, **changed: str) -> dict:
-    """Returns the record of the class in files like those of `write`."""
-    write(folder, **changed)
-    names = ("lib_of_mine", "scale_of_mine")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        for name in names:
-            sys.modules.pop(name, None)
-        try:
-            return entry.describe(importlib.import_module("lib_of_mine").Scaled)
-        finally:
-            for name in names:
-                sys.modules.pop(name, None)
-
-
-def test_a_record_names_the_class_and_all_its_files(tmp_path):
-    found = describe(tmp_path / "a")
-    assert found["name"] == "lib_of_mine.Scaled" and found["overrides"] == ["loss"]
-    assert [name for name, *_ in found["files"]] == ["lib_of_mine.py", "scale_of_mine.py"]
-    assert not entry.changes_evaluation(found) and entry.describe(Pretraining) == {}
-    assert entry.changes_evaluation(entry.describe(Attends))
-
-
-def test_a_record_is_of_the_code_that_was_imported_whatever_the_file_has_become(tmp_path, monkeypatch):
-    """As while the shards are written, or between two commands of a notebook."""
-    write(tmp_path / "a")
-    monkeypatch.syspath_prepend(str(tmp_path / "a"))
+@pytest.fixture
+def describe(tmp_path, monkeypatch):
+    """What a record says of `Scaled` in files like those of `write`."""
+    monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("lib_of_mine", "scale_of_mine"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    library = importlib.import_module("lib_of_mine")
-    before = entry.describe(library.Scaled)
-    write(tmp_path / "a", scale_of_mine="SCALE = 3.125\n")
-    assert entry.describe(library.Scaled) == before
-    importlib.reload(sys.modules["scale_of_mine"])
-    assert entry.describe(importlib.reload(library).Scaled) != before
+
+    def of(**changed: str) -> dict:
+        write(tmp_path, **changed)
+        importlib.invalidate_caches()
+        for name in ("lib_of_mine", "scale_of_mine"):
+            sys.modules.pop(name, None)
+        return entry.describe(importlib.import_module("lib_of_mine").Scaled)
+
+    yield of
     for name in ("lib_of_mine", "scale_of_mine"):
-        del sys.modules[name]
+        sys.modules.pop(name, None)
 
 
-RESUMES = [
-    ({"lib_of_mine": LIBRARY.replace("with a weight", "weighted").replace("A loss", "The loss")}, ""),
-    ({"lib_of_mine": LIBRARY.replace("weights_BxK *", "weights_BxK /")}, "lib_of_mine.py branch_from=RUN@3"),
-    ({"scale_of_mine": "SCALE = 3.0\n"}, "scale_of_mine.py branch_from=RUN@3"),
-]
+def test_a_record_names_the_class_its_file_and_its_commit(describe, tmp_path):
+    record = describe()
+    code = hashlib.sha256(LIBRARY.encode()).hexdigest()
+    expected = {"name": "lib_of_mine.Scaled", "overrides": ["loss"], "file": "lib_of_mine.py", "code": code}
+    assert record == expected | {"commit": ""}, "the folder is in no repository"
+    assert entry.describe(Pretraining) == {}
+    assert not entry.changes_evaluation(record) and entry.changes_evaluation(entry.describe(Attends))
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *arguments], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    assert describe()["commit"] == head[:12]
+    assert describe(lib_of_mine=LIBRARY + "# more\n")["commit"] == f"{head[:12]}-dirty"
 
 
-@pytest.mark.parametrize(("changed", "refusal"), RESUMES, ids=["comment", "code", "imported"])
-def test_resume_by_the_same_class_of_another_source(tmp_path, changed, refusal):
-    saved, now = describe(tmp_path / "a"), describe(tmp_path / "b", **changed)
-    saved = json.loads(json.dumps(saved))
-    check = functools.partial(entry.check_resume, saved, now, "RUN/3", "RUN@3")
-    if refusal:
-        with pytest.raises(InputError) as caught:
-            check()
-        assert all(word in str(caught.value) for word in refusal.split()), caught.value
-        assert len(entry.changes(saved, now)) == 1
-    else:
-        check()
-        assert not entry.changes(saved, now)
+def test_a_record_is_of_the_code_that_was_imported_whatever_the_file_has_become(describe, tmp_path):
+    """As while the shards are written, or between two commands of a notebook."""
+    before = describe()
+    cls = sys.modules["lib_of_mine"].Scaled
+    write(tmp_path, lib_of_mine=LIBRARY + "# more\n")
+    assert entry.describe(cls) == before
+
+
+def test_another_class_is_refused_on_resume_and_other_code_is_said():
+    saved = {"name": "a.Scaled", "overrides": ["loss"], "file": "a.py", "code": "1" * 64, "commit": "abc"}
+    edited = saved | {"code": "2" * 64, "commit": ""}
+    for now, lines in ((saved, 0), (edited, 1)):
+        entry.check_resume(saved, now, "RUN/3", "RUN@3")
+        assert len(entry.changes(saved, now)) == lines
+    assert "code 111111111111, commit abc" in entry.changes(saved, edited)[0]
+    for now in (saved | {"name": "a.Other"}, {}):
+        with pytest.raises(InputError, match=r"RUN/3 was made by a\.Scaled .*branch_from=RUN@3"):
+            entry.check_resume(saved, now, "RUN/3", "RUN@3")
 
 
 @pytest.mark.parametrize(
@@ -185,15 +177,6 @@ def test_what_is_no_class_for_pretraining(tmp_path, capsys, given):
     assert "Pretraining" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_a_class_without_a_file_is_refused_since_no_checkpoint_could_record_its_code(tmp_path, capsys):
-    class Piped(Weighted):  # as on standard input, by `python -c`, or in a notebook
-        __module__ = "of_no_file"
-
-    assert main(["train", "--config=configs/base.py", f"--workdir={tmp_path}/w"], pretraining=Piped) == 2
-    said = capsys.readouterr().err
-    assert "Piped stands in no file" in said and not list(tmp_path.iterdir())
-
-
 COMMANDS = [
     ["classify", "--config=configs/base.py"],
     ["glue", "--model=x"],
@@ -208,15 +191,6 @@ def test_commands_that_can_not_use_the_class(tmp_path, capsys, arguments):
     assert "test_entry.Weighted" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_a_run_of_a_sweep_has_the_class_of_the_sweep(tmp_path, capsys, monkeypatch):
-    identity = entry.open_entry(Weighted, []).identity
-    monkeypatch.setenv(entry.EXPECTED, identity)
-    entry.check_expected(entry.open_entry(Weighted, []), "here")
-    assert main(["train", "--config=configs/base.py", f"--workdir={tmp_path}/w"]) == 2
-    said = capsys.readouterr().err
-    assert identity in said and socket.gethostname() in said and not list(tmp_path.iterdir())
-
-
 def test_a_loss_that_reads_the_data_is_refused_where_there_is_none():
     class Counts(Pretraining):
         def loss(self, logits_BxKxV, masked):
@@ -226,23 +200,28 @@ def test_a_loss_that_reads_the_data_is_refused_where_there_is_none():
         Counts.without_data(tiny_config())
 
 
-def test_a_key_that_the_config_lacks_is_named(tmp_path, manifest, capsys, monkeypatch):
-    """Of the group mine; any other attribute that is missing is a mistake in code, with its traceback."""
-    for name, code in (("mine.power", 2), ("model.power", 1), ("mine.power.x", 1)):
+class Typos(Pretraining):
+    """Mistakes of a researcher, each in the method of its name."""
 
-        class Reads(Pretraining):
-            def __init__(self, config, *arguments, **more):
-                operator.attrgetter(name)(config)  # noqa: B023
+    def make_model(self):
+        return self.no_such_thing()
 
-        keys = [f"--config.{key}" for key in (*TINY, "data.lanes=4", f"shards.dir={manifest.folder}")]
-        path = str(configs.BASE)
-        if code == 1 and name.startswith("mine"):
-            write(tmp_path / "own")
-            path = str(tmp_path / "own" / "own_config.py")
-        assert main(["train", f"--config={path}", f"--workdir={tmp_path}/{name}", *keys], pretraining=Reads) == code
-        said = capsys.readouterr().err
-        assert (f"config.{name}" in said.splitlines()[-1]) == (code == 2) != ("Traceback" in said)
-        assert ("mlm train: AttributeError: " in said.splitlines()[-1]) == (code == 1), "after notes, as jax adds them"
+    def loss(self, logits_BxKxV, masked):
+        return logits_BxKxV.mean_of(masked)
+
+    def make_optimizer(self):
+        return self.config.mine.no_such_rate
+
+
+@pytest.mark.parametrize("method", ["make_model", "loss", "make_optimizer"])
+def test_a_mistake_in_a_class_is_a_traceback_that_shows_its_line(tmp_path, manifest, capsys, method):
+    mistaken = type("Mistaken", (Pretraining,), {method: vars(Typos)[method], "__module__": __name__})
+    keys = [f"--config.{key}" for key in (*TINY, "data.lanes=4", f"shards.dir={manifest.folder}")]
+    command = ["train", "--config=configs/base.py", f"--workdir={tmp_path}/run", *keys]
+    assert main(command, pretraining=mistaken) == 1
+    said = capsys.readouterr().err
+    assert f'{__file__}", line' in said and f"in {method}" in said
+    assert said.splitlines()[-1].startswith("mlm train: AttributeError: "), "after notes, as jax adds them"
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +238,7 @@ def train(workdir, manifest, own_config, *overrides: str, pretraining=Weighted) 
 
 
 @pytest.mark.standard
-def test_a_subclass_is_on_record_and_in_the_report(one_device, tmp_path, manifest, own_config):
+def test_a_subclass_is_on_record_and_in_the_report(one_device, tmp_path, manifest, own_config, monkeypatch, capsys):
     """No other class and no other key goes on with it; mlm.testing's own tests take one through mesh and resume."""
     train(tmp_path / "run", manifest, own_config)
     saved = checkpoint_files.read_meta(Workdir(str(tmp_path / "run")).checkpoints, 2)
@@ -268,6 +247,10 @@ def test_a_subclass_is_on_record_and_in_the_report(one_device, tmp_path, manifes
     for keys, cls, words in refusals:
         with pytest.raises(InputError, match=words):
             train(tmp_path / "run", manifest, own_config, *keys, pretraining=cls)
+    edited = entry.describe(Weighted) | {"code": "0" * 64}
+    monkeypatch.setattr(entry, "describe", lambda cls: edited)
+    train(tmp_path / "run", manifest, own_config)
+    assert "resumes with other code" in capsys.readouterr().err
     assert main(["report", f"--workdir={tmp_path}/run"]) == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "test_entry.Weighted" in page and "power" in page

@@ -64,11 +64,7 @@ class PretrainingData(Task):
         """Returns the model without a mesh, data or state, as commands that read a trained one make it."""
         task = cls.__new__(cls)
         task.config, task.info, task.workdir, task._manifest = config, info, None, None
-        try:
-            module = task.make_model()
-        except AttributeError as error:
-            what = "to evaluate, export and predict, it has self.config and self.info alone"
-            raise InputError(f"{cls.__qualname__}.make_model: {error}; {what}.") from error
+        module = task.make_model()  # which has self.config and self.info alone
         if not isinstance(module, Model):
             what = "must return a module of mlm.model or a subclass, as families.make_module does"
             raise InputError(f"{cls.__qualname__}.make_model: {what}, not {module!r:.100}.")

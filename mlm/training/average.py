@@ -121,7 +121,7 @@ def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     positions = ROTARY_BASES if model.model_type == "modernbert" else ("max_position_embeddings",)
     keys = ("model_type", "vocab_size", *positions, *family_of(model).architecture.values())
     return {
-        "class": [entry.name_of(record), *record["files"]] if entry.changes_evaluation(record) else [],
+        "class": [entry.name_of(record), record["code"]] if entry.changes_evaluation(record) else [],
         "labels": dataset.get("labels"),
         "vocabulary": dataset["vocab_size"],
         "tokenizer": tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None,

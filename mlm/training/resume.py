@@ -105,6 +105,9 @@ def _check_resume(workdir: Workdir, step: int, meta: dict[str, Any]) -> dict[str
             f"{where}: was made with {name} = {numerics[name]!r}, which changes the numbers, and it is "
             f"{meta['numerics'].get(name)!r} now; set it back, or use another --workdir."
         )
+    if cluster.is_primary():
+        for change in entry.changes(saved["class"], meta["class"]):
+            say(f"{where}: resumes with other code; {change}")
     if saved["data_fingerprint"] != meta["data_fingerprint"]:
         what = "was made from other shards or rows, or other proportions of them (their fingerprint differs)"
         raise InputError(f"{where} {what}; put the old data back, or use another --workdir.")
