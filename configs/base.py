@@ -91,7 +91,7 @@ def get_config() -> ConfigDict:
     config.model.init = "stock"
     config.model.init_stddev = 0.02
     config.model.dtype = "bfloat16"  # of activations: float32 | bfloat16. Parameters are float32
-    config.model.attention = "auto"  # auto | xla | fused (TPU) | cudnn (GPU), mlm/model/kernels.py
+    config.model.attention = "auto"  # auto | xla | fused (TPU) | cudnn (GPU), mlm/model/attention.py
     config.model.remat = False  # recompute each layer's activations in the backward pass
     config.model.remat_feed_forward = 0  # in so many layers, from the first: the feed-forward's, 8 of 14 activations
 

@@ -8,7 +8,6 @@ from ml_collections import ConfigDict
 from mlm.config_rules import (
     CLASSIFICATION,
     CONCATENATED,
-    FAMILIES,
     METRICS,
     MODERNBERT,
     mixture_error,
@@ -58,13 +57,6 @@ def _model(config: ConfigDict) -> Broken:
     for key, default in MODERNBERT.items():
         if not is_modernbert and model[key] != default:
             yield f"model.{key}", f"is for family modernbert; leave it at {default:g}"
-    if model.implementation != "transformers" and model.family not in FAMILIES:
-        other = "another is for pretraining alone, with model.implementation = transformers"
-        yield "model.family", f"must be one of {', '.join(FAMILIES)}; {other}"
-    if model.init != "stock" and model.family not in FAMILIES:
-        yield "model.init", f"can't be {model.init} of this model.family"
-    if model.family == "electra" and model.activation != "gelu":
-        yield "model.activation", "must be gelu of an electra: its head in PyTorch has no other"
     if model.hidden_size % model.heads > 0:
         yield "model.heads", "must divide model.hidden_size"
     if is_modernbert and model.hidden_size // model.heads % 2 > 0:

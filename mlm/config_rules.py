@@ -154,7 +154,7 @@ NO_OR_SOURCES: Rule = (lambda v: v == () or SOURCES[0](v), f"empty, or {SOURCES[
 BATCH_STAGES: Rule = (_pairs_of(whole(1)[0], whole(1)[0]), "a tuple of (ROWS, STEPS), whole numbers from 1 up")
 MIXTURE: Rule = (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0')
 RANGES: Rule = (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B')
-FAMILY: Rule = (matching(r"[a-z0-9_]+"), f"one of {', '.join(FAMILIES)}, or another of transformers' families")
+FAMILY: Rule = _one_of(*FAMILIES)
 WARMUP: Rule = (
     lambda v: _finite(v) and (0 <= v < 1 or (v >= 1 and v == int(v))),
     "a share of all steps below 1, or a whole number of steps",

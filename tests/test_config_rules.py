@@ -133,12 +133,6 @@ TIED = [
     ("train.branch_from=runs/a@5 model.init=primed", "model.init", "stock train.branch_from"),
     ("model.init=tiled", "model.init", "train.init_from"),
     ("model.init=primed train.init_from=runs/b", "model.init", "stock tiled train.init_from"),
-    (
-        "model.implementation=transformers model.family=albert train.init_from=a model.init=tiled",
-        "model.init",
-        "model.family",
-    ),
-    ("model.implementation=transformers model.family=electra model.activation=relu", "model.activation", "gelu"),
     ("train.steps=50 schedule.warmup=51", "schedule.warmup", "train.steps = 50"),
     ("schedule.name=wsd schedule.warmup=0.6 schedule.decay_fraction=0.5", "schedule.decay_fraction", "warmup"),
     ("schedule.name=wsd_sqrt train.steps=100 schedule.warmup=95", "schedule.decay_fraction", "warmup"),

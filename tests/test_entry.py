@@ -43,9 +43,9 @@ SCALE = "SCALE = 2.0\n"
 class Attends(Pretraining):
     """A class that changes what a model computes."""
 
-    def make_attention(self, config, length, window):
-        attend = super().make_attention(config, length, window)
-        return lambda *columns: 0.5 * attend(*columns)
+    def make_attention(self, module):
+        attend = super().make_attention(module)
+        return lambda *columns, **settings: 0.5 * attend(*columns, **settings)
 
 
 class Deeper(Attends):

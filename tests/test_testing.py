@@ -85,12 +85,6 @@ def test_says_what_is_wrong_and_where():
     assert not re.search("train, step 1, label", message), "masks of training are wrong for 8 rows alone"
 
 
-@pytest.mark.slow
-def test_a_loss_is_checked_with_a_model_of_transformers_that_has_no_partition_rules():
-    config = tiny_config("model.implementation=transformers", "model.family=electra", "model.hidden_dropout=0.1")
-    check_task(RareAccuracy, config, {"model.layers": 1})
-
-
 class ModelOfMesh(Pretraining):
     def make_model(self):
         assert self.mesh.size

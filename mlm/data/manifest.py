@@ -114,6 +114,7 @@ class DatasetInfo:
     records: int  # rows of the training split
     mixture: tuple[dict[str, Any], ...] = ()  # of several folders: name, share, records and fingerprint of each
     real_share: float = 1.0  # of the tokens of training rows, as in a manifest
+    padding: str = "any"  # where any row that is read may have some: none | end | any (in shards of another program)
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Self:
@@ -124,13 +125,18 @@ class DatasetInfo:
             for name, share, data in manifest.parts
         )
         mixture = folders if len(folders) > 1 else ()
-        return cls(manifest.vocab_size, ids, all_ids, manifest.length, records, mixture, manifest.real_share)
+        read = [part.manifest for part in manifest.parts] or [manifest]
+        read += manifest.sets.values()
+        padding = "end" if all(data.rows for data in read) else "any"
+        if all(data.full_rows for data in read):
+            padding = "none"
+        return cls(manifest.vocab_size, ids, all_ids, manifest.length, records, mixture, manifest.real_share, padding)
 
     @classmethod
     def synthetic(cls, *, vocab_size: int, length: int, records: int) -> Self:
         """Returns the info of data that doesn't exist yet, for a step's speed and memory."""
         special = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
-        return cls(vocab_size, special, tuple(special.values()), length, records)
+        return cls(vocab_size, special, tuple(special.values()), length, records, padding="none")
 
 
 def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manifest:

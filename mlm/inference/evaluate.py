@@ -1,11 +1,11 @@
 """Scores of a model on a split: a checkpoint, an export or any folder of a family; a language model."""
 
 import copy
+import dataclasses
 import hashlib
 import json
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -19,7 +19,7 @@ from mlm.entry import MLM, Entry, changes_evaluation
 from mlm.errors import DamageError, InputError
 from mlm.inference import dtypes, pseudo_perplexity
 from mlm.inference.forward import put_on_devices
-from mlm.model.kernels import make_attention
+from mlm.model.attention import make_attention
 from mlm.model.masking import make_eval_masking, make_masking
 from mlm.model.module import Compute, Model
 from mlm.model.token_masking import TokenMasking
@@ -142,7 +142,8 @@ def make_module(
     config: ConfigDict, model: load.Pretrained, entry: Entry, manifest: Manifest, workdir: Workdir, mesh: Mesh
 ) -> tuple[Model, pretraining.Pretraining | None]:
     """Returns a model's module, with a kernel that this machine has or the class's own, and the task of that class."""
-    info, isolated, dtype = DatasetInfo.from_manifest(manifest), config.data.isolate_documents, config.model.dtype
+    info = DatasetInfo.from_manifest(manifest)
+    dtype = config.model.dtype
     compute = Compute(cls_id=pretraining_data.document_start(config, info))
     module, task = model.module.clone(dtype=dtype, compute=compute), None  # of the model's run, whatever the config's
     if entry.pretraining:
@@ -151,11 +152,19 @@ def make_module(
     if changes_evaluation(entry.record):
         keys, attending = configs.flatten(model.run_config or config), copy.copy(task)
         attending.config = configs.replace(config, {key: keys[key] for key in filter(configs.is_mine, keys)})
-        make = partial(attending.make_attention, model.config)
+        attend = attending.make_attention(module)
     else:
         choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
-        make = partial(make_attention, choice, model.config, mesh=mesh, dtype=dtype, isolated=isolated)
-    return module.with_attention(make, [manifest.length]), task  # all sets have its length
+        attend = make_attention(
+            choice,
+            model.config,
+            lengths=[manifest.length],  # all sets have it
+            windows=set(module.windows()),
+            mesh=mesh,
+            dtype=dtype,
+            padding="any" if task else info.padding,  # the class's masks may take tokens out
+        )
+    return module.clone(compute=dataclasses.replace(compute, attend=attend)), task
 
 
 def summary(result: dict[str, Any]) -> list[Any]:

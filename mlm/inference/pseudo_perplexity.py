@@ -71,7 +71,7 @@ def make_step(
         positions_BxK = jnp.minimum(positions_BxK, len(place_L) - 1)
         labels_BxK = jnp.take_along_axis(ids_BxL, positions_BxK, axis=1)
         logits_BxKxV = module.logits(params, masked_BxL, batch["attention_mask"], positions_BxK)
-        return masked_cross_entropy(logits_BxKxV, labels_BxK, weights_BxK, vocab_size).means()
+        return masked_cross_entropy(logits_BxKxV, labels_BxK, weights_BxK, vocab_size).metrics()
 
     return evaluation.jit_eval_step(step, mesh, param_shardings)
 

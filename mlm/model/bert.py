@@ -13,9 +13,8 @@ from transformers import PretrainedConfig
 from mlm.model import classifier_heads as heads
 from mlm.model import layers
 from mlm.model import partition_rules as rules
-from mlm.model.base import MASKED_LM, SEQUENCES
 from mlm.model.layers import Dense, LayerNorm, Noise
-from mlm.model.module import Model, Rows, vocabulary_logits
+from mlm.model.module import MASKED_LM, SEQUENCES, Model, RowInfo, vocabulary_logits
 from mlm.model.roberta import Body, Intermediate, Layer, normal
 
 __all__ = ["BertModule", "Intermediate", "Layer", "normal"]  # the last three to subclass and to use in a subclass
@@ -73,7 +72,7 @@ class BertModule(Model):
         else:
             heads.add_classifier(self)
 
-    def make_rows(self, ids_BxL: Array, attention_BxL: Array, token_types_BxL: Array | None, *rest: Any) -> Rows:
+    def make_rows(self, ids_BxL: Array, attention_BxL: Array, token_types_BxL: Array | None, *rest: Any) -> RowInfo:
         sep_id = self.config.sep_token_id
         if self.head_name == SEQUENCES and token_types_BxL is None and sep_id is not None:
             token_types_BxL = second_texts(ids_BxL, attention_BxL, sep_id)

@@ -11,10 +11,9 @@ from jax import Array
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from mlm.data.tokenizer_checks import marks_second_text
-from mlm.model.base import SEQUENCES, TOKENS
 from mlm.model.families import family_of
 from mlm.model.loss import RowSums
-from mlm.model.module import Model
+from mlm.model.module import SEQUENCES, TOKENS, Model
 
 
 def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: bool = False) -> PretrainedConfig:

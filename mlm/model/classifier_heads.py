@@ -10,9 +10,8 @@ from jax import Array
 from transformers import PretrainedConfig
 
 from mlm.model import layers
-from mlm.model.base import SEQUENCES
 from mlm.model.layers import Dense, Dropout, Initializer, Noise
-from mlm.model.module import Model
+from mlm.model.module import SEQUENCES, Model
 
 
 def add_classifier(model: Model, *, rows: type[nn.Module] | None = None, init: Initializer | None = None) -> None:

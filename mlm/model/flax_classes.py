@@ -1,10 +1,12 @@
 """What our classes change in transformers' Flax classes, which they are made of; and a ModernBERT like those."""
 
 import copy
+import functools
 import logging
 from pathlib import Path
 from typing import Any, Self
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import safetensors.flax
@@ -24,6 +26,8 @@ from mlm.paths import UPath, inside
 LOCATING = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
 LOADING = (*LOCATING, "resume_download", "use_auth_token", "trust_remote_code", "adapter_kwargs")
 LOADING += ("_commit_hash", "_from_auto", "_from_pipeline")
+HEADS = {"lm_head", "cls", "head", "decoder", "classifier", "qa_outputs"}  # a class may have another one
+OPTIONAL = {"pooler", "seq_relationship"}
 logger = logging.getLogger(__name__)
 
 
@@ -46,6 +50,7 @@ class FlaxModel:
         *model_args: Any,
         config: PretrainedConfig | str | Path | None = None,
         ignore_mismatched_sizes: bool = False,
+        strict: bool = True,
         from_pt: bool = False,
         _do_init: bool = True,
         **kwargs: Any,
@@ -53,8 +58,9 @@ class FlaxModel:
         """Returns the model of a folder or a repository on the Hub, from Flax's weights or PyTorch's safetensors.
 
         transformers' own classes read Flax's weights, and what else they can; of safetensors, they know neither a
-        ModernBERT's nor several files. Parameters that safetensors lack are drawn, as a new head is; those that the
-        class does not have are ignored. `kwargs` are transformers' own.
+        ModernBERT's nor several files. A head that the weights lack is drawn, and another head is left out. Weights of
+        another architecture are refused; with `strict=False`, what they lack is drawn, and what the class does not have
+        is left out. `kwargs` are transformers' own.
         """
         name = pretrained_model_name_or_path
         unused = {key: value for key, value in kwargs.items() if key not in LOADING}
@@ -63,31 +69,20 @@ class FlaxModel:
             config, unused = cls.config_class.from_pretrained(source, return_unused_kwargs=True, **kwargs)
             config = as_transformers_4(config)
             config.update({key: value for key, value in kwargs.items() if hasattr(config, key)})
-        has_flax = any(_find(name, file, kwargs) for file in (FLAX_WEIGHTS_NAME, FLAX_WEIGHTS_INDEX_NAME))
-        files = [] if has_flax else _safetensors(name, kwargs)
-        if not files and not has_flax and issubclass(cls, FlaxModernBertPreTrainedModel):
+        flax_files = [] if from_pt else _files(name, FLAX_WEIGHTS_NAME, FLAX_WEIGHTS_INDEX_NAME, kwargs)
+        files = flax_files or _files(name, SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, kwargs)
+        if not files and issubclass(cls, FlaxModernBertPreTrainedModel):
             kinds = f"neither {FLAX_WEIGHTS_NAME} nor {SAFE_WEIGHTS_NAME}"
             raise OSError(f"{name}: has {kinds}; load it in PyTorch and save it with save_pretrained.")
         if not files:
             kwargs = {key: kwargs[key] for key in LOADING if key in kwargs} | unused
-            return super().from_pretrained(
-                name,
-                dtype,
-                *model_args,
-                config=config,
-                ignore_mismatched_sizes=ignore_mismatched_sizes,
-                from_pt=from_pt,
-                _do_init=_do_init,
-                **kwargs,
-            )
-        kwargs = unused
-        model = cls(config, *model_args, dtype=dtype, _do_init=_do_init, **kwargs)
-        params = _read(files, model.params_shape_tree, ignore_mismatched_sizes)
-        if missing := model.required_params - params.keys():
-            names = ", ".join(sorted("/".join(path) for path in missing))
-            logger.warning("%s: has no %s of these shapes; they are drawn, and to be trained.", name, names)
+            kwargs |= {"ignore_mismatched_sizes": ignore_mismatched_sizes, "from_pt": from_pt, "_do_init": _do_init}
+            return super().from_pretrained(name, dtype, *model_args, config=config, **kwargs)
+        model = cls(config, *model_args, dtype=dtype, _do_init=_do_init, **unused)
+        tree = _read_flax(files) if flax_files else _read_safetensors(files)
+        params = _fitting(tree, model.params_shape_tree, files[0], strict, ignore_mismatched_sizes)
         if not _do_init:  # as transformers has it: on the host, and completed by init_weights
-            model._missing_keys = missing
+            model._missing_keys = model.required_params - params.keys()
             return model, jax.device_put(unflatten_dict(params), jax.local_devices(backend="cpu")[0])
         model.params = unflatten_dict(flatten_dict(model.params) | {path: jnp.asarray(params[path]) for path in params})
         return model
@@ -115,43 +110,72 @@ class FlaxModel:
             safetensors.numpy.save_file(tensors, str(file), metadata={"format": "pt"})
 
 
-def _find(name: str | Path, file: str, kwargs: dict[str, Any], *, must_exist: bool = False) -> str | None:
-    """Returns where a file of a model is on this machine, None if the model has no such file."""
-    locating = {key: kwargs[key] for key in LOCATING if key in kwargs}
-    return cached_file(name, file, _raise_exceptions_for_missing_entries=must_exist, **locating)
+def _files(name: str | Path, whole: str, index: str, kwargs: dict[str, Any]) -> list[str]:
+    """Returns the files of a model's weights on this machine: `whole`, or those that `index` lists; [] if it has none.
 
-
-def _safetensors(name: str | Path, kwargs: dict[str, Any]) -> list[str]:
-    """Returns the files of a model's safetensors, [] if it has none."""
-    if whole := _find(name, SAFE_WEIGHTS_NAME, kwargs):
-        return [whole]
-    index = _find(name, SAFE_WEIGHTS_INDEX_NAME, kwargs)
+    As transformers does: an index may be left over from an earlier save.
+    """
+    find = functools.partial(cached_file, name, **{key: kwargs[key] for key in LOCATING if key in kwargs})
+    if file := find(whole, _raise_exceptions_for_missing_entries=False):
+        return [file]
+    index = find(index, _raise_exceptions_for_missing_entries=False)
     parts = set(logs.read_object(UPath(index))["weight_map"].values()) if index else ()
     for part in parts:
         inside(UPath(str(name)), part)  # raises
-    return [_find(name, part, kwargs, must_exist=True) for part in sorted(parts)]
+    return [find(part) for part in sorted(parts)]
 
 
-def _read(files: list[str], shapes: Any, ignore_mismatched_sizes: bool) -> dict[tuple[str, ...], Any]:
-    """Returns the parameters of safetensors that are in the tree `shapes`.
+def _read_flax(files: list[str]) -> dict[str, Any]:
+    flat: dict[tuple[str, ...], Any] = {}
+    for file in files:
+        flat |= flatten_dict(flax.serialization.msgpack_restore(Path(file).read_bytes()))
+    return unflatten_dict(flat)
 
-    Raises ValueError for one of another shape, unless it is to be ignored, and if the body lacks one: but for BERT's
-    pooler, which language models don't have.
+
+def _read_safetensors(files: list[str]) -> dict[str, Any]:
+    tensors: dict[str, Any] = {}
+    for file in files:
+        tensors |= safetensors.flax.load_file(file)
+    return weights.from_torch(weights.with_one_bias(tensors))
+
+
+def _fitting(
+    tree: dict[str, Any], shapes: Any, file: str, strict: bool, ignore_mismatched_sizes: bool
+) -> dict[tuple[str, ...], Any]:
+    """Returns the parameters of a file that the class has, too, whose `shapes` are given.
+
+    Raises ValueError for one of another shape, unless that is to be ignored, and with `strict` where the body or the
+    language-model head has other parameters. BERT's pooler and its head for next sentences may be there or not.
     """
-    tensors = {key: value for file in files for key, value in safetensors.flax.load_file(file).items()}
-    tree = weights.from_torch(weights.with_one_bias(tensors))
     body = next(name for name, part in shapes.items() if "embeddings" in part)  # XLM-RoBERTa's is no base_model_prefix
-    loaded, params = flatten_dict(tree if body in tree else {body: tree}), {}
-    for path, drawn in flatten_dict(shapes).items():
-        value, where = loaded.get(path), f"{files[0]}: {'/'.join(path)}"
-        if value is None and path[0] == body and "pooler" not in path:
-            raise ValueError(f"{where} is missing; name a folder with the weights of such a model.")
-        if value is not None and value.shape == drawn.shape:
-            params[path] = value
-        elif value is not None and not ignore_mismatched_sizes:
-            how = "pass ignore_mismatched_sizes=True to draw it instead"
-            raise ValueError(f"{where} is {value.shape} where the config asks for {drawn.shape}; {how}.")
-    return params
+    loaded = flatten_dict(tree if body in tree else {body: tree})
+    expected = flatten_dict(shapes)
+    missing = expected.keys() - loaded.keys()
+    unused = loaded.keys() - expected.keys()
+    shared = {path[0] for path in loaded} & {path[0] for path in expected} - {"classifier"}
+    other_heads = HEADS - shared  # drawn, or left out
+    wrong = {path for path in missing | unused if path[0] not in other_heads and not OPTIONAL & {*path}}
+    if strict and wrong:
+        raise ValueError(
+            f"{file}: is of another architecture: it lacks {_names(missing & wrong)}, and this class has no place for "
+            f"{_names(unused & wrong)}; pass strict=False to draw what it lacks, and to leave out the rest."
+        )
+    for path in loaded.keys() & expected.keys():
+        shape = loaded[path].shape
+        if shape != expected[path].shape:
+            if not ignore_mismatched_sizes:
+                what = f"{'/'.join(path)} is {shape} where the config asks for {expected[path].shape}"
+                raise ValueError(f"{file}: {what}; pass ignore_mismatched_sizes=True to draw it instead.")
+            missing.add(path)
+    if missing:
+        logger.warning("%s: has no %s of these shapes; they are drawn, and to be trained.", file, _names(missing))
+    if unused:
+        logger.warning("%s: %s are not used.", file, _names(unused))
+    return {path: loaded[path] for path in expected if path not in missing}
+
+
+def _names(paths: set[tuple[str, ...]]) -> str:
+    return ", ".join(sorted("/".join(path) for path in paths)) or "nothing"
 
 
 class FlaxModernBertPreTrainedModel(FlaxBertPreTrainedModel):

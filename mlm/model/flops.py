@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from flax.traverse_util import flatten_dict
 
-from mlm.model.base import MASKED_LM, Params
-from mlm.model.module import Model
+from mlm.model.module import MASKED_LM, Model, Params
 
 LAYER = re.compile(r"/(\d+)/")
-READS_ALL_TOKENS = re.compile(r"/(query|key|value|Wqkv|q_lin|k_lin|v_lin)/")  # of the last layer; the rest is its tail
+READS_ALL_TOKENS = re.compile(r"/(query|key|value|Wqkv)/")  # of the last layer; the rest is its tail
 WORD_EMBEDDING = re.compile(r".*/(word|tok)_embeddings/embedding")
 
 
@@ -52,15 +51,11 @@ def train_flops_per_token(
     kernels = {name: math.prod(shape) for name, shape in shapes.items() if name.endswith("kernel")}
     layer_of = {name: int(match[1]) for name in kernels if (match := LAYER.search(name))}
     last = max(layer_of.values(), default=0)
-    applications = len(keys) / (last + 1)  # of each layer: above 1 if layers share parameters, as in ALBERT
-    body, tail = 0.0, 0.0
+    body = tail = 0.0
     for name, size in kernels.items():
-        if name not in layer_of:
-            tail += size
-        elif layer_of[name] < last or READS_ALL_TOKENS.search(name):
-            body += size * applications
+        if name in layer_of and (layer_of[name] < last or READS_ALL_TOKENS.search(name)):
+            body += size
         else:
-            body += size * (applications - 1)
             tail += size
     if vocab_size:
         width = next(shape[-1] for name, shape in shapes.items() if WORD_EMBEDDING.fullmatch(name))

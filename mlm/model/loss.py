@@ -25,10 +25,12 @@ class RowSums(NamedTuple):
     weight_B: Array  # number of predictions
     correct_B: Array | None  # predictions whose largest logit is the label's; None where nothing can be correct
 
-    def means(self) -> dict[str, Mean]:
-        """Returns the loss and, if there is one, the accuracy."""
-        means = {"loss": Mean(self.loss_B, self.weight_B)}
-        return means if self.correct_B is None else means | {"accuracy": Mean(self.correct_B, self.weight_B)}
+    def metrics(self) -> dict[str, Mean]:
+        """Returns the loss and, if there is one, the accuracy, as sums and weights."""
+        metrics = {"loss": Mean(self.loss_B, self.weight_B)}
+        if self.correct_B is not None:
+            metrics["accuracy"] = Mean(self.correct_B, self.weight_B)
+        return metrics
 
 
 def masked_cross_entropy(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int) -> RowSums:

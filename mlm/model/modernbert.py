@@ -18,17 +18,16 @@ from jax import Array
 from transformers import ModernBertConfig
 
 from mlm.model import classifier_heads as heads
-from mlm.model import layers, local_attention
+from mlm.model import layers
 from mlm.model import partition_rules as rules
-from mlm.model.base import MASKED_LM
 from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise, product
 from mlm.model.module import (
-    Attention,
+    MASKED_LM,
     AttentionKernel,
     Compute,
     Layers,
     Model,
-    Rows,
+    RowInfo,
     take_tokens,
     vocabulary_logits,
 )
@@ -86,15 +85,6 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(self.tok_embeddings(ids_BxL)), noise)
 
 
-class LocalAttentionKernel(AttentionKernel):
-    """The kernel of layers that attend to a window."""
-
-    @nn.nowrap
-    def kernels(self, heads: int, isolated: bool) -> tuple[Attention | None, Attention]:
-        window = self.config.local_attention // 2
-        return self.compute.attend_locally, local_attention.xla(heads=heads, isolated=isolated, window=window)
-
-
 class SelfAttention(nn.Module):
     config: ModernBertConfig
     compute: Compute
@@ -103,13 +93,13 @@ class SelfAttention(nn.Module):
     def setup(self) -> None:
         config = self.config
         self.Wqkv = SplitDense(config.hidden_size, 3, wide(config))
-        kernel_class = LocalAttentionKernel if self.window else AttentionKernel
-        self.kernel = kernel_class(config, self.compute)
+        self.kernel = AttentionKernel(config, self.compute, self.window)
         self.Wo = Dense(config.hidden_size, narrow(config), use_bias=False)
         self.dropout = Dropout(config.attention_dropout)
 
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
-        context_BxLxH = self.kernel(self.Wqkv(x_BxLxH), rows, rows.positions["local" if self.window else "global"])
+    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
+        rotation = rows.positions["local" if self.window else "global"]
+        context_BxLxH = self.kernel(*self.Wqkv(x_BxLxH), rows, rotation)
         return self.dropout(self.Wo(take_tokens(tokens_BxK, context_BxLxH)), rows.noise, tokens_BxK)
 
 
@@ -122,7 +112,7 @@ class GatedFeedForward(nn.Module):
         self.Wo = Dense(config.hidden_size, narrow(config), use_bias=False)
         self.dropout = Dropout(config.mlp_dropout)
 
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
+    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxL: Array | None) -> Array:
         inner_BxLxI, gate_BxLxI = self.Wi(x_BxLxH)
         inner_BxLxI = layers.ACTIVATIONS[self.config.hidden_activation](inner_BxLxI) * gate_BxLxI
         return self.Wo(self.dropout(inner_BxLxI, rows.noise, tokens_BxL))
@@ -143,12 +133,12 @@ class Layer(nn.Module):
         if self.index:
             self.attn_norm = LayerNorm(config.norm_eps, use_bias=False)
 
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
         attended_BxLxH = self.attn(self.attn_norm(x_BxLxH) if self.index else x_BxLxH, rows, tokens_BxK)
         sum_BxLxH = take_tokens(tokens_BxK, x_BxLxH) + attended_BxLxH
         return self.compute.recomputed(type(self).feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
 
-    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
+    def feed_forward(self, sum_BxLxH: Array, rows: RowInfo, tokens_BxL: Array | None) -> Array:
         """Feed-forward block with the norm before it: residual sum in, residual sum out."""
         return sum_BxLxH + self.mlp(self.mlp_norm(sum_BxLxH), rows, tokens_BxL)
 
@@ -166,7 +156,7 @@ class Body(nn.Module):
         self.layers = Layers(self.config, self.compute, self.layer_class)
         self.final_norm = LayerNorm(self.config.norm_eps, use_bias=False)
 
-    def __call__(self, ids_BxL: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
+    def __call__(self, ids_BxL: Array, rows: RowInfo, tokens_BxK: Array | None) -> list[Array]:
         return self.layers(self.embeddings(ids_BxL, rows.noise), rows, tokens_BxK)
 
 
@@ -219,7 +209,7 @@ class ModernBertModule(Model):
         token_types_BxL: Array | None,
         positions_BxL: Array | None,
         noise: Noise | None,
-    ) -> Rows:
+    ) -> RowInfo:
         if positions_BxL is None and self.compute.cls_id is None:
             positions_BxL = jnp.arange(ids_BxL.shape[1], dtype=jnp.int32)[None]  # rotations that all rows share
         rows = super().make_rows(ids_BxL, attention_BxL, token_types_BxL, positions_BxL, noise)

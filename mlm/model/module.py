@@ -1,38 +1,44 @@
 """What all models share, as linen modules: documents and positions, attention, the layers, and the way to the logits.
 
-A model is a `Model` with a body and a head under transformers' names, as in roberta.py and modernbert.py. Attention is
-one of several kernels: `xla`, as flax computes it, runs on any device, and kernels.py has what is faster on some. The
-last layer and the head read the predicted tokens alone. Positions do not depend on ordinary tokens, so no replacement
-token can shift them.
+A model is a `Model` with a body and a head under transformers' names, as in roberta.py and modernbert.py. The last
+layer and the head read the predicted tokens alone. Positions do not depend on ordinary tokens, so no replacement token
+can shift them.
 
-Dimensions: B rows, L tokens in a row, K predictions in a row (or keys of an attention), Q queries, H hidden size = N
-heads x head size, V padded vocabulary.
+Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size, V padded vocabulary.
 """
 
 import dataclasses
-import functools
-import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 from transformers import PretrainedConfig
+from transformers.modeling_flax_outputs import (
+    FlaxMaskedLMOutput,
+    FlaxSequenceClassifierOutput,
+    FlaxTokenClassifierOutput,
+)
+from transformers.utils import ModelOutput
 
-from mlm.model import layers
-from mlm.model.base import MASKED_LM, SEQUENCES, ModelBase, Params
+from mlm.model import attention, layers
+from mlm.model.attention import Attention
+from mlm.model.keys import in_32_bits
 from mlm.model.layers import Noise
-from mlm.model.rotary import Rotation, rotate
+from mlm.model.partition_rules import PartitionRules
+from mlm.model.rotary import Rotation
 
-# (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL or None, rotation or None) -> context_BxLxH. Segments are
-# int32: the document of each token, 0 for padding. The probabilities of all rows and heads are multiplied by one mask,
-# keys x queries. Queries and keys are rotated first.
-Attention = Callable[[Array, Array, Array, Array, Array | None, Rotation | None], Array]
+Params = dict[str, Any]
+# Heads, as transformers' classes name them, and what the classes return.
+MASKED_LM = "MaskedLM"
+SEQUENCES = "SequenceClassification"
+TOKENS = "TokenClassification"
+OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutput, TOKENS: FlaxTokenClassifierOutput}
 
 
-class Rows(NamedTuple):
+class RowInfo(NamedTuple):
     """What the layers are told of a batch of rows besides their vectors."""
 
     segments_BxL: Array  # int32: the document of each token, 0 for padding
@@ -51,7 +57,8 @@ def segment_and_position_ids(
     ids_BxL: Array, attention_BxL: Array, first: int, cls_id: int | None = None
 ) -> tuple[Array, Array]:
     """Returns segments_BxL (documents from 1 up, 0 for padding) and positions_BxL, which start again at `cls_id`."""
-    segments_BxL, positions_BxL = attention_BxL.astype(jnp.int32), position_ids(attention_BxL, first)
+    segments_BxL = attention_BxL.astype(jnp.int32)
+    positions_BxL = position_ids(attention_BxL, first)
     if cls_id is None:
         return segments_BxL, positions_BxL
     starts_BxL = (ids_BxL == cls_id) & (segments_BxL > 0)
@@ -69,9 +76,8 @@ def take_tokens(tokens_BxK: Array | None, x_BxLxH: Array) -> Array:
 class Compute:
     """How a model is computed; all but `cls_id` change its numbers by rounding alone."""
 
-    attend: Attention | None = None  # None for the kernel that runs on any device
-    attend_locally: Attention | None = None  # of layers that attend to a window
-    cls_id: int | None = None  # if set, it starts a document that sees no other; the kernels must isolate them as well
+    attend: Attention = attention.xla
+    cls_id: int | None = None  # if set, it starts a document that sees no other
     recomputed_feed_forwards: int = 0  # number of first layers whose feed-forward block is recomputed for the gradient
 
     def recomputed(self, feed_forward: Callable, index: int) -> Callable:
@@ -79,56 +85,37 @@ class Compute:
         return nn.remat(feed_forward) if index < self.recomputed_feed_forwards else feed_forward
 
 
-def xla(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, *, heads, isolated) -> Array:
-    """An `Attention` of `heads` heads in plain jax; with `isolated`, tokens attend only within their document."""
-    if rotation is not None:
-        q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
-    return weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed_keys(segments_BxL, segments_BxL, isolated), dropout_mask_LxL, heads)
-
-
-def allowed_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool) -> Array:
-    """Returns which keys each query attends to, bool, broadcastable to [B, 1, Q, K], given the segments of both."""
-    allowed = (keys_BxK > 0)[:, None, None, :]
-    return allowed & (queries_BxQ[:, None, :, None] == keys_BxK[:, None, None, :]) if isolated else allowed
-
-
-def weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask, heads) -> Array:
-    """Attention to the allowed keys; `dropout_mask` is [K, Q], or [B, 1, K, Q], or None."""
-    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxQxH, k_BxKxH, v_BxKxH))
-    bias = jnp.where(allowed_Bx1xQxK, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
-    scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q / math.sqrt(q.shape[-1]), k) + bias
-    probs_BxNxQxK = jax.nn.softmax(scores_BxNxQxK)
-    if dropout_mask is not None:
-        probs_BxNxQxK = probs_BxNxQxK * dropout_mask.mT
-    return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxQxH.shape)
-
-
-def attention_dropout(config: PretrainedConfig) -> float:
-    """Returns the dropout rate of the attention's probabilities, by either of transformers' names."""
-    return getattr(config, "attention_dropout", None) or getattr(config, "attention_probs_dropout_prob", 0.0)
-
-
 class AttentionKernel(nn.Module):
     """Calls the kernel, with dropout of the probabilities: one mask for all rows and heads."""
 
     config: PretrainedConfig
     compute: Compute
+    window: int = 0  # tokens that a token sees on each side, 0 for the whole row
 
-    def __call__(self, qkv: Sequence[Array], rows: Rows, rotation: Rotation | None = None) -> Array:
-        """Returns what each token reads [B, L, H], of queries, keys and values of that shape."""
-        length, rate, dropout_mask_LxL = qkv[0].shape[1], attention_dropout(self.config), None
+    def __call__(
+        self, q_BxLxH: Array, k_BxLxH: Array, v_BxLxH: Array, rows: RowInfo, rotation: Rotation | None = None
+    ) -> Array:
+        """Returns what each token reads [B, L, H]."""
+        length = q_BxLxH.shape[1]
+        rate = attention.dropout_rate(self.config)
+        dropout_mask_LxL = None
         if rows.noise is not None and rate > 0:
-            ones_1xLxL = jnp.ones((1, length, length), qkv[0].dtype)
+            ones_1xLxL = jnp.ones((1, length, length), q_BxLxH.dtype)
+            # The seed is this module's, so that each layer drops other pairs of tokens.
             dropout_mask_LxL = layers.dropout(ones_1xLxL, rate, rows.noise.seed_of(self))[0]
-        attend, default = self.kernels(self.config.num_attention_heads, self.compute.cls_id is not None)
-        if attend is None or self.is_initializing():  # from one token, which can't be split over devices
-            attend = default
-        return attend(*qkv, rows.segments_BxL, dropout_mask_LxL, rotation)
-
-    @nn.nowrap
-    def kernels(self, heads: int, isolated: bool) -> tuple[Attention | None, Attention]:
-        """Returns the kernel that was chosen for the layer, if any, and the one that runs on any device."""
-        return self.compute.attend, functools.partial(xla, heads=heads, isolated=isolated)
+        # Parameters are drawn with a row of one token, which can't be split over devices.
+        attend = attention.xla if self.is_initializing() else self.compute.attend
+        return attend(
+            q_BxLxH,
+            k_BxLxH,
+            v_BxLxH,
+            rows.segments_BxL,
+            heads=self.config.num_attention_heads,
+            window=self.window,
+            isolated=self.compute.cls_id is not None,
+            dropout_mask_LxL=dropout_mask_LxL,
+            rotation=rotation,
+        )
 
 
 class Layers(nn.Module):
@@ -139,10 +126,11 @@ class Layers(nn.Module):
     layer_class: type[nn.Module]
 
     @nn.compact
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
+    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> list[Array]:
         """Returns x and what each layer makes of it; the last computes `tokens_BxK` alone."""
-        states, last = [x_BxLxH], self.config.num_hidden_layers - 1
-        for index in range(self.config.num_hidden_layers):
+        states = [x_BxLxH]
+        last = self.config.num_hidden_layers - 1
+        for index in range(last + 1):
             layer = self.layer_class(self.config, self.compute, index, name=str(index))
             states.append(layer(states[-1], rows, tokens_BxK if index == last else None))
         return states
@@ -155,12 +143,12 @@ def vocabulary_logits(transform: Callable, x_BxKxH: Array, embedding_VxH: Array,
     return logits_NxV.reshape(*x_BxKxH.shape[:-1], -1)
 
 
-class Model(ModelBase):
+class Model(nn.Module):
     """A body and a head, which transformers' classes can call too.
 
-    Its `setup` makes `self.body`, of layers of `self.layer_type`, and a head for each `head_name`. A changed model has
-    `partition_rules` for parameters of other names, and `in_transformers = True` if some class of transformers computes
-    as it does; otherwise an export has Flax weights alone.
+    A family's `setup` makes `self.body`, of layers of `self.layer_type`, and a head for each `head_name`. A changed
+    model has `partition_rules` for parameters of other names, and `in_transformers = True` if some class of
+    transformers computes as it does; otherwise an export has Flax weights alone.
     """
 
     config: PretrainedConfig
@@ -168,6 +156,42 @@ class Model(ModelBase):
     gradient_checkpointing: bool = False  # recompute each layer for the gradient
     head_name: str = MASKED_LM
     compute: Compute = Compute()
+
+    # Class attributes, not fields.
+    layer_class: ClassVar[type[nn.Module]]
+    in_transformers: ClassVar[bool] = True
+    # Values of the config that the modules compute; others are refused.
+    computes: ClassVar[dict[str, tuple]] = {
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "position_embedding_type": ("absolute",),
+    }
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if not cls.__module__.startswith("mlm.") and "in_transformers" not in vars(cls):
+            cls.in_transformers = False
+
+    # What a family has
+
+    @property
+    def first_position(self) -> int:
+        """The position of a document's first token."""
+        return 0
+
+    def predict(self, x_BxKxH: Array, noise: Noise | None) -> Array:
+        """Returns the head's logits [B, K, V or classes] of last hidden states; a row is classified by its first."""
+        raise NotImplementedError
+
+    @nn.nowrap
+    def partition_rules(self) -> PartitionRules:
+        """Returns how the parameters are split over the mesh: a rule for each parameter, a parameter for each rule."""
+        raise NotImplementedError
+
+    @nn.nowrap
+    def windows(self) -> list[int]:
+        """Returns for each layer how many tokens it sees on each side, 0 for the whole row."""
+        return [0] * self.config.num_hidden_layers
 
     @property
     def layer_type(self) -> type[nn.Module]:
@@ -181,13 +205,13 @@ class Model(ModelBase):
         token_types_BxL: Array | None,
         positions_BxL: Array | None,
         noise: Noise | None,
-    ) -> Rows:
+    ) -> RowInfo:
         """Returns what the layers are told; `positions_BxL` is None for those that transformers counts."""
         segments_BxL, counted_BxL = segment_and_position_ids(
             ids_BxL, attention_BxL, self.first_position, self.compute.cls_id
         )
         positions_BxL = counted_BxL if positions_BxL is None else positions_BxL
-        return Rows(segments_BxL, positions_BxL, token_types_BxL, noise)
+        return RowInfo(segments_BxL, positions_BxL, token_types_BxL, noise)
 
     def states_and_logits(
         self,
@@ -222,18 +246,6 @@ class Model(ModelBase):
         return states, logits
 
     @nn.nowrap
-    def with_attention(self, make: Callable[[int, int], Attention], lengths: Collection[int]) -> Self:
-        """Returns the module with the kernels `make(length, window)` of rows; a window of 0 is the whole row."""
-
-        def by_length(window: int) -> Attention:
-            kernels = {length: make(length, window) for length in lengths}
-            return lambda q_BxLxH, *rest: kernels[q_BxLxH.shape[1]](q_BxLxH, *rest)
-
-        window = max(self.windows())
-        local = by_length(window) if window else None
-        return self.clone(compute=dataclasses.replace(self.compute, attend=by_length(0), attend_locally=local))
-
-    @nn.nowrap
     def forward(
         self,
         params: Params,
@@ -257,3 +269,70 @@ class Model(ModelBase):
             method="states_and_logits",
         )
         return logits, sown.get("intermediates", {})
+
+    @nn.nowrap
+    def logits(self, *inputs: Any) -> Array:
+        """Returns the logits alone; `inputs` are those of `forward`."""
+        return self.forward(*inputs)[0]
+
+    @nn.nowrap
+    @in_32_bits
+    def init_params(self, key: Array) -> Params:
+        """Returns float32 parameters, drawn as transformers' `init_weights` draws them."""
+        ids_BxL = jnp.zeros((1, 1), jnp.int32)
+        rngs = {"params": jax.random.split(key)[0]}
+        return self.init(rngs, ids_BxL, jnp.ones_like(ids_BxL), method="states_and_logits")["params"]
+
+    # How it is called
+
+    def __call__(
+        self,
+        input_ids: Array,
+        attention_mask: Array,
+        token_type_ids: Array | None = None,
+        position_ids: Array | None = None,
+        head_mask: Array | None = None,
+        deterministic: bool = True,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        return_dict: bool = True,
+    ) -> ModelOutput | tuple:
+        """Returns transformers' output: logits, and the hidden states if asked for.
+
+        Args:
+          input_ids, attention_mask, token_type_ids, position_ids: int32 [B, L]; positions by default as transformers
+            counts them, over the tokens that `attention_mask` keeps.
+          head_mask: not read.
+          output_attentions: must be false: kernels don't return their probabilities.
+        """
+        self.check_config()
+        if output_attentions:
+            raise ValueError("output_attentions: attention kernels don't return them; use transformers' own class.")
+        states, logits = self.states_and_logits(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            has_dropout=not deterministic,
+            all_states=output_hidden_states,
+        )
+        hidden_states = tuple(states) if output_hidden_states else None
+        if return_dict:
+            return OUTPUTS[self.head_name](logits=logits, hidden_states=hidden_states)
+        return (logits,) if hidden_states is None else (logits, hidden_states)
+
+    @nn.nowrap
+    def check_config(self) -> None:
+        """Raises ValueError for a value that would be ignored; a changed module may compute what it asks for."""
+        if not self.in_transformers:
+            return
+        computes = dict(self.computes)
+        if self.head_name == MASKED_LM:
+            computes["tie_word_embeddings"] = (True,)
+        elif self.head_name == SEQUENCES:
+            computes["classifier_pooling"] = ("cls",)
+        for key in ("hidden_act", "hidden_activation", "classifier_activation"):
+            computes[key] = tuple(layers.ACTIVATIONS)
+        for key, values in computes.items():
+            if (value := getattr(self.config, key, values[0])) not in values:
+                raise ValueError(f"config.{key} = {value!r}: this model computes {', '.join(map(str, values))} alone.")

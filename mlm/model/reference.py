@@ -4,39 +4,27 @@ The head runs on every position, attention is flax's, and dropout depends on the
 drawn from the number of the first one.
 """
 
-import functools
-import inspect
-from collections.abc import Callable, Collection
-from typing import Any, Self
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import transformers
 from jax import Array
 
-from mlm.errors import InputError
-from mlm.model.base import Params
-from mlm.model.module import Model, position_ids, take_tokens
-from mlm.model.partition_rules import REPLICATED, PartitionRules
+from mlm.model.module import Model, Params, position_ids, take_tokens
+from mlm.model.partition_rules import PartitionRules
 
 
 class TransformersModel(Model):
-    """A masked language model by transformers' FlaxXForMaskedLM, whose X is `flax_name`."""
+    """A masked language model by `flax_class`, transformers' module for the architecture that `ours` computes."""
 
-    flax_name: str = ""
-    first_position: int = 0
-    rules: PartitionRules = REPLICATED
+    flax_class: type[nn.Module] | None = None
+    ours: Model | None = None
 
     def setup(self) -> None:
-        module_class = getattr(transformers, f"Flax{self.flax_name}ForMaskedLM").module_class
-        make = functools.partial(module_class, self.config, dtype=jnp.dtype(self.dtype))
-        if self.gradient_checkpointing:
-            if not hasattr(module_class, "gradient_checkpointing"):
-                what = f"transformers' {module_class.__name__} recomputes no layers"
-                raise InputError(f"config.model.remat = true: {what}; set it to false.")
-            make = functools.partial(make, gradient_checkpointing=True)
-        self.stock = make()
+        self.stock = self.flax_class(
+            self.config, dtype=jnp.dtype(self.dtype), gradient_checkpointing=self.gradient_checkpointing
+        )
         nn.share_scope(self, self.stock)  # its parameters have no prefix
 
     def states_and_logits(
@@ -49,16 +37,15 @@ class TransformersModel(Model):
         rows_B: Array | None = None,
     ) -> tuple[list[Array], Array]:
         """Returns no states, and the logits of `predicted_BxK`; see `Model.states_and_logits`."""
-        inputs = {
-            "input_ids": ids_BxL,
-            "attention_mask": attention_BxL,
-            "token_type_ids": jnp.zeros_like(ids_BxL),
-            "position_ids": position_ids(attention_BxL, self.first_position),
-            "head_mask": None,
-        }
-        names = inspect.signature(type(self.stock).__call__).parameters
-        inputs = {name: value for name, value in inputs.items() if name in names}
-        return [], take_tokens(predicted_BxK, self.stock(**inputs, deterministic=not has_dropout).logits)
+        output = self.stock(
+            ids_BxL,
+            attention_BxL,
+            token_type_ids=jnp.zeros_like(ids_BxL),
+            position_ids=position_ids(attention_BxL, self.ours.first_position),
+            head_mask=None,
+            deterministic=not has_dropout,
+        )
+        return [], take_tokens(predicted_BxK, output.logits)
 
     @nn.nowrap
     def forward(
@@ -76,10 +63,5 @@ class TransformersModel(Model):
         return super().forward(params, ids_BxL, attention_BxL, predicted_BxK, dropout_key)
 
     @nn.nowrap
-    def with_attention(self, make: Callable[[int, int], Callable], lengths: Collection[int]) -> Self:
-        """Returns the model as it is: it has its own attention."""
-        return self
-
-    @nn.nowrap
     def partition_rules(self) -> PartitionRules:
-        return self.rules
+        return self.ours.partition_rules()

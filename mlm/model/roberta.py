@@ -16,9 +16,17 @@ from transformers import PretrainedConfig
 from mlm.model import classifier_heads as heads
 from mlm.model import layers
 from mlm.model import partition_rules as rules
-from mlm.model.base import MASKED_LM
 from mlm.model.layers import Dense, Dropout, Embedding, LayerNorm, Noise
-from mlm.model.module import AttentionKernel, Compute, Layers, Model, Rows, take_tokens, vocabulary_logits
+from mlm.model.module import (
+    MASKED_LM,
+    AttentionKernel,
+    Compute,
+    Layers,
+    Model,
+    RowInfo,
+    take_tokens,
+    vocabulary_logits,
+)
 
 
 def normal(config: PretrainedConfig) -> layers.Initializer:
@@ -31,14 +39,15 @@ class Embeddings(nn.Module):
     dtype: Any
 
     def setup(self) -> None:
-        config, init = self.config, normal(self.config)
+        config = self.config
+        init = normal(config)
         self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, init, self.dtype)
         self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size, init, self.dtype)
         self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size, init, self.dtype)
         self.LayerNorm = LayerNorm(config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def __call__(self, ids_BxL: Array, rows: Rows) -> Array:
+    def __call__(self, ids_BxL: Array, rows: RowInfo) -> Array:
         types = 0 if rows.token_types_BxL is None else rows.token_types_BxL.astype(jnp.int32)
         x_BxLxH = self.word_embeddings(ids_BxL) + self.position_embeddings(rows.positions)
         x_BxLxH = x_BxLxH + self.token_type_embeddings(types)
@@ -50,12 +59,13 @@ class SelfAttention(nn.Module):
     compute: Compute
 
     def setup(self) -> None:
-        config = self.config
-        self.query, self.key, self.value = (Dense(config.hidden_size, normal(config)) for _ in range(3))
-        self.kernel = AttentionKernel(config, self.compute)
+        self.query = Dense(self.config.hidden_size, normal(self.config))
+        self.key = Dense(self.config.hidden_size, normal(self.config))
+        self.value = Dense(self.config.hidden_size, normal(self.config))
+        self.kernel = AttentionKernel(self.config, self.compute)
 
-    def __call__(self, x_BxLxH: Array, rows: Rows) -> Array:
-        return self.kernel((self.query(x_BxLxH), self.key(x_BxLxH), self.value(x_BxLxH)), rows)
+    def __call__(self, x_BxLxH: Array, rows: RowInfo) -> Array:
+        return self.kernel(self.query(x_BxLxH), self.key(x_BxLxH), self.value(x_BxLxH), rows)
 
 
 class ResidualOutput(nn.Module):
@@ -68,7 +78,7 @@ class ResidualOutput(nn.Module):
         self.dropout = Dropout(self.config.hidden_dropout_prob)
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
 
-    def __call__(self, x_BxLxI: Array, residual_BxLxH: Array, rows: Rows, tokens_BxL: Array | None) -> Array:
+    def __call__(self, x_BxLxI: Array, residual_BxLxH: Array, rows: RowInfo, tokens_BxL: Array | None) -> Array:
         return residual_BxLxH + self.dropout(self.dense(x_BxLxI), rows.noise, tokens_BxL)
 
 
@@ -82,7 +92,7 @@ class AttentionBlock(nn.Module):
         self.output = ResidualOutput(self.config)
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm
 
-    def __call__(self, x_BxLxH: Array, residual_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+    def __call__(self, x_BxLxH: Array, residual_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
         """Returns the residual sum of `tokens_BxK`."""
         context_BxLxH = take_tokens(tokens_BxK, self.self(x_BxLxH, rows))
         return self.output(context_BxLxH, take_tokens(tokens_BxK, residual_BxLxH), rows, tokens_BxK)
@@ -113,12 +123,12 @@ class Layer(nn.Module):
         self.intermediate = self.intermediate_class(self.config)
         self.output = ResidualOutput(self.config)
 
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
         sum_BxLxH = self.attention(x_BxLxH, x_BxLxH, rows, tokens_BxK)
         feed_forward = self.compute.recomputed(type(self).feed_forward, self.index)
         return self.output.LayerNorm(feed_forward(self, sum_BxLxH, rows, tokens_BxK))
 
-    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+    def feed_forward(self, sum_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
         """Feed-forward block with the norm before it: residual sum in, residual sum out."""
         x_BxLxH = self.attention.output.LayerNorm(sum_BxLxH)
         return self.output(self.intermediate(x_BxLxH), x_BxLxH, rows, tokens_BxK)
@@ -130,7 +140,7 @@ class Encoder(nn.Module):
     layer_class: type[Layer]
 
     @nn.compact
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
+    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> list[Array]:
         return Layers(self.config, self.compute, self.layer_class, name="layer")(x_BxLxH, rows, tokens_BxK)
 
 
@@ -147,7 +157,7 @@ class Body(nn.Module):
         self.encoder = Encoder(self.config, self.compute, self.layer_class)
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm, after the last layer
 
-    def __call__(self, ids_BxL: Array, rows: Rows, tokens_BxK: Array | None) -> list[Array]:
+    def __call__(self, ids_BxL: Array, rows: RowInfo, tokens_BxK: Array | None) -> list[Array]:
         return self.encoder(self.embeddings(ids_BxL, rows), rows, tokens_BxK)
 
 

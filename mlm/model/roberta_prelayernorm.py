@@ -6,18 +6,18 @@ Dimensions: B rows, L tokens in a row, K predictions in a row, H hidden size.
 from jax import Array
 
 from mlm.model.layers import Noise
-from mlm.model.module import Rows
+from mlm.model.module import RowInfo
 from mlm.model.roberta import Layer, RobertaModule
 
 
 class PreNormLayer(Layer):
     """Pre-norm: each norm precedes attention or the feed-forward block, and residual sums are never normed."""
 
-    def __call__(self, x_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
         sum_BxLxH = self.attention(self.attention.LayerNorm(x_BxLxH), x_BxLxH, rows, tokens_BxK)
         return self.compute.recomputed(type(self).feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
 
-    def feed_forward(self, sum_BxLxH: Array, rows: Rows, tokens_BxK: Array | None) -> Array:
+    def feed_forward(self, sum_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
         return self.output(self.intermediate(self.intermediate.LayerNorm(sum_BxLxH)), sum_BxLxH, rows, tokens_BxK)
 
 

@@ -18,10 +18,9 @@ from mlm import logs
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.model import classifier, families, weights
-from mlm.model.base import MASKED_LM
 from mlm.model.families import Family, family_of
 from mlm.model.keys import make_key
-from mlm.model.module import Model, Params
+from mlm.model.module import MASKED_LM, Model, Params
 from mlm.paths import UPath, inside
 from mlm.pretrained import checkpoint_files, locate
 from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS
@@ -137,9 +136,6 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
 def _check_classifier(config: PretrainedConfig, where: str) -> None:
     """Raises InputError for a classifier of a kind that is not supported."""
     kind = classifier.kind(config)
-    if config.model_type not in families.FAMILIES:
-        known = ", ".join(families.FAMILIES)
-        raise InputError(f"{where}: is a {config.model_type} that classifies; classifiers are read of {known} only.")
     if config.problem_type == "multi_label_classification":
         raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
     if kind == "regression" and config.num_labels > 1:
@@ -247,7 +243,7 @@ def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
         raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
     stack = "/".join(family.stack) + "/"
     layers = {name.removeprefix(stack).split("/")[0] for name in pretrained.leaves if name.startswith(stack)}
-    layer_count = getattr(config, "num_hidden_groups", config.num_hidden_layers)  # ALBERT's layers share parameters
+    layer_count = config.num_hidden_layers
     differences = [f"{len(layers)} layers where config.json asks for {layer_count}"]
     if len(layers) == layer_count:  # before the shapes of as many are made
         params = pretrained.params if head else pretrained.encoder

@@ -9,7 +9,7 @@ from mlm.config_rules import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, Rule, whole
 from mlm.config_rules import MODERNBERT as MODERNBERT_KEYS
 from mlm.errors import DamageError, InputError
 from mlm.model import layers
-from mlm.model.families import FAMILIES, family_of, find, first_position, is_known, name_of
+from mlm.model.families import FAMILIES, family_of, find, first_position, name_of
 from mlm.model.flax_classes import as_transformers_4
 from mlm.paths import UPath
 from mlm.text import printable
@@ -30,7 +30,6 @@ ROBERTA: dict[Rule, str] = {
     (lambda v: v == "absolute", "absolute"): "position_embedding_type",
     ACTIVATION: "hidden_act",
 }
-ELECTRA: dict[Rule, str] = ROBERTA | {(lambda v: v == "gelu", "gelu: in PyTorch its head has no other"): "hidden_act"}
 MODERNBERT: dict[Rule, str] = {
     BELOW_ONE: "embedding_dropout mlp_dropout classifier_dropout attention_dropout",
     FROM_ZERO: "norm_eps",
@@ -52,7 +51,7 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
     """Returns the config of a local folder, from config.json alone; errors call the folder `where`."""
     try:
         content = logs.read_object(folder / "config.json")
-        config = config_of(content) if is_known(str(content.get("model_type"))) else None
+        config = config_of(content) if content.get("model_type") in FAMILIES else None
     except Exception as error:  # whatever transformers raises at values of another type
         is_damaged = isinstance(error, DamageError)
         reason = "not a JSON object" if is_damaged else printable(f"{type(error).__name__}: {error}")[:200]
@@ -60,13 +59,9 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
     if config is None:
         name, kinds = printable(str(content.get("model_type")))[:80], " or ".join(FAMILIES)
         raise InputError(f"{where}: its config.json has model_type = {name}; it must be {kinds}.")
-    if getattr(config, "sinusoidal_pos_embds", False):  # of a DistilBERT, whose weights hold the table in PyTorch
-        config.sinusoidal_pos_embds = False
-    of_family = {"modernbert": MODERNBERT, "electra": ELECTRA}.get(config.model_type, ROBERTA)
+    of_family = MODERNBERT if config.model_type == "modernbert" else ROBERTA
     for (check, allowed), keys in (*SHARED.items(), *of_family.items()):
         for key in keys.split():
-            if config.model_type not in FAMILIES and not hasattr(config, key):
-                continue
             value = getattr(config, key)
             if not check(value):
                 raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")

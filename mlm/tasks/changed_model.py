@@ -5,6 +5,7 @@ import dataclasses
 
 from mlm import cluster, entry
 from mlm.data.manifest import DatasetInfo
+from mlm.model import attention
 from mlm.pretrained import load
 from mlm.text import say
 
@@ -30,5 +31,5 @@ def with_class(
     config = copy.deepcopy(model.run_config).unlock()
     config.model.dtype = "float32"
     module = pretraining.model_alone(config.lock(), info)
-    compute = dataclasses.replace(module.compute, attend=None, attend_locally=None)  # for rows of any length
+    compute = dataclasses.replace(module.compute, attend=attention.xla)  # for rows of any length
     return dataclasses.replace(model, changed_module=module.clone(compute=compute))

@@ -3,9 +3,9 @@
 Dimensions: B rows of a batch, L tokens in a row, N rows of a split.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from mlm.data.examples import Examples
 from mlm.data.stages import Stage, Stages, rows_of_epochs
 from mlm.errors import InputError
 from mlm.model import classifier, families, flops
-from mlm.model.kernels import make_attention
+from mlm.model.attention import make_attention
 from mlm.model.loss import RowSums
 from mlm.model.module import Model, Params
 from mlm.pretrained import warm_start
@@ -157,10 +157,17 @@ def _check_data(config: ConfigDict, examples: Examples, body: PretrainedConfig) 
 def make_module(config: ConfigDict, model_config: PretrainedConfig, examples: Examples, mesh: Mesh) -> Model:
     """Returns the linen module, with the kernel of config.model.attention for each row length."""
     model = config.model
-    lengths = sorted({length for split in examples.splits for length in examples.lengths(split)})
-    make = partial(make_attention, model.attention, model_config, mesh=mesh, dtype=model.dtype)
     module = families.recomputed(classifier.make_module(model_config, model.dtype), model)
-    return module.with_attention(make, lengths)
+    attend = make_attention(
+        model.attention,
+        model_config,
+        lengths={length for split in examples.splits for length in examples.lengths(split)},
+        windows=set(module.windows()),
+        mesh=mesh,
+        dtype=model.dtype,
+        padding="end",
+    )
+    return module.clone(compute=dataclasses.replace(module.compute, attend=attend))
 
 
 def make_eval_step(module: Model, mesh: Mesh, param_shardings: Params, *, longest: int) -> Callable:

@@ -8,7 +8,6 @@ Dimensions: B rows, L tokens in a row, K predictions in a row, V padded vocabula
 """
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,11 @@ from ml_collections import ConfigDict
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import make_stages
 from mlm.errors import InputError
-from mlm.model import families, masking
-from mlm.model.kernels import make_attention
+from mlm.model import attention, families, masking
+from mlm.model.attention import Attention
 from mlm.model.keys import make_key
 from mlm.model.loss import Mean, RowSums, masked_cross_entropy
-from mlm.model.module import Attention, Model, Params
+from mlm.model.module import Model, Params
 from mlm.model.token_masking import Masked, Masking, TokenMasking
 from mlm.tasks.pretraining_data import PretrainingData, document_start
 from mlm.training import optimizer, schedules, sharding, train
@@ -56,10 +55,9 @@ class Pretraining(PretrainingData):
         if config.model.implementation == "transformers" and type(self).make_attention != Pretraining.make_attention:
             what = f"computes its own attention, not {type(self).__qualname__}.make_attention"
             raise InputError(f"config.model.implementation = transformers: {what}; set it to mlm.")
-        if (cls_id := document_start(config, info)) is not None:
-            module = module.clone(compute=dataclasses.replace(module.compute, cls_id=cls_id))
-        lengths = {length for _, length in self.stages.sizes} | {info.length}
-        self.module = module.with_attention(partial(self.make_attention, module.config), lengths)
+        attend = self.make_attention(module)
+        compute = dataclasses.replace(module.compute, attend=attend, cls_id=document_start(config, info))
+        self.module = module.clone(compute=compute)
         self.masking = self.make_masking()
         self.masking_rate = schedules.rate_schedule(config.masking.rate, config.masking.end_rate, self.stages.steps)
         self.schedule = schedules.make_schedule(config, self.stages.steps)
@@ -78,19 +76,20 @@ class Pretraining(PretrainingData):
         """Returns the linen module, which then gets `make_attention`; `families.make_module` takes a class of yours."""
         return families.make_module(self.config.model, self.info)
 
-    def make_attention(self, config: Any, length: int, window: int) -> Attention:
-        """Returns the attention for rows of `length` tokens, given the transformers config of the model.
-
-        A token attends to `window` tokens on each side; to the whole row if it is 0.
-        """
-        return make_attention(
+    def make_attention(self, module: Model) -> Attention:
+        """Returns the attention that all layers of the module call; `mlm.model.attention.Attention` says how."""
+        masks_itself = any(
+            getattr(type(self), name) is not getattr(Pretraining, name)
+            for name in ("make_masking", "inputs", "forward")
+        )
+        return attention.make_attention(
             self.config.model.attention,
-            config,
-            length=length,
+            module.config,
+            lengths={length for _, length in self.stages.sizes} | {self.info.length},
+            windows=set(module.windows()),
             mesh=self.mesh,
             dtype=self.config.model.dtype,
-            isolated=self.config.data.isolate_documents,
-            window=window,
+            padding="any" if masks_itself else self.info.padding,  # a subclass may take tokens out
         )
 
     def make_masking(self) -> Masking:

@@ -51,7 +51,7 @@ def make_eval_step(
         logits, intermediates = module.forward(params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK)
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         scores = prediction_scores(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
-        means: dict[str, Any] = sum_rows(scores).means()
+        means: dict[str, Any] = sum_rows(scores).metrics()
         if metrics is not None:
             extra = metrics(logits, masked, intermediates)
             means |= jax.tree.map(lambda x_B: x_B * batch["valid"], extra)

@@ -143,7 +143,7 @@ def metric_names(task: Task, params: Params) -> list[str]:
         for place, value, kind in ((loss_where, sums, RowSums), (where, metrics, dict)):
             if not isinstance(value, kind):
                 raise InputError(f"{place}: must return a {kind.__name__}, not {value!r:.200}.")
-        return sums.means(), metrics
+        return sums.metrics(), metrics
 
     losses, metrics = jax.eval_shape(means, params, task.batch_shapes(rows))
     if taken := [name for name in metrics if name in RESERVED or "/" in name]:

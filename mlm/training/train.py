@@ -72,7 +72,7 @@ def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
     def gradient(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[jax.Array, dict]:
         """Returns the gradient of the loss, summed over some rows, and the sums of all metrics: model, then loss."""
         logits, intermediates = task.forward(params, inputs, rows_B, key)
-        means = task.loss(logits, inputs).means() | task.metrics(logits, inputs, intermediates)
+        means = task.loss(logits, inputs).metrics() | task.metrics(logits, inputs, intermediates)
         totals = jax.tree.map(jnp.sum, means)
         return totals["loss"].sum, totals
 

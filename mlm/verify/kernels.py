@@ -10,9 +10,8 @@ import numpy as np
 
 from mlm.bench import interleaved
 from mlm.bench.steps import repeated
-from mlm.model import kernels, layers
+from mlm.model import attention, layers
 from mlm.model.keys import make_key
-from mlm.model.module import attention_dropout
 from mlm.tasks.pretraining import Pretraining
 from mlm.verify.session import Result, Session, made_up_rows, one_device, show_time
 
@@ -38,7 +37,9 @@ def check(session: Session) -> Iterator[Result]:
         with jax.default_matmul_precision("highest"):
             expected = jax.device_get(_both_ways(task, "xla", window)(*exact))
         for name in NAMES:
-            if reason := kernels.unsupported(name, config, task.info.length, task.mesh, dtype, window):
+            if reason := attention.unsupported(
+                name, config, length=task.info.length, window=window, mesh=task.mesh, dtype=dtype
+            ):
                 yield Result(f"{name}{of}", f"does not support {reason}")
                 seconds.pop(name, None)
                 continue
@@ -50,7 +51,7 @@ def check(session: Session) -> Iterator[Result]:
         rates = interleaved.measure("", programs, 0.0, calls=CALLS)
         times = {name: 1 / float(np.median(rates[name])) for name in programs}
         seconds = {name: seconds[name] + windows.count(window) * times[name] for name in times if name in seconds}
-    auto = kernels.choose("auto", config, length=task.info.length, mesh=task.mesh, dtype=dtype, window=max(windows))
+    auto = attention.choose("auto", config, length=task.info.length, mesh=task.mesh, dtype=dtype, window=max(windows))
     fastest, chosen = min(seconds, key=seconds.get, default=auto), session.config.model.attention
     session.numbers |= {"fastest": fastest, "attention": auto if chosen == "auto" else chosen}
     times = ", ".join(f"{name} {show_time(total)}" for name, total in seconds.items())
@@ -68,7 +69,7 @@ def _arrays(task: Pretraining, window: int, scores: int) -> tuple[Any, ...]:
     columns = (jnp.asarray(batch[name][-rows:]) for name in ("input_ids", "attention_mask"))
     described, dropout = task.module.make_rows(*columns, None, None, None), None
     q, k, v, grad = (jax.random.normal(make_key(number), shape, dtype) for number in range(4))
-    if rate := attention_dropout(config):
+    if rate := attention.dropout_rate(config):
         dropout = layers.dropout(jnp.ones((1, info.length, info.length), dtype), rate, jnp.uint32(1))[0]
     rotations = described.positions if isinstance(described.positions, dict) else {}
     rotation = rotations.get("local" if window else "global")
@@ -79,13 +80,16 @@ def _both_ways(task: Pretraining, name: str, window: int) -> Callable[..., Any]:
     """Returns a jitted function of `_arrays`: the context, and the gradients of queries, keys and values."""
     mesh, isolated = one_device(jax.local_devices()[0]), task.config.data.isolate_documents
     heads = task.module.config.num_attention_heads // task.mesh.shape["tensor"]
-    attend = kernels.make_kernel(name, heads=heads, mesh=mesh, isolated=isolated, window=window)
+    attend = functools.partial(attention.KERNELS[name], heads=heads, window=window, isolated=isolated, mesh=mesh)
 
     @jax.jit
     def run(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, grad_BxLxH):
         real_BxLx1 = (segments_BxL > 0)[..., None]  # what padding reads means nothing
-        rest = segments_BxL, dropout_mask_LxL, rotation
-        context_BxLxH, pull = jax.vjp(lambda *qkv: attend(*qkv, *rest), q_BxLxH, k_BxLxH, v_BxLxH)
+
+        def context(*qkv):
+            return attend(*qkv, segments_BxL, dropout_mask_LxL=dropout_mask_LxL, rotation=rotation)
+
+        context_BxLxH, pull = jax.vjp(context, q_BxLxH, k_BxLxH, v_BxLxH)
         return jnp.where(real_BxLx1, context_BxLxH, 0), *pull(jnp.where(real_BxLx1, grad_BxLxH, 0))
 
     return run

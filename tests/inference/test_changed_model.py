@@ -28,8 +28,8 @@ class Scaled(Pretraining):
         module = families.make_module(self.config.model, self.info, module_class=ScaledModule)
         return module.clone(scale=self.config.mine.scale)
 
-    def make_attention(self, config, length, window):
-        return lambda q_BxLxH, *rest: self.config.mine.scale * q_BxLxH
+    def make_attention(self, module):
+        return lambda q_BxLxH, *_, **settings: self.config.mine.scale * q_BxLxH
 
 
 def test_a_changed_model_is_evaluated_with_its_own_keys(tmp_path):

@@ -5,16 +5,14 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-import mlm.model
 from mlm.model import bert, classifier
-from tests.model.models import inputs, numbered, sizes_of
+from tests.model.models import config_of, inputs, numbered
 
 LABELS = ("no", "perhaps", "yes")
 
 
 def make_config(name: str = "Roberta", labels: tuple[str, ...] = LABELS, *, of_tokens: bool = False, **settings):
-    cls = getattr(mlm.model, f"Flax{name}ForMaskedLM")
-    return classifier.make_config(cls.config_class(**sizes_of(name) | settings), labels, of_tokens=of_tokens)
+    return classifier.make_config(config_of(name, **settings), labels, of_tokens=of_tokens)
 
 
 @pytest.mark.parametrize("name", ["Roberta", "Bert", "ModernBert"])

@@ -3,29 +3,28 @@
 import json
 import pathlib
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.core import unfreeze
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import mlm.model
 from mlm.model import weights
-from tests.model.models import inputs, numbered, sizes_of
+from tests.model.models import class_of, config_of, inputs, make
 
-CLASSES = ["XLMRobertaForMaskedLM", "FlaxModernBertForMaskedLM"]
+CLASSES = ["XLMRobertaForMaskedLM", "ModernBertForMaskedLM"]
 
 
 def write(name: str, folder: pathlib.Path, files: int) -> dict:
     """Writes a small model as PyTorch has it, in several files; returns its parameters."""
-    cls = getattr(mlm.model, name)
-    model = cls(cls.config_class(**sizes_of(name)), _do_init=False)
-    params = numbered(model.params_shape_tree)
+    model = make(name)
     model.config.save_pretrained(folder)
-    tensors = weights.to_torch(jax.device_get(params))
+    tensors = weights.to_torch(jax.device_get(model.params))
     file_of = {name: f"model-{1 + index % files}.safetensors" for index, name in enumerate(tensors)}
     for file in set(file_of.values()):
         save_file({name: tensors[name] for name in tensors if file_of[name] == file}, folder / file, {"format": "pt"})
@@ -33,12 +32,12 @@ def write(name: str, folder: pathlib.Path, files: int) -> dict:
         (folder / "model-1.safetensors").rename(folder / "model.safetensors")
     else:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
-    return params
+    return model.params
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_safetensors_in_several_files_are_read_and_none_outside_the_folder(name, tmp_path):
-    params, cls = write(name, tmp_path / "a", 3), getattr(mlm.model, name)
+    params, cls = write(name, tmp_path / "a", 3), class_of(name)
     model = cls.from_pretrained(tmp_path, subfolder="a")
     jax.tree.map(np.testing.assert_array_equal, model.params, params)
     index = tmp_path / "a" / "model.safetensors.index.json"
@@ -49,7 +48,7 @@ def test_safetensors_in_several_files_are_read_and_none_outside_the_folder(name,
 
 def test_parameters_are_jax_s_arrays_and_numpy_s_can_be_used_in_a_traced_call(tmp_path):
     """Or `to_bf16` would leave them, and `save_pretrained` write those that PyTorch has transposed as they lie."""
-    write("FlaxModernBertForMaskedLM", tmp_path, 1)
+    write("ModernBertForMaskedLM", tmp_path, 1)
     model, (ids, mask) = mlm.model.FlaxModernBertForMaskedLM.from_pretrained(tmp_path), inputs()
     assert {leaf.dtype for leaf in jax.tree.leaves(model.to_bf16(model.params))} == {jnp.dtype("bfloat16")}
     model.save_pretrained(tmp_path / "again", safe_serialization=True)
@@ -62,7 +61,7 @@ def test_parameters_are_jax_s_arrays_and_numpy_s_can_be_used_in_a_traced_call(tm
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_new_head_is_drawn_by_init_weights(name, tmp_path):
-    params, cls = write(name, tmp_path, 1), getattr(mlm.model, name.replace("MaskedLM", "TokenClassification"))
+    params, cls = write(name, tmp_path, 1), class_of(name.replace("MaskedLM", "TokenClassification"))
     model, loaded = cls.from_pretrained(tmp_path, _do_init=False, num_labels=3, gradient_checkpointing=True)
     assert "classifier" not in loaded and model.module.gradient_checkpointing
     complete = unfreeze(model.init_weights(jax.random.key(0), (1, 1), loaded))
@@ -75,7 +74,7 @@ def test_a_new_head_is_drawn_by_init_weights(name, tmp_path):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_safetensors_are_saved_as_pytorch_has_them(name, tmp_path):
-    params, cls = write(name, tmp_path, 1), getattr(mlm.model, name)
+    params, cls = write(name, tmp_path, 1), class_of(name)
     model, doubled = cls.from_pretrained(tmp_path), jax.tree.map(lambda leaf: 2 * leaf, params)
     model.save_pretrained(tmp_path / "again", params=doubled, safe_serialization=True)
     with safe_open(tmp_path / "again" / "model.safetensors", framework="np") as file:
@@ -87,7 +86,7 @@ def test_safetensors_are_saved_as_pytorch_has_them(name, tmp_path):
 
 
 def test_what_a_flax_class_has_saved_beside_pytorch_s_weights_is_read(tmp_path):
-    write("FlaxModernBertForMaskedLM", tmp_path, 1)
+    write("ModernBertForMaskedLM", tmp_path, 1)
     model = mlm.model.FlaxModernBertForMaskedLM.from_pretrained(tmp_path)
     model.params = jax.tree.map(lambda leaf: 2 * leaf, model.params)
     model.save_pretrained(tmp_path)
@@ -97,7 +96,7 @@ def test_what_a_flax_class_has_saved_beside_pytorch_s_weights_is_read(tmp_path):
 
 
 def test_a_pickle_is_no_modernbert(tmp_path):
-    write("FlaxModernBertForMaskedLM", tmp_path, 1)
+    write("ModernBertForMaskedLM", tmp_path, 1)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     for kwargs in ({}, {"from_pt": True}):
         with pytest.raises(OSError, match=r"neither flax_model\.msgpack nor model\.safetensors"):
@@ -105,13 +104,69 @@ def test_a_pickle_is_no_modernbert(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [("BertForMaskedLM", "add_cross_attention", True), ("FlaxModernBertForMaskedLM", "local_attention", 1)],
+    ("name", "key", "value"), [("BertForMaskedLM", "add_cross_attention", True), ("ModernBert", "local_attention", 1)]
 )
 def test_no_model_is_made_of_a_config_that_asks_for_what_is_not_computed(name, key, value):
-    cls = getattr(mlm.model, name)
     with pytest.raises(ValueError, match=rf"config\.{key} = {value}: "):
-        cls(cls.config_class(**sizes_of(name) | {key: value}), _do_init=False)
+        class_of(name)(config_of(name, **{key: value}), _do_init=False)
+
+
+# Another architecture ------------------------------------------------------------------------------------------------
+
+
+def relative(params: dict) -> tuple[dict, list[str]]:
+    """Relative positions in the attention, instead of the table; returns the names of what differs, too."""
+    flat = flatten_dict(params, sep="/")
+    del flat["roberta/embeddings/position_embeddings/embedding"]
+    flat["roberta/encoder/layer/0/attention/self/relative/kernel"] = np.ones((5, 4), np.float32)
+    return unflatten_dict(flat, sep="/"), ["position_embeddings/embedding", "0/attention/self/relative/kernel"]
+
+
+def deeper(params: dict) -> tuple[dict, list[str]]:
+    """A layer more than the config says."""
+    layers = params["roberta"]["encoder"]["layer"]
+    encoder = params["roberta"]["encoder"] | {"layer": layers | {"2": layers["1"]}}
+    return params | {"roberta": params["roberta"] | {"encoder": encoder}}, ["layer/2/output/dense/kernel"]
+
+
+def another_head(params: dict) -> tuple[dict, list[str]]:
+    head = params["lm_head"] | {"gate": {"kernel": np.ones((32, 32), np.float32)}}
+    return params | {"lm_head": head}, ["lm_head/gate/kernel"]
+
+
+def another_part(params: dict) -> tuple[dict, list[str]]:
+    return params | {"generator": {"kernel": np.ones((32, 32), np.float32)}}, ["generator/kernel"]
+
+
+@pytest.mark.parametrize("change", [relative, deeper, another_head, another_part])
+@pytest.mark.parametrize("kind", ["msgpack", "safetensors"])
+def test_weights_of_another_architecture_are_refused_by_name(change, kind, tmp_path):
+    model = make("RobertaForMaskedLM")
+    params, names = change(jax.device_get(model.params))
+    model.config.save_pretrained(tmp_path)
+    if kind == "msgpack":
+        (tmp_path / "flax_model.msgpack").write_bytes(flax.serialization.msgpack_serialize(params))
+    else:
+        save_file(weights.to_torch(params), tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"of another architecture.*strict=False") as error:
+        type(model).from_pretrained(tmp_path)
+    assert all(name in str(error.value) for name in names)
+    loaded = type(model).from_pretrained(tmp_path, strict=False)
+    assert jax.tree.map(np.shape, loaded.params) == jax.tree.map(np.shape, model.params)
+    np.testing.assert_array_equal(loaded.params["lm_head"]["bias"], model.params["lm_head"]["bias"])
+
+
+def test_a_model_without_a_head_or_with_another_one_is_of_the_same_architecture(tmp_path):
+    """BERT's pooler and its head for next sentences too, and a head of which the classes are others."""
+    model = make("BertForMaskedLM")
+    params = jax.device_get(model.params)
+    extras = {"seq_relationship": {"bias": np.zeros(2, np.float32)}}
+    for body in (params["bert"], {"bert": params["bert"], "cls": extras}, params | {"cls": params["cls"] | extras}):
+        model.save_pretrained(tmp_path, params=body)
+        loaded = class_of("BertForSequenceClassification").from_pretrained(tmp_path, num_labels=5)
+        jax.tree.map(np.testing.assert_array_equal, loaded.params["bert"]["encoder"], params["bert"]["encoder"])
+        loaded.save_pretrained(tmp_path)
+        class_of("BertForTokenClassification").from_pretrained(tmp_path, num_labels=5)
 
 
 def test_a_class_holds_its_module_s_as_no_method():

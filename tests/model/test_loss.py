@@ -65,8 +65,8 @@ def test_sums_of_rows_leave_out_what_has_no_weight():
     np.testing.assert_allclose(sums.loss_B, (losses.reshape(4, 3) * weights).sum(1), rtol=1e-6)
     np.testing.assert_allclose(sums.correct_B, (correct.reshape(4, 3) * weights).sum(1))
     assert sums.weight_B.tolist() == [2, 1, 3, 0]
-    assert sums.means() == {"loss": (sums.loss_B, sums.weight_B), "accuracy": (sums.correct_B, sums.weight_B)}
-    assert sums._replace(correct_B=None).means().keys() == {"loss"}
+    assert sums.metrics() == {"loss": (sums.loss_B, sums.weight_B), "accuracy": (sums.correct_B, sums.weight_B)}
+    assert sums._replace(correct_B=None).metrics().keys() == {"loss"}
 
 
 def test_the_padding_of_the_vocabulary_is_minus_infinity():

@@ -13,8 +13,9 @@ from mlm.errors import InputError
 from mlm.model import masking
 from mlm.model.masking import SpanMasking, WordMasking
 from mlm.model.token_masking import Masked, TokenMasking
-from mlm.training import schedules
-from tests.support.tiny import INFO, random_batch, tiny_config
+from mlm.tasks.pretraining import Pretraining
+from mlm.training import sharding
+from tests.support.tiny import INFO, meshes_of, random_batch, tiny_config
 
 SPECIAL = (0, 1, 2, 3, 4)
 STARTS = np.random.default_rng(0).random(INFO.vocab_size) < 0.5
@@ -137,7 +138,7 @@ def test_rates_and_shares_within_four_sigma(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_at_the_ends_of_what_can_be_drawn(kind, bits, monkeypatch):
     """Every random number is the smallest, or the largest: no special token is predicted, none is of a share of 0."""
-    monkeypatch.setattr(jax.random, "bits", lambda key, shape: jnp.full(shape, bits, jnp.uint32))
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape, *_: jnp.full(shape, bits, jnp.uint32))
     batch, masks = random_batch(2), make(kind, rate=0.6, mask_share=0.0, random_share=0.0)
     masked = draw(lambda *columns: masks(*columns), batch)
     found = predicted(masked, batch)
@@ -145,14 +146,20 @@ def test_rows_at_the_ends_of_what_can_be_drawn(kind, bits, monkeypatch):
     assert np.array_equal(masked.ids_BxL, batch["input_ids"])
 
 
-def test_special_ids_need_not_come_first():
-    masks = TokenMasking(0.5, 0.0, 1.0, 499, (7, 250, 499), INFO.vocab_size)
+@pytest.mark.parametrize("kind", [*KINDS, "independent"])
+def test_no_special_token_of_the_tokenizer_is_masked_or_drawn(kind):
+    """Beside the five roles, anywhere in the vocabulary: <url>, say, or an id without an entry."""
+    info = dataclasses.replace(INFO, all_special_ids=(*SPECIAL, 7, 250, 499))
+    shares = ("masking.rate=0.5", "masking.mask_share=0", "masking.random_share=1")
+    config = tiny_config(f"masking.kind={kind.replace('independent', 'token')}", *shares)
+    masks = masking.make_masking(config.masking, info, STARTS)
+    masks = masking.make_eval_masking(masks, "independent" if kind == "independent" else "fixed")
     batch = random_batch(1024)
     masked = draw(masks, batch)
     changed = masked.ids_BxL != batch["input_ids"]
     assert changed.sum() > 1000
-    assert not np.isin(masked.ids_BxL[changed], (7, 250, 499)).any()
-    assert not np.isin(batch["input_ids"][changed], (7, 250, 499)).any()
+    assert not np.isin(masked.ids_BxL[changed], info.all_special_ids).any()
+    assert not np.isin(batch["input_ids"][predicted(masked, batch)], info.all_special_ids).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,11 +218,6 @@ def test_independent_masks_have_the_rate_and_shares_of_the_collators():
         assert share == pytest.approx(wanted, abs=4 * (wanted * (1 - wanted) / len(read)) ** 0.5 + 1 / INFO.vocab_size)
 
 
-def test_masks_of_evaluation_are_of_the_first_rate():
-    masks = make("word", end_rate=0.4)
-    assert masking.make_eval_masking(masks, "fixed") == dataclasses.replace(masks, end_rate=0.0)
-
-
 def test_words_are_never_cut_and_each_has_the_same_chance():
     _, words, _, found = many_rows("word")
     surplus = {size: [] for size in range(1, 7)}  # for each row, predicted words of that size, less those expected
@@ -242,31 +244,8 @@ def test_spans_begin_and_end_with_words_but_for_the_first_and_the_last_one():
         cut, runs = cut + ended, runs + len(begins)
     assert cut > 100, "spans are cut to give the exact number"
     assert found.sum() / runs > 3, "runs of several words"
-
-
-def test_lengths_of_spans_are_geometric_and_truncated():
-    """The first spans after each special token: as many as surely fit."""
-    masks, batch = make("span", span_p=0.3, longest=8), many_rows("span").batch
-    batch = {key: value[:2047] for key, value in batch.items()}
-
-    def spans(ids_L, ordinary_L, bits_L):
-        return masks._spans(masks._words(ids_L, ordinary_L), ordinary_L, bits_L).first_L
-
-    bits = jax.random.bits(jax.random.key(5), (2047, 96))
-    first = np.asarray(jax.jit(jax.vmap(spans))(batch["input_ids"], ordinary_of(batch), bits))
-    counts = np.zeros(9)
-    for row, begins in zip(words_of(batch, longest=8), first, strict=True):
-        for part in (slice(1, 32), slice(33, 96)):  # random_batch has special tokens at 0 and 32
-            number = row[part][begins[part]]
-            assert number[0] == row[part][0], "a special token ends the span"
-            sure = (row[part][-1] - row[part][0]) // 8
-            lengths = np.diff(number)[:sure]
-            assert len(lengths) == sure
-            counts += np.bincount(lengths, minlength=9)
-    shares = 0.7 ** np.arange(8) / np.sum(0.7 ** np.arange(8))
-    expected = shares * counts.sum()
-    assert counts[0] == 0 and counts.sum() > 5000
-    assert np.sum((counts[1:] - expected) ** 2 / expected) < 24.3  # chi-square of 7 degrees of freedom, p = 0.001
+    masks = make("span", span_p=0.3, longest=8)
+    np.testing.assert_allclose(masks.length_probs(), 0.7 ** np.arange(8) / np.sum(0.7 ** np.arange(8)))
     mean = np.sum(make("span", longest=10).length_probs() * np.arange(1, 11))
     assert mean == pytest.approx(3.8, abs=0.01), "as in SpanBERT"
 
@@ -290,8 +269,18 @@ def test_words_need_a_tokenizer_of_the_shards():
         draw(unknown, random_batch(4))
 
 
-def test_the_rate_goes_from_the_first_step_to_the_last():
-    assert schedules.rate_schedule(0.3, 0.0, 12) is None
-    rate = schedules.rate_schedule(0.3, 0.15, 11)
-    np.testing.assert_allclose([rate(step) for step in (0, 5, 10)], [0.3, 0.225, 0.15], rtol=1e-6)
-    assert schedules.rate_schedule(0.3, 0.15, 1)(0) == pytest.approx(0.3)
+@pytest.mark.standard
+@meshes_of(1)
+def test_the_step_predicts_at_the_rate_of_its_position():
+    """Here, spans of whole words; evaluation is at the first rate."""
+    settings = ("masking.kind=span", "masking.rate=0.5", "masking.end_rate=0.1", "train.steps=3", "log.every=4")
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1)
+    task = Pretraining(tiny_config(*settings), INFO, mesh=mesh, word_starts_V=STARTS)
+    assert task.eval_masking == dataclasses.replace(task.masking, end_rate=0.0)
+    state, batch, before = task.init(), sharding.put_batch(random_batch(), task.mesh, 16), 0
+    for rate in (0.5, 0.3, 0.1):
+        state, _ = task.train_step(state, batch)
+        expected, weight = rate * np.sum(ordinary_of(random_batch())), float(state.window["loss"].weight)
+        assert abs(weight - before - expected) < 8, "16 rows, each rounded up or down at random"
+        before = weight
+    assert task.train_step._cache_size() == 1, "one trace for all rates"

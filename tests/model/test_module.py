@@ -3,56 +3,55 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import mlm.model
 from mlm.errors import InputError
-from mlm.model import families, kernels
+from mlm.model import attention, families, layers
 from mlm.model.layers import Noise
 from mlm.model.module import Compute, segment_and_position_ids
 from mlm.model.roberta import RobertaModule
 from mlm.tasks.pretraining import Pretraining
-from tests.model.models import inputs, numbered, sizes_of
+from mlm.training import sharding
+from tests.model.models import PAD, inputs, make
 from tests.support.tiny import slow, tiny_run
 
+RATES = {
+    "Roberta": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "ModernBert": ("embedding_dropout", "mlp_dropout", "attention_dropout"),
+}
 
-@functools.cache
-def make(name: str, **settings):
-    """Returns (a masked language model's module, parameters that hide no mistake)."""
-    cls = getattr(mlm.model, f"{'Flax' if name == 'ModernBert' else ''}{name}ForMaskedLM")
-    model = cls(cls.config_class(**sizes_of(name) | settings), _do_init=False)
-    return model.module, numbered(model.params_shape_tree)
+
+def rates(name: str, rate: float) -> dict[str, float]:
+    return dict.fromkeys(RATES["ModernBert" if name.startswith("ModernBert") else "Roberta"], rate)
 
 
 @pytest.mark.parametrize(
     ("name", "kernel"),
-    [
-        ("Roberta", "default"),
-        ("ModernBert", "default"),
-        slow("Roberta", "fused"),
-        slow("RobertaPreLayerNorm", "default"),
-    ],
+    [("Roberta", "xla"), ("ModernBert", "xla"), slow("Roberta", "fused"), slow("RobertaPreLayerNorm", "xla")],
 )
 def test_isolated_documents_have_the_logits_that_they_have_alone(name, kernel):
     """Rows of the end of a document, a whole one and the begin of another, the last with padding too."""
     length = 128 if kernel == "fused" else 32
-    module, params = make(name, max_position_embeddings=length + 2)
+    model = make(name, max_position_embeddings=length + 4)
+    module, params = model.module, model.params
     ids = np.random.default_rng(0).integers(5, 100, (4, length)).astype(np.int32)
     mask = np.ones_like(ids)
     first, second = length // 5, length // 2
-    ids[:, [first, second]], ids[-1, -4:], mask[-1, -4:] = 0, 1, 0
-    attend = None if kernel == "default" else kernels.make_kernel(kernel, heads=4, isolated=True)
-    isolated = module.clone(compute=Compute(attend=attend, cls_id=0))
+    ids[:, [first, second]], ids[-1, -4:], mask[-1, -4:] = 0, PAD, 0
+    one = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    attend = functools.partial(attention.KERNELS[kernel], mesh=one)
+    isolated = module.clone(compute=Compute(attend, cls_id=0))
     together = np.asarray(jax.jit(isolated.logits)(params, ids, mask))
     alone = jax.jit(module.logits)
     as_a_row = np.asarray(alone(params, ids, mask))
     for part in (slice(0, first), slice(first, second), slice(second, length)):
         size = part.stop - part.start
-        own_ids, own_mask = np.ones_like(ids), np.zeros_like(mask)
-        own_ids[:, :size], own_mask[:, :size] = ids[:, part], mask[:, part]
-        expected = np.asarray(alone(params, own_ids, own_mask))[:, :size]
+        document, real = np.full_like(ids, PAD), np.zeros_like(mask)
+        document[:, :size], real[:, :size] = ids[:, part], mask[:, part]
+        expected = np.asarray(alone(params, document, real))[:, :size]
         real, scale = mask[:, part] > 0, np.abs(expected).max()
         np.testing.assert_allclose(together[:, part][real], expected[real], atol=1e-5 * scale)
         assert np.abs(as_a_row[:, part][real] - expected[real]).max() > 0.05 * scale, "isolation must make a difference"
@@ -68,9 +67,12 @@ def test_positions_begin_anew_with_each_document():
     assert positions.tolist() == [[2, 3, 4, 5, 6, 7, 1, 1], [2, 3, 4, 5, 6, 7, 8, 9]]
 
 
+# Dropout -------------------------------------------------------------------------------------------------------------
+
+
 def encode(module, params, ids, mask, tokens=None, key=None, rows=None):
     """The last hidden states, with dropout if there is a key."""
-    noise = None if key is None else Noise(jax.random.bits(key), rows)
+    noise = None if key is None else Noise(jax.random.bits(key, dtype=jnp.uint32), rows)
 
     def states(bound):
         return bound.body(ids, bound.make_rows(ids, mask, None, None, noise), tokens)
@@ -78,25 +80,43 @@ def encode(module, params, ids, mask, tokens=None, key=None, rows=None):
     return module.apply({"params": params}, method=states)[-1]
 
 
-RATES = {
-    "Roberta": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-    "ModernBert": ("embedding_dropout", "mlp_dropout", "attention_dropout"),
-}
-
-
 @pytest.mark.parametrize(("name", "rate"), [(name, rate) for name, rates in RATES.items() for rate in rates])
 def test_each_rate_of_dropout_drops(name, rate):
-    module, params = make(name, **(dict.fromkeys(RATES[name], 0.0) | {rate: 0.5}))
-    ids, mask = inputs()
-    states = jax.jit(functools.partial(encode, module))
-    plain, dropped = (states(params, ids, mask, None, key, np.arange(4)) for key in (None, jax.random.key(0)))
+    model = make(name, **rates(name, 0.0) | {rate: 0.5})
+    states = jax.jit(functools.partial(encode, model.module))
+    plain, dropped = (states(model.params, *inputs(), None, key, np.arange(4)) for key in (None, jax.random.key(0)))
     assert np.abs(plain - dropped).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),  # of the embeddings; of a layer's probabilities and its two blocks; of the head
+    [
+        ("RobertaForMaskedLM", 1 + 2 * 3),
+        ("RobertaForSequenceClassification", 1 + 2 * 3 + 2),
+        ("RobertaPreLayerNormForMaskedLM", 1 + 2 * 3),
+        ("BertForTokenClassification", 1 + 2 * 3 + 1),
+        ("ModernBertForSequenceClassification", 1 + 4 * 3 + 1),
+    ],
+)
+def test_no_two_places_of_a_model_drop_the_same(name, count, monkeypatch):
+    """Layers neither: each draws from a seed of its own."""
+    model = make(name, **rates(name, 0.1), classifier_dropout=0.1)
+    seeds = []
+
+    def dropout(x_BxLxH, rate, seed, *rest):
+        seeds.append(seed)
+        return x_BxLxH
+
+    monkeypatch.setattr(layers, "dropout", dropout)
+    run = jax.jit(lambda params: (model.module.logits(params, *inputs(), None, jax.random.key(0)), jnp.stack(seeds)))
+    assert len(set(run(model.params)[1].tolist())) == len(seeds) == count
 
 
 @pytest.mark.parametrize("name", ["Roberta", pytest.param("ModernBert", marks=pytest.mark.standard)])
 def test_dropout_is_a_function_of_key_row_and_token(name):
     """Of the last layer on some tokens alone, for any part of the rows, recomputed or not; logits are of the same."""
-    module, params = make(name, **dict.fromkeys(RATES[name], 0.1))
+    model = make(name, **rates(name, 0.1))
+    module, params = model.module, model.params
     ids, mask = (columns[:, :28] for columns in inputs())  # fewer tokens than units: none is taken for the other
     key, numbers = jax.random.key(3), np.arange(4, dtype=np.uint32)
     tokens = np.random.default_rng(0).integers(0, 20, (4, 5)).astype(np.int32)
@@ -113,32 +133,46 @@ def test_dropout_is_a_function_of_key_row_and_token(name):
     recomputed = [{"gradient_checkpointing": True}, {"compute": Compute(recomputed_feed_forwards=1)}]
     for changes in ({}, *recomputed[: 2 if name == "Roberta" else 0]):
         some = jax.jit(functools.partial(encode, module.clone(**changes)))
-        found = some(params, ids[2:], mask[2:], tokens[2:], key, numbers[2:])
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        states = some(params, ids[2:], mask[2:], tokens[2:], key, numbers[2:])
+        np.testing.assert_allclose(states, expected, atol=1e-5)
     logits = np.asarray(jax.jit(module.logits)(params, ids, mask))
     np.testing.assert_allclose(
         jax.jit(module.logits)(params, ids, mask, tokens), np.take_along_axis(logits, tokens[..., None], 1), atol=1e-5
     )
 
 
+# A module of one's own -----------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", ["Roberta", "RobertaPreLayerNorm", "ModernBert"])
 def test_a_layer_of_ones_own_computes_its_feed_forward(name):
-    module, params = make(name)
+    model = make(name)
 
-    class Scaled(module.layer_class):
+    class Scaled(model.module.layer_class):
         def feed_forward(self, sum_BxLxH, rows, tokens_BxL):
             return 0.5 * super().feed_forward(sum_BxLxH, rows, tokens_BxL) + 0.5 * sum_BxLxH
 
-    class Changed(type(module)):
+    class Changed(type(model.module)):
         layer_class = Scaled
 
-    changed, logits = Changed(module.config), jax.jit(module.logits)(params, *inputs())
+    logits = jax.jit(model.module.logits)(model.params, *inputs())
     for compute in (Compute(), Compute(recomputed_feed_forwards=1)):
-        found = jax.jit(changed.clone(compute=compute).logits)(params, *inputs())
-        assert np.abs(found - logits).max() > 0.01
+        changed = jax.jit(Changed(model.config, compute=compute).logits)(model.params, *inputs())
+        assert np.abs(changed - logits).max() > 0.01
 
 
-# How parameters are split --------------------------------------------------------------------------------------------
+def test_layers_attend_to_the_windows_of_the_config():
+    for count, every, windows in ((4, 3, [0, 8, 8, 0]), (2, 1, [0, 0])):
+        model = make("ModernBert", num_hidden_layers=count, global_attn_every_n_layers=every, local_attention=16)
+        attended = []
+
+        def attend(q_BxLxH, *_, window, **settings):
+            attended.append(window)  # noqa: B023
+            return q_BxLxH
+
+        module = model.module.clone(compute=Compute(attend))
+        jax.eval_shape(module.logits, model.params, *inputs())
+        assert module.windows() == attended == windows
 
 
 class Unruled(RobertaModule):

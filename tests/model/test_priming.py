@@ -8,6 +8,7 @@ import pytest
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.model import families, priming
+from mlm.model.module import Compute
 from mlm.model.rotary import rotate
 from mlm.tasks import pretraining_data
 from mlm.tasks.pretraining import Pretraining
@@ -44,7 +45,7 @@ def test_each_head_attends_to_its_offset(family, width, heads):
     module, params, _ = primed(family, hidden_size=width, heads=heads, layers=2)
     found: list = []
 
-    def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation):
+    def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, *, rotation, **_):
         if rotation is not None:
             q_BxLxH, k_BxLxH = (rotate(x, *rotation) for x in (q_BxLxH, k_BxLxH))
         q, k = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH))
@@ -53,7 +54,7 @@ def test_each_head_attends_to_its_offset(family, width, heads):
         return v_BxLxH
 
     ids = np.random.default_rng(1).integers(5, INFO.vocab_size, (64, 32)).astype(np.int32)
-    module = module.with_attention(lambda length, window: attend, [32])
+    module = module.clone(compute=Compute(attend))
     read = jax.jit(lambda *inputs: (module.logits(*inputs), list(found))[1])
     of_layers = [np.asarray(each) for each in read(params, ids, np.ones_like(ids))]
     assert len(of_layers) == 2

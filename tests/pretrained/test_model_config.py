@@ -65,7 +65,6 @@ def test_what_is_no_config_is_refused(roberta, data):
         {"hidden_size": "64"},
         {"is_decoder": True},
         {"position_embedding_type": "relative_key"},
-        {"model_type": "electra", "hidden_act": "relu"},  # Flax's head would have it, and PyTorch's has gelu
     ],
 )
 def test_a_roberta_that_we_would_not_compute_is_refused(roberta, keys):

@@ -199,18 +199,6 @@ def wrapped(small: np.ndarray, shape: tuple[int, ...], starts: dict[int, int], *
     return found
 
 
-@pytest.mark.parametrize("family", ["distilbert", "albert"])
-def test_transformers_own_classes_come_back_whole_whatever_the_pad_id(family):
-    """Their positions count from 0, DistilBERT has no token types, and ALBERT's layers are one."""
-    shapes = shapes_of(config := config_of(family, 2, implementation="transformers"))
-    source = load.Pretrained(config, random_params(shapes), "", None, {}, "small")
-    load._check_params(source, load.LM_HEAD, "small")
-    taken, _ = warm_start.fit(source, shapes, pad_id=3, vocab_size=INFO.vocab_size, tokens=None)
-    assert taken.keys() == source.leaves.keys()
-    for name, (values, is_taken) in taken.items():
-        assert np.array_equal(values, source.leaves[name] * is_taken) and is_taken.mean() > 0.9, name
-
-
 @pytest.mark.parametrize(
     ("family", "heads", "starts"),  # of heads of 8: half of the new ones, or one less, come first
     [

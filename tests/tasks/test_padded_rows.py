@@ -17,6 +17,7 @@ from mlm.commands import common
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.doctor import checks
 from mlm.errors import InputError
+from mlm.model import attention
 from mlm.plan import compile as compiling
 from mlm.plan import plan, tables, topology
 from mlm.report import summary
@@ -65,7 +66,9 @@ def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
     manifest, workdir, overrides = ran
     task, total = Pretraining.open(config_of(manifest, overrides), workdir, manifest), 0.0
     batch, params = next(task.batches(0)), task.initial_state().params
-    compute = dataclasses.replace(task.module.compute, attend=None, cls_id=None)  # for one document of any length
+    compute = dataclasses.replace(
+        task.module.compute, attend=attention.xla, cls_id=None
+    )  # for one document of any length
     module, alone = task.module.clone(compute=compute), {}
     rows = np.concatenate(shard_rows(manifest, "train"))[batch["record_id"]]  # by number, padding is -1
     assert np.array_equal(np.where(batch["attention_mask"], batch["input_ids"], -1), rows) and (rows < 0).any()

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from mlm.data.manifest import DatasetInfo
-from mlm.model import kernels as attention_kernels
-from mlm.model import layers
+from mlm.model import attention, layers
 from mlm.plan import compile as compiling
 from mlm.plan import topology
 from mlm.tasks.pretraining import Pretraining
@@ -42,7 +41,8 @@ def test_programs_compile(name, family, monkeypatch):
         for window in dict.fromkeys(task.module.windows()):
             arrays = on(one, kernels._arrays(task, window, kernels.SCORES_CPU), jax.P())
             for kernel in kernels.NAMES:
-                if not attention_kernels.unsupported(kernel, task.module.config, 512, mesh, "bfloat16", window):
+                settings = {"length": 512, "window": window, "mesh": mesh, "dtype": "bfloat16"}
+                if not attention.unsupported(kernel, task.module.config, **settings):
                     kernels._both_ways(task, kernel, window).lower(*arrays).compile()
                     compiled.append(kernel)
         batch = on(mesh, task.batch_shapes(64), sharding.BATCH)
