@@ -154,6 +154,8 @@ def refusing(what: str, fix: str) -> Iterator[None]:
     try:
         with os_errors():
             yield
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(f"{what} ({getattr(error, 'strerror', None) or error}); {fix}.") from error
 

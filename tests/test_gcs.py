@@ -6,6 +6,7 @@ local, and those in the bucket are read by everything else.
 
 import json
 import pathlib
+import platform
 import subprocess
 import sys
 import time
@@ -18,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlm import lease as leases
 from mlm import logs
-from mlm import workdir as workdirs
 from mlm.commands.tokenizer import make_tokenizer
 from mlm.data import shards, tokenizer
 from mlm.data.manifest import holds_foreign_shards, load_manifest, verify
@@ -28,7 +29,7 @@ from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, local_folder, move, remove, replacing, sizes, write_text
 from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
-from mlm.workdir import Workdir, work_folder
+from mlm.workdir import Workdir, lock, work_folder
 from tests.support import processes
 from tests.support.corpora import contents, corpus_of, shared_engine, write_jsonl, write_shards
 from tests.support.tiny import tiny_config
@@ -195,18 +196,18 @@ def test_a_log_is_put_anew_now_and_then(bucket, monkeypatch):
 
 @pytest.mark.standard
 def test_one_process_at_a_time(bucket, monkeypatch):
-    monkeypatch.setattr(workdirs, "RENEW", 0.3)
-    monkeypatch.setattr(workdirs, "STALE", 3.0)
+    monkeypatch.setattr(leases, "RENEW", 0.3)
+    monkeypatch.setattr(leases, "STALE", 3.0)
     folder = UPath(bucket)
-    with workdirs.lock(folder), pytest.raises(InputError, match="another process"), workdirs.lock(folder):
+    with lock(folder), pytest.raises(InputError, match="another process"), lock(folder):
         pass
     assert children(folder) == []
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    for host, least in (("another", 3.0), (workdirs.platform.node(), 0.0)):
+    for host, least in (("another", 3.0), (platform.node(), 0.0)):
         write_text(folder / ".lock", json.dumps({"host": host, "process": gone.pid}))
         begin = time.monotonic()
-        with workdirs.lock(folder):
+        with lock(folder):
             assert time.monotonic() - begin >= least
         assert children(folder) == []
 
@@ -214,7 +215,8 @@ def test_one_process_at_a_time(bucket, monkeypatch):
 @pytest.mark.standard
 def test_a_lease_is_renewed_and_deleted_if_it_is_still_the_same(bucket, monkeypatch):
     """By a condition of each request, which the emulator does not read; what a slower process has seen is gone."""
-    lease, asked = workdirs._Object(UPath(bucket) / ".lock"), []
+    lease = leases.Lease(UPath(bucket) / ".lock")
+    asked = []
     generation = lease.create({"host": "here"})
     assert lease.renew(generation, 1) and lease.read()[0] == generation and not lease.renew(generation + "0", 2)
     with pytest.raises(FileExistsError):

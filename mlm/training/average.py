@@ -17,7 +17,7 @@ from mlm.model.families import family_of
 from mlm.paths import UPath, canonical, children, copy_files, write_text
 from mlm.pretrained import checkpoint_files, load, locate
 from mlm.training.checkpoint import Checkpoints
-from mlm.workdir import LEASE, LOCK, Workdir
+from mlm.workdir import LOCK, Workdir
 
 STEPS = re.compile(r"|[0-9]{1,18}\.\.[0-9]{1,18}|[0-9]{1,18}(,[0-9]{1,18})*")
 Checkpoint = tuple[Workdir, int]
@@ -35,7 +35,7 @@ def choose(
       last: take so many of the newest of each WORKDIR instead; 0 = off.
       decay: weight of a checkpoint, as a share of that of the one after it.
     """
-    if [path for path in children(new.root) if path.name not in (LOCK, LEASE)]:
+    if [path for path in children(new.root) if path.name != LOCK]:
         raise InputError(f"--workdir={new.root}: holds something already; name a new folder.")
     chosen = [checkpoint for name in names for checkpoint in _find(name, last)]
     if len({workdir.root for workdir, _ in chosen}) == 1:

@@ -1,7 +1,6 @@
 """Writes and restores checkpoints: orbax writes them, and once they are read back, hashes verify them."""
 
 import concurrent.futures
-import glob
 import itertools
 import json
 import logging
@@ -33,13 +32,6 @@ SMALLEST_SLICE_BYTES = 2**16
 READ_BACK_BYTES = 256 * 10**6  # of the arrays that are read back at once
 logger = logging.getLogger(__name__)
 
-
-def _glob(self: epath.Path, pattern: str) -> Iterator[epath.Path]:
-    """Yields what matches in a folder, whose own name is no pattern: etils takes "run[1]" for one."""
-    return map(self._new, self._backend.glob(self._PATH.join(glob.escape(self._path_str), pattern)))
-
-
-epath.gpath._GPath.glob = _glob  # orbax merges what matches ocdbt.process_*
 
 # Of an array that several devices hold, each saves a slice, and compiles a program to cut it. For the many small arrays
 # of a model that took seconds at the first save; one device saves those whole.
