@@ -235,6 +235,7 @@ def test_a_workdir_is_scored_at_its_newest_step_by_name(trained_workdir, data, t
         assert main(["glue", f"--model={name}", *flags, *(f"--config.{key}" for key in KEYS)]) == 0
     assert calls[0] == calls[1] and f"--config.train.init_from={trained_workdir.root}@5" in calls[0]
     assert json.loads((tmp_path / "glue.json").read_text())["model"] == f"{trained_workdir.root}@5"
+    trained_workdir.glue.unlink()  # other tests have the workdir, too
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
