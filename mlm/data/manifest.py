@@ -37,7 +37,6 @@ class Split:
     shards: tuple[Shard, ...]  # in order; record ids count through them
     documents: int | None = None
     duplicates: int | None = None  # left out
-    near_duplicates: int | None = None  # left out, see corpus.near_duplicates
     kept_out: int | None = None  # left out, see corpus.keep_out
     tokens: int | None = None  # ordinary ones, without special tokens
     unknown_tokens: int | None = None
