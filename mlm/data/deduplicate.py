@@ -46,9 +46,7 @@ class LeaveOutTask(NamedTuple):
         return f"{self.key}-{part}.rows"
 
 
-def deduplicate(
-    do: Callable[..., None], maps: tuple[str, ...], *, documents: int, folder: str
-) -> list[LeaveOutTask]:
+def deduplicate(do: Callable[..., None], maps: tuple[str, ...], *, documents: int, folder: str) -> list[LeaveOutTask]:
     """Runs all tasks by `do`, unless their last file is there; returns those of `leave_out`.
 
     There are so many `documents` in all.

@@ -37,9 +37,7 @@ def hash_part(task: HashTask) -> None:
 
 def hash_parts(do: Callable[..., None], corpus: Corpus, folder: str) -> tuple[str, ...]:
     """Hashes the texts to keep out, and returns the keys of the results; `do` runs tasks that are not done."""
-    tasks = []
-    for part in corpus.parts():
-        tasks.append(HashTask(part, corpus, folder, results.key("keep out", corpus.field, part)))
+    tasks = [HashTask(part, corpus, folder, results.key("keep out", corpus.field, part)) for part in corpus.parts()]
     do(hash_part, tasks, label="keep out", last=".stretches")
     size_of_file = sizes(UPath(folder)) if tasks else {}
     for source in corpus.sources:

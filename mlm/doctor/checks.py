@@ -198,7 +198,7 @@ def _overlap(case: DataCase, split: str, overlap: scan.Overlap, part: str) -> Fi
     count, rows = len(overlap.overlapping), len(overlap.rows)
     if not rows:
         needed = f"{scan.LEAST_STRETCHES + scan.STRETCH - 1} tokens without a special or unknown one among them"
-        fix = "see corpus.near_duplicates for short documents, and the share of unknown tokens"
+        fix = "look at short documents, and at the share of unknown tokens"
         what = f"no {split} row can be compared with training: none has {needed}"
         return Finding("warning", what, fix, check="overlap")
     rate = count / rows

@@ -152,13 +152,13 @@ def test_what_a_class_makes_is_not_said_to_be_the_config_s(model, tmp_path):
 
 def test_what_was_left_out_of_the_data_and_padded_is_said(model, history, tmp_path):
     """A text that is a row, and longer than that, is not read to its end."""
-    counts = {"near_duplicates": 7, "kept_out": 8, "cut_tokens": 900_000, "padding_tokens": 55}
+    counts = {"kept_out": 8, "cut_tokens": 900_000, "padding_tokens": 55}
     splits = {name: dataclasses.replace(split, **counts) for name, split in MANIFEST.splits.items()}
     for rows, left_out in (("lines", "900,000"), ("documents", None)):
         manifest = dataclasses.replace(MANIFEST, splits=splits, rows=rows)
         card = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, manifest=manifest))
         assert f"Rows of 32 tokens (`shards.rows={rows}`):" in card
-        assert row(card, "near duplicates dropped") == ["7", "7"] and row(card, "padding") == ["55", "55"]
+        assert row(card, "padding") == ["55", "55"]
         assert row(card, "documents with text of benchmarks, dropped") == ["8", "8"]
         beyond = "tokens beyond the length of a row, left out"
         assert row(card, beyond) == [left_out] * 2 if left_out else beyond not in card
