@@ -1,6 +1,6 @@
 """Stretches of 13 words or tokens that two texts share, found by their hashes in one index.
 
-That is the length of GPT-3's study of contamination (Brown et al., 2020, appendix C). Its words are these: in lower case
+That is the length of GPT-3's study of contamination (Brown et al., 2020, appendix C). Its words: in lower case
 (case-folded), without punctuation (Unicode's categories P and S), split at white space.
 
 Dimensions: N texts, U units (words or tokens), S stretches.
