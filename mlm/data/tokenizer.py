@@ -53,6 +53,7 @@ def load(path: str) -> PreTrainedTokenizerFast:
         raise InputError(f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first.")
     if tokenizer.split_special_tokens:  # its next call would read <mask> in a text as text
         tokenizer.split_special_tokens = False
+        del tokenizer.init_kwargs["split_special_tokens"]  # which are saved
         _say_once(f"tokenizer: {printable(path)}: split_special_tokens is off, so that a mask token in a text is one")
     if (settings.get("sp_model_kwargs") or {}).get("enable_sampling"):  # of sentencepiece, which is not used
         _say_once(f"tokenizer: {printable(path)}: sampling (sp_model_kwargs) is off")
@@ -79,6 +80,7 @@ def _settle(fast: Tokenizer, where: str) -> None:
     """Turns off what gives a text other tokens than it has: settings that its training, or a last call, left behind."""
     fast.no_truncation()
     fast.no_padding()
+    fast.encode_special_tokens = False  # "<mask>" in a text is a mask token
     if dropout := getattr(fast.model, "dropout", None):  # of BPE, for training a model on several readings of a word
         fast.model.dropout = None
         _say_once(f"tokenizer: {printable(where)}: the dropout of its BPE, {dropout:g}, is off")
