@@ -152,6 +152,9 @@ def read_manifest(folder: str) -> Manifest | None:
     version = content.get("format")
     if type(version) is int and version != FORMAT:
         raise InputError(f"{file}: has format {str(version)[:9]}, this code reads {FORMAT}; write the shards again.")
+    for split in content["splits"].values() if isinstance(content.get("splits"), dict) else ():
+        if isinstance(split, dict):
+            split.pop("near_duplicates", None)  # of earlier versions
     try:
         check_content(content)
     except ValueError as error:
