@@ -10,7 +10,6 @@ from mlm.config_rules import LINES, lanes_of_shares
 from mlm.data import mixture
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, verify
-from mlm.data.stretches import STRETCH
 from mlm.data.tokenizer import load_fast, load_for_corpus, manifest_fields
 from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
 from mlm.doctor import first_batch, scan
@@ -198,14 +197,14 @@ def _overlap(case: DataCase, split: str, overlap: scan.Overlap, part: str) -> Fi
     """Returns how much of a held-out split is in `part` of the training rows."""
     count, rows = len(overlap.overlapping), len(overlap.rows)
     if not rows:
-        needed = f"{scan.LEAST_STRETCHES + STRETCH - 1} tokens without a special or unknown one among them"
-        fix = "look at short documents, and at the share of unknown tokens"
+        needed = f"{scan.LEAST_STRETCHES + scan.STRETCH - 1} tokens without a special or unknown one among them"
+        fix = "see corpus.near_duplicates for short documents, and the share of unknown tokens"
         what = f"no {split} row can be compared with training: none has {needed}"
         return Finding("warning", what, fix, check="overlap")
     rate = count / rows
     what = (
         f"{count:,} of {rows:,} {split} rows ({rate:.1%}) are at least half in training, by stretches of "
-        f"{STRETCH} tokens in {part}"
+        f"{scan.STRETCH} tokens in {part}"
     )
     if rate <= OVERLAP[0]:
         return Finding("ok", what, check="overlap")
@@ -238,7 +237,7 @@ def against(case: DataCase) -> list[Finding]:
     held_N, share = scan.find_held(case.manifest, ids, max_rows=case.flags.rows)
     compared, some, half = int(np.sum(~np.isnan(held_N))), int(np.sum(held_N > 0)), int(np.sum(held_N >= 0.5))
     what = (
-        f"{some:,} of {compared:,} texts ({some / max(compared, 1):.1%}) share a stretch of {STRETCH} tokens with "
+        f"{some:,} of {compared:,} texts ({some / max(compared, 1):.1%}) share a stretch of {scan.STRETCH} tokens with "
         f"training, {half:,} at least half of their stretches; {share:.0%} of the training rows were read"
     )
     if not some:
@@ -267,15 +266,17 @@ def step(case: DataCase) -> list[Finding]:
     if not case.flags.topology:
         return []
     job = plan.make_job(case.config, case.manifest, pretraining=case.flags.entry.pretraining)
-    row = plan.measure(case.config, job, topology.find(case.flags.topology, case.flags.slices))[1]
-    size = row["bytes_per_chip"]
-    if not row["fits"] or not row.get("short", row)["fits"]:
-        what = f"the step does not fit into the {size['capacity'] / 1e9:.2f} GB of a chip"
-        return [Finding("error", what, "python -m mlm plan searches for settings that fit", case.flags.topology)]
-    hours = "" if row["hours"] is None else f", {row['hours']:.1f} hours in all"
-    what = f"{size['needs'] / 1e9:.2f} of {size['capacity'] / 1e9:.2f} GB a chip, {row['milliseconds']:.1f} ms a step"
-    note = "some operations not costed" if row["uncosted"] or row.get("short", row)["uncosted"] else "optimistic"
-    return [Finding("ok", f"{what}{hours} ({note}: see python -m mlm plan)", where=case.flags.topology)]
+    row = plan.measure(case.config, job, topology.find(case.flags.topology, case.flags.slices))
+    worst = row if not row["fits"] else row.get("short", row)
+    if not worst["fits"]:
+        fix = "lower data.global_batch, or set train.accumulate, mesh.fsdp or model.remat (python -m mlm plan --sweep)"
+        return [Finding("error", tables.memory(worst), fix, case.flags.topology)]
+    what = tables.memory(row)
+    if "milliseconds" in row:
+        what += f", {row['milliseconds']:.1f} ms a step"
+    if row["hours"] is not None:
+        what += f", {row['hours']:.1f} hours in all (optimistic: see python -m mlm plan)"
+    return [Finding("ok", what, where=case.flags.topology)]
 
 
 ALL = (files, length, rows, tokenizer, mesh, lanes, ids, against, masks, step)

@@ -168,19 +168,32 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
     kernel, rotated = Backward if is_backward else Forward, "" if rotation is None else "_rotated"
     call = pl.pallas_call(
         functools.partial(step, kernel=kernel, head_size=head_size, window=window, size=size, operand=operand),
-        name=f"fused_attention_{kernel.__name__.lower()}_{window}{rotated}",  # as plan reads it
+        name=f"fused_attention_{kernel.__name__.lower()}_{window}{rotated}",
         grid=grid,
         in_specs=[spec for _, spec in inputs],
         out_specs=out_specs,
         out_shape=out_shape,
         scratch_shapes=[pltpu.VMEM((size.rows, *shape), jnp.float32) for shape in scratch],
         interpret=not kind.startswith("TPU"),
+        cost_estimate=cost_estimate(q.shape, heads, window, is_backward),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",) * 2 + ("arbitrary",) * (len(grid) - 2),
             vmem_limit_bytes=MEMORY.get(kind, 16) * 2**20,
         ),
     )
     return call(*([array] * len(spec) for array, spec in inputs))
+
+
+def cost_estimate(shape: tuple[int, int, int], heads: int, window: int, is_backward: bool) -> pl.CostEstimate:
+    """Returns what XLA, which can't look into a kernel, and `plan` are told of one: the work that the scores take."""
+    rows, length, hidden = shape
+    keys = min(length, LANES + 2 * LANES) if window else length  # of each query: its tile and a halo on both sides
+    products = 5 if is_backward else 2  # of queries and keys, each as long as a head
+    return pl.CostEstimate(
+        flops=2 * products * rows * length * keys * hidden,
+        transcendentals=rows * heads * length * keys,
+        bytes_accessed=2 * (7 if is_backward else 4) * rows * length * hidden,
+    )
 
 
 def _angles(rotation: tuple | None, specs: Callable, size: Sizes, of_keys: bool, halo: int) -> list[tuple]:

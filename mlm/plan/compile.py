@@ -5,8 +5,6 @@ import dataclasses
 import math
 import re
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ from mlm.text import say
 from mlm.training import sharding
 
 MakeTask = Callable[[ConfigDict, Mesh, DatasetInfo], Pretraining]
-PROGRESS = 15.0  # seconds between two lines
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -34,7 +31,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Program:
     """A compiled step; sizes in bytes per device."""
 
-    text: str  # for `hlo.parse`; "" if the program does not fit
+    text: str  # for `hlo.parse`; "" if the program does not fit, or is a GPU's
     arguments: int
     temporaries: int | None  # None, as the outputs, if the program does not fit
     outputs: int | None  # without those that reuse an argument's memory
@@ -46,14 +43,15 @@ class Program:
 def compile_step(
     config: ConfigDict, info: DatasetInfo, topology: Topology, make_task: MakeTask, *, kind: str = "mlm"
 ) -> Program:
-    """Compiles one training step for a topology, which can take minutes, with progress on stderr.
+    """Compiles one training step for a topology, and says so on stderr.
 
     `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without accumulation).
     """
-    if topology.family.target:  # cuDNN is asked how it computes, and is there with a GPU alone
-        if config.model.attention == "cudnn" and topology.devices[0] not in jax.devices():  # verify's are attached
+    is_gpu = bool(topology.family.target)
+    if is_gpu:  # cuDNN is asked how it computes, and is there with a GPU alone
+        if config.model.attention == "cudnn":
             what = "plan can't compile cuDNN's kernels for a GPU that is not attached"
-            raise InputError(f"config.model.attention = cudnn: {what}; plan with xla, and measure both with verify.")
+            raise InputError(f"config.model.attention = cudnn: {what}; plan with xla, and measure it with verify.")
         config = configs.replace(config, {"model.attention": "xla"})
     task = make_task(config, sharding.mesh_of(config.mesh, topology.devices), info)
     state = state_bytes(task)
@@ -61,19 +59,21 @@ def compile_step(
         return Program("", state, None, None, state, False)
     rows = config.data.global_batch // (task.mesh.shape["data"] * task.mesh.shape["fsdp"])
     model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
-    progress = show_progress(f"compiling the {kind} step, {model}, for {topology.name}")
-    with progress, no_cache(), tempfile.TemporaryDirectory() as folder:
-        # Kernels can't be timed on a GPU that is not there.
-        options = {"xla_gpu_autotune_level": "0"} if topology.family.target else dump_options(folder)
+    say(f"compiling the {kind} step, {model}, for {topology.name}, which may take minutes")
+    with no_cache(), tempfile.TemporaryDirectory() as folder:
+        # libtpu writes the program to a folder: jax can't print one that uses SparseCores. On a GPU that is not there,
+        # kernels can't be timed.
+        to_folder = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        options = {"xla_gpu_autotune_level": "0"} if is_gpu else to_folder
         try:
             compiled = _lower(task, kind).compile(options)
-            text = text_of(compiled, folder)
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            # What does not fit into a core's own memory, vmem, is a kernel, whatever the batch.
+            if "RESOURCE_EXHAUSTED" not in str(error) or "vmem" in str(error):
                 raise
-            refuse_kernel(str(error), topology.family.kind)
             temporaries = temporary_bytes(str(error))
             return Program("", state, None, None, None if temporaries is None else state + temporaries, False)
+        text = "" if is_gpu else _largest(folder)
     memory = compiled.memory_analysis()
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, outputs)
@@ -82,7 +82,7 @@ def compile_step(
 
 
 def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
-    """Traces a step on abstract arguments."""
+    """Traces a step on abstract arrays."""
 
     def on_mesh(shapes: Any, spec: jax.P) -> Any:
         return jax.tree.map(lambda leaf: leaf.update(sharding=NamedSharding(task.mesh, spec)), shapes)
@@ -97,30 +97,16 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
     return step.lower(state, (batch["input_ids"],) * 3, key)
 
 
-def dump_options(folder: str) -> dict[str, Any]:
-    """Returns the options by which libtpu writes a program to `folder`: jax can't print one that uses SparseCores."""
-    return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-
-
-def text_of(compiled: jax.stages.Compiled, folder: str) -> str:
-    """Returns the text of a step, from `folder` if libtpu wrote it there."""
-    files = sorted(Path(folder).glob("*.jit_step.*after_codegen.txt"), key=lambda file: file.stat().st_size)
-    return files[-1].read_text() if files else compiled.as_text()
+def _largest(folder: str) -> str:
+    """Returns the text of the step that libtpu wrote to a folder."""
+    files = Path(folder).glob("*.jit_step.*after_codegen.txt")
+    return max(files, key=lambda file: file.stat().st_size).read_text()
 
 
 def temporary_bytes(message: str) -> float | None:
     """Returns the bytes of temporaries on a device in the compiler's refusal, or None."""
     size = re.search(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)", message)
     return float(size[1]) * UNITS[size[2]] if size else None
-
-
-def refuse_kernel(message: str, kind: str) -> None:
-    """Raises InputError if the compiler's refusal is about a core's own memory: no smaller batch would help."""
-    if "memory space vmem" in message:
-        sizes = re.search(r"(?:Used|size) (\S+) (?:of|and limit) ([\d.]+[KMG]?)", message)
-        needs, limit = sizes.groups() if sizes else ("more", "too little")
-        memory = f"{needs} of a core's own memory, where a {kind} has {limit}"
-        raise InputError(f"config.model.attention: the kernel needs {memory}; set it to xla.")
 
 
 def state_bytes(task: Pretraining) -> int:
@@ -139,23 +125,3 @@ def no_cache() -> Iterator[None]:
         yield
     finally:
         jax.config.update(key, before)
-
-
-@contextlib.contextmanager
-def show_progress(message: str) -> Iterator[None]:
-    """Prints a message to stderr, every PROGRESS seconds with those so far, and at the end with the total."""
-    start, ended = time.monotonic(), threading.Event()
-
-    def repeat() -> None:
-        while not ended.wait(PROGRESS):
-            say(f"{message}: {time.monotonic() - start:.0f} s so far")
-
-    say(message)
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        say(f"{message}: {time.monotonic() - start:.0f} s in all")

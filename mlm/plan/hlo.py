@@ -9,7 +9,6 @@ _COMPUTATION = re.compile(r"(ENTRY )?(%[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?(%[\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)?(.*)", re.DOTALL)
 _ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,<=]*)\]")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
-OURS = ("mlm/", "transformers/")  # a line here says more than one in the libraries below
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +63,13 @@ class Module:
     entry: str  # the computation that runs first
     computations: dict[str, list[Instruction]]
     by_name: dict[str, Instruction]
-    sources: dict[str, str]  # {stack_frame_id: "file:line"}, the innermost in `OURS` if there is one
 
 
 def parse(text: str) -> Module:
     """Reads a program; raises ValueError if it has no entry computation."""
     computations: dict[str, list[Instruction]] = {}
-    entry, current = "", None
+    entry = ""
+    current = None
     for line in _join_lines(text):
         if not line.startswith(" "):
             header = _COMPUTATION.match(line)
@@ -81,7 +80,7 @@ def parse(text: str) -> Module:
     if not entry:
         raise ValueError("the compiled text has no ENTRY computation")
     by_name = {instruction.name: instruction for body in computations.values() for instruction in body}
-    return Module(entry, computations, by_name, _sources(text))
+    return Module(entry, computations, by_name)
 
 
 def _join_lines(text: str) -> list[str]:
@@ -96,47 +95,6 @@ def _join_lines(text: str) -> list[str]:
     return lines
 
 
-def _sources(text: str) -> dict[str, str]:
-    """Returns `Module.sources`, from the tables above the computations."""
-
-    def table(title: str) -> dict[int, str]:
-        block = re.search(rf"^{title}\n((?:\d+ .*\n)*)", text, re.MULTILINE)
-        return {int(key): row for key, row in re.findall(r"(\d+) (.*)", block[1])} if block else {}
-
-    def number(row: str, key: str) -> int:
-        return int((re.search(rf"\b{key}=(\d+)", row) or (0, 0))[1])
-
-    files, locations, frames = table("FileNames"), table("FileLocations"), table("StackFrames")
-
-    def line_of(frame: int) -> str:
-        location = locations.get(number(frames[frame], "file_location_id"), "")
-        file = files.get(number(location, "file_name_id"), "").strip('"').rpartition("site-packages/")[2]
-        file = re.sub(r"^.*/(?=(?:mlm|tests|configs)/)", "", file)
-        return f"{file}:{number(location, 'line')}" if file else ""
-
-    def source(frame: int) -> str:
-        lines = []
-        while frame in frames:
-            lines.append(line_of(frame))
-            frame = number(frames[frame], "parent_frame_id") - 1  # the text counts them from 2
-        return next((line for line in lines if line.startswith(OURS)), lines[0])
-
-    return {str(frame): source(frame) for frame in frames}
-
-
-def elements(shape: str) -> list[str]:
-    """Splits the shape of a tuple; an array's is its only element."""
-    if not shape.startswith("("):
-        return [shape]
-    parts, depth, start = [], 0, 1
-    for index, letter in enumerate(shape):
-        depth += (letter in "([{") - (letter in ")]}")
-        if (letter == "," and depth == 1) or depth == 0:
-            parts.append(shape[start:index].strip())
-            start = index + 1
-    return [element for element in parts if element]
-
-
 def size(shape: str) -> int:
     """Returns the bytes of an array or of all of a tuple, without the padding of tiles."""
     total = 0.0
@@ -145,19 +103,6 @@ def size(shape: str) -> int:
         bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
         total += count * bits / 8
     return math.ceil(total)
-
-
-def flops(module: Module, this: Instruction) -> int:
-    """Returns the FLOPs of the products that an instruction is, or fuses."""
-    if this.opcode == "dot":
-        axes = this.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
-        summed = _dimensions(module.by_name[this.operands[0]].shape)
-        return 2 * math.prod(_dimensions(this.shape)) * math.prod(summed[int(axis)] for axis in axes.split(",") if axis)
-    return sum(flops(module, inner) for inner in module.computations.get(this.called("calls"), ()))
-
-
-def _dimensions(shape: str) -> list[int]:
-    return [int(size) for size in _ARRAY.search(shape)[2].split(",") if size]
 
 
 def find_collective(module: Module, this: Instruction) -> Instruction | None:

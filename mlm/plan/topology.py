@@ -6,9 +6,9 @@ except `hbm_gib` (which the compiler names when it refuses a program) and the cl
 bfloat16 product of two matrices of 8,192 (v5e, v5p, v6e, TPU7x: of 32,768) reach 98%, 97%, 93%, 95%, 96%, 82% and 88%
 of the peak, in the order of the table.
 
-GPUs are compiled for by jax's CUDA plugin, from XLA's description of them. A "slice" is a host, on which all reach all.
-Their clock is that of the peak; `hbm_gib` is three quarters of the memory, which is what jax takes by default
-(XLA_PYTHON_CLIENT_MEM_FRACTION). Sources: NVIDIA's data sheets, and the descriptions in XLA's repository.
+GPUs are compiled for by jax's CUDA plugin, from XLA's description of them, for their memory alone; a "slice" is a host.
+`hbm_gib` is three quarters of the memory, which is what jax takes by default (XLA_PYTHON_CLIENT_MEM_FRACTION). Sources:
+NVIDIA's data sheets, and the descriptions in XLA's repository.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from mlm.errors import InputError
@@ -38,58 +37,54 @@ ENVIRONMENT = {
 class Family:
     """A generation of chips."""
 
-    kind: str  # its name, for people and for `peaks.peak_flops`; jax calls some of them otherwise
+    kind: str  # jax's name of a device
     cores: int  # devices of a chip
     pod: tuple[int, ...]  # chips along each axis of the largest slice
-    wrap: int  # chips along an axis from which on it is closed to a ring
-    flops_per_cycle: int  # of a device's matrix units, in bfloat16
     hbm_gib: float  # memory of a device that a program may use
-    hbm_gbs: float  # memory bandwidth of a chip, 10^9 bytes/s
-    link_gbs: float  # one link to a neighbouring chip, one way, 10^9 bytes/s
-    target: str = ""  # a GPU's description, an XLA GpuTargetConfigProto; "" for a TPU
+    # Of a TPU
+    wrap: int = 0  # chips along an axis from which on it is closed to a ring
+    flops_per_cycle: int = 0  # of a device's matrix units, in bfloat16
+    hbm_gbs: float = 0.0  # memory bandwidth of a chip, 10^9 bytes/s
+    link_gbs: float = 0.0  # one link to a neighbouring chip, one way, 10^9 bytes/s
+    # Of a GPU
+    target: str = ""  # its description, an XLA GpuTargetConfigProto
 
 
-# Of a multiprocessor by compute capability: float32 units, bytes of shared memory of a block; bytes of cache, GHz.
-MULTIPROCESSORS = {8: (64, 166_912, 40 << 20, 1.41), 9: (128, 232_448, 50 << 20, 1.98)}
-
-
-def gpu_target(kind: str, capability: int, cores: int, memory: int, gbs: float) -> str:
-    """Returns XLA's description of an NVIDIA GPU: its multiprocessors, bytes of memory, and 10^9 bytes/s of it."""
-    fpus, shared, cache, clock = MULTIPROCESSORS[capability]
-    return f"""
+def gpu(kind: str, version: int, hbm_gib: float, *, cores: int, memory: int, gbs: int, clock: float) -> Family:
+    """Returns an NVIDIA GPU of a compute capability, with so many multiprocessors and bytes of memory."""
+    fpus, shared, cache = {8: (64, 166_912, 40), 9: (128, 232_448, 50)}[version]
+    target = f"""
         gpu_device_info {{
             threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
             block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
             registers_per_core_limit: 65536  registers_per_block_limit: 65536
             shared_memory_per_block: 49152  shared_memory_per_block_optin: {shared}
-            shared_memory_per_core: {shared + 1024}  l2_cache_size: {cache}
+            shared_memory_per_core: {shared + 1024}  l2_cache_size: {cache << 20}
             core_count: {cores}  fpus_per_core: {fpus}  clock_rate_ghz: {clock}
-            memory_bandwidth: {gbs * 1e9:.0f}  device_memory_size: {memory}
-            cuda_compute_capability {{ major: {capability} }}
+            memory_bandwidth: {gbs * 10**9}  device_memory_size: {memory}
+            cuda_compute_capability {{ major: {version} }}
         }}
         platform_name: "CUDA"  device_description_str: "{kind}"
         runtime_version {{ major: 12  minor: 8 }}  dnn_version_info {{ major: 9  minor: 10 }}
     """
+    return Family(kind, 1, (8,), hbm_gib, target=target)
 
-
-A100 = gpu_target("NVIDIA A100-SXM4-80GB", 8, 108, 85_100_068_864, 2039)
-H100 = gpu_target("NVIDIA H100 80GB HBM3", 9, 132, 84_942_979_072, 3352)
-H200 = gpu_target("NVIDIA H200", 9, 132, 151_397_597_184, 4800)
 
 FAMILIES = {
-    "v2": Family("TPU v2", 2, (16, 16), 16, 32_768, 7.48, 700, 62),
-    "v3": Family("TPU v3", 2, (32, 32), 32, 65_536, 15.48, 900, 82),
-    "v4": Family("TPU v4", 1, (16, 16, 16), 4, 262_144, 30.75, 1228, 50),
-    "v5e": Family("TPU v5e", 1, (16, 16), 16, 131_072, 15.75, 819, 50),
-    "v5p": Family("TPU v5p", 1, (16, 20, 28), 4, 262_144, 95.73, 2765, 100),
-    "v6e": Family("TPU v6e", 1, (16, 16), 16, 524_288, 31.24, 1638, 100),
-    "tpu7x": Family("TPU7x", 2, (16, 16, 36), 4, 524_288, 94.74, 7380, 100),
-    "a100": Family("NVIDIA A100-SXM4-80GB", 1, (8,), 9, 221_184, 59.4, 2039, 300, target=A100),
-    "h100": Family("NVIDIA H100 80GB HBM3", 1, (8,), 9, 540_672, 59.3, 3352, 450, target=H100),
-    "h200": Family("NVIDIA H200", 1, (8,), 9, 540_672, 105.7, 4800, 450, target=H200),
+    "v2": Family("TPU v2", 2, (16, 16), 7.48, 16, 32_768, 700, 62),
+    "v3": Family("TPU v3", 2, (32, 32), 15.48, 32, 65_536, 900, 82),
+    "v4": Family("TPU v4", 1, (16, 16, 16), 30.75, 4, 262_144, 1228, 50),
+    "v5e": Family("TPU v5 lite", 1, (16, 16), 15.75, 16, 131_072, 819, 50),
+    "v5p": Family("TPU v5", 1, (16, 20, 28), 95.73, 4, 262_144, 2765, 100),
+    "v6e": Family("TPU v6 lite", 1, (16, 16), 31.24, 16, 524_288, 1638, 100),
+    "tpu7x": Family("TPU7x", 2, (16, 16, 36), 94.74, 4, 524_288, 7380, 100),
+    "a100": gpu("NVIDIA A100-SXM4-80GB", 8, 59.4, cores=108, memory=85_100_068_864, gbs=2039, clock=1.41),
+    "h100": gpu("NVIDIA H100 80GB HBM3", 9, 59.3, cores=132, memory=84_942_979_072, gbs=3352, clock=1.98),
+    "h200": gpu("NVIDIA H200", 9, 105.7, cores=132, memory=151_397_597_184, gbs=4800, clock=1.98),
 }
+# What the number in Google's name of an accelerator type counts for a chip: v3-8 are 4 chips, v5litepod-8 are 8.
+ACCELERATOR_TYPES = {"v2": 2, "v3": 2, "v4": 2, "v5litepod": 1, "v5e": 1, "v5p": 2, "v6e": 1}
 ONE_HOST = {"v5e": (2, 4), "v6e": (2, 4)}  # slices that are rented as a single host, where libtpu's default is two
-LIBTPU_KINDS = {"TPU v5 lite": "TPU v5e", "TPU v5": "TPU v5p", "TPU v6 lite": "TPU v6e"}  # what jax calls them
 MAX_SLICES = 256  # a larger number is a typo, for which libtpu would make millions of devices
 
 
@@ -138,74 +133,109 @@ class Topology:
 def names(family: str) -> list[str]:
     """Returns the usual slices of a family, from one host to the full pod."""
     pod = FAMILIES[family].pod
-    shape, shapes = [2, 2, 1] if len(pod) == 3 else [1] * len(pod), {}
+    shape = [2, 2, 1] if len(pod) == 3 else [1] * len(pod)
+    shapes = []
     while all(size <= limit for size, limit in zip(shape, pod, strict=True)):
-        shapes[tuple(shape)] = None
-        shape[len(shape) - 1 - shape[::-1].index(min(shape))] *= 2
-    return [f"{family}:{'x'.join(map(str, shape))}" for shape in shapes | {pod: None} if shape != (1, 2)]  # half a host
+        shapes.append(tuple(shape))
+        last_smallest = len(shape) - 1 - shape[::-1].index(min(shape))
+        shape[last_smallest] *= 2
+    half_host = (1, 2)
+    return [_name(family, shape) for shape in dict.fromkeys([*shapes, pod]) if shape != half_host]
+
+
+def _name(family: str, shape: Sequence[int]) -> str:
+    return f"{family}:{'x'.join(map(str, shape))}"
+
+
+def listed(name: str) -> list[str]:
+    """Returns the names that "v5e:?", or "?" of all families, asks for; none for the name of a topology."""
+    if not name.endswith("?"):
+        return []
+    family = name.rstrip(":?")
+    return names(family) if family in FAMILIES else [name for family in FAMILIES for name in names(family)]
 
 
 def find(name: str, slices: int = 1) -> Topology:
-    """Returns `slices` slices of a name such as "v5e:2x4"; raises InputError if there is none, or no compiler."""
+    """Returns `slices` slices of a name such as "v5e:2x4" or "v5litepod-8".
+
+    Raises InputError if there is none, or no compiler for it.
+    """
     check_slices(slices)
-    family, _, sizes = name.partition(":")
+    family, _, sizes = _of_accelerator_type(name).partition(":")
     if family not in FAMILIES:
         known = ", ".join(f"{names(known)[0]} to {names(known)[-1]}" for known in FAMILIES)
         raise InputError(f"--topology={name}: there is no such TPU or GPU; known are {known}.")
     pod = FAMILIES[family].pod
     shape = tuple(map(int, sizes.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
-    one_of = ", ".join(names(family))
-    unknown = InputError(f"--topology={name}: there is no such slice of {family}; take one of {one_of}.")
+    unknown = InputError(f"--topology={name}: there is no such slice; take one of {', '.join(names(family))}.")
     if len(shape) != len(pod) or any(a > b for a, b in zip(sorted(shape), sorted(pod), strict=True)):
         raise unknown
     prepare()
     import jax
+
+    try:
+        devices = _gpus(family, shape, slices) if FAMILIES[family].target else _tpus(family, shape, slices)
+    except InputError as error:
+        raise InputError(f"--topology={name}: {error}") from None
+    except jax.errors.JaxRuntimeError:
+        raise unknown from None
+    return Topology(_name(family, shape), FAMILIES[family], shape, devices, slices)
+
+
+def _of_accelerator_type(name: str) -> str:
+    """Returns "v3:2x2" for v3-8: the slice of so many chips; any other name as it is."""
+    prefix, _, number = name.partition("-")
+    if prefix not in ACCELERATOR_TYPES or not re.fullmatch(r"\d{1,6}", number):
+        return name
+    family = "v5e" if prefix == "v5litepod" else prefix
+    chips = int(number) / ACCELERATOR_TYPES[prefix]
+    slices = (name for name in names(family) if math.prod(map(int, name.partition(":")[2].split("x"))) == chips)
+    return next(slices, f"{family}:{number}")
+
+
+def _tpus(family: str, shape: tuple[int, ...], slices: int) -> list[Any]:
     from jax.experimental import topologies
 
-    def unusable(compiler: str, packages: str) -> InputError:
-        fix = f"`{sys.executable} -m pip install {packages}` installs it (on Linux, x86-64)"
-        return InputError(f"--topology={name}: {compiler}; {fix}.")
-
-    if target := FAMILIES[family].target:
-        layout = f"1x{slices}x{shape[0]}"
-        try:
-            with silence():
-                devices = topologies.get_topology_desc("", "cuda", target_config=target, topology=layout).devices
-        except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
-            packages = f"jax-cuda12-plugin=={jax.__version__} jax-cuda12-pjrt=={jax.__version__}"
-            reason = " ".join(str(error).split())[:200]
-            raise unusable(f"jax's CUDA plugin can't be used ({reason})", packages) from None
-        return Topology(name, FAMILIES[family], shape, devices, slices)
     if importlib.util.find_spec("libtpu") is None:
-        pins = Path(__file__).parents[2] / "requirements.txt"
-        pin = re.search(r"^libtpu==[\w.]+", pins.read_text() if pins.is_file() else "", re.MULTILINE)
-        raise unusable("the TPU's compiler, libtpu, is not installed", pin[0] if pin else "libtpu")
-    options: dict[str, Any] = {"chip_config_name": "megacore"} if family == "v4" else {}  # else its cores are devices
+        raise _missing("the TPU's compiler, libtpu, is not installed", "-r requirements.txt")
+    options: dict[str, Any] = {}
+    if family == "v4":
+        options["chip_config_name"] = "megacore"  # else its cores are devices
     if tuple(sorted(shape)) == ONE_HOST.get(family):
         options["chips_per_host_bounds"] = [*shape, 1]
     if slices > 1:
         options["num_slices"] = slices
+    return topologies.get_topology_desc(_name(family, shape), "tpu", **options).devices
+
+
+def _gpus(family: str, shape: tuple[int, ...], slices: int) -> list[Any]:
+    import jax
+    from jax.experimental import topologies
+
+    target = FAMILIES[family].target
+    layout = f"1x{slices}x{shape[0]}"
     try:
-        devices = topologies.get_topology_desc(name, "tpu", **options).devices
-    except jax.errors.JaxRuntimeError:
-        raise unknown from None
-    return Topology(name, FAMILIES[family], shape, devices, slices)
+        with silence():
+            return topologies.get_topology_desc("", "cuda", target_config=target, topology=layout).devices
+    except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        packages = f"jax-cuda12-plugin=={jax.__version__} jax-cuda12-pjrt=={jax.__version__}"
+        reason = " ".join(str(error).split())[:200]
+        raise _missing(f"jax's CUDA plugin can't be used ({reason})", packages) from None
+
+
+def _missing(what: str, packages: str) -> InputError:
+    return InputError(f"{what}; `{sys.executable} -m pip install {packages}` installs it (on Linux, x86-64).")
 
 
 def attached(devices: Sequence[Any]) -> Topology | None:
-    """Returns the topology of attached devices, under libtpu's name; None if they are of no family."""
-    kind = LIBTPU_KINDS.get(devices[0].device_kind, devices[0].device_kind)
-    family = next((name for name in FAMILIES if FAMILIES[name].kind == kind), None)
-    if family is None:
+    """Returns the topology of attached TPUs; None of other devices."""
+    family = next((name for name in FAMILIES if FAMILIES[name].kind == devices[0].device_kind), None)
+    if family is None or FAMILIES[family].target:
         return None
-    if FAMILIES[family].target:
-        slices = len({device.process_index for device in devices})
-        shape: tuple[int, ...] = (len(devices) // slices,)
-    else:
-        slices = len({getattr(device, "slice_index", 0) for device in devices})
-        axes = list(zip(*(device.coords for device in devices), strict=True))[: len(FAMILIES[family].pod)]
-        shape = tuple(max(axis) - min(axis) + 1 for axis in axes)
-    return Topology(f"{family}:{'x'.join(map(str, shape))}", FAMILIES[family], shape, list(devices), slices)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    axes = list(zip(*(device.coords for device in devices), strict=True))[: len(FAMILIES[family].pod)]
+    shape = tuple(max(axis) - min(axis) + 1 for axis in axes)
+    return Topology(_name(family, shape), FAMILIES[family], shape, list(devices), slices)
 
 
 def check_slices(slices: int) -> None:

@@ -4,11 +4,20 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlm.errors import InputError
+from mlm.sweep.runs import Run
 
 LONGEST, LONGEST_NAME = 40, 200  # characters of a value in a name, and of a name
+
+
+class Case(NamedTuple):
+    """A run of the grid."""
+
+    values: dict[str, Any]  # of the varied keys
+    config: dict[str, Any]  # flattened
+    run: Run
 
 
 def read(entries: Sequence[str]) -> dict[str, list[str]]:
@@ -26,9 +35,7 @@ def read(entries: Sequence[str]) -> dict[str, list[str]]:
 
 def split(text: str) -> list[str]:
     """Splits at commas outside brackets and quotes; a value that is quoted as a whole loses its quotes."""
-    values = [""]
-    depth = 0
-    quote = ""
+    values, depth, quote = [""], 0, ""
     for char in text:
         if quote or char in "'\"":
             quote = "" if char == quote else quote or char

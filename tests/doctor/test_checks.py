@@ -200,11 +200,12 @@ def test_uneven_lanes_and_a_huge_batch_are_warnings(healthy, workdir):
     assert second.level == "warning" and "a step reads rows twice" in second.fix
 
 
-@pytest.mark.parametrize("fits", [{"fits": False}, {"fits": True, "short": {"fits": False}}])
-def test_a_step_that_does_not_fit_is_an_error(fits, healthy, workdir, monkeypatch):
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_step_that_does_not_fit_is_an_error(is_short, healthy, workdir, monkeypatch):
     """Of the rows, or of the short ones that come first."""
-    row = fits | {"bytes_per_chip": {"capacity": 16.91e9}}
-    monkeypatch.setattr("mlm.plan.plan.measure", lambda *arguments: (None, row))
+    refused = {"fits": False, "bytes_per_chip": {"capacity": 16.91e9, "needs": None}}
+    row = refused | {"fits": True, "short": refused} if is_short else refused
+    monkeypatch.setattr("mlm.plan.plan.measure", lambda *arguments: row)
     monkeypatch.setattr("mlm.plan.topology.find", lambda name, slices: name)
     (found,) = checks.run(checks.step, case_of(healthy, workdir, topology="v5e:2x4"))
     assert (found.level, found.check) == ("error", "step") and "16.91 GB" in found.what and "mlm plan" in found.fix

@@ -22,10 +22,10 @@ LAYER = 4 * (H * H + H) + 2 * H + (H * FEED + FEED) + (FEED * H + H) + 2 * H
 PARAMETERS = (VOCABULARY + 128 + 1) * H + 2 * H + LAYER + (H * H + H) + 2 * H + VOCABULARY
 
 
-def planned(*overrides, name="v3:2x2", price=None, compare=False, sweep=(), search=False, slices=1):
+def planned(*overrides, name="v3:2x2", price=None, compare=False, slices=1):
     """What the command prints with --json."""
-    args = argparse.Namespace(topology=name, slices=slices, compare=compare, sweep=sweep, no_search=not search)
-    args.calibration, args.records, args.price, args.config, args.entry = None, None, price, configs.BASE, Entry()
+    args = argparse.Namespace(topology=name, slices=slices, compare=compare, sweep=(), records=None, price=price)
+    args.config, args.entry = configs.BASE, Entry()
     found = command.compute(args, tiny_config(*SIZES, *overrides), None)
     assert json.loads(json.dumps(found))
     return found

@@ -16,7 +16,7 @@ GPUS = 2
 
 
 @pytest.mark.slow
-def test_bytes_and_products_are_those_counted_by_hand(tmp_path):
+def test_bytes_are_those_counted_by_hand(tmp_path):
     packages = [f"jax-cuda12-{part}=={jax.__version__}" for part in ("plugin", "pjrt")]
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={tmp_path}", *packages]
     done = subprocess.run(install, capture_output=True, text=True)
@@ -30,6 +30,4 @@ def test_bytes_and_products_are_those_counted_by_hand(tmp_path):
     state = 3 * 4 * PARAMETERS + ROWS // GPUS * (2 * 4 * LENGTH + 8)
     assert row["fits"] and row["devices"] == GPUS and row["hosts"]["count"] == 1
     assert state <= row["bytes_per_chip"]["arguments"] < state + 100
-    assert row["uncosted"] == {} and row["collectives"]["all-reduce"]["bytes"] >= 2 * PARAMETERS
-    state_traffic = 2 * 3 * 4 * PARAMETERS / 3352e9  # seconds to read and write it
-    assert state_traffic < row["milliseconds"] / 1e3 < 1000 * state_traffic
+    assert row["bytes_per_chip"]["needs"] > state and "milliseconds" not in row

@@ -2,7 +2,7 @@
 
 import importlib.util
 import math
-import types
+import re
 from unittest import mock
 
 import jax
@@ -34,8 +34,10 @@ def test_every_listed_name_answers():
             assert hosts == place.chips // 4, name
             continue
         prefix = {"v5e": "v5litepod"}.get(family, family)
-        rented = accelerators.parse(f"{prefix}-{place.chips * accelerators.GENERATIONS[prefix][0]}")
+        accelerator_type = f"{prefix}-{place.chips * accelerators.GENERATIONS[prefix][0]}"
+        rented = accelerators.parse(accelerator_type)
         assert (rented.chips, rented.hosts) == (place.chips, hosts), name
+        assert topology.find(accelerator_type).name == name
 
 
 @pytest.mark.parametrize(("name", "hosts"), [("v5e:2x4", 2), ("v6e:4x4", 8), ("tpu7x:2x2x1", 2)])
@@ -47,9 +49,22 @@ def test_several_slices(name, hosts):
     assert two.link_bytes_per_cycle == one.link_bytes_per_cycle
 
 
-@pytest.mark.parametrize("name", ["v9:2x2", "", "v5e:3x3", "v5e", "v5e:2x2x1", "h100:9", "h100:2x4"])
+def test_accelerator_types_are_slices():
+    for accelerator_type, name in {
+        "v3-8": "v3:2x2",
+        "v4-32": "v4:2x2x4",
+        "v5litepod-8": "v5e:2x4",
+        "v5e-16": "v5e:4x4",
+        "v6e-8": "v6e:2x4",
+    }.items():
+        assert topology.find(accelerator_type).name == name
+
+
+@pytest.mark.parametrize(
+    "name", ["v3-7", "v5litepod-3", "v9:2x2", "", "v5e:3x3", "v5e", "v5e:2x2x1", "h100:9", "h100:2x4"]
+)
 def test_an_unknown_name_gets_the_families_or_the_slices_of_its_own(name):
-    family = name.partition(":")[0]
+    family = re.split("[:-]", name.replace("v5litepod", "v5e"))[0]
     known = (
         topology.names(family) if family in topology.FAMILIES else ["v3:32x32", "v5e:16x16", "tpu7x:2x2x1", "h100:8"]
     )
@@ -76,7 +91,8 @@ def test_links_of_a_slice():
 
 
 @pytest.mark.parametrize(
-    ("name", "package"), [("v5e:2x4", r"libtpu==[\d.]+"), ("h100:8", rf"jax-cuda12-plugin=={jax.__version__} .*")]
+    ("name", "package"),
+    [("v5e:2x4", "-r requirements.txt"), ("h100:8", rf"jax-cuda12-plugin=={jax.__version__} .*")],
 )
 def test_a_missing_compiler_is_one_sentence_with_the_command_that_installs_it(monkeypatch, name, package):
     """Or a plugin of another version, which jax leaves out with a warning."""
@@ -96,9 +112,3 @@ def test_an_attached_tpu_has_libtpu_s_name(name, slices):
     attached = topology.attached(place.devices[::-1])
     assert topology.dataclasses.replace(attached, devices=place.devices) == place
     assert topology.attached(jax.devices()) is None
-
-
-def test_attached_gpus_are_of_their_hosts():
-    devices = [types.SimpleNamespace(device_kind="NVIDIA H200", process_index=number // 4) for number in range(8)]
-    place = topology.attached(devices)
-    assert (place.name, place.slices, place.chips) == ("h200:4", 2, 8)

@@ -100,8 +100,8 @@ def test_throughput_and_report_count_real_tokens(ran):
     real = np.mean([(row >= 0).sum() for row in np.concatenate(shard_rows(manifest, "train"))])
     assert real == pytest.approx(LENGTH * manifest.real_share) and real < LENGTH
     assert Pretraining.open(config_of(manifest, overrides), workdir, manifest).tokens_read(9) == round(9 * ROWS * real)
-    run = summary.gather(workdir, config_of(manifest, overrides))
-    assert run.tokens(STEPS) == round(STEPS * ROWS * real)
+    (run,) = summary.ancestry(workdir.root)
+    assert summary.tokens_read([run], STEPS) == round(STEPS * ROWS * real)
     for line in (line for line in logs.read(workdir.timing) if line["kind"] == "train"):
         tokens = line["tokens_per_second"] * line["seconds"]
         assert tokens == pytest.approx(ROWS * real, rel=0.02 + 0.001 / max(line["seconds"], 1e-3)), line
@@ -120,11 +120,8 @@ def test_useful_flops_are_of_real_tokens(shards):
 def test_plan_counts_real_tokens_or_says_that_it_counts_full_rows(shards, manifest, monkeypatch):
     """Of a step of one second."""
     place = topology.find("v3:2x2", 1)
-    cost = plan.cost_model.Cost()
-    cost.cycles["compiler"] = place.hertz
-    monkeypatch.setattr(plan.hlo, "parse", lambda text: None)
-    monkeypatch.setattr(plan.cost_model, "estimate", lambda step, place: cost)
-    program = compiling.Program("", 1, 1, 1, 3.0, True, 1e6)
+    step = f'ENTRY %main () -> () {{\n  %x = f32[] add(), backend_config={{"estimated_cycles":"{place.hertz:.0f}"}}\n}}'
+    program = compiling.Program(step, 1, 1, 1, 3.0, True, 1e6)
     monkeypatch.setattr(plan, "compile_step", lambda *_, **__: program)
     lines = shards["lines"]
     for data, share, words in (
@@ -133,10 +130,10 @@ def test_plan_counts_real_tokens_or_says_that_it_counts_full_rows(shards, manife
         (manifest, 1.0, ""),
     ):
         config = tiny_config("shards.rows=" + (data or lines).rows, "data.lanes=4")
-        row = plan.measure(config, plan.make_job(config, data), place)[1]
+        row = plan.measure(config, plan.make_job(config, data), place)
         assert row["tokens_per_second"] == pytest.approx(ROWS * LENGTH * share)
         assert row["tokens"] == round(12 * ROWS * LENGTH * share) and row["hours"] == pytest.approx(12 / 3600)
-        text = shown_by(tables.plan, {"plan": row, "calibration": ""})
+        text = shown_by(tables.plan, {"plan": row})
         assert words in text and (words or "padding" not in text)
 
 
