@@ -24,7 +24,6 @@ def get_config() -> ConfigDict:
     config.corpus.test_fraction = 0.0  # the same of a test split, of sources without one; 0 = none is cut
     config.corpus.test_groups = ()  # the groups of the test split; () = by hash
     # Documents that are more similar to an earlier one than this are left out.
-    config.corpus.near_duplicates = 0.0  # Jaccard similarity; 0 = off
     config.corpus.keep_out = ()  # benchmarks, as sources: training documents that share 13 words in a row are left out
     config.corpus.max_documents = 0  # documents to read from each split of each source; 0 = all
 

@@ -149,7 +149,6 @@ POSITIVE = whole(1)
 WEIGHTS: Rule = (_tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0")
 FIELD: Rule = (SOME_TEXT, "the name of a field")
 GROUP: Rule = (TEXT[0], "document, file, or the name of a field")
-SIMILARITY: Rule = (lambda v: _finite(v) and (v == 0 or 0.7 <= v < 1), "0, or a number in [0.7, 1)")
 NO_OR_SOURCES: Rule = (lambda v: v == () or SOURCES[0](v), f"empty, or {SOURCES[1]}")
 BATCH_STAGES: Rule = (_pairs_of(whole(1)[0], whole(1)[0]), "a tuple of (ROWS, STEPS), whole numbers from 1 up")
 MIXTURE: Rule = (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0')
@@ -202,7 +201,6 @@ KEYS: dict[str, Key] = {
     "corpus.validation_groups": Key(GROUPS, RESUME, PRETRAINING),
     "corpus.test_fraction": Key(BELOW_ONE, RESUME, PRETRAINING),
     "corpus.test_groups": Key(GROUPS, RESUME, PRETRAINING),
-    "corpus.near_duplicates": Key(SIMILARITY, RESUME, PRETRAINING),
     "corpus.keep_out": Key(NO_OR_SOURCES, RESUME, PRETRAINING, expand_source),
     "corpus.max_documents": Key(COUNT, RESUME, PRETRAINING),
     "tokenizer.path": Key(TEXT, RESUME, BOTH, expand),
@@ -318,6 +316,7 @@ GONE: dict[str, str] = {  # keys of older versions, and what stands in their pla
     "schedule.warmup_fraction": "schedule.warmup, below 1, is a share of all steps",
     "schedule.warmup_steps": "schedule.warmup, from 1 on, counts steps",
     "train.init_tiled": "model.init = tiled",
+    "corpus.near_duplicates": "datatrove, on the texts before",
 }
 NAMES_ELSEWHERE = {  # of transformers' scripts and others: what the key is called here
     "lr": "optimizer.learning_rate",

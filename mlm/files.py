@@ -5,7 +5,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -66,24 +66,41 @@ def split_pattern(pattern: str) -> tuple[str, str]:
 
 
 def find_files(pattern: str) -> list[File]:
-    """Returns the files that match a pattern, sorted by name, without folders; raises OSError if there are none."""
+    """Returns the files that match a pattern, sorted by name, without folders; raises OSError if there are none.
+
+    As in shells, Python's glob and `datasets`, no wildcard matches a dot at the start of a name: .env, the partial
+    copies of rsync and .ipynb_checkpoints are read by a pattern that has the dot itself.
+    """
     folder, rest = split_pattern(pattern)
     if is_remote(pattern):
         root = UPath(folder)
         infos = root.fs.glob(f"{glob.escape(root.path)}/{rest}", detail=True)
-        scheme = folder.partition("://")[0]
-        files = [_remote_file(f"{scheme}://{name}", info) for name, info in sorted(infos.items())]
-    elif "**" in rest:
-        matches = re.compile(fsspec.utils.glob_translate(rest)).match
-        files = [read_stat(f"{folder}/{name}") for name in sorted(_walk(folder or "/")) if matches(name)]
+        names = {name.removeprefix(f"{root.path}/"): info for name, info in infos.items()}
+        visible = _visible(rest, names)
+        files = [_remote_file(f"{folder}/{name}", names[name]) for name in visible]
     else:
-        names = sorted(glob.glob(rest, root_dir=folder or "/", include_hidden=True))
-        files = [read_stat(f"{folder}/{name}") for name in names]
+        if "**" in rest:
+            names = filter(re.compile(fsspec.utils.glob_translate(rest)).match, _walk(folder or "/"))
+        else:
+            names = glob.glob(rest, root_dir=folder or "/", include_hidden=True)
+        visible = _visible(rest, names := list(names))
+        files = [read_stat(f"{folder}/{name}") for name in visible]
+    if names and not visible:
+        raise FileNotFoundError("only hidden files match, whose names begin with a dot; write the dot to read them")
     if files and not any(files):
         raise OSError(f"it is a folder, or no regular file; name the files in it, as in {pattern.rstrip('/')}/*")
     if not files:
         raise FileNotFoundError("no such file")
     return sorted(file for file in files if file is not None)
+
+
+def _visible(pattern: str, names: Iterable[str]) -> list[str]:
+    """Returns the names that match, sorted, without those hidden at more places than the pattern has a dot for."""
+
+    def hidden(name: str) -> int:
+        return sum(part.startswith(".") for part in name.split("/"))
+
+    return sorted(name for name in names if hidden(name) == hidden(pattern))
 
 
 @of_a_command

@@ -32,7 +32,6 @@ REFUSED = {  # by each rule; those that are missing here take any value of the k
     rules.PORT: ("80", "65536", "8471"),
     rules.WARMUP: ("-0.1", "1.5", "inf", "nan"),
     rules.EVEN: ("0", "127", "-2"),
-    rules.SIMILARITY: ("0.5", "1.0", "-0.8", "nan"),
     rules.START_TIMEOUT: ("0.5", "inf"),
     rules.HEARTBEAT: ("1", "nan"),
     rules.SOURCES: ("()", "web:x", "hf:", "('docstrings', 'text:')", "(3,)"),

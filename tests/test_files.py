@@ -54,16 +54,21 @@ def test_a_name_that_exists_is_no_pattern(tmp_path, monkeypatch, letters, kind):
         assert found == {f"of {name}": name for name in names}, path
 
 
-def test_patterns_as_ever(tmp_path):
-    (tmp_path / "c" / "d").mkdir(parents=True)
-    for name in ("a1.txt", "a2.txt", "b.md", "c/a3.txt", "c/d/a4.txt", ".a.txt"):
+def test_patterns_as_in_a_shell(tmp_path):
+    """A dot at the start of a name is matched by a dot alone, in any folder."""
+    for name in ("a1.txt", "a2.txt", "b.md", "c/a3.txt", "c/d/a4.txt", ".a.txt", ".h/a5.txt", "c/.h/.b.txt", "c/.env"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "linked.txt").symlink_to("folder.txt")
     assert names_of(f"{tmp_path}/a?.txt") == names_of(f"{tmp_path}/a[12].txt") == ["a1.txt", "a2.txt"]
     assert names_of(f"{tmp_path}/*/*.txt") == ["a3.txt"]
-    assert sorted(names_of(f"{tmp_path}/**/*.txt")) == [".a.txt", "a1.txt", "a2.txt", "a3.txt", "a4.txt"]
-    assert sorted(names_of(f"{tmp_path}/*.txt")) == [".a.txt", "a1.txt", "a2.txt"]
+    assert sorted(names_of(f"{tmp_path}/**/*.txt")) == ["a1.txt", "a2.txt", "a3.txt", "a4.txt"]
+    assert names_of(f"{tmp_path}/*.txt") == ["a1.txt", "a2.txt"]
+    assert names_of(f"{tmp_path}/.*.txt") == names_of(f"{tmp_path}/**/.a.txt") == [".a.txt"]
+    assert names_of(f"{tmp_path}/.h/*") == names_of(f"{tmp_path}/.*/*.txt") == ["a5.txt"]
+    with pytest.raises(FileNotFoundError, match="write the dot"):
+        find_files(f"{tmp_path}/c/*v")
     with pytest.raises(FileNotFoundError, match="no such file"):
         find_files(f"{tmp_path}/*.none")
     for name in (tmp_path, tmp_path / "linked.txt"):

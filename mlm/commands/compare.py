@@ -45,4 +45,4 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     show(*([json.dumps(result)] if args.json else [f"{args.source}: {words.summary(result)}", *rendered]))
     if root:
         write_text(root / "words.json", json.dumps(result, indent=1) + "\n")
-        write_text(root / "words.html", words.page(result))
+        write_text(root / "words.html", words.to_page(result))

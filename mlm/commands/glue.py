@@ -1,7 +1,6 @@
 """`glue`: the tasks of GLUE by a protocol, published or your own, over seeds, as one table."""
 
 import argparse
-import contextlib
 import json
 
 from mlm import config as configs
@@ -31,8 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=common.source, default="", metavar="FOLDER", help=data)
     config = "config of the runs; default: base.py"
     parser.add_argument("--config", type=common.path, default=str(configs.BASE), metavar="FILE", help=config)
-    parser.add_argument("--against", type=common.path, default="", metavar="DIR", help="other table to compare")
-    common.add_engine_flags(parser, "Its workers do the runs, each one at a time; by default, this machine does.")
     common.add_json_flag(parser)
 
 
@@ -52,7 +49,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.pretrained import load
 
     _check_flags(args, overrides)
-    names, protocol = [name for name in TASKS if name in args.tasks], load_protocol(args.protocol)
+    names = [name for name in TASKS if name in args.tasks]
+    protocol = load_protocol(args.protocol)
     if (others := [name for name in names if name in protocol.from_mnli]) and "mnli" not in names:
         start = f"{others[0]} starts from MNLI's model in the protocol {args.protocol}"
         raise InputError(f"--tasks: {start}; name mnli, too.")
@@ -64,17 +62,12 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     for name in names:
         for split in TASKS[name].validation:
             glue.read(args.data, name, split)  # before anything is trained
-    other = logs.read_object(UPath(args.against) / glue.RESULT) if args.against else None
-    if other is not None and "tasks" not in other:  # a model's glue.json has several tables
-        fix = "name the --workdir of another `glue`"
-        raise InputError(f"--against={args.against}: has no {glue.RESULT} of one model; {fix}.")
     workdir = Workdir(args.workdir)
     folder, step = locate.split_step(locate.at_newest_step(args.model))
     model = locate.at_step(canonical(folder) if UPath(folder).is_dir() else folder, step)
     flags = [f"--config={args.config}", f"--config.train.init_from={model}"]
     flags += [f"--config.{override}" for override in overrides]
-    engine_context = common.open_engine(args, config, workdir) if args.engine else contextlib.nullcontext()
-    with lock(workdir.root), engine_context as engine:
+    with lock(workdir.root):
         table = glue.run(
             names,
             protocol=args.protocol,
@@ -83,19 +76,17 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             flags=flags,
             overrides=configs.parse(config, overrides),
             longest=max_length,
-            engine=engine,
         )
         table = glue.save(workdir.root, table | {"model": model})
-        differences = glue.compare(table, other) if other else None
     if step is not None:
         file = Workdir(folder, create=False).glue
         tables = logs.read_object(file)  # for its report and model card
         joined = glue.join(tables.get(str(step), {}), table)
         write_text(file, json.dumps(tables | {str(step): joined}) + "\n")
     if args.json:
-        print(json.dumps(table | ({"against": differences} if other else {})))
+        print(json.dumps(table))
     else:
-        show(*glue.render(table, differences))
+        show(*glue.render(table))
     failed = {name: table["tasks"][name]["code"] for name in names if "failed" in table["tasks"][name]}
     if len(failed) < len(names):
         print(workdir.root / "submission")

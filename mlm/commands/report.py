@@ -1,4 +1,4 @@
-"""`report`: curves and tables of a run as one HTML page, or several runs side by side."""
+"""`report`: curves and a table of a run as one HTML page, or several runs side by side."""
 
 import argparse
 

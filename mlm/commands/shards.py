@@ -15,6 +15,8 @@ from mlm.paths import UPath
 from mlm.text import say
 from mlm.workdir import Workdir, work_folder
 
+FEW_MASKED = 2000  # tokens of a validation split: fewer give a loss that a few of them decide
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
@@ -48,14 +50,21 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     if (config.tokenizer.path or config.train.branch_from) and not complete:  # `make_tokenizer` warns of a new one
         texts = str(work_folder(folder) / "texts")
         warn_of_unknown_tokens(sample.draw(documents, megabytes=1.0, engine=engine, texts=texts), workdir)
+    source = config.corpus.to_dict() | {"near_duplicates": 0.0}  # a key of earlier versions, whose shards are the same
     manifest = shards.write(
         documents,
         shards.Settings(config.shards.length, counts, config.shards.rows),
         tokenizer_folder=str(workdir.tokenizer),
         folder=folder,
-        source=json.dumps(config.corpus.to_dict()),
+        source=json.dumps(source, sort_keys=True),
         engine=engine,
     )
+    masked = config.masking.rate * manifest.splits["validation"].tokens
+    if masked < FEW_MASKED and not complete:
+        say(
+            f"shards: the validation split is small: a mask takes about {masked:,.0f} of its tokens, and a loss is the "
+            f"surer the more there are, {FEW_MASKED:,} at least; raise corpus.validation_fraction"
+        )
     seconds = time.monotonic() - begin
     tokens = sum(split.tokens for split in manifest.splits.values())
     how = f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"

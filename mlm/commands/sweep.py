@@ -1,7 +1,6 @@
 """`sweep`: a command over a grid of config keys, seeds, starting points or flags, and its scores in one table."""
 
 import argparse
-import contextlib
 import importlib
 import itertools
 import math
@@ -13,14 +12,14 @@ from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
 from mlm.paths import canonical
 from mlm.pretrained import locate
-from mlm.sweep import grid
+from mlm.sweep import grid, runs, table
 from mlm.text import say
 from mlm.workdir import Workdir, lock
 
 COMMANDS = ("train", "run", "classify", "evaluate")
-CHECKED_GROUPS = ("corpus", "tokenizer", "shards", "data", "model", "train", "classify", "hub")  # of keys
 MAX_RUNS = 100  # that start without --yes
 FIXED_FLAGS = {"workdir", "coordinator", "processes", "process_id"}  # of the commands, that can't be varied
+UNCHECKED = ("optimizer", "schedule", "masking", "log")  # groups of keys of which nothing is opened before a run
 
 
 class _Flags(argparse.ArgumentParser):
@@ -45,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     metric = "score of the table; default: the one that chooses the best checkpoint"
     parser.add_argument("--metric", default="", metavar="NAME", help=metric)
     parser.add_argument("--yes", action="store_true", help=f"start more than {MAX_RUNS} runs")
-    common.add_engine_flags(parser, "Its workers do the runs, each one at a time; by default this machine does.")
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -54,40 +52,26 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     folder = args.workdir
     if args.command == "evaluate":
         folder = str(Workdir(args.workdir, create=False).root / "sweep")
-    base = configs.load(str(configs.BASE), [])
-    if args.engine:
-        preflight.refuse(preflight.Case(args.name, base, Workdir(folder, create=None), args))
-    cases = _plan(args, overrides, canonical(folder))
-    from mlm.sweep import runs, table
-
-    if args.command != "evaluate" and not args.entry.record:  # others have scores of their own
-        table.check_name(args.metric, cases)
-    workdir, by_run = Workdir(folder), {case.run: case for case in cases}
-
-    def check(run: runs.Run) -> None:
-        table.check_metric(args.metric, by_run[run])
-
-    engine_context = common.open_engine(args, base, workdir) if args.engine else contextlib.nullcontext()
-    with lock(workdir.root), engine_context as engine:
-        outcomes = runs.run_all([case.run for case in cases], root=workdir.root, engine=engine, check=check)
-        table.write(workdir.root, cases, outcomes, args.metric)
+    trials = _plan(args, overrides, canonical(folder))
+    workdir = Workdir(folder)
+    with lock(workdir.root):
+        outcomes = runs.run_all(trials, workdir.root)
+        table.write(workdir.root, outcomes, args.metric)
     failed = [outcome for outcome in outcomes if outcome.code]
     for outcome in failed:
-        say(f"{outcome.run.name}: exit code {outcome.code}: {outcome.last_line}")
+        say(f"{outcome.trial.name}: exit code {outcome.code}: {outcome.last_line}")
     if failed:
         raise StopError(
-            f"{len(failed)} of {len(cases)} runs failed; the output of the first one is in {failed[0].run.folder}/"
-            f"{runs.OUTPUT}; run the same command to repeat them.",
+            f"{len(failed)} of {len(trials)} runs failed; the output of the first one is in "
+            f"{failed[0].trial.folder}/{runs.OUTPUT}; run the same command to repeat them.",
             failed[0].code,
         )
 
 
-def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[grid.Case]:
-    """Returns the runs in the order of the grid, the config and the flags of each one checked; raises InputError.
-
-    Of runs that differ in nothing that the checks read, only the first is checked.
-    """
-    varied, program = grid.read(args.vary), args.entry.program("sweep")
+def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[runs.Trial]:
+    """Returns the runs in the order of the grid, the config and the flags of each one checked; raises InputError."""
+    varied = grid.read(args.vary)
+    program = args.entry.program("sweep")
     count = math.prod(map(len, varied.values()))
     if count > MAX_RUNS and not args.yes:
         raise InputError(f"--vary: asks for {count:,} runs; add --yes to start more than {MAX_RUNS}.")
@@ -95,47 +79,50 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[gri
     importlib.import_module(f"mlm.commands.{args.command}").add_arguments(flags)
     fixed = [f"--config={args.config}"] if args.config else []
     fixed += [f"--config.{override}" for override in overrides]
+    _check_keys(varied, args.command, flags, fixed)
+    evaluates = args.command == "evaluate"
+    trials: list[runs.Trial] = []
+    opened = set()  # what `preflight` has opened for one run, it need not open for the others
+    for texts in itertools.product(*varied.values()):
+        arguments = [*fixed, *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True))]
+        others, run_overrides = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
+        parsed = flags.parse_args(others)
+        model = evaluates and (common.named_model(parsed) or Workdir(args.workdir, create=False))
+        classifies = locate.is_classifier(model) if evaluates else args.command == "classify"
+        task = configs.CLASSIFICATION if classifies else configs.PRETRAINING
+        flat = configs.flatten(common.read_config(parsed, run_overrides, task=task))
+        values = {key: flat[key] if "." in key else getattr(parsed, key.replace("-", "_")) for key in varied}
+        values = {key: " ".join(value) if isinstance(value, list) else value for key, value in values.items()}
+        name = grid.name(values)
+        if any(name == trial.name for trial in trials):  # however its values are spelled
+            raise InputError(f"--vary: asks for the run {name} twice; name each value once.")
+        folder = f"{root}/{name}"
+        parsed.workdir = args.workdir if evaluates else folder
+        step = _step_flag(model) if evaluates and not classifies else []
+        config = common.read_config(parsed, run_overrides, task=task, starts=not evaluates)
+        if count > 1 and config.hub.name and not evaluates and {"hub.name", "config"}.isdisjoint(varied):
+            raise InputError(f"config.hub.name = {config.hub.name}: several runs would push to it; vary it, too.")
+        opens = repr([item for item in values.items() if not item[0].startswith(UNCHECKED) and "seed" not in item[0]])
+        if opens not in opened:
+            preflight.refuse(preflight.Case(args.command, config, Workdir(parsed.workdir, create=None), parsed))
+            opened.add(opens)
+        if not evaluates and not args.entry.record:  # others have scores of their own
+            table.check_name(args.metric, config.classify.metric)
+        command = (args.command, *arguments, *step, f"--workdir={parsed.workdir}")
+        trials.append(runs.Trial(name, folder, command, values, program))
+    return trials
+
+
+def _check_keys(varied: dict[str, list[str]], command: str, flags: argparse.ArgumentParser, fixed: list[str]) -> None:
+    """Raises InputError for a varied key that is none, or that is fixed for all runs."""
     variable = {action.dest for action in flags._actions if action.nargs != 0} - FIXED_FLAGS
     known = variable | configs.flatten(configs.load(str(configs.BASE), [])).keys()
     for key in varied:
         if key.replace("-", "_") not in known and not configs.is_mine(key):  # the config of each run has to have those
             advice = configs.suggestion(key, known) or "; configs/base.py lists the keys."
-            raise InputError(f"--vary {key}: is no config key and no flag that {args.command} can vary{advice}")
+            raise InputError(f"--vary {key}: is no config key and no flag that {command} can vary{advice}")
         if any(flag.startswith(f"{_flag(key)}=") for flag in fixed):
             raise InputError(f"--vary {key}: {_flag(key)} sets it for all runs; remove one of the two.")
-    cases, checked, names, evaluates = [], set(), set(), args.command == "evaluate"
-    for texts in itertools.product(*varied.values()):
-        arguments = [*fixed, *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True))]
-        others, case_overrides = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
-        parsed = flags.parse_args(others)
-        model = evaluates and (common.named_model(parsed) or Workdir(args.workdir, create=False))
-        classifies = locate.is_classifier(model) if evaluates else args.command == "classify"
-        task = configs.CLASSIFICATION if classifies else configs.PRETRAINING
-        flat = configs.flatten(common.read_config(parsed, case_overrides, task=task))
-        values = {key: flat[key] if "." in key else getattr(parsed, key.replace("-", "_")) for key in varied}
-        values = {key: " ".join(value) if isinstance(value, list) else value for key, value in values.items()}
-        name = grid.name(values)
-        if name in names:  # however its values are spelled
-            raise InputError(f"--vary: asks for the run {name} twice; name each value once.")
-        names.add(name)
-        folder = f"{root}/{name}"
-        workdir = args.workdir if evaluates else folder
-        step = _step_flag(model) if evaluates and not classifies else []
-        run = (args.command, *arguments, *step, f"--workdir={workdir}")
-        parsed.workdir = workdir
-        config = common.read_config(parsed, case_overrides, task=task, starts=not evaluates)
-        case = preflight.Case(args.command, config, Workdir(workdir, create=None), parsed)
-        if count > 1 and config.hub.name and not evaluates and {"hub.name", "config"}.isdisjoint(varied):
-            raise InputError(f"config.hub.name = {config.hub.name}: several runs would push to it; vary it, too.")
-        flat = configs.flatten(config)
-        read = {key: value for key, value in flat.items() if key.partition(".")[0] in CHECKED_GROUPS}
-        read |= {"train.seed": 0, "data.seed": 0, "sets": config.evaluate.sets, "begun": case.begun}
-        read |= {key: getattr(parsed, key, "") for key in ("model", "step", "pairs")}
-        if repr(read) not in checked:
-            preflight.refuse(case)
-            checked.add(repr(read))
-        cases.append(grid.Case(values, flat, grid.Run(name, folder, run, program)))
-    return cases
 
 
 def _step_flag(model: str | Workdir) -> list[str]:

@@ -33,7 +33,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None = None) -> None:
     """Makes the workdir's tokenizer, unless it exists; only one that is copied needs no engine."""
-    from mlm.data import corpus, sample
+    from mlm.data import corpus, sample, train_tokenizer
 
     path, branch = config.tokenizer.path, config.train.branch_from
     if branch and not path:
@@ -61,7 +61,7 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         else:
             documents, kept = corpus.Corpus.from_config(config.corpus), work_folder(workdir.shards_of(config)) / "texts"
             texts = sample.draw(documents, megabytes=settings.sample_megabytes, engine=engine, texts=str(kept))
-            tokenizer.train(
+            train_tokenizer.train(
                 texts,
                 kind=settings.kind,
                 vocab_size=settings.vocab_size,

@@ -40,7 +40,6 @@ class Corpus:
     validation_groups: tuple[str, ...]
     max_documents: int
     keep_out: tuple[str, ...]
-    near_duplicates: float
     test_fraction: float
     test_groups: tuple[str, ...]
     key: str = SOURCES  # the key or flag that names `sources`
@@ -57,6 +56,11 @@ class Corpus:
     def of_texts(self, names: tuple[str, ...], key: str) -> Self:
         """Returns the corpus of all documents of other sources, which are not trained on."""
         return dataclasses.replace(self, sources=names, key=key, keep_out=(), group=sources.DOCUMENT, max_documents=0)
+
+    @property
+    def named_groups(self) -> tuple[str, ...]:
+        """The groups that the config names for a held-out split."""
+        return self.validation_groups + self.test_groups
 
     def parts(self) -> list[Part]:
         """Lists the parts of all sources, none of them read; raises InputError for a source that isn't there.

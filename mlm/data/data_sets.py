@@ -5,12 +5,11 @@ Nothing that a data set's folder holds is executed: no script beside its files, 
 
 import contextlib
 import functools
+import json
 import re
-import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 from mlm.data import batches
 from mlm.errors import InputError
@@ -85,7 +84,7 @@ def load_hf(name: str, *, split: str | None = None, streaming: bool = False) -> 
 
 @contextlib.contextmanager
 def hf_errors() -> Iterator[None]:
-    """Turns an error of `datasets` into a ValueError of one line that names the file and its columns."""
+    """Turns an error of `datasets` into a ValueError of one line."""
     import datasets
 
     try:
@@ -96,17 +95,10 @@ def hf_errors() -> Iterator[None]:
         cache = f"the cache {datasets.config.HF_CACHE_HOME} can't be locked ({error.strerror})"
         raise ValueError(f"{cache}; set HF_HOME to a folder on a local disk") from error
     except (datasets.exceptions.DatasetsError, ValueError) as error:
-        cause = error if isinstance(error, ValueError) else error.__cause__ or error
-        if isinstance(error.__context__, datasets.table.CastError):
-            cause = error.__context__
-        frames = (frame for frame, _ in traceback.walk_tb(cause.__traceback__))  # most errors name no file
-        files = [frame.f_locals.get("file", "") for frame in frames if frame.f_code.co_name == "_generate_tables"]
-        files += re.findall(r"generating data using\s+([^,\s]+)", str(error))
-        reason = str(cause)
-        if isinstance(cause, datasets.table.CastError):
-            columns, others = (", ".join(names) for names in (cause.table_column_names, cause.requested_column_names))
-            reason = f"has the columns {columns}, where the files before it have {others}; give all files the same"
-        raise ValueError(" ".join((f"{files[0]}: {reason}" if files and files[0] else reason).split())) from error
+        reason = error
+        if type(error) is datasets.exceptions.DatasetGenerationError:  # which says no more than that
+            reason = error.__cause__ or error
+        raise ValueError(" ".join(str(reason).split())) from error
 
 
 def hf_name(name: str) -> tuple[str, str | None]:
@@ -140,8 +132,7 @@ def check_first_row(library: str, name: str, split: str, required: Iterable[str]
     """
     if library == "tfds":
         batches.import_tensorflow()
-        with _only_known_features():
-            row = _builder(name, prepare=False).info.features
+        row = _builder(name, prepare=False).info.features
     else:
         import datasets
 
@@ -167,9 +158,8 @@ def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterator[dict[str, Any]]]
     tf = batches.import_tensorflow()
     import tensorflow_datasets as tfds
 
-    with _only_known_features():
-        builder = _builder(name)
-        info = builder.info
+    builder = _builder(name)
+    info = builder.info
     files = {file.name for file in children(UPath(builder.data_dir))}
     listed = (getattr(path, "name", path) for split in info.splits.values() for path in split.filepaths)
     if missing := next((file for file in listed if file not in files), None):
@@ -192,17 +182,23 @@ def _builder(name: str, *, prepare: bool = True) -> Any:
 
     folder, prepared = _prepared_folder(name)
     if prepared is not None:
+        _refuse_other_classes(prepared)
         return tfds.builder_from_directory(str(prepared))
+    reason = f"there is no folder {folder}"
+    if folder.is_dir():
+        names = ", ".join(path.name for path in children(folder)[:LISTED]) or "nothing"
+        reason = f"{folder} holds no data set that was prepared to its end (no dataset_info.json, but {names})"
     if re.match(r"[/.~]|\w+://", name):
-        raise ValueError(_reason_not_prepared(folder))
-    if tfds.core.naming.parse_builder_name_kwargs(name)[0].namespace:
+        raise ValueError(reason)
+    parsed = tfds.core.naming.parse_builder_name_kwargs(name)[0]
+    if parsed.namespace:
         raise ValueError(f"the code of {name} would be downloaded and run; prepare it yourself, and name its folder")
+    root = UPath(tfds.core.constants.DATA_DIR).expanduser()
+    _refuse_other_classes(root / parsed.name)
     try:
         builder = tfds.builder(name)
     except tfds.core.DatasetNotFoundError as error:
-        root = UPath(tfds.core.constants.DATA_DIR).expanduser()
-        where = f"TensorFlow Datasets or {root} (TFDS_DATA_DIR)"
-        raise ValueError(f"{name} is not in {where}, and {_reason_not_prepared(folder)}") from error
+        raise ValueError(f"{name} is not in TensorFlow Datasets or {root} (TFDS_DATA_DIR), and {reason}") from error
     if prepare:
         builder.download_and_prepare()
     return builder
@@ -213,8 +209,8 @@ def _prepared_folder(name: str) -> tuple[UPath, UPath | None]:
     folder = UPath(name)
     if not folder.is_dir() and (match := re.fullmatch("(.+):([0-9]+[.][0-9]+[.][0-9]+)", name)):
         folder = UPath(match[1]) / match[2]
-    files = (file for depth in range(4) for file in folder.glob("*/" * depth + "dataset_info.json"))
-    versions = [file.parent for file in files if "incomplete" not in file.parent.name]
+    versions = [file.parent for file in _files_of_versions(folder, "dataset_info.json")]
+    versions = [version for version in versions if "incomplete" not in version.name]
     if len({version.parent for version in versions}) > 1:
         names = ", ".join(sorted({str(version.parent) for version in versions})[:LISTED])
         raise ValueError(f"{folder} holds several data sets or configurations; name one of them: {names}")
@@ -222,24 +218,19 @@ def _prepared_folder(name: str) -> tuple[UPath, UPath | None]:
     return folder, newest
 
 
-def _reason_not_prepared(folder: UPath) -> str:
-    if not folder.is_dir():
-        return f"there is no folder {folder}"
-    names = ", ".join(path.name for path in children(folder)[:LISTED]) or "nothing"
-    return f"{folder} holds no data set that was prepared to its end (no dataset_info.json, but {names})"
+def _files_of_versions(folder: UPath, name: str) -> Iterator[UPath]:
+    """Yields the files of a name in the folder of a version, of a configuration, a data set, or several."""
+    return (file for depth in range(4) for file in folder.glob("*/" * depth + name))
 
 
-@contextlib.contextmanager
-def _only_known_features() -> Iterator[None]:
-    """Refuses the classes of features.json that are not of TensorFlow Datasets: to read them, it would import them."""
-    from tensorflow_datasets import features
+def _refuse_other_classes(folder: UPath) -> None:
+    """Raises ValueError for classes in features.json that are not TensorFlow Datasets' own: it would import them."""
 
-    known = features.FeatureConnector.cls_from_name
+    def refuse(content: dict[str, Any]) -> None:
+        for key, name in content.items():
+            is_class = key.replace("_", "").lower() in ("pythonclassname", "type") and isinstance(name, str)
+            if is_class and not name.startswith("tensorflow_datasets."):
+                raise ValueError(f"its features.json names the class {name!r:.80}, not one of TensorFlow Datasets")
 
-    def class_of(name: str) -> Any:
-        if not name.startswith("tensorflow_datasets."):
-            raise ValueError(f"its features.json names the class {name!r:.80}, which is not of TensorFlow Datasets")
-        return known(name)
-
-    with mock.patch.object(features.FeatureConnector, "cls_from_name", staticmethod(class_of)):
-        yield
+    for file in _files_of_versions(folder, "features.json"):
+        json.loads(file.read_text(encoding="utf-8"), object_hook=refuse)

@@ -17,17 +17,7 @@ PART_BYTES = 2 * 10**6  # of source code
 SOURCE = 4  # bytes of source code for each byte of docstrings, about
 LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\.")  # of the files of a package
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-TRIPLE_QUOTED = re.compile(r'("""|\'\'\')(?:[^"\'\\]++|\\.|(?!\1)["\'])*+\1', re.DOTALL)
-PREFIXES = ("", "r", "R", "u", "U")
-HEADER = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)[ \t]", re.MULTILINE)
-SINGLE_QUOTED = re.compile(  # a string that could be a docstring
-    r"""
-    :(?:
-        (?: [ \t\f]* (?:\#[^\n]*)? \n )+ [ \t]* [rRuU]? (["']) (?!\1\1)  # below a header and comments
-        | [ \t]* [rRuU]? (["']) [^\n]{50,} \2 [ \t]* \n  # on the line of a header
-    )""",
-    re.VERBOSE,
-)
+BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")  # of a statement: the statements in it
 
 
 class Modules(NamedTuple):
@@ -73,58 +63,20 @@ def read(modules: Modules) -> Iterator[tuple[str, str]]:
 def of_file(file: Path) -> list[str]:
     """Returns the docstrings of the module, classes and functions in a Python file, in order."""
     try:
-        source = file.read_bytes()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in it
-            nodes = _documented(source)
-            texts = [ast.get_docstring(node) or "" for node in (_definitions(source) if nodes is None else nodes)]
+            module = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return []  # a template, or a file for another version of Python
+    definitions = sorted(_definitions(module), key=lambda node: getattr(node, "lineno", 0))
+    texts = [ast.get_docstring(node) or "" for node in definitions]
     return [text for text in texts if len(text) >= SHORTEST and is_text(text)]
 
 
-def _definitions(source: bytes) -> list[ast.AST]:
-    """Returns the module and its classes and functions, in order."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, DEFINITIONS)]
-    return sorted(nodes, key=lambda node: getattr(node, "lineno", 0))
-
-
-def _documented(source: bytes) -> list[ast.AST] | None:
-    """Returns those of `_definitions` that have a docstring in triple quotes, in less than half of the time.
-
-    Each such string is parsed with the header before it alone, without the code between. Returns None for a source in
-    which strings and comments can't be told apart that simply, or which has docstrings in single quotes.
-    """
-    text = source.decode("utf-8-sig", "replace").replace("\r\n", "\n")
-    text = f":\n{text}\n"  # so that the module's docstring stands below a colon too
-    nodes, stop = [], 0
-    for string in TRIPLE_QUOTED.finditer(text):
-        start, quotes, stop = stop, *string.span()
-        line_start = max(start, text.rfind("\n", 0, quotes) + 1)
-        before_quotes = text[line_start:quotes]
-        if set(before_quotes) & set("\"'#") or SINGLE_QUOTED.search(text, start, quotes):
-            return None
-        if before_quotes.strip() not in PREFIXES and not HEADER.match(before_quotes):
-            continue
-        headers = [match.start() for match in HEADER.finditer(text, start, quotes)]
-        if not headers and start and not text[start:quotes].rstrip().endswith(":"):
-            continue  # a string, such as one below an assignment
-        if not _is_comment(text[stop : text.index("\n", stop)]):
-            return None
-        if not headers and not all(map(_is_comment, text[2:line_start].split("\n"))):
-            return None
-        piece = text[headers[-1] if headers else line_start : stop]
-        is_indented = piece[0] in " \t"
-        try:
-            tree = ast.parse(f"if 1:\n{piece}" if is_indented else piece)
-        except SyntaxError:
-            continue  # no docstring: there is code between the header and the string
-        block = tree.body[0].body if is_indented else tree.body
-        nodes.append(block[0] if headers else tree)
-    rest = text[stop:]
-    return None if '"""' in rest or "'''" in rest or SINGLE_QUOTED.search(rest) else nodes
-
-
-def _is_comment(line: str) -> bool:
-    """Returns whether the rest of a line is empty, or a comment."""
-    return line.lstrip()[:1] in ("", "#")
+def _definitions(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the module, its classes and functions. Statements alone are looked at, which is faster than ast.walk."""
+    if isinstance(node, DEFINITIONS):
+        yield node
+    for block in BLOCKS:
+        for statement in getattr(node, block, ()):
+            yield from _definitions(statement)

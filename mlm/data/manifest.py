@@ -37,7 +37,6 @@ class Split:
     shards: tuple[Shard, ...]  # in order; record ids count through them
     documents: int | None = None
     duplicates: int | None = None  # left out
-    near_duplicates: int | None = None  # left out, see corpus.near_duplicates
     kept_out: int | None = None  # left out, see corpus.keep_out
     tokens: int | None = None  # ordinary ones, without special tokens
     unknown_tokens: int | None = None
@@ -153,6 +152,9 @@ def read_manifest(folder: str) -> Manifest | None:
     version = content.get("format")
     if type(version) is int and version != FORMAT:
         raise InputError(f"{file}: has format {str(version)[:9]}, this code reads {FORMAT}; write the shards again.")
+    for split in content["splits"].values() if isinstance(content.get("splits"), dict) else ():
+        if isinstance(split, dict):
+            split.pop("near_duplicates", None)  # of earlier versions
     try:
         check_content(content)
     except ValueError as error:

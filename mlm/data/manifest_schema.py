@@ -25,7 +25,7 @@ def _object(check: Callable[[Any], bool], words: str) -> Rule:
 
 COUNT, SIZE = whole(0, 2**63, "to 2^63 - 1"), whole(1, 2**31, "to 2^31 - 1")  # ids are int32
 HASH: Rule = matching("[0-9a-f]{64}"), "a SHA-256 of 64 lower-case hexadecimal digits"
-COUNTS = ("documents", "duplicates", "near_duplicates", "kept_out", "tokens", "dropped_tokens", "text_bytes")
+COUNTS = ("documents", "duplicates", "kept_out", "tokens", "dropped_tokens", "text_bytes")
 ROW_COUNTS = ("cut_tokens", "padding_tokens", "joined_tokens")
 OPTIONAL = ("unknown_tokens", "rows", *ROW_COUNTS, "unk")  # all but the last are new, that is not of every tokenizer
 SPLIT: Schema = {

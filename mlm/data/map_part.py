@@ -3,7 +3,6 @@
     {key}.tokens     uint16 or uint32, special tokens included, block after block
     {key}.documents  DOCUMENT of each document, in that order
     {key}.hashes     ENTRY of each document by hash and place, in RANGES pieces, see `results.save_cut`
-    {key}.bands      near_duplicates.BAND of the documents, in the same way, if near duplicates are left out
     {key}.kept_out   uint32 places of the documents that are left out since they hold text of corpus.keep_out
     {key}.groups     JSON {group: bytes} of the largest groups, and those that the config names
     {key}.blocks     BLOCK of each block; written last
@@ -14,19 +13,19 @@ A block is consecutive documents of one split. The key is a hash of the part, th
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from mlm.data import keep_out, near_duplicates, results, tokenizer
+from mlm.data import keep_out, results, tokenizer
 from mlm.data.corpus import Corpus, Part, text_hash
 from mlm.data.manifest import SPLITS
 from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.paths import UPath
 
-RANGES = 1024
+RANGES = 1024  # of the hash: a task of `deduplicate` reads some of them, of all parts
 WIDTH = np.uint64(2**64 // RANGES)
 BATCH_DOCUMENTS = 256  # tokenized in one call
 GROUPS = 1000  # whose sizes are known to messages
@@ -45,7 +44,7 @@ BLOCK = np.dtype(
 )
 
 
-class Map(NamedTuple):
+class MapTask(NamedTuple):
     """A task of `map_part`."""
 
     part: Part
@@ -60,72 +59,99 @@ class Map(NamedTuple):
     key: str
 
 
-def map_part(task: Map) -> None:
+class ReadDocument(NamedTuple):
+    """A document as it was read."""
+
+    text: str
+    hash: int
+    place: int  # in its part
+    bytes: int
+
+
+def map_part(task: MapTask) -> None:
     """Writes the files of a part in one pass over its text."""
-    base, groups, block_rows, kept_out = f"{task.folder}/{task.key}", Counter(), [], []
-    columns, bands = [np.zeros((0, 4), np.uint64)], [np.zeros(0, near_duplicates.BAND)]
-    fast, keep_out_S = _loaded(task.tokenizer_folder, task.fingerprint), keep_out.load(task.folder, task.keep_out)
-    row, offset, dtype = 0, 0, token_dtype(vocabulary_size(fast))
+    base = f"{task.folder}/{task.key}"
+    fast = _load_tokenizer(task.tokenizer_folder, task.fingerprint)
+    banned = keep_out.load_index(task.folder, task.keep_out)
+    dtype = token_dtype(vocabulary_size(fast))
+    groups: Counter[str] = Counter()
+    kept_out: list[int] = []
+    blocks: list[tuple[int, ...]] = []
+    entries = [np.zeros(0, ENTRY)]
+    documents = [np.zeros(0, DOCUMENT)]
+    row = offset = 0
     with results.written(UPath(f"{base}.tokens")) as file, file.open("wb") as out:
-        for split, block in _cut(task, groups):
-            texts = [text for text, *_ in block]
-            numbers = np.array([document[1:] for document in block], np.uint64).reshape(-1, 3)
+        for split, block in _read_blocks(task, groups):
             if SPLITS[split] == "train":
-                is_kept_out = keep_out.holds(texts, keep_out_S)
-                kept_out += numbers[is_kept_out, 1].tolist()
-                texts, numbers = list(itertools.compress(texts, ~is_kept_out)), numbers[~is_kept_out]
-            if not texts:
+                is_banned = banned.is_in_texts([document.text for document in block])
+                kept_out += [document.place for document in itertools.compress(block, is_banned)]
+                block = list(itertools.compress(block, ~is_banned))
+            if not block:
                 continue
-            ids, lengths = [], []
-            for first in range(0, len(texts), BATCH_DOCUMENTS):
-                for encoding in fast.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
-                    ids += encoding.ids
-                    lengths.append(len(encoding.ids))
+            ids, lengths = _encode(fast, [document.text for document in block])
             out.write(np.array(ids, dtype).data)
-            hashes, places, sizes = numbers.T
-            block_hash = text_hash(hashes.tobytes().hex())
-            block_rows.append((block_hash, split, row, len(texts), offset, len(ids), int(sizes.sum())))
-            columns.append(np.column_stack([numbers, np.array(lengths, np.uint64)]))
-            if task.corpus.near_duplicates:
-                bands.append(near_duplicates.bands(texts, places, np.arange(row, row + len(texts))))
-            row, offset = row + len(texts), offset + len(ids)
-    hashes, places, sizes, lengths = np.concatenate(columns).T
-    documents, entries, blocks = np.zeros(row, DOCUMENT), np.zeros(row, ENTRY), np.array(block_rows, BLOCK)
-    documents["place"], documents["tokens"], documents["bytes"] = places, lengths, sizes
-    entries["hash"], entries["place"], entries["tokens"] = hashes, places, lengths
-    entries["row"], entries["block"] = np.arange(row), np.repeat(np.arange(len(blocks)), blocks["documents"])
-    results.save(UPath(f"{base}.documents"), documents)
-    entries = entries[np.lexsort((entries["place"], entries["hash"]))]
-    results.save_cut(UPath(f"{base}.hashes"), entries, entries["hash"] // WIDTH, RANGES)
-    if task.corpus.near_duplicates:
-        bands = np.sort(np.concatenate(bands), order=["hash", "place"])
-        results.save_cut(UPath(f"{base}.bands"), bands, bands["hash"] // WIDTH, RANGES)
+            _, hashes, places, sizes = zip(*block, strict=True)
+
+            table = np.zeros(len(block), DOCUMENT)
+            table["place"] = places
+            table["tokens"] = lengths
+            table["bytes"] = sizes
+            documents.append(table)
+
+            entry = np.zeros(len(block), ENTRY)
+            entry["hash"] = hashes
+            entry["place"] = places
+            entry["row"] = np.arange(row, row + len(block))
+            entry["block"] = len(blocks)
+            entry["tokens"] = lengths
+            entries.append(entry)
+
+            block_hash = text_hash(entry["hash"].tobytes().hex())
+            blocks.append((block_hash, split, row, len(block), offset, len(ids), sum(sizes)))
+            row += len(block)
+            offset += len(ids)
+    results.save(UPath(f"{base}.documents"), np.concatenate(documents))
+    by_hash = np.concatenate(entries)
+    by_hash = by_hash[np.lexsort((by_hash["place"], by_hash["hash"]))]
+    results.save_cut(UPath(f"{base}.hashes"), by_hash, by_hash["hash"] // WIDTH, RANGES)
     results.save(UPath(f"{base}.kept_out"), np.array(kept_out, np.uint32))
-    group_names = task.corpus.validation_groups + task.corpus.test_groups
-    named_groups = {group: groups[group] for group in group_names if group in groups}
-    results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)) | named_groups)
-    results.save(UPath(f"{base}.blocks"), blocks)
+    named = {group: groups[group] for group in task.corpus.named_groups if group in groups}
+    results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)) | named)
+    results.save(UPath(f"{base}.blocks"), np.array(blocks, BLOCK))
 
 
-def _cut(task: Map, groups: Counter[str]) -> Iterator[tuple[int, list[tuple[str, int, int, int]]]]:
-    """Yields each block's split and documents (text, hash, place, bytes); counts the bytes of the groups."""
-    blocks, sizes = [[] for _ in SPLITS], [0 for _ in SPLITS]
-    documents = task.corpus.read(task.part, texts=task.texts)
-    for place, (text, group) in enumerate(itertools.islice(documents, task.limit or None)):
-        number, size = text_hash(text), len(text.encode())
-        split = SPLITS.index(task.corpus.split_of(task.part, group, number))
+def _read_blocks(task: MapTask, groups: Counter[str]) -> Iterator[tuple[int, list[ReadDocument]]]:
+    """Yields the split and the documents of each block; counts the bytes of the groups."""
+    blocks: list[list[ReadDocument]] = [[] for _ in SPLITS]
+    sizes = [0 for _ in SPLITS]
+    documents = itertools.islice(task.corpus.read(task.part, texts=task.texts), task.limit or None)
+    for place, (text, group) in enumerate(documents):
+        document = ReadDocument(text, text_hash(text), place, len(text.encode()))
+        split = SPLITS.index(task.corpus.split_of(task.part, group, document.hash))
         if group and not task.part.split:
-            groups[group] += size
-        blocks[split].append((text, number, place, size))
-        sizes[split] += size
+            groups[group] += document.bytes
+        blocks[split].append(document)
+        sizes[split] += document.bytes
         if sizes[split] >= task.block_bytes:
             yield split, blocks[split]
-            blocks[split], sizes[split] = [], 0
+            blocks[split] = []
+            sizes[split] = 0
     yield from enumerate(blocks)
 
 
+def _encode(fast: Tokenizer, texts: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Returns the ids of all texts, one after the other, and how many each has."""
+    ids: list[int] = []
+    lengths: list[int] = []
+    for first in range(0, len(texts), BATCH_DOCUMENTS):
+        for encoding in fast.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
+            ids += encoding.ids
+            lengths.append(len(encoding.ids))
+    return ids, lengths
+
+
 @functools.lru_cache(1)
-def _loaded(folder: str, fingerprint: str) -> Tokenizer:
+def _load_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
     return tokenizer.load_for_corpus(folder)
 
 

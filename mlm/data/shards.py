@@ -23,8 +23,8 @@ from mlm.config_rules import CONCATENATED, LINES
 from mlm.data import deal, deduplicate, keep_out, results, tokenizer
 from mlm.data.corpus import Corpus, Part
 from mlm.data.manifest import NAME, SPLITS, Manifest, Split, check_rows, load_manifest
-from mlm.data.map_part import BLOCK, Map, map_part
-from mlm.data.write_shard import PARTS, WriteShard, summarize, table_name, write_shard
+from mlm.data.map_part import BLOCK, MapTask, map_part
+from mlm.data.write_shard import PARTS, ShardTask, summarize, table_name, write_shard
 from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.paths import UPath, canonical, children, is_remote, remove, sizes
@@ -62,7 +62,7 @@ def write(
         job = _Job(corpus, settings, tokenizer_folder, vocabulary, UPath(folder), inputs, engine)
         with lock(job.root):  # a run of another workdir may have the same shards.dir
             if not _is_done(folder, inputs, settings.rows):
-                job.run(source)
+                job.write(source)
     remove(work_folder(folder))  # here, for a start after a kill in the middle of it
     return load_manifest(folder)
 
@@ -97,7 +97,7 @@ class _Job:
         self.tasks = self.root / "tasks"
         self.shards = self.folder if is_remote(self.folder) else self.root / self.inputs
 
-    def run(self, source: str) -> None:
+    def write(self, source: str) -> None:
         """Writes the shards and the manifest, which says that they are of `source`."""
         if is_remote(self.folder):
             results.save(self.root / self.inputs)  # shows that these shards are begun
@@ -107,7 +107,8 @@ class _Job:
                     file.unlink()
         self._map()
         self._check_fractions()
-        rows, counts, left_out = self._leave_out()
+        rows, duplicates = self._deduplicate()
+        names = [printable(f"{part.source}, {part.name}, document") for part in self.parts]
         manifest = Manifest(
             folder=str(self.folder),
             length=self.settings.length,
@@ -115,8 +116,8 @@ class _Job:
             rows=self.settings.rows,
             inputs=self.inputs,
             source=source,
-            splits=self._reduce(rows, counts),
-            left_out=left_out,
+            splits=self._reduce(rows, duplicates),
+            left_out=keep_out.list_documents(self.kept_out, names),
             **self.vocabulary,
         )
         with results.written(self.shards / NAME) as file:
@@ -131,16 +132,17 @@ class _Job:
             pass  # a task's result is its files
 
     def _map(self) -> None:
-        parts, texts = self.corpus.parts(), str(self.root / "texts")
+        parts = self.corpus.parts()
+        texts = str(self.root / "texts")
         self.splits = SPLITS if any("test" in (part.split, *part.cut) for part in parts) else SPLITS[:2]
+        banned = keep_out.hash_parts(self._do, self.corpus.kept_out(), str(self.tasks))
         block_bytes = self._block_bytes(parts)
-        banned = keep_out.run(self._do, self.corpus.kept_out(), str(self.tasks))
         decisive = ("field", "group", "validation_fraction", "validation_groups", "test_fraction", "test_groups")
         corpus = {name: getattr(self.corpus, name) for name in decisive}
-        near, fingerprint = self.corpus.near_duplicates > 0, self.vocabulary["tokenizer_fingerprint"]
+        fingerprint = self.vocabulary["tokenizer_fingerprint"]
         tasks = []
         for part, limit in self.corpus.limited(parts, texts=texts):
-            task = Map(
+            task = MapTask(
                 part=part,
                 corpus=self.corpus,
                 limit=limit,
@@ -150,20 +152,21 @@ class _Job:
                 keep_out=banned,
                 texts=texts,
                 folder=str(self.tasks),
-                key=results.key(part, limit, corpus, block_bytes, banned, near, fingerprint),
+                key=results.key(part, limit, corpus, block_bytes, banned, fingerprint),
             )
             tasks.append(task)
         self._do(map_part, tasks, label="tokenize", last=".blocks")
-        self.parts, self.maps = [task.part for task in tasks], [task.key for task in tasks]
+        self.parts = [task.part for task in tasks]
+        self.maps = [task.key for task in tasks]
         tables = list(self._load_each(self.maps, "blocks", BLOCK))
         self.kept_out = list(self._load_each(self.maps, "kept_out", np.uint32))
         self.blocks = np.concatenate(tables)
-        self.part_of_block = np.repeat(np.arange(len(tables), dtype=np.uint32), [len(table) for table in tables])
+        self.part_of_block = np.repeat(np.arange(len(tables), dtype=np.uint32), list(map(len, tables)))
         self.tokens = self.blocks["tokens"].copy()  # of each block, without what is left out
         self.documents = self.blocks["documents"].copy()
         results_of_parts = zip(self.parts, tables, self.kept_out, strict=True)
-        read = {part.source for part, blocks, places in results_of_parts if len(blocks) or len(places)}
-        if empty := [part.source for part in self.parts if part.source not in read]:
+        with_text = {part.source for part, blocks, places in results_of_parts if len(blocks) or len(places)}
+        if empty := [part.source for part in self.parts if part.source not in with_text]:
             raise self.corpus.without_text(empty[0])
 
     def _block_bytes(self, parts: list[Part]) -> int:
@@ -180,34 +183,25 @@ class _Job:
     def _load_each(self, keys: Iterable[str], kind: str, dtype: np.dtype | type) -> Iterator[np.ndarray]:
         return results.at_once(lambda key: results.load(self.tasks / f"{key}.{kind}", dtype), keys)
 
-    def _leave_out(self) -> tuple[dict[int, str], dict[str, dict[str, int]], dict[str, str]]:
-        """Returns the files of rows to leave out by part, the counts of each split, and what the manifest lists."""
-        names = [printable(f"{part.source}, {part.name}, document") for part in self.parts]
-        tasks = deduplicate.run(
-            self._do,
-            tuple(self.maps),
-            documents=int(self.blocks["documents"].sum()),
-            near=self.corpus.near_duplicates,
-            folder=str(self.tasks),
-        )
-        dropped = np.concatenate([*self._load_each([task.key for task in tasks], "dropped", deduplicate.DROPPED)])
+    def _deduplicate(self) -> tuple[dict[int, str], np.ndarray]:
+        """Returns the files of rows to leave out by part, and how many documents of each split are duplicates."""
+        documents = int(self.blocks["documents"].sum())
+        tasks = deduplicate.deduplicate(self._do, tuple(self.maps), documents=documents, folder=str(self.tasks))
+        keys = [task.key for task in tasks]
+        dropped = np.concatenate([*self._load_each(keys, "dropped", deduplicate.DROPPED)])
         blocks = np.searchsorted(self.part_of_block, dropped["part"]) + dropped["block"]
         np.subtract.at(self.tokens, blocks, dropped["tokens"])
         np.subtract.at(self.documents, blocks, dropped["documents"])
-        sums = np.zeros((len(SPLITS), len(deduplicate.WHY)), np.int64)
-        np.add.at(sums, (self.blocks["split"][blocks], dropped["why"]), dropped["documents"])
-        counts = {}
-        for split, counts_of_split in zip(SPLITS, sums.tolist(), strict=True):
-            counts[split] = dict(zip(deduplicate.WHY, counts_of_split, strict=True))
-            counts[split]["kept_out"] = sum(map(len, self.kept_out)) if split == "train" else 0
+        duplicates = np.bincount(self.blocks["split"][blocks], dropped["documents"], len(SPLITS))
         parts = set(dropped["part"].tolist())
         rows = {part: task.rows(part) for task in tasks for part in range(task.first, task.stop) if part in parts}
-        return rows, counts, keep_out.listed(self.kept_out, names) | deduplicate.listed(tasks, names)
+        return rows, duplicates
 
     def _check_fractions(self) -> None:
         """Raises InputError if whole groups make a held-out split of another size than its fraction in the config."""
         for split in self.splits[1:]:
-            asked, groups = getattr(self.corpus, f"{split}_fraction"), set(getattr(self.corpus, f"{split}_groups"))
+            asked = getattr(self.corpus, f"{split}_fraction")
+            groups = set(getattr(self.corpus, f"{split}_groups"))
             is_cut = np.array([split in part.cut for part in self.parts], bool)[self.part_of_block]
             sizes = np.bincount(self.blocks["split"][is_cut], self.blocks["bytes"][is_cut], len(SPLITS))
             fraction = sizes[SPLITS.index(split)] / max(1, sizes.sum())
@@ -218,13 +212,13 @@ class _Job:
             files = (self.tasks / f"{key}.groups" for key in self.maps)
             for sizes_in_part in results.at_once(results.load_json, files):
                 size_of_group.update(sizes_in_part)
-            if not size_of_group:
-                continue
             largest = ", ".join(f"{group} {size / 1e6:.2f} MB" for group, size in size_of_group.most_common(LISTED))
-            if missing := sorted(groups - size_of_group.keys()):
-                fix = f"name others, or set it to () to choose them by hash. The largest: {largest}"
-                raise InputError(f"config.corpus.{split}_groups: the corpus has no group {missing[0]!r}; {fix}.")
-            if not fits:
+            if missing := sorted(groups - size_of_group.keys()) if largest else []:
+                raise InputError(
+                    f"config.corpus.{split}_groups: the corpus has no group {missing[0]!r}; name others, or set it to "
+                    f"() to choose them by hash. The largest: {largest}."
+                )
+            if largest and not fits:
                 raise InputError(
                     f"config.corpus.{split}_fraction = {asked:g}: whole groups (corpus.group) make it {fraction:.4f}; "
                     f"name groups in corpus.{split}_groups that hold between half and twice that fraction of the text. "
@@ -236,11 +230,15 @@ class _Job:
 
         A small held-out split gets fewer shards than the config says.
         """
-        blocks, length = np.flatnonzero(self.blocks["split"] == SPLITS.index(split)), self.settings.length
-        hashes, copies = self.blocks["hash"][blocks], np.ones(len(blocks), np.int64)
-        sizes, row = self.tokens[blocks].astype(np.int64), length  # which give shards the same number of rows, about
+        blocks = np.flatnonzero(self.blocks["split"] == SPLITS.index(split))
+        hashes = self.blocks["hash"][blocks]
+        copies = np.ones(len(blocks), np.int64)
+        length = self.settings.length
+        sizes = self.tokens[blocks].astype(np.int64)  # which give shards the same number of rows, about
+        row = length
         if self.settings.rows == LINES:
-            sizes, row = self.documents[blocks].astype(np.int64), 1
+            sizes = self.documents[blocks].astype(np.int64)
+            row = 1
         needed = length if self.settings.rows == CONCATENATED else 1
         if split == "train":
             weights = dict(zip(self.corpus.sources, self.corpus.weights, strict=True))
@@ -263,33 +261,40 @@ class _Job:
                 raise InputError(f"the {split} split is shorter than a row of {length} tokens: {fix}.")
             count = min(count - 1 - count // 8, max(1, rows))
 
-    def _reduce(self, rows: dict[int, str], counts: dict[str, dict[str, int]]) -> dict[str, Split]:
+    def _reduce(self, rows: dict[int, str], duplicates: np.ndarray) -> dict[str, Split]:
         """Writes the shards; returns what the manifest says of them."""
-        tasks = {split: [] for split in self.splits}
-        for split in self.splits:
-            for number, blocks in enumerate(self._deal(split)):
-                parts = np.unique(self.part_of_block[blocks]).tolist()
-                task = WriteShard(
-                    name=f"{split}/dataset-{number}",
-                    blocks=self.blocks[blocks].tobytes(),
-                    parts=tuple(self.part_of_block[blocks].tolist()),
-                    maps={part: self.maps[part] for part in parts},
-                    sources={part: printable(self.parts[part].source) for part in parts},
-                    left_out={part: rows[part] for part in parts if part in rows},
-                    tokens=int(self.tokens[blocks].sum()),
-                    length=self.settings.length,
-                    rows=self.settings.rows,
-                    pad_id=self.vocabulary["special_ids"]["pad"],
-                    vocab_size=self.vocabulary["vocab_size"],
-                    folder=str(self.tasks),
-                    shards=str(self.shards),
-                )
-                tasks[split].append(task._replace(key=results.key([*map(str, task[:-3]), self.inputs])))
+        tasks = {split: self._shard_tasks(split, rows) for split in self.splits}
         self._do(write_shard, [task for split in self.splits for task in tasks[split]], label="write", last=".json")
         results.save_json(self.shards / PARTS, [[part.source, part.name] for part in self.parts])
-        splits = {split: summarize(tasks[split], self.vocabulary, counts[split]) for split in self.splits}
+        splits = {}
+        for split in self.splits:
+            kept_out = sum(map(len, self.kept_out)) if split == "train" else 0
+            count = int(duplicates[SPLITS.index(split)])
+            splits[split] = summarize(tasks[split], self.vocabulary, duplicates=count, kept_out=kept_out)
         self._remove_others({shard.file for split in splits.values() for shard in split.shards})
         return splits
+
+    def _shard_tasks(self, split: str, rows: dict[int, str]) -> list[ShardTask]:
+        tasks = []
+        for number, blocks in enumerate(self._deal(split)):
+            parts = np.unique(self.part_of_block[blocks]).tolist()
+            task = ShardTask(
+                name=f"{split}/dataset-{number}",
+                blocks=self.blocks[blocks].tobytes(),
+                parts=tuple(self.part_of_block[blocks].tolist()),
+                maps={part: self.maps[part] for part in parts},
+                sources={part: printable(self.parts[part].source) for part in parts},
+                left_out={part: rows[part] for part in parts if part in rows},
+                tokens=int(self.tokens[blocks].sum()),
+                length=self.settings.length,
+                rows=self.settings.rows,
+                pad_id=self.vocabulary["special_ids"]["pad"],
+                vocab_size=self.vocabulary["vocab_size"],
+                folder=str(self.tasks),
+                shards=str(self.shards),
+            )
+            tasks.append(task._replace(key=results.key([*map(str, task[:-3]), self.inputs])))
+        return tasks
 
     def _remove_others(self, names: set[str]) -> None:
         """Removes files beside the shards that killed tasks left, or a start with another text."""

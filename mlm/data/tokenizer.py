@@ -1,7 +1,4 @@
-"""Training and loading of tokenizers: a folder that `AutoTokenizer` reads, in transformers 4 and 5.
-
-The special tokens are RoBERTa's, in RoBERTa's order: <s> 0, <pad> 1, </s> 2, <unk> 3, <mask> 4.
-"""
+"""Loading of tokenizers, whoever made them, so that a text has the same tokens each time and everywhere."""
 
 from __future__ import annotations
 
@@ -9,140 +6,22 @@ import functools
 import hashlib
 import json
 import re
-import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 
 from mlm import logs
 from mlm.data import tokenizer_checks
 from mlm.data.tokenizer_checks import ROLES
 from mlm.errors import DamageError, InputError
+from mlm.memory import of_a_command
 from mlm.paths import HUB_NAME, UPath, local_folder
 from mlm.text import printable, say
 
 if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedTokenizerFast
-
-MASK = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False}  # it takes the space before it
-LONGEST_PIECE = 16  # characters of an entry of Unigram
-# Where more than UNSPACED of the text is in longer pieces (Chinese, Thai, DNA), hardly a piece occurs twice. Training
-# then takes the longer for each megabyte the more there are, unless pieces are cut and candidate entries are few.
-UNSPACED = 0.1
-CUT_PIECE = 64  # characters
-SEED_ENTRIES = 6  # candidates for each entry of the vocabulary
-SHRINKING = 0.5  # of the candidates stay in a round
-SECONDS = 0.6  # of training for a million characters on a core, about
-UNSPACED_SECONDS = {"unigram": 40.0, "bpe": 3.0, "wordpiece": 4.0}  # the same in longer pieces
-
-
-def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, length: int, folder: str) -> None:
-    """Trains a tokenizer and writes it to a new local folder; its model reads `length` tokens.
-
-    Unigram (Kudo, 2018) round-trips NFC text of the sample's characters except for a space at its start, byte-level BPE
-    every text. Only BPE training is deterministic: the other trainers break ties by the order of a hash table.
-    """
-    texts = list(texts)
-    tokenizer, trainer = _untrained(kind, lowercase), _trainer(kind, vocab_size)
-    pre_tokenizer, first_trainer = tokenizer.pre_tokenizer, trainer
-    unspaced = tokenizer_checks.long_piece_share(tokenizer, texts, LONGEST_PIECE)
-    _say_duration(kind, sum(map(len, texts)) / 1e6, unspaced)
-    if unspaced > UNSPACED:
-        cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{CUT_PIECE}}}"), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, cut])
-        if kind == "unigram":
-            seeds = SEED_ENTRIES * vocab_size
-            first_trainer = _trainer(kind, vocab_size, seed_size=seeds, shrinking_factor=SHRINKING)
-    size = _fit(tokenizer, texts, first_trainer, vocab_size)
-    if size < vocab_size and first_trainer is not trainer:
-        size = _fit(tokenizer, texts, trainer, vocab_size)
-    tokenizer.pre_tokenizer = pre_tokenizer
-    key = f"config.tokenizer.vocab_size = {vocab_size}"
-    if size < vocab_size:
-        raise InputError(f"{key}: the text yields only {size} entries; lower it, or raise tokenizer.sample_megabytes.")
-    if size > vocab_size:
-        raise InputError(f"{key}: the text has more distinct characters than that; raise it.")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": length,
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        **{f"{role}_token": token for role, token in ROLES.items()},
-        "mask_token": {"__type": "AddedToken", "content": "<mask>", **MASK, "special": True},
-    }
-    root = Path(folder)
-    root.mkdir(parents=True)
-    tokenizer.save(str(root / "tokenizer.json"))
-    (root / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
-
-
-def _fit(tokenizer: Tokenizer, texts: list[str], trainer: trainers.Trainer, vocab_size: int) -> int:
-    """Trains on the texts; returns the number of entries, `vocab_size` + 1 where they don't suffice."""
-    try:
-        tokenizer.train_from_iterator(texts, trainer)
-    except Exception as error:  # tokenizers raises plain Exception
-        if "not large enough" not in str(error):
-            raise
-        return vocab_size + 1
-    return tokenizer.get_vocab_size()
-
-
-def _say_duration(kind: str, millions: float, unspaced: float) -> None:
-    """Says how long training takes on so many millions of characters if that is minutes, and what is faster."""
-    minutes = millions * (unspaced * UNSPACED_SECONDS[kind] + (1 - unspaced) * SECONDS) / 60
-    if minutes > 1:
-        spaces = f", {unspaced:.0%} of them in text without spaces," if unspaced > UNSPACED else ""
-        bpe = " or tokenizer.kind=bpe" if kind == "unigram" and unspaced > UNSPACED else ""
-        text = f"{millions:,.1f} million characters{spaces}"
-        fix = f"a smaller tokenizer.sample_megabytes{bpe} is faster"
-        say(f"tokenizer: training on {text} takes about {minutes:,.0f} min on a core; {fix}")
-
-
-def _trainer(kind: str, vocab_size: int, **settings: Any) -> trainers.Trainer:
-    """Returns a trainer; a bar shows on a terminal how far it is."""
-    special = [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in ROLES.values()]
-    bytes_ = pre_tokenizers.ByteLevel.alphabet()
-    trainer_of = {
-        "unigram": functools.partial(trainers.UnigramTrainer, unk_token="<unk>", max_piece_length=LONGEST_PIECE),
-        "bpe": functools.partial(trainers.BpeTrainer, initial_alphabet=bytes_, min_frequency=2),
-        "wordpiece": trainers.WordPieceTrainer,
-    }[kind]
-    return trainer_of(vocab_size=vocab_size, special_tokens=special, show_progress=sys.stderr.isatty(), **settings)
-
-
-def _untrained(kind: str, lowercase: bool) -> Tokenizer:
-    if kind == "unigram":
-        tokenizer = Tokenizer(models.Unigram())
-        tokenizer.normalizer = normalizers.NFC()
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(r"\n+"), "isolated"),
-                pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
-                pre_tokenizers.Split(Regex(r"▁+(?=▁)|▁?[^\W\d_]+|▁?\d+|▁?[^\w▁]+|▁+|_+"), "isolated"),
-            ]
-        )
-        tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
-    elif kind == "bpe":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-    else:
-        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece()
-    if lowercase:
-        steps = [normalizers.NFKC(), normalizers.Lowercase(), tokenizer.normalizer]
-        tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
-    return tokenizer
 
 
 def load(path: str) -> PreTrainedTokenizerFast:
@@ -172,16 +51,16 @@ def load(path: str) -> PreTrainedTokenizerFast:
         raise InputError(f"{path}: no tokenizer can be loaded from there ({printable(reason):.200}); {fix}.") from error
     if not tokenizer.is_fast:
         raise InputError(f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first.")
+    if tokenizer.split_special_tokens:  # its next call would read <mask> in a text as text
+        tokenizer.split_special_tokens = False
+        del tokenizer.init_kwargs["split_special_tokens"]  # which are saved
+        _say_once(f"tokenizer: {printable(path)}: split_special_tokens is off, so that a mask token in a text is one")
+    if (settings.get("sp_model_kwargs") or {}).get("enable_sampling"):  # of sentencepiece, which is not used
+        _say_once(f"tokenizer: {printable(path)}: sampling (sp_model_kwargs) is off")
     fast = tokenizer.backend_tokenizer
-    _read_whole_texts(fast)
+    _settle(fast, path)
     tokenizer_checks.special_ids(fast, {role: getattr(tokenizer, f"{role}_token") for role in ROLES}, path)
     return tokenizer
-
-
-def _read_whole_texts(fast: Tokenizer) -> None:
-    """Turns off the truncation and padding that somebody's last call may have left in tokenizer.json."""
-    fast.no_truncation()
-    fast.no_padding()
 
 
 def load_fast(folder: str) -> Tokenizer:
@@ -193,30 +72,70 @@ def load_fast(folder: str) -> Tokenizer:
         fast = Tokenizer.from_file(f"{local_folder(folder)}/tokenizer.json")
     except Exception as error:  # tokenizers raises plain Exception
         raise InputError(f"{file}: can't be read ({str(error).splitlines()[0]}).") from error
-    _read_whole_texts(fast)
+    _settle(fast, folder)
     return fast
+
+
+def _settle(fast: Tokenizer, where: str) -> None:
+    """Turns off what gives a text other tokens than it has: settings that its training, or a last call, left behind."""
+    fast.no_truncation()
+    fast.no_padding()
+    fast.encode_special_tokens = False  # "<mask>" in a text is a mask token
+    if dropout := getattr(fast.model, "dropout", None):  # of BPE, for training a model on several readings of a word
+        fast.model.dropout = None
+        _say_once(f"tokenizer: {printable(where)}: the dropout of its BPE, {dropout:g}, is off")
+    tokenizer_checks.check_repeats(fast, where)
+
+
+@of_a_command
+@functools.cache
+def _say_once(text: str) -> None:
+    say(text)
 
 
 def load_for_corpus(folder: str) -> Tokenizer:
-    """Returns the tokenizer of a folder as it reads a corpus: special tokens in a text (WikiText's <unk>) are text."""
-    fast = load_fast(folder)
-    read_special_tokens_as_text(fast)
-    return fast
+    """Returns the tokenizer of a folder as it reads a corpus, see `for_corpus`."""
+    return for_corpus(load_fast(folder), (ROLES | _role_tokens(folder)).values())
 
 
-def read_special_tokens_as_text(fast: Tokenizer) -> None:
-    """Has special tokens in a text read as text, also by models that have an entry for them, such as XLM-R's Unigram.
+def reader_of(tok: PreTrainedTokenizerFast) -> Tokenizer:
+    """Returns a loaded tokenizer as it reads a corpus, see `for_corpus`."""
+    roles = {name: token for name, token in tok.special_tokens_map.items() if name != "additional_special_tokens"}
+    return for_corpus(tok.backend_tokenizer, roles.values())
 
-    Before such a model, the first character of <s> or </s> in a text is cut off.
+
+def for_corpus(fast: Tokenizer, roles: Collection[object]) -> Tokenizer:
+    """Returns a tokenizer that reads the tokens of the `roles` in a text as text, as WikiText's <unk>.
+
+    Special tokens beside them, such as a corpus's own <url>, are tokens, as everywhere. Models that have an entry for
+    <s>, such as XLM-R's Unigram, would still find it: before these, the first character of a role's token is cut off.
     """
-    fast.encode_special_tokens = True
-    special = {token.content: number for number, token in fast.get_added_tokens_decoder().items() if token.special}
-    readable = [text for text in special if special[text] in fast.encode(text, add_special_tokens=False).ids]
+    content = json.loads(fast.to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["content"] in roles
+    reader = Tokenizer.from_str(json.dumps(content))
+    reader.encode_special_tokens = True  # as text
+    ids = {token: reader.token_to_id(token) for token in roles if isinstance(token, str)}
+    readable = [text for text in ids if ids[text] in reader.encode(text, add_special_tokens=False).ids]
     if readable:
         pattern = "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in readable)
         cut = pre_tokenizers.Split(Regex(pattern), "isolated")
-        before = [] if fast.pre_tokenizer is None else [fast.pre_tokenizer]
-        fast.pre_tokenizer = pre_tokenizers.Sequence([*before, cut])
+        before = [] if reader.pre_tokenizer is None else [reader.pre_tokenizer]
+        reader.pre_tokenizer = pre_tokenizers.Sequence([*before, cut])
+    return reader
+
+
+def _role_tokens(folder: str) -> dict[str, object]:
+    """Returns the special tokens of a folder by role, as its settings name them."""
+    settings: dict[str, Any] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        try:
+            settings |= logs.read_object(UPath(local_folder(folder)) / file)
+        except DamageError:
+            raise InputError(f"{folder}/{file}: is not a JSON object; put a good copy in its place.") from None
+    tokens = {role: settings.get(f"{role}_token") for role in (*ROLES, "bos", "eos")}
+    texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
+    return {role: text for role, text in texts.items() if text is not None}
 
 
 def fingerprint(folder: str) -> str:
@@ -233,23 +152,16 @@ def content_hash(tokenizer: Tokenizer) -> str:
 
 def manifest_fields(folder: str) -> dict[str, Any]:
     """Returns the fields of a manifest that describe the tokenizer; raises InputError if it is not fit for masks."""
-    tokenizer = load_fast(folder)
-    settings = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        try:
-            settings |= logs.read_object(UPath(local_folder(folder)) / file)
-        except DamageError:
-            raise InputError(f"{folder}/{file}: is not a JSON object; put a good copy in its place.") from None
-    tokens = {role: settings.get(f"{role}_token") for role in ROLES}
-    tokens = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
-    ids = tokenizer_checks.special_ids(tokenizer, tokens, folder)
-    added = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    unused = tokenizer_checks.unused_ids(tokenizer)  # never predicted nor drawn, as special tokens
+    fast = load_fast(folder)
+    tokens = _role_tokens(folder)
+    ids = tokenizer_checks.special_ids(fast, {role: tokens.get(role) for role in ROLES}, folder)
+    added = {number for number, token in fast.get_added_tokens_decoder().items() if token.special}
+    unused = tokenizer_checks.unused_ids(fast)  # never predicted nor drawn, as special tokens
     return {
-        "vocab_size": tokenizer_checks.vocabulary_size(tokenizer),
+        "vocab_size": tokenizer_checks.vocabulary_size(fast),
         "special_ids": ids,
         "all_special_ids": tuple(sorted(added | set(ids.values()) | unused)),
-        "tokenizer_fingerprint": fingerprint(folder),
+        "tokenizer_fingerprint": content_hash(fast),
     }
 
 

@@ -10,6 +10,7 @@ from mlm.text import is_text, printable
 
 ROLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 LETTERS = "ÿжกअ文한\N{SLIGHTLY SMILING FACE}"  # a byte-level tokenizer tells them apart, whatever it was trained on
+REPEATED = " ".join(f"international measurements of temperatures {number}" for number in range(20))
 LARGEST_VOCABULARY = 2**24
 SAMPLE_CHARACTERS = 1_000_000  # of the texts that `unknown_share` and `long_piece_share` read
 UNKNOWN = 0.01  # of the tokens: worth a warning above it, and no bits per byte
@@ -72,6 +73,17 @@ def _check_added(fast: Tokenizer, tokens: Mapping[str, object], ids: Mapping[str
         raise InputError(f"{where}: the tokenizer doesn't read {mask} in a text as its mask token; {fix}.")
 
 
+def check_repeats(fast: Tokenizer, where: str) -> None:
+    """Raises InputError if a text has other tokens each time that it is encoded, as with subword regularization."""
+    try:
+        readings = {tuple(fast.encode(REPEATED).ids) for _ in range(3)}
+    except Exception:  # tokenizers raises plain Exception; `special_ids` says what is missing
+        return
+    if len(readings) > 1:
+        fix = "turn off its sampling (dropout, alpha, nbest_size), and save it"
+        raise InputError(f"{where}: the tokenizer gives the same text other tokens each time; {fix}.")
+
+
 def check_pairs(fast: Tokenizer, *, sep_id: int, where: str) -> None:
     """Raises InputError unless the tokenizer puts a sep between two texts, and one at their end."""
     ids = fast.encode("a", "a").ids
@@ -96,13 +108,13 @@ def _encodes_letters(fast: Tokenizer, *, distinct: bool) -> bool:
             ids = fast.encode(letter, add_special_tokens=False).ids
         except Exception:  # tokenizers raises plain Exception where a model has no unknown token
             return False
-        if not ids and (distinct or any(piece for piece, _ in _pieces(fast, letter))):
+        if not ids and (distinct or any(piece for piece, _ in split_pieces(fast, letter))):
             return False
         encoded.add(tuple(ids))
     return not distinct or len(encoded) == len(LETTERS)
 
 
-def _pieces(fast: Tokenizer, text: str) -> list[tuple[str, tuple[int, int]]]:
+def split_pieces(fast: Tokenizer, text: str) -> list[tuple[str, tuple[int, int]]]:
     """Returns the pieces that a model gets of a text, and where they are in it once it is normalized."""
     text = fast.normalizer.normalize_str(text) if fast.normalizer else text
     return fast.pre_tokenizer.pre_tokenize_str(text) if fast.pre_tokenizer else [(text.strip(), (0, len(text)))]
@@ -119,7 +131,7 @@ def left_out_share(fast: Tokenizer, texts: Iterable[str]) -> float:
         return 0.0
     total = kept = 0
     for text in first_texts(texts):
-        total += sum(len(piece) for piece, _ in _pieces(fast, text))
+        total += sum(len(piece) for piece, _ in split_pieces(fast, text))
         kept += sum(map(len, fast.encode(text, add_special_tokens=False).tokens))
     return 1 - kept / total if total else 0.0
 
@@ -145,7 +157,7 @@ def long_piece_share(fast: Tokenizer, texts: Iterable[str], longest: int) -> flo
     """Returns the share of characters in pieces, as training gets them, of more than `longest` characters."""
     total = long = 0
     for text in first_texts(texts):
-        for _, (start, stop) in _pieces(fast, text):
+        for _, (start, stop) in split_pieces(fast, text):
             total += stop - start
             long += stop - start if stop - start > longest else 0
     return long / max(total, 1)

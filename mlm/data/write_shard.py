@@ -34,7 +34,7 @@ SUMMED = ("documents", "dropped_tokens", "cut_tokens", "padding_tokens", "joined
 PLACED = np.dtype([("start", "<u8"), ("part", "<u4"), ("place", "<u4")])  # start: a piece's first token in the shard
 
 
-class WriteShard(NamedTuple):
+class ShardTask(NamedTuple):
     """A task of `write_shard`."""
 
     name: str  # {split}/dataset-{number}, without its records
@@ -53,15 +53,20 @@ class WriteShard(NamedTuple):
     key: str = ""
 
 
-def write_shard(task: WriteShard) -> None:
+def write_shard(task: ShardTask) -> None:
     """Writes the files of a shard, reading its own blocks alone."""
-    note, sources = Counter(), Counter()
-    counts_V, held_V = np.zeros((2, task.vocab_size), np.int64)  # of the documents, and of what lines keep
-    tables, tokens_of_rows, rest_T = [np.zeros(0, PLACED)], [np.zeros(0, np.int64)], np.zeros(0, np.uint16)
-    target, digest = UPath(f"{task.shards}/{task.name}"), hashlib.sha256()
+    note: Counter[str] = Counter()
+    sources: Counter[str] = Counter()
+    counts_V = np.zeros(task.vocab_size, np.int64)  # of the documents
+    counts_in_rows_V = np.zeros(task.vocab_size, np.int64)  # of what lines keep of them
+    tables = [np.zeros(0, PLACED)]
+    tokens_of_rows = [np.zeros(0, np.int64)]
+    rest_T = np.zeros(0, np.uint16)
+    target = UPath(f"{task.shards}/{task.name}")
+    digest = hashlib.sha256()
     with results.written(target, lambda: f"{target.name}-{sum(map(len, tokens_of_rows))}.tfrecord") as file:
         with file.open("wb") as out:
-            for ids_T, documents, part_D in _windows(task):
+            for ids_T, documents, part_D in _read_windows(task):
                 sizes_D = documents["tokens"].astype(np.int64)
                 for part in set(part_D.tolist()):
                     sources[task.sources[part]] += int(sizes_D[part_D == part].sum())
@@ -71,75 +76,89 @@ def write_shard(task: WriteShard) -> None:
                     made = rows.arrange(task.rows, ids_T, sizes_D, length=task.length, pad_id=task.pad_id)
                 table = np.zeros(len(made.start_P), PLACED)
                 table["start"] = task.length * sum(map(len, tokens_of_rows)) + made.start_P
-                table["part"], table["place"] = part_D[made.document_P], documents["place"][made.document_P]
+                table["part"] = part_D[made.document_P]
+                table["place"] = documents["place"][made.document_P]
                 tables.append(table)
                 tokens_of_rows.append(made.tokens_N)
                 counts_V += np.bincount(ids_T, minlength=task.vocab_size)
-                held_V += np.bincount(made.ids_NxL.ravel(), minlength=task.vocab_size)
-                note.update(documents=len(documents), text_bytes=int(documents["bytes"].sum()))
-                note.update(cut_tokens=made.cut_tokens, padding_tokens=int(np.sum(task.length - made.tokens_N)))
+                counts_in_rows_V += np.bincount(made.ids_NxL.ravel(), minlength=task.vocab_size)
+                note.update(
+                    documents=len(documents),
+                    text_bytes=int(documents["bytes"].sum()),
+                    cut_tokens=made.cut_tokens,
+                    padding_tokens=int(np.sum(task.length - made.tokens_N)),
+                )
                 for first in range(0, len(made.ids_NxL), ENCODED):
-                    some = slice(first, first + ENCODED)
-                    data = b"".join(tfrecord.encode(made.ids_NxL[some], made.tokens_N[some]))
+                    chunk = slice(first, first + ENCODED)
+                    data = b"".join(tfrecord.encode(made.ids_NxL[chunk], made.tokens_N[chunk]))
                     out.write(data)
                     digest.update(data)
         size = file.stat().st_size
     if sources.total() != task.tokens:
         raise DamageError(f"{task.folder}: holds other blocks than those counted; remove it, and start again.")
-    table, tokens_N = np.concatenate(tables), np.concatenate(tokens_of_rows)
+    table = np.concatenate(tables)
+    tokens_N = np.concatenate(tokens_of_rows)
     with results.written(UPath(f"{task.shards}/{table_name(task.name)}")) as file, file.open("wb") as out:
         np.save(out, table)
-    results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V, held_V if task.rows == LINES else counts_V)
+    kept_V = counts_in_rows_V if task.rows == LINES else counts_V
+    results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V, kept_V)
     is_joined_P = table["start"] % task.length > 0  # to a document before it in its row
     joined_N = np.unique(table["start"][is_joined_P] // task.length)
-    note.update(dropped_tokens=len(rest_T), joined_tokens=int(tokens_N[joined_N[joined_N < len(tokens_N)]].sum()))
+    note["dropped_tokens"] = len(rest_T)
+    note["joined_tokens"] = int(tokens_N[joined_N[joined_N < len(tokens_N)]].sum())
     shard = [f"{task.name}-{len(tokens_N)}.tfrecord", len(tokens_N), size, digest.hexdigest()]
     results.save_json(UPath(f"{task.folder}/{task.key}.json"), dict(note) | {"shard": shard, "sources": sources})
 
 
-def _windows(task: WriteShard) -> Iterator[tuple[np.ndarray, ...]]:
+def _read_windows(task: ShardTask) -> Iterator[tuple[np.ndarray, ...]]:
     """Yields the tokens, the DOCUMENTs and the part of each document, of blocks that become rows together."""
     blocks = np.frombuffer(task.blocks, BLOCK)
     windows = range(len(blocks)) if task.rows == CONCATENATED else np.cumsum(blocks["tokens"]) // np.uint64(rows.WINDOW)
-    read = results.at_once(functools.partial(_read, task), zip(task.parts, blocks, strict=True))
+    read = results.at_once(functools.partial(_read_block, task), zip(task.parts, blocks, strict=True))
     for _, group in itertools.groupby(zip(windows, read, strict=True), operator.itemgetter(0)):
-        held = [(ids, documents, np.full(len(documents), part)) for _, (part, ids, documents) in group]
-        yield tuple(map(np.concatenate, zip(*held, strict=True)))
+        yield tuple(map(np.concatenate, zip(*(block for _, block in group), strict=True)))
 
 
-def _read(task: WriteShard, part_and_block: tuple[int, np.void]) -> tuple[int, np.ndarray, np.ndarray]:
-    """Returns the part, the tokens and the DOCUMENTs of a block, without those left out."""
+def _read_block(task: ShardTask, part_and_block: tuple[int, np.void]) -> tuple[np.ndarray, ...]:
+    """Returns the tokens, the DOCUMENTs and the part of each document of a block, without those left out."""
     part, block = part_and_block
     base = f"{task.folder}/{task.maps[part]}"
-    dtype, first, count = token_dtype(task.vocab_size), int(block["row"]), int(block["documents"])
-    ids = results.load(UPath(f"{base}.tokens"), dtype, int(block["offset"]), int(block["tokens"]))
+    first = int(block["row"])
+    count = int(block["documents"])
+    ids = results.load(
+        UPath(f"{base}.tokens"), token_dtype(task.vocab_size), int(block["offset"]), int(block["tokens"])
+    )
     documents = results.load(UPath(f"{base}.documents"), DOCUMENT, first, count)
-    if part not in task.left_out:
-        return part, ids, documents
-    rows = results.load(UPath(f"{task.folder}/{task.left_out[part]}"), np.uint32)
-    kept = ~np.isin(np.arange(first, first + count), rows)
-    return part, ids[np.repeat(kept, documents["tokens"])], documents[kept]
+    if part in task.left_out:
+        left_out = results.load(UPath(f"{task.folder}/{task.left_out[part]}"), np.uint32)
+        is_kept = ~np.isin(np.arange(first, first + count), left_out)
+        ids = ids[np.repeat(is_kept, documents["tokens"])]
+        documents = documents[is_kept]
+    return ids, documents, np.full(len(documents), part)
 
 
-def summarize(tasks: Sequence[WriteShard], vocabulary: Mapping[str, Any], left_out: Mapping[str, int]) -> Split:
-    """Returns a split of the manifest from its tasks' files; `left_out` counts the documents left out, by reason."""
-    counts_2xV, sources = np.zeros((2, vocabulary["vocab_size"]), np.int64), Counter()
+def summarize(tasks: Sequence[ShardTask], vocabulary: Mapping[str, Any], *, duplicates: int, kept_out: int) -> Split:
+    """Returns a split of the manifest from its tasks' files, and from how many documents are left out, and why."""
+    counts_2xV = np.zeros((2, vocabulary["vocab_size"]), np.int64)
     counts_files = (UPath(f"{task.folder}/{task.key}.counts") for task in tasks)
     for counts_of_shard in results.at_once(lambda file: results.load(file, np.int64), counts_files):
         counts_2xV += counts_of_shard.reshape(2, -1)
     notes = list(results.at_once(results.load_json, (UPath(f"{task.folder}/{task.key}.json") for task in tasks)))
+    sources: Counter[str] = Counter()
     for note in notes:
         sources.update(note["sources"])
     unk_id = vocabulary["special_ids"].get("unk")
     unknown_tokens = 0 if unk_id is None else int(counts_2xV[0, unk_id])
     counts_2xV[:, list(vocabulary["all_special_ids"])] = 0
-    tokens, counts_V = int(counts_2xV[0].sum()), counts_2xV[1]
+    counts_V = counts_2xV[1]
     probs = counts_V[counts_V > 0] / counts_V.sum()
     return Split(
         shards=tuple(Shard(*note["shard"]) for note in notes),
-        tokens=tokens,
+        duplicates=duplicates,
+        kept_out=kept_out,
+        tokens=int(counts_2xV[0].sum()),
         unknown_tokens=unknown_tokens,
-        **left_out | {key: sum(note[key] for note in notes) for key in SUMMED},
+        **{key: sum(note[key] for note in notes) for key in SUMMED},
         unigram_entropy=float(-np.sum(probs * np.log(probs))),
         sources=dict(sources),
     )

@@ -10,6 +10,7 @@ from mlm.config_rules import LINES, lanes_of_shares
 from mlm.data import mixture
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, verify
+from mlm.data.stretches import STRETCH
 from mlm.data.tokenizer import load_fast, load_for_corpus, manifest_fields
 from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
 from mlm.doctor import first_batch, scan
@@ -197,14 +198,14 @@ def _overlap(case: DataCase, split: str, overlap: scan.Overlap, part: str) -> Fi
     """Returns how much of a held-out split is in `part` of the training rows."""
     count, rows = len(overlap.overlapping), len(overlap.rows)
     if not rows:
-        needed = f"{scan.LEAST_STRETCHES + scan.STRETCH - 1} tokens without a special or unknown one among them"
-        fix = "see corpus.near_duplicates for short documents, and the share of unknown tokens"
+        needed = f"{scan.LEAST_STRETCHES + STRETCH - 1} tokens without a special or unknown one among them"
+        fix = "look at short documents, and at the share of unknown tokens"
         what = f"no {split} row can be compared with training: none has {needed}"
         return Finding("warning", what, fix, check="overlap")
     rate = count / rows
     what = (
         f"{count:,} of {rows:,} {split} rows ({rate:.1%}) are at least half in training, by stretches of "
-        f"{scan.STRETCH} tokens in {part}"
+        f"{STRETCH} tokens in {part}"
     )
     if rate <= OVERLAP[0]:
         return Finding("ok", what, check="overlap")
@@ -237,7 +238,7 @@ def against(case: DataCase) -> list[Finding]:
     held_N, share = scan.find_held(case.manifest, ids, max_rows=case.flags.rows)
     compared, some, half = int(np.sum(~np.isnan(held_N))), int(np.sum(held_N > 0)), int(np.sum(held_N >= 0.5))
     what = (
-        f"{some:,} of {compared:,} texts ({some / max(compared, 1):.1%}) share a stretch of {scan.STRETCH} tokens with "
+        f"{some:,} of {compared:,} texts ({some / max(compared, 1):.1%}) share a stretch of {STRETCH} tokens with "
         f"training, {half:,} at least half of their stretches; {share:.0%} of the training rows were read"
     )
     if not some:

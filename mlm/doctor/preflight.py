@@ -92,7 +92,7 @@ def engine(case: Case) -> None:
         return
     if not flags.engine_timeout > 0:  # or not a number
         raise InputError(f"--engine-timeout={flags.engine_timeout}: must be above 0 seconds.")
-    if flags.engine and (case.command not in ("run", "tokenizer", "shards") or _reads_corpus(case)):
+    if flags.engine and _reads_corpus(case):
         folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")
         timeout = min(flags.engine_timeout, ANSWER)
         with dask_engine.connect(
@@ -260,10 +260,10 @@ def hub(case: Case) -> None:
 
 
 CHECKS: dict[Check, tuple[str, ...]] = {
-    servers: (*PRETRAINING, "classify", "glue", "sweep", "evaluate", "bench", "verify"),
+    servers: (*PRETRAINING, "classify", "glue", "evaluate", "bench", "verify"),
     hosts: ("run", "train", "classify", "verify"),
     torch: ("export", "bench"),
-    engine: ("run", "tokenizer", "shards", "sweep", "glue"),
+    engine: ("run", "tokenizer", "shards"),
     branch: PRETRAINING,
     replay: ("run", "train", "doctor"),
     init_from: (*PRETRAINING, "classify", "glue"),

@@ -13,14 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from mlm.data import batches, keep_out
+from mlm.data import batches
 from mlm.data.manifest import Manifest
+from mlm.data.stretches import StretchIndex, hash_stretches
 
-STRETCH = 13  # tokens
 LEAST_STRETCHES = 8  # in a row that is compared: fewer are a line of boilerplate
 SHORTEST = 8  # tokens of a document that is compared: shorter ones are often the same and mean nothing
 BATCH = 500  # rows read at once
-BITS = 22  # of the table that rules out most hashes in one lookup
 
 
 class Overlap(NamedTuple):
@@ -149,7 +148,7 @@ def _stretches(
     ordinary_T = real_T & ~np.isin(ids_T, manifest.all_special_ids)
     pieces_T = np.cumsum(~ordinary_T) + np.cumsum(np.diff(records_T, prepend=0) != 0)
     numbers_T = np.random.default_rng(0).integers(1, 2**63, manifest.vocab_size, np.uint64)[ids_T]
-    hashes, first = keep_out.hash_stretches(numbers_T[ordinary_T], pieces_T[ordinary_T], STRETCH)
+    hashes, first = hash_stretches(numbers_T[ordinary_T], pieces_T[ordinary_T])
     return hashes, records_T[ordinary_T][first]
 
 
@@ -158,23 +157,19 @@ class _Overlap:
 
     def __init__(self, hashes: np.ndarray, records: np.ndarray):
         self._records = records
-        self._sorted, self._index = np.unique(hashes, return_inverse=True)
-        self._training = np.full(len(self._sorted), -1)  # a training record that has the stretch
-        self._table = np.zeros(1 << BITS, bool)
-        self._table[self._sorted >> np.uint64(64 - BITS)] = True
+        self._index = StretchIndex(hashes)
+        self._place = self._index.find(hashes)
+        self._training = np.full(len(self._index.hashes), -1)  # a training record that has the stretch
 
     def add(self, hashes: np.ndarray, records: np.ndarray) -> None:
         """Compares the stretches of training rows."""
-        near = self._table[hashes >> np.uint64(64 - BITS)]
-        hashes, records = hashes[near], records[near]
-        index = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
-        same = self._sorted[index] == hashes
-        self._training[index[same]] = records[same]
+        places = self._index.find(hashes)
+        self._training[places[places >= 0]] = records[places >= 0]
 
     def shares(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the records, how many stretches each has, and the share of these in training."""
         records, index, count = np.unique(self._records, return_inverse=True, return_counts=True)
-        return records, count, np.bincount(index, weights=self._training[self._index] >= 0) / np.maximum(count, 1)
+        return records, count, np.bincount(index, weights=self._training[self._place] >= 0) / np.maximum(count, 1)
 
     def summary(self) -> Overlap:
         """Returns what the rows share with training."""
@@ -184,6 +179,6 @@ class _Overlap:
         if shares.max(initial=0) < 0.5:
             return Overlap(records[compared], records[:0], None)
         worst = records[np.argmax(shares)]
-        matches = self._training[self._index][self._records == worst]
+        matches = self._training[self._place][self._records == worst]
         pair = int(worst), int(np.bincount(matches[matches >= 0]).argmax())
         return Overlap(records[compared], records[shares >= 0.5], pair)

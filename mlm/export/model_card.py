@@ -22,9 +22,10 @@ from mlm.data import tokenizer
 from mlm.data.stages import make_stages
 from mlm.model import classifier
 from mlm.pretrained.load import Pretrained
-from mlm.report import plots
-from mlm.report.goodput import Line
-from mlm.report.report import Rows, score_rows
+from mlm.report import page
+from mlm.report.page import Rows
+from mlm.report.report import score_rows
+from mlm.report.sessions import Line
 from mlm.report.summary import RunSummary
 from mlm.text import code, markdown, printable, templates
 
@@ -72,13 +73,11 @@ def write(
         },
     }
     if history is not None:
-        curve = CURVE if history.train or history.evals else ""
-        if curve:
-            plots.save(plots.draw(history.train, history.evals, [], history.unigram_entropy)["Loss"], folder / curve)
+        if history.train or history.evals:
+            page.drawn(lambda plots: plots.save(plots.draw_loss(history), folder / CURVE))
         values |= {
-            "curve": curve,
+            "curve": CURVE if (folder / CURVE).is_file() else "",
             "losses": _losses(history),
-            "device_hours": sum(s.lines[0].get("devices", 1) * s.seconds for s in history.sessions) / 3600,
             "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
         }
     _render(folder, "model_card.md.j2", model, values)

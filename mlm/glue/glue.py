@@ -1,5 +1,7 @@
 """GLUE by a protocol: runs of `classify`, chosen on the validation rows, as one table and the server's files."""
 
+import csv
+import itertools
 import json
 import statistics
 from collections import Counter
@@ -11,18 +13,15 @@ from rich.console import RenderableType
 from mlm import config as configs
 from mlm import logs
 from mlm.data import labelled
-from mlm.engine.engine import Engine
 from mlm.errors import InputError
 from mlm.glue.tasks import AX, MAJORITY, TASKS, Protocol, Settings, Task, load_protocol
 from mlm.paths import UPath, make_folder, remove, write_text
 from mlm.report.summary import glue_rows
-from mlm.sweep import bootstrap, grid
-from mlm.sweep.grid import Case
-from mlm.sweep.runs import Outcome, Run, run_all
+from mlm.sweep import grid
+from mlm.sweep.runs import Outcome, Trial, run_all
 from mlm.sweep.table import summarize
 from mlm.tasks.scores import selected
 from mlm.text import table
-from mlm.workdir import Workdir
 
 RESULT, MODELS = "glue.json", ("checkpoints", "export", "xla_cache")
 CHOSEN = ("optimizer.learning_rate", "data.global_batch", "train.seed")  # keys that name a run
@@ -64,7 +63,6 @@ def run(
     flags: Sequence[str],
     overrides: Settings,
     longest: int,
-    engine: Engine | None,
 ) -> dict[str, Any]:
     """Runs the tasks that are not done; returns their table: "protocol", "tasks" (`_choose`), and those of `means`.
 
@@ -74,7 +72,9 @@ def run(
       overrides: settings that take the place of the protocol's.
       longest: tokens that the model reads.
     """
-    recipe, tasks, mnli_model = load_protocol(protocol), {}, ""
+    recipe = load_protocol(protocol)
+    tasks: dict[str, Any] = {}
+    mnli_model = ""
     for name in names:
         if name == MAJORITY:
             tasks[name] = _majority(data, root)
@@ -83,15 +83,14 @@ def run(
             tasks[name] = {"failed": "starts from MNLI's model, which failed", "code": tasks["mnli"]["code"]}
             continue
         start = [f"--config.train.init_from={mnli_model}"] if name in recipe.from_mnli else []
-        cases = plan(recipe, name, root=root, data=data, flags=[*flags, *start], overrides=overrides, longest=longest)
-        outcomes = run_all([case.run for case in cases], root=root, engine=engine)
-        tasks[name] = _choose(name, cases, outcomes, root)
+        trials = plan(recipe, name, root=root, data=data, flags=[*flags, *start], overrides=overrides, longest=longest)
+        tasks[name] = _choose(name, run_all(trials, root, name), root)
         if name == "mnli":
             mnli_model = f"{tasks[name]['run']}/export" if "run" in tasks[name] else ""
         elif "run" in tasks[name]:  # the models of a table take much room
-            for folder in (UPath(case.run.folder) / part for case in cases for part in MODELS):
-                if folder.is_dir():
-                    remove(folder)
+            for trial, part in itertools.product(trials, MODELS):
+                if (UPath(trial.folder) / part).is_dir():
+                    remove(UPath(trial.folder) / part)
     cell = next(recipe.cells(names[0], {}))
     others = sorted(key for key in overrides if key not in cell and not configs.resume_may_change(key))
     changed = [f"{key}={overrides[key]}" for key in (*cell, *others) if key in overrides]
@@ -126,9 +125,10 @@ def join(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def plan(
     protocol: Protocol, name: str, *, root: UPath, data: str, flags: Sequence[str], overrides: Settings, longest: int
-) -> list[Case]:
+) -> list[Trial]:
     """Returns the runs of a task, over its settings and the seeds; arguments as in `run`."""
-    task, cases = TASKS[name], []
+    task = TASKS[name]
+    trials = []
     sets = [*task.validation[1:], *(split for split, _ in task.tests)]
     rows = {
         "classify.train": source(data, name, "train"),
@@ -147,22 +147,22 @@ def plan(
             folder = root / "runs" / name / grid.name(values)
             keys = (f"--config.{key}={value}" for key, value in settings.items())
             arguments = ("classify", f"--workdir={folder}", *keys, *flags)
-            cases.append(Case(values, settings, Run(f"{name} {folder.name}", str(folder), arguments)))
-    return cases
+            trials.append(Trial(f"{name} {folder.name}", str(folder), arguments, values))
+    return trials
 
 
-def _choose(name: str, cases: Sequence[Case], outcomes: Sequence[Outcome], root: UPath) -> dict[str, Any]:
+def _choose(name: str, outcomes: Sequence[Outcome], root: UPath) -> dict[str, Any]:
     """Returns the entry of a task: of the setting with the best median; writes the files of its best run."""
     failed = next((outcome for outcome in outcomes if outcome.code), None)
     if failed:
-        return {"failed": f"{failed.run.name}: {failed.last_line}", "code": failed.code}
-    best = max(summarize(cases, [_score(name, case) for case in cases]), key=lambda group: group.median)
-    folders = [case.run.folder for case in best.cases]
-    chosen = UPath(folders[best.scores.index(max(best.scores))])
+        return {"failed": f"{failed.trial.name}: {failed.last_line}", "code": failed.code}
+    trials = [outcome.trial for outcome in outcomes]
+    best = max(summarize(trials, [_score(name, trial) for trial in trials]), key=lambda group: group.median)
+    chosen = best.trials[best.scores.index(max(best.scores))].folder
     for split, file in TASKS[name].tests:
-        predicted = [prediction for prediction, _ in bootstrap.read_predictions(chosen, split)]
+        with (UPath(chosen) / "predictions" / f"{split}.tsv").open("r", encoding="utf-8", newline="") as lines:
+            predicted = [row["prediction"] for row in csv.DictReader(lines, delimiter="\t")]
         _submit(TASKS[name], predicted, root / "submission" / file)
-    devices = [logs.read(UPath(case.run.folder) / "timing.jsonl", "start")[-1]["devices"] for case in cases]
     return {
         "metrics": TASKS[name].metrics,
         "scores": best.scores,
@@ -170,15 +170,18 @@ def _choose(name: str, cases: Sequence[Case], outcomes: Sequence[Outcome], root:
         "low": min(best.scores),
         "high": max(best.scores),
         "setting": best.values,
-        "folders": folders,
-        "run": str(chosen),
-        "device_hours": sum(outcome.seconds * count for outcome, count in zip(outcomes, devices, strict=True)) / 3600,
+        "run": chosen,
+        "device_hours": sum(outcome.seconds * _devices(outcome.trial) for outcome in outcomes) / 3600,
     }
 
 
-def _score(name: str, case: Case) -> float:
+def _devices(trial: Trial) -> int:
+    return logs.read(UPath(trial.folder) / "timing.jsonl", "start")[-1]["devices"]
+
+
+def _score(name: str, trial: Trial) -> float:
     """Returns the score of a run on the validation rows: the mean over metrics, then over sets."""
-    content = logs.read_object(Workdir(case.run.folder, create=False).classification)
+    content = logs.read_object(UPath(trial.folder) / "classification.json")
     sets = [content["scores"], *(content["sets"][split] for split in TASKS[name].validation[1:])]
     return statistics.mean(selected(scores, TASKS[name].metrics) for scores in sets)
 
@@ -209,24 +212,7 @@ def _majority(data: str, root: UPath) -> dict[str, Any]:
     return {"metrics": task.metrics, "scores": [score], "median": score, "low": score, "high": score, "majority": label}
 
 
-def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Returns {TASK: `bootstrap.compare` on the first validation set} of the tasks that both tables have."""
-    differences = {}
-    for name in (name for name in one["tasks"] if name in other["tasks"]):
-        first, second = (tasks["tasks"][name].get("folders", ()) for tasks in (one, other))
-        if difference := bootstrap.compare(first, second, numbers=not TASKS[name].labels):
-            differences[name] = difference._asdict()
-    return differences
-
-
-def render(result: dict[str, Any], differences: dict[str, dict[str, float]] | None = None) -> list[RenderableType]:
-    """Returns the table of a result of `run`; `differences`, of `compare`, take the place of the settings."""
+def render(result: dict[str, Any]) -> list[RenderableType]:
+    """Returns the table of a result of `run`."""
     head, *rows = glue_rows(result)
-    if differences is not None:
-        head, texts = (*head[:-1], "difference in accuracy (95% interval)"), {}
-        for name, scores in differences.items():
-            spec = "+.1%" if TASKS[name].labels else "+.3f"
-            texts[name] = f"{scores['difference']:{spec}} ({scores['low']:{spec}} to {scores['high']:{spec}})"
-            texts[name] += "" if TASKS[name].labels else " in minus the squared error"
-        rows = [(*row[:-1], texts.get(row[0], "")) for row in rows]
     return [table(*head, rows=rows), f"protocol {result['protocol']}"]

@@ -21,10 +21,11 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from mlm.data import tokenizer
@@ -41,7 +42,14 @@ from mlm.text import say
 LENGTHS = 64  # tokens: rows are padded to a multiple of it, and predictions to a power of 4: few programs are compiled
 FREQUENCIES = {"1": 1, "2-9": 2, "10-99": 10, "100-999": 100, "1,000+": 1000}  # where bands begin: times in the text
 CHARACTERS = {"1-3": 1, "4-6": 4, "7-9": 7, "10+": 10}
-Opened = tuple[load.Pretrained, PreTrainedTokenizerFast]  # a model, its parameters not yet read, and its tokenizer
+
+
+class Opened(NamedTuple):
+    """A model whose parameters are not yet read."""
+
+    model: load.Pretrained
+    tok: PreTrainedTokenizerFast
+    reader: Tokenizer  # the same, as it reads a corpus
 
 
 def open_models(names: Sequence[str], entry: Entry) -> dict[str, Opened]:
@@ -54,8 +62,7 @@ def open_models(names: Sequence[str], entry: Entry) -> dict[str, Opened]:
         model = with_class(model, entry, command="compare")
         tok = tokenizer.load(model.tokenizer)
         check_vocabulary(model, tok)
-        tokenizer.read_special_tokens_as_text(tok.backend_tokenizer)
-        models[name] = model, tok
+        models[name] = Opened(model, tok, tokenizer.reader_of(tok))
     return models
 
 
@@ -66,13 +73,15 @@ def compare(
     drawn, counts = words.draw(texts, count, seed)
     if not drawn:
         raise InputError(f"--source: its {len(texts):,} documents hold no word; name a text with letters in it.")
-    readers = [(tok.backend_tokenizer.encode_batch, model.longest_row) for model, tok in models.values()]
+    readers = [(opened.reader.encode_batch, opened.model.longest_row) for opened in models.values()]
     windows, refused = words.cut(texts, drawn, size, readers)
     asked = [word for inside in windows.values() for word in inside]
     if not asked:
         raise InputError(f"--window={size}: no word fits into it and all models; raise it, or take another text.")
     strings = [texts[word.document][word.start : word.stop] for word in asked]
-    readings = {name: words.read(tok, texts, windows) for name, (_, tok) in models.items()}
+    readings = {}
+    for name, opened in models.items():
+        readings[name] = words.read(opened.reader, opened.tok.unk_token_id, texts, windows)
     spellings_MxW = np.array([spellings_W for _, spellings_W in readings.values()])
     changed_W = spellings_MxW["changed"].any(axis=0)
     spelled_W = ~(spellings_MxW["unknown"] | spellings_MxW["joined"]).any(axis=0)
@@ -113,8 +122,8 @@ def _score(
     """Returns minus the log probability of each word, in nats, and 1 where the match is exact, [2, W]."""
     say(f"compare: {name} predicts {len(rows):,} words")
     model = load.load(name, head=load.LM_HEAD, flag="--models=")
-    model = dataclasses.replace(model, changed_module=opened[0].changed_module)
-    score_copies = pseudo_perplexity.make_scorer(config, model, opened[1].mask_token_id)
+    model = dataclasses.replace(model, changed_module=opened.model.changed_module)
+    score_copies = pseudo_perplexity.make_scorer(config, model, opened.tok.mask_token_id)
     batch, first_W, stop_W = config.evaluate.batch, spellings_W["first"], spellings_W["stop"]
     room_W = 4 ** np.ceil(np.log2(np.maximum(stop_W - first_W, 1)) / 2).astype(int)
     order_W, scores_2xW = np.lexsort(([len(ids) for ids in rows], room_W)), np.empty((2, len(rows)))

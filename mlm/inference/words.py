@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, Regex, Tokenizer, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from mlm.data.corpus import text_hash
 
@@ -82,16 +81,16 @@ def _middle(text: str) -> int:
 
 
 def read(
-    tok: PreTrainedTokenizerFast, texts: Sequence[str], windows: dict[Span, list[Span]]
+    fast: Tokenizer, unk_id: int | None, texts: Sequence[str], windows: dict[Span, list[Span]]
 ) -> tuple[list[list[int]], np.ndarray]:
     """Returns the ids of each word's window, and its SPELLING."""
-    fast, rows, spellings = tok.backend_tokenizer, [], []
+    rows, spellings = [], []
     spans = [texts[document][start:stop] for document, start, stop in windows]
     for window, text, encoding in zip(windows, spans, fast.encode_batch(spans), strict=True):
         for word in windows[window]:
             place = word.start - window.start, word.stop - window.start
             rows.append(encoding.ids)
-            spellings.append(spell(fast, encoding, text, place, tok.unk_token_id))
+            spellings.append(spell(fast, encoding, text, place, unk_id))
     return rows, np.array(spellings, SPELLING)
 
 

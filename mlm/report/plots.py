@@ -1,88 +1,119 @@
-"""The plots of the report, from the lines of the logs, as SVG or PNG. Nothing here imports jax."""
+"""The plots of the pages and of the model card, from the lines of the logs. `page.drawn` calls it. No jax."""
 
 import base64
+import contextlib
 import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import matplotlib
+import matplotlib.style
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, StrMethodFormatter
+from matplotlib.ticker import EngFormatter
 
 from mlm import logs
-from mlm.report.goodput import Line, Session
+from mlm.report.sessions import Line
+from mlm.report.summary import Points, RunSummary
 
-Points = tuple[list[float], list[float]]
-
-TRAIN, EVAL, FAINT, MARK = "#3b6ea8", "#c2561d", "#a7b2c0", "#6b7280"
-COLORS = ("#3b6ea8", "#c2561d", "#4c8c4a", "#8a5ba8", "#b08d2c", "#2f8f8f", "#b0476b", "#6b7280")  # of runs
-NATS, SQUARED = "nats per prediction", "squared error"  # the loss, of a regression the other
-FEW = 40  # points: each gets a mark
-FEW_VALUES = 8  # of a varied number: each is named on the axis
-STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("plots.mplstyle"), use_default_template=False)
+COLORS = ("#3b6ea8", "#c2561d", "#4c8c4a", "#8a5ba8", "#b08d2c", "#2f8f8f", "#b0476b", "#6b7280")
+TRAIN, EVAL, *SETS, GRAY = COLORS
+FEW = 20  # points of a curve: each gets a mark
 
 
-def draw(
-    train: list[Line], evals: list[Line], sessions: list[Session], entropy: float | None, unit_of_loss: str = NATS
-) -> dict[str, Figure]:
-    """Returns title -> figure; without `sessions`, none of the throughput. `entropy` is the unigrams' of the split."""
-    figures = {}
-    with _figure(figures, "Loss", unit_of_loss) as axes:
-        _curve(axes, points(train, "loss"), TRAIN, "training")
-        _curve(axes, points(evals, "loss"), EVAL, "evaluation", marked=True)
-        sets = [name for name in logs.by_set(evals[-1]) if name] if evals else []
-        for color, name in zip(COLORS[2:], sets, strict=False):
-            _curve(axes, points(evals, f"{name}/loss"), color, _shown(name), marked=True)
-        if entropy is not None:
-            axes.axhline(entropy, color=MARK, linewidth=1, linestyle=(0, (5, 3)), label="unigram entropy")
-    shown = {} if unit_of_loss == SQUARED else {"accuracy": ("Accuracy", "% of the predictions", 100)}
-    shown |= {name: (name, "mean", 1) for name in logs.own_metrics([*train, *evals])}
-    for key, (title, unit, scale) in shown.items():
-        with _figure(figures, title, unit) as axes:
-            _curve(axes, points(train, key, scale), TRAIN, "training")
-            _curve(axes, points(evals, key, scale), EVAL, "evaluation", marked=True)
-    with _figure(figures, "Learning rate", "per step") as axes:
-        _curve(axes, points(train, "learning_rate"), TRAIN)
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    with _figure(figures, "Gradient norm", "global, before clipping") as axes:
-        norms = points(train, "grad_norm")
-        _curve(axes, norms, TRAIN)
-        if norms[1] and max(norms[1]) > 20 * min(norms[1]) > 0:
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
-    if kept := [line for session in sessions for line in session.kept_lines("train")]:
-        with _figure(figures, "Throughput", "tokens/s") as axes:
-            _curve(axes, points(kept, "tokens_per_second"), TRAIN)
-            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-            axes.set_ylim(bottom=0, top=1.1 * axes.get_ylim()[1])
+class Curve(NamedTuple):
+    """A curve of a plot."""
+
+    points: Points
+    color: str
+    label: str = ""
+    alpha: float = 1.0
+    style: str = "-"
+
+
+def settings() -> contextlib.AbstractContextManager[None]:
+    """Draws and saves with the settings of plots.mplstyle alone, whatever a user's matplotlibrc says."""
+    return matplotlib.style.context(["default", Path(__file__).with_name("plots.mplstyle")])
+
+
+def draw(run: RunSummary) -> dict[str, Figure]:
+    """Returns title -> figure of the curves of a run; without times in its log, none of the throughput."""
+    figures = {"Loss": draw_loss(run)}
+    lines = [*run.train, *run.evals]
+    for key in ("accuracy", "f1", *logs.own_metrics(lines)):
+        if any(key in line for line in lines):
+            title, unit, scale = (key.capitalize(), "%", 100) if key in ("accuracy", "f1") else (key, "mean", 1)
+            figures[title] = _plot(
+                unit,
+                Curve(points(run.train, key, scale), TRAIN, "training"),
+                Curve(points(run.evals, key, scale), EVAL, "evaluation"),
+            )
+    timing = [line for session in run.sessions for line in session.kept_lines("train")]
+    for title, unit, key, shown in (
+        ("Learning rate", "per step", "learning_rate", run.train),
+        ("Gradient norm", "global, before clipping", "grad_norm", run.train),
+        ("Throughput", "tokens/s", "tokens_per_second", timing),
+    ):
+        if any(key in line for line in shown):
+            figures[title] = _plot(unit, Curve(points(shown, key), TRAIN), bottom=0)
     return figures
 
 
-@matplotlib.rc_context(STYLE)
+def draw_loss(run: RunSummary) -> Figure:
+    """Returns the losses of training, of evaluation and of each validation set, and the unigrams' entropy."""
+    curves = [
+        Curve(points(run.train, "loss"), TRAIN, "training"),
+        Curve(points(run.evals, "loss"), EVAL, "evaluation"),
+    ]
+    sets = filter(None, logs.by_set(run.evals[-1]) if run.evals else ())
+    for color, name in zip(SETS, sets, strict=False):
+        curves.append(Curve(points(run.evals, f"{name}/loss"), color, name))
+    if run.unigram_entropy is not None:
+        curves.append(Curve(([0, run.step], [run.unigram_entropy] * 2), GRAY, "unigram entropy", style="--"))
+    return _plot(run.unit_of_loss, *curves)
+
+
+def draw_comparison(runs: Mapping[str, RunSummary], unit: str) -> dict[str, Figure]:
+    """Returns title -> figure: the losses of all runs over steps, over tokens, and over the seconds of training."""
+    figures = {}
+    for x_unit, position in (
+        ("steps", lambda run, step: step),
+        ("tokens read", RunSummary.tokens),
+        ("seconds of training", RunSummary.training_seconds),
+    ):
+        curves = []
+        for color, (name, run) in zip(COLORS, runs.items(), strict=False):
+            for lines, label, alpha in ((run.train, "", 0.5), (run.evals, name, 1.0)):
+                placed = [line | {"x": position(run, line["step"])} for line in lines]
+                curves.append(Curve(points(placed, "loss", x="x"), color, label, alpha))
+        figures[f"Loss over {x_unit}"] = _plot(f"loss, {unit}", *curves, x_unit=x_unit)
+    return figures
+
+
 def draw_norms(lines: list[Line]) -> Figure:
     """Returns the norms over steps by layer, then by kind of parameter over all layers; gray is 0 or not finite."""
     names = sorted(lines[0]["parameters"], key=_layer_and_kind)
-    groups: dict[str, list[int]] = {}
-    for part, (index, name) in itertools.product((1, 2), enumerate(names)):
-        groups.setdefault(_layer_and_kind(name)[part], []).append(index)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for part in (1, 2):
+        for index, name in enumerate(names):
+            groups[_layer_and_kind(name)[part]].append(index)
     norms_TxPx3 = np.array([[line["parameters"][name] for name in names] for line in lines], float)
-    norms_TxPx3[..., 2] = np.where(norms_TxPx3[..., 1] == 0, 0, norms_TxPx3[..., 2] * norms_TxPx3[..., 1])  # of updates
+    parameter_TxP = norms_TxPx3[..., 1]  # the third are of updates over parameters: sum updates, then divide
+    norms_TxPx3[..., 2] = np.where(parameter_TxP == 0, 0, norms_TxPx3[..., 2] * parameter_TxP)
     norms_GxTx3 = np.sqrt([np.sum(norms_TxPx3[:, indices] ** 2, axis=1) for indices in groups.values()])
     norms_GxTx3[..., 2] /= np.where(norms_GxTx3[..., 1] == 0, np.nan, norms_GxTx3[..., 1])
+    steps = [line["step"] for line in lines]
     figure = Figure(figsize=(11, 0.9 + 0.17 * len(groups)), layout="constrained")
     for column, title in enumerate(("gradient, before clipping", "parameter", "update / parameter")):
         shown_GxT = np.ma.masked_where(~(norms_GxTx3[..., column] > 0), norms_GxTx3[..., column])
-        axes = figure.add_subplot(1, 3, column + 1, title=title, xlabel="steps", facecolor=FAINT)
-        scale, steps = "log" if shown_GxT.count() else None, [line["step"] for line in lines]
-        figure.colorbar(axes.pcolormesh(steps, range(len(groups)), shown_GxT, norm=scale, rasterized=True), aspect=50)
+        axes = figure.add_subplot(1, 3, column + 1, title=title, xlabel="steps", facecolor="#a7b2c0")
+        scale = "log" if shown_GxT.count() else None
+        mesh = axes.pcolormesh(steps, range(len(groups)), shown_GxT, norm=scale, rasterized=True)
+        figure.colorbar(mesh, aspect=50)
         axes.set(yticks=range(len(groups)), yticklabels=[] if column else groups, ylim=(len(groups) - 0.5, -0.5))
         axes.grid(visible=False)
     return figure
@@ -95,82 +126,61 @@ def _layer_and_kind(name: str) -> tuple[float, str, str]:
     return -1 if "embeddings" in name else math.inf, "/".join(name.split("/")[:-1][:2]), name
 
 
-def _shown(name: str) -> str:
-    """Returns a name as matplotlib shows it: text between dollars would be a formula, and a name in _ is left out."""
-    return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
-
-
-def draw_together(runs: dict[str, Sequence[Points]], x_unit: str, y_unit: str = f"loss, {NATS}") -> Figure:
-    """Returns the losses of several runs: name -> (points of training, drawn faintly, points of evaluation)."""
-    figures: dict[str, Figure] = {}
-    with _figure(figures, "", y_unit, x_unit) as axes:
-        for color, (name, (train, evals)) in zip(COLORS, runs.items(), strict=False):
-            if train[0]:
-                axes.plot(*train, color=color, linewidth=1, alpha=0.5)
-            marker = "o" if len(evals[0]) < FEW else ""
-            axes.plot(*evals, color=color, marker=marker, markersize=4, label=_shown(name))
-    return figures[""]
-
-
-@matplotlib.rc_context(STYLE)
-def draw_over_values(curves: dict[str, list[tuple[float, ...]]], key: str, score: str) -> Figure:
+def draw_over_values(curves: Mapping[str, list[tuple[float, ...]]], key: str, score: str) -> Figure:
     """Returns a score over a number: name -> (value of the key, lowest, median and highest score), ... of a curve."""
     figure = Figure(figsize=(4.7, 2.9 + 0.12 * len(curves)), layout="constrained")
     axes = figure.add_subplot(xlabel=_shown(key), ylabel=f"{_shown(score)}, median and range")
-    for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
+    for color, (name, curve) in zip(itertools.cycle(COLORS), curves.items(), strict=False):
         value, low, median, high = np.array(sorted(curve)).T
-        label, spread = _shown(name), (median - low, high - median)
-        axes.errorbar(value, median, spread, label=label, color=color, marker="o", markersize=4, capsize=2.5)
+        spread = (median - low, high - median)
+        axes.errorbar(value, median, spread, label=_shown(name), color=color, marker="o", markersize=4, capsize=2.5)
     values = sorted({value for curve in curves.values() for value, *_ in curve})
     if 0 < 10 * values[0] <= values[-1]:
         axes.set_xscale("log")
-    if len(values) <= FEW_VALUES:
-        axes.set_xticks(values, [f"{value:g}" for value in values])
-        axes.set_xticks([], minor=True)
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.set_xticks([], minor=True)
     if any(curves):
         figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
-def points(
-    lines: list[Line], key: str, scale: float = 1, position: Callable[[Line], float | None] = lambda line: line["step"]
-) -> Points:
-    """Returns (x, values) of the lines that hold a finite number under the key, and whose position is known."""
-    finite = [line for line in lines if line.get(key) is not None and math.isfinite(line[key])]
-    known = [(x, line[key] * scale) for line in finite if (x := position(line)) is not None]
-    return [x for x, _ in known], [y for _, y in known]
+def points(lines: Sequence[Line], key: str, scale: float = 1, x: str = "step") -> Points:
+    """Returns (positions, values) of the lines that hold a finite number under the key, and whose position is known."""
+    known = [line for line in lines if None not in (line.get(x), line.get(key))]
+    finite = [line for line in known if math.isfinite(line[key])]
+    return [line[x] for line in finite], [line[key] * scale for line in finite]
 
 
-def to_url(figure: Figure) -> str:
-    """Returns the figure as an SVG document within a URL."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
+def to_urls(figures: Mapping[str, Figure]) -> dict[str, str]:
+    """Returns each figure as an SVG document within a URL."""
+    urls = {}
+    for title, figure in figures.items():
+        buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+        urls[title] = "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return urls
 
 
 def save(figure: Figure, file: Path) -> None:
-    """Writes the figure as a .png or .svg, the same bytes for the same figure."""
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(file, dpi=160, metadata={"Software" if file.suffix == ".png" else "Date": None})
+    """Writes the figure as a PNG, the same bytes for the same figure."""
+    figure.savefig(file, dpi=160, metadata={"Software": None})
 
 
-@contextmanager
-def _figure(figures: dict[str, Figure], title: str, y_unit: str, x_unit: str = "steps") -> Iterator[Axes]:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.7, 2.9), layout="constrained")
-        axes = figure.add_subplot(xlabel=x_unit, ylabel=y_unit)
-        yield axes
-        hours = x_unit.startswith("hours")  # not "500m"
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}") if hours else EngFormatter(sep=""))
-        axes.set_xlim(left=0)
-        axes.locator_params(axis="x", nbins=6)
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend()
-        figures[title] = figure
+def _plot(y_unit: str, *curves: Curve, x_unit: str = "steps", bottom: float | None = None) -> Figure:
+    figure = Figure(figsize=(4.7, 2.9), layout="constrained")
+    axes = figure.add_subplot(xlabel=x_unit, ylabel=y_unit)
+    for (x, y), color, label, alpha, style in curves:
+        marker = "o" if len(x) < FEW and (alpha, style) == (1, "-") else ""
+        axes.plot(x, y, style, color=color, label=_shown(label), alpha=alpha, marker=marker, markersize=4)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=bottom)
+    axes.locator_params(axis="x", nbins=6)
+    if any(curve.label for curve in curves):
+        axes.legend()
+    return figure
 
 
-def _curve(axes: Axes, curve: Points, color: str, label: str = "", *, marked: bool = False) -> None:
-    if curve[0]:
-        marker = "o" if (marked and len(curve[0]) < FEW) or len(curve[0]) == 1 else ""
-        axes.plot(*curve, color=color, marker=marker, markersize=4, label=label or None)
+def _shown(name: str) -> str:
+    """Returns a name as matplotlib shows it: text between dollars would be a formula, and a name in _ is left out."""
+    return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mlm.report import report
+from mlm.report import page
 
 METRICS = {
     "nats_per_word": ("nats a word", ".3f"),
@@ -24,7 +24,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-def tables(result: dict[str, Any]) -> Iterator[tuple[list[str], report.Rows]]:
+def tables(result: dict[str, Any]) -> Iterator[tuple[list[str], page.Rows]]:
     """Yields heads (">": of numbers) and rows: all words with the models' differences, groups of words, counts."""
     heads = [head for name, _ in METRICS.values() for head in (f">{name}", "95%")]
     for group, bands in result["groups"].items():
@@ -46,7 +46,7 @@ def _cells(scores: dict[str, dict[str, float]]) -> Iterator[str]:
         yield f"\u00b1 {interval[1] - mean:{spec}}" if interval else ""
 
 
-def page(result: dict[str, Any]) -> str:
+def to_page(result: dict[str, Any]) -> str:
     """Returns a page, one file that needs no network."""
     shown = [("", [[head.removeprefix(">") for head in heads], *rows], "numbers") for heads, rows in tables(result)]
-    return report.render_tables(result["source"], summary(result), shown)
+    return page.render_tables(result["source"], summary(result), shown)

@@ -4,20 +4,11 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlm.errors import InputError
-from mlm.sweep.runs import Run
 
 LONGEST, LONGEST_NAME = 40, 200  # characters of a value in a name, and of a name
-
-
-class Case(NamedTuple):
-    """A run of the grid."""
-
-    values: dict[str, Any]  # of the varied keys
-    config: dict[str, Any]  # flattened
-    run: Run
 
 
 def read(entries: Sequence[str]) -> dict[str, list[str]]:
@@ -35,7 +26,9 @@ def read(entries: Sequence[str]) -> dict[str, list[str]]:
 
 def split(text: str) -> list[str]:
     """Splits at commas outside brackets and quotes; a value that is quoted as a whole loses its quotes."""
-    values, depth, quote = [""], 0, ""
+    values = [""]
+    depth = 0
+    quote = ""
     for char in text:
         if quote or char in "'\"":
             quote = "" if char == quote else quote or char

@@ -1,152 +1,116 @@
-"""Runs of a command as subprocesses: skipped when done, resumed when killed. Nothing here imports jax."""
+"""A loop of runs: each is a process, skipped when it is done, resumed when it was killed. Nothing here imports jax."""
 
-import contextlib
-import functools
 import json
 import os
 import signal
-import socket
 import sys
-import threading
 import time
 import types
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
-from typing import NamedTuple
+from collections.abc import Sequence
+from subprocess import DEVNULL, STDOUT, Popen
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
 
 from mlm import logs
 from mlm.cluster import watch
-from mlm.engine.engine import Engine
 from mlm.entry import STOCK, Program
 from mlm.errors import InputError, PreemptedError
-from mlm.paths import UPath, is_remote, make_folder, staging_folder, upload, write_text
-from mlm.text import say
+from mlm.paths import UPath, make_folder, staging_folder, upload, write_text
 
 OUTPUT = "output.txt"  # in the folder of a run: what it printed
 STATE = "run.json"  # there, written when it has ended: arguments, exit code, seconds of all its starts, last line
-STOP = "stop"  # in the folder of all runs: a file that stops them
-_alone = threading.Lock()  # a worker of several threads runs one run at a time: it may hold the accelerator
 
 
-class Run(NamedTuple):
-    """A run of a command."""
+class Trial(NamedTuple):
+    """A run of a command with some of the values."""
 
     name: str
     folder: str  # of OUTPUT and STATE: an absolute path, or gs://
     arguments: tuple[str, ...]  # after those of `program`
-    program: Program = Program()
+    values: dict[str, Any]  # of the varied keys
+    program: Program = Program()  # how this command was started: a researcher's script starts itself again
 
 
 class Outcome(NamedTuple):
     """How a run has ended."""
 
-    run: Run
+    trial: Trial
     code: int  # exit code; 128 + N if signal N killed it
     seconds: float  # of all its starts
     last_line: str  # of its output: a sentence about what is wrong if there is one
 
 
-def run_all(
-    runs: Sequence[Run], *, root: UPath, engine: Engine | None, check: Callable[[Run], None] = lambda run: None
-) -> list[Outcome]:
-    """Runs what is not done, one by one here or on the workers of an engine; returns all outcomes, in order.
+def run_all(trials: Sequence[Trial], root: UPath, label: str = "runs") -> list[Outcome]:
+    """Runs what is not done, one after another; returns how each one ended, in order. One that fails stops no other.
 
-    A run that fails doesn't stop the others. On SIGTERM, Ctrl-C or a file `stop` in `root`, running ones save and exit,
-    and PreemptedError is raised; the same call resumes them. So they do if `check` of the first run that is done raises
-    an InputError, which is raised then.
+    On SIGTERM or Ctrl-C the running one saves and ends, and PreemptedError is raised; the same call goes on from there.
     """
-    outcomes = {run: outcome for run in runs if (outcome := _finished(run)) is not None}
-    checked, refusal, todo = bool(outcomes), None, [run for run in runs if run not in outcomes]
-    if checked:
-        check(next(iter(outcomes)))
-    stop = root / STOP
-    stop.unlink(missing_ok=True)
-    with watch.handling(functools.partial(_stop_on_signal, stop), signal.SIGINT, signal.SIGTERM):
-        if engine is None:
-            ended = (_execute(str(root), run, shared_cache=True) for run in todo)
-        else:
-            ended = (outcome for _, outcome in engine.each(functools.partial(_execute, str(root)), todo, label="runs"))
-        for outcome in ended:
-            outcomes[outcome.run] = outcome
-            if outcome.last_line:
+    outcomes: list[Outcome] = []
+    processes: list[Popen] = []  # the last one may be running
+    signals: list[int] = []  # that asked for an end
+
+    def stop(number: int, frame: types.FrameType | None) -> None:
+        watch.current.signaled(signal.Signals(number).name)
+        signals.append(number)
+        for process in processes:
+            process.terminate()  # nothing happens to those that have ended
+
+    bar = tqdm(total=len(trials), desc=label, unit="run", disable=not sys.stderr.isatty())
+    with bar, watch.handling(stop, signal.SIGINT, signal.SIGTERM):
+        for trial in trials:
+            bar.set_postfix_str(trial.name)
+            outcome = _finished(trial)
+            if outcome is None:
+                outcome = _run(trial, root, processes)
                 end = f"exit code {outcome.code}" if outcome.code else "done"
-                say(f"{len(outcomes)}/{len(runs)} {outcome.run.name}: {end}, {outcome.seconds:.0f} s")
-            if outcome.code == 0 and not checked:
-                checked = True
-                try:
-                    check(outcome.run)
-                except InputError as error:
-                    refusal = error
-                    write_text(stop, "")
-    if refusal:
-        raise refusal
-    done = sum(outcome.code == 0 for outcome in outcomes.values())
-    if stop.is_file() and done < len(runs):
-        raise PreemptedError(f"stopped, {done} of {len(runs)} runs are done; run the same command to continue.")
-    return [outcomes[run] for run in runs]
+                line = f"{len(outcomes) + 1}/{len(trials)} {trial.name}: {end}, {outcome.seconds:.0f} s"
+                tqdm.write(line, file=sys.stderr)
+            outcomes.append(outcome)
+            bar.update()
+            done = sum(outcome.code == 0 for outcome in outcomes)
+            if signals and done < len(trials):
+                text = f"stopped, {done} of {len(trials)} runs are done; run the same command to continue."
+                raise PreemptedError(text)
+    return outcomes
 
 
-def _finished(run: Run) -> Outcome | None:
-    state = logs.read_object(UPath(run.folder) / STATE)
-    if state.get("code") != 0 or state.get("arguments") != list(run.arguments):
+def _finished(trial: Trial) -> Outcome | None:
+    """Returns how a run ended that is done; raises InputError if another class than this command's has done it."""
+    state = logs.read_object(UPath(trial.folder) / STATE)
+    if state.get("code") != 0 or state.get("arguments") != list(trial.arguments):
         return None
-    if (identity := state.get("class", "")) != run.program.identity:
-        names = f"{identity or STOCK}, and this command has {run.program.identity or STOCK}"
-        raise InputError(f"{run.folder}: was done by {names}; use another --workdir.")
-    return Outcome(run, 0, state["seconds"], state["last_line"])
+    before = state["class"]
+    now = trial.program.identity
+    if before.partition(" (")[0] != now.partition(" (")[0]:
+        names = f"{before or STOCK}, and this command has {now or STOCK}"
+        raise InputError(f"{trial.folder}: was done by {names}; use another --workdir.")
+    if before != now:  # of the same class another code, as when its file was edited
+        tqdm.write(f"{trial.name}: was done by {before}", file=sys.stderr)
+    return Outcome(trial, 0, state["seconds"], state["last_line"])
 
 
-def _execute(root: str, run: Run, *, shared_cache: bool = False) -> Outcome:
-    """Starts or resumes a run and waits for its end; with `shared_cache`, all runs share compiled programs."""
-    with _alone:
-        folder, stop, script = UPath(run.folder), UPath(root) / STOP, run.program.file
-        if not is_remote(root) and not Path(root).is_dir():
-            raise InputError(f"{root}: {socket.gethostname()} has no such folder; name one that all workers share.")
-        if script and not Path(script).is_file():
-            fix = "put it there, with what it imports, at the same path on every worker"
-            raise InputError(f"{script}: {socket.gethostname()} has no such file; {fix}.")
-        if stop.is_file():
-            return Outcome(run, PreemptedError.code, 0.0, "")
-        make_folder(folder)
-        before, begin = logs.read_object(folder / STATE), time.monotonic()
-        env = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"} if shared_cache else {}
-        env |= run.program.environment()
-        command, staging = [sys.executable, *run.program.command, *run.arguments], staging_folder(folder)
-        with (staging / OUTPUT).open("ab+") as output:
-            start = output.seek(0, os.SEEK_END)
-            code = _wait(Popen(command, env=env, stdin=DEVNULL, stdout=output, stderr=STDOUT), stop)
-            output.seek(start)
-            lines = [line for line in output.read().decode(errors="replace").splitlines() if line.strip()]
-        upload(staging, folder)
-        resumed = before.get("arguments") == list(run.arguments)
-        seconds = time.monotonic() - begin + (before["seconds"] if resumed else 0.0)
-        last_line = ([line for line in lines if code and line.startswith("mlm ")] or lines or ["no output"])[-1]
-        state = {"arguments": run.arguments, "class": run.program.identity, "code": code}
-        state |= {"seconds": seconds, "last_line": last_line}
-        write_text(folder / STATE, json.dumps(state) + "\n")
-        return Outcome(run, code, seconds, last_line)
-
-
-def _wait(process: Popen, stop: UPath) -> int:
-    """Returns the exit code of a process, which gets SIGTERM when the stop file appears."""
-    terminated = False
-    try:
-        while process.poll() is None:
-            with contextlib.suppress(TimeoutExpired):
-                process.wait(5.0 if is_remote(stop) else 0.5)
-            if not terminated and stop.is_file():
-                terminated = True
-                process.terminate()  # nothing happens if it has ended
-    except BaseException:
-        process.terminate()
-        raise
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-def _stop_on_signal(stop: UPath, number: int, frame: types.FrameType | None) -> None:
-    """Writes the stop file when SIGTERM or Ctrl-C comes; a second Ctrl-C ends at once."""
-    if number == signal.SIGINT and stop.is_file():
-        raise KeyboardInterrupt
-    watch.current.signaled(signal.Signals(number).name)
-    write_text(stop, "")
+def _run(trial: Trial, root: UPath, processes: list[Popen]) -> Outcome:
+    """Starts or resumes a run, adds its process, and waits for its end; all share the programs that they compile."""
+    folder = UPath(trial.folder)
+    make_folder(folder)
+    staging = staging_folder(folder)  # of a bucket, whose files can't be appended to
+    state = logs.read_object(folder / STATE)
+    before = state["seconds"] if state.get("arguments") == list(trial.arguments) else 0.0
+    begin = time.monotonic()
+    environment = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"} | trial.program.environment()
+    command = [sys.executable, *trial.program.command, *trial.arguments]
+    with (staging / OUTPUT).open("ab+") as output:
+        start = output.seek(0, os.SEEK_END)
+        processes.append(Popen(command, env=environment, stdin=DEVNULL, stdout=output, stderr=STDOUT))
+        returned = processes[-1].wait()
+        output.seek(start)
+        printed = output.read().decode(errors="replace").splitlines()
+    upload(staging, folder)
+    code = returned if returned >= 0 else 128 - returned
+    lines = [line for line in printed if line.strip()] or ["no output"]
+    errors = [line for line in lines if code and line.startswith("mlm ")]
+    outcome = Outcome(trial, code, before + time.monotonic() - begin, (errors or lines)[-1])
+    state = {"arguments": trial.arguments, "class": trial.program.identity, "code": code}
+    write_text(folder / STATE, json.dumps(state | {"seconds": outcome.seconds, "last_line": outcome.last_line}) + "\n")
+    return outcome

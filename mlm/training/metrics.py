@@ -71,6 +71,7 @@ class Log(AbstractContextManager):
                 self.hooks.append(_Wandb(config.log.wandb, workdir, config))
         self._trackers = [*self.hooks]  # they get the numbers of the other two files, too
         self.waits = xla_metrics.Waits()
+        self._begin = time.monotonic()
         shown = self._writes and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not shown)
         self.restart_clock(start)
@@ -166,7 +167,10 @@ class Log(AbstractContextManager):
     def timing(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to timing.jsonl."""
         if self._writes:
-            self._timing.append({"step": step, "kind": kind, "time": round(time.time(), 3)} | values)
+            elapsed = round(time.monotonic() - self._begin, 3)  # the time of day may be set back meanwhile
+            self._timing.append(
+                {"step": step, "kind": kind, "time": round(time.time(), 3), "elapsed": elapsed} | values
+            )
             self._call(self._trackers, f"timing/{kind}", step, values)
 
     def norms(self, step: int, names: list[str], norms: dict[str, jax.Array]) -> None:

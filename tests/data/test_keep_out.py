@@ -7,8 +7,9 @@ import unicodedata
 import numpy as np
 import pytest
 
-from mlm.data import keep_out, shards, sources, tokenizer
+from mlm.data import shards, sources, tokenizer
 from mlm.data.corpus import Corpus
+from mlm.data.stretches import StretchIndex, stretches_of_texts
 from mlm.errors import InputError
 from tests.support.corpora import InProcess, corpus_of, shard_rows, write_shards
 
@@ -22,8 +23,8 @@ def pieces(text: str, count: int = 13) -> set[tuple[str, ...]]:
     return {tuple(own[place : place + count]) for place in range(len(own) - count + 1)}
 
 
-def hashes(texts: list[str]) -> np.ndarray:
-    return np.unique(keep_out.stretches(texts, keep_out.STRETCH)[0])
+def index_of(texts: list[str]) -> StretchIndex:
+    return StretchIndex(stretches_of_texts(texts)[0])
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,10 @@ def texts_(texts: list[str]) -> list[str]:
 
 def test_documents_with_a_stretch_are_those_found_by_plain_python(texts_):
     benchmark = [text.upper().replace(" ", " - ") for text in texts_[::9]]
-    banned = hashes(benchmark)
+    index = index_of(benchmark)
     known = set().union(*map(pieces, benchmark))
-    assert len(banned) == len(known) > 2000
-    assert (np.diff(banned.astype(object)) > 0).all()
-    found = keep_out.holds(texts_, banned)
+    assert len(index.hashes) == len(known) > 2000
+    found = index.is_in_texts(texts_)
     assert found.tolist() == [not known.isdisjoint(pieces(text)) for text in texts_]
     assert 100 < found.sum() < 1000
 
@@ -45,14 +45,14 @@ def test_documents_with_a_stretch_are_those_found_by_plain_python(texts_):
 def test_words_have_no_case_and_no_punctuation():
     plain = "strasse one two three four five six seven eight nine ten dont eleven"
     styled = "STRAßE\u00a0one,two three\u2028four\tFIVE «six» seven \u2013 eight nine $ ten don\u2019t! (Eleven)"
-    banned = hashes([plain])
-    assert len(banned) == 1
-    assert keep_out.holds([styled.replace("one,two", "one, two"), styled, plain + "s"], banned).tolist() == [1, 0, 0]
+    index = index_of([plain])
+    assert len(index.hashes) == 1
+    assert index.is_in_texts([styled.replace("one,two", "one, two"), styled, plain + "s"]).tolist() == [1, 0, 0]
 
 
 def test_hashes_are_pinned():
     """Processes that had others would keep nothing out for one another."""
-    assert keep_out.stretches(["a b c d"], 4)[0].tolist() == [10055747455031005691]
+    assert stretches_of_texts([" ".join("abcdefghijklm")])[0].tolist() == [11942545563605717388]
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def test_a_corpus_that_was_changed_after_a_kill_is_read_anew(small, texts, token
     """What is left of the old one is never mixed in, though the config says the same."""
     corpus = corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:300]),))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shards, "summarize", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(shards, "summarize", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         write_shards(corpus, tmp_path / "one", tokenizer_folder)
     left = work_folder(str(tmp_path / "one"))
     assert len(list(left.rglob("*.tfrecord"))) == sum(COUNTS.values())

@@ -1,11 +1,13 @@
 import json
 import pathlib
+import re
 import shutil
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mlm.data import tokenizer
+from mlm.data.train_tokenizer import train
 from mlm.errors import InputError
 from tests.support.corpora import train_tokenizer
 
@@ -116,10 +118,15 @@ def test_fingerprint_is_of_the_ids_alone(tokenizers, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_vocabulary_that_the_text_cannot_make_is_refused(texts, tmp_path, kind):
+    """The size that the sentence names works."""
     for vocab_size in (30, 20_000):
-        with pytest.raises(InputError, match=f"tokenizer.vocab_size = {vocab_size}"):
+        with pytest.raises(InputError, match=f"tokenizer.vocab_size = {vocab_size}: .* set it to [0-9]+") as error:
             train_tokenizer(texts[:100], tmp_path / "none", kind, vocab_size=vocab_size)
         assert not (tmp_path / "none").exists()
+        size = int(re.search("set it to ([0-9]+)", str(error.value))[1])
+        assert (size < vocab_size) == (vocab_size == 20_000)
+        folder = train_tokenizer(texts[:100], tmp_path / f"{kind}{size}", kind, vocab_size=size)
+        assert tokenizer.load_fast(folder).get_vocab_size() == size
 
 
 NO_TOKENIZER = {
@@ -169,7 +176,7 @@ def test_nothing_is_left_of_a_training_that_failed(tmp_path):
         raise InputError("the corpus is gone")
 
     with pytest.raises(InputError, match="the corpus is gone"):
-        tokenizer.train(broken(), kind="bpe", vocab_size=300, lowercase=False, length=64, folder=str(tmp_path / "none"))
+        train(broken(), kind="bpe", vocab_size=300, lowercase=False, length=64, folder=str(tmp_path / "none"))
     assert list(pathlib.Path(tmp_path).iterdir()) == []
 
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 import random
 import shutil
+import types
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mlm.commands import tokenizer as tokenizer_command
 from mlm.data import tokenizer, tokenizer_checks
+from mlm.data import train_tokenizer as train_tokenizer_module
 from mlm.data.manifest import load_manifest
 from mlm.doctor import checks
 from mlm.errors import InputError
@@ -194,19 +196,64 @@ def test_special_tokens_in_a_corpus_are_text_to_all_that_read_it(tokenizers, tex
 def test_text_without_spaces_is_said_to_take_minutes(texts, tmp_path, monkeypatch, capsys):
     """With what is faster, also where stderr is no terminal; and not of as much English."""
     rng = random.Random(2)
-    monkeypatch.setitem(tokenizer.UNSPACED_SECONDS, "unigram", 1e4)
+    monkeypatch.setattr(train_tokenizer_module, "CHARACTERS_PER_MINUTE", 1e3)
     train_tokenizer(texts[:100], tmp_path / "english", vocab_size=200)
     assert not capsys.readouterr().err
     syllables = [a + b for a in "กขคงจชซดตถทนบปผพมยรลวสห" for b in ("า", "ี", "ู", "ะ", "ัน", "ิง")]
     lines = ["".join(rng.choices(syllables[:40], k=90)) for _ in range(300)]
     fast = tokenizer.load_fast(train_tokenizer(lines, tmp_path / "thai", vocab_size=500))
     (line,) = capsys.readouterr().err.splitlines()
-    assert all(words in line for words in (" min ", "tokenizer.sample_megabytes", "tokenizer.kind=bpe"))
+    assert all(words in line for words in (" min", "tokenizer.sample_megabytes", "tokenizer.kind=bpe"))
     assert len(fast.encode(lines[0]).ids) < 0.6 * len(lines[0]), "pieces of several characters"
 
 
-def test_a_large_sample_is_said_to_take_minutes(texts, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tokenizer, "SECONDS", 1e5)
-    train_tokenizer(texts[:100], tmp_path / "tokenizer", "bpe", vocab_size=400)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "tokenizer.sample_megabytes" in line and "tokenizer.kind" not in line
+TEXT = "Returns the <mask> of <url> and of all unobtainable measurements."
+
+
+def test_the_dropout_of_a_bpe_is_off_and_said(tokenizers, tmp_path, capsys):
+    folder = edited(tokenizers["bpe"], tmp_path / "copy", lambda content: content["model"].update(dropout=0.5))
+    for load in (tokenizer.load_fast, tokenizer.load_for_corpus, lambda path: tokenizer.load(path).backend_tokenizer):
+        assert {tuple(load(folder).encode(TEXT).ids) for _ in range(9)} == {
+            tuple(load(tokenizers["bpe"]).encode(TEXT).ids)
+        }
+    assert tokenizer.fingerprint(folder) == tokenizer.fingerprint(tokenizers["bpe"])
+    assert capsys.readouterr().err.count("dropout of its BPE, 0.5, is off") == 1
+    tokenizer.load(folder).save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "tokenizer.json").read_text())["model"]["dropout"] is None
+
+
+def test_a_tokenizer_that_reads_a_text_in_several_ways_is_refused(tokenizers):
+    class Sampling:
+        def encode(self, text: str):
+            return types.SimpleNamespace(ids=[random.randrange(2**30)])
+
+    tokenizer_checks.check_repeats(tokenizer.load_fast(tokenizers["unigram"]), "x")
+    with pytest.raises(InputError, match="x: the tokenizer gives the same text other tokens each time"):
+        tokenizer_checks.check_repeats(Sampling(), "x")
+
+
+def test_a_mask_token_is_one_whatever_the_last_user_of_the_tokenizer_had_set(tokenizers, tmp_path, capsys):
+    """split_special_tokens, which transformers saves and applies at each call."""
+    folder = edited(tokenizers["unigram"], tmp_path / "copy", lambda _: None, split_special_tokens=True)
+    assert tokenizer.load(folder)(TEXT)["input_ids"] == tokenizer.load(tokenizers["unigram"])(TEXT)["input_ids"]
+    assert "split_special_tokens is off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "wordpiece"])
+def test_special_tokens_of_a_corpus_are_the_same_tokens_everywhere(tokenizers, texts, tmp_path, kind):
+    """The roles' stay text: <url> is one token in the shards, in predict and in compare, <mask> in predict alone."""
+    tok = tokenizer.load(tokenizers[kind])
+    tok.add_special_tokens({"additional_special_tokens": ["<url>", "[user]"]})
+    tok.save_pretrained(tmp_path / "tokenizer")
+    folder = str(tmp_path / "tokenizer")
+    url, user = tok.convert_tokens_to_ids(["<url>", "[user]"])
+    text = f"{TEXT} [user]"
+    read = tokenizer.load_for_corpus(folder).encode(text).ids
+    assert read.count(url) == read.count(user) == 1 and tok.mask_token_id not in read
+    assert tokenizer.reader_of(tokenizer.load(folder)).encode(text).ids == read
+    called = tokenizer.load(folder)(text)["input_ids"]
+    assert called.count(url) == called.count(user) == called.count(tok.mask_token_id) == 1
+    manifest = write_shards([f"[user]: {text} at <url>" for text in texts[:150]], tmp_path / "shards", folder)
+    rows = np.concatenate(shard_rows(manifest, "train"))
+    assert np.sum(rows == url) == pytest.approx(np.sum(rows == user), abs=9) and np.sum(rows == url) > 50
+    assert {url, user} <= set(manifest.all_special_ids), "which no mask takes or draws"

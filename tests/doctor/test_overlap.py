@@ -50,7 +50,7 @@ def test_rows_too_short_to_compare_are_not_called_fine(texts, tokenizer_folder, 
     lines = [f"{texts[n % 400][:8]} {n}" for n in range(4000)]
     made = write_shards(lines, tmp_path / "shards", tokenizer_folder)
     (found,) = (each for each in checks.ids(case_of(made, workdir)) if each.check == "overlap")
-    assert found.level == "warning" and "no validation row" in found.what and "corpus.near_duplicates" in found.fix
+    assert found.level == "warning" and "no validation row" in found.what and "short documents" in found.fix
 
 
 def test_shards_that_do_not_say_where_they_are_from(made, workdir, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from mlm.data import tfrecord
 from mlm.data.manifest import Manifest, load_manifest
+from mlm.data.stretches import STRETCH
 from mlm.doctor import scan
 
 CLS, SEP, LENGTH = 0, 2, 48
@@ -45,7 +46,7 @@ def whole_documents(ids: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def grams(row: list[int]) -> list[tuple[int, ...]]:
-    pieces = (tuple(row[n : n + scan.STRETCH]) for n in range(len(row) - scan.STRETCH + 1))
+    pieces = (tuple(row[n : n + STRETCH]) for n in range(len(row) - STRETCH + 1))
     return [piece for piece in pieces if not set(piece) & set(SPECIAL)]
 
 

@@ -21,10 +21,10 @@ from mlm.commands.export import write_export
 from mlm.data import tokenizer
 from mlm.entry import Entry
 from mlm.export import export, model_card
-from mlm.paths import UPath
 from mlm.pretrained.load import Pretrained
-from mlm.report import goodput
-from mlm.report.summary import Run, RunSummary
+from mlm.report import plots
+from mlm.report.sessions import split_sessions
+from mlm.report.summary import RunSummary
 from mlm.text import printable
 from mlm.workdir import Workdir
 from tests.support.corpora import manifest_of
@@ -39,21 +39,15 @@ MANIFEST = manifest_of(
 )
 
 
-def ancestry_of(model: Pretrained, start: int = 0) -> list[Run]:
-    return [Run(UPath(), model.run_config, None, start)]
-
-
 def summary_of(model: Pretrained) -> RunSummary:
-    return RunSummary(
-        "run", model.run_config, TRAIN, EVALS, goodput.split_sessions(TIMING), MANIFEST, ancestry=ancestry_of(model)
-    )
+    return RunSummary("run", model.run_config, TRAIN, EVALS, split_sessions(TIMING), MANIFEST)
 
 
 @pytest.fixture
 def history(model, monkeypatch) -> RunSummary:
     """Of a run whose curve is not drawn."""
-    monkeypatch.setattr(model_card.plots, "draw", lambda *_: {"Loss": None})
-    monkeypatch.setattr(model_card.plots, "save", lambda *_: None)
+    monkeypatch.setattr(plots, "draw_loss", lambda history: None)
+    monkeypatch.setattr(plots, "save", lambda figure, file: file.touch())
     return summary_of(model)
 
 
@@ -113,7 +107,7 @@ def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
         "devices": ["8 x cpu, then 4 x cpu"],
         "hours from the first start to the last line of the log": [f"{331 / 3600:.4g}"],
         "device-hours, stops left out": [f"{(8 * 95 + 4 * 68 + 4 * 31) / 3600:.4g}"],
-        "share of the time in steps that were kept": ["32.9%"],
+        "share of the time in steps that were kept": ["36.3%"],
         "tokens read": [f"{40 * 32 * 32:,}"],
         "useful FLOPs": ["1.25e+18"],
     }
@@ -122,7 +116,7 @@ def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
     assert re.search(r" heads, \d+,\d{3} parameters", card), "of a model this small, all of them"
     assert "| rows |" not in card_of(trained, tmp_path, history=dataclasses.replace(history, manifest=None))
     gone = with_keys(model, train__branch_from="gone@30")
-    unknown = card_of(gone, tmp_path, history=dataclasses.replace(history, ancestry=ancestry_of(gone, 30)))
+    unknown = card_of(gone, tmp_path, history=dataclasses.replace(history, tokens_before=None))
     assert "tokens read" not in unknown and row(unknown, "useful FLOPs") == ["1.25e+18"]
     assert "Hardware" not in card_of(trained, tmp_path, history=dataclasses.replace(history, sessions=[]))
     staged = card_of(with_keys(model, data__batch_stages=[[8, 1200]], train__init_from="hub/name"), tmp_path)
@@ -158,13 +152,13 @@ def test_what_a_class_makes_is_not_said_to_be_the_config_s(model, tmp_path):
 
 def test_what_was_left_out_of_the_data_and_padded_is_said(model, history, tmp_path):
     """A text that is a row, and longer than that, is not read to its end."""
-    counts = {"near_duplicates": 7, "kept_out": 8, "cut_tokens": 900_000, "padding_tokens": 55}
+    counts = {"kept_out": 8, "cut_tokens": 900_000, "padding_tokens": 55}
     splits = {name: dataclasses.replace(split, **counts) for name, split in MANIFEST.splits.items()}
     for rows, left_out in (("lines", "900,000"), ("documents", None)):
         manifest = dataclasses.replace(MANIFEST, splits=splits, rows=rows)
         card = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, manifest=manifest))
         assert f"Rows of 32 tokens (`shards.rows={rows}`):" in card
-        assert row(card, "near duplicates dropped") == ["7", "7"] and row(card, "padding") == ["55", "55"]
+        assert row(card, "padding") == ["55", "55"]
         assert row(card, "documents with text of benchmarks, dropped") == ["8", "8"]
         beyond = "tokens beyond the length of a row, left out"
         assert row(card, beyond) == [left_out] * 2 if left_out else beyond not in card

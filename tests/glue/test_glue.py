@@ -34,7 +34,7 @@ def run(model: object, workdir: pathlib.Path, *flags: str, keys=KEYS) -> subproc
     return subprocess.run([sys.executable, "-m", "mlm", *line], cwd=ROOT, capture_output=True, text=True)
 
 
-def plan(protocol, name: str, root: pathlib.Path, *, data: str = "", given=()) -> list[glue.Case]:
+def plan(protocol, name: str, root: pathlib.Path, *, data: str = "", given=()) -> list[glue.Trial]:
     flags = ["--config=configs/base.py"]
     return glue.plan(protocol, name, root=root, data=data, flags=flags, overrides=dict(given), longest=128)
 
@@ -62,19 +62,20 @@ def test_a_setting_that_is_given_is_no_choice_any_more():
 def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, data, tmp_path):
     counts = {"roberta": 30, "quick": 1, "mosaic": {"rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4}}[protocol]
     for name in sorted(TASKS.keys() - {MAJORITY}):
-        cases = plan(load_protocol(protocol), name, tmp_path, data=data)
-        assert len(cases) == (counts if isinstance(counts, int) else counts.get(name, 1))
-        assert len({run.arguments for _, _, run in cases}) == len({run.folder for _, _, run in cases}) == len(cases)
-        for _, settings, run in (cases[0], cases[-1]):
-            overrides = [flag.removeprefix("--config.") for flag in run.arguments if flag.startswith("--config.")]
+        trials = plan(load_protocol(protocol), name, tmp_path, data=data)
+        count = counts if isinstance(counts, int) else counts.get(name, 1)
+        assert len(trials) == len({trial.arguments for trial in trials}) == len({trial.folder for trial in trials})
+        assert len(trials) == count
+        for trial in (trials[0], trials[-1]):
+            overrides = [flag.removeprefix("--config.") for flag in trial.arguments if flag.startswith("--config.")]
             config = configs.load("configs/base.py", overrides, task=configs.CLASSIFICATION)
             assert config.classify.length <= 128 and config.train.epochs > 0
-            assert {key: configs.flatten(config)[key] for key in settings} == settings
+            assert {key: configs.flatten(config)[key] for key in trial.values} == trial.values
 
 
 @pytest.mark.slow
 def test_a_protocol_that_starts_from_mnli(trained_workdir, data, tmp_path):
-    """Tables, submissions and starts of some tasks; a second command does nothing again, another one is compared."""
+    """Tables, submissions and starts of some tasks; a second command does nothing again."""
     keys = [*KEYS, "optimizer.learning_rate=0.01"]
     flags = ("--protocol=mosaic", f"--data={data}", "--tasks", "mnli", "rte", "boolq", "wnli")
     done = run(trained_workdir.root, tmp_path / "a", *flags, keys=keys)
@@ -97,7 +98,7 @@ def test_a_protocol_that_starts_from_mnli(trained_workdir, data, tmp_path):
     assert {step: table["average"] for step, table in kept.items()} == {"5": found["average"]}
     again = run(trained_workdir.root, tmp_path / "a", *flags, keys=keys)
     assert again.returncode == 0 and json.loads((tmp_path / "a" / "glue.json").read_text()) == found
-    flags = ("--protocol=quick", f"--data={data}", f"--against={tmp_path / 'a'}", "--json", "--tasks")
+    flags = ("--protocol=quick", f"--data={data}", "--json", "--tasks")
     done = run(trained_workdir.root, tmp_path / "b", *flags, "rte", "stsb", "wnli")
     assert done.returncode == 0, done.stdout + done.stderr
     numbers = [float(row["prediction"]) for row in read_tsv(tmp_path / "b" / "submission" / "STS-B.tsv")]
@@ -105,8 +106,6 @@ def test_a_protocol_that_starts_from_mnli(trained_workdir, data, tmp_path):
     found = json.loads(done.stdout.splitlines()[0])
     medians = [found["tasks"][name]["median"] for name in ("rte", "stsb")]
     assert found["average"] == pytest.approx(np.mean(medians)), "WNLI is not in it"
-    (difference,) = found["against"].values()
-    assert difference["low"] <= difference["difference"] <= difference["high"]
 
 
 @pytest.mark.standard
@@ -125,21 +124,65 @@ def test_what_fails_is_named_and_the_others_are_done(trained_workdir, data, tmp_
 
 def test_the_best_cell_is_that_of_the_best_median(tmp_path):
     """A seed that is better by luck does not choose it; the files are of its best run."""
-    cases, outcomes = plan(load_protocol("roberta"), "rte", tmp_path, given={"optimizer.learning_rate": 1e-5}), []
-    for case, score in zip(cases, [0.5, 0.5, 0.9, 0.5, 0.5, 0.6, 0.7, 0.6, 0.6, 0.2], strict=True):
-        folder = pathlib.Path(case.run.folder)
+    trials = plan(load_protocol("roberta"), "rte", tmp_path, given={"optimizer.learning_rate": 1e-5})
+    outcomes = []
+    for trial, score in zip(trials, [0.5, 0.5, 0.9, 0.5, 0.5, 0.6, 0.7, 0.6, 0.6, 0.2], strict=True):
+        folder = pathlib.Path(trial.folder)
         (folder / "predictions").mkdir(parents=True)
         content = {"scores": {"accuracy": score}, "sets": {}, "step": 1}
         (folder / "classification.json").write_text(json.dumps(content))
         (folder / "predictions" / "test.tsv").write_text(f"index\tprediction\tlabel\n0\t{int(score == 0.7)}\t\n")
         (folder / "timing.jsonl").write_text('{"step": 0, "kind": "start", "devices": 4}\n')
-        outcomes.append(glue.Outcome(case.run, 0, 1800.0, ""))
-    found = glue._choose("rte", cases, outcomes, tmp_path)
+        outcomes.append(glue.Outcome(trial, 0, 1800.0, ""))
+    found = glue._choose("rte", outcomes, tmp_path)
     assert (found["median"], found["low"], found["high"]) == (0.6, 0.2, 0.7)
     assert found["setting"]["data.global_batch"] == 32 and found["device_hours"] == 20
     assert (tmp_path / "submission" / "RTE.tsv").read_text() == "index\tprediction\n0\tnot_entailment\n"
     outcomes[3] = outcomes[3]._replace(code=2, last_line="no such file")
-    assert glue._choose("rte", cases, outcomes, tmp_path)["failed"].endswith("seed=3: no such file")
+    assert glue._choose("rte", outcomes, tmp_path)["failed"].endswith("seed=3: no such file")
+
+
+SCORED = {  # task -> (its score, what classification.json says of its sets)
+    "mnli": (0.7, [{"accuracy": 0.8}, {"accuracy": 0.6}]),  # matched and mismatched
+    "qnli": (0.8, [{"accuracy": 0.8, "f1": 0.1}]),
+    "sst2": (0.8, [{"accuracy": 0.8, "f1": 0.1}]),
+    "rte": (0.8, [{"accuracy": 0.8, "f1": 0.1}]),
+    "mrpc": (0.7, [{"f1_positive": 0.8, "accuracy": 0.6, "f1": 0.1}]),
+    "qqp": (0.7, [{"f1_positive": 0.8, "accuracy": 0.6, "f1_macro": 0.1}]),
+    "stsb": (0.7, [{"pearson": 0.8, "spearman": 0.6, "mse": 0.1}]),
+    "cola": (0.5, [{"matthews": 0.5, "accuracy": 0.9}]),
+    "boolq": (0.8, [{"accuracy": 0.8, "f1": 0.1}]),
+    "cb": (0.7, [{"accuracy": 0.8, "f1_macro": 0.6, "f1": 0.1}]),
+}
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_a_score_is_the_mean_of_all_its_metrics_and_sets(tmp_path, name):
+    """The data of each of these sets are asked for by the runs."""
+    expected, scores = SCORED[name]
+    trial = plan(load_protocol("quick"), name, tmp_path)[0]
+    first, *others = TASKS[name].validation
+    content = {"scores": scores[0], "sets": dict(zip(others, scores[1:], strict=True)), "step": 1}
+    pathlib.Path(trial.folder).mkdir(parents=True)
+    (pathlib.Path(trial.folder) / "classification.json").write_text(json.dumps(content))
+    assert glue._score(name, trial) == pytest.approx(expected)
+    arguments = dict(flag.partition("=")[::2] for flag in trial.arguments)
+    assert arguments["--config.classify.validation"].endswith(f"#{first}")
+    assert all(f"#{split}" in arguments["--config.classify.predict"] for split in others)
+
+
+def test_labels_of_the_server_are_those_of_the_data(data):
+    """By the papers' indices; QNLI, RTE and WNLI have the same two, WNLI's in the other order."""
+    assert TASKS["qnli"].labels == TASKS["rte"].labels == ("entailment", "not_entailment")
+    assert TASKS["wnli"].labels == ("not_entailment", "entailment")
+    assert TASKS["mnli"].labels == ("entailment", "neutral", "contradiction")
+    assert [name for name in TASKS if TASKS[name].names] == ["mnli", "qnli", "rte"], "others get indices"
+    assert [glue._index(TASKS["rte"], text) for text in ("1", "not_entailment", "Entailment", "2")] == [
+        1,
+        1,
+        None,
+        None,
+    ]
 
 
 def test_a_later_table_of_some_tasks_keeps_the_others_of_its_protocol(tmp_path):
@@ -171,7 +214,6 @@ def test_a_table_names_the_keys_that_are_not_as_its_protocol_says(data, tmp_path
             flags=[],
             overrides=overrides,
             longest=32,
-            engine=None,
         )
         names.append(table["protocol"])
     assert names[:2] == ["quick", "quick"]
@@ -187,25 +229,13 @@ def test_a_workdir_is_scored_at_its_newest_step_by_name(trained_workdir, data, t
         return {"protocol": "quick", "tasks": {name: {"median": 0.5} for name in names}, "average": 0.5}
 
     monkeypatch.setattr(glue, "run", run_none)
-    monkeypatch.setattr(glue, "render", lambda table, differences: ())
+    monkeypatch.setattr(glue, "render", lambda table: ())
     flags = (f"--workdir={tmp_path}", "--protocol=quick", f"--data={data}", "--tasks", "rte")
     for name in (trained_workdir.root, f"{trained_workdir.root}@5"):
         assert main(["glue", f"--model={name}", *flags, *(f"--config.{key}" for key in KEYS)]) == 0
     assert calls[0] == calls[1] and f"--config.train.init_from={trained_workdir.root}@5" in calls[0]
     assert json.loads((tmp_path / "glue.json").read_text())["model"] == f"{trained_workdir.root}@5"
-
-
-def test_differences_are_named_by_what_they_are_of():
-    """Of numbers minus the squared error, of classes the accuracy, whatever the metrics of the tasks."""
-    entry = {"median": 0.5, "low": 0.5, "high": 0.5, "scores": [0.5]}
-    tasks = {name: {"metrics": glue.TASKS[name].metrics, **entry} for name in ("cola", "stsb")}
-    result = {"protocol": "quick", "tasks": tasks, "average": 0.5, "device_hours": 0.0}
-    difference = {"difference": 0.25, "low": -0.125, "high": 0.5, "same_sign": 0.9}
-    column = glue.render(result, dict.fromkeys(tasks, difference))[0].renderable.columns[-1]
-    assert "accuracy" in str(column.header)
-    cola, stsb, _ = map(str, column.cells)
-    assert cola == "+25.0% (-12.5% to +50.0%)"
-    assert stsb.startswith("+0.250 (-0.125 to +0.500)") and "squared error" in stsb
+    trained_workdir.glue.unlink()  # other tests have the workdir, too
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -228,8 +258,6 @@ def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_p
     refused("--tasks", "rte", f"--workdir={trained_workdir.root}", words=f"--workdir={trained_workdir.root}: holds a")
     for wrong in (str(tmp_path), f"csv:{tmp_path}", "jsonl"):
         refused("--tasks", "rte", words="--data: " if wrong == "jsonl" else f"--data={wrong}: must be", data=wrong)
-    (tmp_path / "glue.json").write_text('{"20": {"tasks": {}}}')  # as in a model's workdir
-    refused("--tasks", "rte", f"--against={tmp_path}", words=f"--against={tmp_path}: ")
     own, copy = pathlib.Path(data.removeprefix("jsonl:")) / "rte" / "validation.jsonl", tmp_path / "copy" / "rte"
     copy.mkdir(parents=True)
     for old, new, words in (

@@ -18,6 +18,7 @@ from mlm.data import corpus, docstrings, shards, tokenizer
 from mlm.data.corpus import Corpus, Part
 from mlm.data.manifest import Manifest, Shard, Split
 from mlm.data.sources import Document
+from mlm.data.train_tokenizer import train
 from mlm.engine.engine import Engine, open_pool
 from mlm.paths import UPath
 
@@ -61,7 +62,7 @@ def train_tokenizer(texts: list[str], folder: pathlib.Path, kind: str = "unigram
     settings = {"vocab_size": 600, "lowercase": False, "length": 64, **settings}
     sizes = itertools.accumulate((len(text) for text in texts), initial=0)
     first = [text for text, before in zip(texts, sizes, strict=False) if before < 0.3e6]
-    tokenizer.train(first, kind=kind, folder=str(folder), **settings)
+    train(first, kind=kind, folder=str(folder), **settings)
     return str(folder)
 
 

@@ -30,6 +30,9 @@ TIMING = [
     {"kind": "start", "step": 40, "time": 9000.0, "host": "b", "devices": 4, "device": "cpu"},  # nothing left to do
 ]
 
+for line in TIMING:
+    if line["kind"] == "train":
+        line["rows_per_second"] = line["tokens_per_second"] / 100
 
 TRAIN = [
     {"kind": "train", "step": step, "loss": 6.5 - step / 16, "accuracy": step / 100, "grad_norm": 1.25 + step / 7,
@@ -51,7 +54,8 @@ class Cells(html.parser.HTMLParser):
 
     def __init__(self, page: str):
         super().__init__()
-        self.rows, self.text, self.tags, self.images, self.in_cell, self.open = [], "", [], [], False, []
+        self.rows, self.text, self.tags, self.in_cell, self.open = [], "", [], False, []
+        self.images = {}  # what they show: their source
         self.feed(page)
         assert not self.open, f"left open: {self.open}"
 
@@ -63,7 +67,8 @@ class Cells(html.parser.HTMLParser):
         if tag in ("td", "th"):
             self.in_cell = True
             self.rows[-1].append("")
-        self.images += [value for name, value in attrs if name == "src"]
+        if tag == "img":
+            self.images[dict(attrs)["alt"]] = dict(attrs)["src"]
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag, f"closed too early: {tag}"
@@ -87,7 +92,7 @@ def make_workdir(path, *, metrics=(*TRAIN, *EVALS), timing=TIMING, entropy=6.0, 
     if entropy is not None:
         workdir.shards.mkdir(exist_ok=True)
         train = {"records": (10,), "padding_tokens": 80, "unigram_entropy": 1.0}  # a quarter is padding
-        manifest = manifest_of(32, train=train, validation={"unigram_entropy": entropy})
+        manifest = manifest_of(32, train=train, validation={"unigram_entropy": entropy, "records": (3,)})
         (workdir.shards / "manifest.json").write_text(manifest.to_json())
     return workdir
 

@@ -17,6 +17,7 @@ from transformers import ModernBertConfig
 
 from mlm.data import tokenizer
 from mlm.data.manifest import DatasetInfo
+from mlm.data.train_tokenizer import train
 from mlm.export import export
 from mlm.model.families import MODERNBERT, ROBERTA
 from mlm.model.module import Params
@@ -33,7 +34,7 @@ STEP = 5
 
 def train_tokenizer(folder: pathlib.Path, kind: str = "unigram", vocab_size: int = 1000) -> str:
     options = {"kind": kind, "vocab_size": vocab_size, "lowercase": False, "length": LENGTH}
-    tokenizer.train(real_texts(), **options, folder=str(folder))
+    train(real_texts(), **options, folder=str(folder))
     return str(folder)
 
 

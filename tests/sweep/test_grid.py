@@ -11,15 +11,11 @@ from mlm.sweep import grid
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("0,1,2", ["0", "1", "2"]),
-        ("1e-5", ["1e-5"]),
-        ("", [""]),
         (",runs/a", ["", "runs/a"]),
         ("('a',0.5),('b',0.5)", ["('a',0.5)", "('b',0.5)"]),
         ("(('a,(',1),),()", ["(('a,(',1),)", "()"]),
         ("'a,b',c", ["a,b", "c"]),
         ('"it\'s,",x', ["it's,", "x"]),
-        ("'a','b'", ["a", "b"]),
     ],
 )
 def test_commas_outside_brackets_and_quotes_split(text, values):
@@ -35,12 +31,10 @@ def test_what_is_no_grid_is_refused(entry):
 def test_names_are_short_safe_and_stable():
     assert grid.name({"optimizer.learning_rate": 1e-05, "train.seed": 0}) == "learning_rate=1e-05,seed=0"
     assert grid.name({"train.seed": 0, "data.seed": 1}) == "train.seed=0,data.seed=1"
-    assert grid.name({"train.init_from": "A@1000"}) == "init_from=A@1000"
     values = ["runs/a", "runs-a", "", "-", "empty", "../x", "long/" * 100, "long" * 100, ("a", 1.0), "é", "$(rm x)"]
-    found = [grid.name({"train.init_from": value}) for value in values]
-    assert len(set(found)) == len(values)
-    for name in found:
-        assert len(name) < 70 and set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789=.@_-"), name
-    assert found[0].startswith("init_from=runs-a-") and found[1] == "init_from=runs-a"
+    names = [grid.name({"train.init_from": value}) for value in values]
+    assert len(set(names)) == len(values)
+    assert all(re.fullmatch(r"init_from=[a-z0-9.@_-]{1,59}", name) for name in names)
+    assert names[0].startswith("init_from=runs-a-") and names[1] == "init_from=runs-a"
     long = [{f"key{n}": "a" * 40 for n in range(9)} | {"last": last} for last in (1, 2)]
-    assert len(set(map(grid.name, long))) == 2 and max(len(grid.name(each)) for each in long) == 200
+    assert len(set(map(grid.name, long))) == 2 and max(len(grid.name(values)) for values in long) == 200

@@ -61,18 +61,18 @@ def test_evaluate_names_the_newest_step_so_that_a_score_is_of_no_earlier_one(tra
 
 
 def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, monkeypatch):
-    def run_all(planned, *, root, engine, check):
-        good = UPath(planned[1].folder)
+    def run_all(trials, root):
+        good = UPath(trials[1].folder)
         good.mkdir()
         (good / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "loss": 2.0}\n')
         (good / "timing.jsonl").write_text('{"kind": "checkpoint", "step": 1}\n')
-        return [runs.Outcome(planned[0], 3, 1.0, "mlm train: why"), runs.Outcome(planned[1], 0, 1.0, "")]
+        return [runs.Outcome(trials[0], 3, 1.0, "mlm train: why"), runs.Outcome(trials[1], 0, 1.0, "")]
 
     monkeypatch.setattr(runs, "run_all", run_all)
     vary = ["--vary", "optimizer.weight_decay=1e35,0.01"]
     assert __main__.main(["sweep", "train", *BASE, f"--workdir={tmp_path}", *vary]) == 3
     out, err = capsys.readouterr()
-    bad, good = (run["run"] for run in content(tmp_path)["runs"])
+    bad, good = (run["trial"] for run in content(tmp_path)["runs"])
     assert err.splitlines()[-2] == f"{bad}: exit code 3: mlm train: why"
     assert "1 of 2 runs" in err.splitlines()[-1] and f"{tmp_path}/{bad}/output.txt" in err
     assert good == "weight_decay=0.01" and out.splitlines()[2].endswith("best")

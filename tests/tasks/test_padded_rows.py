@@ -100,8 +100,8 @@ def test_throughput_and_report_count_real_tokens(ran):
     real = np.mean([(row >= 0).sum() for row in np.concatenate(shard_rows(manifest, "train"))])
     assert real == pytest.approx(LENGTH * manifest.real_share) and real < LENGTH
     assert Pretraining.open(config_of(manifest, overrides), workdir, manifest).tokens_read(9) == round(9 * ROWS * real)
-    (run,) = summary.ancestry(workdir.root)
-    assert summary.tokens_read([run], STEPS) == round(STEPS * ROWS * real)
+    run = summary.gather(workdir, config_of(manifest, overrides))
+    assert run.tokens(STEPS) == round(STEPS * ROWS * real)
     for line in (line for line in logs.read(workdir.timing) if line["kind"] == "train"):
         tokens = line["tokens_per_second"] * line["seconds"]
         assert tokens == pytest.approx(ROWS * real, rel=0.02 + 0.001 / max(line["seconds"], 1e-3)), line

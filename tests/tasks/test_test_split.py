@@ -91,17 +91,6 @@ def test_nothing_chooses_by_it(run, texts, tokenizer_folder, tmp_path):
 
 
 @pytest.mark.standard
-def test_similar_documents_are_left_out_of_training(texts, tokenizer_folder, tmp_path):
-    long = [text for text in texts if len(text.split()) > 60][:40]
-    source = write_set(tmp_path / "set", texts, [])
-    write_jsonl(tmp_path / "set" / "train.jsonl", [*long[:20], *texts[100:300]])
-    write_jsonl(tmp_path / "set" / "test.jsonl", [f"{text} And one word more." for text in long])
-    made = write_shards(corpus_of((source,), near_duplicates=0.8), tmp_path / "shards", tokenizer_folder)
-    assert made.splits["train"].near_duplicates >= 19
-    assert made.splits["test"].documents >= 39, "but for those that are similar to one another"
-
-
-@pytest.mark.standard
 def test_it_is_scored_and_shown(run, capsys):
     assert "Test" not in (run / "report.html").read_text() + (run / "export" / "README.md").read_text()
     scores = {}
