@@ -1,9 +1,9 @@
 r"""BERT-large continued on WikiText-103, 3 epochs at length 512: the job of the PyTorch/XLA post.
 
 Command:   python -m mlm run --config=configs/continue_wikitext103.py --workdir=runs/continue_wikitext103
-           (from another BERT, say its sizes, too; rehearse it with --config.train.init_from=FOLDER
-           --config.tokenizer.path=FOLDER --config.model.hidden_size=128 --config.model.layers=2 --config.model.heads=2
-           --config.model.intermediate_size=512 --config.train.accumulate=1 --config.corpus.max_documents=20000)
+           (from another BERT: --config.train.init_from=google-bert/bert-base-uncased, whose sizes and tokenizer are
+           taken; rehearse it with --config.train.init_from=FOLDER --config.train.accumulate=1
+           --config.corpus.max_documents=20000)
 Hardware:  one TPU v3-8 (4 chips, 8 cores of 16 GB), as in the post. Each core takes 16 rows, 4 at once.
 Time:      not measured here. The post ("Hugging Face on PyTorch / XLA TPUs", huggingface.co/blog/pytorch-xla, February
            2021) took 106.4 minutes in bfloat16 with 128 rows a step, 178.4 in float32 with 64. An estimate, and

@@ -11,7 +11,8 @@ Score:     not measured here. The published run's card: validation loss 0.80 nat
 
 From examples/tensorflow/language-modeling-tpu of transformers 4: learning rate 1e-4, 5% warmup, linear decay to 0,
 weight decay 1e-3 on all but biases and norms, masks 15%, RoBERTa-base's config with dropout 0.1, bfloat16; Keras'
-AdamW with betas 0.9 and 0.999, epsilon 1e-8, no clipping; a vocabulary of 25,000 (the README's command).
+AdamW with betas 0.9 and 0.999, epsilon 1e-8, no clipping; a vocabulary of 25,000 (the README's command). The mask token
+is RoBERTa's, `<mask>`: fill "... <mask> ..." where the example fills "... [MASK] ...".
 
 The batch size is inferred: the card's schedule has 14,675 + 278,825 = 293,500 steps in 500 epochs, 587 per epoch. At
 1.25 to 1.5 tokens per word the 103 million words are 1.0 to 1.2 million rows of 128, so a step took 1,700 to 2,050

@@ -1,9 +1,12 @@
 """Pretraining of RoBERTa-class masked language models in JAX: from text to a model that is proven equal in PyTorch."""
 
-import glob
-import importlib.util
+import atexit
 import os
+import shutil
 import sys
+import tempfile
+
+from mlm import platforms
 
 # transformers imports every framework that it finds: it needs Flax alone here, and TensorFlow and PyTorch must not meet
 # in one process. The other variables keep irrelevant log lines away.
@@ -19,9 +22,12 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 # orbax and jax's compilation cache use etils, which would import TensorFlow for gs://; with this it uses gcsfs.
 os.environ.setdefault("EPATH_USE_TF", "false")
 
-# libtpu is installed everywhere, for `plan`. Without a TPU, jax would ask the metadata server for one, for a minute.
-if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/[0-9]*"):
-    has_cuda = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
-    os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if has_cuda and glob.glob("/dev/nvidiactl") else "cpu")
+if chosen := platforms.default():
+    os.environ.setdefault("JAX_PLATFORMS", chosen)
     if "jax" in sys.modules:  # a file that imports jax before mlm: it has read the variable
         sys.modules["jax"].config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+
+# A user without a home, as of `docker run --user 54321`: libraries would make a folder named ~ in the current one.
+if os.path.expanduser("~").startswith("~"):  # noqa: PTH111
+    os.environ["HOME"] = tempfile.mkdtemp(prefix="mlm-home-")
+    atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)

@@ -10,7 +10,7 @@ import traceback
 import types
 
 from mlm import config as configs
-from mlm import entry, logs, memory
+from mlm import entry, logs, memory, platforms
 from mlm.cluster import detect, watch
 from mlm.errors import InputError, PreemptedError, StopError, of_storage
 from mlm.text import prepare_streams, say, use_utf8
@@ -67,7 +67,10 @@ def _run(flags: list[str], overrides: list[str], argv: list[str] | None, pretrai
     watching = watch.begin(args.name)
     memory.forget()
     try:
-        args = parser(args.name).parse_args(flags)
+        args, unknown = parser(args.name).parse_known_args(flags)
+        if unknown:
+            raise InputError(_about_flag(unknown[0]))
+        platforms.check()
         args.entry = entry.open_entry(pretraining, argv)
         args.entry.check_command(args.name, getattr(args, "command", ""))
         if args.name in ALONE:
@@ -97,6 +100,13 @@ def _run(flags: list[str], overrides: list[str], argv: list[str] | None, pretrai
             text, code = f"{type(error).__name__}: {message:.300}", 1
         say(f"mlm {args.name}: {text}")
         return watching.failed(error, code)
+
+
+def _about_flag(flag: str) -> str:
+    """Returns the sentence about a flag that the command does not have."""
+    name = flag.partition("=")[0].lstrip("-")
+    near = configs.suggestion(name, configs.KEYS).replace("did you mean ", "did you mean --config.")
+    return f"{flag}: there is no such flag{near or '; --help lists them.'}"
 
 
 def _stop(number: int, frame: types.FrameType | None) -> None:

@@ -26,7 +26,7 @@ BASE = Path(__file__).parents[1] / "configs" / "base.py"
 MINE = "mine"  # the group of a researcher's own keys, which configs/base.py leaves empty
 PLAIN: Rule = (lambda v: _is_plain(v)), "true or false, a finite number, a text, or a tuple of these"
 OR_CONFIG = "or give --config if the command takes one"  # `report` reads the saved one alone
-Derive = Callable[[dict[str, Any], Collection[str]], dict[str, Any]]
+Derive = Callable[[dict[str, Any], Collection[str], dict[str, Any]], dict[str, Any]]
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}
 
 
@@ -53,7 +53,7 @@ def load(
 ) -> ConfigDict:
     """Runs `get_config()` of a Python file, applies overrides, validates by the task's rules and locks the config.
 
-    `derive` returns values for keys, given all values and the keys that the overrides set.
+    `derive` returns values for keys, given all values, the keys that the overrides set, and the values of the file.
     """
     if not Path(path).is_file():
         raise InputError(f"{flag}={path}: there is no such file.")
@@ -153,7 +153,7 @@ def _finish(
     _check_keys(flat, rules)
     flat = _expanded(flat)
     if derive:
-        flat |= derive(flat, values.keys())
+        flat |= derive(flat, values.keys(), flatten(config))
         _check_keys(flat, rules)
     finished = unflatten(flat).lock()
     for key, allowed in across(finished, task):
@@ -305,6 +305,14 @@ def resume_may_change(key: str) -> bool:
 def branch_may_change(key: str) -> bool:
     """Returns whether a branch (train.branch_from) may have another value of a key."""
     return is_mine(key) or (key in KEYS and KEYS[key].may_change in (RESUME, BRANCH))
+
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Returns the names of the keys in which two {group: {key: value}} differ, for a sentence."""
+    before = flatten(json.loads(json.dumps(old)))
+    after = flatten(json.loads(json.dumps(new)))
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    return ", ".join(f"config.{key}" for key in changed)
 
 
 def diff(

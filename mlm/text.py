@@ -91,6 +91,11 @@ def prepare_streams() -> None:
         take_any_text(stream)
 
 
+def can_draw(stream: TextIO) -> bool:
+    """Returns whether a stream is a terminal that can show a bar; one of 0 rows, as of some CI systems, gets lines."""
+    return stream.isatty() and min(os.get_terminal_size(stream.fileno())) > 0
+
+
 def say(text: str) -> None:
     """Prints a line to stderr at once."""
     print(text, file=sys.stderr, flush=True)

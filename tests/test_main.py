@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from mlm import __main__
+from mlm import __main__, platforms
 from mlm.__main__ import COMMANDS
 from mlm.errors import DamageError
 from tests import ROOT
@@ -61,13 +61,50 @@ def test_every_command_is_a_module_of_its_name_and_none_imports_what_is_heavy():
         assert callable(importlib.import_module(f"mlm.commands.{name}").main)
 
 
+@pytest.mark.parametrize(
+    ("flag", "near"),
+    [
+        ("--learning_rate=1e-4", "--config.optimizer.learning_rate"),
+        ("--per_device_train_batch_size", "--config.data.global_batch"),
+        ("--zzz", "--help"),
+    ],
+)
+def test_an_unknown_flag_suggests_the_key(tmp_path, capsys, flag, near):
+    line = ["train", "--config=configs/base.py", f"--workdir={tmp_path}/run", flag]
+    refuse(line, 2, f"{flag}: there is no such flag", near, capsys=capsys)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("variable", ["JAX_PLATFORMS", "JAX_PLATFORM_NAME"])
+@pytest.mark.parametrize("value", ["cuda", "gpu,cpu", "ROCM", "cupu"])
+def test_a_platform_that_this_machine_has_not_is_refused_first(tmp_path, capsys, monkeypatch, variable, value):
+    monkeypatch.setattr(platforms, "DEVICES", platforms.DEVICES | {"cuda": ("/dev/none",), "rocm": ("/dev/none",)})
+    monkeypatch.setenv(variable, value)
+    line = ["run", "--config=configs/quickstart.py", f"--workdir={tmp_path}/run"]
+    refuse(line, 2, f"{variable}={value} in the environment", value.partition(",")[0].lower(), capsys=capsys)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv(variable, "cpu")
+    platforms.check()
+
+
+@pytest.mark.standard
+def test_a_user_without_a_home_gets_no_folder_named_tilde(tmp_path):
+    if subprocess.run(["unshare", "-U", "--map-user=54321", "true"], capture_output=True).returncode:
+        pytest.skip("needs user namespaces")
+    code = "import os, mlm; os.makedirs(os.path.expanduser('~/.keras')); print(os.environ['HOME'])"
+    environment = {**processes.environment(1), "PYTHONPATH": str(ROOT)}
+    environment.pop("HOME", None)
+    line = ["unshare", "-U", "--map-user=54321", sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert not list(tmp_path.iterdir()) and not pathlib.Path(done.stdout.strip()).exists()
+
+
 @pytest.mark.parametrize("name", ["predict", "report"])
 def test_a_command_that_reads_no_config_takes_no_key(name, tmp_path, capsys):
     line = [name, f"--workdir={tmp_path}"]
     sentence = f"--config.train.steps=1: {name} takes no --config.KEY; leave it out."
     refuse([*line, "--config.train.steps=1"], 2, sentence, capsys=capsys)
-    with pytest.raises(SystemExit):
-        __main__.main([*line, "--config=configs/base.py"])
+    refuse([*line, "--config=configs/base.py"], 2, "--config=configs/base.py: there is no such flag", capsys=capsys)
 
 
 def test_export_takes_no_key_of_the_run(tmp_path, capsys):
@@ -104,7 +141,7 @@ def test_a_program_has_its_own_signals_back_after_a_command_and_may_start_it_in_
     thread.start()
     thread.join()
     works = "--unknown" not in line
-    assert (codes, during) == (([0, 0], [__main__._stop, before]) if works else ([], []))
+    assert (codes, during) == (([0, 0], [__main__._stop, before]) if works else ([2, 2], []))
 
 
 IN_ANY_LOCALE = """

@@ -1,13 +1,17 @@
 """Text from elsewhere: nothing of it moves a cursor, and all of it can be read."""
 
+import fcntl
 import io
+import os
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 from rich.text import Text
 
-from mlm.text import code, is_text, markdown, prepare_streams, printable, show, table
+from mlm.text import can_draw, code, is_text, markdown, prepare_streams, printable, show, table
 from tests.support.streams import Terminal
 
 
@@ -88,6 +92,16 @@ def test_output_takes_any_text(monkeypatch, make, encoding, expected):
     show(table("", rows=[("東京",)]))
     print("naïve 東京 \udcff\n東京", file=sys.stderr, flush=True)
     assert sys.stdout.buffer.getvalue() == sys.stderr.buffer.getvalue() == expected
+
+
+def test_a_terminal_of_no_rows_or_columns_gets_lines_not_bars():
+    terminal, other = os.openpty()
+    with open(terminal, "w") as stream:
+        for rows, columns, draws in ((25, 80, True), (0, 80, False), (0, 0, False)):
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            assert can_draw(stream) == draws
+    os.close(other)
+    assert not can_draw(io.StringIO())
 
 
 CLOSED = """

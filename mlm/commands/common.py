@@ -187,7 +187,7 @@ def read_config(
         return configs.load_saved(Workdir(args.workdir, create=False).config, overrides, task=task)
     step, remark, args.inherited = getattr(args, "step", None) if starts else None, "", {}
 
-    def derive(flat: dict[str, Any], overridden: Collection[str]) -> dict[str, Any]:
+    def derive(flat: dict[str, Any], overridden: Collection[str], file: dict[str, Any]) -> dict[str, Any]:
         nonlocal remark
         init_from = flat[INIT_FROM]
         if not init_from and step is None:
@@ -199,7 +199,7 @@ def read_config(
             if not inherit.saved(args.workdir, named):
                 named = locate.at_step(init_from, step)
             flat = flat | {INIT_FROM: named}
-            args.inherited = inherit.values(flat, overridden, task=task, workdir=args.workdir)
+            args.inherited = inherit.values(flat, overridden, file[INIT_FROM], task=task, workdir=args.workdir)
         except (InputError, DamageError) as error:
             if starts:
                 raise

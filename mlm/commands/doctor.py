@@ -39,6 +39,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.topology:
         topology.prepare()  # before jax is imported
     config, workdir = common.read_config(args, overrides, says=True), Workdir(args.workdir, create=None)
+    common.refuse_classifier(config)
     if min(args.hosts, args.devices) < 0 or args.rows < 1:
         raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
     common.check_sources("--against", args.against)

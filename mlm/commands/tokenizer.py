@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
+from mlm import config as configs
 from mlm import logs
 from mlm.commands import common
 from mlm.data import tokenizer, tokenizer_checks
@@ -46,10 +47,13 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
     if not path:
         recipe = json.dumps({"corpus": config.corpus.to_dict(), "tokenizer": settings.to_dict()})
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
-        if logs.read_object(workdir.tokenizer / RECIPE) != json.loads(recipe):
+        saved = logs.read_object(workdir.tokenizer / RECIPE)
+        if saved != json.loads(recipe):
+            changed = "config.tokenizer.path"
+            if "corpus" in saved and not path:
+                changed = configs.changed_keys(saved, json.loads(recipe))
             raise InputError(
-                f"{workdir.tokenizer}: was made with other settings (config.corpus, config.tokenizer); restore them, "
-                "or use another --workdir."
+                f"{workdir.tokenizer}: was made with another {changed}; restore it, or use another --workdir."
             )
         return
     if not path and config.shards.dir and holds_foreign_shards(config.shards.dir):

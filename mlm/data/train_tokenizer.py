@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from mlm.data import tokenizer_checks
 from mlm.data.tokenizer_checks import ROLES
 from mlm.errors import InputError
-from mlm.text import say
+from mlm.text import can_draw, say
 
 MASK = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False}  # it takes the space before it
 LONGEST_PIECE = 16  # characters of an entry of Unigram
@@ -110,7 +110,7 @@ def _reason(texts: list[str], kind: str, vocab_size: int, lowercase: bool, size:
 def _trainer(kind: str, vocab_size: int, **settings: Any) -> trainers.Trainer:
     """Returns a trainer; a bar shows on a terminal how far it is."""
     tokens = [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in ROLES.values()]
-    settings |= {"vocab_size": vocab_size, "special_tokens": tokens, "show_progress": sys.stderr.isatty()}
+    settings |= {"vocab_size": vocab_size, "special_tokens": tokens, "show_progress": can_draw(sys.stderr)}
     if kind == "unigram":
         return trainers.UnigramTrainer(unk_token="<unk>", max_piece_length=LONGEST_PIECE, **settings)
     if kind == "bpe":

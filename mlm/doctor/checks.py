@@ -259,7 +259,10 @@ def masks(case: DataCase) -> list[Finding]:
         columns = (batch["input_ids"], read_BxL, kinds_BxL)
         rows = list(zip(*columns, strict=True))[: first_batch.SHOWN]
         case.batch.extend(list(first_batch.pieces(load_fast(case.folder), *row)) for row in rows)
-    return [Finding(*first_batch.judge(case.config, batch, read_BxL, kinds_BxL, special), where="the first batch")]
+    overrides = case.flags.entry.record.get("overrides", ())
+    draws_as_set = not {"make_masking", "inputs", "__init__"} & set(overrides)
+    judged = first_batch.judge(case.config, batch, read_BxL, kinds_BxL, special, draws_as_set=draws_as_set)
+    return [Finding(*judged, where="the first batch")]
 
 
 def step(case: DataCase) -> list[Finding]:

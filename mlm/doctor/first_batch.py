@@ -22,6 +22,7 @@ from mlm.training import sharding, train
 from mlm.workdir import Workdir
 
 SHOWN = 3  # rows
+DEVIATIONS = 6  # standard deviations: once in 10^9 by chance
 COLORS = {"mask": "red", "random": "magenta", "kept": "cyan"}
 Piece = tuple[str, str, str]  # text, kind ("" where nothing is predicted), what the model reads there
 
@@ -65,9 +66,18 @@ def draw(
 
 
 def judge(
-    config: ConfigDict, batch: dict[str, np.ndarray], read_BxL: np.ndarray, kinds_BxL: np.ndarray, special: tuple
+    config: ConfigDict,
+    batch: dict[str, np.ndarray],
+    read_BxL: np.ndarray,
+    kinds_BxL: np.ndarray,
+    special: tuple,
+    *,
+    draws_as_set: bool = True,
 ) -> tuple[str, str, str]:
-    """Returns (level, what, fix) for the masks that `draw` returns; no `special` id may be predicted or drawn."""
+    """Returns (level, what, fix) for the masks that `draw` returns; no `special` id may be predicted or drawn.
+
+    `draws_as_set`: by the config's masking, not by a class's own, so that the rates are those of the config.
+    """
     ordinary_BxL = (batch["attention_mask"] > 0) & ~np.isin(batch["input_ids"], special)
     predicted_BxL = kinds_BxL != ""
     count, ordinary = int(predicted_BxL.sum()), int(ordinary_BxL.sum())
@@ -78,15 +88,28 @@ def judge(
         return "error", what, "the manifest's special ids are not the tokenizer's: write the shards again"
     if not count:
         return "error", "nothing is predicted", "check masking.rate, and whether the rows hold text"
-    masking, per_row = config.masking, predicted_BxL.sum(1)
-    probs = {"mask": masking.mask_share, "random": masking.random_share}
-    probs["kept"] = max(1 - sum(probs.values()), 0.0)
-    kinds = ", ".join(f"{(kinds_BxL == kind).sum() / count:.1%} {kind} ({prob:g})" for kind, prob in probs.items())
+    masking = config.masking
+    rate = count / ordinary
+    wanted = {"mask": masking.mask_share, "random": masking.random_share}
+    wanted["kept"] = max(1 - sum(wanted.values()), 0.0)
+    counted = {kind: float((kinds_BxL == kind).sum() / count) for kind in wanted}
+    kinds = ", ".join(f"{counted[kind]:.1%} {kind} ({share:g})" for kind, share in wanted.items())
+    per_row = predicted_BxL.sum(1)
     what = (
-        f"{count / ordinary:.2%} of the ordinary tokens are predicted (masking.rate = {masking.rate:g}), "
+        f"{rate:.2%} of the ordinary tokens are predicted (masking.rate = {masking.rate:g}), "
         f"{per_row.min()} to {per_row.max()} in a row; of them {kinds}; special tokens never"
     )
+    unit = 1 if masking.kind == "token" else masking.longest  # tokens of a word or a span share their fate
+    is_off = _is_off(rate, masking.rate, ordinary / unit)
+    is_off |= any(_is_off(counted[kind], share, count / unit) for kind, share in wanted.items())
+    if is_off and draws_as_set:
+        return "error", what, "these are not the rates that were set: look for what changes random numbers"
     return "ok", what, ""
+
+
+def _is_off(share: float, wanted: float, draws: float) -> bool:
+    """Returns whether a share of so many independent draws is further from the wanted one than chance explains."""
+    return abs(share - wanted) > DEVIATIONS * (wanted * (1 - wanted) / draws) ** 0.5 + 1 / draws
 
 
 def pieces(tok: Tokenizer, ids_L: np.ndarray, read_L: np.ndarray, kinds_L: np.ndarray) -> Iterator[Piece]:

@@ -117,6 +117,33 @@ def branch(case: Case) -> None:
         raise InputError(f"config.train.branch_from = {name}: {reason}; use its tokenizer, and shards made with it.")
 
 
+def wandb(case: Case) -> None:
+    """log.wandb: the package, and that somebody is logged in."""
+    project = case.config.log.wandb
+    if not project or not cluster.is_primary():
+        return
+    where = f"config.log.wandb = {project!r}"
+    try:
+        import wandb
+
+        wandb.login()
+    except ImportError:
+        raise InputError(f"{where}: the wandb package is missing; install it, or leave the key empty.") from None
+    except Exception as error:
+        raise InputError(f"{where}: {' '.join(str(error).split())}") from error
+
+
+def warmup(case: Case) -> None:
+    """schedule.warmup in steps of a run of epochs, whose steps are known once the shards are there."""
+    config = case.config
+    if config.train.epochs and config.schedule.warmup >= 1 and not _has_shards(case):
+        raise InputError(
+            f"config.schedule.warmup = {config.schedule.warmup:g}: how many steps train.epochs = "
+            f"{config.train.epochs:g} are is not known before the shards are written; set it to a share of them, below "
+            "1, or write the shards first (python -m mlm shards)."
+        )
+
+
 def replay(case: Case) -> None:
     """train.replay: the shares of all steps."""
     name = case.config.train.replay
@@ -202,10 +229,13 @@ def sources(case: Case) -> Iterator[Part]:
 
 def _reads_corpus(case: Case) -> bool:
     """Returns whether the tokenizer or the shards are still to be made."""
+    return not case.tokenizer or (case.command != "tokenizer" and not _has_shards(case))
+
+
+def _has_shards(case: Case) -> bool:
     folder = case.workdir.shards_of(case.config)
     foreign = case.config.shards.dir and holds_foreign_shards(folder)
-    has_shards = case.config.data.mixture or foreign or (UPath(folder) / NAME).is_file()
-    return not case.tokenizer or (not has_shards and case.command != "tokenizer")
+    return bool(case.config.data.mixture or foreign or (UPath(folder) / NAME).is_file())
 
 
 def against(case: Case) -> Iterator[Part]:
@@ -264,6 +294,8 @@ CHECKS: dict[Check, tuple[str, ...]] = {
     hosts: ("run", "train", "classify", "verify"),
     torch: ("export", "bench"),
     engine: ("run", "tokenizer", "shards"),
+    wandb: ("run", "train", "classify", "glue"),
+    warmup: ("run", "doctor"),
     branch: PRETRAINING,
     replay: ("run", "train", "doctor"),
     init_from: (*PRETRAINING, "classify", "glue"),

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from mlm.cluster import watch
 from mlm.errors import PreemptedError, StopError
 from mlm.paths import refusing
+from mlm.text import can_draw
 
 AGAIN = "start the same command again: what is written is kept."
 AHEAD = 3  # tasks for each worker that are submitted and not finished: the driver's memory is that of these
@@ -64,7 +65,7 @@ class Engine:
         numbers = iter(range(len(items)))
         watch.progress(watch.TASKS)
         try:
-            with tqdm(total=len(items), desc=label, unit=" tasks", disable=not sys.stderr.isatty()) as bar:
+            with tqdm(total=len(items), desc=label, unit=" tasks", disable=not can_draw(sys.stderr)) as bar:
                 while True:
                     for number in itertools.islice(numbers, max(0, AHEAD * self.workers - len(pending))):
                         task = self._submit(function, items[number])

@@ -1,6 +1,7 @@
 """Keys that a run takes from the model of train.init_from unless its config sets them: sizes, vocabulary, tokenizer.
 
-A key is set if the command line sets it, or if the config file has another value than configs/base.py.
+A key is set if the command line sets it, or if the config file has another value than configs/base.py, but for a file
+that names another model: its sizes are that model's.
 """
 
 from collections.abc import Collection
@@ -19,13 +20,18 @@ TOKENIZER = ("tokenizer.path", "tokenizer.vocab_size")
 CHOOSES_TOKENIZER = frozenset({*TOKENIZER, "tokenizer.kind", "tokenizer.lowercase"})  # or trains one
 
 
-def values(flat: dict[str, Any], overridden: Collection[str], *, task: str, workdir: str) -> dict[str, Any]:
+def values(
+    flat: dict[str, Any], overridden: Collection[str], named_by_file: str, *, task: str, workdir: str
+) -> dict[str, Any]:
     """Returns the keys that differ from the flattened config; raises InputError for a model that can't be read.
 
-    Once the workdir has a checkpoint, they are those of its config, and the model need not be there any more.
+    `named_by_file` is train.init_from as the config file has it. Once the workdir has a checkpoint, they are those of
+    its config, and the model need not be there any more.
     """
     base = configs.flatten(configs.load(str(configs.BASE), []))
-    is_set = {key for key, value in flat.items() if key in overridden or value != base.get(key)}
+    is_set = set(overridden)
+    if INIT_FROM not in overridden or named_by_file in ("", flat[INIT_FROM]):
+        is_set |= {key for key, value in flat.items() if value != base.get(key)}
     source = saved(workdir, flat[INIT_FROM]) or _of_model(flat[INIT_FROM])
     if task == configs.CLASSIFICATION:  # the model decides, but for the tokenizer, which must fit it
         kept = is_set.intersection(["tokenizer.path"])

@@ -17,6 +17,7 @@ from mlm.cluster import watch
 from mlm.entry import STOCK, Program
 from mlm.errors import InputError, PreemptedError
 from mlm.paths import UPath, make_folder, staging_folder, upload, write_text
+from mlm.text import can_draw
 
 OUTPUT = "output.txt"  # in the folder of a run: what it printed
 STATE = "run.json"  # there, written when it has ended: arguments, exit code, seconds of all its starts, last line
@@ -56,7 +57,7 @@ def run_all(trials: Sequence[Trial], root: UPath, label: str = "runs") -> list[O
         for process in processes:
             process.terminate()  # nothing happens to those that have ended
 
-    bar = tqdm(total=len(trials), desc=label, unit="run", disable=not sys.stderr.isatty())
+    bar = tqdm(total=len(trials), desc=label, unit="run", disable=not can_draw(sys.stderr))
     with bar, watch.handling(stop, signal.SIGINT, signal.SIGTERM):
         for trial in trials:
             bar.set_postfix_str(trial.name)

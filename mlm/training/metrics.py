@@ -25,10 +25,11 @@ from tqdm import tqdm
 
 from mlm import cluster, logs
 from mlm import config as configs
-from mlm.errors import DamageError, InputError
+from mlm.errors import DamageError
 from mlm.model.module import Params
 from mlm.monitor.metrics_hooks import MetricsHook
 from mlm.paths import UPath, is_remote, staging_folder, upload, write_text
+from mlm.text import can_draw
 from mlm.training import peaks, xla_metrics
 from mlm.training.sharding import shardings_of
 from mlm.training.task import Task
@@ -72,7 +73,7 @@ class Log(AbstractContextManager):
         self._trackers = [*self.hooks]  # they get the numbers of the other two files, too
         self.waits = xla_metrics.Waits()
         self._begin = time.monotonic()
-        shown = self._writes and sys.stderr.isatty()
+        shown = self._writes and can_draw(sys.stderr)
         self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not shown)
         self.restart_clock(start)
         self.timing("start", start, {"host": platform.node(), "devices": jax.device_count(), "device": device})
@@ -247,11 +248,8 @@ class _TensorBoard(MetricsHook):
 
 class _Wandb(MetricsHook):
     def __init__(self, project: str, workdir: UPath, config: ConfigDict):
-        try:
-            import wandb
-        except ImportError:
-            what = f"config.log.wandb = {project!r}: the wandb package is missing"
-            raise InputError(f"{what}; install it, or leave the key empty.") from None
+        import wandb
+
         file = workdir / "wandb_id"
         if not file.is_file():
             write_text(file, uuid.uuid4().hex + "\n")

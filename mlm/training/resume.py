@@ -89,6 +89,8 @@ def _check_resume(workdir: Workdir, step: int, meta: dict[str, Any]) -> dict[str
     saved = checkpoint_files.read_meta(folder, step)
     if changes := configs.diff(saved["config"], meta["config"]):
         fix = "a resumed run can't change these keys; set them back, or use another --workdir"
+        if all(configs.branch_may_change(change.partition(":")[0]) for change in changes):
+            fix += f", and to go on from here with them, --config.train.branch_from={workdir.root}@{step}"
         raise InputError(f"{where} was made with another config; {fix}:\n  " + "\n  ".join(changes))
     stages.check_skipped(
         saved["config"].data.skip_batches,

@@ -81,6 +81,26 @@ def test_the_rates_of_masks_stand_beside_the_config_s():
     assert "93.8% mask (0.8), 5.0% random (0.1), 1.2% kept (0.1)" in what
 
 
+@pytest.mark.parametrize(
+    ("predicted", "kinds", "level"),
+    [
+        (6, ["mask"] * 8 + ["random", "kept"], "ok"),
+        (9, ["mask"] * 8 + ["random", "kept"], "error"),  # of 30 tokens, where 6 were asked for
+        (6, ["random"] * 9 + ["kept"], "error"),  # nothing is masked, as with random bits of another width
+        (6, ["mask"], "error"),
+    ],
+)
+def test_masks_at_another_rate_than_was_set_are_an_error(predicted, kinds, level):
+    config, ids = tiny_config("masking.rate=0.2"), random_rows(500)
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    kinds_BxL = np.full(ids.shape, "", "U6")
+    kinds_BxL[:, 1 : 1 + predicted] = np.resize(kinds, (len(ids), predicted))
+    read_BxL = np.where(kinds_BxL == "mask", 4, 9)
+    found = first_batch.judge(config, batch, read_BxL, kinds_BxL, (0, 1, 2, 3, 4))
+    assert found[0] == level, found
+    assert first_batch.judge(config, batch, read_BxL, kinds_BxL, (0, 1, 2, 3, 4), draws_as_set=False)[0] == "ok"
+
+
 def test_rows_are_shown_with_marks_and_nothing_of_the_corpus_is_obeyed():
     row = [(" the", "", ""), (" cat", "mask", "<mask>"), (" sat\n\x1b[2J", "", ""), (" on", "random", " off\x1b[0m")]
     out = io.StringIO()

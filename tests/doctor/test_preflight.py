@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 
@@ -100,6 +101,36 @@ def test_models(good_folder, tmp_path, capsys, fault):
     settings = [*without_sizes(TINY), f"train.init_from={folder}", *settings]
     command = {"a DeBERTa": "train", "a shape": "tokenizer"}.get(fault, "run")
     check(command, tmp_path / "run", settings, *words, capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("stub", "words"),
+    [
+        (None, "package is missing"),
+        ("def login():\n    raise ValueError('no API key,\\nlog in')\n", "no API key, log in"),
+    ],
+)
+@pytest.mark.usefixtures("unread")
+def test_wandb_without_its_package_or_a_key(tmp_path, capsys, monkeypatch, stub, words):
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    if stub is None:
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    else:
+        (tmp_path / "wandb.py").write_text(stub)
+        monkeypatch.syspath_prepend(tmp_path)
+    settings = [*TINY, "log.wandb=mine"]
+    check("run", tmp_path / "run", settings, "log.wandb = 'mine'", words, capsys=capsys, doctor=False)
+
+
+@pytest.mark.usefixtures("unread")
+def test_warmup_steps_of_epochs_that_are_not_counted_yet(tmp_path, capsys):
+    settings = [*TINY, "train.steps=0", "train.epochs=1", "schedule.warmup=30"]
+    check("run", tmp_path / "run", settings, "schedule.warmup = 30", "train.epochs", "share", capsys=capsys)
+
+
+def test_doctor_refuses_a_config_of_classify(tmp_path, capsys):
+    line = ["doctor", "--config=configs/classify_banking77.py", f"--workdir={tmp_path}/run"]
+    refuse([*line, "--config.classify.train=csv:a.csv"], 2, "classify.train = csv:a.csv", "pretraining", capsys=capsys)
 
 
 def text(file: pathlib.Path, content: bytes) -> str:
