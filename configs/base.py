@@ -172,9 +172,11 @@ def get_config() -> ConfigDict:
     config.log.wandb = ""  # project name; needs the wandb package
     config.log.profile_start = 0  # first of the five steps of a trace for TensorBoard or Perfetto; 0 = none
 
-    config.hub = ConfigDict()  # pushes to the Hugging Face Hub while a run trains, see mlm/export/hub.py
+    # The Hugging Face Hub: where a run pushes its model after each evaluation (mlm/export/hub.py), and what cards say.
+    config.hub = ConfigDict()
     config.hub.name = ""  # USER/NAME of a private repository, which is created if it is missing; "" = no pushes
-    config.hub.every = "evaluation"  # or a number of steps, as in "5000"; the last step is pushed, too
+    config.hub.license = ""  # of the model, as the Hub spells it, such as "apache-2.0"; "" = not said
+    config.hub.language = ()  # codes of the languages of the text, as in ("en", "de"); () = not said
 
     config.pod = ConfigDict()  # of several processes, and `hang` also of one on a TPU; see mlm/cluster/
     config.pod.port = 8474  # of jax's coordination service on process 0's host; open it to the hosts alone

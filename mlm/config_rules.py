@@ -170,7 +170,8 @@ MILESTONES: Rule = (
     'a tuple of steps ("1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
 )
 REPOSITORY: Rule = (matching(r"(?a)|[\w.-]+/[\w.-]+"), "USER/NAME or empty")
-PUSHES: Rule = (matching(r"evaluation|[1-9][0-9]{0,17}"), 'evaluation, or a number of steps as a string ("5000")')
+LICENSE: Rule = (matching(r"(?a)[\w.-]*"), "a license as the Hub spells it, such as apache-2.0, or empty")
+LANGUAGES: Rule = (_tuple_of(matching(r"[a-z]{2,3}(-[A-Za-z]+)?"), least=0), 'a tuple of codes of languages ("en")')
 START_TIMEOUT: Rule = (lambda v: _finite(v) and 1 <= v <= 86_400, "a number in [1, 86400]")
 HEARTBEAT: Rule = (lambda v: _finite(v) and 2 <= v <= 3_600, "a number in [2, 3600]")
 
@@ -302,7 +303,8 @@ KEYS: dict[str, Key] = {
     "log.wandb": Key(TEXT, RESUME),
     "log.profile_start": Key(COUNT, RESUME),
     "hub.name": Key(REPOSITORY, RESUME),
-    "hub.every": Key(PUSHES, RESUME),
+    "hub.license": Key(LICENSE, RESUME),
+    "hub.language": Key(LANGUAGES, RESUME),
     "pod.port": Key(PORT, RESUME),
     "pod.engine_port": Key(PORT, RESUME),
     "pod.start_timeout": Key(START_TIMEOUT, RESUME),
@@ -317,6 +319,7 @@ GONE: dict[str, str] = {  # keys of older versions, and what stands in their pla
     "schedule.warmup_steps": "schedule.warmup, from 1 on, counts steps",
     "train.init_tiled": "model.init = tiled",
     "corpus.near_duplicates": "datatrove, on the texts before",
+    "hub.every": "pushes follow evaluations, see evaluate.every",
 }
 NAMES_ELSEWHERE = {  # of transformers' scripts and others: what the key is called here
     "lr": "optimizer.learning_rate",

@@ -253,8 +253,8 @@ def upload(staging: Path, folder: UPath) -> None:
 
 
 def is_begun(folder: UPath, *, last: str) -> bool:
-    """Returns whether `replacing` was interrupted in a bucket, so that the folder may be replaced."""
-    return is_remote(folder) and (folder / f"{last}.begun").is_file()
+    """Returns whether `replacing` was interrupted between two files, so that the folder may be replaced."""
+    return (folder / f"{last}.begun").is_file()
 
 
 def copy_files(source: UPath, target: UPath) -> None:
@@ -269,10 +269,12 @@ def copy_files(source: UPath, target: UPath) -> None:
 def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
     """Yields the path of a local folder to create, which replaces `folder` unless an exception is raised.
 
-    In a bucket the files are uploaded, the file `last` at the end; `last` + ".begun" exists until then.
+    In a bucket, and in a mounted volume, the files are replaced one by one, the file `last` at the end; `last` +
+    ".begun" exists until then.
     """
-    if not is_remote(folder):
-        target = Path(canonical(str(folder)))  # of a link, what it leads to
+    target = Path(canonical(str(folder)))  # of a link, what it leads to
+    is_volume = not is_remote(folder) and os.path.ismount(target)  # which can't be renamed
+    if not is_remote(folder) and not is_volume:
         temporary = target.with_name(f".{target.name}.tmp")
         new, old = temporary / "new", temporary / "old"
         if old.exists() and not target.exists():
@@ -289,7 +291,7 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
                 old.rename(target)
             shutil.rmtree(temporary, ignore_errors=True)
         return
-    with tempfile.TemporaryDirectory(prefix="mlm-new-") as parent:
+    with tempfile.TemporaryDirectory(prefix=".mlm-new-", dir=target if is_volume else None) as parent:
         new = Path(parent, folder.name)
         yield new
         begun = folder / f"{last}.begun"

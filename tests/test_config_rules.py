@@ -16,7 +16,7 @@ from tests.support.configs import BASE, refused
 def test_every_key_has_a_rule_and_there_are_not_too_many():
     keys = configs.flatten(configs.load(BASE, []))
     assert keys.keys() == KEYS.keys() and not KEYS.keys() & GONE.keys()
-    assert len(keys) <= 117, "another key needs a reason in the commit that adds it"
+    assert len(keys) <= 118, "another key needs a reason in the commit that adds it"
 
 
 REFUSED = {  # by each rule; those that are missing here take any value of the key's type
@@ -55,7 +55,8 @@ REFUSED = {  # by each rule; those that are missing here take any value of the k
         *(f"('words:{words}',)" for words in ("1m", "0", "10M..1M", "1..1M", "")),
     ),
     rules.REPOSITORY: ("another", "me/a/b", "me/a b"),
-    rules.PUSHES: ("0", "never", "1.5"),
+    rules.LICENSE: ("apache 2", "a/b"),
+    rules.LANGUAGES: ("('English',)", "('',)"),
 }
 OF_KEYS = {
     "tokenizer.vocab_size": ("15", str(2**31)),

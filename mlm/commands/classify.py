@@ -52,7 +52,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         if cluster.is_primary():
             _describe(config, examples)
         hub.train_and_push(config, workdir, task, args.entry)
-        best = write_export(workdir, args, torch_python="")
+        best = write_export(workdir, args)
         split = "test" if config.classify.test else "validation"
         predict = ("validation", *dict(config.classify.predict))
         scores = evaluate_classifier.score(config, workdir, examples, best, split, predict)

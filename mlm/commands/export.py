@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from mlm import cluster, logs
+from mlm import cluster
 from mlm import config as configs
 from mlm.commands import common
 from mlm.doctor import preflight
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser, required=False)
     common.add_step_flag(parser, "the workdir, exported to export-N")
+    best = "the checkpoint of the lowest evaluation loss, not the newest; of a classifier it is always the best"
+    parser.add_argument("--best", action="store_true", help=best)
     milestones = "export each milestone of the workdir to export-STEP; with --push, each goes to a branch step-STEP"
     parser.add_argument("--milestones", action="store_true", help=milestones)
     to = "folder to write; default: export, or export-N, in the workdir, which otherwise is only read"
@@ -42,17 +45,22 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     workdir = Workdir(args.workdir, create=False)
     task = configs.CLASSIFICATION if locate.is_classifier(workdir) else configs.PRETRAINING
     common.join(args, overrides, task=task)
-    if others := [override for override in overrides if not override.startswith("pod.")]:
-        raise InputError(f"--config.{others[0]}: export writes the checkpoint as it is; only pod.* can be set.")
-    if args.config or overrides or args.processes > 1:
-        config = common.read_config(args, overrides, task=task)
+    if others := [override for override in overrides if not override.startswith(("pod.", "hub."))]:
+        raise InputError(
+            f"--config.{others[0]}: export writes the checkpoint as it is; only pod.* and hub.* can be set."
+        )
     for flag in ("public", "revision"):
         if getattr(args, flag) and not args.push:
             raise InputError(f"--{flag} needs --push=USER/NAME.")
-    if args.milestones and (args.step is not None or args.revision or args.to):
-        raise InputError("--milestones: names the steps, folders and branches; leave out --step, --to and --revision.")
+    if args.milestones and (args.step is not None or args.best or args.revision or args.to):
+        raise InputError("--milestones: names the steps, folders and branches; leave out --step and all such flags.")
+    if args.best and args.step is not None:
+        raise InputError(f"--best: is a step of its own, and so is --step={args.step}; leave out one of them.")
     if args.push:
         push.check(args.push, args.revision)  # before anything that takes time
+    config = ConfigDict()
+    if args.config or overrides or args.processes > 1:
+        config = common.read_config(args, overrides, task=task)
     preflight.refuse(preflight.Case(args.name, ConfigDict(), workdir, args))
     with contextlib.nullcontext() if args.to else common.locked(workdir):
         if args.processes > 1:
@@ -62,32 +70,46 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         steps = locate.milestones(workdir) if args.milestones else [args.step]
         if not steps:
             raise InputError(f"--milestones: none was kept in {workdir.checkpoints}; name a step with --step.")
-        models = [write_export(workdir, args, torch_python=args.torch, step=step) for step in steps]
+        hub = {key: value for key, value in configs.flatten(config).items() if key.startswith("hub.")}
+        models = [
+            write_export(workdir, args, step=step, best=args.best, torch_python=args.torch, changes=hub)
+            for step in steps
+        ]
     for step, model in zip(steps, models, strict=True) if args.process_id == 0 else ():
-        folder, revision = args.to or workdir.export_of(step), f"step-{step}" if args.milestones else args.revision
+        folder = args.to or workdir.export_of(step)
         print(folder)
         if args.push:
-            message = f"Export of mlm, step {model.step}"
-            print(push.push(folder, args.push, public=args.public, revision=revision, message=message))
+            address = push.push(
+                UPath(folder),
+                args.push,
+                public=args.public,
+                revision=f"step-{step}" if args.milestones else args.revision,
+                message=f"Export of mlm, step {model.step}",
+            )
+            print(address)
 
 
 def write_export(
-    workdir: Workdir, args: argparse.Namespace, *, torch_python: str, step: int | None = None
+    workdir: Workdir,
+    args: argparse.Namespace,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    torch_python: str = "",
+    changes: dict[str, object] | None = None,
 ) -> Pretrained:
-    """Exports a checkpoint (see `load.from_workdir`) from process 0; returns its model in all of them."""
-    from mlm.export import export
-    from mlm.pretrained import load
-    from mlm.report import summary
-    from mlm.tasks.changed_model import with_class
+    """Exports a checkpoint (see `load.from_workdir`) from process 0; returns its model in all of them.
 
-    head = load.CLASSIFIER if locate.is_classifier(workdir) else load.LM_HEAD
-    model = load.from_workdir(workdir, head=head, step=step)
-    model = with_class(model, args.entry, command=args.name)
+    `changes` are of keys that its card shows.
+    """
+    from mlm.export import export
+
+    model = export.load_checkpoint(workdir, args.entry, step=step, best=best)
+    if changes:
+        run_config = configs.unflatten(configs.flatten(model.run_config) | changes)
+        model = dataclasses.replace(model, meta=model.meta | {"config": run_config})
     if cluster.is_primary():
-        history = summary.gather(workdir, model.run_config, until=model.step) if head == load.LM_HEAD else None
-        evaluations = reversed(logs.read(workdir.metrics, "eval"))
-        scores = next((scores for scores in evaluations if scores["step"] == model.step), None)
-        folder, name = UPath(getattr(args, "to", "") or workdir.export_of(step)), workdir.root.name
-        export.export(model, folder, scores=scores, name=name, torch_python=torch_python, history=history)
+        folder = UPath(getattr(args, "to", "") or workdir.export_of(step))
+        export.export_checkpoint(model, workdir, folder, torch_python=torch_python)
     cluster.barrier("exported")
     return model

@@ -40,7 +40,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
                 make_shards(config, workdir, engine)
         manifest = common.open_data(config, workdir)
         pretrain(args, config, workdir, manifest)
-        model = write_export(workdir, args, torch_python="")
+        model = write_export(workdir, args)
         if cluster.is_primary():
             from mlm.report import report
 

@@ -21,6 +21,7 @@ from mlm.data.stages import branch_start
 from mlm.doctor.case import Case, fingerprint_of
 from mlm.engine import dask_engine
 from mlm.errors import DamageError, InputError, StopError
+from mlm.export import folder as export_folder
 from mlm.export import push
 from mlm.paths import UPath, check_reachable
 from mlm.pretrained import locate
@@ -280,6 +281,13 @@ def model(case: Case) -> None:
         load.load(name, head=head, headers=True)
 
 
+def export(case: Case) -> None:
+    """The folder of the export: absent, empty, or an earlier one."""
+    flags = case.flags
+    step = getattr(flags, "step", None) if case.command == "export" else None
+    export_folder.check(UPath(getattr(flags, "to", "") or case.workdir.export_of(step)))
+
+
 def hub(case: Case) -> None:
     """hub.name: the Hub would take a push. In the middle of a run, a refusal is a warning."""
     settings = case.config.hub
@@ -306,5 +314,6 @@ CHECKS: dict[Check, tuple[str, ...]] = {
     tables: ("classify",),
     model: ("evaluate",),
     pairs: ("evaluate",),
+    export: ("run", "classify", "export"),
     hub: ("run", "train", "classify", "glue"),  # the last one: it creates the repository
 }

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,58 @@ from safetensors.numpy import save_file
 
 from mlm import logs
 from mlm.data import tokenizer
+from mlm.entry import Entry
 from mlm.errors import DamageError, InputError
+from mlm.export import folder as export_folder
 from mlm.export import model_card, reference, verify_export
-from mlm.export.reference import PROOF, Reference
+from mlm.export.folder import PROOF
+from mlm.export.reference import Reference
 from mlm.inference.forward import check_vocabulary, make_forward
 from mlm.model import weights
 from mlm.model.module import SEQUENCES
-from mlm.paths import UPath, is_begun, is_remote, replacing
+from mlm.paths import UPath, is_remote, replacing
 from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
-from mlm.report.summary import RunSummary
+from mlm.pretrained.locate import MSGPACK, SAFETENSORS
+from mlm.report import summary
+from mlm.tasks.changed_model import with_class
 from mlm.text import say
+from mlm.workdir import Workdir
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-TOKENIZER_FILES += ("vocab.json", "merges.txt", "vocab.txt")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)
 MODEL_INPUTS = ["input_ids", "attention_mask"]
+Report = Callable[[str], None]  # what shows a line
+
+
+def load_checkpoint(workdir: Workdir, entry: Entry, *, step: int | None = None, best: bool = False) -> Pretrained:
+    """Returns the model of a checkpoint, see `load.from_workdir`, by the class that made it."""
+    model = load.from_workdir(workdir, head=None, step=step, best=best)
+    return with_class(model, entry, command="export")
+
+
+def export_checkpoint(
+    model: Pretrained, workdir: Workdir, folder: UPath, *, torch_python: str = "", report: Report = say
+) -> None:
+    """Exports the model of a workdir, with what its logs say of the run up to that step."""
+    is_classifier = load.CLASSIFIER in model.params
+    evaluations = reversed(logs.read(workdir.metrics, "eval"))
+    export(
+        model,
+        folder,
+        scores=next((scores for scores in evaluations if scores["step"] == model.step), None),
+        name=workdir.root.name,
+        torch_python=torch_python,
+        history=None if is_classifier else summary.gather(workdir, model.run_config, until=model.step),
+        report=report,
+    )
 
 
 def export(
@@ -49,19 +87,19 @@ def export(
     scores: dict[str, Any] | None,
     name: str,
     torch_python: str = "",
-    history: RunSummary | None = None,
+    history: summary.RunSummary | None = None,
+    report: Report = say,
 ) -> None:
     """Writes a model as a transformers folder, once its files, read back, give its logits; replaces an earlier export.
 
     Args:
-      folder: absent, or an earlier export. On gs:// its files are replaced one by one, proof.json last.
+      folder: absent, empty or an earlier export. On gs:// its files are replaced one by one, proof.json last.
       scores, name, history: for the model card, see `model_card.write`.
       torch_python: a Python with torch and transformers, which loads the folder and checks it too; "" for none.
     """
     tok = tokenizer.load(model.tokenizer)
     check_vocabulary(model, tok, exact=True)
-    if folder.exists() and not (folder / PROOF).is_file() and not is_begun(folder, last=PROOF):
-        raise InputError(f"{folder}: is not an export (it has no {PROOF}); name another folder, or move it away.")
+    export_folder.check(folder)
     try:
         with replacing(folder, last=PROOF) as new:
             new.mkdir()
@@ -69,23 +107,20 @@ def export(
             write_tokenizer(model, new)
             if model.run_config is not None:
                 (new / "run_config.json").write_text(model.run_config.to_json(indent=1) + "\n", encoding="utf-8")
-            if load.CLASSIFIER in model.params:
-                model_card.write_classifier(new, model, scores=scores, name=name)
-            else:
-                model_card.write(new, model, tok.mask_token, scores=scores, name=name, history=history)
+            model_card.write(new, model, tok.mask_token, scores=scores, name=name, history=history)
             expected = reference.compute(model)
             expected.write(new)
             _check_tokenizer(new, expected, _inputs(model))
-            check_files(new, expected, model)
+            check_files(new, expected, model, report)
             if (folder / logs.RESULTS).is_file():  # each entry names its weights
                 (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
             if not model.module.in_transformers:
-                say(
+                report(
                     f"export: transformers has no class for {type(model.module).__name__}: Flax weights alone are "
                     "written, and not proven in PyTorch"
                 )
             elif torch_python:
-                _check_in_torch(torch_python, new)
+                _check_in_torch(torch_python, new, report)
             for file in new.iterdir():  # safetensors writes files that no one else can read
                 file.chmod((new / PROOF).stat().st_mode)
     except OSError as error:
@@ -95,18 +130,18 @@ def export(
 
 
 def write_model(model: Pretrained, folder: Path) -> None:
-    """Writes config.json and any parameters, float32, under PyTorch's names, and under Flax's if transformers can."""
+    """Writes config.json and the parameters, float32, under PyTorch's names, and under Flax's if transformers can."""
     config = type(model.config).from_dict(model.config.to_dict())
     config.dtype = "float32"
     config.save_pretrained(str(folder))
-    if not model.module.in_transformers:  # whose classes must not load it as another model
+    if model.module.in_transformers:
+        save_file(weights.to_torch(model.params), str(folder / SAFETENSORS), metadata={"format": "pt"})
+    else:  # transformers' classes must not load it as another model
         name = type(model.module).__name__
         content = logs.read_object(folder / "config.json") | {"architectures": [name], "model_type": name.lower()}
         (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    elif model.params:
-        save_file(weights.to_torch(model.params), str(folder / "model.safetensors"), metadata={"format": "pt"})
-    if model.params and (not model.module.in_transformers or model.family.flax_class(model.module.head_name)):
-        (folder / "flax_model.msgpack").write_bytes(to_bytes(model.params))
+    if not model.module.in_transformers or model.family.flax_class(model.module.head_name):
+        (folder / MSGPACK).write_bytes(to_bytes(model.params))
 
 
 def write_tokenizer(model: Pretrained, folder: Path) -> None:
@@ -140,7 +175,7 @@ def _check_tokenizer(folder: Path, expected: Reference, inputs: list[str]) -> No
             )
 
 
-def check_files(folder: Path, expected: Reference, model: Pretrained) -> None:
+def check_files(folder: Path, expected: Reference, model: Pretrained, report: Report = say) -> None:
     """Raises DamageError unless both weight files give the expected logits, Flax's those of the last row."""
     try:
         logits_of = _read_back(folder, expected, model)
@@ -154,45 +189,44 @@ def check_files(folder: Path, expected: Reference, model: Pretrained) -> None:
                 f"{file}: read back, its logits differ from the trained model's by {difference:.1e}; nothing was "
                 "exported: check the disk, and export again."
             )
-        say(f"export: {file} read back, largest difference of the logits {difference:.1e}")
+        report(f"export: {file} read back, largest difference of the logits {difference:.1e}")
 
 
 def _read_back(folder: Path, expected: Reference, model: Pretrained) -> dict[str, list[np.ndarray]]:
     """Returns {file: its logits of the last rows}."""
     if not model.module.in_transformers:
-        params = msgpack_restore((folder / "flax_model.msgpack").read_bytes())
+        params = msgpack_restore((folder / MSGPACK).read_bytes())
         model = dataclasses.replace(model, params=params)
-        return {"flax_model.msgpack": make_forward(model)(expected.ids, expected.positions)}
-    if not (folder / "model.safetensors").is_file():  # flax_model.msgpack can't stand in for it
-        raise InputError(f"{folder}: has no model.safetensors")
+        return {MSGPACK: make_forward(model)(expected.ids, expected.positions)}
+    if not (folder / SAFETENSORS).is_file():  # Flax's file can't stand in for it
+        raise InputError(f"{folder}: has no {SAFETENSORS}")
     head = load.CLASSIFIER if expected.positions is None else load.LM_HEAD
     model = load.load(str(folder), head=head, flag="")
-    logits_of = {"model.safetensors": make_forward(model)(expected.ids, expected.positions)}
+    logits_of = {SAFETENSORS: make_forward(model)(expected.ids, expected.positions)}
     if flax_class := model.family.flax_class(model.module.head_name):
         # drawn initial values and a call without jit would take ten times as long
         flax_model, params = flax_class.from_pretrained(str(folder), trust_remote_code=False, _do_init=False)
-        tok, texts = tokenizer.load(str(folder)), expected.texts[-1]
-        columns = tok(*texts, truncation="longest_first", max_length=expected.longest, return_tensors="np")
-        if "token_type_ids" not in columns and hasattr(model.config, "type_vocab_size"):
-            columns["token_type_ids"] = np.zeros_like(columns["input_ids"])  # ELECTRA in Flax takes 1 by default
+        encode = tokenizer.load(str(folder))
+        texts = expected.texts[-1]
+        columns = encode(*texts, truncation="longest_first", max_length=expected.longest, return_tensors="np")
         with jax.default_matmul_precision("highest"):
             last = np.asarray(jax.jit(lambda params: flax_model(**columns, params=params).logits[0])(params))
-        logits_of["flax_model.msgpack"] = [last if expected.positions is None else last[expected.positions[-1]]]
+        logits_of[MSGPACK] = [last if expected.positions is None else last[expected.positions[-1]]]
     return logits_of
 
 
-def _check_in_torch(python: str, folder: Path) -> None:
+def _check_in_torch(python: str, folder: Path, report: Report) -> None:
     """Runs mlm/export/verify_export.py in another interpreter; raises as `export` says."""
     command = [python, verify_export.__file__, str(folder)]
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
     try:
-        environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=environment)
     except OSError as error:
         raise InputError(f"--torch={python}: can't be run ({error.strerror}); name a Python interpreter.") from None
     if done.returncode == 2:
         raise InputError(f"--torch={python}: {done.stderr.strip().splitlines()[-1]}")
     for line in done.stdout.splitlines():
-        say(f"export: {line}")
+        report(f"export: {line}")
     if done.returncode != 0:
         wrong = [line for line in done.stdout.splitlines() if line.startswith("WRONG")] or done.stderr.splitlines()[-1:]
         raise DamageError(

@@ -1,39 +1,39 @@
-"""Pushes a model to the Hugging Face Hub while it trains (config.hub): on the first host, from complete checkpoints.
+"""Pushes a model to the Hugging Face Hub while it trains (config.hub): process 0, in a thread, after evaluations.
 
-A push is a process on the CPU, `export --step=N --to=DIR --push=NAME`: training does not wait for it, it can be killed
-when the run ends, and it leaves the accelerator alone. There is one at a time; a checkpoint that is due in the meantime
-waits, and a later one takes its place.
+A push exports a complete checkpoint, on a CPU where jax has one, and sends it. There is one at a time: an evaluation
+that comes meanwhile is not pushed. The last checkpoint is, before the command ends.
 """
 
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor, wait
+import threading
+import time
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
 
+import jax
+from huggingface_hub.utils import disable_progress_bars
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from mlm import cluster
 from mlm.cluster import watch
 from mlm.entry import Entry
-from mlm.export import export
-from mlm.pretrained import checkpoint_files, load
+from mlm.errors import StopError
+from mlm.export import export, push
+from mlm.paths import UPath
+from mlm.pretrained import checkpoint_files, locate
 from mlm.training import train
 from mlm.training.task import Task
 from mlm.workdir import Workdir
 
-START = 0  # in the place of a step: config.json and the tokenizer
-LONGEST = 3600.0  # seconds of a push
-LAST = 1800.0  # seconds to wait for the last one
-ENDING = 10.0  # seconds for the end of one that is given up
+LAST = 1800.0  # seconds to try to send the last checkpoint
+ENDING = 10.0  # seconds for the end of a push that is given up
 
 
 def train_and_push(config: ConfigDict, workdir: Workdir, task: Task, entry: Entry) -> None:
     """Does as `train.train`, and pushes if the config says so."""
     pushes = config.hub.name and cluster.is_primary()
-    with Pushes(config.hub, workdir, task, entry) if pushes else nullcontext() as on_complete:
+    with Pushes(config.hub.name, workdir, entry) if pushes else nullcontext() as on_complete:
         train.train(config, workdir, task, on_complete)
     cluster.barrier("pushed")
 
@@ -41,90 +41,88 @@ def train_and_push(config: ConfigDict, workdir: Workdir, task: Task, entry: Entr
 class Pushes(AbstractContextManager):
     """The pushes of a run; a context manager that waits for the last one, unless an error ends the run."""
 
-    def __init__(self, settings: ConfigDict, workdir: Workdir, task: Task, entry: Entry):
-        """Starts to push config.json and the tokenizer."""
-        self._settings, self._workdir, self._task, self._program = settings, workdir, task, entry.program("hub.name")
-        self._process, self._has_ended, self._worker = None, False, ThreadPoolExecutor(1)
-        self._running = self._newest = START  # steps: of the push that runs, and of the one to come after it
-        self._last = self._worker.submit(self._try, START)
-        watch.current.at_end = self._give_up
+    def __init__(self, name: str, workdir: Workdir, entry: Entry):
+        self._name = name
+        self._workdir = workdir
+        self._entry = entry
+        self._folder = tempfile.TemporaryDirectory(prefix="mlm-hub-", ignore_cleanup_errors=True)
+        self._thread = threading.Thread()  # of the newest push
+        self._step = -1  # that it pushes
+        self._pushed = -1  # the newest step that arrived
+        self._stopped = threading.Event()  # a push of an earlier step is not tried again
+        disable_progress_bars()  # those of the uploads would run into that of the training
+        watch.current.at_end = self._folder.cleanup
 
-    def __call__(self, step: int) -> tuple[int, int]:
+    def __call__(self, step: int) -> list[int]:
         """Takes a complete checkpoint; returns the steps that are still needed."""
-        every, folder = self._settings.every, self._workdir.checkpoints
-        if step % int(every) == 0 if every != "evaluation" else checkpoint_files.score_of(folder, step) < float("inf"):
-            self._submit(step)
-        return self._newest, self._running  # in this order: `_try` sets one, then reads the other
+        was_evaluated = checkpoint_files.score_of(self._workdir.checkpoints, step) < float("inf")
+        if was_evaluated and not self._thread.is_alive():
+            self._start(step, push.PATIENCE, self._stopped)
+        return [self._step] if self._thread.is_alive() else []
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        self._stopped.set()
         try:
             if kind is None:
-                self._finish()
+                self._push_last()
+            elif self._thread.is_alive():
+                self._thread.join(ENDING)
         finally:
-            self._give_up()
+            self._folder.cleanup()
 
-    def _give_up(self) -> None:
-        """Ends the push that still runs, and waits until its files are removed."""
-        self._has_ended = True
-        if self._process is not None:
-            self._process.kill()
-        self._worker.shutdown(wait=False)
-        wait([self._last], ENDING)
-
-    def _finish(self) -> None:
+    def _push_last(self) -> None:
         """Pushes the checkpoint that `export` chooses, and waits for it."""
-        is_classifier = "labels" in self._task.metadata
-        self._submit(checkpoint_files.choose(self._workdir.checkpoints, on_damage="stop", best=is_classifier))
-        if not self._last.done():
-            self._say(f"waits up to {LAST / 60:g} min for the last push; the run itself is saved")
+        best = locate.is_classifier(self._workdir)
+        step = checkpoint_files.choose(self._workdir.checkpoints, on_damage="stop", best=best)
+        deadline = time.monotonic() + LAST
+        if self._thread.is_alive() or self._pushed != step:
+            _say(f"hub: sends the last checkpoint, for {LAST / 60:g} min at most; the run itself is saved")
             cluster.progress(watch.UNTIMED, watch.current.step)
-            wait([self._last], LAST)
-        if not self._last.done() or not self._last.result():
-            command = f"python -m mlm export --workdir={self._workdir.root} --push={self._settings.name}"
-            self._say(f"warning: lacks the last checkpoint; run the same command again, or {command}")
+        if self._thread.is_alive():
+            self._thread.join(LAST / 2)  # a silent Hub may hold it for ever
+        if self._pushed != step:
+            self._start(step, deadline - time.monotonic(), threading.Event())
+            self._thread.join(deadline - time.monotonic())
+        if self._pushed != step:
+            command = f"python -m mlm export --workdir={self._workdir.root} --push={self._name}"
+            _say(f"hub: warning: {self._name} lacks the last checkpoint; run the same command again, or {command}")
 
-    def _submit(self, step: int) -> None:
-        if step != self._newest:
-            self._newest = step
-            self._last = self._worker.submit(self._try, step)
+    def _start(self, step: int, patience: float, stopped: threading.Event) -> None:
+        self._step = step
+        self._thread = threading.Thread(target=self._push, args=(step, patience, stopped), daemon=True)
+        self._thread.start()
 
-    def _try(self, step: int) -> bool:
-        """Pushes a step, unless a later one waits; returns whether nothing went wrong."""
-        self._running, reason = step, ""
+    def _push(self, step: int, patience: float, stopped: threading.Event) -> None:
+        """Exports a step and sends it; what fails is a warning."""
         try:
-            if step in (START, self._newest) and not self._has_ended:
-                reason = self._push(step)
-        except Exception as error:  # of a disk, a bucket, the system: no reason to end a run
-            reason = f"{type(error).__name__}: {error}"
-        if reason and not self._has_ended:
-            what = f"step {step}" if step else "config.json and the tokenizer"
-            self._say(f"warning: lacks {what} ({reason}); the run goes on, and the next push tries again")
-        return not reason
+            with tempfile.TemporaryDirectory(dir=self._folder.name) as parent:
+                folder = UPath(parent) / "export"
+                with jax.default_device(_cpu()):
+                    model = export.load_checkpoint(self._workdir, self._entry, step=step)
+                    export.export_checkpoint(model, self._workdir, folder, report=lambda line: None)
+                address = push.push(
+                    folder,
+                    self._name,
+                    public=False,
+                    message=f"Export of mlm, step {step}",
+                    patience=patience,
+                    stopped=stopped,
+                    report=_say,
+                )
+            self._pushed = step
+            _say(f"hub: step {step} is at {address}")
+        except Exception as error:  # of the Hub, a disk, a bucket: no reason to end a run
+            reason = str(error) if isinstance(error, StopError) else f"{type(error).__name__}: {error}"
+            _say(f"hub: warning: {self._name} lacks step {step}: {reason.rstrip('.')}; the run goes on")
 
-    def _push(self, step: int) -> str:
-        """Runs the process that pushes a step; returns what it says is wrong, "" if nothing is."""
-        name, root, env = self._settings.name, self._workdir.root, self._program.environment()
-        env["JAX_PLATFORMS"] = "cpu"
-        env.pop("MLM_HOST_DIR", None)  # where the run says how far it is
-        with tempfile.TemporaryDirectory(prefix="mlm-hub-") as folder:
-            arguments = ["export", f"--workdir={root}", f"--step={step}", f"--to={folder}/export", f"--push={name}"]
-            command = ["nice", sys.executable, *self._program.command, *arguments, "--processes=1"]
-            if step == START:
-                meta, module = self._task.metadata, self._task.module
-                config = load.config_of(meta["model"] | {"vocab_size": meta["vocab_size"]})
-                model = load.Pretrained(config, {}, str(self._workdir.tokenizer), None, {}, "", module)
-                export.write_model(model, Path(folder))
-                export.write_tokenizer(model, Path(folder))
-                command = [*command[:2], "-m", "mlm.export.push", folder, name, "Config and tokenizer of mlm"]
-            # In a group of its own: Ctrl-C is for the run.
-            self._process = Popen(command, env=env, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, process_group=0)
-            try:
-                if self._has_ended:
-                    return "the run has ended"
-                errors = self._process.communicate(timeout=LONGEST)[1].decode(errors="replace").splitlines()
-            finally:
-                self._process.kill()
-            return (errors or ["no output"])[-1] if self._process.returncode else ""
 
-    def _say(self, message: str) -> None:
-        tqdm.write(f"hub: {self._settings.name} {message}", file=sys.stderr)
+def _say(message: str) -> None:
+    tqdm.write(message, file=sys.stderr)  # above the bar of the training
+
+
+def _cpu() -> jax.Device | None:
+    """Returns a device that training leaves alone; None, which is the default one, where jax has no CPU."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None

@@ -11,7 +11,7 @@ from typing import Any
 import flax
 import jax
 import transformers
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
@@ -21,6 +21,8 @@ from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.data.stages import make_stages
 from mlm.model import classifier
+from mlm.paths import HUB_NAME
+from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
 from mlm.report import page
 from mlm.report.page import Rows
@@ -29,7 +31,7 @@ from mlm.report.sessions import Line
 from mlm.report.summary import RunSummary
 from mlm.text import code, markdown, printable, templates
 
-CURVE, TASK = "loss.png", "Masked Language Modeling"
+CURVE = "loss.png"
 ARCHITECTURES = {
     "Roberta": "RoBERTa",
     "RobertaPreLayerNorm": "RoBERTa-PreLayerNorm",
@@ -38,6 +40,12 @@ ARCHITECTURES = {
     "Bert": "BERT",
     "ModernBert": "ModernBERT",
 }
+TASKS = {  # of the Hub
+    "fill-mask": "Masked Language Modeling",
+    "text-classification": "Text Classification",
+    "token-classification": "Token Classification",
+}
+METRICS = ("loss", "perplexity", "accuracy", "f1", "f1_macro", "matthews", "mse", "pearson", "spearman")
 ORDER = re.compile(r"data\..*")  # keys that decide in which order a branch reads its rows
 DATA = re.compile(r"(corpus|shards|data)\..*")  # and those that decide which rows these are
 POINTS = 8  # evaluations in the table under the curve
@@ -46,72 +54,81 @@ POINTS = 8  # evaluations in the table under the curve
 def write(
     folder: Path, model: Pretrained, mask_token: str, *, scores: Line | None, name: str, history: RunSummary | None
 ) -> None:
-    """Writes README.md and, from the `history` of the run up to the model's step, the curve of the loss beside it."""
-    run, fast = model.run_config, tokenizer.load_fast(model.tokenizer)
+    """Writes README.md and, from the `history` of a run up to the model's step, the curve of the loss beside it.
+
+    `scores` are of an evaluation; values are escaped as Markdown where the templates show them.
+    """
+    run = model.run_config
     name = printable(" ".join(name.split()))
+    parts = model.meta.get("averaged", ())
+    averaged = f"averaged, decay {run.optimizer.ema_decay}" if run and run.optimizer.ema_decay else ""
+    if parts:
+        weights = (f"{part['checkpoint'].rpartition('/')[2]} (weight {part['weight']:.3g})" for part in parts)
+        averaged = f"the mean of {', '.join(weights)}"
+    is_classifier = load.CLASSIFIER in model.params
+    task = "fill-mask"
+    if is_classifier:
+        task = "token-classification" if classifier.kind(model.config) == "tokens" else "text-classification"
     values = {
-        "metadata": _metadata(run, model.config.model_type, mask_token, scores, name),
+        "metadata": _metadata(model, task, mask_token, scores or {}, name),
         "name": name,
-        "run_keys": 0 if run is None else len(configs.flatten(run)),
-        "run_json": json.dumps(run and configs.flatten(run), indent=1).replace("\x7f", "\\u007f"),
+        "task": task,
+        "config": model.config,
+        "family": model.family,
+        "architecture": ARCHITECTURES.get(model.family.name, model.family.name),
+        "run": run,
+        "step": model.step,
+        "averaged": averaged,
+        "reads": model.longest_row,
+        "scores": score_rows([scores or {}]),
+        "labels": classifier.class_names(model.config) if is_classifier else (),
+    }
+    if not is_classifier:
+        values |= _pretraining(model, mask_token) | _course(folder, model, history)
+    cards = templates("mlm.export", finalize=lambda value: value if isinstance(value, Markup) else markdown(str(value)))
+    cards.filters |= {"cell": _cell, "code": code}
+    template = cards.get_template("classifier_card.md.j2" if is_classifier else "model_card.md.j2")
+    (folder / "README.md").write_text(template.render(values), encoding="utf-8")
+
+
+def _pretraining(model: Pretrained, mask_token: str) -> dict[str, Any]:
+    """Returns what the card of a language model shows of its recipe, its tokenizer and its fingerprints."""
+    run = model.run_config
+    flat = None if run is None else configs.flatten(run)
+    fast = tokenizer.load_fast(model.tokenizer)
+    return {
+        "run_keys": len(flat or ()),
+        "run_json": json.dumps(flat, indent=1).replace("\x7f", "\\u007f"),
         "branch": _branch(model.meta),
         "trained_by": entry.summary(model.meta.get("class", {})),
         "parameters": sum(value.size for value in jax.tree.leaves(model.params)),
         "example": json.dumps(f"The function returns a {mask_token} of all elements."),
         "tokenizer": fast,
         "tokenizer_model": type(fast.model).__name__,
-        "history": history,
         "mixture": _folders(model, run),
         "planned": run and make_stages(run, model.meta["dataset"]["records"]).steps,
         "meta": model.meta,
-        "scores": score_rows([scores or {}]),
-        "tests": [] if history is None else _tests(history, model.step),
         "fingerprints": {
             "config": run and configs.fingerprint(run),
             "tokenizer": tokenizer.fingerprint(model.tokenizer),
             "code": _code_fingerprint(),
         },
     }
-    if history is not None:
-        if history.train or history.evals:
-            page.drawn(lambda plots: plots.save(plots.draw_loss(history), folder / CURVE))
-        values |= {
-            "curve": CURVE if (folder / CURVE).is_file() else "",
-            "losses": _losses(history),
-            "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
-        }
-    _render(folder, "model_card.md.j2", model, values)
 
 
-def write_classifier(folder: Path, model: Pretrained, *, scores: Line | None, name: str) -> None:
-    """Writes the README.md of a classifier; `scores` are of an evaluation."""
-    values = {
-        "task": "token-classification" if classifier.kind(model.config) == "tokens" else "text-classification",
-        "name": name,
-        "pair": len(model.run_config.classify.text) == 2,
-        "scores": score_rows([scores or {}]),
-        "labels": classifier.class_names(model.config),
+def _course(folder: Path, model: Pretrained, history: RunSummary | None) -> dict[str, Any]:
+    """Returns what the card shows of the course of the run, and draws its curve."""
+    if history is None:
+        return {"history": None, "tests": []}
+    if history.train or history.evals:
+        page.drawn(lambda plots: plots.save(plots.draw_loss(history), folder / CURVE))
+    return {
+        "history": history,
+        "tests": _tests(history, model.step),
+        "curve": CURVE if (folder / CURVE).is_file() else "",
+        "losses": _losses(history),
+        "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
     }
-    _render(folder, "classifier_card.md.j2", model, values)
-
-
-def _render(folder: Path, template: str, model: Pretrained, values: dict[str, Any]) -> None:
-    """Writes a card; the values that its template shows are escaped as Markdown."""
-    cards = templates("mlm.export", finalize=lambda value: value if isinstance(value, Markup) else markdown(str(value)))
-    cards.filters |= {"cell": _cell, "code": code}
-    parts = model.meta.get("averaged", ())
-    means = [f"{part['checkpoint'].rpartition('/')[2]} (weight {part['weight']:.3g})" for part in parts]
-    decay = model.run_config.optimizer.ema_decay if model.run_config else 0
-    values |= {
-        "config": model.config,
-        "family": model.family,
-        "architecture": ARCHITECTURES.get(model.family.name, model.family.name),
-        "run": model.run_config,
-        "step": model.step,
-        "averaged": f"the mean of {', '.join(means)}" if means else f"averaged, decay {decay}" if decay else "",
-        "reads": model.longest_row,
-    }
-    (folder / "README.md").write_text(cards.get_template(template).render(values), encoding="utf-8")
 
 
 def _cell(value: Any) -> str:
@@ -120,22 +137,50 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
 
 
-def _metadata(run: ConfigDict | None, model_type: str, mask_token: str, scores: Line | None, name: str) -> str:
-    """Returns the YAML that the Hub reads; scores are in it where the data set has a name there."""
-    sources = run.corpus.sources if run and not run.data.mixture else ()
+def _metadata(model: Pretrained, task: str, mask_token: str, scores: Line, name: str) -> str:
+    """Returns the YAML that the Hub reads."""
+    run = model.run_config
+    is_pretraining = task == "fill-mask"
+    sources: tuple[str, ...] = ()
+    if run and is_pretraining and not run.data.mixture:
+        sources = run.corpus.sources
+    elif run and not is_pretraining:
+        sources = (run.classify.train, run.classify.validation)
     names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:[^#]*)?(#.*)?", source))]
-    hub = names[0] if len(names) == len(sources) and len(set(names)) == 1 else ""
-    known = [key for key in ("loss", "perplexity", "accuracy") if hub and scores and scores.get(key) is not None]
-    results = [EvalResult("fill-mask", hub, hub, key, scores[key], TASK, dataset_split="validation") for key in known]
+    datasets = list(dict.fromkeys(names))
+    is_one = len(datasets) == 1 and len(names) == len(sources)  # that the scores are of
+    results = [
+        EvalResult(
+            task_type=task,
+            task_name=TASKS[task],
+            dataset_type=datasets[0] if is_one else "text",
+            dataset_name=datasets[0] if is_one else "the validation split of its own data",
+            dataset_split="validation",
+            metric_type=metric,
+            metric_value=scores[metric],
+        )
+        for metric in METRICS
+        if scores.get(metric) is not None
+    ]
+    language = run.hub.language if run else ()
+    init_from = run.train.init_from if run else ""
     return ModelCardData(
         library_name="transformers",
-        pipeline_tag="fill-mask",
-        mask_token=mask_token,
-        tags=[model_type, "fill-mask", "jax"],
-        datasets=list(dict.fromkeys(names)) or None,
+        pipeline_tag=task,
+        mask_token=mask_token if is_pretraining else None,
+        tags=[model.config.model_type, task, "jax"],
+        language=list(language or (["en"] if sources == ("docstrings",) else ())) or None,
+        license=(run.hub.license if run else "") or None,
+        datasets=datasets or None,
+        base_model=init_from if _is_of_the_hub(init_from) else None,
         model_name=name if results else None,
         eval_results=results or None,
     ).to_yaml()
+
+
+def _is_of_the_hub(name: str) -> bool:
+    """Returns whether the Hub gave a model, whose name could be that of a folder, too."""
+    return re.fullmatch(HUB_NAME, name) is not None and isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def _branch(meta: dict[str, Any]) -> str:

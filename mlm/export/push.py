@@ -1,23 +1,44 @@
 """`export --push NAME`: upload an export to the Hugging Face Hub. Nothing here imports jax.
 
-Large files go first, and one commit with all files last: until then nobody sees anything of it. The Hub knows a large
-file by its SHA-256, so what has arrived is not sent again when the command is started again, anywhere.
-(`upload_large_folder` of huggingface_hub keeps notes in the folder, commits in pieces, and tries forever when refused.)
+huggingface_hub sends the large files first, and one commit with all files last: until then nobody sees anything of it.
+The Hub knows a large file by its SHA-256, so what has arrived is not sent again.
 """
 
+import email.utils
+import itertools
 import re
-import sys
 import threading
-from pathlib import Path
+import time
+from collections.abc import Callable
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 from requests import RequestException
 
-from mlm.errors import InputError
+from mlm.errors import InputError, PreemptedError, StopError
 from mlm.paths import ANSWER, UPath, local_folder
 from mlm.text import say
+
+PATIENCE = 1800.0  # seconds to try again
+PAUSES = (10.0, 20.0, 40.0, 80.0, 160.0)  # seconds before the next try where the Hub names none; the last repeats
+BUSY = (
+    408,
+    412,
+    425,
+    429,
+)  # answers that may be another one later, beside all from 500 up; 412: of two commits at once
+
+
+class HubBusyError(StopError):
+    """The Hub did not answer, or said that it can't now."""
+
+    code = PreemptedError.code  # start the same command again
+
+    def __init__(self, message: str, retry_after: float = 0):
+        super().__init__(message)
+        self.retry_after = retry_after  # seconds; 0 if the Hub named none
 
 
 def check(name: str, revision: str = "") -> str:
@@ -39,29 +60,61 @@ def check(name: str, revision: str = "") -> str:
 
 
 def try_out(name: str) -> None:
-    """Raises InputError, within seconds, unless the Hub would take pushes to hub.name; creates it if it is missing."""
-    outcome = [InputError(f"--push={name}: the Hub gives no answer in {ANSWER:g} s; check the network.")]
+    """Raises InputError, within seconds, if the Hub refuses pushes to hub.name; creates the repository if need be.
+
+    A Hub that is busy, or does not answer in time, is a warning: the pushes will try again.
+    """
+    outcome: list[StopError] = [HubBusyError(f"--push={name}: the Hub gives no answer in {ANSWER:g} s")]
 
     def ask() -> None:
         try:
-            push(None, name, public=False)
+            _send(None, name, public=False)
             outcome.clear()
-        except InputError as error:
+        except StopError as error:
             outcome[:] = [error]
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(ANSWER)
     for error in outcome:
-        raise InputError(str(error).replace("--push", "config.hub.name"))
+        message = str(error).replace("--push", "config.hub.name")
+        if isinstance(error, InputError):
+            raise InputError(message)
+        say(f"warning: {message}; the run starts, and its pushes will try again")
 
 
-def push(folder: UPath | None, name: str, *, public: bool, revision: str = "", message: str = "Export of mlm") -> str:
+def push(
+    folder: UPath,
+    name: str,
+    *,
+    public: bool,
+    revision: str = "",
+    message: str = "Export of mlm",
+    patience: float = PATIENCE,
+    stopped: threading.Event | None = None,
+    report: Callable[[str], None] = say,
+) -> str:
     """Uploads an export to the repository "user/model" and its branch `revision` (main if empty); returns the address.
 
     Both are created if they are missing. `public` makes it public when all has arrived; otherwise it must be private.
-    Without a folder, only asks whether the Hub would take one.
+    While the Hub is busy it is tried again, for `patience` seconds, or until `stopped`; then a HubBusyError.
     """
+    deadline = time.monotonic() + patience
+    stopped = stopped or threading.Event()
+    own_pauses = itertools.chain(PAUSES, itertools.repeat(PAUSES[-1]))
+    while True:
+        try:
+            return _send(folder, name, public=public, revision=revision, message=message)
+        except HubBusyError as error:
+            pause = error.retry_after or next(own_pauses)
+            if stopped.is_set() or time.monotonic() + pause > deadline:
+                raise
+            report(f"push: warning: {error}; the next try is in {pause:.0f} s")
+            stopped.wait(pause)
+
+
+def _send(folder: UPath | None, name: str, *, public: bool, revision: str = "", message: str = "") -> str:
+    """Tries once to do as `push`; without a folder, only asks whether the Hub would take one."""
     token = check(name)
     api = HfApi(token=token)
     try:
@@ -75,40 +128,45 @@ def push(folder: UPath | None, name: str, *, public: bool, revision: str = "", m
             return str(url)
         if revision:
             api.create_branch(name, branch=revision, exist_ok=True)
-        local = Path(local_folder(str(folder)))
-        files = sorted(path for path in local.iterdir() if path.is_file() and not path.name.startswith("."))
-        operations = [CommitOperationAdd(path.name, path) for path in files]
-        for number, (path, operation) in enumerate(zip(files, operations, strict=True), 1):
-            say(f"push: {number} of {len(files)}: {path.name}, {path.stat().st_size / 1e6:,.1f} MB")
-            api.preupload_lfs_files(name, [operation], free_memory=False, revision=revision or None)
-        api.create_commit(name, operations, commit_message=message, revision=revision or None)
+        api.upload_folder(
+            repo_id=name,
+            folder_path=local_folder(str(folder)),
+            commit_message=message,
+            revision=revision or None,
+            ignore_patterns=".*",
+        )
         if public and private:
             api.update_repo_settings(name, private=False)
     except OfflineModeIsEnabled:
         raise InputError("--push: HF_HUB_OFFLINE is set; unset it to reach the Hub.") from None
-    except (HfHubHTTPError, RequestException, RuntimeError, ValueError) as error:
-        reason = _reason(error).replace(token, "(the token)")
-        hint = "start the same command again: what has arrived is not sent again."
-        raise InputError(f"--push={name}: {api.endpoint} {reason}; {hint}") from None
-    say(f"push: {url}, {'public' if public else 'private'}")
+    except (RequestException, RuntimeError, ValueError) as error:
+        raise _explained(
+            error, f"--push={name}: {api.endpoint}", lambda text: text.replace(token, "(the token)")
+        ) from None
     return f"{url}/tree/{revision}" if revision else str(url)
 
 
-def _reason(error: BaseException) -> str:
-    """Returns what went wrong, on one line: in the Hub's own words if it gave any."""
-    while error.__cause__ is not None and not isinstance(error, HfHubHTTPError):
+def _explained(error: BaseException, where: str, redact: Callable[[str], str]) -> StopError:
+    """Returns what went wrong, on one line and in the Hub's own words if it gave any: busy, or a refusal."""
+    while error.__cause__ is not None and getattr(error, "response", None) is None:
         error = error.__cause__  # huggingface_hub wraps what broke an upload
-    if isinstance(error, HfHubHTTPError):
-        code, message = error.response.status_code, error.server_message or error.response.reason or ""
+    response = getattr(error, "response", None)
+    if response is not None:
+        words = getattr(error, "server_message", None) or response.reason or ""
+        shown = redact(" ".join(words.split()))[:200]
+        code = response.status_code
+        if code in BUSY or code >= 500:
+            return HubBusyError(f"{where} answers {code} ({shown})", _seconds(response.headers.get("Retry-After", "")))
         hint = {401: ": the token is not valid there", 403: ": the token may not write there"}.get(code, "")
-        return f"refused with {code}{hint} ({' '.join(message.split())[:200]})"
+        return InputError(f"{where} refused with {code}{hint} ({shown}).")
     if isinstance(error, RequestException) and not isinstance(error, ValueError):
-        return f"can't be reached ({type(error).__name__})"
-    return f"can't be used ({' '.join(str(error).split())[:200]})"
+        return HubBusyError(f"{where} can't be reached ({type(error).__name__})")
+    return InputError(f"{where} can't be used ({redact(' '.join(str(error).split()))[:200]}).")
 
 
-if __name__ == "__main__":  # see mlm/export/hub.py
-    try:
-        push(UPath(sys.argv[1]), sys.argv[2], public=False, message=sys.argv[3])
-    except InputError as error:
-        sys.exit(str(error))
+def _seconds(retry_after: Any) -> float:
+    """Returns the pause that a Retry-After header asks for: seconds, or the time of a date; 0 without one."""
+    if retry_after.strip().isdecimal():
+        return float(retry_after)
+    date = email.utils.parsedate_tz(retry_after)
+    return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else 0.0

@@ -19,13 +19,13 @@ from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerFast
 
 from mlm.data import tokenizer
+from mlm.export.folder import PROOF
 from mlm.inference.fill_mask import FillMask
 from mlm.inference.forward import make_forward
 from mlm.model import classifier
 from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
 
-PROOF = "proof.json"  # written last: a folder with it is an export
 TOP_K = 5
 # What the tokenizer and the model are compared on: masks first, last, alone, twice, inside a word; figures, letters
 # that a vocabulary may lack, and white space. A row as long as the model's positions comes on top.

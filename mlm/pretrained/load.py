@@ -1,29 +1,25 @@
-"""Loads models. A folder may be hostile: it is only ever read as data, and every value is checked."""
+"""Loads models: of a run, of a transformers folder or of the Hub. Every value that comes from a folder is checked."""
 
+import contextlib
 import dataclasses
 from typing import Any, Self
 
-import flax.serialization
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-import safetensors.flax
 from etils import epath
-from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.sharding import SingleDeviceSharding
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 from transformers import PretrainedConfig
 
-from mlm import logs
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.model import classifier, families, weights
-from mlm.model.families import Family, family_of
+from mlm.model import classifier, families
+from mlm.model.families import Family, family_of, first_position
 from mlm.model.keys import make_key
 from mlm.model.module import MASKED_LM, Model, Params
-from mlm.paths import UPath, inside
-from mlm.pretrained import checkpoint_files, locate
-from mlm.pretrained.locate import INDEX, MSGPACK, SAFETENSORS
+from mlm.paths import UPath
+from mlm.pretrained import checkpoint_files, locate, weight_files
 from mlm.pretrained.model_config import config_of, longest_row, read_config
 from mlm.text import printable
 from mlm.workdir import Workdir
@@ -79,8 +75,9 @@ class Pretrained:
 
         A BERT's includes its pooler, if it has one, which classifiers of rows read.
         """
-        unused = () if self.family is families.BERT else ("pooler",)
-        body = {name: tree for name, tree in self.params[self.family.body].items() if name not in unused}
+        body = dict(self.params[self.family.body])
+        if self.family is not families.BERT:
+            body.pop("pooler", None)
         shared = {"head"} & self.params.keys() & set(self.family.lm_head)
         return {self.family.body: body} | {name: self.params[name] for name in shared}
 
@@ -88,7 +85,8 @@ class Pretrained:
         """Returns the model with a vocabulary of `size` entries, cut off or padded by `Family.resize_vocabulary`."""
         config = type(self.config).from_dict(self.config.to_dict())
         config.vocab_size = size
-        return dataclasses.replace(self, config=config, params=self.family.resize_vocabulary(self.params, size))
+        params = self.family.resize_vocabulary(self.params, size)
+        return dataclasses.replace(self, config=config, params=params)
 
     def padded(self) -> Self:
         """Returns the model with its vocabulary padded up to a multiple, as a mesh may need it."""
@@ -108,29 +106,21 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
     where = f"{flag}{model}"
     if locate.is_workdir(model):
         folder, step = locate.split_step(model)
-        pretrained = from_workdir(Workdir(folder, create=False), head=head, step=step, where=where, headers=headers)
+        workdir = Workdir(folder, create=False)
+        pretrained = from_workdir(workdir, head=head, step=step, where=where, headers=headers)
         return dataclasses.replace(pretrained, source=model)
     folder = locate.local_copy(model, flag, weights=not headers)
     config = read_config(folder, where)
-    family, is_classifier = family_of(config), head == CLASSIFIER
-    if is_classifier:
+    if head == CLASSIFIER:
         _check_classifier(config, where)
     elif not config.tie_word_embeddings:
         raise InputError(f"{where}: its embeddings are not tied; a model with tied embeddings is needed.")
-    if is_classifier and config.model_type == "bert" and locate.has_tokenizer(folder):
-        tok = tokenizer.load(str(folder))
-        classifier.set_pairs(config, tok, has_types="token_type_ids" in tok.model_input_names)
-    if headers and not UPath(model).is_dir() and not locate.has_weights(folder):
-        return Pretrained(config, {}, str(folder), None, {}, model)
-    params = _read_weights(folder, family, where, headers=headers)
-    reads_pooler = is_classifier and family is families.BERT and classifier.kind(config) != "tokens"
-    if head and not reads_pooler and isinstance(params[family.body], dict):
-        params[family.body].pop("pooler", None)
-    if isinstance(params.get("cls"), dict):
-        params["cls"].pop("seq_relationship", None)  # BERT's head for next sentences
-    pretrained = Pretrained(config, params, str(folder), None, {}, model)
-    _check_params(pretrained, head, where)
-    return pretrained
+    if locate.has_tokenizer(folder):
+        _fit_tokenizer(config, folder, head, where)
+    params = {}
+    if not headers or UPath(model).is_dir() or locate.weight_files(folder):
+        params = _read_params(folder, config, head, where, headers=headers)
+    return Pretrained(config, params, str(folder), None, {}, model)
 
 
 def _check_classifier(config: PretrainedConfig, where: str) -> None:
@@ -142,29 +132,104 @@ def _check_classifier(config: PretrainedConfig, where: str) -> None:
         raise InputError(f"{where}: predicts {config.num_labels} numbers per row; one that predicts one is needed.")
     names = set(map(str, config.id2label.values()))
     if sorted(config.id2label) != list(range(config.num_labels)) or len(names) < config.num_labels:
-        fix = f"it must give each label from 0 to {config.num_labels - 1} a name of its own"
-        raise InputError(f"{where}: its config.json has id2label = {config.id2label!r:.80}; {fix}.")
+        raise InputError(
+            f"{where}: its config.json has id2label = {config.id2label!r:.80}; it must give each label from 0 to "
+            f"{config.num_labels - 1} a name of its own."
+        )
     if kind != "tokens" and getattr(config, "classifier_pooling", "cls") != "cls":
         raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
 
 
+def _fit_tokenizer(config: PretrainedConfig, folder: UPath, head: str | None, where: str) -> None:
+    """Refuses a tokenizer that would have other positions than in training, and notes how it marks pairs for a BERT.
+
+    A RoBERTa of transformers gives each token whose id is the config's pad_token_id the position of padding, whatever
+    the tokenizer means by it. Ours reads the attention mask instead, which is the same while the two ids are.
+    """
+    tok = tokenizer.load(str(folder))
+    if first_position(config) and tok.pad_token_id != config.pad_token_id:
+        meaning = printable(str(tok.convert_ids_to_tokens(config.pad_token_id)))
+        raise InputError(
+            f"{where}: its config.json has pad_token_id = {config.pad_token_id}, which its tokenizer calls {meaning}; "
+            f"there the padding token {tok.pad_token} is {tok.pad_token_id}, and positions depend on it: use the "
+            "tokenizer that the model was trained with."
+        )
+    if head == CLASSIFIER and config.model_type == "bert":
+        classifier.set_pairs(config, tok, has_types="token_type_ids" in tok.model_input_names)
+
+
+def _read_params(folder: UPath, config: PretrainedConfig, head: str | None, where: str, *, headers: bool) -> Params:
+    """Returns the parameters that a model with `head` has, checked against its config."""
+    family = family_of(config)
+    params = weight_files.read(folder, family.body, where, headers=headers)
+    reads_pooler = head == CLASSIFIER and family is families.BERT and classifier.kind(config) != "tokens"
+    if head and not reads_pooler and isinstance(params[family.body], dict):
+        params[family.body].pop("pooler", None)
+    if isinstance(params.get("cls"), dict):
+        params["cls"].pop("seq_relationship", None)  # BERT's head for next sentences
+    _check_params(Pretrained(config, params, "", None, {}, ""), head, where)
+    return params
+
+
+def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
+    """Raises InputError for the first parameter of the body and of `head` that is not as the config has it."""
+    config, family = pretrained.config, pretrained.family
+    required = {LM_HEAD: family.lm_head, CLASSIFIER: (CLASSIFIER,), None: ()}[head]
+    if not set(required) <= pretrained.params.keys():
+        raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
+    stack = "/".join(family.stack) + "/"
+    layers = {name.removeprefix(stack).split("/")[0] for name in pretrained.leaves if name.startswith(stack)}
+    difference = f"{len(layers)} layers where config.json asks for {config.num_hidden_layers}"
+    if len(layers) == config.num_hidden_layers:  # before the shapes of as many are made
+        params = pretrained.params if head else pretrained.encoder
+        is_classifier = head == CLASSIFIER or "pooler" in params[family.body]
+        module = family.make_module(config, classifier.head_name(config) if is_classifier else MASKED_LM)
+        config_params = jax.eval_shape(lambda: module.init_params(make_key(0)))
+        expected = shapes_of({name: config_params[name] for name in (config_params if head else params)})
+        actual = shapes_of(params)
+        differences = (
+            f"{name} is {actual.get(name)} where config.json asks for {expected.get(name)}"
+            for name in sorted(expected.keys() | actual.keys())
+            if expected.get(name) != actual.get(name)
+        )
+        difference = next(differences, "")
+    if difference:
+        raise InputError(f"{where}: its weights don't match its config.json: {difference}; use an undamaged copy.")
+
+
+def shapes_of(params: Params) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of parameters by name."""
+    return {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()}
+
+
 def from_workdir(
-    workdir: Workdir, *, head: str | None, step: int | None = None, where: str = "", headers: bool = False
+    workdir: Workdir,
+    *,
+    head: str | None,
+    step: int | None = None,
+    best: bool = False,
+    where: str = "",
+    headers: bool = False,
 ) -> Pretrained:
-    """Returns the model of a step (None: the newest, a classifier's best); its moving average, if the run has one."""
+    """Returns the model of a step; its moving average, if the run has one.
+
+    Without a step it is the newest one, or the `best`, as of a classifier always.
+    """
     where = where or str(workdir.checkpoints)
     if step is None and headers:
         step = max(checkpoint_files.complete_steps(workdir.checkpoints), default=None)
     if step is not None:
         checkpoint_files.check_step(workdir.checkpoints, step, where, deep=not headers)
     else:
-        step = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=locate.is_classifier(workdir))
+        best = best or locate.is_classifier(workdir)
+        step = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=best)
     if step is None:
         raise InputError(f"{where}: there is no complete checkpoint; train first.")
     meta = checkpoint_files.read_meta(workdir.checkpoints, step)
     dataset = meta["dataset"]
-    model_head, kind = (CLASSIFIER, "classifier") if "labels" in dataset else (LM_HEAD, "masked language model")
-    if head not in (None, model_head):
+    is_classifier = "labels" in dataset
+    if head not in (None, CLASSIFIER if is_classifier else LM_HEAD):
+        kind = "classifier" if is_classifier else "masked language model"
         raise InputError(f"{where}: holds a {kind}, which has no {HEAD_NAMES[head]}.")
     params = {} if headers else restore(workdir, step, meta)
     source = str(workdir.checkpoints / str(step))
@@ -179,84 +244,13 @@ def part_of(meta: dict[str, Any]) -> str:
 
 def restore(workdir: Workdir, step: int, meta: dict[str, Any]) -> Params:
     """Returns the parameters of a checkpoint, on the host, the vocabulary padded as in training."""
-    part, device = part_of(meta), SingleDeviceSharding(jax.local_devices()[0])
-    state = workdir.checkpoints / str(step) / "state"
+    part = part_of(meta)
+    state = epath.Path(str(workdir.checkpoints / str(step) / "state"))
     with (
         checkpoint_files.reading(workdir.checkpoints, step),
-        ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
+        contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler,
     ):
-        saved = ocp.StandardCheckpointHandler().metadata(epath.Path(str(state))).tree[part]
-        item = {part: jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=device), saved)}
-        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+        item = {part: ocp.StandardCheckpointHandler().metadata(state).tree[part]}
+        restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
         args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-        restored = checkpointer.restore(str(state), args=args)
-    return jax.device_get(restored[part])
-
-
-def _read_weights(folder: UPath, family: Family, where: str, *, headers: bool = False) -> Params:
-    """Returns all parameters of a local folder, float32, by our names, which start with the body's."""
-    if not locate.has_weights(folder):
-        raise locate.no_weights(where)
-    files = [folder / SAFETENSORS] if (folder / SAFETENSORS).is_file() else []
-    try:
-        if (folder / INDEX).is_file():
-            names = set(logs.read_object(folder / INDEX)["weight_map"].values())
-            files = [inside(folder, file) for file in sorted(names)]
-        if files:
-            read = _zeros_of if headers else safetensors.flax.load_file  # numpy's loader knows no bfloat16
-            tensors = {key: value for file in files for key, value in read(str(file)).items()}
-            params = weights.from_torch(weights.with_one_bias(weights.unwrapped(tensors, family.body)))
-        else:
-            params = flax.serialization.msgpack_restore((folder / MSGPACK).read_bytes())
-        flat = {path: np.asarray(value, np.float32) for path, value in flatten_dict(params).items()}
-        if not all(isinstance(part, str) for path in flat for part in path):
-            raise ValueError("a parameter has a name that is not text")
-        params = unflatten_dict(flat)
-    except Exception as error:  # whatever the libraries raise at a file that is not what its name says
-        reason = printable(str(error))[:300]
-        raise InputError(f"{where}: its weights can't be read ({reason}); use an undamaged copy.") from None
-    if family.body not in params and "embeddings" not in params:
-        raise InputError(
-            f"{where}: its parameters are named {printable(min('/'.join(path) for path in flat))[:120]} and so on; "
-            f"remove the prefix, or save the model itself, so that their names start with {family.body}.embeddings."
-        )
-    return params if family.body in params else {family.body: params}
-
-
-def _zeros_of(file: str) -> dict[str, np.ndarray]:
-    """Returns zeros of the tensors' shapes, which take no memory, from the header of a safetensors file."""
-    with safetensors.safe_open(file, framework="np") as tensors:
-        names = tensors.keys()
-        return {name: np.broadcast_to(np.float32(0), tensors.get_slice(name).get_shape()) for name in names}
-
-
-def shapes_of(params: Params) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of parameters by name."""
-    return {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()}
-
-
-def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
-    """Raises InputError for the first parameter of the body and of `head` that is not as the config has it."""
-    config, family = pretrained.config, pretrained.family
-    parts = {LM_HEAD: family.lm_head, CLASSIFIER: (CLASSIFIER,)}
-    if head and not set(parts[head]) <= pretrained.params.keys():
-        raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
-    stack = "/".join(family.stack) + "/"
-    layers = {name.removeprefix(stack).split("/")[0] for name in pretrained.leaves if name.startswith(stack)}
-    layer_count = config.num_hidden_layers
-    differences = [f"{len(layers)} layers where config.json asks for {layer_count}"]
-    if len(layers) == layer_count:  # before the shapes of as many are made
-        params = pretrained.params if head else pretrained.encoder
-        is_classifier = head == CLASSIFIER or "pooler" in params[family.body]
-        module = family.make_module(config, classifier.head_name(config) if is_classifier else MASKED_LM)
-        config_params = jax.eval_shape(lambda: module.init_params(make_key(0)))
-        if not head:
-            config_params = {name: config_params[name] for name in params}
-        expected, actual = shapes_of(config_params), shapes_of(params)
-        differences = [
-            f"{name} is {actual.get(name)} where config.json asks for {expected.get(name)}"
-            for name in sorted(expected.keys() | actual.keys())
-            if expected.get(name) != actual.get(name)
-        ]
-    if differences:
-        raise InputError(f"{where}: its weights don't match its config.json: {differences[0]}; use an undamaged copy.")
+        return handler.restore(state, args=args)[part]

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from collections.abc import Collection
 from typing import Any
 
 from mlm import logs
@@ -11,8 +12,14 @@ from mlm.paths import HUB_NAME, UPath, check_reachable, children, local_folder
 from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
 
-INDEX, SAFETENSORS, MSGPACK = "model.safetensors.index.json", "model.safetensors", "flax_model.msgpack"
-WEIGHTS = {INDEX, SAFETENSORS, MSGPACK}
+SAFETENSORS = "model.safetensors"
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+MSGPACK = "flax_model.msgpack"
+MSGPACK_INDEX = "flax_model.msgpack.index.json"
+# transformers loads the first of these that is there: a save of one file leaves the index of an earlier, sharded one.
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+PRECEDENCE = (SAFETENSORS, SAFETENSORS_INDEX, *PICKLES, MSGPACK, MSGPACK_INDEX)
+FROM_HUB = ((SAFETENSORS, SAFETENSORS_INDEX, "model-*.safetensors"), (MSGPACK, MSGPACK_INDEX, "flax_model-*.msgpack"))
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # a tokenizer has one of them
 DOWNLOADED = ["config.json", "*token*.json", "vocab.*", "merges.txt", "*.bpe.model"]  # from the Hub, beside the weights
 
@@ -105,22 +112,27 @@ def local_copy(name: str, flag: str, *, weights: bool = True) -> UPath:
     return UPath(local_folder(str(folder)))
 
 
-def has_weights(folder: UPath) -> bool:
-    """Returns whether a folder has weights of a kind that is read."""
-    return any((folder / file).is_file() for file in WEIGHTS)
+def weight_file(names: Collection[str], where: str) -> str:
+    """Returns which of the files of a model holds its weights; raises InputError if none does, or a pickle."""
+    name = next((name for name in PRECEDENCE if name in names), None)
+    if name is not None and name not in PICKLES:
+        return name
+    problem = f"has neither {SAFETENSORS} nor {MSGPACK}"
+    if name is not None:
+        problem = f"transformers would load its {name}, a pickle, which is not opened here"
+    raise InputError(
+        f"{where}: {problem}; load it in PyTorch and save it with save_pretrained, or remove what is not the model."
+    )
+
+
+def weight_files(folder: UPath) -> list[str]:
+    """Returns the names of the files of weights in a folder, without the parts of several."""
+    return [name for name in PRECEDENCE if (folder / name).is_file()]
 
 
 def has_tokenizer(folder: UPath) -> bool:
     """Returns whether a folder has a tokenizer."""
     return any((folder / file).is_file() for file in TOKENIZERS)
-
-
-def no_weights(where: str) -> InputError:
-    """Returns the error for a model without such weights."""
-    return InputError(
-        f"{where}: has neither {SAFETENSORS} nor {MSGPACK}; pickles (pytorch_model.bin) are not opened: load it in "
-        "PyTorch and save it with save_pretrained."
-    )
 
 
 def _download(name: str, flag: str, weights: bool) -> str:
@@ -131,12 +143,12 @@ def _download(name: str, flag: str, weights: bool) -> str:
         if not re.fullmatch(HUB_NAME, name):
             raise FileNotFoundError("no such folder")
         if not weights:
-            folder = huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, INDEX])
-            if not has_weights(UPath(folder)) and not WEIGHTS & set(huggingface_hub.list_repo_files(name)):
-                raise no_weights(f"{flag}{name}")
+            folder = huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, SAFETENSORS_INDEX])
+            if not weight_files(UPath(folder)):
+                weight_file(set(huggingface_hub.list_repo_files(name)).difference(PICKLES), f"{flag}{name}")
             return folder
-        for files in ([SAFETENSORS, INDEX, "model-*.safetensors"], [MSGPACK]):
-            folder = huggingface_hub.snapshot_download(name, allow_patterns=DOWNLOADED + files)
+        for files in FROM_HUB:
+            folder = huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, *files])
             if any((UPath(folder) / file).is_file() for file in files):
                 break
         return folder

@@ -9,7 +9,7 @@ from mlm.config_rules import ABOVE_ZERO, BELOW_ONE, FROM_ZERO, Rule, whole
 from mlm.config_rules import MODERNBERT as MODERNBERT_KEYS
 from mlm.errors import DamageError, InputError
 from mlm.model import layers
-from mlm.model.families import FAMILIES, family_of, find, first_position, name_of
+from mlm.model.families import FAMILIES, MODERNBERT, family_of, find, first_position, name_of
 from mlm.model.flax_classes import as_transformers_4
 from mlm.paths import UPath
 from mlm.text import printable
@@ -22,7 +22,7 @@ SHARED: dict[Rule, str] = {  # of config.json
     whole(2, 2**31): "max_position_embeddings",
     whole(0, 2**31): "pad_token_id",
 }
-ROBERTA: dict[Rule, str] = {
+ROBERTA_RULES: dict[Rule, str] = {
     whole(1, 2**31): "type_vocab_size",
     BELOW_ONE: "hidden_dropout_prob attention_probs_dropout_prob",
     FROM_ZERO: "layer_norm_eps",
@@ -30,7 +30,7 @@ ROBERTA: dict[Rule, str] = {
     (lambda v: v == "absolute", "absolute"): "position_embedding_type",
     ACTIVATION: "hidden_act",
 }
-MODERNBERT: dict[Rule, str] = {
+MODERNBERT_RULES: dict[Rule, str] = {
     BELOW_ONE: "embedding_dropout mlp_dropout classifier_dropout attention_dropout",
     FROM_ZERO: "norm_eps",
     ABOVE_ZERO: "global_rope_theta local_rope_theta initializer_cutoff_factor",
@@ -51,22 +51,24 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
     """Returns the config of a local folder, from config.json alone; errors call the folder `where`."""
     try:
         content = logs.read_object(folder / "config.json")
-        config = config_of(content) if content.get("model_type") in FAMILIES else None
+        name = printable(str(content.get("model_type")))[:80]
+        config = config_of(content) if name in FAMILIES else None
     except Exception as error:  # whatever transformers raises at values of another type
         is_damaged = isinstance(error, DamageError)
         reason = "not a JSON object" if is_damaged else printable(f"{type(error).__name__}: {error}")[:200]
         raise InputError(f"{where}: its config.json can't be read ({reason}); use another copy or model.") from None
     if config is None:
-        name, kinds = printable(str(content.get("model_type")))[:80], " or ".join(FAMILIES)
+        kinds = " or ".join(FAMILIES)
         raise InputError(f"{where}: its config.json has model_type = {name}; it must be {kinds}.")
-    of_family = MODERNBERT if config.model_type == "modernbert" else ROBERTA
-    for (check, allowed), keys in (*SHARED.items(), *of_family.items()):
+    is_modernbert = family_of(config) is MODERNBERT
+    rules = MODERNBERT_RULES if is_modernbert else ROBERTA_RULES
+    for (check, allowed), keys in (*SHARED.items(), *rules.items()):
         for key in keys.split():
             value = getattr(config, key)
             if not check(value):
                 raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
     size, rest = divmod(config.hidden_size, config.num_attention_heads)
-    if rest or (config.model_type == "modernbert" and size % 2) or config.pad_token_id >= config.vocab_size:
+    if rest or (is_modernbert and size % 2) or config.pad_token_id >= config.vocab_size:
         raise InputError(
             f"{where}: its config.json has attention heads that don't divide hidden_size or are of an odd size, or a "
             "pad_token_id outside the vocabulary; use another copy or model."

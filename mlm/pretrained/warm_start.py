@@ -8,7 +8,6 @@ Dimensions: R rows of a table, V entries of the vocabulary, H hidden size, I int
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,9 @@ from mlm.pretrained import load, locate
 from mlm.pretrained.load import Pretrained, shapes_of
 from mlm.pretrained.model_config import longest_row
 
-POSITIONS, TYPES = "embeddings/position_embeddings/embedding", "embeddings/token_type_embeddings/embedding"
+POSITIONS = "embeddings/position_embeddings/embedding"
+TYPES = "embeddings/token_type_embeddings/embedding"
+Rows = tuple[np.ndarray, np.ndarray]  # of a table of the source, and those of ours that they go to
 Taken = tuple[np.ndarray, np.ndarray]  # float32 of the new shape, and a mask that broadcasts to it: where it counts
 
 
@@ -47,25 +48,32 @@ def read_source(settings: ConfigDict, config: PretrainedConfig, params: Params) 
 
 
 def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled: bool = False) -> None:
-    """Raises InputError if the source has another architecture than `config`; `tiled` allows smaller sizes."""
-    old, source_name = source.config, f"train.init_from = {source.source}"
-    if type(old) is not type(config):
-        kind = f"a {name_of(old)}; set it to that, or start from another model"
-        raise InputError(f"config.model.family = {name_of(config)}: {source_name} is {kind}.")
-    for key, name in source.family.architecture.items():
-        value, old_value, may_grow = getattr(config, name), getattr(old, name), tiled and key in SIZES
-        if value != old_value and not (may_grow and value > old_value):
-            fix = f"set it to that{' or more' if may_grow else ''}, or start from another model"
-            raise InputError(f"config.model.{key} = {value}: {source_name} has {old_value}; {fix}.")
-    size, old_size = (model.hidden_size // model.num_attention_heads for model in (config, old))
-    if size != old_size:  # tiled
-        heads = f"gives heads of size {size}, but {source_name} has heads of size {old_size}; make them equal"
-        raise InputError(f"config.model.heads = {config.num_attention_heads}: {heads}.")
-    for name in ("classifier_activation", "embedding_size", "num_hidden_groups", "inner_group_num", "rotary_value"):
-        value, old_value = (getattr(model, name, None) for model in (config, old))
-        if value != old_value:
-            difference = f"its {name} is {old_value}, and {value} here"
-            raise InputError(f"config.{source_name}: {difference}; start from another model.")
+    """Raises InputError, with all differences, if the source has another architecture than `config`.
+
+    `tiled` allows smaller sizes.
+    """
+    old = source.config
+    differences = []
+    if type(old) is not type(config):  # whose other keys mean something else
+        differences.append(f"model.family = {name_of(config)} (it has {name_of(old)})")
+    else:
+        for key, name in source.family.architecture.items():
+            value = getattr(config, name)
+            old_value = getattr(old, name)
+            may_grow = tiled and key in SIZES
+            if value != old_value and not (may_grow and value > old_value):
+                differences.append(f"model.{key} = {value} (it has {old_value})")
+        size, old_size = (model.hidden_size // model.num_attention_heads for model in (config, old))
+        if size != old_size and not differences:  # tiled
+            differences.append(f"heads of size {size}, by model.hidden_size and model.heads (it has {old_size})")
+        activation, old_activation = (getattr(model, "classifier_activation", None) for model in (config, old))
+        if activation != old_activation:
+            differences.append(f"classifier_activation = {activation} (it has {old_activation})")
+    if differences:
+        raise InputError(
+            f"{load.INIT_FROM}{source.source}: does not fit {', '.join(differences)}; set what it has, or start from "
+            "another model."
+        )
 
 
 def refuse_unfit_rows(body: PretrainedConfig, *, length: int, vocab_size: int, pad_id: int) -> None:
@@ -89,21 +97,31 @@ def tile(
     source: Pretrained, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]]
 ) -> tuple[Pretrained, list[str]]:
     """Tiles the source to `config`'s H, I, heads and layers; also returns lines for the log. `shapes` are by name."""
-    old, leaves, stack = source.config, source.leaves, "/".join(source.family.stack) + "/"
-    hidden, inner = ((getattr(old, key), getattr(config, key)) for key in ("hidden_size", "intermediate_size"))
-    heads = (config.num_attention_heads - old.num_attention_heads) // 2  # whole heads before the copy in the middle
-    starts = {inner: (inner[1] - inner[0]) // 2, hidden: heads * (hidden[0] // old.num_attention_heads)}
+    old = source.config
+    hidden = old.hidden_size, config.hidden_size
+    inner = old.intermediate_size, config.intermediate_size
+    heads_before = (config.num_attention_heads - old.num_attention_heads) // 2  # the copy in the middle; whole heads
+    starts = {
+        inner: (inner[1] - inner[0]) // 2,
+        hidden: heads_before * (old.hidden_size // old.num_attention_heads),
+    }
     layers = _spread_layers(old, config)
-    tiled = {name: values for name, values in leaves.items() if not name.startswith(stack)}
+    leaves = source.leaves
+    stack = "/".join(source.family.stack) + "/"
     bias = "/".join(source.family.decoder_bias)
+    tiled = {name: values for name, values in leaves.items() if not name.startswith(stack)}
     for name, shape in shapes.items():
-        index, _, rest = name.removeprefix(stack).partition("/")
-        values = leaves.get(f"{stack}{layers[int(index)]}/{rest}" if name.startswith(stack) else name)
-        if values is None:
+        old_name = name
+        if name.startswith(stack):
+            layer, _, rest = name.removeprefix(stack).partition("/")
+            old_name = f"{stack}{layers[int(layer)]}/{rest}"
+        if old_name not in leaves:
             continue
-        first = name == bias or name.endswith("/embedding")  # the rows of tables are matched by `fit`
-        for axis in range(first, values.ndim):
-            small, large = values.shape[axis], shape[axis]
+        values = leaves[old_name]
+        is_table = name == bias or name.endswith("/embedding")  # whose rows are matched by `fit`
+        for axis in range(int(is_table), values.ndim):
+            small = values.shape[axis]
+            large = shape[axis]
             if small != large:
                 values = np.take(values, (np.arange(large) - starts[small, large]) % small, axis)
         tiled[name] = values
@@ -121,15 +139,16 @@ def _spread_layers(old: PretrainedConfig, new: PretrainedConfig) -> list[int]:
     """
     every = getattr(new, "global_attn_every_n_layers", 0)
 
-    def alike(config: PretrainedConfig, layer: int) -> list[int]:
-        kinds = [(index == 0, index % every == 0) if every else () for index in range(new.num_hidden_layers)]
-        return [index for index in range(config.num_hidden_layers) if kinds[index] == kinds[layer]]
+    def kind(layer: int) -> tuple[bool, bool]:
+        return (layer == 0, layer % every == 0) if every else (False, False)
 
-    old_layers = []
+    chosen = []
     for layer in range(new.num_hidden_layers):
-        of_new, of_old = alike(new, layer), alike(old, layer) or [0]
-        old_layers.append(of_old[min(round(of_new.index(layer) * len(of_old) / len(of_new)), len(of_old) - 1)])
-    return old_layers
+        alike = [other for other in range(new.num_hidden_layers) if kind(other) == kind(layer)]
+        old_alike = [other for other in alike if other < old.num_hidden_layers] or [0]
+        place = round(alike.index(layer) * len(old_alike) / len(alike))
+        chosen.append(old_alike[min(place, len(old_alike) - 1)])
+    return chosen
 
 
 def fit(
@@ -139,39 +158,47 @@ def fit(
 
     `vocab_size` is V without padding; `tokens` is the folder of our tokenizer, without which rows are matched by id.
     """
-    leaves, family, shapes = source.leaves, source.family, shapes_of(params)
-    vocabulary = tuple("/".join(path) for path in (family.embedding, family.decoder_bias))
-    positions, types = f"{family.body}/{POSITIONS}", f"{family.body}/{TYPES}"
+    leaves = source.leaves
+    family = source.family
+    shapes = shapes_of(params)
+    vocabulary = ["/".join(path) for path in (family.embedding, family.decoder_bias)]
     entries = len(leaves[vocabulary[0]])
-    pairs, matched_by = _match_tokens(source, tokens, min(vocab_size, entries))
-    pads = (source.config.pad_token_id, pad_id) if first_position(source.config) else (-1, -1)  # before the first one
-    rows = {name: pairs for name in vocabulary if len(leaves.get(name, ())) == entries}
+    token_rows, matched_by = _match_tokens(source, tokens, min(vocab_size, entries))
+    rows = {name: token_rows for name in vocabulary if len(leaves.get(name, ())) == entries}
+    positions = f"{family.body}/{POSITIONS}"
     if positions in leaves:
-        lengths = (len(leaves[positions]) - pads[0] - 1, shapes[positions][0] - pads[1] - 1)
-        steps = np.arange(-min(pads), min(lengths) + 1)  # from the padding id; 0 is the position of padding
-        rows[positions] = steps + pads[0], steps + pads[1]
+        # A RoBERTa's rows up to that of its padding id are of no position; another family's all are of one.
+        old_pad, new_pad = (source.config.pad_token_id, pad_id) if first_position(source.config) else (-1, -1)
+        old_length = len(leaves[positions]) - old_pad - 1
+        new_length = shapes[positions][0] - new_pad - 1
+        steps = np.arange(-min(old_pad, new_pad), min(old_length, new_length) + 1)  # 0 is the position of padding
+        rows[positions] = steps + old_pad, steps + new_pad
+    types = f"{family.body}/{TYPES}"
     if types in leaves:
         same = np.arange(min(len(leaves[types]), shapes[types][0]))
         rows[types] = same, same
-    taken = {}
+    taken: dict[str, Taken] = {}
     for name, shape in shapes.items():
         values = leaves.get(name)
         if values is not None and name in rows and values.shape[1:] == shape[1:]:
             old_rows, new_rows = rows[name]
-            table, is_taken_R = np.zeros(shape, np.float32), np.zeros(shape[0], bool)
-            table[new_rows], is_taken_R[new_rows] = values[old_rows], True
+            table = np.zeros(shape, np.float32)
+            table[new_rows] = values[old_rows]
+            is_taken_R = np.isin(np.arange(shape[0]), new_rows)
             taken[name] = table, is_taken_R.reshape(-1, *[1] * (table.ndim - 1))
         elif values is not None and values.shape == shape:
             taken[name] = values, np.True_
-    by_token = [name for name in vocabulary if name in taken]
+    matched = [name for name in vocabulary if name in taken]
     whole = [name for name in taken if name not in (*vocabulary, positions)]
+    counts = _counts("rows", len(token_rows[0]), vocab_size, entries)
     lines = [
         f"start from {source.source}",
         f"  copied: {_grouped(whole, family)}",
-        f"  {' and '.join(by_token)}: {_counts('rows', len(pairs[0]), vocab_size, entries)}; matched by {matched_by}",
+        f"  {' and '.join(matched)}: {counts}; matched by {matched_by}",
     ]
     if positions in leaves:
-        lines.append(f"  {positions}: {_counts('positions', min(lengths), lengths[1], lengths[0])}")
+        counts = _counts("positions", min(old_length, new_length), new_length, old_length)
+        lines.append(f"  {positions}: {counts}")
     if fresh := [name for name in shapes if name not in taken]:
         lines.append(f"  newly initialized (missing from the source, or of another shape): {_grouped(fresh, family)}")
     if unused := [name for name in leaves if name not in shapes]:
@@ -179,12 +206,13 @@ def fit(
     return taken, lines
 
 
-def _match_tokens(source: Pretrained, folder: str | None, count: int) -> tuple[tuple[np.ndarray, np.ndarray], str]:
-    """Returns ((rows of the source, our rows), how they were matched): by text, or by id the first `count` rows."""
+def _match_tokens(source: Pretrained, folder: str | None, count: int) -> tuple[Rows, str]:
+    """Returns the rows of equal tokens, and how they were matched: by text, or by id the first `count` rows."""
     by_id = (np.arange(count), np.arange(count)), "id"
     if folder is None or not locate.has_tokenizer(UPath(source.tokenizer)):
         return by_id
-    old, new = tokenizer.load(source.tokenizer), tokenizer.load(folder)
+    old = tokenizer.load(source.tokenizer)
+    new = tokenizer.load(folder)
     if old.get_vocab() == new.get_vocab():
         return by_id
     old_ids = dict(_texts(old.backend_tokenizer))
@@ -193,35 +221,40 @@ def _match_tokens(source: Pretrained, folder: str | None, count: int) -> tuple[t
         new_id, old_id = (getattr(tok, f"{role}_token_id") for tok in (new, old))
         if new_id is not None and old_id is not None:  # a tokenizer that knows every character has no unk token
             old_id_of[new_id] = old_id
-    rows = len(source.leaves["/".join(source.family.embedding)])
-    pairs = [(old_id, new_id) for new_id, old_id in sorted(old_id_of.items()) if old_id < rows]
+    entries = len(source.leaves["/".join(source.family.embedding)])
+    pairs = [(old_id, new_id) for new_id, old_id in sorted(old_id_of.items()) if old_id < entries]
     old_rows, new_rows = np.array(pairs, int).reshape(-1, 2).T
     return (old_rows, new_rows), "the tokens' text"
 
 
 def _texts(fast: Tokenizer) -> list[tuple[str, int]]:
     """Returns (text, id) of each entry, however its tokenizer marks the space before a word."""
-    text_of: Callable[[str], str] = tokenizer.surface(fast) or (lambda piece: piece)
+    text_of = tokenizer.surface(fast) or str
     added = {number: token.content for number, token in fast.get_added_tokens_decoder().items()}
     texts = []
     for piece, number in sorted(fast.get_vocab().items(), key=lambda item: -item[1]):
         text = added.get(number) or text_of(piece)
-        texts.append((piece if "\N{REPLACEMENT CHARACTER}" in text else text, number))  # a part of a character's bytes
+        is_part = "\N{REPLACEMENT CHARACTER}" in text  # of a character's bytes
+        texts.append((piece if is_part else text, number))
     return texts
 
 
 def _counts(noun: str, taken: int, new: int, old: int) -> str:
-    fresh = f", {new - taken:,} newly initialized" if new > taken else ""
-    unused = f", {old - taken:,} unused" if old > taken else ""
-    return f"{taken:,} of {old:,} {noun} copied{fresh}{unused}"
+    counts = f"{taken:,} of {old:,} {noun} copied"
+    if new > taken:
+        counts += f", {new - taken:,} newly initialized"
+    if old > taken:
+        counts += f", {old - taken:,} unused"
+    return counts
 
 
 def _grouped(names: list[str], family: Family) -> str:
     """Returns the names without their last part; layers, which are always whole, are only counted."""
-    stack, bias = "/".join(family.stack) + "/", "/".join(family.decoder_bias)
+    stack = "/".join(family.stack) + "/"
+    bias = "/".join(family.decoder_bias)
     layers = {name.removeprefix(stack).split("/")[0] for name in names if name.startswith(stack)}
-    rest = [name for name in names if not name.startswith(stack)]
-    groups = dict.fromkeys(name if name == bias else name.rpartition("/")[0] for name in rest)
+    others = [name for name in names if not name.startswith(stack)]
+    groups = dict.fromkeys(name if name == bias else name.rpartition("/")[0] for name in others)
     return ", ".join([f"{len(layers)} layers", *groups] if layers else groups)
 
 

@@ -64,8 +64,3 @@ def rate_schedule(rate: float, end_rate: float, steps: int) -> optax.Schedule | 
 def is_due(step: int, every: int) -> bool:
     """Returns whether something is to be done after a step, every so many steps; never if that is 0."""
     return every > 0 and step % every == 0
-
-
-def is_pushed(hub: ConfigDict, step: int, evaluates: bool) -> bool:
-    """Returns whether a checkpoint is pushed to the Hub after a step."""
-    return bool(hub.name) and (evaluates if hub.every == "evaluation" else is_due(step, int(hub.every)))

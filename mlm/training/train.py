@@ -32,7 +32,7 @@ from mlm.training.budget import Budget
 from mlm.training.checkpoint import Checkpoints, OnComplete
 from mlm.training.metrics import Log, make_norms
 from mlm.training.profile import Profile
-from mlm.training.schedules import is_due, is_pushed
+from mlm.training.schedules import is_due
 from mlm.training.task import Batch, Inputs, Task, TrainState, TrainStep, metric_names
 from mlm.workdir import Workdir
 
@@ -274,7 +274,8 @@ class Loop:
             stopped = stop.requested(step)
             ends = is_last or task.is_epoch_end(step) or step in self.start.milestones
             evaluates = ends or is_due(step, config.evaluate.every)
-            saves = ends or stopped or is_due(step, config.checkpoint.every) or is_pushed(config.hub, step, evaluates)
+            pushes = evaluates and config.hub.name != ""
+            saves = ends or stopped or is_due(step, config.checkpoint.every) or pushes
             if pending and (evaluates or saves):
                 pending = self.read(*pending)
             scores = self.evaluate(step, state) if evaluates else None

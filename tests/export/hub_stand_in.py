@@ -4,6 +4,7 @@ import base64
 import http.server
 import json
 import re
+import socket
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ class Hub(http.server.ThreadingHTTPServer):
       sent: names of requests: what a test counts.
       commits: messages of the commits, in their order.
       refuse: (regular expression of a path, code, words) answered to what matches.
+      bad_minutes: the same for one request each, in turn, with the seconds of Retry-After ("" for none) for words; the
+        code 0 drops the connection.
       on_commit: called with the message before a commit is answered, in a thread of its own.
     """
 
@@ -34,6 +37,7 @@ class Hub(http.server.ThreadingHTTPServer):
         self.sent: list[str] = []
         self.commits: list[str] = []
         self.refuse: tuple[str, int, str] | None = None
+        self.bad_minutes: list[tuple[str, int, str]] = []
         self.on_commit: Callable[[str], object] = lambda message: None
 
     @property
@@ -47,9 +51,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def answer(self, code: int, content: dict) -> None:
+    def answer(self, code: int, content: dict, retry_after: str = "") -> None:
         body = json.dumps(content).encode()
         self.send_response(code)
+        if retry_after:
+            self.send_header("Retry-After", retry_after)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -59,7 +65,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         hub, path = self.server, self.path.partition("?")[0]
         hub.sent.append(f"{self.command} {path}")
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if hub.refuse and re.search(hub.refuse[0], path):
+        if hub.bad_minutes and re.search(hub.bad_minutes[0][0], path):
+            _, code, retry_after = hub.bad_minutes.pop(0)
+            if code:
+                self.answer(code, {"error": "a bad minute"}, retry_after)
+            else:
+                self.connection.shutdown(socket.SHUT_RDWR)
+        elif hub.refuse and re.search(hub.refuse[0], path):
             self.answer(hub.refuse[1], {"error": hub.refuse[2]})
         elif path.startswith("/lfs/"):
             hub.objects[path.removeprefix("/lfs/")] = body

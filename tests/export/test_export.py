@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 
@@ -84,11 +85,25 @@ def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_an_earlier_export_is_replaced_and_nothing_else_is(model, copy, tmp_path):
+def test_an_earlier_export_or_an_empty_folder_is_replaced_and_nothing_else_is(model, copy, tmp_path, monkeypatch):
     (copy / "old").write_text("of an earlier export")
     export.export(model, UPath(copy), scores=None, name="again")
     assert not (copy / "old").exists()
     assert "# again" in (copy / "README.md").read_text()
+    for name in ("empty", "volume"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path).endswith("volume"))
+    (tmp_path / "link").symlink_to("empty")
+    for name in ("link", "volume", "volume"):  # an empty folder, by a link, one that can't be renamed, and that again
+        inode = (tmp_path / name).stat().st_ino
+        export.export(model, UPath(tmp_path / name), scores=None, name=name)
+        files = {path.name for path in (tmp_path / name).iterdir()}
+        assert (
+            files == {path.name for path in copy.iterdir()}
+            and f"# {name}" in (tmp_path / name / "README.md").read_text()
+        )
+        assert name == "link" or (tmp_path / name).stat().st_ino == inode
+    assert (tmp_path / "link").is_symlink()
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "thesis.txt").write_text("years of work")

@@ -1,6 +1,5 @@
 """Export of a classifier: it is read back as the same model, its card has its scores, and a damage is found."""
 
-import dataclasses
 import json
 
 import jax
@@ -8,16 +7,15 @@ import numpy as np
 import pytest
 from transformers import FlaxRobertaForSequenceClassification
 
-from mlm import config as configs
 from mlm.errors import DamageError, InputError
-from mlm.export import export, model_card, reference
+from mlm.export import export, reference
 from mlm.model import classifier
 from mlm.pretrained import load, locate
 from tests.export.folders import damage_head, damaged
 from tests.support.trained_classifier import make
 
 
-def test_the_folder_is_read_back(classifier_of, trained_classifier, tmp_path):
+def test_the_folder_is_read_back(classifier_of, trained_classifier):
     folder = classifier_of("classes").export
     assert locate.is_classifier(str(folder))
     again = load.load(str(folder), head=load.CLASSIFIER)
@@ -27,10 +25,6 @@ def test_the_folder_is_read_back(classifier_of, trained_classifier, tmp_path):
     scores = ("| F1, weighted | 43.21% |", "| steps | 5 |")
     for words in ("pipeline_tag: text-classification", "# classes", "`weather`", *scores):
         assert words in card
-    run = configs.replace(trained_classifier.run_config, {"optimizer.ema_decay": 0.9}, task=configs.CLASSIFICATION)
-    model = dataclasses.replace(trained_classifier, meta=trained_classifier.meta | {"config": run})
-    model_card.write_classifier(tmp_path, model, scores=None, name="mean")
-    assert "| parameters | averaged, decay 0.9 |" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize("marks", [True, False])

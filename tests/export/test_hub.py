@@ -1,17 +1,13 @@
 """Pushes while a run trains (config.hub): their order, and what happens when the Hub is slow, refuses, or is gone."""
 
-import signal
-import socket
 import threading
 import time
 
 import numpy as np
 import pytest
-from huggingface_hub import constants
 from safetensors.numpy import load as load_tensors
 
-from mlm import __main__, entry
-from mlm.cluster import watch
+from mlm import entry
 from mlm.export import hub as hub_pushes
 from mlm.export import push
 from mlm.model import weights
@@ -20,43 +16,30 @@ from mlm.pretrained import load
 from mlm.pretrained.checkpoint_files import complete_steps
 from mlm.workdir import Workdir
 from tests.export.conftest import TOKEN
-from tests.export.hub_stand_in import serving
-from tests.support import labelled_texts, processes
+from tests.support import processes
 from tests.support.refusals import refuse, snapshot
 from tests.training.toy import Toy, run, toy
 
-START = "Config and tokenizer of mlm"
 OVERRIDES = ("hub.name=me/small", "evaluate.every=4", "checkpoint.keep=1")
 WAIT = 240.0  # seconds, at most
 
 
-class Process:
-    """In the place of the process of a push: what `during` it returns is what it says is wrong."""
-
-    during = staticmethod(lambda what: "")
-
-    def __init__(self, command, **_):
-        self.pushes.append(next((part for part in command if part.startswith("--step=")), "start"))
-
-    def communicate(self, timeout):
-        error = self.during(self.pushes[-1])
-        self.returncode = 2 if error else 0
-        return b"", error.encode()
-
-    def kill(self):
-        pass
-
-
 @pytest.fixture
-def pushes(monkeypatch) -> list[str]:
-    monkeypatch.setattr(Process, "pushes", [], raising=False)
-    monkeypatch.setattr(hub_pushes, "Popen", Process)
-    return Process.pushes
+def exports(monkeypatch) -> None:
+    """The export of a toy is a file with the step."""
+
+    def write(step, workdir, folder, report):
+        folder.mkdir()
+        (folder / "README.md").write_text(f"---\nstep: {step}\n---\n")
+
+    monkeypatch.setattr(hub_pushes.export, "load_checkpoint", lambda workdir, entry, step: step)
+    monkeypatch.setattr(hub_pushes.export, "export_checkpoint", write)
+    monkeypatch.setattr(push, "PAUSES", (0.01,))
 
 
 def train_toy(folder, *overrides: str, task: Toy | None = None) -> Workdir:
-    task, workdir = task or toy(*OVERRIDES, *overrides), Workdir(str(folder))
-    task.module = None
+    task = task or toy(*OVERRIDES, *overrides)
+    workdir = Workdir(str(folder))
     hub_pushes.train_and_push(task.config, workdir, task, entry.MLM)
     return workdir
 
@@ -68,76 +51,106 @@ def wait_for(moment) -> None:
         time.sleep(0.01)
 
 
-def test_one_at_a_time_and_the_newest_waits(pushes, tmp_path, monkeypatch):
-    """The checkpoint that is being pushed is kept, whatever checkpoint.keep says; the newest is waited for."""
-    said: list[str] = []
-    monkeypatch.setattr(hub_pushes.Pushes, "_say", lambda self, message: said.append(message))
-    begun, root, task = threading.Event(), UPath(tmp_path / "slow"), Toy(toy(*OVERRIDES).config)
+def steps_of(hub) -> list[int]:
+    return [int(message.rpartition(" ")[2]) for message in hub.commits]
+
+
+@pytest.mark.usefixtures("exports")
+def test_one_at_a_time_and_the_last_is_waited_for(hub, tmp_path, capsys):
+    """The checkpoint that is being pushed is kept, whatever checkpoint.keep says; the run's numbers are the same."""
+    begun, root = threading.Event(), UPath(tmp_path / "slow")
+    task = Toy(toy(*OVERRIDES).config)
     batches = task.batches
 
-    def during(what: str) -> str:
-        if what == "--step=4":
+    def on_commit(message: str) -> None:
+        if message.endswith("step 4"):
             begun.set()
             wait_for(lambda: complete_steps(root / "checkpoints") == [4, 12])
-        if what == "--step=12":
-            wait_for(lambda: said)
-        return ""
 
-    def after_push(start):  # of step 4, which is complete when step 8 is saved
+    def after_push(start):  # of step 4, which is sent while step 8 is saved
         for step, batch in enumerate(batches(start), start + 1):
             assert step < 9 or begun.wait(WAIT)
             yield batch
 
-    monkeypatch.setattr(Process, "during", staticmethod(during))
-    task.batches = after_push
+    hub.on_commit, task.batches = on_commit, after_push
     workdir = train_toy(root, task=task)
-    assert pushes == ["start", "--step=4", "--step=12"]
-    assert len(said) == 1 and said[0].startswith("waits up to 30 min")
+    assert steps_of(hub) == [4, 12], "step 8 was evaluated while step 4 was sent"
+    assert b"step: 12" in hub.repos["me/small"]["branches"]["main"]["README.md"]
+    err = capsys.readouterr().err
+    assert [line for line in err.splitlines() if line.startswith("hub: step")] == [
+        f"hub: step {step} is at {hub.url}/me/small" for step in (4, 12)
+    ]
     quiet = run(tmp_path / "quiet", "evaluate.every=4")
     assert workdir.metrics.read_text() == quiet.metrics.read_text()
 
 
-@pytest.mark.parametrize(("every", "steps"), [("evaluation", [3, 6, 7]), ("2", [2, 4, 6, 7])])
-def test_what_is_due_is_saved_and_pushed(pushes, tmp_path, every, steps):
+@pytest.mark.usefixtures("exports")
+def test_what_is_evaluated_is_saved_and_pushed(hub, tmp_path):
     """The last step always; and a run that has ended pushes again when it is started again."""
-    names = ("train.steps=7", "evaluate.every=3", "checkpoint.every=0", f"hub.every={every}", "checkpoint.keep=9")
-    workdir = train_toy(tmp_path, *names)
-    assert complete_steps(workdir.checkpoints) == steps
-    assert pushes[0] == "start" and pushes[-1] == "--step=7"
-    train_toy(tmp_path, *names, "hub.every=5")  # which may change
-    assert pushes[-2:] == ["start", "--step=7"]
+    settings = ("train.steps=7", "evaluate.every=3", "checkpoint.every=2", "checkpoint.keep=9")
+    workdir = train_toy(tmp_path, *settings)
+    assert complete_steps(workdir.checkpoints) == [2, 3, 4, 6, 7]
+    assert set(steps_of(hub)) <= {3, 6, 7} and steps_of(hub)[-1] == 7
+    hub.commits.clear()
+    train_toy(tmp_path, *settings)
+    assert steps_of(hub) == [7]
 
 
-@pytest.mark.usefixtures("pushes")
-def test_what_fails_is_a_warning(tmp_path, capsys, monkeypatch):
-    """A push that is refused, and one that can't be started."""
-    said = {"start": "some line\nmlm export: refused with 401"}
-    monkeypatch.setattr(Process, "during", staticmethod(lambda what: said.get(what, "")))
-    train_toy(tmp_path / "refused")
-    assert "lacks config.json and the tokenizer (mlm export: refused with 401)" in capsys.readouterr().err
-    monkeypatch.setattr(hub_pushes.tempfile, "TemporaryDirectory", lambda **_: (tmp_path / "absent").read_bytes())
-    train_toy(tmp_path / "full")
+@pytest.mark.usefixtures("exports")
+def test_the_best_classifier_is_the_last_to_be_pushed(hub, tmp_path, monkeypatch):
+    """The loss of a toy falls or rises; the lowest one is not of the last step here."""
+    task = toy(*OVERRIDES, "checkpoint.keep=9")
+    losses = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(task, "evaluate", lambda params: {"loss": next(losses)})
+    task.metadata["labels"] = ["a", "b"]
+    train_toy(tmp_path, task=task)
+    assert steps_of(hub)[-1] == 8
+
+
+@pytest.mark.usefixtures("exports")
+def test_what_fails_is_a_warning(hub, tmp_path, capsys, monkeypatch):
+    """A Hub that is busy is tried again, that refuses it is not; what else breaks ends no run either."""
+    hub.bad_minutes = [("/create", 503, ""), ("/commit", 429, ""), ("/commit", 0, "")]
+    train_toy(tmp_path / "busy")
     err = capsys.readouterr().err
-    assert "lacks step 12 (FileNotFoundError" in err and "lacks the last checkpoint; run the same" in err
+    assert "answers 503 (a bad minute)" in err and "answers 429" in err and "lacks" not in err
+    assert steps_of(hub)[-1] == 12
+    hub.refuse = "/commit", 403, "You don't have the rights"
+    train_toy(tmp_path / "refused")
+    err = capsys.readouterr().err
+    assert "me/small lacks step 12: " in err and "403: the token may not write there" in err
+    assert f"mlm export --workdir={tmp_path / 'refused'} --push=me/small" in err and TOKEN not in err
+    monkeypatch.setattr(hub_pushes.export, "load_checkpoint", lambda *_, **__: (tmp_path / "absent").read_bytes())
+    train_toy(tmp_path / "full")
+    assert "lacks step 12: FileNotFoundError" in capsys.readouterr().err
 
 
-def test_an_end_at_once_ends_the_push_first(pushes, tmp_path, capsys, monkeypatch):
-    """SIGTERM while the last push is waited for; nothing of it stays, and what is said is true."""
-    killed, seen = threading.Event(), []
-    monkeypatch.setattr(
-        Process, "during", staticmethod(lambda what: "" if what == "start" else f"{killed.wait(WAIT / 10)}")
-    )
-    monkeypatch.setattr(Process, "kill", lambda self: self.pushes[-1] != "start" and killed.set())
-    monkeypatch.setattr(hub_pushes.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(hub_pushes.Pushes, "_say", lambda self, message: __main__._stop(signal.SIGTERM, None))
-    monkeypatch.setattr(watch, "current", watch.Watch("train", None))
-    monkeypatch.setattr(watch.os, "_exit", lambda code: seen.append((code, killed.is_set(), [*tmp_path.glob("mlm-*")])))
-    train_toy(tmp_path / "run")
-    assert seen == [(75, True, [])] and "mlm train: stopped after step 12;" in capsys.readouterr().err
+@pytest.mark.usefixtures("exports")
+def test_an_error_ends_the_pushes_too(hub, tmp_path, monkeypatch):
+    """A Hub that is busy holds up neither the end nor its cause, and nothing of the export stays."""
+    hub.refuse = "/create", 503, "a bad hour"
+    monkeypatch.setattr(push, "PAUSES", (WAIT,))
+    monkeypatch.setattr(hub_pushes.tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    task = toy(*OVERRIDES)
+
+    def batches(start):
+        for step in range(start + 1, 10):
+            if step == 9:
+                wait_for(lambda: any("create" in line for line in hub.sent))
+                raise ZeroDivisionError
+            yield Toy.batches(task, step - 1).__next__()
+
+    task.batches = batches
+    begin = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        train_toy(tmp_path / "run", task=task)
+    assert time.monotonic() - begin < WAIT / 2
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_a_token_that_is_refused_is_refused_first(hub, tmp_path, capsys, monkeypatch):
-    """So are a public repository and a Hub without an answer; nothing is written, and nothing is read."""
+    """Nothing is written, and nothing is read."""
     command = ["train", "--config=configs/base.py", f"--workdir={tmp_path}", "--config.hub.name=me/small"]
     command += ["--config.shards.dir=/absent"]
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
@@ -145,15 +158,6 @@ def test_a_token_that_is_refused_is_refused_first(hub, tmp_path, capsys, monkeyp
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.refuse = "/preupload", 403, "You don't have the rights"
     refuse(command, 2, "403: the token may not write there", capsys=capsys)
-    hub.refuse = None
-    hub.repos["me/small"]["private"] = False
-    refuse(command, 2, "config.hub.name=me/small", "public", "make it private", capsys=capsys)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(push, "ANSWER", 0.2)
-        begin = time.monotonic()
-        refuse(command, 2, "config.hub.name=me/small: the Hub gives no answer in 0.2 s", capsys=capsys)
-        assert time.monotonic() - begin < WAIT / 2
     refuse([*command, "--config.hub.name=me/small.git"], 2, "as in config.hub.name=me/my-model", capsys=capsys)
     assert not snapshot(tmp_path)
     hub.repos.clear()
@@ -161,62 +165,21 @@ def test_a_token_that_is_refused_is_refused_first(hub, tmp_path, capsys, monkeyp
     assert not hub.repos
 
 
-def arguments(root, manifest, tokenizer_folder: str, *overrides: str) -> list[str]:
-    settings = (*OVERRIDES, f"tokenizer.path={tokenizer_folder}", *overrides)
-    return processes.train_arguments(root, str(manifest.folder), *settings)
-
-
 @pytest.mark.slow
 def test_two_processes_push_the_checkpoint_that_they_hold_together(hub, manifest, tokenizer_folder, tmp_path):
     """What is on the Hub is what `export` writes of the last step: weights, card, tokenizer; no token is shown."""
-    line = arguments(tmp_path / "run", manifest, tokenizer_folder, "mesh.data=1", "mesh.fsdp=2", "evaluate.every=0")
+    settings = ("evaluate.every=0", "mesh.data=1", "mesh.fsdp=2", f"tokenizer.path={tokenizer_folder}")
+    line = processes.train_arguments(tmp_path / "run", str(manifest.folder), *OVERRIDES, *settings)
+    hub.bad_minutes = [("/commit", 503, "1")]
     errors = processes.run_together(line, processes=2, devices=1)
-    assert hub.commits == [START, "Export of mlm, step 12"] and hub.repos["me/small"]["private"]
+    assert steps_of(hub) == [12] and hub.repos["me/small"]["private"]
     files = hub.repos["me/small"]["branches"]["main"]
     model = load.from_workdir(Workdir(str(tmp_path / "run")), head=load.LM_HEAD)
     expected = weights.to_torch(model.params)
     pushed = load_tensors(files["model.safetensors"])
     assert pushed.keys() == expected.keys()
     assert all(np.array_equal(pushed[name], expected[name]) for name in expected)
-    assert b"| steps | 12 of 12 |" in files["README.md"]
+    assert b"| steps | 12 of 12 |" in files["README.md"] and "tokenizer.json" in files
+    assert "answers 503" in "".join(errors) and f"hub: step 12 is at {hub.url}/me/small" in "".join(errors)
     assert TOKEN not in "".join(errors)
     assert not [name for name, content in snapshot(tmp_path).items() if TOKEN.encode() in content]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_a_hub_that_is_killed_gets_the_best_classifier_when_it_is_back(
-    hub, tokenizer_folder, tmp_path, capsys, monkeypatch
-):
-    settings = labelled_texts.settings(tmp_path, tokenizer_folder, "train.epochs=3", "hub.name=me/small")
-    line = ["classify", "--config=configs/base.py", f"--workdir={tmp_path}", *(f"--config.{text}" for text in settings)]
-    hub.on_commit = lambda message: (hub.shutdown(), hub.server_close())
-    assert __main__.main(line) == 0
-    err = capsys.readouterr().err
-    assert "can't be reached" in err and "lacks the last checkpoint" in err and TOKEN not in err
-    start = hub.repos["me/small"]["branches"]["main"]
-    with serving(TOKEN) as again:
-        monkeypatch.setenv("HF_ENDPOINT", again.url)
-        assert __main__.main(line) == 0
-    best = load.load(Workdir(str(tmp_path)), head=load.CLASSIFIER).step
-    assert hub.commits == [START] and again.commits == [START, f"Export of mlm, step {best}"]
-    files = again.repos["me/small"]["branches"]["main"]
-    assert "tokenizer.json" in start and {name: files[name] for name in start} == start
-    assert files["model.safetensors"] == (tmp_path / "export" / "model.safetensors").read_bytes()
-
-
-@pytest.mark.slow
-def test_refused_in_the_middle_and_stopped_during_a_push(hub, manifest, tokenizer_folder, tmp_path):
-    """The next push is another attempt; a run that is told to stop does not wait for it."""
-    hangs = threading.Event()
-    hub.on_commit = lambda message: setattr(hub, "refuse", ("/api/", 401, "Invalid username or password."))
-    line = arguments(tmp_path, manifest, tokenizer_folder, "train.steps=1000000")
-    started = processes.start(line, program=processes.DELAYED)  # pushes need the processor, too
-    wait_for(lambda: sum(line == "POST /api/repos/create" for line in hub.sent) == 3)  # one to try, one of the start
-    hub.refuse, hub.on_commit = None, lambda message: hangs.set() or time.sleep(WAIT)
-    assert hangs.wait(WAIT)
-    begin = time.monotonic()
-    started.send_signal(signal.SIGTERM)
-    _, err = processes.finish(started, code=75)
-    assert time.monotonic() - begin < WAIT / 2
-    assert "401: the token is not valid there" in err and TOKEN not in err

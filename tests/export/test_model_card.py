@@ -70,23 +70,58 @@ def row(card: str, name: str, place: int = 0) -> list[str]:
     return [cell.strip() for cell in found[place].split("|")]
 
 
-def test_metadata_are_read_back_by_the_hub_s_library_with_scores_where_it_knows_the_data(model, tmp_path):
-    source = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
-    card_of(with_keys(model, corpus__sources=[source]), tmp_path, name="hostile: 'name' | # \n---\n")
+HUB_SOURCE = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
+
+
+def test_metadata_are_read_back_by_the_hub_s_library(model, tmp_path, monkeypatch):
+    """License, language, data sets, the model that it started from, and scores, also of what is on no Hub."""
+    cached = tmp_path / "config.json"
+    monkeypatch.setattr(
+        model_card, "try_to_load_from_cache", lambda name, file: str(cached) if "/base" in name else None
+    )
+    keys = {"hub.license": "apache-2.0", "hub.language": ("en", "de"), "train.init_from": "someone/base"}
+    card_of(with_keys(model, **keys, corpus__sources=[HUB_SOURCE]), tmp_path, name="hostile: 'name' | # \n---\n")
     metadata = metadata_load(tmp_path / "README.md")
-    assert metadata["datasets"] == ["Salesforce/wikitext"]
+    assert metadata["datasets"] == ["Salesforce/wikitext"] and metadata["base_model"] == "someone/base"
+    assert (metadata["license"], metadata["language"]) == ("apache-2.0", ["en", "de"])
+    assert (metadata["pipeline_tag"], metadata["mask_token"]) == ("fill-mask", "<mask>")
     name, results = model_index_to_eval_results(metadata["model-index"])
     assert name == "hostile: 'name' | # ---"
     assert {result.metric_type: result.metric_value for result in results} == {
         key: SCORES[key] for key in ("loss", "perplexity", "accuracy")
     }
-    assert {(each.dataset_type, each.dataset_split) for each in results} == {("Salesforce/wikitext", "validation")}
-    card_of(with_keys(model, corpus__sources=[source, "text:a.txt"]), tmp_path)
+    assert {(result.dataset_type, result.dataset_split) for result in results} == {
+        ("Salesforce/wikitext", "validation")
+    }
+    card_of(with_keys(model, corpus__sources=[HUB_SOURCE, "text:a.txt"], train__init_from="runs/first"), tmp_path)
     metadata = metadata_load(tmp_path / "README.md")
-    assert metadata["datasets"] == ["Salesforce/wikitext"] and "model-index" not in metadata
-    card_of(with_keys(model, corpus__sources=["hf:/a/local/folder"]), tmp_path)
+    assert metadata["datasets"] == ["Salesforce/wikitext"] and "base_model" not in metadata, "a workdir is on no Hub"
+    assert "license" not in metadata and "language" not in metadata
+    _, results = model_index_to_eval_results(metadata["model-index"])
+    assert {result.dataset_type for result in results} == {"text"}, "it was not scored on that data set alone"
+    card_of(with_keys(model, corpus__sources=["docstrings"]), tmp_path, scores=None)
     metadata = metadata_load(tmp_path / "README.md")
-    assert "datasets" not in metadata and (metadata["pipeline_tag"], metadata["mask_token"]) == ("fill-mask", "<mask>")
+    assert metadata["language"] == ["en"] and "model-index" not in metadata and "datasets" not in metadata
+
+
+def test_metadata_of_a_classifier(trained_classifier, tmp_path):
+    run = trained_classifier.run_config
+    changes = {"classify.train": "hf:glue:rte#train", "classify.validation": "hf:glue:rte#validation"}
+    for changed, dataset in (
+        ({}, "text"),
+        ({key: value.replace("glue", "nyu/glue") for key, value in changes.items()}, "nyu/glue"),
+    ):
+        config = configs.unflatten(configs.flatten(run) | changed | {"optimizer.ema_decay": 0.9, "hub.license": "mit"})
+        model = dataclasses.replace(trained_classifier, meta=trained_classifier.meta | {"config": config})
+        scores = {"step": 5, "loss": 1.25, "accuracy": 0.5, "f1": 0.4321, "rows": 29}
+        model_card.write(tmp_path, model, "<mask>", scores=scores, name="rows", history=None)
+        metadata = metadata_load(tmp_path / "README.md")
+        assert (metadata["pipeline_tag"], metadata["license"]) == ("text-classification", "mit")
+        _, results = model_index_to_eval_results(metadata["model-index"])
+        assert {(r.metric_type, r.metric_value, r.dataset_type) for r in results} == {
+            (key, scores[key], dataset) for key in ("loss", "accuracy", "f1")
+        }
+        assert "| parameters | averaged, decay 0.9 |" in (tmp_path / "README.md").read_text()
 
 
 def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
@@ -254,8 +289,7 @@ def test_what_a_config_or_a_name_holds_comes_out_as_text(model, history, tmp_pat
 @pytest.mark.parametrize("hostile", HOSTILE[:-1])
 def test_the_metadata_parse_back_to_the_same_values(model, tmp_path, hostile):
     """The mask token too, which is whatever the tokenizer has; and the example is Python."""
-    source = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
-    trained = with_keys(model, corpus__sources=[source])
+    trained = with_keys(model, corpus__sources=[HUB_SOURCE])
     model_card.write(tmp_path, trained, hostile, scores=SCORES, name=hostile, history=None)
     metadata = metadata_load(tmp_path / "README.md")
     assert metadata["mask_token"] == hostile and metadata["tags"] == ["roberta", "fill-mask", "jax"]
@@ -281,7 +315,7 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path, monkeypat
     workdir.export.mkdir()
     (workdir.export / "proof.json").write_text("{}")
     (workdir.export / "evaluation.json").write_text('{"of earlier weights": {}}')
-    write_export(workdir, argparse.Namespace(name="export", entry=Entry()), torch_python="")
+    write_export(workdir, argparse.Namespace(name="export", entry=Entry()))
     card = (workdir.export / "README.md").read_text()
     assert row(card, "documents") == ["9,000", "90"]
     seconds = TIMING[4]["time"] - TIMING[0]["time"]

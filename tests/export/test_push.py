@@ -1,11 +1,13 @@
-"""`export --push` against a stand-in for the Hub: what arrives, what isn't sent twice, and that no token is shown."""
+"""`export --push` against a stand-in for the Hub: what arrives, what isn't sent twice, and what a busy Hub is given."""
 
+import email.utils
 import hashlib
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
+import socket
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -33,6 +35,18 @@ def folder(tmp_path) -> pathlib.Path:
     return folder
 
 
+class Pauses(threading.Event):
+    """Notes how long a push would wait for its next try, and does not wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout=None):
+        self.seconds.append(timeout)
+        return False
+
+
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".hidden"}
 
@@ -46,34 +60,32 @@ def no_token(root: pathlib.Path, *outputs: str) -> None:
 
 def test_everything_arrives_in_one_commit_privately(hub, folder, capsys):
     assert push.push(folder, "me/small", public=False) == f"{hub.url}/me/small"
-    repo = hub.repos["me/small"]
-    assert repo["private"] is True
-    assert repo["branches"] == {"main": contents(folder)}
+    assert hub.repos["me/small"] == {"private": True, "branches": {"main": contents(folder)}}
     assert [line for line in hub.sent if "/commit/" in line] == ["POST /api/models/me/small/commit/main"]
-    out, err = capsys.readouterr()
-    assert "2 of 5: config.json" in err and "3 of 5: flax_model.msgpack, 0.3 MB" in err
-    no_token(folder.parent, out, err)
+    no_token(folder.parent, *capsys.readouterr())
 
 
 def test_what_has_arrived_is_not_sent_again(hub, folder):
     """By a push that comes after one that broke off, and by one of a model that has changed."""
 
-    def sent() -> list[str]:
-        return [line.rpartition("/")[2] for line in hub.sent if line.startswith("PUT /lfs/")]
+    def sent() -> set[str]:
+        return {line.rpartition("/")[2] for line in hub.sent if line.startswith("PUT /lfs/")}
 
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-    hub.refuse = digests["model.safetensors"], 403, "full"  # the second of the large ones
+    hub.refuse = digests["model.safetensors"], 403, "full"
     with pytest.raises(InputError):
         push.push(folder, "me/small", public=False)
     assert hub.repos["me/small"]["branches"] == {"main": {}}, "half a model was shown"
+    arrived = set(hub.objects)
     hub.refuse = None
     hub.sent.clear()
     push.push(folder, "me/small", public=False)
-    assert sent() == [digests[name] for name in ("model.safetensors", "proof.safetensors")]
+    large = {digests[name] for name in digests if name.endswith((".safetensors", ".msgpack"))}
+    assert sent() == large - arrived and digests["model.safetensors"] in sent()
     hub.sent.clear()
     (folder / "model.safetensors").write_bytes(b"trained on")
     push.push(folder, "me/small", public=False)
-    assert sent() == [hashlib.sha256(b"trained on").hexdigest()]
+    assert sent() == {hashlib.sha256(b"trained on").hexdigest()}
     assert hub.repos["me/small"]["branches"]["main"] == contents(folder)
 
 
@@ -92,21 +104,37 @@ def test_a_revision_is_a_branch_of_its_own(hub, folder):
     assert push.push(folder, "me/small", public=False, revision="step-4") == f"{hub.url}/me/small/tree/step-4"
     branches = hub.repos["me/small"]["branches"]
     assert branches == {"main": {}, "step-4": contents(folder)}
-    (folder / "config.json").write_text("{}")
     push.push(folder, "me/small", public=False, revision="step-4")
-    push.push(folder, "me/small", public=False)
-    assert branches["step-4"]["config.json"] == branches["main"]["config.json"] == b"{}"
-    assert branches.keys() == {"main", "step-4"}
+    assert branches.keys() == {"main", "step-4"} and branches["main"] == {}
 
 
-@pytest.mark.standard
-def test_a_process_that_only_pushes_ends_with_one_sentence(folder, monkeypatch):
-    """As it is started for the config and the tokenizer of a run."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    command = [sys.executable, "-m", "mlm.export.push", str(folder), "me/small", "A message"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and done.stderr == "--push: HF_HUB_OFFLINE is set; unset it to reach the Hub.\n"
+@pytest.mark.parametrize("path", ["/create$", "/small$", "/preupload/", "/batch$", "/commit/"])
+def test_a_busy_hub_is_tried_again(hub, folder, capsys, path):
+    """After the pause that it asks for, else after ours, which grow; each try but the last is a warning."""
+    date = email.utils.formatdate(time.time() + 100, usegmt=True)
+    bad = [(429, "7"), (500, ""), (503, "3"), (0, ""), (429, date), (502, ""), (504, ""), (408, "")]
+    hub.bad_minutes = [(path, *minute) for minute in bad]
+    pauses = Pauses()
+    assert push.push(folder, "me/small", public=False, stopped=pauses) == f"{hub.url}/me/small"
+    assert hub.repos["me/small"]["branches"]["main"] == contents(folder) and not hub.bad_minutes
+    own = [seconds for seconds in pauses.seconds if seconds in push.PAUSES]
+    assert own == list(push.PAUSES)
+    asked = [seconds for seconds in pauses.seconds if seconds not in push.PAUSES]
+    assert asked == [7.0, 3.0, pytest.approx(98, abs=4)]
+    err = capsys.readouterr().err
+    assert err.count("warning: ") == len(bad) and "answers 429 (a bad minute); the next try is in 7 s" in err
+    assert "can't be reached" in err
+    no_token(folder.parent, err)
+
+
+def test_a_hub_that_stays_busy_may_be_tried_later(hub, folder):
+    """Code 75 lets a supervisor start the same command again."""
+    hub.refuse = "/create", 503, "a bad hour"
+    for patience, expected in ((0.0, []), (15.0, [10.0]), (31.0, [10.0, 20.0])):
+        pauses = Pauses()
+        with pytest.raises(push.HubBusyError, match=r"--push=me/small: .* answers 503 \(a bad hour\)") as error:
+            push.push(folder, "me/small", public=False, patience=patience, stopped=pauses)
+        assert error.value.code == 75 and pauses.seconds == expected
 
 
 @pytest.mark.parametrize(
@@ -115,27 +143,41 @@ def test_a_process_that_only_pushes_ends_with_one_sentence(folder, monkeypatch):
         ("/create", 403, "You don't have the rights", "403: the token may not write there (You don't"),
         ("/batch", 403, f"Your storage is full, Bearer {TOKEN}", "Your storage is full, Bearer (the token)"),
         ("/validate-yaml", 400, "bad card", "400"),
+        ("/create", 401, "Invalid username or password.", "401: the token is not valid there"),
     ],
 )
-def test_what_the_hub_refuses_is_one_sentence(hub, folder, path, code, answer, words):
+def test_what_the_hub_refuses_is_one_sentence_at_once(hub, folder, path, code, answer, words):
     hub.refuse = path, code, answer
+    pauses = Pauses()
     with pytest.raises(InputError) as error:
-        push.push(folder, "me/small", public=False)
-    assert words in str(error.value) and hub.url in str(error.value)
+        push.push(folder, "me/small", public=False, stopped=pauses)
+    assert words in str(error.value) and hub.url in str(error.value) and pauses.seconds == []
 
 
-def test_no_network_and_a_wrong_token(hub, folder, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_expired")
-    with pytest.raises(InputError, match="401: the token") as error:
-        push.push(folder, "me/small", public=False)
-    assert "hf_expired" not in str(error.value)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(InputError, match=r"http://127\.0\.0\.1:9 can't be reached"):
-        push.push(folder, "me/small", public=False)
+def test_offline_is_a_refusal(hub, folder, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     reset_sessions()
     with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
         push.push(folder, "me/small", public=False)
+
+
+def test_a_start_is_refused_by_a_refusal_alone(hub, capsys, monkeypatch):
+    """A Hub that is busy, gone, or silent is a warning with the answer's code."""
+    for code, shown in ((429, "answers 429"), (500, "answers 500"), (503, "answers 503"), (0, "can't be reached")):
+        hub.bad_minutes = [("/create", code, "")]
+        push.try_out("me/small")
+        err = capsys.readouterr().err
+        assert err.startswith("warning: config.hub.name=me/small: ") and shown in err
+    push.try_out("me/small")
+    assert capsys.readouterr().err == "" and hub.repos["me/small"]["private"]
+    hub.repos["me/small"]["private"] = False
+    with pytest.raises(InputError, match=r"config\.hub\.name=me/small: .*public"):
+        push.try_out("me/small")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(push, "ANSWER", 0.2)
+        push.try_out("me/small")
+    assert "no answer in 0.2 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -145,9 +187,10 @@ def test_no_network_and_a_wrong_token(hub, folder, monkeypatch):
         (["--public"], "--public needs --push"),
         (["--revision=step-4"], "--revision needs --push"),
         (["--push=me/small", "--revision=a/../b"], "--revision=a/../b: "),
-        (["--push=me/small", "--revision=x", "--milestones"], "--milestones: "),
-        (["--milestones", "--step=4"], "--milestones: "),
         (["--milestones", "--to=x"], "--milestones: "),
+        (["--best", "--step=4"], "--best: "),
+        (["--best", "--milestones"], "--milestones: "),
+        (["--config.train.steps=3"], "--config.train.steps"),
     ],
 )
 def test_the_command_refuses_before_it_works(hub, trained_workdir, capsys, monkeypatch, flags, words):
@@ -173,7 +216,6 @@ def test_each_milestone_is_pushed_to_its_own_revision(hub, family, tmp_path, cap
     assert branches.keys() == {"main", "step-4", "step-8"} and branches["main"] == {}
     for folder, address in pairs:
         assert branches[address.rpartition("/")[2]] == contents(folder)
-    assert branches["step-4"]["model.safetensors"] != branches["step-8"]["model.safetensors"]
     shutil.rmtree(workdir / "checkpoints" / "12")
     for step in (4, 8):
         meta = workdir / "checkpoints" / str(step) / "meta" / "metadata"

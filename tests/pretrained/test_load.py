@@ -7,12 +7,16 @@ import re
 import shutil
 from collections.abc import Callable
 
+import jax
 import numpy as np
 import pytest
+from flax.serialization import msgpack_restore, msgpack_serialize
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
+from mlm.export import export
 from mlm.model import weights
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, load, locate
@@ -70,22 +74,68 @@ def change_tensors(folder: pathlib.Path, change: Callable[[Tensors], Tensors]) -
     save_file(change(load_file(folder / locate.SAFETENSORS)), folder / locate.SAFETENSORS)
 
 
-def split_weights(folder: pathlib.Path) -> None:
+def split_safetensors(folder: pathlib.Path, factor: float = 1) -> None:
     tensors = load_file(folder / locate.SAFETENSORS)
-    (folder / locate.SAFETENSORS).unlink()
-    names = {name: f"model-0000{1 + ('layer.1' in name)}-of-00002.safetensors" for name in tensors}
-    for part in set(names.values()):
-        save_file({name: tensors[name] for name in tensors if names[name] == part}, folder / part)
-    (folder / locate.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    parts = {name: f"model-0000{1 + ('layer.1' in name)}-of-00002.safetensors" for name in tensors}
+    for part in set(parts.values()):
+        save_file({name: factor * tensors[name] for name in tensors if parts[name] == part}, folder / part)
+    (folder / locate.SAFETENSORS_INDEX).write_text(json.dumps({"metadata": {}, "weight_map": parts}))
 
 
-@pytest.mark.parametrize("layout", ["msgpack", "several files", *LAYOUTS])
+def split_msgpack(folder: pathlib.Path, factor: float = 1) -> None:
+    """As transformers' Flax classes save a model in several files."""
+    params = flatten_dict(msgpack_restore((folder / locate.MSGPACK).read_bytes()), sep="/")
+    parts = {name: f"flax_model-0000{1 + ('layer/1' in name)}-of-00002.msgpack" for name in params}
+    for part in set(parts.values()):
+        kept = {name: factor * params[name] for name in params if parts[name] == part}
+        (folder / part).write_bytes(msgpack_serialize(kept))
+    (folder / locate.MSGPACK_INDEX).write_text(json.dumps({"metadata": {}, "weight_map": parts}))
+
+
+def one_msgpack(folder: pathlib.Path, factor: float = 1) -> None:
+    params = msgpack_restore((folder / locate.MSGPACK).read_bytes())
+    (folder / locate.MSGPACK).write_bytes(msgpack_serialize(jax.tree.map(lambda x: factor * x, params)))
+
+
+def pickle(folder: pathlib.Path, factor: float = 1) -> None:
+    (folder / locate.PICKLES[0]).write_bytes(b"what PyTorch has saved")
+
+
+KINDS = {  # in transformers' order: what writes the weights, times a factor, beside those that come before
+    locate.SAFETENSORS: lambda folder, factor=1: None,
+    locate.SAFETENSORS_INDEX: split_safetensors,
+    locate.PICKLES[0]: pickle,
+    locate.MSGPACK: one_msgpack,
+    locate.MSGPACK_INDEX: split_msgpack,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_several_kinds_of_weights_those_are_read_that_transformers_reads(folder, model, kind):
+    """The others are three times as large, as of an earlier save; each alone is read, too, but for a pickle."""
+    order = list(KINDS)
+    for later in order[order.index(kind) + 1 :][::-1]:
+        KINDS[later](folder, 3)
+    if kind == locate.MSGPACK:  # as it was
+        export.write_model(model, folder)
+    KINDS[kind](folder)
+    for earlier in order[: order.index(kind)]:
+        (folder / earlier).unlink(missing_ok=True)
+    for flag, head in READERS.items():
+        if kind in locate.PICKLES:
+            with pytest.raises(InputError, match=f"^{flag}{folder}: .*{kind}, a pickle"):
+                load.load(str(folder), head=head, flag=flag)
+        else:
+            assert_same(load.load(str(folder), head=head, flag=flag).leaves, model.leaves)
+    if kind == locate.SAFETENSORS:  # not even the parts of what does not count are needed
+        for part in folder.glob("*-of-*"):
+            part.unlink()
+        assert_same(load.load(str(folder), head=None).leaves, model.leaves)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_same_parameters(folder, model, layout):
-    if layout == "msgpack":
-        (folder / locate.SAFETENSORS).unlink()
-    else:
-        (folder / locate.MSGPACK).unlink()
-        split_weights(folder) if layout == "several files" else change_tensors(folder, LAYOUTS[layout])
+    change_tensors(folder, LAYOUTS[layout])
     for flag, head in READERS.items():
         found = load.load(str(folder), head=head, flag=flag)
         assert_same({name: value for name, value in found.leaves.items() if "pooler" not in name}, model.leaves)
@@ -99,7 +149,6 @@ def test_a_bert_s_head_for_the_next_sentence_is_not_read():
 
 @pytest.mark.parametrize("layout", HEADLESS)
 def test_a_model_without_a_head_is_only_a_start(folder, model, layout):
-    (folder / locate.MSGPACK).unlink()
     change_tensors(folder, HEADLESS[layout])
     found = load.load(str(folder), head=None)
     assert_same(found.leaves, {name: value for name, value in model.leaves.items() if name.startswith("roberta/")})
@@ -121,7 +170,7 @@ def test_a_workdir_by_its_name(trained_workdir, model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "place", [(checkpoint_files, "_sha256"), (checkpoint_files.json, "loads"), (load.ocp, "Checkpointer")]
+    "place", [(checkpoint_files, "_sha256"), (checkpoint_files.json, "loads"), (load.ocp, "PyTreeCheckpointHandler")]
 )
 def test_a_step_that_a_run_removes_while_it_is_read(place, trained_workdir, tmp_path, monkeypatch):
     """While its hashes are compared, its metadata is read, or its state: neither damage nor a traceback."""
@@ -181,9 +230,8 @@ def test_code_in_a_folder_is_not_run(folder, tmp_path, monkeypatch):
     change(folder / "config.json", auto_map={"AutoConfig": "own.Own", "AutoModelForMaskedLM": "own.Own"})
     own = {"auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}, "tokenizer_class": "Own"}
     change(folder / "tokenizer_config.json", **own)
-    load.load(str(folder), head=load.LM_HEAD)
     with pytest.raises(InputError, match=str(folder)):
-        tokenizer.load(str(folder))
+        load.load(str(folder), head=load.LM_HEAD)
     assert not (tmp_path / "ran").exists()
 
 
@@ -199,13 +247,26 @@ def test_what_has_no_tokenizer(trained_workdir, folder, tmp_path, capsys):
 
 
 def test_a_pickle_is_not_opened(folder, tmp_path):
-    (folder / "model.safetensors").unlink(), (folder / "flax_model.msgpack").unlink()
-    bomb = f"cos\nmkdir\n(V{tmp_path / 'ran'}\ntR."  # unpickled, it makes a folder
-    for name, words in (("pytorch_model.bin", "neither model.safetensors"), ("model.safetensors", "can't be read")):
-        (folder / name).write_bytes(bomb.encode())
-        with pytest.raises(InputError, match=f"^--model={folder}: .*{words}"):
-            load.load(str(folder), head=load.LM_HEAD)
+    """Whatever it is called; unpickled, it would make a folder."""
+    (folder / locate.SAFETENSORS).write_bytes(f"cos\nmkdir\n(V{tmp_path / 'ran'}\ntR.".encode())
+    with pytest.raises(InputError, match=f"^--model={folder}: .*can't be read"):
+        load.load(str(folder), head=load.LM_HEAD)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("reader", ["predict", "init_from", "classifier"])
+def test_a_padding_id_that_means_another_token_is_refused(folder, trained_classifier, tmp_path, reader):
+    """transformers gives that token the position of padding; of a BERT no position depends on it."""
+    if reader == "classifier":
+        folder = trained_model.write_folder(trained_classifier, tmp_path / "classifier")
+    head = {"predict": load.LM_HEAD, "init_from": None, "classifier": load.CLASSIFIER}[reader]
+    pad_id = json.loads((folder / "config.json").read_text())["pad_token_id"]
+    table = json.loads((folder / "tokenizer_config.json").read_text())
+    change(folder / "tokenizer_config.json", pad_token=table["unk_token"], unk_token=table["pad_token"])
+    with pytest.raises(
+        InputError, match=f"pad_token_id = {pad_id}, which .* {table['pad_token']}; .* {table['unk_token']}"
+    ):
+        load.load(str(folder), head=head)
 
 
 def without(part: str) -> Callable[[pathlib.Path], None]:
@@ -213,7 +274,11 @@ def without(part: str) -> Callable[[pathlib.Path], None]:
 
 
 def index_of(file: str) -> Callable[[pathlib.Path], object]:
-    return lambda folder: (folder / locate.INDEX).write_text(json.dumps({"weight_map": {"roberta.x": file}}))
+    def replace(folder: pathlib.Path) -> None:
+        (folder / locate.SAFETENSORS).unlink()
+        (folder / locate.SAFETENSORS_INDEX).write_text(json.dumps({"weight_map": {"roberta.x": file}}))
+
+    return replace
 
 
 def cut(folder: pathlib.Path) -> None:
@@ -221,7 +286,8 @@ def cut(folder: pathlib.Path) -> None:
 
 
 def part_missing(folder: pathlib.Path) -> None:
-    split_weights(folder)
+    split_safetensors(folder)
+    (folder / locate.SAFETENSORS).unlink()
     (folder / "model-00002-of-00002.safetensors").unlink()
 
 

@@ -65,6 +65,7 @@ def test_what_is_no_config_is_refused(roberta, data):
         {"hidden_size": "64"},
         {"is_decoder": True},
         {"position_embedding_type": "relative_key"},
+        {"model_type": "electra"},
     ],
 )
 def test_a_roberta_that_we_would_not_compute_is_refused(roberta, keys):
