@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=common.source, default="", metavar="SOURCE", help=pairs)
     phenomenon = "field to group the pairs by; default: UID if there is one, else the file"
     parser.add_argument("--phenomenon", default="", metavar="FIELD", help=phenomenon)
+    common.add_json_flag(parser)
     common.add_host_flags(parser)
 
 
@@ -54,9 +55,25 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.inference import evaluate, evaluate_classifier, minimal_pairs
 
     if args.pairs:
-        minimal_pairs.run(config, workdir, model=model, source=args.pairs, phenomenon=args.phenomenon, entry=args.entry)
+        minimal_pairs.run(
+            config,
+            workdir,
+            model=model,
+            source=args.pairs,
+            phenomenon=args.phenomenon,
+            entry=args.entry,
+            as_json=args.json,
+        )
     elif is_classifier:
-        evaluate_classifier.run(config, workdir, model=model, split=args.split)
+        evaluate_classifier.run(config, workdir, model=model, split=args.split, as_json=args.json)
     else:
-        extras = evaluate.Extras(args.masks, args.pseudo, args.breakdown, args.dtypes)
-        evaluate.run(config, workdir, manifest, model=model, split=args.split, extras=extras, entry=args.entry)
+        evaluate.run(
+            config,
+            workdir,
+            manifest,
+            model=model,
+            split=args.split,
+            extras=evaluate.Extras(args.masks, args.pseudo, args.breakdown, args.dtypes),
+            entry=args.entry,
+            as_json=args.json,
+        )

@@ -1,34 +1,31 @@
-"""Scores of a model on a split: a checkpoint, an export or any folder of a family; a language model."""
+"""Scores of a masked language model on a split: of a checkpoint, an export or any folder of a family."""
 
 import copy
 import dataclasses
-import hashlib
-import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mlm import cluster, logs
 from mlm import config as configs
+from mlm import logs
 from mlm.data import mixture, tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation
-from mlm.errors import DamageError, InputError
-from mlm.inference import dtypes, pseudo_perplexity
+from mlm.errors import InputError
+from mlm.inference import dtypes, pseudo_perplexity, results
 from mlm.inference.forward import put_on_devices
 from mlm.model.attention import make_attention
 from mlm.model.masking import make_eval_masking, make_masking
 from mlm.model.module import Compute, Model
 from mlm.model.token_masking import TokenMasking
-from mlm.paths import UPath, os_errors, write_text
-from mlm.pretrained import load, locate
+from mlm.paths import UPath
+from mlm.pretrained import load
 from mlm.tasks import pretraining, pretraining_data
 from mlm.tasks.changed_model import with_class
-from mlm.text import say, show, table
-from mlm.training import evaluation, sharding
+from mlm.text import table
+from mlm.training import evaluation
 from mlm.training.breakdown import LONGEST, TABLES
 from mlm.workdir import Workdir
 
@@ -54,8 +51,9 @@ def run(
     split: str,
     extras: Extras = NO_EXTRAS,
     entry: Entry = MLM,
+    as_json: bool = False,
 ) -> dict[str, Any]:
-    """Scores a model; process 0 prints the scores as JSON and adds them to evaluation.json beside the model.
+    """Scores a model; process 0 prints the scores and adds them to evaluation.json beside the model.
 
     Args:
       split: of the shards, or the name of a validation set (see `mixture.join`).
@@ -68,13 +66,18 @@ def run(
     _check_fit(loaded, workdir, manifest)
     mesh, padded, shardings, params = put_on_devices(config, loaded)
     module, task = make_module(config, padded, entry, manifest, workdir, mesh)
-    weights = f"{weights_name(loaded)}, data {shards.fingerprint_of(part)[:12]}"
-    scores, entries = {}, {}
+    weights = f"{results.weights_name(loaded)}, data {shards.fingerprint_of(part)[:12]}"
+    scores = {}
+    entries = {}
     for kind in dict.fromkeys([config.masking.kind, *extras.masks]):
-        masking = _eval_masking(configs.replace(config, {"masking.kind": kind}), task, workdir, manifest)
-        metrics, seed = task and task.metrics, config.evaluate.seed
         eval_step = evaluation.make_eval_step(
-            module, masking, seed, mesh, shardings, metrics=metrics, with_breakdown=extras.breakdown
+            module,
+            _eval_masking(configs.replace(config, {"masking.kind": kind}), task, workdir, manifest),
+            config.evaluate.seed,
+            mesh,
+            shardings,
+            metrics=task and task.metrics,
+            with_breakdown=extras.breakdown,
         )
         scores[kind] = pretraining_data.score_split(config, shards, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
@@ -85,8 +88,10 @@ def run(
     result = {"split": split, "model": loaded.source, **scores[config.masking.kind]}
     if len(scores) > 1:
         result["masks"] = scores
-    if rows := extras.pseudo:
-        values = pseudo_perplexity.score_split(config, shards, params, split=part, count=rows, module=module, mesh=mesh)
+    if extras.pseudo:
+        values = pseudo_perplexity.score_split(
+            config, shards, params, split=part, count=extras.pseudo, module=module, mesh=mesh
+        )
         entries[f"{split}, pseudo-perplexity of {values['pseudo_rows']} rows, {weights}"] = values
         result |= values
     if extras.dtypes:
@@ -95,7 +100,8 @@ def run(
         masking = _eval_masking(config, task, workdir, manifest)
         result["dtypes"] = dtypes.compare(config, shards, params, modules, masking, split=part, mesh=mesh)
     made_by = {"model": loaded.source} | ({"class": entry.identity} if entry.identity else {})
-    publish(result, summary(result), model, workdir, {key: made_by | values for key, values in entries.items()})
+    results.publish(result, summary(result), as_json=as_json)
+    results.add_results(model, workdir, {key: made_by | values for key, values in entries.items()})
     return result
 
 
@@ -169,16 +175,20 @@ def make_module(
 
 def summary(result: dict[str, Any]) -> list[Any]:
     """Returns the scores as lines and tables for `show`."""
-    lines, tables = [f"{result['model']} on {result['split']}"], []
+    lines = [f"{result['model']} on {result['split']}"]
+    tables = []
     for kind, scores_by_key in result.get("masks", {"": result}).items():
         for name, scores in logs.by_set(scores_by_key).items():
             title = "".join(f"{part}: " for part in (kind and f"{kind} masks", name) if part)
             shown = [f"perplexity {scores['perplexity']:,.2f}", f"accuracy {scores['accuracy']:.2%}"]
-            shown += [f"{scores['bits_per_byte']:.4f} bits per byte"] if "bits_per_byte" in scores else []
+            if "bits_per_byte" in scores:
+                shown.append(f"{scores['bits_per_byte']:.4f} bits per byte")
             lines.append(
                 f"  {title}loss {scores['loss']:.4f} nats{logs.errors(scores)}, "
                 f"{', '.join(shown + logs.show_own_metrics(scores))}, on {scores['predictions']:,} masked tokens"
             )
+            if remark := results.remark_on_few(scores):
+                lines.append(f"  {title}{remark}")
             tables += [_table(title + head, scores[key]) for key, head in TABLES.items() if key in scores]
     if "pseudo_loss" in result:
         lines.append(
@@ -186,7 +196,8 @@ def summary(result: dict[str, Any]) -> list[Any]:
             f"{result['pseudo_accuracy']:.2%}): {result['pseudo_tokens']:,} tokens of {result['pseudo_rows']:,} rows, "
             "each masked alone"
         )
-    lines += [f"  {dtypes.summary(result['dtypes'])}"] if "dtypes" in result else []
+    if "dtypes" in result:
+        lines.append(f"  {dtypes.summary(result['dtypes'])}")
     return lines + tables
 
 
@@ -194,37 +205,6 @@ def _table(head: str, scores: dict[str, dict[str, float]]) -> Any:
     formats = {"predictions": ",", "loss": ".4f", "perplexity": ",.2f", "accuracy": ".2%"}
     rows = [(name, *(format(bin_scores[key], formats[key]) for key in formats)) for name, bin_scores in scores.items()]
     return table(head, ">masked tokens", ">loss", ">perplexity", ">accuracy", rows=rows, indent=2)
-
-
-def publish(
-    result: dict[str, Any], shown: Sequence[Any], model: str, workdir: Workdir, entries: dict[str, dict[str, Any]]
-) -> None:
-    """Prints scores as JSON, shows them as lines and tables, and keeps the entries, from process 0."""
-    if cluster.is_primary():
-        print(json.dumps(logs.finite(result)))
-        show(*shown, out=sys.stderr)
-        add_results(model, workdir, entries)
-
-
-def add_results(model: str, workdir: Workdir, entries: dict[str, dict[str, Any]]) -> None:
-    """Adds entries to evaluation.json beside the model, in the workdir if it is a name on the Hub; keeps the others."""
-    folder = UPath(locate.split_step(model)[0])
-    file = (folder if model and folder.is_dir() else workdir.root) / logs.RESULTS
-    finite = {key: logs.finite(values) for key, values in entries.items()}
-    if keep(file, lambda: json.dumps(logs.read_object(file) | finite, indent=1)):
-        say(f"  written to {file}")
-
-
-def keep(file: UPath, make: Callable[[], str]) -> bool:
-    """Writes scores beside the model; prints an error if they can't be written, as in somebody else's folder."""
-    try:
-        with os_errors():
-            write_text(file, make() + "\n")
-        return True
-    except (DamageError, OSError) as error:
-        reason = error if isinstance(error, DamageError) else f"{file}: {error.strerror or error}."
-        say(f"evaluate: the scores were not written: {reason}")
-        return False
 
 
 def _check_fit(loaded: load.Pretrained, workdir: Workdir, manifest: Manifest) -> None:
@@ -250,13 +230,3 @@ def _masks_name(config: ConfigDict, kind: str) -> str:
     name += f" p {masking.span_p:g}" if kind == "span" else ""
     name += " independent" if config.evaluate.count == "independent" else ""
     return name + (f", {config.evaluate.draws} draws" if config.evaluate.draws > 1 else "")
-
-
-def weights_name(model: load.Pretrained) -> str:
-    """Returns the step of a checkpoint, or a digest of other weights: the name of their scores in evaluation.json."""
-    if model.step is not None:
-        return f"step {model.step}"
-    digest = hashlib.sha256()
-    for name, value in sharding.named_leaves(model.params):
-        digest.update(name.encode() + value.tobytes())
-    return f"weights {digest.hexdigest()[:12]}"

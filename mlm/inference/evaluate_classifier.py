@@ -14,18 +14,19 @@ from mlm import cluster, logs
 from mlm.data import examples as data
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.inference.evaluate import keep
+from mlm.inference import results
 from mlm.inference.forward import check_vocabulary, put_on_devices
 from mlm.model import classifier
 from mlm.paths import make_folder, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import classification
 from mlm.tasks.scores import confusion
+from mlm.text import table
 from mlm.workdir import Workdir
 
 
-def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict[str, Any]:
-    """Scores `model`, or the workdir's best checkpoint if that is ""; process 0 prints the scores as a line of JSON."""
+def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str, as_json: bool = False) -> dict[str, Any]:
+    """Scores `model`, or the workdir's best checkpoint if that is ""; process 0 prints the scores."""
     settings = config.classify
     known = [name for name in data.SPLITS if settings[name]]
     if split not in known:
@@ -43,8 +44,9 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str) -> dict
     tables, _ = data.read_tables({split: settings[split]}, columns, names=names)
     examples = data.tokenize(tables, names, tokenizer_folder=loaded.tokenizer, length=length)
     scores = score(config, workdir, examples, loaded, split)
-    if cluster.is_primary():
-        print(json.dumps(logs.finite({"split": split, "model": loaded.source, **scores})))
+    rows = [(name, format(scores[key], spec)) for key, (name, spec) in logs.SCORES.items() if key in scores]
+    shown = [f"{loaded.source} on {split}", table("", ">", rows=rows, indent=2)]
+    results.publish({"split": split, "model": loaded.source, **scores}, shown, as_json=as_json)
     return scores
 
 
@@ -75,12 +77,12 @@ def score(
         if examples.labels:
             labels_N, predicted_N = examples.splits[split].labels_N, predictions[split]
             read_N = (predicted_N >= 0) & (labels_N >= 0)  # not words that were cut off, or have no label
-            table = confusion(labels_N[read_N], predicted_N[read_N], len(examples.labels))
-            content |= {"labels": examples.labels, "confusion": table.tolist()}
+            counts = confusion(labels_N[read_N], predicted_N[read_N], len(examples.labels))
+            content |= {"labels": examples.labels, "confusion": counts.tolist()}
         for name in predict:
             make_folder(workdir.predictions)
             write_text(workdir.predictions / f"{name}.tsv", _prediction_rows(examples, name, predictions[name]))
-        keep(workdir.classification, lambda: json.dumps(logs.finite(content)))
+        results.keep(workdir.classification, lambda: json.dumps(logs.finite(content)))
     return scores[split]
 
 

@@ -19,7 +19,7 @@ from mlm.data import labelled, tokenizer
 from mlm.entry import MLM, Entry
 from mlm.errors import InputError
 from mlm.files import find_files
-from mlm.inference import evaluate, pseudo_perplexity
+from mlm.inference import pseudo_perplexity, results
 from mlm.inference.forward import check_vocabulary, pad
 from mlm.paths import refusing
 from mlm.pretrained import load
@@ -46,7 +46,14 @@ Sentence = tuple[tuple[int, ...], tuple[int, ...]]  # ids, and for each token th
 
 
 def run(
-    config: ConfigDict, workdir: Workdir, *, model: str, source: str, phenomenon: str = "", entry: Entry = MLM
+    config: ConfigDict,
+    workdir: Workdir,
+    *,
+    model: str,
+    source: str,
+    phenomenon: str = "",
+    entry: Entry = MLM,
+    as_json: bool = False,
 ) -> dict[str, Any]:
     """Scores a model on the pairs of `read`; prints and keeps the results as `evaluate.run` does."""
     pairs = read(source, phenomenon)
@@ -55,8 +62,9 @@ def run(
     scores = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
     differences = {method: sums_N[::2] - sums_N[1::2] for method, sums_N in scores.items()}
     result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}
-    name = f"pairs {source}{f' by {phenomenon}' if phenomenon else ''}, {evaluate.weights_name(loaded)}"
-    evaluate.publish(result, [f"{loaded.source} on {source}", _table(result)], model, workdir, {name: result})
+    grouping = f" by {phenomenon}" if phenomenon else ""
+    results.publish(result, [f"{loaded.source} on {source}", _table(result)], as_json=as_json)
+    results.add_results(model, workdir, {f"pairs {source}{grouping}, {results.weights_name(loaded)}": result})
     return result
 
 

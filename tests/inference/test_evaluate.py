@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import shutil
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -14,7 +15,7 @@ import pytest
 
 from mlm.commands import common
 from mlm.errors import InputError
-from mlm.inference import evaluate
+from mlm.inference import evaluate, results
 from mlm.inference.evaluate import Extras
 from mlm.paths import UPath
 from mlm.workdir import Workdir
@@ -38,7 +39,7 @@ def setting(trained_workdir, tmp_path_factory):
     return config, workdir, common.open_data(config, workdir)
 
 
-def results(folder) -> dict:
+def kept_in(folder) -> dict:
     return json.loads((pathlib.Path(str(folder)) / "evaluation.json").read_text())
 
 
@@ -51,7 +52,7 @@ def scored(setting, one_device):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         found = evaluate.run(config, workdir, manifest, model="", split="validation", extras=extras)
-    return found, out.getvalue(), err.getvalue(), results(workdir.root)
+    return found, out.getvalue(), err.getvalue(), kept_in(workdir.root)
 
 
 @pytest.mark.standard
@@ -106,9 +107,9 @@ def test_a_folder_is_scored_as_the_checkpoint_whatever_the_family_of_the_config(
         key: pytest.approx(wanted[key], rel=1e-5)
         for key in ("loss", "perplexity", "accuracy", "bits_per_byte", "predictions")
     }
-    (name,) = results(folder)
+    (name,) = kept_in(folder)
     assert ", weights " in name and found["model"] == folder and "masks" not in found
-    assert not any("weights" in name for name in results(workdir.root))
+    assert not any("weights" in name for name in kept_in(workdir.root))
 
 
 def test_a_model_of_another_family_is_scored(setting, modernbert_folder):
@@ -118,20 +119,38 @@ def test_a_model_of_another_family_is_scored(setting, modernbert_folder):
     assert found["loss"] == pytest.approx(np.log(1000), abs=0.3)
 
 
+@pytest.mark.parametrize(("as_json", "terminal"), [(False, True), (True, True), (False, False), (True, False)])
+def test_a_terminal_gets_the_table_and_a_program_json(monkeypatch, capsys, as_json, terminal):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    results.publish({"loss": float("nan")}, ["a line"], as_json=as_json)
+    out, err = capsys.readouterr()
+    prints_json = as_json or not terminal
+    assert out == ('{"loss": null}\n' if prints_json else "a line\n")
+    assert err == ("a line\n" if prints_json and not as_json else "")
+
+
+def test_a_split_that_tells_little_is_said_with_its_standard_error():
+    scores = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.5, "loss_se_records": 0.0321}
+    for count, shown in ((1999, True), (2000, False)):
+        lines = evaluate.summary({"split": "validation", "model": "runs/a", **scores, "predictions": count})
+        assert any("only 1,999 masked tokens" in line and "0.0321" in line for line in lines) == shown
+    assert "is not known" in results.remark_on_few({"predictions": 1})
+
+
 def test_where_results_are_kept(tmp_path, capsys):
     """Beside a folder or a run, whatever its step; those of a name on the Hub in the workdir. None is ever lost."""
     workdir, folder = SimpleNamespace(root=UPath(tmp_path)), tmp_path / "folder"
     (folder / "checkpoints").mkdir(parents=True)
     for number, model in enumerate((str(folder), f"{folder}@4", "someone/small", "")):
-        evaluate.add_results(model, workdir, {f"entry {number}": {"loss": 1.5}})
-    assert list(results(folder)) == ["entry 0", "entry 1"] and list(results(tmp_path)) == ["entry 2", "entry 3"]
-    evaluate.add_results("", workdir, {"entry 2": {"loss": float("nan"), "by_position": {"1": {"loss": float("inf")}}}})
-    assert results(tmp_path) == {
+        results.add_results(model, workdir, {f"entry {number}": {"loss": 1.5}})
+    assert list(kept_in(folder)) == ["entry 0", "entry 1"] and list(kept_in(tmp_path)) == ["entry 2", "entry 3"]
+    results.add_results("", workdir, {"entry 2": {"loss": float("nan"), "by_position": {"1": {"loss": float("inf")}}}})
+    assert kept_in(tmp_path) == {
         "entry 2": {"loss": None, "by_position": {"1": {"loss": None}}},
         "entry 3": {"loss": 1.5},
     }
     bucket = SimpleNamespace(root=UPath("memory://bucket/scored"))
-    evaluate.add_results("", bucket, {"a": {"loss": 1.5}})
+    results.add_results("", bucket, {"a": {"loss": 1.5}})
     assert json.loads((bucket.root / "evaluation.json").read_text()) == {"a": {"loss": 1.5}}
     torn, unwritable = folder / "evaluation.json", tmp_path / "evaluation.json"
     torn.write_text("{torn")
@@ -139,7 +158,7 @@ def test_where_results_are_kept(tmp_path, capsys):
     unwritable.mkdir()  # the user of a test may write anywhere else
     capsys.readouterr()
     for model, file in ((str(folder), torn), ("", unwritable)):
-        evaluate.add_results(model, workdir, {"new": {"loss": 1.0}})
+        results.add_results(model, workdir, {"new": {"loss": 1.0}})
         assert f"not written: {file}" in capsys.readouterr().err
     assert torn.read_text() == "{torn"
 
