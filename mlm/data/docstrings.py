@@ -49,7 +49,7 @@ def parts() -> Iterator[Modules]:
                     first, total = number, 0
 
 
-def read(modules: Modules) -> Iterator[tuple[str, str]]:
+def read_docstrings(modules: Modules) -> Iterator[tuple[str, str]]:
     """Yields (file, docstring) of some modules."""
     package = importlib.metadata.distribution(modules.package)
     gc.disable()  # syntax trees have no cycles: garbage collection would take a fifth of the time and find nothing

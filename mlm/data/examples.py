@@ -44,7 +44,7 @@ class Words:
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class LabelledSplit:
     """Token ids and labels of a split, in the order of its source."""
 
     tokens: np.ndarray  # int32, all rows, one after the other
@@ -93,7 +93,7 @@ class Split:
 class Examples:
     """All splits of a task: "train", "validation", if there is one "test", and those of classify.predict."""
 
-    splits: dict[str, Split]
+    splits: dict[str, LabelledSplit]
     labels: tuple[str, ...]  # names of the classes by index; empty for regression
     length: int  # tokens in a row at most
     pad_id: int
@@ -124,7 +124,9 @@ def read_tables(
     """Returns {split: its rows} and the names of the classes: `names`, or the labels in training; () if numbers."""
     tables = {}
     for split, source in sources.items():
-        tables[split] = labelled.read(source, columns, split=split, require_labels=require_labels, classes=names or ())
+        tables[split] = labelled.read_table(
+            source, columns, split=split, require_labels=require_labels, classes=names or ()
+        )
     if columns.kind == "regression":
         return tables, ()
     names = names or class_names(tables["train"])
@@ -186,7 +188,7 @@ def tokenize(tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_fold
     )
 
 
-def _tokenize_table(table: Table, names: tuple[str, ...], tok: PreTrainedTokenizerFast, length: int) -> Split:
+def _tokenize_table(table: Table, names: tuple[str, ...], tok: PreTrainedTokenizerFast, length: int) -> LabelledSplit:
     """Returns the tokens of a table's rows, and the indices of their labels in `names` or, without, the numbers."""
     rows, pieces, truncated = [], [], 0
     for first in range(0, len(table.texts), CHUNK):
@@ -212,7 +214,7 @@ def _tokenize_table(table: Table, names: tuple[str, ...], tok: PreTrainedTokeniz
         labels_N = np.array([indices.get(label, -1) for label in labels], np.int32)
     else:
         labels_N = np.asarray(labels, np.float32)
-    return Split(np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated, words)
+    return LabelledSplit(np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated, words)
 
 
 def first_pieces(encoding: Encoding, words: Sequence[str]) -> np.ndarray:
@@ -232,11 +234,11 @@ def first_pieces(encoding: Encoding, words: Sequence[str]) -> np.ndarray:
 def train_batches(
     examples: Examples, *, seed: int, global_batch: int, lanes: int, start_step: int, rows: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the rows [start, stop) of the batches from `start_step` on: those of `Split.batch`, and "epoch"."""
+    """Yields the rows [start, stop) of the batches from `start_step` on: those of `LabelledSplit.batch`, and "epoch"."""
     split, per_lane = examples.splits["train"], global_batch // lanes
     owned = [np.arange(lane, len(split), lanes) for lane in range(lanes)]
     sizes, row_of_record = tuple(map(len, owned)), np.concatenate(owned)
-    streams = [Lane(seed, sizes, lane, lanes).read(start_step * per_lane) for lane in range(lanes)]
+    streams = [Lane(seed, sizes, lane, lanes).records_from(start_step * per_lane) for lane in range(lanes)]
     while True:
         pairs = [pair for stream in streams for pair in itertools.islice(stream, per_lane)]
         records_B, epochs_B = np.array(pairs).T

@@ -37,7 +37,7 @@ from mlm.text import is_text
 
 FLOAT_MAX = 3.4e38  # of float32
 Row = dict[str, Any]
-Rows = Iterator[tuple[str, Row]]  # (place, row)
+PlacedRows = Iterator[tuple[str, Row]]  # (place, row)
 Names = list[str] | None  # of the classes by index, where a library has them
 
 csv.field_size_limit(2**31 - 1)  # characters; the default of 131,072 is less than long documents have
@@ -73,10 +73,10 @@ def check(source: str, columns: Columns, *, split: str, require_labels: bool = T
             required = (*columns.text, columns.label) if require_labels else columns.text
             data_sets.check_first_row(kind, name, named_split or split, required)
     else:
-        read(source, columns, split=split, require_labels=require_labels, key=key, limit=1)
+        read_table(source, columns, split=split, require_labels=require_labels, key=key, limit=1)
 
 
-def read(
+def read_table(
     source: str,
     columns: Columns,
     *,
@@ -187,13 +187,13 @@ def _label(value: Any, where: str, kind: str, names: Names) -> str | float | Non
     raise ValueError(f"{where} is {value!r:.80}; a label is a string or a number")
 
 
-# Readers take (the source after its colon, the split, the columns that must be there, the label's) -> (Names, Rows).
+# Readers take (the source after its colon, the split, the columns that must be there, the label's) -> (Names, PlacedRows).
 # Their errors are ValueErrors that begin with the place; `data_sets.readable` adds the source and the key.
 
 
-def _csv(file: str, columns: tuple[str, ...], label: str) -> Rows:
+def _csv(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
     with open_file(file) as raw:
-        text, begin = lines.decoded(lines.read(raw, file), file), 1
+        text, begin = lines.decoded(lines.read_lines(raw, file), file), 1
         if file.lower().removesuffix(".gz").endswith(".tsv"):
             reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
@@ -215,9 +215,9 @@ def _csv(file: str, columns: tuple[str, ...], label: str) -> Rows:
             raise ValueError(f"the row that begins at line {begin}: {error}; {fix}") from error
 
 
-def _jsonl(file: str) -> Rows:
+def _jsonl(file: str) -> PlacedRows:
     with open_file(file) as raw:
-        for number, line in enumerate(lines.decoded(lines.read(raw, file), file), 1):
+        for number, line in enumerate(lines.decoded(lines.read_lines(raw, file), file), 1):
             try:
                 if line.strip(lines.SPACES):
                     yield f"line {number}", lines.json_object(line)
@@ -225,14 +225,14 @@ def _jsonl(file: str) -> Rows:
                 raise ValueError(f"line {number}: {error}") from None
 
 
-def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
+def _conll(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
     """Yields sentences. "# ..." before one is a comment unless it ends in a known label, as the word "#" would.
 
     Columns are separated by tabs, in a line without one by spaces.
     """
     known, words, labels, start = {"O"}, [], [], 0
     with open_file(file) as raw:
-        rows = itertools.chain(lines.decoded(lines.read(raw, file), file), [""])
+        rows = itertools.chain(lines.decoded(lines.read_lines(raw, file), file), [""])
         for number, line in enumerate(rows, 1):
             cells = [cell.strip(lines.SPACES) for cell in line.split("\t")] if "\t" in line else lines.split_words(line)
             if not any(cells) or cells[0] == "-DOCSTART-":
@@ -251,7 +251,7 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> Rows:
             known.update(cells[1:][-1:])
 
 
-def _library(kind: str, name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, Rows]:
+def _library(kind: str, name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, PlacedRows]:
     name, named_split = data_sets.named_split(name)
     if kind == "hf":
         loaded = data_sets.load_hf(name, split=named_split or split)

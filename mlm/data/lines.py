@@ -23,7 +23,7 @@ def is_gzip(name: str) -> bool:
     return name.lower().endswith(".gz")
 
 
-def read(file: IO[bytes], name: str, start: int = 0, stop: float = math.inf) -> Iterator[bytes]:
+def read_lines(file: IO[bytes], name: str, start: int = 0, stop: float = math.inf) -> Iterator[bytes]:
     r"""Yields the lines that begin in a range of bytes (between two \n, if it is cut), or all lines of a .gz file.
 
     They keep their ends. Raises ValueError, which names the file.

@@ -76,7 +76,7 @@ class Manifest:
     splits: dict[str, Split]
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)  # some documents, and why
     rows: str = ""  # as config.shards.rows; "" if unknown
-    # of a mixture, whose manifest is in no file: its folders, as mixture.Part, and manifests that are scored by name
+    # of a mixture, whose manifest is in no file: its folders, as mixture.MixedFolder, and manifests that are scored by name
     parts: tuple[Any, ...] = dataclasses.field(default=(), metadata=NOT_SAVED)
     sets: Mapping[str, Any] = dataclasses.field(default_factory=dict, metadata=NOT_SAVED)
 

@@ -14,7 +14,7 @@ from mlm.errors import InputError
 from mlm.paths import distinct_parts
 
 
-class Part(NamedTuple):
+class MixedFolder(NamedTuple):
     """A folder of a mixture."""
 
     name: str  # what tells its path from the others'; "" for a single folder
@@ -32,7 +32,7 @@ def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest]
     if len(folders) == 1 and not sets:
         return first
     names = distinct_parts([manifest.folder for _, manifest in folders]) if len(folders) > 1 else [""]
-    parts = tuple(Part(name, share, manifest) for name, (share, manifest) in zip(names, folders, strict=True))
+    parts = tuple(MixedFolder(name, share, manifest) for name, (share, manifest) in zip(names, folders, strict=True))
     splits = {}
     for name in SPLITS:
         of_parts = [(part.share, part.manifest.splits[name]) for part in parts if name in part.manifest.splits]
@@ -53,9 +53,9 @@ def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest]
     )
 
 
-def parts(manifest: Manifest) -> tuple[Part, ...]:
+def parts(manifest: Manifest) -> tuple[MixedFolder, ...]:
     """Returns the folders of a mixture, or the only one."""
-    return manifest.parts or (Part("", 1.0, manifest),)
+    return manifest.parts or (MixedFolder("", 1.0, manifest),)
 
 
 def folders(manifest: Manifest) -> list[Manifest]:

@@ -57,7 +57,7 @@ class Lane:
                     yield Visit(shard, epoch, rows[skip:])
                 skip = max(skip - count, 0)
 
-    def read(self, start: int) -> Iterator[tuple[int, int]]:
+    def records_from(self, start: int) -> Iterator[tuple[int, int]]:
         """Yields (record id in the split, epoch) of the lane's records from `start` on, without end."""
         starts = np.cumsum([0, *self.records])
         for shard, epoch, rows in self.visits(start):
@@ -84,7 +84,7 @@ def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:
 def batch_rows(lanes: Sequence[Lane], *, rows_before: int, rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (record ids, epochs), int64 [count, rows], of `count` batches of `rows` rows after `rows_before` rows."""
     per_lane = rows // len(lanes)
-    streams = (lane.read(rows_before // len(lanes)) for lane in lanes)
+    streams = (lane.records_from(rows_before // len(lanes)) for lane in lanes)
     pairs = np.array([list(itertools.islice(stream, count * per_lane)) for stream in streams])
     pairs = pairs.reshape(len(lanes), count, per_lane, 2).swapaxes(0, 1).reshape(count, rows, 2)
     return pairs[..., 0], pairs[..., 1]

@@ -96,7 +96,7 @@ class _Docstrings(Kind):
 
     def read(self, where: tuple) -> Iterator[Document]:
         modules = docstrings.Modules(*where)
-        for file, text in docstrings.read(modules):
+        for file, text in docstrings.read_docstrings(modules):
             yield Document(text, {DOCUMENT: "", FILE: file}.get(self.group, modules.package))
 
 
@@ -132,13 +132,13 @@ class _Lines(Kind):
             group = name.removeprefix(f"{folder}/") if self.group == FILE else ""
             with open_file(name) as raw:
                 file = raw if lines.is_gzip(name) else io.BufferedReader(raw, 2**20)
-                for number, line in enumerate(lines.read(file, name, start, stop), 1):
+                for number, line in enumerate(lines.read_lines(file, name, start, stop), 1):
                     try:
                         yield self.from_line(line.decode(), group)
                     except ValueError as error:
                         reason = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
                         file.seek(0)
-                        before = sum(1 for _ in lines.read(file, name, 0, start)) if start else 0
+                        before = sum(1 for _ in lines.read_lines(file, name, 0, start)) if start else 0
                         raise ValueError(f"{name}, line {before + number}: {reason}") from error
 
     def from_line(self, line: str, group: str) -> Document:

@@ -23,7 +23,7 @@ def make(folder: UPath | Path) -> None:
             write_secret(folder / name, content)
 
 
-def read(folder: UPath | Path) -> Any:
+def load_security(folder: UPath | Path) -> Any:
     """Returns Dask's mutual TLS with the certificates in a folder; raises InputError."""
     from distributed.security import Security
 

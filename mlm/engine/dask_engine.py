@@ -156,7 +156,7 @@ def connect(
     address: str, *, timeout: float = 60.0, insecure: bool = False, certificates: str = ""
 ) -> contextlib.closing[DaskEngine]:
     """Opens an engine on the cluster of a scheduler, to which it connects with the first task; raises InputError."""
-    security = pem.read(UPath(certificates)) if check_address(address, insecure=insecure) else None
+    security = pem.load_security(UPath(certificates)) if check_address(address, insecure=insecure) else None
     return contextlib.closing(DaskEngine(address, security, timeout))
 
 
@@ -185,12 +185,12 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
             host=ports.wait_until_free(place, timeout, key="config.pod.engine_port"),
             port=pod.engine_port,
             protocol="tls",
-            security=pem.read(UPath(folder)),
+            security=pem.load_security(UPath(folder)),
             dashboard=False,
             dashboard_address=DASHBOARD,
         )
     watch.barrier("scheduler")
-    security = pem.read(UPath(folder))
+    security = pem.load_security(UPath(folder))
     workers = workers or max(1, available_cores() // service.local_processes)
     with process_pool(workers) as pool:
         try:

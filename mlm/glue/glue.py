@@ -38,7 +38,7 @@ def read(data: str, name: str, split: str, *, require_labels: bool = True) -> li
     """Returns the labels of a split; raises InputError for other columns or classes than the task's."""
     task, where = TASKS[name], source(data, name, split)
     columns = labelled.Columns(task.text, "label", "classes" if task.labels else "regression")
-    rows = labelled.read(where, columns, split="validation", require_labels=require_labels, key="--data")
+    rows = labelled.read_table(where, columns, split="validation", require_labels=require_labels, key="--data")
     for label in rows.labels if task.labels and require_labels else ():
         if _index(task, label) is None:
             known = f"{name} has {', '.join(task.labels)}, or their indices"

@@ -72,7 +72,7 @@ def read(source: str, phenomenon: str = "") -> list[Pair]:
     """Reads pairs from a source of `labelled`, whose FILE may be a pattern; without a phenomenon they have its name."""
     pairs = []
     for name in _tables(source):
-        content = _with_columns(labelled.read, name, source, phenomenon)
+        content = _with_columns(labelled.read_table, name, source, phenomenon)
         file = PurePosixPath(name.partition(":")[2].removesuffix(".gz"))
         pairs += map(Pair, content.texts, (label or file.stem for label in content.labels), content.places)
     return pairs
@@ -84,7 +84,7 @@ def check(source: str, phenomenon: str = "") -> None:
 
 
 def _with_columns(function: Callable, name: str, source: str, phenomenon: str) -> Any:
-    """Calls `labelled.read` or `labelled.check` for a source that --pairs names."""
+    """Calls `labelled.read_table` or `labelled.check` for a source that --pairs names."""
     columns = labelled.Columns(FIELDS, phenomenon or PHENOMENON)
     return function(name, columns, split="train", require_labels=phenomenon != "", key=f"--pairs={source}")
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from mlm.data import batches, tfrecord
+from mlm.data import batches
 from mlm.data.manifest import load_manifest
 from mlm.data.order import Lane, batch_rows
 from mlm.errors import DamageError, InputError
@@ -34,14 +34,6 @@ def test_batches_are_those_of_the_order(manifest):
         np.testing.assert_array_equal(found["epoch"], epochs.ravel())
         np.testing.assert_array_equal(found["input_ids"], rows[ids.ravel()])
         assert found["attention_mask"].shape == (steps * BATCH, LENGTH) and found["attention_mask"].min() == 1
-
-
-def test_lanes_are_traced_together(manifest, monkeypatch):
-    """Each by itself would take a tenth of a second at every start."""
-    parse, calls = batches.import_tensorflow().io.parse_example, []
-    monkeypatch.setattr("tensorflow.io.parse_example", lambda *rows: calls.append(rows) or parse(*rows))
-    next(train(manifest))
-    assert len(calls) == 1
 
 
 @pytest.mark.standard
@@ -150,9 +142,3 @@ def test_a_token_id_that_the_vocabulary_lacks_is_named(copied, token):
     if token == 600:
         with pytest.raises(DamageError, match="record 4 has the token id 600"):
             in_epochs(train(copied), 500)
-
-
-def test_rows_of_another_length_are_named(copied):
-    rows = np.full((copied.splits["train"].shards[1].records, 16), 9, np.uint32)
-    shard_path(copied).write_bytes(b"".join(tfrecord.encode(rows)))
-    assert f"{shard_path(copied)}: record 1 has no input_ids of 32 tokens" in refused(copied)

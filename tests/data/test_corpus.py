@@ -5,10 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from mlm.data import corpus, map_part, sources
-from mlm.data.corpus import Part
+from mlm.data import corpus, sources
 from mlm.errors import InputError
-from tests.support.corpora import corpus_of, numbered, shard_texts, split_of, write_jsonl, write_shards
+from tests.support.corpora import corpus_of, numbered, split_of, write_jsonl, write_shards
 
 # Splits ---------------------------------------------------------------------------------------------------------------
 
@@ -39,27 +38,6 @@ def test_a_group_is_in_one_split(tmp_path, monkeypatch, group):
     for text, split in split_of(found).items():
         groups[split].add(keys[texts.index(text)])
     assert groups["train"] and groups["validation"] and not groups["train"] & groups["validation"]
-
-
-def test_groups_may_be_numbers(tmp_path):
-    source = write_jsonl(tmp_path / "a.jsonl", numbered(40), article=[n // 4 for n in range(40)])
-    found = split_of(corpus_of((source,), group="article", validation_groups=("0", "7")))
-    held = {text for text in found if found[text] == "validation"}
-    assert held == {numbered(40)[n] for n in (0, 1, 2, 3, 28, 29, 30, 31)}
-    with pytest.raises(InputError, match="line 1: the field 'article' is not a string"):
-        split_of(corpus_of((source,), field="article"))
-
-
-def test_named_groups_are_the_validation_split(tmp_path, monkeypatch, tokenizer_folder, texts):
-    """All of them and nothing else, however small they are among the others."""
-    monkeypatch.setattr(map_part, "GROUPS", 3)
-    titles, named = [f"title {n}" for n in range(400)], [f"title {n}" for n in range(360, 400)]
-    source = write_jsonl(tmp_path / "a.jsonl", texts[:400], title=titles)
-    own = corpus_of((source,), group="title", validation_groups=tuple(named))
-    made = write_shards(own, tmp_path / "shards", tokenizer_folder, counts={"train": 2, "validation": 1})
-    assert made.splits["validation"].documents == 40 and made.splits["train"].documents == 360
-    (held,) = shard_texts(made, "validation", texts[:400], tokenizer_folder)
-    assert set(held) <= set(texts[360:400]) and len(held) >= 39
 
 
 def texts_by_split(source: str, **settings) -> dict[str, set[str]]:
@@ -109,27 +87,6 @@ def test_a_split_of_another_size_is_refused(tmp_path, tokenizer_folder, texts, s
     with pytest.raises(InputError, match=words):
         write_shards(corpus_of((source,), group="package", **settings), tmp_path / "shards", tokenizer_folder)
     assert not (tmp_path / "shards").exists()
-
-
-def test_documents_without_a_group_are_split_by_hash(tmp_path):
-    """So the quickstart, which names packages, takes any other text as well."""
-    (tmp_path / "a.txt").write_text("\n".join(numbered(300)))
-    source = (f"text:{tmp_path}/a.txt",)
-    found = split_of(corpus_of(source, validation_groups=("absl-py", "optax")))
-    assert found == split_of(corpus_of(source)) and set(found.values()) == {"train", "validation"}
-
-
-def test_between_half_and_twice_is_taken(tmp_path, tokenizer_folder, texts):
-    source = write_jsonl(tmp_path / "a.jsonl", texts[:400], package=["a" if n % 6 else "b" for n in range(400)])
-    own = corpus_of((source,), group="package", validation_groups=("b",))  # a sixth, where a tenth is asked for
-    assert write_shards(own, tmp_path / "shards", tokenizer_folder).splits["validation"].documents == 67
-
-
-def test_a_source_s_own_split_stays(tmp_path):
-    own = corpus_of(("text:x",), group="package", validation_groups=("a",))
-    for split in ("train", "validation"):
-        part = Part("text:x", split, "", 0, ())
-        assert {own.split_of(part, group, number) for group in ("a", "b") for number in (0, 2**64 - 1)} == {split}
 
 
 @pytest.mark.parametrize("most", [1, 19, 20, 1000])

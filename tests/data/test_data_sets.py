@@ -1,14 +1,11 @@
 """Data sets of the Hub and of TensorFlow Datasets: their splits, what is read of them, and that a bad one is named."""
 
-import errno
-import os
 import pathlib
 import shutil
 
 import datasets
 import pytest
 
-from mlm import __main__
 from mlm.data import data_sets, sources
 from mlm.errors import InputError
 from tests.support.corpora import corpus_of, numbered, read_documents, split_of, texts_of, write_jsonl
@@ -190,12 +187,6 @@ def test_a_folder_of_save_to_disk_is_read_if_it_has_splits_and_named_before_anyt
         corpus_of((f"hf:{tmp_path}/one",)).check(f"hf:{tmp_path}/one")
 
 
-def test_a_file_in_the_place_of_its_folder_is_said(tmp_path):
-    datasets.Dataset.from_dict({"text": ["one"]}).to_parquet(tmp_path / "one.parquet")
-    with pytest.raises(InputError, match=r"one\.parquet.*name its folder"):
-        corpus_of((f"hf:{tmp_path}/one.parquet",)).check(f"hf:{tmp_path}/one.parquet")
-
-
 def test_a_row_of_a_data_set_is_named(tmp_path):
     rows = datasets.Dataset.from_dict({"text": [b"a", None, b"\xff"]})
     rows.to_parquet(tmp_path / "set" / "train.parquet")
@@ -214,35 +205,3 @@ def test_a_data_set_that_changed_has_other_parts(tmp_path):
         sources._loaded_hf.cache_clear()
         parts.append(corpus_of((f"hf:{tmp_path / 'set'}",)).parts())
     assert parts[0] != parts[1] == parts[2]
-
-
-def test_the_next_command_of_a_program_reads_a_data_set_again(tmp_path, monkeypatch):
-    """As in a notebook, where it changed in between."""
-    counts = []
-
-    def main(args, overrides):
-        counts.append(len(read_documents(corpus_of((f"hf:{tmp_path}/set",)))))
-
-    monkeypatch.setattr("mlm.commands.report.main", main)
-    (tmp_path / "set").mkdir()
-    for rows in (2, 5):
-        (tmp_path / "set" / "train.jsonl").write_text("".join(f'{{"text": "text {n}"}}\n' for n in range(rows)))
-        assert __main__.main(["report", f"--workdir={tmp_path}"]) == 0
-    assert counts == [2, 5]
-
-
-def test_a_text_that_is_null_is_empty(tmp_path):
-    """By every reader of the same file."""
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "train.jsonl").write_text('{"text": null}\n{"text": "a"}\n')
-    for source in (f"jsonl:{tmp_path}/set/train.jsonl", f"hf:{tmp_path}/set"):
-        assert texts_of(source) == ["a"]
-
-
-def test_a_cache_of_the_hub_without_locks_is_named(monkeypatch):
-    def load_dataset(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(ValueError, match=rf"{datasets.config.HF_CACHE_HOME} .*No locks available.*HF_HOME"):
-        data_sets.load_hf("me/texts")

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from mlm.data import examples as data
-from mlm.data import labelled, tokenizer
+from mlm.data import tokenizer
 from mlm.data.examples import Examples
 from mlm.data.labelled import Columns, Table
 from mlm.errors import InputError
@@ -73,30 +73,6 @@ def test_ids_and_labels_are_those_of_the_rows(examples, tokenizer_folder):
     assert split.truncated == truncated > 0 and split.lengths.max() == 24
 
 
-def test_of_a_pair_the_longer_is_truncated(tokenizer_folder):
-    tok = tokenizer.load(tokenizer_folder)
-    tables = {"train": table([("cat", "red " * 40), ("dog", "blue")], [0.5, 1.0])}
-    found = data.tokenize(tables, (), tokenizer_folder=tokenizer_folder, length=20)
-    ids = found.splits["train"].tokens[:20]
-    first = tok("cat", "red")["input_ids"]
-    assert ids[: len(tok("cat")["input_ids"])].tolist() == first[: len(tok("cat")["input_ids"])]
-    assert ids[-1] == tok.sep_token_id and found.splits["train"].truncated == 1
-    assert found.labels == () and found.splits["train"].labels_N.dtype == np.float32
-
-
-def test_each_row_once_an_epoch_of_its_lane(examples):
-    """83 rows in lanes of 21, 21, 21 and 20: whole epochs of each lane, in another order each."""
-    batches = take(examples, 42)
-    for lane in range(4):
-        part = slice(4 * lane, 4 * lane + 4)
-        ids, epochs = (np.concatenate([batch[key][part] for batch in batches]) for key in ("record_id", "epoch"))
-        own = np.arange(lane, 83, 4)
-        orders = [ids[epochs == epoch].tolist() for epoch in range(int(epochs[-1]))]
-        assert len(orders) >= 7
-        assert all(sorted(order) == own.tolist() for order in orders)
-        assert orders[0] != orders[1] and orders[0] != own.tolist()
-
-
 def test_the_order_does_not_depend_on_hosts_or_restarts(examples):
     whole = take(examples, 12)
     for start, part in ((0, (0, 8)), (5, (8, 16)), (9, (4, 12))):
@@ -138,19 +114,6 @@ def test_evaluation_meets_each_row_once(examples, batch):
     assert all(len(columns["label"]) == batch for columns in found)
 
 
-def test_the_fingerprint_is_of_rows_and_labels(examples, tokenizer_folder):
-    of_all = examples.fingerprint("train")
-    assert make(tokenizer_folder).fingerprint("train") == of_all
-    assert make(tokenizer_folder, length=16).fingerprint("train") != of_all
-    assert make(tokenizer_folder, count=82).fingerprint("train") != of_all
-
-
-def test_a_text_that_holds_the_padding_token(tokenizer_folder):
-    tables = {"train": table([("a",), ("b <pad> c",)], ["x", "y"])}
-    with pytest.raises(InputError, match=r"x\.csv, line 3: .*<pad>"):
-        data.tokenize(tables, ("x", "y"), tokenizer_folder=tokenizer_folder, length=24)
-
-
 def test_a_label_that_the_training_split_lacks(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\na,x\nb,y\n")
     (tmp_path / "b.csv").write_text("text,label\na,x\nb,z\n")
@@ -161,18 +124,6 @@ def test_a_label_that_the_training_split_lacks(tmp_path):
     sources["test"] = write_jsonl(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}])
     with pytest.raises(InputError, match=r"b\.jsonl, line 1: .*'B-NEW'"):
         data.read_tables(sources, Columns(("tokens",), "ner_tags", "tokens"))
-
-
-def test_labels_that_look_the_same_are_one_class(tmp_path):
-    """Spaces after a comma, the two ways of Unicode to write an accent, whole numbers and floats."""
-    (tmp_path / "a.csv").write_text("text,label\na,oui \nb, -1\nc,cafe\u0301\nd,oui\ne,-1.0\nf,caf\u00e9\n")
-    (tmp_path / "b.csv").write_text("text,label\na,-1.0\nb,oui\nc,\n")
-    columns = Columns(("text",), "label")
-    tables, names = data.read_tables({"train": f"csv:{tmp_path}/a.csv"}, columns)
-    assert [label.strip() for label in names] == ["-1", "caf\u00e9", "oui"]
-    assert [names.index(label) for label in tables["train"].labels] == [2, 0, 1, 2, 0, 1]
-    tables, _ = data.read_tables({"new": f"csv:{tmp_path}/b.csv"}, columns, names=names, require_labels=False)
-    assert tables["new"].labels == [names[0], names[2], None]
 
 
 SENTENCE = "Peter's cat , in Zürich-West , is called # Numpy 3.5 ( the naïve one ) ."
@@ -221,24 +172,3 @@ def test_the_label_of_a_word_is_at_its_first_piece(tokenizer_folder):
         )
     assert examples.splits["new"].labels_N.tolist() == [-1] * len(split.labels_N)
     assert (examples.splits["new"].batch(np.arange(3), 64, 1)["label"] == -1).all()
-
-
-def test_words_that_are_cut_off(tokenizer_folder):
-    whole, cut = (make_words(tokenizer_folder, length).splits["train"] for length in (64, 16))
-    assert (whole.words.token_W >= 0).all()
-    lost = cut.words.token_W < 0
-    np.testing.assert_array_equal(lost, whole.words.token_W >= 15)
-    assert lost.sum() > 0 and np.array_equal(cut.labels_N, whole.labels_N)
-
-
-@pytest.mark.parametrize("mark", [-100, "-100"])
-def test_a_word_without_a_label_is_not_trained_on(tokenizer_folder, tmp_path, mark):
-    rows = [{"tokens": ["a", "b", "c"], "ner_tags": [1, mark, 0]}, {"tokens": ["d"], "ner_tags": [mark]}]
-    columns = Columns(("tokens",), "ner_tags", "tokens")
-    tables, names = data.read_tables({"train": write_jsonl(tmp_path / "a.jsonl", rows)}, columns)
-    assert names == ("0", "1")
-    split = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, length=24).splits["train"]
-    assert split.labels_N.tolist() == [1, -1, 0, -1]
-    assert sorted(split.token_labels[split.token_labels >= 0]) == [0, 1]
-    with pytest.raises(InputError, match=r"config\.classify\.validation.*-100"):
-        labelled.read(write_jsonl(tmp_path / "b.jsonl", rows[1:]), columns, split="validation")

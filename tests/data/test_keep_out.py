@@ -7,11 +7,10 @@ import unicodedata
 import numpy as np
 import pytest
 
-from mlm.data import shards, sources, tokenizer
-from mlm.data.corpus import Corpus
+from mlm.data import tokenizer
 from mlm.data.stretches import StretchIndex, stretches_of_texts
 from mlm.errors import InputError
-from tests.support.corpora import InProcess, corpus_of, shard_rows, write_shards
+from tests.support.corpora import corpus_of, shard_rows, write_shards
 
 
 def words(text: str) -> list[str]:
@@ -84,40 +83,6 @@ def test_shards_without_what_is_kept_out(benchmark, tokenizer_folder, tmp_path: 
     rows = np.concatenate(shard_rows(manifest, "train"))
     text = " ".join(tok.decode(row, skip_special_tokens=True) for row in rows)
     assert known.isdisjoint(pieces(text)) and not known.isdisjoint(set().union(*map(pieces, lines)))
-
-
-def test_their_parts_are_hashed_by_tasks(benchmark, tokenizer_folder, tmp_path: pathlib.Path, monkeypatch):
-    """By those of the engine alone, one for each part; those that are done are not done again."""
-    _, source = benchmark
-    questions = (tmp_path / "benchmark.jsonl").read_text().splitlines(keepends=True)
-    monkeypatch.setattr(sources, "PART_BYTES", (2000, 10**9))
-    (tmp_path / "other.jsonl").write_text("".join(questions[40:]))
-    corpus = corpus_of((f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source, source.replace("benchmark", "other")))
-    each, read, hashed, running = InProcess.each, Corpus.read, [], []
-
-    def run_tasks(engine, function, items, *, label):
-        hashed.extend([len(items)] if label == "keep out" else [])
-        running.append(label)
-        try:
-            yield from each(engine, function, items, label=label)
-        finally:
-            running.pop()
-
-    def read_in_task(*args, **settings):
-        assert running, "the driver reads no text"
-        return read(*args, **settings)
-
-    monkeypatch.setattr(InProcess, "each", run_tasks)
-    monkeypatch.setattr(Corpus, "read", read_in_task)
-    monkeypatch.setattr(shards, "map_part", stopped)
-    for _ in range(2):
-        with pytest.raises(InputError, match="stopped"):
-            write_shards(corpus, tmp_path / "shards", tokenizer_folder)
-    assert hashed[0] == len(corpus.kept_out().parts()) > 3 and hashed[1] == 0
-
-
-def stopped(task):
-    raise InputError("stopped")
 
 
 def test_all_splits_are_kept_out(tmp_path: pathlib.Path):

@@ -1,13 +1,11 @@
 """Labelled texts out of files and libraries: what is read, and what is refused with its file and row."""
 
 import math
-import types
 
 import datasets
-import numpy as np
 import pytest
 
-from mlm.data import data_sets, labelled
+from mlm.data import labelled
 from mlm.errors import InputError
 from tests.support.labelled_texts import rows, sentences, write_conll, write_jsonl
 
@@ -16,7 +14,7 @@ CLASSES = datasets.Features({"text": datasets.Value("string"), "label": datasets
 
 
 def read(source: str, *, split: str = "train", text=("text",), label: str = "label", kind: str = "classes", **more):
-    return labelled.read(source, labelled.Columns(text, label, kind), split=split, **more)
+    return labelled.read_table(source, labelled.Columns(text, label, kind), split=split, **more)
 
 
 def refused(source: str, **settings) -> str:
@@ -78,45 +76,11 @@ def test_hf_names_of_classes(tmp_path):
     assert found.labels == ["yes", "no", None, None]
 
 
-def test_labels_are_strings_numbers_and_booleans(tmp_path):
-    table = [{"text": "a", "label": value} for value in (3, "x", True, 0, 1.0, -0.0, 1.5, "07", " a")]
-    labels = ["3", "x", "true", "0", "1.0", "0.0", "1.5", "07", " a"]
-    assert read(write_jsonl(tmp_path / "a.jsonl", table)).labels == labels
-
-
-@pytest.mark.parametrize("values", [[0.0, 1.0], [2, 10], [-1.0, 0.5], [True, False], [b"no", b"yes"]])
-def test_labels_are_the_same_classes_from_every_reader(tmp_path, monkeypatch, values):
-    """As pandas writes them: of whole numbers it makes floats where a column has missing values."""
-    import pandas
-
-    (tmp_path / "set").mkdir()
-    frame = pandas.DataFrame({"text": ["a", "b"], "label": values})
-    frame.to_parquet(tmp_path / "set" / "train.parquet")
-    frame = frame.map(lambda value: value.decode() if isinstance(value, bytes) else value)
-    frame.to_csv(tmp_path / "a.csv", index=False)
-    frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
-    prepared = [{"text": text.encode(), "label": label} for text, label in zip("ab", np.array(values), strict=True)]
-    info = types.SimpleNamespace(features={"text": None, "label": None})
-    monkeypatch.setattr(data_sets, "load_tfds", lambda _: (info, lambda _: iter(prepared)))
-    sources = (f"csv:{tmp_path}/a.csv", f"jsonl:{tmp_path}/a.jsonl", f"hf:{tmp_path}/set", "tfds:numbers")
-    found = [[labelled.spelling(label) for label in read(source).labels] for source in sources]
-    assert len(set(found[0])) == 2 and found == found[:1] * 4
-
-
 @pytest.mark.parametrize("value", ["high", None, "nan", [1], 10**400, 1e39, "inf"])
 def test_targets_that_are_no_numbers(tmp_path, value):
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "score": 1}, {"text": "b", "score": value}])
     sentence = refused(source, label="score", kind="regression")
     assert "line 2" in sentence and "score" in sentence
-
-
-@pytest.mark.parametrize("absent", [{}, {"label": ""}, {"label": -1}])
-def test_rows_to_predict_need_no_label(tmp_path, absent):
-    table = [{"text": "a", "label": "x"}, {"text": "b"} | absent, {"text": " "}]
-    assert read(write_jsonl(tmp_path / "a.jsonl", table[:2]), require_labels=False).labels == ["x", None]
-    assert "line 3" in refused(write_jsonl(tmp_path / "b.jsonl", table), require_labels=False)
-    (tmp_path / "a.csv").write_text("text\na\nb\n")
-    assert read(f"csv:{tmp_path}/a.csv", require_labels=False).labels == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -169,12 +133,6 @@ def test_bad_files(tmp_path, fault):
     (tmp_path / f"bad.{kind}").write_text(content)
     sentence = refused(f"{kind}:{tmp_path}/bad.{kind}", split="validation")
     assert words in sentence and f"{tmp_path}/bad.{kind}" in sentence
-
-
-@pytest.mark.parametrize("source", ["csv:/no/such.csv", "tfds:/no/folder"])
-def test_sources_that_are_not_there(source):
-    sentence = refused(source)
-    assert source in sentence and "config.classify.train" in sentence
 
 
 WORDS = {"text": ("tokens",), "label": "ner_tags", "kind": "tokens"}

@@ -11,17 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlm.data import labelled, sources
+from mlm.data import labelled
 from mlm.errors import InputError
 from mlm.inference.answers import answer_texts, check_utf8
-from tests.support.corpora import corpus_of, texts_of
+from tests.support.corpora import texts_of
 
 # No line ends in these, and no word: a no-break space, an ideographic one, and what str.splitlines takes for line ends.
 TEXTS = ["naïve\u2028one", "two\u0085", "three\x0c3", "10\u00a0000", "a\u3000b", "\u200bx\x1ey\x1cz", "end\ufeff"]
 
 
 def read_labelled(source: str, kind: str = "classes") -> list[str]:
-    table = labelled.read(source, labelled.Columns(("text",), "label", kind), split="train")
+    table = labelled.read_table(source, labelled.Columns(("text",), "label", kind), split="train")
     return [text for (text,) in table.texts]
 
 
@@ -102,11 +102,3 @@ def test_a_compressed_file_and_an_archive_are_said_to_be_one(tmp_path, reader):
         (tmp_path / file).write_bytes(data)
         with pytest.raises(InputError, match=words):
             read(str(tmp_path / file))
-
-
-def test_a_mark_is_left_out_of_the_first_part_alone(tmp_path, monkeypatch):
-    lines = [f"\ufeff{number:03} and more" for number in range(40)]
-    (tmp_path / "a.txt").write_text("\ufeff" + "\n".join(lines))
-    monkeypatch.setattr(sources, "PART_BYTES", (50, 10**9))
-    own = corpus_of((f"text:{tmp_path}/a.txt",))
-    assert len(own.parts()) > 10 and texts_of(f"text:{tmp_path}/a.txt") == lines

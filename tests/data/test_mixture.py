@@ -1,8 +1,6 @@
 """A mixture of folders: exact shares, one order for any hosts, ids that are unique, and one manifest of it all."""
 
 import dataclasses
-import itertools
-import math
 import pathlib
 import shutil
 
@@ -11,10 +9,10 @@ import pytest
 
 from mlm.data import batches, mixture
 from mlm.data.manifest import DatasetInfo, Manifest, load_manifest
-from mlm.data.order import Lane, batch_rows
+from mlm.data.order import batch_rows
 from mlm.data.write_shard import find_documents
 from mlm.errors import InputError
-from mlm.paths import canonical, distinct_parts
+from mlm.paths import distinct_parts
 from tests.data.rows import all_rows, hosts_batches
 from tests.support.corpora import manifest_of
 
@@ -52,13 +50,6 @@ def test_lanes_of_a_folder_are_spread_over_the_hosts(counts):
                 assert abs(folders[start : start + size].count(folder) - count * size / 8) <= 1
     owned = np.concatenate([lane.shards for lane in lanes])
     assert sorted(owned.tolist()) == list(range(9 * len(counts))), "each shard belongs to one lane"
-
-
-def test_lanes_of_one_folder_are_those_without_a_mixture(manifest):
-    records = tuple(shard.records for shard in manifest.splits["train"].shards)
-    expected = [Lane(1, records, lane, 4, (0, 6)) for lane in range(4)]
-    assert mixture.lanes(manifest, "train", seed=1, lanes=4) == expected
-    assert list(itertools.islice(expected[1].read(3), 60)) == list(itertools.islice(Lane(1, records, 1, 4).read(3), 60))
 
 
 def test_the_order_holds_the_shares_and_each_folder_s_epochs(mixed, manifest, web):
@@ -107,14 +98,6 @@ def test_fewer_shards_than_lanes(mixed):
         train(mixed, lanes=12)
 
 
-def test_a_mixture_of_one_is_its_folder(manifest):
-    one = mixture.join([(1.0, manifest)], {"own": manifest})
-    assert one.parts and one.fingerprint == manifest.fingerprint
-    assert one.splits["train"].shards == manifest.splits["train"].shards
-    assert DatasetInfo.from_manifest(one) == DatasetInfo.from_manifest(manifest)
-    assert mixture.join([(1.0, manifest)]) is manifest
-
-
 def test_the_fingerprint_covers_folders_shares_and_order(mixed, manifest, web, tmp_path):
     same = load_manifest(str(shutil.copytree(web.folder, tmp_path / "moved")))
     assert mixture.join([(0.75, manifest), (0.25, same)]).fingerprint == mixed.fingerprint, "a moved folder is the same"
@@ -144,18 +127,6 @@ def test_records_are_summed_and_entropies_averaged(mixed, manifest, web):
     assert mixture.join(list(zip(SHARES, held, strict=True))).splits["test"] == mixed.splits["validation"]
 
 
-def test_tokens_are_counted_by_share(mixed, manifest, web):
-    """A folder has its share of the sample, not of the rows; the smallest for its share decides how large that is."""
-    counts = batches.count_tokens(mixed)
-    rows = [all_rows(each, "train") for each in (manifest, web)]
-    total = min(len(of_folder) / share for of_folder, share in zip(rows, SHARES, strict=True))
-    assert total < 10_000
-    sample = np.concatenate([of_folder[: math.ceil(total * s)] for of_folder, s in zip(rows, SHARES, strict=True)])
-    expected = np.bincount(sample.ravel(), minlength=manifest.vocab_size)
-    expected[list(manifest.all_special_ids)] = 0
-    np.testing.assert_array_equal(counts, expected)
-
-
 def test_names_of_folders():
     for folders, names in (
         (["gs://b/wiki/shards", "gs://b/web/shards"], ["wiki", "web"]),
@@ -164,11 +135,3 @@ def test_names_of_folders():
         (["a/x/s", "a/y/s", "b/x/s"], ["a-x-s", "a-y-s", "b-x-s"]),
     ):
         assert distinct_parts(folders) == names
-
-
-def test_one_spelling_of_a_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-    assert {canonical(path) for path in ("a", "./a/", "b/../a", str(tmp_path / "a"), "link")} == {str(tmp_path / "a")}
-    spellings = ("gs://b/a", "gs://b//a/", "gs://b/c/../a", "gcs://b/a")
-    assert {canonical(path) for path in spellings} == {"gs://b/a"}

@@ -11,10 +11,8 @@ import pytest
 from mlm import __main__, logs
 from mlm.commands import common
 from mlm.data.manifest import Manifest
-from mlm.doctor import checks
 from mlm.errors import DamageError, InputError
 from mlm.workdir import Workdir
-from tests.support.doctored import case_of
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY, tiny_config
 
@@ -87,27 +85,6 @@ def test_evaluate_names_a_folder_or_scores_all(ran, web, capsys):
         refuse(["evaluate", f"--workdir={ran}", flag], 2, f"{flag}: takes rows of one set", capsys=capsys)
 
 
-def test_doctor_checks_every_folder(mixture, manifest, web, tmp_path):
-    case = case_of(opened(mixture), tmp_path / "run", "data.lanes=8", mixture, hosts=2, devices=8)
-    for check in (checks.rows, checks.lanes):
-        assert {finding.where for finding in check(case)} == {manifest.folder, web.folder}
-    assert checks.files(case)[0].level == checks.mesh(case)[0].level == "ok"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_named_sets_are_scored_beside_the_run_s_folder(manifest, web, tmp_path, capsys):
-    """The loss is that of the run's folder, which a set of the same shards has, too."""
-    sets = f"evaluate.sets={(('same', manifest.folder), ('web', web.folder))}"
-    overrides = (f"shards.dir={manifest.folder}", "data.lanes=4", "evaluate.every=6", sets)
-    assert __main__.main(command("train", tmp_path / "run", *overrides)) == 0
-    (line,) = evaluations(tmp_path / "run")
-    keys = ("loss", "perplexity", "accuracy", "predictions", "bits_per_byte", "loss_se_records")
-    assert {key: line[f"same/{key}"] for key in keys} == {key: line[key] for key in keys}
-    assert {key for key in line if "/" in key} == {f"{name}/{key}" for name in ("same", "web") for key in keys}
-    assert line["web/loss"] != line["loss"] and "evaluation of web: loss" in capsys.readouterr().err
-
-
 def edited(folder: str, target: pathlib.Path, **fields) -> str:
     """A copy of shards whose manifest says something else."""
     copied = pathlib.Path(shutil.copytree(folder, target))
@@ -150,17 +127,6 @@ def test_folders_that_can_not_be_read(manifest, web, tmp_path):
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(DamageError, match=str(file)):
         opened(shares_of((manifest.folder, 0.75), (str(damaged), 0.25)))
-
-
-def test_shares_that_are_no_mixture(manifest, web):
-    for overrides, words in (
-        ([shares_of(("a", 0.7), ("b", 0.3))], r"data\.lanes = 8.* 0\.75, 0\.25"),
-        ([shares_of(("a", 0.7), ("b", 0.2))], "sum to 1, they sum to 0.9"),
-        ([shares_of(("a", 0.5), ("b", 0.25), ("./a/", 0.25))], "names a folder twice"),
-        ([shares_of(("a", 0.5), ("b", 0.5)), "shards.dir=x"], "data.mixture.*shards.dir"),
-    ):
-        with pytest.raises(InputError, match=words):
-            tiny_config("data.lanes=8", *overrides)
 
 
 def test_commands_that_write_what_a_mixture_has(mixture, tmp_path, capsys):

@@ -60,16 +60,6 @@ def test_seed_epoch_shard_and_lane_change_the_order():
     assert len(of_epochs) == 6 and tuple(range(8)) not in of_epochs
 
 
-def test_the_order_is_uniform():
-    """Each row is as likely in each tenth of a visit: chi-squared of 81 degrees of freedom, within 4 sigma."""
-    counts = np.zeros((10, 10))
-    for visit in visits(Lane(0, (100,), 0, 1), 1000):
-        tenth = visit.rows.reshape(10, 10) // 10
-        for place in range(10):
-            counts[place] += np.bincount(tenth[place], minlength=10)
-    assert abs(((counts - 1000) ** 2 / 1000).sum() - 81 * 10 / 11) < 4 * (2 * 81) ** 0.5
-
-
 def test_the_order_is_pinned():
     """These numbers may change only if every run that was ever started may go on with other batches."""
     found = visits(Lane(7, RECORDS, 0, 2), 10)

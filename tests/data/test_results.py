@@ -13,13 +13,6 @@ def folder(request, tmp_path) -> UPath:
     return UPath(tmp_path / "new" / "tasks") if request.param == "disk" else UPath(request.getfixturevalue("bucket"))
 
 
-def test_a_key_is_of_all_that_it_is_given():
-    keys = [results.key("a", 1), results.key("a", 2), results.key("a1"), results.key("a", 1, {"x": ()})]
-    assert len(set(keys)) == 4 and keys[0] == results.key("a", 1)
-    assert results.key({"a": 1, "b": 2}) == results.key({"b": 2, "a": 1})
-    assert results.key("parts") == "1d13a7df11082c64a43bb9d6468a9966d6e4117de798163d1e7f2c5c901aabc0"
-
-
 def test_what_is_saved_is_loaded(folder):
     numbers, pairs = np.arange(10, dtype=np.uint32), np.array([(1, 2), (3, 4)], [("a", "<u8"), ("b", "<u4")])
     results.save(folder / "x.numbers", numbers, pairs)

@@ -8,7 +8,6 @@ import pytest
 
 from mlm.data import rows, tokenizer
 from mlm.data.manifest import Manifest
-from mlm.data.write_shard import find_documents
 from tests.data.rows import small_parts
 from tests.support.corpora import LENGTH, ids_of, shard_rows, write_shards
 
@@ -112,19 +111,3 @@ def test_lines_are_what_transformers_tokenizer_cuts_and_pads(made, texts, tokeni
     theirs = np.where(encoded["attention_mask"], encoded["input_ids"], -1).tolist()
     ours = np.concatenate([rows for split in ("train", "validation") for rows in shard_rows(made["lines"], split)])
     assert sorted(ours.tolist()) == sorted(theirs)
-
-
-@pytest.mark.parametrize("kind", ["lines", "documents"])
-def test_windows_hold_every_document_where_the_table_says(texts, tokenizer_folder, tmp_path, monkeypatch, kind):
-    """Packed a few at a time: the pieces of a document are all of it, and its records name it."""
-    monkeypatch.setattr(rows, "WINDOW", 700)
-    small_parts(monkeypatch, part=10**9)
-    manifest, bodies = write_shards(texts[:300], tmp_path / "shards", tokenizer_folder, rows=kind), {}
-    for number, found in enumerate(shard_rows(manifest, "train")):
-        for start, _, place in np.load(f"{manifest.folder}/documents/train-{number}.npy").tolist():
-            piece = found.ravel()[start : start - start % LENGTH + LENGTH].tolist()
-            bodies.setdefault(place, Counter()).update(piece[1 : piece.index(SEP)])
-    ids, kept = ids_of(texts[:300], tokenizer_folder), None if kind == "documents" else LENGTH - 2
-    assert bodies == {n: Counter(row[1:-1][:kept]) for n, row in enumerate(ids) if n % 10}
-    found = find_documents(manifest, "train", 3)
-    assert len(found) == np.count_nonzero(shard_rows(manifest, "train")[0][3] == CLS)

@@ -37,23 +37,6 @@ def test_it_is_of_training_documents_of_all_parts(corpus):
     assert abs(np.corrcoef(order, range(len(order)))[0, 1]) < 0.1, "mixed: a tokenizer reads the beginning"
 
 
-def test_a_book_is_not_the_whole_sample(tmp_path):
-    book = "".join(chr(ord("a") + n % 26) * 2 for n in range(sample.LONGEST))
-    source = write_jsonl(tmp_path / "a.jsonl", [book, *numbered(3000)])
-    found = draw(corpus_of((source,), validation_fraction=0.0), 1000.0)
-    assert sorted(found) == sorted([book[: sample.LONGEST], *numbered(3000)])
-
-
-def test_it_does_not_depend_on_the_workers(corpus):
-    class Many(InProcess):
-        workers = 7
-
-        def each(self, function, items, *, label):
-            return reversed([*super().each(function, items, label=label)])
-
-    assert draw(corpus, 0.1) == draw(corpus, 0.1, Many())
-
-
 def test_sizes_that_mislead(tmp_path, monkeypatch):
     """A compressed part has far more text than its size says; that of a streamed data set is not known."""
     monkeypatch.setattr(sources, "PART_BYTES", (20_000, 10**9))
@@ -72,17 +55,12 @@ def test_sizes_that_mislead(tmp_path, monkeypatch):
     assert set(draw(found, 1000.0)) == train
 
 
-def test_max_documents(corpus):
-    found = draw(corpus_of(corpus.sources, max_documents=50), 1000.0)
-    assert set(found) <= {*numbered(50), *numbered(50, 14_000)} and len(found) > 80
-
-
 def test_docstrings_are_read_once_for_tokenizer_and_shards(tokenizer_folder, tmp_path, monkeypatch):
     """Into the folder from which the shards take them; other text is read where it is needed."""
     some = [each for each in docstrings.parts() if 5000 < each.bytes < 60_000][:6]
     monkeypatch.setattr(docstrings, "parts", lambda: iter(some))
-    read, real = [], docstrings.read
-    monkeypatch.setattr(docstrings, "read", lambda modules: read.append(modules) or real(modules))
+    read, real = [], docstrings.read_docstrings
+    monkeypatch.setattr(docstrings, "read_docstrings", lambda modules: read.append(modules) or real(modules))
     folder, own = tmp_path / "shards", corpus_of(("docstrings",), group="document")
     texts = draw(own, 0.01, texts=f"{folder}.tmp/texts")
     assert sorted(read) == sorted(some) and len(texts) > 10

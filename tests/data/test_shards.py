@@ -95,13 +95,6 @@ def test_files_are_named_as_the_tf_tpu_example_names_them(manifest):
     verify(manifest, deep=True)
 
 
-def test_words_that_look_like_special_tokens_stay_text(texts, tokenizer_folder, tmp_path):
-    hostile = [f"{text} <mask> </s> <s> <pad> <unk>" for text in texts[:400]]
-    rows = np.concatenate(shard_rows(write_shards(hostile, tmp_path / "shards", tokenizer_folder), "train"))
-    assert set(rows.reshape(-1)) & {1, 4} == set()
-    assert abs(int((rows == 0).sum()) - 360) <= COUNTS["train"], "one <s> a document"
-
-
 @pytest.mark.standard
 def test_bytes_do_not_depend_on_the_workers(small, repeated, tokenizer_folder, tmp_path):
     one = write_shards(repeated, tmp_path / "one", tokenizer_folder, rows="documents")
@@ -128,21 +121,6 @@ def test_what_is_there_is_kept(manifest, tokenizer_folder, monkeypatch):
     with pytest.raises(InputError, match=r"shards\.rows = lines: .* were written with concatenated"):
         shards.write(corpus, settings._replace(rows="lines"), source="texts", **names)
     assert contents(manifest.folder) == before
-
-
-def test_an_empty_folder_may_be_there_and_another_is_kept(texts, tokenizer_folder, tmp_path):
-    (tmp_path / "empty").mkdir()
-    write_shards(texts[:400], tmp_path / "empty", tokenizer_folder)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "precious.txt").write_text("precious")
-    with pytest.raises(InputError, match="other"):
-        write_shards(texts[:400], tmp_path / "other", tokenizer_folder)
-    assert [path.name for path in (tmp_path / "other").iterdir()] == ["precious.txt"]
-    file, corpus = tmp_path / "other" / "precious.txt", corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:400]),))
-    with pytest.raises(InputError, match=r"precious\.txt: holds"):
-        write_shards(corpus, file, tokenizer_folder)
-    with pytest.raises(InputError, match="can't be written"):
-        write_shards(corpus, file / "shards", tokenizer_folder)
 
 
 def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, monkeypatch):
@@ -180,23 +158,6 @@ def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, 
     assert len(of_tasks) == len(set(of_tasks)) > 10
 
 
-def test_a_corpus_that_was_changed_after_a_kill_is_read_anew(small, texts, tokenizer_folder, tmp_path, monkeypatch):
-    """What is left of the old one is never mixed in, though the config says the same."""
-    corpus = corpus_of((write_jsonl(tmp_path / "a.jsonl", texts[:300]),))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shards, "summarize", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        write_shards(corpus, tmp_path / "one", tokenizer_folder)
-    left = work_folder(str(tmp_path / "one"))
-    assert len(list(left.rglob("*.tfrecord"))) == sum(COUNTS.values())
-    shard = next(left.rglob("train/dataset-0-*.tfrecord"))
-    shard.with_name(".0123.tmp").write_text("half a shard")
-    write_jsonl(tmp_path / "a.jsonl", texts[:50] + texts[100:400])
-    made = [write_shards(corpus, tmp_path / name, tokenizer_folder) for name in ("one", "two")]
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    assert made[0].fingerprint == made[1].fingerprint
-    verify(made[0], deep=True)
-
-
 def test_too_little_text_is_refused(texts, tokenizer_folder, tmp_path):
     for settings, key in (
         ({"counts": {"train": 5000, "validation": 2}}, "config.shards.count = 5000"),
@@ -209,13 +170,6 @@ def test_too_little_text_is_refused(texts, tokenizer_folder, tmp_path):
         with pytest.raises(InputError, match=rf"{split} split .*corpus\.validation_fraction"):
             write_shards(corpus, tmp_path / "shards", tokenizer_folder)
     assert not (tmp_path / "shards").exists()
-
-
-def test_a_small_validation_split_gets_fewer_shards(texts, tokenizer_folder, tmp_path):
-    made = write_shards(texts[:400], tmp_path / "s", tokenizer_folder, counts={"train": 2, "validation": 100_000})
-    records = [shard.records for shard in made.splits["validation"].shards]
-    assert min(records) > 0 and len(records) > 2
-    assert sum(records) + len(records) > made.splits["validation"].tokens / LENGTH
 
 
 def test_a_large_vocabulary_takes_four_bytes_a_token(texts, tokenizers, tmp_path):

@@ -5,18 +5,11 @@ import json
 import os
 import random
 
-import fsspec
 import pytest
 
 from mlm.data import sources
 from mlm.errors import InputError
-from tests.support.corpora import corpus_of, numbered, read_documents, texts_of, write_jsonl
-
-
-def test_jsonl_field_is_the_one_named_in_the_source_else_in_the_config(tmp_path):
-    write_jsonl(tmp_path / "a.jsonl", ["line one\nline two", "b"], field="body")
-    assert texts_of(f"jsonl:{tmp_path}/*.jsonl#body") == ["line one\nline two", "b"]
-    assert texts_of(f"jsonl:{tmp_path}/*.jsonl", field="body") == ["line one\nline two", "b"]
+from tests.support.corpora import corpus_of, numbered, read_documents, texts_of
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -40,18 +33,6 @@ def test_each_line_is_in_one_part(tmp_path, monkeypatch, seed):
         if not any(name.endswith(".gz") for name, *_ in part.where):
             assert part.bytes <= 1.5 * sources.part_bytes(total) + 1
     assert sum(part.bytes for part in parts) == total, "no byte twice, and none left out"
-
-
-def test_parts_do_not_depend_on_the_order_of_a_listing(tmp_path, monkeypatch):
-    for name in "cab":
-        (tmp_path / f"{name}.txt").write_text(name * 50 + "\n")
-    monkeypatch.setattr(sources, "PART_BYTES", (10, 10**9))
-    own = corpus_of((f"text:{tmp_path}/*.txt",))
-    system = fsspec.filesystem("file")
-    listed = system.glob(f"{tmp_path}/*.txt", detail=True)
-    before = own.parts()
-    monkeypatch.setattr(type(system), "glob", lambda *_, **__: dict(reversed(listed.items())))
-    assert own.parts() == before and [part.where[0][0][-5] for part in before] == ["a"] * 5 + ["b"] * 5 + ["c"] * 5
 
 
 def test_parts_are_listed_and_not_read(tmp_path):

@@ -1,5 +1,4 @@
 import json
-import pathlib
 import re
 import shutil
 
@@ -7,7 +6,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mlm.data import tokenizer
-from mlm.data.train_tokenizer import train
 from mlm.errors import InputError
 from tests.support.corpora import train_tokenizer
 
@@ -49,12 +47,6 @@ def test_text_comes_back(tokenizers, texts, kind, normal):
         assert normal(back) == normal(text)
 
 
-def test_unigram_pieces_stay_within_words_and_lines(tokenizers):
-    pieces = tokenizer.load(tokenizers["unigram"]).get_vocab()
-    assert not [piece for piece in pieces if "\n" in piece.strip("\n")]
-    assert not [piece for piece in pieces if "▁" in piece.lstrip("▁")], "no piece spans two words"
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_start_where_the_tokenizer_says(tokenizers, texts, kind):
     """White space before a piece, by the offsets into the text; for WordPiece the words of its own pre-tokenizer."""
@@ -88,19 +80,6 @@ def test_entries_of_several_words_count_as_such(tmp_path):
     fast.decoder = decoders.Replace("▁", " ")
     fast.save(str(tmp_path / "tokenizer.json"))
     assert tokenizer.counted_words(str(tmp_path), key="test").tolist() == [0, 0, 1, 1, 1, 1, 2]
-
-
-def test_text_of_pieces(tokenizers):
-    """A space before what starts a word, whatever sign the tokenizer has for it."""
-    for kind, pieces in (("unigram", ("▁the", "ing")), ("bpe", ("Ġthe", "ing")), ("wordpiece", ("the", "##ing"))):
-        text_of = tokenizer.surface(tokenizer.load_fast(tokenizers[kind]))
-        assert [text_of(piece) for piece in pieces] == [" the", "ing"]
-
-
-def test_lowercase(texts, tmp_path):
-    loaded = tokenizer.load(train_tokenizer(texts, tmp_path / "lower", "bpe", lowercase=True))
-    assert loaded("Returns THE Array")["input_ids"] == loaded("returns the array")["input_ids"]
-    assert loaded.convert_tokens_to_ids("<mask>") == 4
 
 
 def test_fingerprint_is_of_the_ids_alone(tokenizers, tmp_path):
@@ -168,16 +147,6 @@ def test_a_folder_saved_by_transformers_5_gives_the_same_ids(tokenizers, tmp_pat
     loaded, text = tokenizer.load(str(tmp_path)), "Returns  a <mask> of an array."
     assert loaded(text)["input_ids"] == tokenizer.load(tokenizers["unigram"])(text)["input_ids"]
     assert loaded.additional_special_tokens == ["the"]
-
-
-def test_nothing_is_left_of_a_training_that_failed(tmp_path):
-    def broken():
-        yield "some text"
-        raise InputError("the corpus is gone")
-
-    with pytest.raises(InputError, match="the corpus is gone"):
-        train(broken(), kind="bpe", vocab_size=300, lowercase=False, length=64, folder=str(tmp_path / "none"))
-    assert list(pathlib.Path(tmp_path).iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["unigram", "wordlevel"])

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mlm.commands import tokenizer as tokenizer_command
 from mlm.data import tokenizer, tokenizer_checks
@@ -18,7 +17,7 @@ from mlm.data.manifest import load_manifest
 from mlm.doctor import checks
 from mlm.errors import InputError
 from mlm.workdir import Workdir
-from tests.support.corpora import shard_rows, train_tokenizer, write_jsonl, write_shards
+from tests.support.corpora import shard_rows, train_tokenizer, write_shards
 from tests.support.doctored import case_of
 from tests.support.tiny import tiny_config
 
@@ -137,16 +136,6 @@ def test_a_byte_level_tokenizer_needs_no_unknown_token(tokenizers, texts, tmp_pa
         assert not [finding for finding in checks.run(check, case) if finding.level == "error"]
 
 
-def test_bytes_that_a_byte_level_tokenizer_leaves_out_are_counted(texts):
-    """One that was trained without all bytes, and has no unk token in its model: prose is whole, Chinese is not."""
-    fast = Tokenizer(models.BPE())
-    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    fast.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400))
-    assert fast.encode("文", add_special_tokens=False).ids == []
-    for documents, left_out in ((texts[:50], 0), (["ab文" * 50], 0.6), (["文" * 50], 1), ([], 0)):
-        assert tokenizer_checks.left_out_share(fast, documents) == pytest.approx(left_out, abs=1e-9)
-
-
 def test_a_truncation_that_was_saved_is_not_applied(tokenizers, tmp_path):
     fast, text = tokenizer.load_fast(tokenizers["bpe"]), "Returns the array of all elements of it."
     ids = fast.encode(text).ids
@@ -180,17 +169,6 @@ def test_unknown_tokens_are_said_with_their_share(texts, tmp_path, capsys):
         expected = np.mean(ids == unk) / np.mean((ids == unk) | ~np.isin(ids, manifest.all_special_ids))
         assert bool(found) == is_unknown
         assert all(f"{expected:.0%} of" in finding.what and finding.level == "warning" for finding in found)
-
-
-def test_special_tokens_in_a_corpus_are_text_to_all_that_read_it(tokenizers, texts, tmp_path, capsys):
-    """WikiText writes <unk> for rare words: none of its tokens is unknown, and training holds these texts."""
-    corpus = [" <unk> ".join(text.split()[:60:2]) for text in texts[:150]]
-    shutil.copytree(tokenizers["bpe"], tmp_path / "run" / "tokenizer")
-    tokenizer_command.warn_of_unknown_tokens(corpus, Workdir(str(tmp_path / "run")))
-    assert "warning" not in capsys.readouterr().err
-    case = case_of(write_shards(corpus, tmp_path / "shards", tokenizers["bpe"]), tmp_path / "run")
-    case.flags.against = [write_jsonl(tmp_path / "benchmark.jsonl", corpus)]
-    assert " of 150 texts " in checks.against(case)[0].what
 
 
 def test_text_without_spaces_is_said_to_take_minutes(texts, tmp_path, monkeypatch, capsys):

@@ -4,27 +4,22 @@ import collections
 import functools
 import os
 import pathlib
-import pickle
 import shutil
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from unittest import mock
 
-import cloudpickle
 import pytest
 
-from mlm.cluster.fingerprints import worker_fingerprint
 from mlm.engine import certificates, dask_engine, engine
-from mlm.errors import DamageError, InputError, PreemptedError
+from mlm.errors import InputError, PreemptedError
 from tests import ROOT
-from tests.support.dask_cluster import Cluster, free_port, greeted, until
-from tests.support.engine_tasks import die, fail, process_of, run_slowly, square
+from tests.support.dask_cluster import Cluster, greeted, until
+from tests.support.engine_tasks import process_of, run_slowly, square
 
 
 @pytest.fixture(scope="module")
@@ -58,21 +53,6 @@ def test_all_results_come_once(cluster: Cluster) -> None:
 
 
 @pytest.mark.standard
-def test_what_the_caller_leaves_is_cancelled(cluster: Cluster, tmp_path: pathlib.Path) -> None:
-    with opened(cluster) as dask:
-        for _ in dask.each(functools.partial(run_slowly, tmp_path), range(100), label="slow"):
-            break
-    time.sleep(1)
-    assert len(begun(tmp_path)) < 8
-
-
-@pytest.mark.standard
-def test_an_error_arrives_as_it_was(cluster: Cluster) -> None:
-    with pytest.raises(DamageError, match=r"^damage: bad, mend it\.$"), opened(cluster) as dask:
-        list(dask.each(fail, ["damage"], label="fail"))
-
-
-@pytest.mark.standard
 def test_a_killed_worker_costs_its_own_tasks_alone(cluster: Cluster, tmp_path: pathlib.Path) -> None:
     with opened(cluster) as dask:
         until(lambda: dask.workers == 2)
@@ -87,12 +67,6 @@ def test_a_killed_worker_costs_its_own_tasks_alone(cluster: Cluster, tmp_path: p
     assert 1 <= len(again) <= engine.AHEAD
     first = dict(reversed(begun(tmp_path)))
     assert all(first[number] == killed for number in again)
-
-
-@pytest.mark.slow
-def test_a_task_that_kills_every_worker_ends_the_run(cluster: Cluster) -> None:
-    with pytest.raises(PreemptedError, match="killed several workers"), opened(cluster) as dask:
-        list(dask.each(die, [0], label="die"))
 
 
 @pytest.mark.standard
@@ -122,38 +96,6 @@ def test_a_worker_with_other_code_is_refused_by_name(tmp_path: pathlib.Path) -> 
 
 
 # On a machine whose Python is not one of launch/environment.sh, which names the repository in mlm.pth.
-ON_A_WORKER = """
-import os, pickle, sys
-sys.path = [folder for folder in sys.path if not os.path.isdir(os.path.join(folder, "mlm"))]
-entry, arguments = pickle.load(sys.stdin.buffer)
-try:
-    pickle.dump(entry(*arguments), sys.stdout.buffer)
-except Exception as error:
-    pickle.dump(error, sys.stdout.buffer)
-"""
-
-
-@pytest.mark.standard
-@pytest.mark.parametrize("face", ["here", "everybody's", "a package"])
-def test_where_a_worker_finds_the_code(tmp_path: pathlib.Path, face: str) -> None:
-    """Its folder is not on its path, as with `dask worker`; a folder where everybody may write is not trusted."""
-    folder = ROOT if face == "here" else tmp_path
-    if face != "here":
-        shutil.copytree(ROOT / "mlm", tmp_path / "mlm", ignore=shutil.ignore_patterns("__pycache__"))
-    if face == "everybody's":
-        tmp_path.chmod(0o1777)
-    if face == "a package":
-        (tmp_path / "mlm" / "__init__.py").write_text("import no_such_package")
-    task = cloudpickle.dumps((dask_engine._entry(), (worker_fingerprint(), pickle.dumps((str, 7)))))
-    line = [sys.executable, "-I", "-c", ON_A_WORKER]
-    result = pickle.loads(subprocess.run(line, input=task, cwd=folder, capture_output=True, check=True).stdout)
-    if face == "here":
-        assert result == "7"
-        return
-    known = dask_engine.DaskEngine("tls://h:1", None, 1.0)._known(result, "square")
-    assert isinstance(known, InputError)
-    words = ["no_such_package", sys.executable] if face == "a package" else ["PYTHONPATH", str(folder), str(ROOT)]
-    assert all(word in str(known) for word in [socket.gethostname(), *words]), known
 
 
 def refused(sentence: str, address: str, **flags: object) -> None:
@@ -201,19 +143,3 @@ def test_plain_tcp_is_for_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", mock.Mock(side_effect=socket.gaierror))
     with pytest.raises(InputError, match="does not resolve"):
         dask_engine.check_address("tcp://no.such.host:8786", insecure=False)
-
-
-@pytest.mark.slow
-def test_nobody_there_and_plain_tcp_on_the_loopback(tmp_path: pathlib.Path) -> None:
-    begin, nobody = time.monotonic(), r"no Dask scheduler answers within 2 s \(--engine-timeout; .*\)"
-    certificates.make(tmp_path / "made")
-    refused(nobody, f"tls://127.0.0.1:{free_port()}", certificates=str(tmp_path / "made"), timeout=2)
-    with socket.create_server(("127.0.0.1", 0)) as server:  # listens, and never answers
-        refused(nobody, f"tcp://127.0.0.1:{server.getsockname()[1]}", timeout=2)
-    assert time.monotonic() - begin < 40
-    with Cluster(tmp_path, tls=False) as found:
-        until(lambda: "Scheduler at" in found.log("dask_scheduler"))
-        refused("no worker after 4 s", found.address, timeout=4)
-        found.add()
-        with dask_engine.connect(found.address, timeout=90) as dask:
-            assert dict(dask.each(square, range(3), label="square")) == {0: 0, 1: 1, 2: 4}

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing import resource_tracker
 
 import psutil
 import pytest
@@ -18,7 +17,7 @@ import pytest
 from mlm.cluster import watch
 from mlm.engine import engine
 from mlm.errors import DamageError, InputError, PreemptedError
-from tests.support.engine_tasks import die, fail, holds_semaphores, mark, process_of, square
+from tests.support.engine_tasks import die, fail, mark, process_of, square
 from tests.support.processes import environment
 
 
@@ -34,21 +33,6 @@ def test_all_results_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert phases == ["tasks"] * 51 + ["data"]
         (_, (pid, parallel, heavy)), *_ = opened.each(process_of, [0], label="where")
     assert pid != os.getpid() and parallel == "false" and heavy == []
-
-
-@pytest.mark.standard
-def test_a_worker_that_is_terminated_leaves_no_semaphore_of_a_progress_bar() -> None:
-    """Python would say so below the sentence that an error ends with."""
-    with engine.open_pool(workers=1) as opened:
-        assert list(opened.each(holds_semaphores, [0], label="bar")) == [(0, False)]
-
-
-def test_no_process_starts_without_a_task() -> None:
-    resource_tracker.ensure_running()  # of Python's own, for all pools
-    before = set(psutil.Process().children())
-    with engine.open_pool(workers=4) as opened:
-        assert list(opened.each(square, [], label="nothing")) == []
-        assert set(psutil.Process().children()) <= before
 
 
 @pytest.mark.standard

@@ -12,7 +12,7 @@ from mlm.__main__ import main
 from mlm.engine import certificates
 from tests.support import processes
 from tests.support.corpora import contents
-from tests.support.dask_cluster import Cluster, free_port, greeted, until, written
+from tests.support.dask_cluster import free_port, greeted, until, written
 
 DELAYED = "tests/programs/delayed_tasks.py"
 FILES = 12
@@ -86,53 +86,6 @@ def test_killed_in_mid_run_other_hosts_do_what_is_missing(alone, arguments, tmp_
     assert contents(tmp_path / "shards") == contents(alone / "shards")
     assert {name: seen[name] for name in kept} == kept, "a task that was done was done again"
     assert (tmp_path / "hosts" / "certificates" / "key.pem").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.slow
-def test_strangers_are_refused_and_a_killed_worker_ends_all(arguments, tmp_path, monkeypatch, capfd):
-    """Of a run that goes on meanwhile: no second one starts in its workdir."""
-    certificates.make(tmp_path / "other")
-    monkeypatch.setenv("MLM_TEST_DELAY", "100")  # of every task, so that all of it is there while we look
-    started = Started(arguments(tmp_path), 2)
-    folder, contexts = tmp_path / "hosts" / "certificates", {}
-    until((folder / "key.pem").exists)
-    for name, own in (("proven", folder), ("stranger", tmp_path / "other")):
-        contexts[name] = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-        contexts[name].check_hostname = False
-        contexts[name].load_cert_chain(own / "cert.pem", own / "key.pem")
-
-    def engine_ports() -> list[int]:
-        found = [psutil.Process(process.pid).net_connections("tcp") for process in started.all]
-        local = [each.laddr for own in found for each in own if each.status == psutil.CONN_LISTEN]
-        assert {each.ip.removeprefix("::ffff:") for each in local} == {"127.0.0.1"}, "as the coordinator does"
-        return [each.port for each in local if greeted(each.port, contexts["proven"])]
-
-    until(lambda: len(engine_ports()) == 3)  # a scheduler and two workers
-    assert started.engine_port in engine_ports()
-    for port in engine_ports():
-        assert not greeted(port, contexts["stranger"]) and not greeted(port, None)
-    assert main(arguments(tmp_path)) == 2
-    assert "another process" in capfd.readouterr().err
-
-    def workers() -> list[psutil.Process]:
-        children = psutil.Process(started.all[1].pid).children()
-        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-
-    until(workers)
-    workers()[0].kill()
-    for code, error in started.ends():
-        assert code == 75 and "a worker process was killed" in error, (code, error)
-
-
-@pytest.mark.slow
-def test_the_cluster_of_an_address_is_used_by_process_0(alone, arguments, tmp_path):
-    (tmp_path / "cluster").mkdir()
-    with Cluster(tmp_path / "cluster") as found:
-        found.add(workers=2)
-        flags = [f"--engine={found.address}", f"--engine-certificates={found.certificates}", "--engine-timeout=250"]
-        Started([*arguments(tmp_path), *flags], 2, program="-m mlm").finish()
-    assert contents(tmp_path / "shards") == contents(alone / "shards")
-    assert main([*arguments(tmp_path), *flags]) == 0, "there is nothing to do, and the cluster may be gone"
 
 
 def test_flags_of_the_engine_are_checked(arguments, tmp_path, capfd):

@@ -45,7 +45,7 @@ def test_a_lane_reads_every_record_once_an_epoch_over_all_borders(straight, mani
         for batch in straight:
             ids, epochs = (batch[key].reshape(LANES, -1)[number].tolist() for key in ("record_id", "epoch"))
             read += zip(ids, epochs, strict=True)
-        assert read == list(itertools.islice(lane.read(0), len(read)))
+        assert read == list(itertools.islice(lane.records_from(0), len(read)))
         first = [record for record, epoch in read if epoch == 0]
         assert len(set(first)) == len(first) == lane.size < len(read)
 
