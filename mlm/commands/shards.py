@@ -45,7 +45,8 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
         say(f"shards: {folder}, without a manifest, used as they are")
         return
     counts = {"train": config.shards.count, "validation": config.shards.validation_count}
-    complete, begin = (UPath(folder) / NAME).is_file(), time.monotonic()
+    complete = (UPath(folder) / NAME).is_file()
+    begin = time.monotonic()
     documents = corpus.Corpus.from_config(config.corpus)
     if (config.tokenizer.path or config.train.branch_from) and not complete:  # `make_tokenizer` warns of a new one
         texts = str(work_folder(folder) / "texts")

@@ -36,14 +36,16 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
     """Makes the workdir's tokenizer, unless it exists; only one that is copied needs no engine."""
     from mlm.data import corpus, sample, train_tokenizer
 
-    path, branch = config.tokenizer.path, config.train.branch_from
+    path = config.tokenizer.path
+    branch = config.train.branch_from
     if branch and not path:
         path = f"{branch.rpartition('@')[0]}/tokenizer"
     if config.data.mixture and not path:
         if workdir.tokenizer_folder is None:
             raise InputError("config.data.mixture: its shards have a tokenizer already; set tokenizer.path to it.")
         return
-    settings, recipe = config.tokenizer, json.dumps({"path": path})
+    settings = config.tokenizer
+    recipe = json.dumps({"path": path})
     if not path:
         recipe = json.dumps({"corpus": config.corpus.to_dict(), "tokenizer": settings.to_dict()})
     if children(workdir.tokenizer) and not is_begun(workdir.tokenizer, last=RECIPE):
@@ -63,7 +65,8 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         if path:
             tokenizer.load(path).save_pretrained(str(new))
         else:
-            documents, kept = corpus.Corpus.from_config(config.corpus), work_folder(workdir.shards_of(config)) / "texts"
+            documents = corpus.Corpus.from_config(config.corpus)
+            kept = work_folder(workdir.shards_of(config)) / "texts"
             texts = sample.draw(documents, megabytes=settings.sample_megabytes, engine=engine, texts=str(kept))
             train_tokenizer.train(
                 texts,
@@ -87,7 +90,8 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
 def warn_of_unknown_tokens(texts: Sequence[str], workdir: Workdir) -> None:
     """Says how much of a sample of the corpus is unknown tokens, if it is much, or is left out, if anything is."""
     folder = str(workdir.tokenizer)
-    fast, unk_id = tokenizer.load_for_corpus(folder), tokenizer.manifest_fields(folder)["special_ids"].get("unk")
+    fast = tokenizer.load_for_corpus(folder)
+    unk_id = tokenizer.manifest_fields(folder)["special_ids"].get("unk")
     share = tokenizer_checks.unknown_share(fast, texts, unk_id)
     if share > tokenizer_checks.UNKNOWN:
         what, fix = tokenizer_checks.unknown_warning(share, fast)

@@ -41,8 +41,10 @@ def train_batches(
     Batches are {"input_ids", "attention_mask": int32 [rows, L], "record_id", "epoch": uint32 [rows]}; record ids count
     through the shards of the split, the epoch is the lane's. DamageError names a record that can't be read.
     """
-    reader, all_lanes = _Reader(manifest, split), mixture.lanes(manifest, split, seed=seed, lanes=lanes)
-    host_lanes, per_lane = lanes_of(rows, global_batch=global_batch, lanes=lanes), global_batch // lanes
+    reader = _Reader(manifest, split)
+    all_lanes = mixture.lanes(manifest, split, seed=seed, lanes=lanes)
+    host_lanes = lanes_of(rows, global_batch=global_batch, lanes=lanes)
+    per_lane = global_batch // lanes
     start, stop = (row - host_lanes.start * per_lane for row in rows)
     visits = [all_lanes[lane].visits(start_row // lanes) for lane in host_lanes]
 
@@ -118,7 +120,8 @@ class _Reader:
     """Reads whole shards of one split."""
 
     def __init__(self, manifest: Manifest, split: str):
-        self.manifest, self.shards = manifest, manifest.splits[split].shards
+        self.manifest = manifest
+        self.shards = manifest.splits[split].shards
         self.records = tuple(shard.records for shard in self.shards)
         self._paths = mixture.paths(manifest, split)
         self._visited: list[int] = []  # shards
@@ -134,8 +137,10 @@ class _Reader:
 
         names = ["input_ids"] if self.manifest.full_rows else ["input_ids", "attention_mask"]
         features = dict.fromkeys(names, tf.io.FixedLenFeature((self.manifest.length,), tf.int64))
-        paths, records = tf.constant(self._paths), tf.constant(self.records, tf.int64)
-        starts, size = tf.constant(np.cumsum([0, *self.records])), tf.constant(self.manifest.vocab_size, tf.uint64)
+        paths = tf.constant(self._paths)
+        records = tf.constant(self.records, tf.int64)
+        starts = tf.constant(np.cumsum([0, *self.records]))
+        size = tf.constant(self.manifest.vocab_size, tf.uint64)
 
         def read(_) -> dict:
             shard, epoch, order = tf.numpy_function(plan, [lane], [tf.int64] * 3)
@@ -180,10 +185,12 @@ class _Reader:
     def _find_damage(self) -> str | None:
         """Reads the visited shards record by record, the latest first; returns the first fault, or None."""
         tf = import_tensorflow()
-        length, size = self.manifest.length, self.manifest.vocab_size
+        length = self.manifest.length
+        size = self.manifest.vocab_size
         features = {"input_ids": tf.io.FixedLenFeature((length,), tf.int64)}
         for shard in dict.fromkeys(reversed(self._visited)):
-            path, number = self._paths[shard], 0
+            path = self._paths[shard]
+            number = 0
             try:
                 for number, record in enumerate(tf.data.TFRecordDataset(path), 1):
                     ids = tf.io.parse_single_example(record, features)["input_ids"].numpy()

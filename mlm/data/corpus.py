@@ -67,7 +67,9 @@ class Corpus:
 
         The sources' own test splits come first, so that of equal documents theirs stays; the others are in order.
         """
-        all_parts, names, roles = [], {}, defaultdict(set)
+        all_parts = []
+        names = {}
+        roles = defaultdict(set)
         for source in dict.fromkeys(self.sources):
             with data_sets.readable(source, self.key):
                 kind = self._kind(source)
@@ -104,7 +106,8 @@ class Corpus:
         """
         if not self.max_documents:
             return [(part, 0) for part in parts]
-        limits, left = [], dict.fromkeys(((part.source, part.split) for part in parts), self.max_documents)
+        limits = []
+        left = dict.fromkeys(((part.source, part.split) for part in parts), self.max_documents)
         for part in parts:
             if limit := left[part.source, part.split]:
                 limits.append((part, limit))

@@ -64,7 +64,8 @@ def splits_to_read(rows: Mapping[str, int], spec: str) -> list[tuple[str, int, i
         return [(split, 0, rows[split], role_of(split)) for split in splits]
     to_read = []
     for slice_ in datasets.ReadInstruction.from_spec(spec).to_absolute(dict(rows)):
-        split, size = slice_.splitname, rows[slice_.splitname]
+        split = slice_.splitname
+        size = rows[slice_.splitname]
         stop = size if slice_.to is None else min(slice_.to, size)
         to_read.append((split, slice_.from_ or 0, stop, role_of(split)))
     roles = {role for *_, role in to_read}

@@ -46,7 +46,8 @@ def parts() -> Iterator[Modules]:
                 if total >= PART_BYTES or number == len(modules):
                     files = tuple(file for file, _ in modules[first:number])
                     yield Modules(name, package.version, first, files, total // SOURCE)
-                    first, total = number, 0
+                    first = number
+                    total = 0
 
 
 def read_docstrings(modules: Modules) -> Iterator[tuple[str, str]]:

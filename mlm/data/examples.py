@@ -190,7 +190,9 @@ def tokenize(tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_fold
 
 def _tokenize_table(table: Table, names: tuple[str, ...], tok: PreTrainedTokenizerFast, length: int) -> LabelledSplit:
     """Returns the tokens of a table's rows, and the indices of their labels in `names` or, without, the numbers."""
-    rows, pieces, truncated = [], [], 0
+    rows = []
+    pieces = []
+    truncated = 0
     for first in range(0, len(table.texts), CHUNK):
         texts = table.texts[first : first + CHUNK]
         columns = zip(*([(" ".join(words),) for words in texts] if table.is_tokens else texts), strict=True)
@@ -202,7 +204,8 @@ def _tokenize_table(table: Table, names: tuple[str, ...], tok: PreTrainedTokeniz
     for row, ids in enumerate(rows):
         if tok.pad_token_id in ids:
             raise InputError(f"{table.places[row]}: holds the padding token {tok.pad_token}; remove it.")
-    labels, words = table.labels, None
+    labels = table.labels
+    words = None
     if table.is_tokens:
         labels = []
         for row_labels, row_words in zip(table.labels, table.texts, strict=True):
@@ -234,10 +237,12 @@ def first_pieces(encoding: Encoding, words: Sequence[str]) -> np.ndarray:
 def train_batches(
     examples: Examples, *, seed: int, global_batch: int, lanes: int, start_step: int, rows: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the rows [start, stop) of the batches from `start_step` on: those of `LabelledSplit.batch`, and "epoch"."""
-    split, per_lane = examples.splits["train"], global_batch // lanes
+    """Yields the rows [start, stop) of the batches from `start_step` on, each `LabelledSplit.batch` and "epoch"."""
+    split = examples.splits["train"]
+    per_lane = global_batch // lanes
     owned = [np.arange(lane, len(split), lanes) for lane in range(lanes)]
-    sizes, row_of_record = tuple(map(len, owned)), np.concatenate(owned)
+    sizes = tuple(map(len, owned))
+    row_of_record = np.concatenate(owned)
     streams = [Lane(seed, sizes, lane, lanes).records_from(start_step * per_lane) for lane in range(lanes)]
     while True:
         pairs = [pair for stream in streams for pair in itertools.islice(stream, per_lane)]
@@ -252,7 +257,8 @@ def eval_batches(
     examples: Examples, *, split: str, batch: int, rows: tuple[int, int]
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the rows [start, stop) of batches in `eval_order`; the last one is filled up with its first row."""
-    table, order = examples.splits[split], eval_order(examples, split)
+    table = examples.splits[split]
+    order = eval_order(examples, split)
     for first in range(0, len(order), batch):
         rows_B = order[first : first + batch]
         rows_B = np.concatenate([rows_B, np.full(batch - len(rows_B), rows_B[0])])

@@ -91,8 +91,11 @@ def read_table(
     Without `require_labels`, rows may have no label; `classes` are those of training.
     """
     reader, _, rest = source.partition(":")
-    key, by_word = key or f"config.classify.{split}", columns.kind == "tokens"
-    texts, labels, places = [], [], []
+    key = key or f"config.classify.{split}"
+    by_word = columns.kind == "tokens"
+    texts = []
+    labels = []
+    places = []
     with data_sets.readable(source, key):
         required = (*columns.text, columns.label) if require_labels else columns.text
         names, rows = READERS[reader](rest, split, required, columns.label)
@@ -146,7 +149,8 @@ def _plain(value: Any) -> Any:
 
 def _cells(row: Row, column: str, place: str, by_word: bool) -> list[tuple[Any, str]]:
     """Returns (value, where) of a cell or, if it is a list, of each of its words."""
-    value, where = _plain(row.get(column)), f"{place}: its {column!r}"
+    value = _plain(row.get(column))
+    where = f"{place}: its {column!r}"
     if value is None:
         raise ValueError(f"{where} is missing; the columns are {', '.join(map(str, row))}")
     if not by_word:
@@ -187,13 +191,14 @@ def _label(value: Any, where: str, kind: str, names: Names) -> str | float | Non
     raise ValueError(f"{where} is {value!r:.80}; a label is a string or a number")
 
 
-# Readers take (the source after its colon, the split, the columns that must be there, the label's) -> (Names, PlacedRows).
+# Readers take (source after its colon, split, columns that must be there, the label's) -> (Names, PlacedRows).
 # Their errors are ValueErrors that begin with the place; `data_sets.readable` adds the source and the key.
 
 
 def _csv(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
     with open_file(file) as raw:
-        text, begin = lines.decoded(lines.read_lines(raw, file), file), 1
+        text = lines.decoded(lines.read_lines(raw, file), file)
+        begin = 1
         if file.lower().removesuffix(".gz").endswith(".tsv"):
             reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
@@ -205,7 +210,8 @@ def _csv(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
                 raise ValueError(f"{head.count(twice)} of its columns are named {twice!r}; rename all but one")
             begin = reader.line_num + 1
             for cells in reader:
-                place, begin = f"line {begin}", reader.line_num + 1  # a quoted text may span several lines
+                place = f"line {begin}"
+                begin = reader.line_num + 1  # a quoted text may span several lines
                 if cells and len(cells) != len(head):
                     raise ValueError(f"{place}: has {len(cells)} columns where the header has {len(head)}")
                 if cells:
@@ -230,7 +236,10 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
 
     Columns are separated by tabs, in a line without one by spaces.
     """
-    known, words, labels, start = {"O"}, [], [], 0
+    known = {"O"}
+    words = []
+    labels = []
+    start = 0
     with open_file(file) as raw:
         rows = itertools.chain(lines.decoded(lines.read_lines(raw, file), file), [""])
         for number, line in enumerate(rows, 1):
@@ -239,7 +248,8 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
                 if words:
                     row = {columns[0]: words}
                     yield f"line {start}", row | {label: labels} if labels else row
-                words, labels = [], []
+                words = []
+                labels = []
                 continue
             if line.startswith("# ") and not words and cells[-1] not in known:
                 continue
@@ -256,10 +266,12 @@ def _library(kind: str, name: str, split: str, columns: tuple[str, ...], label: 
     if kind == "hf":
         loaded = data_sets.load_hf(name, split=named_split or split)
         used = [column for column in loaded.column_names if column in (*columns, label)]  # others may be images
-        features, rows = loaded.features, loaded.select_columns(used)
+        features = loaded.features
+        rows = loaded.select_columns(used)
     else:
         info, rows_of = data_sets.load_tfds(name)
-        features, rows = info.features, rows_of(named_split or split)
+        features = info.features
+        rows = rows_of(named_split or split)
     data_sets.check_columns(columns, features)
     names = None
     if label in features:  # a class, or a list of classes

@@ -29,8 +29,10 @@ def read_lines(file: IO[bytes], name: str, start: int = 0, stop: float = math.in
     They keep their ends. Raises ValueError, which names the file.
     """
     if is_gzip(name):
-        file, stop = gzip.GzipFile(fileobj=file), math.inf
-    place, number = start, 0
+        file = gzip.GzipFile(fileobj=file)
+        stop = math.inf
+    place = start
+    number = 0
     if start:  # the line that holds the byte before belongs to the part before
         file.seek(start - 1)
         place += len(file.readline()) - 1
@@ -41,7 +43,8 @@ def read_lines(file: IO[bytes], name: str, start: int = 0, stop: float = math.in
                 return
             if not line:
                 raise ValueError(f"{name} ends after {place} bytes, {stop} were listed; start the same command again")
-            place, text = place + len(line), line if place else _without_mark(line, name)
+            text = line if place else _without_mark(line, name)
+            place = place + len(line)
             if b"\r" in text:
                 pieces = text.splitlines(keepends=True)
                 number += len(pieces)

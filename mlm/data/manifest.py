@@ -76,7 +76,7 @@ class Manifest:
     splits: dict[str, Split]
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)  # some documents, and why
     rows: str = ""  # as config.shards.rows; "" if unknown
-    # of a mixture, whose manifest is in no file: its folders, as mixture.MixedFolder, and manifests that are scored by name
+    # Of a mixture, whose manifest is in no file: its folders (mixture.MixedFolder), and manifests scored by name.
     parts: tuple[Any, ...] = dataclasses.field(default=(), metadata=NOT_SAVED)
     sets: Mapping[str, Any] = dataclasses.field(default_factory=dict, metadata=NOT_SAVED)
 
@@ -128,7 +128,9 @@ class DatasetInfo:
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Self:
         """Returns the info of written shards."""
-        ids, all_ids, records = manifest.special_ids, manifest.all_special_ids, manifest.splits["train"].records
+        ids = manifest.special_ids
+        all_ids = manifest.all_special_ids
+        records = manifest.splits["train"].records
         folders = tuple(
             {"name": name, "share": share, "records": data.splits["train"].records, "fingerprint": data.fingerprint}
             for name, share, data in manifest.parts
@@ -220,7 +222,9 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
         matches = sorted(filter(None, map(SHARD_NAME.fullmatch, files)), key=lambda match: int(match[1]))
         shards = []
         for index, match in enumerate(matches):
-            number, records, size = int(match[1]), int(match[2]), files[match[0]]
+            number = int(match[1])
+            records = int(match[2])
+            size = files[match[0]]
             if number != index:
                 raise DamageError(f"{root / split}: shard {min(number, index)} is missing or duplicate.")
             if not records or not size:
@@ -252,7 +256,9 @@ def check_rows(data: Manifest, rows: str) -> None:
 
 def check_config(manifest: Manifest, config: ConfigDict) -> None:
     """Raises InputError if a config reads rows of another kind or length than the shards hold."""
-    folder, length, short = manifest.folder, config.shards.length, config.data.short_length
+    folder = manifest.folder
+    length = config.shards.length
+    short = config.data.short_length
     if manifest.length != length:
         raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
     check_rows(manifest, config.shards.rows)

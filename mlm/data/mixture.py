@@ -76,10 +76,13 @@ def paths(manifest: Manifest, split: str) -> list[str]:
 
 def lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane]:
     """Returns the lanes of a split; a folder's are spread over the batch, so that all hosts have some of them."""
-    records, stop, placed = tuple(shard.records for shard in manifest.splits[split].shards), 0, []
+    records = tuple(shard.records for shard in manifest.splits[split].shards)
+    stop = 0
+    placed = []
     counts = lanes_of_shares([part.share for part in parts(manifest)], lanes)
     for part, count in zip(parts(manifest), counts, strict=True):
-        start, stop = stop, stop + len(part.manifest.splits[split].shards)
+        start = stop
+        stop = stop + len(part.manifest.splits[split].shards)
         if stop - start < count:
             few = f"{part.manifest.folder} has only {stop - start} {split} shards for its {count} lanes"
             raise InputError(f"config.data.lanes = {lanes}: {few}.")

@@ -14,7 +14,8 @@ import numpy as np
 
 from mlm.errors import InputError
 
-_SHARDS, _RECORDS = 1, 2  # keep the hashes for the two orders apart
+_SHARDS = 1
+_RECORDS = 2  # keep the hashes for the two orders apart
 
 
 class Visit(NamedTuple):
@@ -67,7 +68,8 @@ class Lane:
 
 def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:
     """Returns the lanes that supply a host's rows [start, stop), which must be whole lanes or an even part of one."""
-    start, held = rows[0], rows[1] - rows[0]
+    start = rows[0]
+    held = rows[1] - rows[0]
     per_lane, rest = divmod(global_batch, lanes)
     if rest:
         raise InputError(f"config.data.lanes = {lanes}: must divide data.global_batch = {global_batch}.")

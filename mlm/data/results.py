@@ -21,7 +21,8 @@ from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, is_remote, make_folder, os_errors, put_file
 
 THREADS = 16  # that read or write files of a process at the same time
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def key(*content: Any) -> str:
@@ -32,7 +33,8 @@ def key(*content: Any) -> str:
 @contextlib.contextmanager
 def written(target: UPath, name: Callable[[], str] | None = None) -> Iterator[Path]:
     """Yields a local file to write, which becomes `target`, or takes its `name()`; InputError for lack of room."""
-    parent, temporary = target.parent, f".{uuid.uuid4().hex}.tmp"
+    parent = target.parent
+    temporary = f".{uuid.uuid4().hex}.tmp"
     try:
         make_folder(parent)
         file = Path(tempfile.gettempdir(), f"mlm-{temporary}") if is_remote(target) else Path(str(parent), temporary)

@@ -19,7 +19,8 @@ def sample_part(
 ) -> list[tuple[int, str]]:
     """Returns (hash, text) of a share of a part's documents: of the first ones, up to a quota of bytes of text."""
     part, limit, left = part_limit_and_quota
-    picked, documents = [], corpus.read(part, texts=texts, keep=True)
+    picked = []
+    documents = corpus.read(part, texts=texts, keep=True)
     for text, group in itertools.islice(documents, limit or None):
         number = text_hash(text)
         if number % 2**32 < share * 2**32 and corpus.split_of(part, group, number) == "train":
@@ -33,7 +34,8 @@ def sample_part(
 
 def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> list[str]:
     """Returns so many megabytes of training documents, or all, mixed; the same for any workers."""
-    size, parts = megabytes * 1e6, [part for part in corpus.parts() if part.split != "test"]
+    size = megabytes * 1e6
+    parts = [part for part in corpus.parts() if part.split != "test"]
     limits = corpus.limited(parts, texts=texts)
     total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
     for margin, least_share in MARGINS:

@@ -25,7 +25,8 @@ from mlm.text import is_text
 
 PART_BYTES = (10**6, 256 * 10**6)  # of a part, if its source can be cut: the least and the most
 PARTS = 1024  # of a corpus between those two, so that there is work for many
-DOCUMENT, FILE = "document", "file"  # values of corpus.group that are not a field
+DOCUMENT = "document"
+FILE = "file"  # values of corpus.group that are not a field
 
 
 class Document(NamedTuple):
@@ -39,11 +40,14 @@ class Kind:
     """A kind of source."""
 
     slow = False  # to read, so that the tokenizer and the shards share its text
-    files, fields = False, True  # whether documents can be grouped by them
+    files = False
+    fields = True  # whether documents can be grouped by them
 
     def __init__(self, rest: str, *, field: str, group: str, streaming: bool):
         """Takes the text of the source after its colon, and keys of config.corpus."""
-        self.rest, self.group, self.streaming = rest, group, streaming
+        self.rest = rest
+        self.group = group
+        self.streaming = streaming
         self.name = rest  # without the split of a data set
         self.columns = [field]  # of a document: its text and, if corpus.group names a field, that
         if group not in ("", DOCUMENT, FILE):
@@ -103,12 +107,14 @@ class _Docstrings(Kind):
 class _Lines(Kind):
     """Files of lines: small ones are read together, large ones that are not compressed are cut at line ends."""
 
-    files, fields = True, False
+    files = True
+    fields = False
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
         files = [file for file in find_files(self.rest) if file.size]  # 0 bytes of a part mean that they are unknown
         limit = part_bytes(sum(file.size for file in files))
-        pieces_of_parts, size_of_part = [[]], 0
+        pieces_of_parts = [[]]
+        size_of_part = 0
         for name, size, stamp in files:
             whole = lines.is_gzip(name) or size <= limit
             cuts = [0, size] if whole else [*range(0, size - limit // 2, limit), size]
@@ -119,7 +125,8 @@ class _Lines(Kind):
                 pieces_of_parts[-1].append((name, start, stop, stamp))
                 size_of_part += stop - start
         for pieces in filter(None, pieces_of_parts):
-            (first, start, stop, _), others = pieces[0], len(pieces) - 1
+            (first, start, stop, _) = pieces[0]
+            others = len(pieces) - 1
             name = f"{first} and {others} more files" if others else f"{first}[{start}:{stop}]"
             yield "", name, sum(piece[2] - piece[1] for piece in pieces), tuple(pieces)
 
@@ -196,9 +203,13 @@ class _HuggingFace(Kind):
         split, first, second, _ = where
         data_set = _loaded_hf(self.name, streaming=self.streaming)[split]
         if self.streaming:
-            rows, place, before = data_set.shard(second, first), f"{split}, shard {first}", 0
+            rows = data_set.shard(second, first)
+            place = f"{split}, shard {first}"
+            before = 0
         else:
-            rows, place, before = data_set.select(range(first, second)), split, first
+            rows = data_set.select(range(first, second))
+            place = split
+            before = first
         with data_sets.hf_errors():
             yield from self.from_rows(rows.select_columns(list(dict.fromkeys(self.columns))), place, before)
 

@@ -46,7 +46,8 @@ def _feature(name: bytes, packed: bytes) -> bytes:
 
 
 def _delimited(tag: int, body: bytes) -> bytes:
-    size, number = bytearray([tag]), len(body)
+    size = bytearray([tag])
+    number = len(body)
     while number > 0x7F:
         size.append(number & 0x7F | 0x80)
         number >>= 7

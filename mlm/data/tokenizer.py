@@ -170,7 +170,8 @@ def word_starts(folder: str, *, key: str, fix: str = "set masking.kind to token"
     import numpy as np  # the commands import this module, to answer a mistake at once
 
     fast = load_fast(folder)
-    text_of, vocabulary = surface(fast), fast.get_vocab()
+    text_of = surface(fast)
+    vocabulary = fast.get_vocab()
     starts_V = np.zeros(tokenizer_checks.vocabulary_size(fast), bool)
     if text_of is not None:
         for piece, number in vocabulary.items():
@@ -187,10 +188,12 @@ def counted_words(folder: str, *, key: str) -> np.ndarray:
 
     White space alone makes one, of the word after it: the indentation of a line counts as a word or two.
     """
-    starts_V, fast = word_starts(folder, key=key, fix="name steps"), load_fast(folder)
+    starts_V = word_starts(folder, key=key, fix="name steps")
+    fast = load_fast(folder)
     if isinstance(fast.decoder, decoders.WordPiece):  # its punctuation marks stand alone
         starts_V[[number for piece, number in fast.get_vocab().items() if not any(map(str.isalnum, piece))]] = False
-    counts_V, text_of = starts_V.astype("int64"), surface(fast)
+    counts_V = starts_V.astype("int64")
+    text_of = surface(fast)
     for piece, number in fast.get_vocab().items():  # some tokenizers have entries of several words
         counts_V[number] += len(re.findall(r"\s+", text_of(piece).lstrip()))
     return counts_V

@@ -36,7 +36,8 @@ def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> di
     for role in ROLES:
         if role not in ids and role != "unk":
             raise InputError(f"{where}: the tokenizer has no {role} token; a masked language model needs one.")
-    size, entries = vocabulary_size(fast), fast.get_vocab_size()
+    size = vocabulary_size(fast)
+    entries = fast.get_vocab_size()
     if size > LARGEST_VOCABULARY:
         gaps = (
             f"the tokenizer has {entries:,} entries with ids up to {size - 1:,}, and the model needs a row for each id"
@@ -58,7 +59,8 @@ def _check_added(fast: Tokenizer, tokens: Mapping[str, object], ids: Mapping[str
     """Raises InputError unless cls and sep enclose a text, and the mask token in a text is read as such."""
     cls, sep, mask = (printable(str(tokens[role])) for role in ("cls", "sep", "mask"))
     try:
-        empty, masked = fast.encode("").ids, fast.encode(f"a {tokens['mask']} a").ids
+        empty = fast.encode("").ids
+        masked = fast.encode(f"a {tokens['mask']} a").ids
     except Exception as error:  # tokenizers raises plain Exception
         raise InputError(f"{where}: the tokenizer can't encode a text ({printable(str(error))[:200]}).") from error
     if empty[:1] != [ids["cls"]] or empty[1:][-1:] != [ids["sep"]]:

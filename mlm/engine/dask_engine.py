@@ -43,9 +43,12 @@ class DaskEngine(Engine):
     """Runs tasks on a Dask cluster, from the first one on; those of a worker that is lost run again on others."""
 
     def __init__(self, address: str, security: Any, timeout: float):
-        self._address, self._security, self._timeout = address, security, timeout
+        self._address = address
+        self._security = security
+        self._timeout = timeout
         self._client: Any = None
-        self._workers, self._counted = 1, -POLL
+        self._workers = 1
+        self._counted = -POLL
 
     @property
     def workers(self) -> int:
@@ -87,7 +90,8 @@ class DaskEngine(Engine):
             client.close()
             what = f"the scheduler has no worker after {timeout:g} s (--engine-timeout)"
             raise InputError(f"--engine={self._address}: {what}; start some, or wait longer.") from None
-        self._client, self._executor = client, client.get_executor(pure=False)
+        self._client = client
+        self._executor = client.get_executor(pure=False)
 
     def close(self) -> None:
         """Leaves the cluster."""
@@ -172,7 +176,8 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
     from distributed import Scheduler, Worker
     from distributed.utils import LoopRunner
 
-    service, timeout = watch.current.service, pod.start_timeout
+    service = watch.current.service
+    timeout = pod.start_timeout
     place = service.address[0], pod.engine_port
     address = f"tls://{ports.format_address(place)}"
     loop = LoopRunner()

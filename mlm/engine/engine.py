@@ -24,7 +24,8 @@ from mlm.text import can_draw
 AGAIN = "start the same command again: what is written is kept."
 AHEAD = 3  # tasks for each worker that are submitted and not finished: the driver's memory is that of these
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}  # of a task: processes are the parallelism
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class _Process(SpawnProcess):
@@ -49,7 +50,8 @@ class Engine:
     """Runs tasks: module-level functions on picklable arguments, in a process pool or on a Dask cluster."""
 
     def __init__(self, executor: concurrent.futures.Executor | None, workers: int):
-        self._executor, self.workers = executor, workers
+        self._executor = executor
+        self.workers = workers
 
     def each(
         self, function: Callable[[Item], Result], items: Sequence[Item], *, label: str
@@ -74,7 +76,8 @@ class Engine:
                     if not pending:
                         return
                     task = finished.get()
-                    number, result = pending.pop(task), task.result()
+                    number = pending.pop(task)
+                    result = task.result()
                     del task  # the result is the caller's alone
                     watch.progress(watch.TASKS)
                     bar.update()
