@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mlm.commands import tokenizer as tokenizer_command
 from mlm.data import tokenizer, tokenizer_checks
@@ -235,3 +236,13 @@ def test_special_tokens_of_a_corpus_are_the_same_tokens_everywhere(tokenizers, t
     rows = np.concatenate(shard_rows(manifest, "train"))
     assert np.sum(rows == url) == pytest.approx(np.sum(rows == user), abs=9) and np.sum(rows == url) > 50
     assert {url, user} <= set(manifest.all_special_ids), "which no mask takes or draws"
+
+
+def test_bytes_that_a_byte_level_tokenizer_leaves_out_are_counted(texts):
+    """One that was trained without all bytes, and has no unk token in its model: prose is whole, Chinese is not."""
+    fast = Tokenizer(models.BPE())
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    fast.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400))
+    assert fast.encode("文", add_special_tokens=False).ids == []
+    for documents, left_out in ((texts[:50], 0), (["ab文" * 50], 0.6), (["文" * 50], 1), ([], 0)):
+        assert tokenizer_checks.left_out_share(fast, documents) == pytest.approx(left_out, abs=1e-9)

@@ -1,18 +1,15 @@
 """The data of a run of several processes: made on the cores of all of them, and the same as by one."""
 
 import pathlib
-import ssl
 import time
 from collections.abc import Callable
 
-import psutil
 import pytest
 
 from mlm.__main__ import main
-from mlm.engine import certificates
 from tests.support import processes
 from tests.support.corpora import contents
-from tests.support.dask_cluster import free_port, greeted, until, written
+from tests.support.dask_cluster import free_port, written
 
 DELAYED = "tests/programs/delayed_tasks.py"
 FILES = 12
