@@ -77,8 +77,6 @@ def add_engine_flags(
     group.add_argument("--engine-certificates", type=path, default="", metavar="DIR", help=folder)
     timeout = "time for the scheduler to answer (8 at most) and to have a worker; default: 60"
     group.add_argument("--engine-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout)
-    insecure = "allow tcp://, without TLS: whoever reaches a worker can run code on it"
-    group.add_argument("--engine-insecure", action="store_true", help=insecure)
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
@@ -159,9 +157,7 @@ def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) 
     elif not cluster.is_primary():
         context = contextlib.nullcontext()
     elif args.engine:
-        context = dask_engine.connect(
-            args.engine, timeout=args.engine_timeout, insecure=args.engine_insecure, certificates=folder
-        )
+        context = dask_engine.connect(args.engine, timeout=args.engine_timeout, certificates=folder)
     else:
         context = open_pool(workers)
     with context as engine:

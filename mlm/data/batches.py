@@ -197,12 +197,9 @@ class _Reader:
                     outside = ids[(ids < 0) | (ids >= size)]
                     if len(outside):
                         return f"{path}: record {number} has the token id {outside[0]}, the vocabulary {size} entries."
-            except tf.errors.NotFoundError:
-                return f"{path}: is missing."
-            except tf.errors.DataLossError:
-                return f"{path}: is damaged after record {number}; put a good copy in its place."
-            except tf.errors.InvalidArgumentError:
-                return f"{path}: record {number} has no input_ids of {length} tokens."
+            except tf.errors.OpError as error:
+                reason = error.message.splitlines()[0]
+                return f"{path}: can't be read near record {number} ({reason:.200}); put a good copy in its place."
             if number != self.records[shard]:
                 return f"{path}: has {number} records, but {self.records[shard]} were written."
         return None

@@ -96,9 +96,7 @@ def engine(case: Case) -> None:
     if flags.engine and _reads_corpus(case):
         folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")
         timeout = min(flags.engine_timeout, ANSWER)
-        with dask_engine.connect(
-            flags.engine, timeout=timeout, insecure=flags.engine_insecure, certificates=folder
-        ) as opened:
+        with dask_engine.connect(flags.engine, timeout=timeout, certificates=folder) as opened:
             opened.greet()
 
 

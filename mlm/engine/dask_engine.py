@@ -9,15 +9,14 @@ import concurrent.futures
 import contextlib
 import functools
 import importlib.util
-import ipaddress
 import logging
 import os
 import pickle
+import re
 import socket
 import stat
 import sys
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from mlm.paths import UPath
 POLL = 2.0  # seconds between two counts of the workers
 CLOSE = 10.0  # seconds to close a worker or the scheduler of a run
 DASHBOARD = "127.0.0.1:0"  # of a run: Dask's HTTP has no TLS of ours
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 NO_CODE = "this code can't be imported by the worker"
 
 
@@ -156,11 +156,9 @@ def _run(task: bytes) -> Any:
     return function(item)
 
 
-def connect(
-    address: str, *, timeout: float = 60.0, insecure: bool = False, certificates: str = ""
-) -> contextlib.closing[DaskEngine]:
+def connect(address: str, *, timeout: float = 60.0, certificates: str = "") -> contextlib.closing[DaskEngine]:
     """Opens an engine on the cluster of a scheduler, to which it connects with the first task; raises InputError."""
-    security = pem.load_security(UPath(certificates)) if check_address(address, insecure=insecure) else None
+    security = pem.load_security(UPath(certificates)) if check_address(address) else None
     return contextlib.closing(DaskEngine(address, security, timeout))
 
 
@@ -228,24 +226,15 @@ async def _close(server: Any) -> None:
         await asyncio.wait_for(server.close(timeout=CLOSE), CLOSE)
 
 
-def check_address(address: str, *, insecure: bool) -> bool:
+def check_address(address: str) -> bool:
     """Returns whether a scheduler's address is one of TLS; raises InputError for plain TCP off the loopback."""
-    try:
-        url = urllib.parse.urlsplit(address)
-        valid = url.scheme in ("tls", "tcp") and url.hostname and url.port and url.netloc == address[6:]
-    except ValueError:
-        valid = False
-    if not valid or "@" in address:
+    match = re.fullmatch(r"(tls|tcp)://(\[[0-9a-f:]+\]|[\w.-]+):[0-9]{1,5}", address)
+    if match is None:
         raise InputError(f"--engine={address}: must be tls://HOST:PORT, the address of a Dask scheduler.")
-    if url.scheme == "tls":
-        return True
-    ips = ports.addresses_of(url.hostname)
-    if not ips:
-        raise InputError(f"--engine={address}: the host's name does not resolve.")
-    if not insecure and not all(ipaddress.ip_address(ip).is_loopback for ip in ips):
-        fix = "use tls://, or give --engine-insecure where nobody else is on the network"
-        raise InputError(f"--engine={address}: without TLS, whoever reaches a worker can run code on it; {fix}.")
-    return False
+    if match[1] == "tcp" and match[2] not in LOOPBACK:
+        reason = "without TLS, whoever reaches a worker can run code on it"
+        raise InputError(f"--engine={address}: {reason}; start the cluster with certificates, and use tls://.")
+    return match[1] == "tls"
 
 
 def quiet() -> None:
