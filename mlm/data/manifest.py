@@ -177,7 +177,9 @@ def read_manifest(folder: str) -> Manifest | None:
         raise DamageError(f"{file}: {error}; put a good copy in its place, or write the shards again.") from None
     splits = {}
     for name, split in content.pop("splits").items():
-        shards = tuple(Shard(**shard) for shard in split.pop("shards"))
+        shards = tuple(
+            Shard(file["file"], file["records"], file["bytes"], file["sha256"]) for file in split.pop("shards")
+        )
         splits[name] = Split(shards, **split)
     content["all_special_ids"] = tuple(content["all_special_ids"])
     return Manifest(folder=folder, splits=splits, **content)
