@@ -1,8 +1,10 @@
 """`predict`: fill the masks of texts, or classify texts, given as arguments or through a pipe."""
 
 import argparse
+import os
 import sys
 
+from mlm import memory
 from mlm.commands import common
 from mlm.data import tokenizer
 from mlm.errors import InputError
@@ -30,6 +32,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.pretrained import load
     from mlm.tasks.changed_model import with_class
 
+    if isinstance(name, Workdir) and os.access(programs := str(name.root / "xla_cache"), os.W_OK):
+        memory.cache_programs(programs)  # of training on this machine; compiling takes longer than computing
     model = load.load(name, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
     model = with_class(model, args.entry, command=args.name)
     tok = tokenizer.load(model.tokenizer)

@@ -22,7 +22,6 @@ from mlm.doctor.case import Case, fingerprint_of
 from mlm.engine import dask_engine
 from mlm.errors import DamageError, InputError, StopError
 from mlm.export import folder as export_folder
-from mlm.export import push
 from mlm.paths import UPath, check_reachable
 from mlm.pretrained import locate
 
@@ -292,6 +291,8 @@ def hub(case: Case) -> None:
     if settings.name and case.command == "glue":
         raise InputError(f"config.hub.name = {settings.name}: all runs would push to it; leave it empty.")
     if settings.name and not case.begun and cluster.is_primary():
+        from mlm.export import push  # huggingface_hub takes half a second
+
         push.try_out(settings.name)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from mlm.data import examples, lines
@@ -92,6 +91,8 @@ class TextClassifier:
 
 
 def _probabilities(logits: np.ndarray) -> np.ndarray:
+    from scipy.special import softmax  # takes a third of a second
+
     return softmax(logits.astype(np.float64), axis=-1)
 
 

@@ -16,7 +16,6 @@ from ml_collections import ConfigDict
 from transformers import (
     BertConfig,
     CamembertConfig,
-    FlaxPreTrainedModel,
     ModernBertConfig,
     PretrainedConfig,
     RobertaConfig,
@@ -27,7 +26,6 @@ from transformers import (
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
 from mlm.model import bert, modernbert, roberta, roberta_prelayernorm
-from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel
 from mlm.model.module import MASKED_LM, Compute, Model, Params
 from mlm.model.reference import TransformersModel
 
@@ -100,7 +98,7 @@ class Family:
         set_dropout(config, model)
         return config
 
-    def flax_class(self, head: str) -> type[FlaxPreTrainedModel] | None:
+    def flax_class(self, head: str) -> type | None:
         """Returns transformers' own Flax class with a head; None of a family that it has in PyTorch only."""
         return getattr(transformers, f"Flax{self.name}For{head}", None)
 
@@ -157,10 +155,12 @@ def find(model_type: str) -> Family:
 
 
 @functools.cache
-def model_class(name: str, head: str) -> type[FlaxPreTrainedModel] | None:
+def model_class(name: str, head: str) -> type | None:
     """Returns transformers' class "Flax{name}For{head}" with our module in it; None of a family that is not ours."""
     for family in FAMILIES.values():
         if family.name == name:
+            from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel  # takes half a second
+
             # From Python 3.14 on, a partial function is a method, and 3.13 warns of that.
             module_class = staticmethod(functools.partial(family.module, head_name=head))
             bases = {CAMEMBERT: ROBERTA.flax_class(head), MODERNBERT: FlaxModernBertPreTrainedModel}

@@ -1,6 +1,5 @@
 """What our classes change in transformers' Flax classes, which they are made of; and a ModernBERT like those."""
 
-import copy
 import functools
 import logging
 from pathlib import Path
@@ -19,6 +18,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 
 from mlm import logs
 from mlm.model import weights
+from mlm.model.modernbert import as_transformers_4
 from mlm.paths import UPath, inside
 
 # Arguments of from_pretrained that say where a file is, and all that are neither values of the config nor arguments of
@@ -186,30 +186,3 @@ class FlaxModernBertPreTrainedModel(FlaxBertPreTrainedModel):
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(as_transformers_4(config), *args, **kwargs)
-
-
-def as_transformers_4(config: PretrainedConfig) -> PretrainedConfig:
-    """Returns a config, perhaps from a file of transformers 5, with a ModernBERT's layers and bases as 4 has them.
-
-    Raises ValueError for those that it can't say.
-    """
-    if getattr(config, "rope_scaling", None):
-        raise ValueError("rope_scaling, which is not supported")
-    config = copy.copy(config)
-    if hasattr(config, "rope_parameters"):
-        rope, types = config.rope_parameters, config.layer_types
-        del config.rope_parameters, config.layer_types
-        for kind, name in (("full_attention", "global"), ("sliding_attention", "local")):
-            if rope[kind].get("rope_type", "default") != "default":
-                raise ValueError(f"rope_type {rope[kind]['rope_type']}, only default")
-            setattr(config, f"{name}_rope_theta", rope[kind]["rope_theta"])
-        every = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
-        in_config = config.global_attn_every_n_layers  # may be more than there are layers
-        if type(in_config) is int and in_config > len(types) == every:
-            every = in_config
-        if types != ["sliding_attention" if i % every else "full_attention" for i in range(len(types))]:
-            raise ValueError("layer_types are not one global layer in every so many")
-        config.global_attn_every_n_layers = every
-    if getattr(config, "local_rope_theta", 0) is None:
-        config.local_rope_theta = config.global_rope_theta
-    return config

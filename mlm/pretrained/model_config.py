@@ -10,7 +10,7 @@ from mlm.config_rules import MODERNBERT as MODERNBERT_KEYS
 from mlm.errors import DamageError, InputError
 from mlm.model import layers
 from mlm.model.families import FAMILIES, MODERNBERT, family_of, find, first_position, name_of
-from mlm.model.flax_classes import as_transformers_4
+from mlm.model.modernbert import as_transformers_4
 from mlm.paths import UPath
 from mlm.text import printable
 
