@@ -195,7 +195,8 @@ def _in_blocks(
         """Returns each block's tokens and those of the window on both sides, 0 beyond the row."""
         padded = jnp.pad(x_BxL, [(0, 0), (block, block + rest), *[(0, 0)] * (x_BxL.ndim - 2)])
         padded = padded.reshape(rows, count + 2, block, *x_BxL.shape[2:])
-        before, after = padded[:, :count, block - window :], padded[:, 2:, :window]
+        before = padded[:, :count, block - window :]
+        after = padded[:, 2:, :window]
         near = jnp.concatenate([before, padded[:, 1:-1], after], axis=2)
         return near.reshape(rows * count, block + 2 * window, *x_BxL.shape[2:])
 

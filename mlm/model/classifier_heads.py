@@ -41,7 +41,8 @@ class ClassificationHead(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxKxH: Array, noise: Noise | None) -> Array:
-        config, rate = self.config, dropout_rate(self.config)
+        config = self.config
+        rate = dropout_rate(self.config)
         init = nn.initializers.normal(config.initializer_range)
         x_BxKxH = Dropout(rate, name="first_dropout")(x_BxKxH, noise)
         x_BxKxH = jnp.tanh(Dense(config.hidden_size, init, name="dense")(x_BxKxH))

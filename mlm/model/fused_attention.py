@@ -29,7 +29,8 @@ MEMORY = {"TPU v5 lite": 48, "TPU v5": 48, "TPU v6 lite": 48, "TPU7x": 48}  # Mi
 
 def unsupported(kind: str, length: int, window: int, dropout: float, heads: int, head_size: int) -> str | None:
     """Returns why the kernels can't run `heads` heads and such rows on a device of `kind`, None if they can."""
-    hidden, chunk = heads * head_size, chunk_tokens(kind)
+    hidden = heads * head_size
+    chunk = chunk_tokens(kind)
     of_length = f"rows of {length} tokens"
     if length > LONGEST or length % LANES:
         return f"{of_length}, only multiples of {LANES} up to {LONGEST}"
@@ -52,7 +53,8 @@ def unsupported(kind: str, length: int, window: int, dropout: float, heads: int,
 def sizes(kind: str, length: int, window: int, rows: int = 1) -> Sizes:
     """Returns the sizes for `rows` rows of `length` tokens."""
     chunk = max(size for size in range(LANES, chunk_tokens(kind) + 1, LANES) if length % size == 0)
-    steps, together = length // chunk, math.gcd(rows, max(1, (512 if kind in ROUNDING else 1024) // length))
+    steps = length // chunk
+    together = math.gcd(rows, max(1, (512 if kind in ROUNDING else 1024) // length))
     if not window:
         return Sizes(together, chunk, chunk, math.gcd(chunk, 512), 0, steps, steps)
     return Sizes(together, chunk, chunk, LANES, LANES if steps > 1 else 0, steps, 1)
@@ -71,7 +73,8 @@ def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, 
 
 
 def _forward(*args):
-    inputs, settings = args[:6], args[6:]
+    inputs = args[:6]
+    settings = args[6:]
     outputs = _call(inputs, (), *settings)
     return outputs[0], (inputs, outputs)
 
@@ -93,7 +96,8 @@ def _parts(chunk: int, halo: int, length: int) -> list[tuple[int, Callable]]:
     """Returns [(tokens, chunk's index -> its index)] of a chunk; with a halo, of those before and after it as well."""
     if not halo:
         return [(chunk, lambda c: c)]
-    halos_of_chunk, last_halo = chunk // halo, length // halo - 1
+    halos_of_chunk = chunk // halo
+    last_halo = length // halo - 1
     return [
         (halo, lambda c: jnp.maximum(c * halos_of_chunk - 1, 0)),
         (chunk, lambda c: c),
@@ -132,15 +136,23 @@ def _grid(size: Sizes, rows: int, blocks: int, window: int, is_backward: bool) -
 def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, kind: str) -> list[Array]:
     """Runs the backward kernel if it is given the forward kernel's outputs and their gradient, else the forward one."""
     q, k, v, segments_BxL, dropout_mask_LxL, rotation = inputs
-    (rows, length, hidden), is_backward = q.shape, bool(saved)
-    width, size = width_of(hidden, heads), sizes(kind, length, window, rows)
+    rows, length, hidden = q.shape
+    is_backward = bool(saved)
+    width = width_of(hidden, heads)
+    size = sizes(kind, length, window, rows)
     operand = jnp.dtype(jnp.float32) if kind in ROUNDING else q.dtype
-    blocks, together, head_size = hidden // width, width * heads // hidden, hidden // heads
+    blocks = hidden // width
+    together = width * heads // hidden
+    head_size = hidden // heads
     grid, at = _grid(size, rows // size.rows, blocks, window, is_backward)
-    specs, halo, q_halo = _specs(size, length, at), size.halo, size.halo * is_backward
+    specs = _specs(size, length, at)
+    halo = size.halo
+    q_halo = size.halo * is_backward
     x = lambda n: (size.rows, n, width), lambda b, h, c: (b, c, h)
     stats = lambda n: (size.rows, None, together, n), lambda b, h, c: (b, h, 0, c)
-    q_spec, k_spec, stats_spec = specs(False, q_halo, *x), specs(True, halo, *x), specs(False, q_halo, *stats)
+    q_spec = specs(False, q_halo, *x)
+    k_spec = specs(True, halo, *x)
+    stats_spec = specs(False, q_halo, *stats)
     key_spec = specs(True, halo, lambda n: (size.rows, n, 1), lambda b, h, c: (b, c, 0))
     query_spec = specs(False, q_halo, lambda n: (size.rows, 1, n), lambda b, h, c: (b, 0, c)) if isolated else []
     inputs = [(q, q_spec), (k, k_spec), (v, k_spec), (segments_BxL[:, :, None], key_spec)]
@@ -152,20 +164,23 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
     x_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     if is_backward:
         inputs += zip(saved, (q_spec, stats_spec, q_spec), strict=True)
-        key_grad_spec, last = specs(True, 0, *x), size.key_steps - 1
+        key_grad_spec = specs(True, 0, *x)
+        last = size.key_steps - 1
 
         def dq_index(*g: Array) -> tuple[Array, ...]:
             row, block, q_chunk, k_chunk = at(*g)  # a chunk is written once its gradient is complete
             return row, q_chunk if window else jnp.where(k_chunk < last, 0, q_chunk), block
 
-        out_specs, out_shape = [pl.BlockSpec(x[0](size.queries), dq_index), *key_grad_spec * 2], [x_shape] * 3
+        out_specs = [pl.BlockSpec(x[0](size.queries), dq_index), *key_grad_spec * 2]
+        out_shape = [x_shape] * 3
         scratch = [] if size.is_one else [(size.keys + 2 * halo, width)] * 2
         scratch += [(width, length)] if size.key_steps > 1 else []
     else:
         out_specs = specs(False, 0, *x) + stats_spec
         out_shape = [x_shape, jax.ShapeDtypeStruct((rows, blocks, together, length), jnp.float32)]
         scratch = [(n, size.queries) for n in (width, together, together)] if size.key_steps > 1 else []
-    kernel, rotated = Backward if is_backward else Forward, "" if rotation is None else "_rotated"
+    kernel = Backward if is_backward else Forward
+    rotated = "" if rotation is None else "_rotated"
     call = pl.pallas_call(
         functools.partial(step, kernel=kernel, head_size=head_size, window=window, size=size, operand=operand),
         name=f"fused_attention_{kernel.__name__.lower()}_{window}{rotated}",

@@ -85,9 +85,12 @@ def _rotate(x_WxT: Array, angles: list[Array] | None, head_size: int, direction:
     """Returns tokens in float32, rotated, or rotated back with a direction of -1; halves of a head are whole rows."""
     if angles is None:
         return x_WxT
-    half, parts, (cos, sin) = head_size // 2, [], angles
+    half = head_size // 2
+    parts = []
+    cos, sin = angles
     for start in range(0, x_WxT.shape[0], head_size):
-        first, second = x_WxT[start : start + half], x_WxT[start + half : start + head_size]
+        first = x_WxT[start : start + half]
+        second = x_WxT[start + half : start + head_size]
         parts += [first * cos - second * (direction * sin), second * cos + first * (direction * sin)]
     return jnp.concatenate(parts, axis=0)
 
@@ -108,12 +111,17 @@ class Chunk:
     is_backward = False
 
     def __init__(self, q, k, v, keys, queries, mask, *angles, head_size, window, size, operand):
-        self.size, self.window, self.mask, self.head_size, self.operand = size, window, mask, head_size, operand
+        self.size = size
+        self.window = window
+        self.mask = mask
+        self.head_size = head_size
+        self.operand = operand
         angles = [_joined(refs, 1) for refs in angles if refs]
         self.q_angles, self.k_angles = (angles[:2], angles[2:]) if angles else (None, None)
         scale = math.log2(math.e) / math.sqrt(head_size)
         self.q_QxW = _load(q, self.q_angles, head_size, scale, operand)
-        self.k_KxW, self.v_KxW = _load(k, self.k_angles, head_size, 1.0, operand), _joined(v).astype(operand)
+        self.k_KxW = _load(k, self.k_angles, head_size, 1.0, operand)
+        self.v_KxW = _joined(v).astype(operand)
         width = self.k_KxW.shape[1]
         self.heads = [slice(start, start + head_size) for start in range(0, width, head_size)]
         lane = lax.broadcasted_iota(jnp.int32, (1, width), 1)
@@ -124,7 +132,9 @@ class Chunk:
         self.tiles = list(self._tiles())
 
     def _tiles(self) -> Iterator[Tile]:
-        size, halo, backward = self.size, self.size.halo, self.is_backward
+        size = self.size
+        halo = self.size.halo
+        backward = self.is_backward
         reach = -(-self.window // ALIGNED) * ALIGNED if self.window else size.keys + 2 * halo
         first = -halo if backward else 0
         for start in range(first, size.queries - first, size.tile):
@@ -179,7 +189,8 @@ class Forward(Chunk):
         yield
         heads = [self.softmax(tile, slice(head, head + 1), scores_SxC) for head, scores_SxC in enumerate(scores)]
         yield
-        v_WxS, out = self.v_near(tile.keys), []
+        v_WxS = self.v_near(tile.keys)
+        out = []
         for rows, (exp_SxC, inverse_1xC, rest_1xC) in zip(self.heads, heads, strict=True):
             sum_DxC = _dot(v_WxS[rows], exp_SxC, NN)
             if self.scratch:
@@ -191,7 +202,8 @@ class Forward(Chunk):
 
     def softmax(self, tile: Tile, head: slice, scores_SxC: Array) -> tuple[Array, Array, Array | None]:
         """Returns exponentials, the inverse of their sum, and the factor by which sums of earlier chunks shrink."""
-        largest_1xC, rest_1xC = jnp.max(scores_SxC, axis=0, keepdims=True), None
+        largest_1xC = jnp.max(scores_SxC, axis=0, keepdims=True)
+        rest_1xC = None
         if self.scratch:
             _, largest_NxQ, total_NxQ = self.scratch
             before_1xC = jnp.where(self.is_first, MASK_VALUE, largest_NxQ[head, tile.queries])
@@ -201,7 +213,8 @@ class Forward(Chunk):
         total_1xC = jnp.sum(exp_SxC, axis=0, keepdims=True)
         if self.scratch:
             total_1xC = total_1xC + jnp.where(self.is_first, 0.0, total_NxQ[head, tile.queries] * rest_1xC)
-            largest_NxQ[head, tile.queries], total_NxQ[head, tile.queries] = largest_1xC, total_1xC
+            largest_NxQ[head, tile.queries] = largest_1xC
+            total_NxQ[head, tile.queries] = total_1xC
         self.logsumexp_ref[head, tile.queries] = largest_1xC + jnp.log2(total_1xC)
         return self.dropped(tile, exp_SxC.astype(self.operand)), 1 / total_1xC, rest_1xC
 
@@ -214,10 +227,12 @@ class Backward(Chunk):
     def __init__(self, *refs, **settings):
         super().__init__(*refs[:INPUTS], **settings)
         out, logsumexp, grad, self.dq_ref, self.dk_ref, self.dv_ref, *self.sums = refs[INPUTS:]
-        self.out_QxW, self.grad_QxW = _joined(out), _joined(grad).astype(self.operand)
+        self.out_QxW = _joined(out)
+        self.grad_QxW = _joined(grad).astype(self.operand)
         # Queries beyond the row have no probabilities.
         self.logsumexp_NxQ = _joined(logsumexp, 1, steps=self.size.query_steps, beyond=-MASK_VALUE)
-        self.head_v, self.k_near = self.of_heads(self.v_KxW), self.transposed(self.k_KxW)
+        self.head_v = self.of_heads(self.v_KxW)
+        self.k_near = self.transposed(self.k_KxW)
         # Without a window all chunks of queries add to the same keys.
         self.last_q_chunk = 0 if self.window else self.size.query_steps - 1
         self.q_chunk = pl.program_id(3) if self.last_q_chunk else 0
@@ -229,7 +244,9 @@ class Backward(Chunk):
 
     def work(self, tile: Tile) -> Stages:
         """Products of keys and queries, values and gradients; gradients of the scores; sums over queries and keys."""
-        bias, q_CxW, grad_CxW = self.bias(tile), self.q_QxW[tile.queries], self.grad_QxW[tile.queries]
+        bias = self.bias(tile)
+        q_CxW = self.q_QxW[tile.queries]
+        grad_CxW = self.grad_QxW[tile.queries]
         products = [
             (_dot(k_KxW[tile.keys], q_CxW, NT) + bias, _dot(v_KxW[tile.keys], grad_CxW, NT))
             for k_KxW, v_KxW in zip(self.head_k, self.head_v, strict=True)
@@ -244,7 +261,9 @@ class Backward(Chunk):
             d_scores_SxC = probs_SxC * (self.dropped(tile, d_dropped_SxC) - inner_1xC)
             heads.append((self.dropped(tile, probs_SxC.astype(self.operand)), d_scores_SxC.astype(self.operand)))
         yield
-        q_WxC, grad_WxC, k_WxS = self.q_QxW[tile.queries].T, self.grad_QxW[tile.queries].T, self.k_near(tile.keys)
+        q_WxC = self.q_QxW[tile.queries].T
+        grad_WxC = self.grad_QxW[tile.queries].T
+        k_WxS = self.k_near(tile.keys)
         parts = []
         for rows, (probs_SxC, d_scores_SxC) in zip(self.heads, heads, strict=True):
             dq_DxC = _dot(k_WxS[rows], d_scores_SxC, NN)

@@ -127,7 +127,8 @@ class SpanMasking(WordMasking):
 
 def _units(first_L: Array, ordinary_L: Array) -> _Units:
     """Returns the units that start at `first_L` and end before the next one or the next token that isn't ordinary."""
-    length, position_L = len(first_L), jnp.arange(len(first_L), dtype=jnp.int32)
+    length = len(first_L)
+    position_L = jnp.arange(len(first_L), dtype=jnp.int32)
     start_L = jax.lax.cummax(jnp.where(first_L, position_L, 0))
     edge_L = jax.lax.cummin(jnp.where(first_L | ~ordinary_L, position_L, length), reverse=True)
     end_L = jnp.append(edge_L[1:], length)
@@ -155,7 +156,8 @@ def make_masking(config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarra
             f"config.masking.kind = {config.kind}: the tokenizer has {len(word_starts_V)} entries, the shards were "
             f"made with one of {info.vocab_size}; use a tokenizer and shards that belong together."
         )
-    starts, longest = None if word_starts_V is None else word_starts_V.tobytes(), config.longest
+    starts = None if word_starts_V is None else word_starts_V.tobytes()
+    longest = config.longest
     make = {
         "token": TokenMasking,
         "word": functools.partial(WordMasking, starts=starts, longest=longest),

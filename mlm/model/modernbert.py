@@ -242,7 +242,8 @@ def as_transformers_4(config: PretrainedConfig) -> PretrainedConfig:
         raise ValueError("rope_scaling, which is not supported")
     config = copy.copy(config)
     if hasattr(config, "rope_parameters"):
-        rope, types = config.rope_parameters, config.layer_types
+        rope = config.rope_parameters
+        types = config.layer_types
         del config.rope_parameters, config.layer_types
         for kind, name in (("full_attention", "global"), ("sliding_attention", "local")):
             if rope[kind].get("rope_type", "default") != "default":

@@ -36,7 +36,8 @@ def prime(params: Params, config: PretrainedConfig, counts_V: Array, key: Array)
     """Returns transformers' initial parameters primed; `counts_V` says how often each token occurs in the text."""
     params = jax.tree.map(lambda leaf: leaf, params)  # new dictionaries around the same arrays
     family = family_of(config)
-    words, decoder = at_path(params, family.embedding[:-1]), at_path(params, family.decoder_bias[:-1])
+    words = at_path(params, family.embedding[:-1])
+    decoder = at_path(params, family.decoder_bias[:-1])
     words["embedding"] *= EMBEDDING_SCALE
     smoothed_V = counts_V.astype(jnp.float32) + 0.5
     decoder["bias"] = jnp.log(smoothed_V / jnp.mean(smoothed_V))
@@ -57,8 +58,11 @@ def _offsets(config: RobertaConfig | ModernBertConfig) -> list[int]:
 
 def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Callable[..., None]:
     """Primes the position table; returns the function that primes a layer, given value and output kernels."""
-    per_token_F, size, heads = _frequencies(config), config.hidden_size, config.num_attention_heads
-    width, head_size = 2 * len(per_token_F), size // heads
+    per_token_F = _frequencies(config)
+    size = config.hidden_size
+    heads = config.num_attention_heads
+    width = 2 * len(per_token_F)
+    head_size = size // heads
     angles_PxF = np.arange(config.max_position_embeddings)[:, None] * per_token_F
     sinusoids = np.stack([np.sin(angles_PxF), np.cos(angles_PxF)], axis=-1).reshape(len(angles_PxF), width)
     table_PxH = np.sqrt(2) * stddev * np.pad(sinusoids, ((0, 0), (0, size - width)))
@@ -76,14 +80,16 @@ def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Ca
         for name, kernel in (("query", query), ("key", key)):
             added = jnp.asarray(kernel.reshape(width, size), jnp.float32)
             attention[name]["kernel"] = attention[name]["kernel"].at[:width].add(added)
-        attention["value"]["kernel"], layer["attention"]["output"]["dense"]["kernel"] = value, output
+        attention["value"]["kernel"] = value
+        layer["attention"]["output"]["dense"]["kernel"] = output
 
     return prime_attention
 
 
 def _prime_rotary(embeddings: Params, config: ModernBertConfig, stddev: float) -> Callable[..., None]:
     """As `_prime_table`, for rotary positions, with a first entry that all embeddings share (see the module)."""
-    words, size = embeddings["tok_embeddings"], config.hidden_size
+    words = embeddings["tok_embeddings"]
+    size = config.hidden_size
     words["embedding"] = words["embedding"].at[:, 0].set(SHARED * np.sqrt(size) * stddev)
     shared = SHARED * np.sqrt(size / (1 + SHARED**2))  # after the norm
 
@@ -97,7 +103,8 @@ def _prime_rotary(embeddings: Params, config: ModernBertConfig, stddev: float) -
         plain = [(length_F, 0 * length_F)] * config.num_attention_heads
         query_H, key_H = (jnp.asarray(np.concatenate(planes, axis=None), jnp.float32) for planes in (ahead, plain))
         kernel = layer["attn"]["Wqkv"]["kernel"].at[0, 0].add(query_H).at[0, 1].add(key_H)
-        layer["attn"]["Wqkv"]["kernel"], layer["attn"]["Wo"]["kernel"] = kernel.at[:, 2].set(value), output
+        layer["attn"]["Wqkv"]["kernel"] = kernel.at[:, 2].set(value)
+        layer["attn"]["Wo"]["kernel"] = output
 
     return prime_attention
 

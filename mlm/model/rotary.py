@@ -15,8 +15,10 @@ def rotate(x_BxLxH: Array, cos: Array, sin: Array) -> Array:
     """Returns x rotated by the angles: a head's first and second half are the planes' two coordinates."""
     rows, length, _ = x_BxLxH.shape
     halves = x_BxLxH.astype(jnp.float32).reshape(rows, length, -1, 2, cos.shape[-1])
-    first, second = halves[..., 0, :], halves[..., 1, :]
-    cos, sin = cos[:, :, None], sin[:, :, None]
+    first = halves[..., 0, :]
+    second = halves[..., 1, :]
+    cos = cos[:, :, None]
+    sin = sin[:, :, None]
     rotated = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-2)
     return rotated.reshape(x_BxLxH.shape).astype(x_BxLxH.dtype)
 

@@ -37,14 +37,16 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
         if name.startswith((*TIED, NEXT_SENTENCE)) or name.endswith(BUFFERS):
             continue
         *scope, leaf = name.split(".")
-        leaf, value = OLD_NAMES.get(leaf, leaf), np.asarray(value, np.float32)
+        leaf = OLD_NAMES.get(leaf, leaf)
+        value = np.asarray(value, np.float32)
         if leaf == "weight":
             if scope[-1].lower().endswith("norm"):
                 leaf = "scale"
             elif scope[-1].endswith("_embeddings"):
                 leaf = "embedding"
             else:
-                leaf, value = "kernel", value.T
+                leaf = "kernel"
+                value = value.T
             if scope[-1] in PARTS:
                 value = value.reshape(len(value), PARTS[scope[-1]], -1)
         flat[(*scope, leaf)] = value

@@ -78,10 +78,9 @@ class Pretraining(PretrainingData):
 
     def make_attention(self, module: Model) -> Attention:
         """Returns the attention that all layers of the module call; `mlm.model.attention.Attention` says how."""
-        masks_itself = any(
-            getattr(type(self), name) is not getattr(Pretraining, name)
-            for name in ("make_masking", "inputs", "forward")
-        )
+        # A subclass that makes or hands on masks of its own may take tokens out of a row that is full.
+        maskers = ("make_masking", "make_eval_masking", "inputs", "forward")
+        masks_itself = any(getattr(type(self), name) is not getattr(Pretraining, name) for name in maskers)
         return attention.make_attention(
             self.config.model.attention,
             module.config,
@@ -89,7 +88,7 @@ class Pretraining(PretrainingData):
             windows=set(module.windows()),
             mesh=self.mesh,
             dtype=self.config.model.dtype,
-            padding="any" if masks_itself else self.info.padding,  # a subclass may take tokens out
+            padding="any" if masks_itself else self.info.padding,
         )
 
     def make_masking(self) -> Masking:

@@ -68,7 +68,14 @@ def _both_ways(task: Pretraining, name: str, window: int) -> Callable[..., Any]:
     mesh = one_device(jax.local_devices()[0])
     isolated = task.config.data.isolate_documents
     heads = task.module.config.num_attention_heads // task.mesh.shape["tensor"]
-    attend = functools.partial(attention.KERNELS[name], heads=heads, window=window, isolated=isolated, mesh=mesh)
+    attend = functools.partial(
+        attention.KERNELS[name],
+        heads=heads,
+        window=window,
+        isolated=isolated,
+        mesh=mesh,
+        padding=task.info.padding,
+    )
 
     @jax.jit
     def run(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, grad_BxLxH):

@@ -57,13 +57,17 @@ class Session:
 
 
 def made_up_rows(task: Pretraining) -> dict[str, np.ndarray]:
-    """Returns a global batch of two documents a row, the last row half padding; the same on every host."""
+    """Returns a global batch of two documents a row, the same on every host; the last row is half padding, if rows are.
+
+    Kernels rely on what the data says of its rows.
+    """
     batch = steps.random_rows(task)
     info = task.info
     half = max(info.length // 2, 1)
     batch["input_ids"][:, ::half] = info.special_ids["cls"]
-    batch["input_ids"][-1, half:] = info.special_ids["pad"]
-    batch["attention_mask"][-1, half:] = 0
+    if info.padding != "none":
+        batch["input_ids"][-1, half:] = info.special_ids["pad"]
+        batch["attention_mask"][-1, half:] = 0
     return batch
 
 

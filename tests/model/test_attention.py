@@ -250,9 +250,11 @@ def test_a_row_of_padding_alone_stays_finite():
     assert all(np.isfinite(array).all() for array in case.both_ways(case.attend))
 
 
-@pytest.mark.parametrize("mesh", [(2, 1, 1), slow((2, 2, 2))])
-@pytest.mark.parametrize(("padding", "isolated"), [("none", False), ("end", False), slow("end", True)])
-def test_a_model_has_the_loss_and_gradients_of_plain_jax(padding, isolated, mesh, monkeypatch):
+@pytest.mark.parametrize(
+    ("mesh", "padding", "isolated"),
+    [((1, 1, 1), "none", False), ((2, 2, 2), "end", False), slow((2, 2, 2), "end", True), slow((4, 1, 2), "any", True)],
+)
+def test_a_model_has_the_loss_and_gradients_of_plain_jax(mesh, padding, isolated, monkeypatch):
     """ModernBERT, global and local layers, in five blocks."""
     monkeypatch.setattr(attention, "CUDNN_BLOCK", 8)
     sizes = ("model.family=modernbert", "model.layers=2", "model.global_every=2", "model.local_attention=4")

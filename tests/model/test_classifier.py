@@ -36,8 +36,7 @@ def test_a_regression_has_no_classes():
     assert classifier.kind(config) == "regression", "one number, in a folder made elsewhere"
 
 
-@pytest.mark.parametrize("name", ["Roberta", "Bert", "ModernBert"])
-@pytest.mark.parametrize("of_tokens", [False, True])
+@pytest.mark.parametrize(("name", "of_tokens"), [("Roberta", False), ("Bert", False), ("ModernBert", True)])
 def test_dropout_of_the_head(name, of_tokens):
     """On with a key alone, and a function of the key and the row; the first token alone classifies a row."""
     rates = {"classifier_dropout": 0.5, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

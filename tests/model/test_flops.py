@@ -57,12 +57,6 @@ def test_a_run_counts_the_windows_of_its_local_layers(layers, every, window, loc
     assert all_global - found == pytest.approx(len(local) * left_out * 2 * hidden * 2 * 3)
 
 
-def test_rows_and_flops_of_a_branch_are_its_own():
-    task = tiny_run("train.steps=11", "train.branch_from=runs/a@4", "masking.rate=0.4", "masking.end_rate=0.2")
-    token = task.flops_per_token(32, 0.4 - 0.2 * 0.5)
-    assert task.useful_flops(7, 0.0) == pytest.approx(3 * 16 * 32 * token), "steps 4, 5, 6 of 10"
-
-
 def test_flops_know_the_falling_rate_and_the_short_rows():
     """The steps of short rows and those of long ones, each with its own attention and the mean rate of its steps."""
     falls = ("train.steps=11", "masking.rate=0.4", "masking.end_rate=0.2")

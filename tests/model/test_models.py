@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
-from flax import linen
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 from transformers import FlaxPreTrainedModel
@@ -103,19 +102,6 @@ def test_modernbert_is_drawn_as_pytorch_s():
         assert np.abs(flat[name]).max() <= 2 * stddev, name
 
 
-@pytest.mark.standard
-@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "ModernBertForMaskedLM"])
-def test_a_model_is_saved_and_read_as_transformers_does(name, tmp_path):
-    model = make(name, num_labels=3)
-    model.save_pretrained(tmp_path)
-    architectures = json.loads((tmp_path / "config.json").read_text())["architectures"]
-    assert architectures == [name]
-    again = type(model).from_pretrained(str(tmp_path))
-    jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
-    classifier = class_of(name.replace("MaskedLM", "SequenceClassification"))
-    assert classifier.from_pretrained(str(tmp_path)).params["classifier"]
-
-
 def test_weights_of_pytorch_s_modernbert_are_read_with_or_without_a_head_and_others_refused(tmp_path):
     model = make("ModernBertForMaskedLM")
     model.config.save_pretrained(tmp_path)
@@ -130,14 +116,9 @@ def test_weights_of_pytorch_s_modernbert_are_read_with_or_without_a_head_and_oth
             jax.tree.map(np.testing.assert_array_equal, again.params[part], model.params[part])
     with pytest.raises(ValueError, match=r"Wi/kernel is .*, 2, 8"):
         type(model).from_pretrained(tmp_path, intermediate_size=8)
-    classifier = mlm.model.FlaxModernBertForSequenceClassification
-    more = {"num_labels": 5, "revision": "main", "local_files_only": True, "ignore_mismatched_sizes": True}
-    assert classifier.from_pretrained(tmp_path, **more).params["classifier"]["bias"].shape == (5,)
-    _, params = classifier.from_pretrained(pretrained_model_name_or_path=tmp_path, _do_init=False)
-    assert "classifier" not in params
-    save_file({f"encoder.{name}": value for name, value in bare.items()}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model\.safetensors.*model/embeddings"):
-        type(model).from_pretrained(str(tmp_path))
+    classifier = class_of("ModernBertForSequenceClassification")
+    loaded = classifier.from_pretrained(tmp_path, num_labels=5, revision="main", ignore_mismatched_sizes=True)
+    assert loaded.params["classifier"]["bias"].shape == (5,)
 
 
 def test_a_modernbert_that_transformers_5_has_saved_keeps_its_layers_and_rotary_bases(tmp_path):
@@ -156,7 +137,7 @@ def test_a_modernbert_that_transformers_5_has_saved_keeps_its_layers_and_rotary_
 
 @pytest.mark.standard
 def test_linen_s_tools_work():
-    """`capture_intermediates`, `sow` in a module of one's own, and `tabulate`."""
+    """`capture_intermediates`, and `sow` in a module of one's own."""
     model, (ids, mask) = make("RobertaForMaskedLM"), inputs()
 
     class Entropy(type(model.module.clone())):
@@ -175,8 +156,6 @@ def test_linen_s_tools_work():
     shapes = {"/".join(path): jax.tree.leaves(value)[0].shape for path, value in flatten_dict(state).items()}
     assert shapes["intermediates/roberta/encoder/layer/1/__call__"] == (4, 32, 32)
     assert 0.1 < state["intermediates"]["entropy"][0].mean() < np.log(100)
-    table = linen.tabulate(module, jax.random.key(0), console_kwargs={"width": 200})(ids, mask)
-    assert "roberta/encoder/layer/1" in table and "word_embeddings" in table
 
 
 @pytest.mark.parametrize(("name", "longest"), [("RobertaForMaskedLM", 40 - PAD - 1), ("BertForMaskedLM", 40)])
@@ -228,12 +207,9 @@ def test_what_is_asked_for_is_recomputed(name):
 
 
 def test_camembert_is_a_roberta_with_a_config_of_its_own():
-    model, (ids, mask) = make("CamembertForMaskedLM"), inputs()
+    model = make("CamembertForMaskedLM")
     assert isinstance(model, transformers.FlaxRobertaForMaskedLM)
     assert (type(model).config_class, type(model.config)) == (transformers.CamembertConfig,) * 2
-    roberta = make("RobertaForMaskedLM")
-    ours = jax.jit(lambda params: model(ids, mask, params=params).logits)(model.params)
-    np.testing.assert_array_equal(ours, jax.jit(lambda params: roberta(ids, mask, params=params).logits)(model.params))
 
 
 @pytest.mark.parametrize(
