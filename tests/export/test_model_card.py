@@ -1,7 +1,6 @@
 """The model card: metadata that the Hub's own library reads back, and the numbers of the run that made the model."""
 
 import argparse
-import ast
 import dataclasses
 import html
 import html.parser
@@ -162,20 +161,6 @@ def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
     assert f"{10 * 32 * 0.5 / 100:.2f}" in row(card_of(branch, tmp_path, history=history), "web"), "epochs of its own"
 
 
-def test_an_early_checkpoint_is_one_of_a_longer_run(model, tmp_path):
-    """Of which the shares are, in steps, epochs or hours; of hours, they are not shares of the steps."""
-    keys = {"schedule__warmup": 0.1, "data__short_length": 16, "masking__end_rate": 0.3}
-    hours = with_keys(model, **keys, train__steps=0, train__hours=24.0)
-    hours.meta["share"] = 0.4567
-    epochs = with_keys(model, **keys, train__steps=0, train__epochs=2.0)
-    for early, steps in ((hours, "40, at 45.7% of the run's 24 hours"), (epochs, "40 of 63")):
-        card = html.unescape(card_of(early, tmp_path))
-        assert row(card, "steps") == [steps]
-        assert row(card, "learning rate")[0].endswith("warmup 10.0% of the run")
-        assert "; in the first 90% of the run each is read as" in row(card, "rows in a step")[0]
-        assert card.count("% of the tokens, 30% at the end of the run") == 2
-
-
 def test_what_a_class_makes_is_not_said_to_be_the_config_s(model, tmp_path):
     changed = with_keys(model)
     changed.meta["class"] = {"name": "a.B", "overrides": ["make_masking", "make_optimizer"], "files": []}
@@ -183,20 +168,6 @@ def test_what_a_class_makes_is_not_said_to_be_the_config_s(model, tmp_path):
     for name in ("optimizer", "gradient clipping", "predicted"):
         assert " of its class; the config has " in row(card, name)[0]
     assert "It was trained to predict" not in card
-
-
-def test_what_was_left_out_of_the_data_and_padded_is_said(model, history, tmp_path):
-    """A text that is a row, and longer than that, is not read to its end."""
-    counts = {"kept_out": 8, "cut_tokens": 900_000, "padding_tokens": 55}
-    splits = {name: dataclasses.replace(split, **counts) for name, split in MANIFEST.splits.items()}
-    for rows, left_out in (("lines", "900,000"), ("documents", None)):
-        manifest = dataclasses.replace(MANIFEST, splits=splits, rows=rows)
-        card = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, manifest=manifest))
-        assert f"Rows of 32 tokens (`shards.rows={rows}`):" in card
-        assert row(card, "padding") == ["55", "55"]
-        assert row(card, "documents with text of benchmarks, dropped") == ["8", "8"]
-        beyond = "tokens beyond the length of a row, left out"
-        assert row(card, beyond) == [left_out] * 2 if left_out else beyond not in card
 
 
 def test_a_branch_names_the_keys_that_change_a_number(model, tmp_path):
@@ -222,16 +193,6 @@ def test_losses_have_a_table_and_a_picture(model, tmp_path):
     assert re.findall(r"^\| (\d+) \| 4.125", card, re.MULTILINE) == ["1", "15", "29", "43", "58", "72", "86", "100"]
 
 
-def test_the_table_of_glue(model, history, tmp_path):
-    rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
-    tasks = {"rte": rte, "cola": {"failed": "no"}}
-    table = {"protocol": "mosaic", "device_hours": 1.5, "average": 0.61, "tasks": tasks}
-    card = card_of(with_keys(model), tmp_path, history=dataclasses.replace(history, glue=table))
-    assert row(card, "rte")[:4] == ["accuracy", "61.0%", "58.0% to 65.0%", "3"] and "| cola | failed |" in card
-    assert row(card, "average")[1] == "61.0%" and "mosaic" in card
-    assert "## GLUE" not in card_of(with_keys(model), tmp_path, history=history)
-
-
 def test_the_whole_config_and_every_fingerprint(model, history, tmp_path):
     trained = with_keys(model, corpus__sources=["text:a|b\n</details>*"])
     card = card_of(trained, tmp_path, history=history)
@@ -241,12 +202,6 @@ def test_the_whole_config_and_every_fingerprint(model, history, tmp_path):
     assert row(card, "data", -1) == [f"`{'ab' * 32}`"]
     assert row(card, "tokenizer", -1) == [f"`{tokenizer.fingerprint(model.tokenizer)}`"]
     assert re.search(r"\| code that exported it \| `[0-9a-f]{64}`(, commit `[0-9a-f]{40}(-dirty)?`)? \|", card)
-
-
-def test_the_commit_of_a_host_without_git_is_what_its_launcher_says(model, tmp_path, monkeypatch):
-    commit = f"{'0' * 40}-dirty"
-    monkeypatch.setenv("MLM_COMMIT", commit)
-    assert f", commit `{commit}` |" in card_of(model, tmp_path)
 
 
 HOSTILE = (
@@ -284,19 +239,6 @@ def test_what_a_config_or_a_name_holds_comes_out_as_text(model, history, tmp_pat
         (line,) = [line for line in card.splitlines() if line.startswith(f"| {name} |")]
         assert shown(f"|||\n|---|---|\n{line}")[1].removeprefix(name).replace(": ", ":") == wanted.replace(": ", ":")
     assert all(line.isprintable() for line in card.splitlines())
-
-
-@pytest.mark.parametrize("hostile", HOSTILE[:-1])
-def test_the_metadata_parse_back_to_the_same_values(model, tmp_path, hostile):
-    """The mask token too, which is whatever the tokenizer has; and the example is Python."""
-    trained = with_keys(model, corpus__sources=[HUB_SOURCE])
-    model_card.write(tmp_path, trained, hostile, scores=SCORES, name=hostile, history=None)
-    metadata = metadata_load(tmp_path / "README.md")
-    assert metadata["mask_token"] == hostile and metadata["tags"] == ["roberta", "fill-mask", "jax"]
-    assert metadata["model-index"][0]["name"] == " ".join(hostile.split())
-    (example,) = re.findall(r"```python\n(.*?)\n```\n", (tmp_path / "README.md").read_text(), re.DOTALL)
-    values = [node.value for node in ast.walk(ast.parse(example)) if isinstance(node, ast.Constant)]
-    assert values[-1] == f"The function returns a {hostile} of all elements."
 
 
 @pytest.mark.standard

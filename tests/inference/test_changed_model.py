@@ -49,10 +49,10 @@ def test_a_changed_model_is_evaluated_with_its_own_keys(tmp_path):
 
 
 def test_metrics_of_ones_own_are_shown_and_standard_numbers_once():
-    scores = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.5, "predictions": 10, "loss_se_records": 0.1}
+    scores = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.5, "predictions": 5000, "loss_se_records": 0.1}
     pseudo = {f"pseudo_{name}": 3.5 for name in ("loss", "perplexity", "accuracy", "tokens", "rows")}
     result = {"split": "validation", "model": "runs/a", **scores, "rare_accuracy": 0.1251, **pseudo}
     result |= {f"web/{name}": value for name, value in scores.items()} | {"web/rare_accuracy": 0.0625}
     lines = [line for line in evaluate.summary(result) if isinstance(line, str)]
     shown = [line.partition("accuracy 50.00%, ")[2] for line in lines[1:3]]
-    assert shown == [f"rare_accuracy {value}, on 10 masked tokens" for value in ("0.1251", "0.0625")]
+    assert shown == [f"rare_accuracy {value}, on 5,000 masked tokens" for value in ("0.1251", "0.0625")]

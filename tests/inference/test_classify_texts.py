@@ -108,15 +108,6 @@ def test_words(tmp_path_factory):
             predicted(predictor, line)
 
 
-def test_texts_give_a_table(trained_classifier, predictor):
-    out = io.StringIO()
-    answer_texts(classifier_of(trained_classifier, top_k=2), TEXTS[:2], Terminal(), out)
-    first, second, _ = out.getvalue().split("\n\n")
-    assert first.splitlines()[0] == TEXTS[0] and len(second.splitlines()) == 3
-    (best,) = predicted(predictor, TEXTS[0] + "\n")
-    assert first.splitlines()[1].split() == [f"{best['probabilities'][best['label']]:.2%}", best["label"]]
-
-
 @pytest.mark.parametrize(
     ("line", "match"),
     [
@@ -141,8 +132,3 @@ def test_a_hostile_label_does_not_reach_a_terminal(trained_classifier):
         assert (r"\u001b[2J" in stdout.getvalue()) == stdout.isatty() != ("\x1b" in stdout.getvalue())
     (line,) = predicted(predictor, "rain\n")
     assert line["label"].startswith("\x1b[2J"), "as it is, for programs"
-
-
-def test_no_labels_are_asked_for(trained_classifier):
-    with pytest.raises(InputError, match="--top-k=0"):
-        classifier_of(trained_classifier, top_k=0)

@@ -86,6 +86,19 @@ def test_scores_are_those_of_a_plain_loop_in_pytorch(folders, texts, tmp_path):
     assert estimate["high"] - estimate["low"] == pytest.approx(high - low, rel=0.25), "a bootstrap over documents"
 
 
+def test_bits_are_per_byte_of_the_word_s_utf_8(trained_workdir, monkeypatch):
+    """Not per character, and of the words alone, without the white space between them."""
+    monkeypatch.setattr(comparison, "_score", lambda config, name, opened, rows, spellings_W: np.ones((2, len(rows))))
+    name = str(trained_workdir.root)
+    text = "na\u00efve caf\u00e9  plain \u6771"
+    result = run([name], [text], count=9)
+    scores = result["groups"]["words"]["as they are"]["scores"][name]
+    size = sum(len(word.encode()) for word in text.split())
+    assert result["asked"] == 4 and size > len("".join(text.split()))
+    assert scores["bits_per_byte"]["mean"] == pytest.approx(4 / np.log(2) / size)
+    assert (scores["nats_per_word"]["mean"], scores["exact_match"]["mean"]) == (1.0, 1.0)
+
+
 def test_a_mean_and_its_interval_by_document():
     scores = {"a": np.array([[1.0, 2.0, 3.0, 6.0], [1.0, 0.0, 0.0, 1.0]])}
     bytes_W, documents_W, chosen_W = np.array([1, 2, 3, 9]), np.array([7, 7, 9, 7]), np.array([True, True, True, False])

@@ -13,10 +13,9 @@ from transformers import FlaxRobertaForMaskedLM
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.inference import fill_mask, minimal_pairs
-from mlm.inference.answers import STREAM, answer_texts
+from mlm.inference.answers import answer_texts
 from mlm.inference.classify_texts import TextClassifier
 from mlm.inference.fill_mask import FillMask
-from mlm.inference.forward import make_forward
 from mlm.inference.minimal_pairs import Pair
 from mlm.model.module import position_ids
 from tests.support.streams import Pipe, Terminal
@@ -68,12 +67,6 @@ def test_fillings_are_the_softmax_of_the_full_head_without_padding(model, tok, f
     assert len(seen) > 2, "fillings that don't depend on the text prove little"
 
 
-def test_few_compilations(model, tok):
-    traced, rows = [], [tok("a <mask> of " + "the " * count)["input_ids"] for count in range(24)]
-    make_forward(model, lambda logits: traced.append(logits.shape) or logits)(rows, [[2]] * len(rows))
-    assert len(traced) == 1, "texts of up to 32 tokens with one mask must share one program"
-
-
 def test_a_row_as_long_as_the_positions_is_read_and_a_longer_one_refused(tok, filler):
     text = "<mask>" * 30  # <s> and </s> come on top
     assert len(tok(text)["input_ids"]) == 32
@@ -97,17 +90,6 @@ def test_what_can_not_be_filled_is_named(filler, text, match):
         filler(["a fine <mask>", text])
 
 
-def test_calls_without_sense(model, tok, filler):
-    for top_k in (0, 1_000_000):
-        with pytest.raises(InputError, match=f"--top-k={top_k}: .*1000"):
-            FillMask(model, tok, top_k)
-    for targets, match in (([""], "--targets: "), (["\udcff"], r"--targets: '\\udcff': .* UTF-8")):
-        with pytest.raises(InputError, match=match):
-            FillMask(model, tok, 5, targets)
-    with pytest.raises(InputError, match="give texts"):
-        answer_texts(filler, [], Terminal(), io.StringIO())
-
-
 def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
     tok.save_pretrained(tmp_path)
     larger = tokenizer.load(str(tmp_path))
@@ -127,14 +109,6 @@ def test_texts_give_a_table(filler):
     best = filler([TEXTS[0]])[0][0][0]
     assert lines[1].split() == [f"{best['score']:.2%}", best["token_str"].strip() or repr(best["token_str"])]
     assert three.startswith(TEXTS[2]) and len(three.splitlines()) == 1 + 3 * 6
-
-
-def test_a_pipe_gives_a_line_of_json_for_each_line(filler):
-    texts = [f"{TEXTS[i % 4]} {i}" for i in range(STREAM + 5)]  # more than are filled at a time
-    lines = [json.loads(line) for line in run(filler, stdin="\n".join(texts) + "\r\n").splitlines()]
-    assert [line["text"] for line in lines] == texts
-    for line, fillings in zip(lines[::7], filler(texts)[::7], strict=True):
-        assert [[f["token"] for f in mask] for mask in line["fillings"]] == [[f["token"] for f in m] for m in fillings]
 
 
 @pytest.mark.parametrize(("encoding", "errors"), [("ascii", "surrogateescape"), ("latin-1", "strict")])

@@ -123,14 +123,6 @@ def test_the_command(trained_workdir, tmp_path, capsys):
     refuse([*command[:2], "--phenomenon=field"], 2, "--phenomenon=field", "--pairs", capsys=capsys)
 
 
-def test_a_phenomenon_is_a_column_or_the_name_of_the_file(tmp_path):
-    found = minimal_pairs.read(write_jsonl(tmp_path / "pairs.jsonl", ROWS), "field")
-    assert [pair.texts for pair in found] == [(row["sentence_good"], row["sentence_bad"]) for row in ROWS]
-    assert {pair.phenomenon for pair in found} == {"syntax"}
-    (tmp_path / "pairs.csv").write_text("sentence_good,sentence_bad\nIt works.,It work.\n")
-    assert minimal_pairs.read(f"csv:{tmp_path}/pairs.csv")[0][:2] == (("It works.", "It work."), "pairs")
-
-
 GOOD = {"sentence_good": "It works.", "sentence_bad": "It work."}
 
 
@@ -147,18 +139,6 @@ def test_a_pair_that_can_not_be_scored_is_named(model, tmp_path, row, match):
     source = write_jsonl(tmp_path / "pairs.jsonl", [GOOD, row])
     with pytest.raises(InputError, match=f"{source}.* line 2: .*{match}"):
         minimal_pairs.encode(minimal_pairs.read(source), model)
-
-
-def test_what_is_no_source_is_refused(tmp_path):
-    for source, match in (
-        (f"jsonl:{tmp_path}/none*.jsonl", "no such file"),
-        ("blimp", "jsonl:FILE"),
-        (write_jsonl(tmp_path / "empty.jsonl", []), "no rows"),
-    ):
-        with pytest.raises(InputError, match=f"^--pairs=.*{match}"):
-            minimal_pairs.read(source)
-    with pytest.raises(InputError, match=r"line 1: its 'kind' .* sentence_good, sentence_bad"):
-        minimal_pairs.read(write_jsonl(tmp_path / "one.jsonl", [GOOD]), "kind")
 
 
 def test_a_model_that_gives_no_numbers_has_no_accuracy(model, pairs):

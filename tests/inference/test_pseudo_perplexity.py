@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 from transformers import FlaxRobertaForMaskedLM
 
 from mlm.data import batches, tokenizer
-from mlm.errors import InputError
 from mlm.inference import pseudo_perplexity
 from mlm.training import sharding
 from tests.support.corpora import real_texts
@@ -75,9 +74,3 @@ def test_a_sample_is_spread_evenly_over_the_split(manifest):
     assert attention.shape == ids.shape
     all_ids, _ = pseudo_perplexity.sample(iter(whole), count=10 * records, records=records)
     assert np.array_equal(all_ids, every), "asked for more than there are: each of them once"
-
-
-def test_rows_of_special_tokens_alone_are_refused(model):
-    ids = np.full((2, 32), 2, np.int32)
-    with pytest.raises(InputError, match=r"--pseudo: .*special tokens"):
-        score(model, (ids, np.ones_like(ids)), batch=8, devices=1)

@@ -88,17 +88,6 @@ def test_documents_are_cut_before_white_space_at_the_same_characters():
     assert sorted(word for inside in windows.values() for word in inside) == asked
 
 
-def test_what_can_not_be_cut_is_in_no_window():
-    texts = ["x" * 30, "a " + "y" * 30 + " b", "\u6f22\u5b57" * 3]
-    asked, _ = words.draw(texts, 99, 0)
-    windows, refused = words.cut(texts, asked, 10, [(list, 2)])
-    assert {texts[d][start:stop] for d, start, stop in windows} == {
-        *("a", " b", "\u6f22", "\u5b57\u6f22", "\u5b57", "\u6f22\u5b57")
-    }
-    assert refused == 3, "six characters, and their halves"
-    assert sum(map(len, windows.values())) == len(asked) - 2, "words of 30 characters"
-
-
 def test_uncased_wordpiece():
     """Accents and case go, a marked character that it lacks makes the whole piece unknown, and [MASK] in it is text."""
     tok = uncased("cafe", "##s", "don", "'", "t", "the", "(", ")", "x", ",", "mask", "[", "]")
