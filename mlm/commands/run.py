@@ -53,14 +53,17 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
     """Prints the scores, some sentences of the validation split filled, and the paths."""
-    from mlm.inference import fill_mask
+    from mlm.inference import fill_mask, results
 
     scores = logs.read(workdir.metrics, "eval")[-1]
     entropy = manifest.splits["validation"].unigram_entropy
     print(f"\nevaluation after {scores['step']} steps, on {scores['predictions']:,} masked tokens")
-    loss = f"{scores['loss']:.3f} nats{logs.errors(scores, 3)}"
-    print(f"  loss {loss}, perplexity {scores['perplexity']:.1f}, accuracy {scores['accuracy']:.1%}")
-    if entropy is not None:
+    if remark := results.remark_on_few(scores):
+        print(f"  {remark}")
+    if scores["loss"] is not None:  # some tokens were masked
+        loss = f"{scores['loss']:.3f} nats{logs.errors(scores, 3)}"
+        print(f"  loss {loss}, perplexity {scores['perplexity']:.1f}, accuracy {scores['accuracy']:.1%}")
+    if entropy is not None and scores["loss"] is not None:
         where = "below" if scores["loss"] < entropy else "above"
         difference = abs(entropy - scores["loss"])
         print(f"  unigram entropy of the split {entropy:.3f} nats: the model is {difference:.2f} {where} it")

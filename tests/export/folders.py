@@ -11,10 +11,9 @@ from safetensors.numpy import load_file, save_file
 SCORES = {"step": 5, "kind": "eval", "loss": 3.25, "perplexity": 25.79, "accuracy": 0.31, "predictions": 12345}
 # of classifiers: arguments of `trained_classifier.make`
 KINDS = {"classes": {}, "tokens": {"of_tokens": True}, "pairs": {"pair": True}, "regression": {"labels": ()}}
-KINDS |= {"modernbert": {"family": "modernbert"}, "modernbert tokens": {"family": "modernbert", "of_tokens": True}}
+KINDS |= {"modernbert": {"family": "modernbert"}}
 KINDS |= {"prelayernorm": {"family": "roberta_prelayernorm"}, "bert pairs": {"pair": True, "is_bert": True}}
 KINDS |= {"real-bert pairs": {"family": "bert", "pair": True, "is_bert": True}}
-KINDS |= {"real-bert tokens": {"family": "bert", "of_tokens": True, "is_bert": True}}
 
 
 def change_tensors(folder: pathlib.Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:

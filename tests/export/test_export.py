@@ -190,11 +190,3 @@ def test_the_tokenizer_gives_what_the_model_takes_alone(tmp_path, monkeypatch):
     encoded = AutoTokenizer.from_pretrained(str(tmp_path / "export"))(*texts)
     assert set(encoded) == {"input_ids", "attention_mask"}
     assert encoded["input_ids"] == tokenizer.load(model.tokenizer)(*texts)["input_ids"]
-
-    def copy_as_it_is(model, folder):
-        shutil.copytree(model.tokenizer, folder, dirs_exist_ok=True)
-
-    monkeypatch.setattr(export, "write_tokenizer", copy_as_it_is)
-    with pytest.raises(DamageError, match="token_type_ids"):
-        export.export(model, UPath(tmp_path / "other"), scores=None, name="x")
-    assert not (tmp_path / "other").exists()

@@ -5,14 +5,12 @@ import json
 import jax
 import numpy as np
 import pytest
-from transformers import FlaxRobertaForSequenceClassification
 
-from mlm.errors import DamageError, InputError
-from mlm.export import export, reference
+from mlm.errors import InputError
+from mlm.export import export
 from mlm.model import classifier
 from mlm.pretrained import load, locate
-from tests.export.folders import damage_head, damaged
-from tests.support.trained_classifier import make
+from tests.export.folders import damaged
 
 
 def test_the_folder_is_read_back(classifier_of, trained_classifier):
@@ -39,20 +37,6 @@ def test_the_second_text_has_the_type_that_the_tokenizer_gives_it(classifier_of,
     for content in (settings, saved_by_5):
         file.write_text(json.dumps(content))
         assert (load.load(str(folder), head=load.CLASSIFIER).config.sep_token_id is None) == (not marks)
-
-
-def test_damage_is_found(classifier_of, trained_classifier, tmp_path):
-    folder = damaged(classifier_of("classes").export, tmp_path / "copy", damage_head)
-    with pytest.raises(DamageError, match=r"model\.safetensors: "):
-        export.check_files(folder, reference.compute(trained_classifier), trained_classifier)
-
-
-def test_flax_loads_one_that_predicts_a_number(tmp_path):
-    model = make(tmp_path, labels=())
-    export.write_model(model, tmp_path)
-    stock = FlaxRobertaForSequenceClassification.from_pretrained(str(tmp_path))
-    assert stock.config.num_labels == 1 and stock.config.problem_type == "regression"
-    assert np.array_equal(stock.params["classifier"]["dense"]["bias"], model.params["classifier"]["dense"]["bias"])
 
 
 def test_folders_that_are_no_classifiers(trained_classifier, tmp_path):

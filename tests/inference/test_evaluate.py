@@ -112,13 +112,6 @@ def test_a_folder_is_scored_as_the_checkpoint_whatever_the_family_of_the_config(
     assert not any("weights" in name for name in kept_in(workdir.root))
 
 
-def test_a_model_of_another_family_is_scored(setting, modernbert_folder):
-    """The kernel of the config's own may not support it."""
-    config = tiny_config(*SIZES, "data.isolate_documents=true")
-    found = evaluate.run(config, *setting[1:], model=modernbert_folder, split="validation")
-    assert found["loss"] == pytest.approx(np.log(1000), abs=0.3)
-
-
 @pytest.mark.parametrize(("as_json", "terminal"), [(False, True), (True, True), (False, False), (True, False)])
 def test_a_terminal_gets_the_table_and_a_program_json(monkeypatch, capsys, as_json, terminal):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
