@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    workdir, model = Workdir(args.workdir, create=False), common.named_model(args)
+    workdir = Workdir(args.workdir, create=False)
+    model = common.named_model(args)
     is_classifier = not args.pairs and locate.is_classifier(model or workdir)
     masks = args.masks or args.pseudo or args.draws or args.breakdown or args.dtypes
     others = "--masks, --draws, --pseudo, --breakdown or --dtypes"

@@ -37,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub")
     branch = "with --push: the branch to upload to, such as step-1000; made if it is missing; default: main"
     parser.add_argument("--revision", default="", metavar="BRANCH", help=branch)
-    parser.add_argument("--public", action="store_true", help="with --push: to a public repository, not a private one")
+    parser.add_argument(
+        "--public",
+        action="store_true",
+        help="with --push: to a public repository, not a private one",
+    )
     common.add_host_flags(parser)
 
 

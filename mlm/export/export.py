@@ -64,7 +64,12 @@ def load_checkpoint(workdir: Workdir, entry: Entry, *, step: int | None = None, 
 
 
 def export_checkpoint(
-    model: Pretrained, workdir: Workdir, folder: UPath, *, torch_python: str = "", report: Report = say
+    model: Pretrained,
+    workdir: Workdir,
+    folder: UPath,
+    *,
+    torch_python: str = "",
+    report: Report = say,
 ) -> None:
     """Exports the model of a workdir, with what its logs say of the run up to that step."""
     is_classifier = load.CLASSIFIER in model.params
@@ -138,7 +143,10 @@ def write_model(model: Pretrained, folder: Path) -> None:
         save_file(weights.to_torch(model.params), str(folder / SAFETENSORS), metadata={"format": "pt"})
     else:  # transformers' classes must not load it as another model
         name = type(model.module).__name__
-        content = logs.read_object(folder / "config.json") | {"architectures": [name], "model_type": name.lower()}
+        content = logs.read_object(folder / "config.json") | {
+            "architectures": [name],
+            "model_type": name.lower(),
+        }
         (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if not model.module.in_transformers or model.family.flax_class(model.module.head_name):
         (folder / MSGPACK).write_bytes(to_bytes(model.params))
@@ -150,7 +158,10 @@ def write_tokenizer(model: Pretrained, folder: Path) -> None:
         if (source := UPath(model.tokenizer) / name).is_file():
             (folder / name).write_bytes(source.read_bytes())
     file = folder / "tokenizer_config.json"
-    content = logs.read_object(file) | {"model_max_length": model.longest_row, "model_input_names": _inputs(model)}
+    content = logs.read_object(file) | {
+        "model_max_length": model.longest_row,
+        "model_input_names": _inputs(model),
+    }
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

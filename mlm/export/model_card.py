@@ -45,14 +45,30 @@ TASKS = {  # of the Hub
     "text-classification": "Text Classification",
     "token-classification": "Token Classification",
 }
-METRICS = ("loss", "perplexity", "accuracy", "f1", "f1_macro", "matthews", "mse", "pearson", "spearman")
+METRICS = (
+    "loss",
+    "perplexity",
+    "accuracy",
+    "f1",
+    "f1_macro",
+    "matthews",
+    "mse",
+    "pearson",
+    "spearman",
+)
 ORDER = re.compile(r"data\..*")  # keys that decide in which order a branch reads its rows
 DATA = re.compile(r"(corpus|shards|data)\..*")  # and those that decide which rows these are
 POINTS = 8  # evaluations in the table under the curve
 
 
 def write(
-    folder: Path, model: Pretrained, mask_token: str, *, scores: Line | None, name: str, history: RunSummary | None
+    folder: Path,
+    model: Pretrained,
+    mask_token: str,
+    *,
+    scores: Line | None,
+    name: str,
+    history: RunSummary | None,
 ) -> None:
     """Writes README.md and, from the `history` of a run up to the model's step, the curve of the loss beside it.
 
@@ -85,7 +101,10 @@ def write(
     }
     if not is_classifier:
         values |= _pretraining(model, mask_token) | _course(folder, model, history)
-    cards = templates("mlm.export", finalize=lambda value: value if isinstance(value, Markup) else markdown(str(value)))
+    cards = templates(
+        "mlm.export",
+        finalize=lambda value: value if isinstance(value, Markup) else markdown(str(value)),
+    )
     cards.filters |= {"cell": _cell, "code": code}
     template = cards.get_template("classifier_card.md.j2" if is_classifier else "model_card.md.j2")
     (folder / "README.md").write_text(template.render(values), encoding="utf-8")
@@ -220,7 +239,16 @@ def _code_fingerprint() -> Markup:
     text = code(hashlib.sha256(json.dumps(fingerprints.code(), sort_keys=True).encode()).hexdigest())
     if commit := os.environ.get("MLM_COMMIT"):  # of launch/tpu.py, whose hosts have no git
         return text + ", commit " + code(commit)
-    command = ["git", "-C", str(fingerprints.ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = [
+        "git",
+        "-C",
+        str(fingerprints.ROOT),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     except OSError:  # there is no git

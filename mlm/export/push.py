@@ -22,7 +22,13 @@ from mlm.paths import ANSWER, UPath, local_folder
 from mlm.text import say
 
 PATIENCE = 1800.0  # seconds to try again
-PAUSES = (10.0, 20.0, 40.0, 80.0, 160.0)  # seconds before the next try where the Hub names none; the last repeats
+PAUSES = (
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+)  # seconds before the next try where the Hub names none; the last repeats
 BUSY = (
     408,
     412,
@@ -156,7 +162,10 @@ def _explained(error: BaseException, where: str, redact: Callable[[str], str]) -
         shown = redact(" ".join(words.split()))[:200]
         code = response.status_code
         if code in BUSY or code >= 500:
-            return HubBusyError(f"{where} answers {code} ({shown})", _seconds(response.headers.get("Retry-After", "")))
+            return HubBusyError(
+                f"{where} answers {code} ({shown})",
+                _seconds(response.headers.get("Retry-After", "")),
+            )
         hint = {401: ": the token is not valid there", 403: ": the token may not write there"}.get(code, "")
         return InputError(f"{where} refused with {code}{hint} ({shown}).")
     if isinstance(error, RequestException) and not isinstance(error, ValueError):

@@ -71,7 +71,8 @@ def compute(model: Pretrained) -> Reference:
 
 def _of_masked_lm(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
     """Positions of a text are its first, middle and last token and its first four masks."""
-    longest, mask = model.longest_row, tok.mask_token
+    longest = model.longest_row
+    mask = tok.mask_token
     filler = FILLER.split() * longest
     while len(row := tok(" ".join([*filler, mask]), verbose=False)["input_ids"]) > longest and filler:
         filler = filler[: len(filler) * longest // (len(row) + 1)]  # always fewer

@@ -23,7 +23,9 @@ def verify(folder: str) -> bool:
 
     proof = json.loads((Path(folder) / "proof.json").read_text(encoding="utf-8"))
     tensors = load_file(Path(folder) / "proof.safetensors")
-    rows, task, longest = proof["rows"], proof.get("task", "fill-mask"), proof.get("longest")
+    rows = proof["rows"]
+    task = proof.get("task", "fill-mask")
+    longest = proof.get("longest")
     logits = tensors["logits"] if "logits" in tensors else [tensors[f"logits.{row}"] for row in range(len(rows))]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} texts")
 
@@ -36,7 +38,11 @@ def verify(folder: str) -> bool:
     )
     model = model.float().eval()
     unmatched = sorted(str(key) for keys in loading.values() for key in keys)
-    good = _check(not unmatched, f"weights: every parameter of {type(model).__name__} is there", f"not so: {unmatched}")
+    good = _check(
+        not unmatched,
+        f"weights: every parameter of {type(model).__name__} is there",
+        f"not so: {unmatched}",
+    )
 
     encode = functools.partial(tok, truncation="longest_first", max_length=longest)
     different = [_texts(row) for row in rows if list(encode(*_texts(row))["input_ids"]) != row["ids"]]
@@ -69,11 +75,16 @@ def _same_logits(model, encode, rows: list[dict], logits) -> bool:
         with torch.inference_mode():
             computed = model(**encode(*columns, padding=True, return_tensors="pt")).logits
         for index, row in enumerate(batch):
-            actual, expected = computed[index], logits[first + index]
+            actual = computed[index]
+            expected = logits[first + index]
             if actual.ndim > 1:  # of a padded row
                 actual = actual[row["positions"]] if "positions" in row else actual[: len(row["ids"])]
             if actual.shape != expected.shape:
-                return _check(False, "", f"logits: {tuple(actual.shape)} where {tuple(expected.shape)} are expected")
+                return _check(
+                    False,
+                    "",
+                    f"logits: {tuple(actual.shape)} where {tuple(expected.shape)} are expected",
+                )
             difference = (actual - expected).abs().max().item()
             worst = difference if math.isnan(difference) else max(worst, difference)
             scale = max(scale, expected.abs().max().item())
@@ -83,7 +94,8 @@ def _same_logits(model, encode, rows: list[dict], logits) -> bool:
 
 def _same_fillings(fill, rows: list[dict]) -> bool:
     """Compares token, its text and the score of every filling of every mask, rank by rank; ties may change places."""
-    worst, count = 0.0, 0
+    worst = 0.0
+    count = 0
     for row in rows:
         answers = fill(row["text"])
         answers = answers if isinstance(answers[0], list) else [answers]  # of one mask
@@ -98,16 +110,26 @@ def _same_fillings(fill, rows: list[dict]) -> bool:
                 if not (difference < SCORES and filling["token_str"] == tied["token_str"]):
                     actual, other = (f"{f['token_str']!r} {f['score']:.6f}" for f in (filling, expected))
                     return _check(False, "", f"fillings: {actual}, not {other} in {row['text']!r}")
-                worst, count = max(worst, difference), count + 1
-    return _check(True, f"fillings: {count} of pipeline('fill-mask') are equal, scores to {worst:.1e} relative", "")
+                worst = max(worst, difference)
+                count = count + 1
+    return _check(
+        True,
+        f"fillings: {count} of pipeline('fill-mask') are equal, scores to {worst:.1e} relative",
+        "",
+    )
 
 
 def _label_texts(classify, rows: list[dict], labels: list[str], logits):
     """Yields the answers to texts and pairs, cut by the tokenizer's own limit, and how far they are from the logits."""
     for row, expected in zip(rows, logits):  # noqa: B905
-        texts, logit_of = dict(zip(("text", "text_pair"), row["texts"])), dict(zip(labels, expected.tolist()))  # noqa: B905
+        texts = dict(zip(("text", "text_pair"), row["texts"]))  # noqa: B905
+        logit_of = dict(zip(labels, expected.tolist()))  # noqa: B905
         for answer in classify(texts, truncation=True):
-            yield abs(answer["score"] - logit_of.get(answer["label"], math.inf)), answer["label"], row["texts"]
+            yield (
+                abs(answer["score"] - logit_of.get(answer["label"], math.inf)),
+                answer["label"],
+                row["texts"],
+            )
 
 
 def _label_tokens(classify, rows: list[dict], labels: list[str], logits):
@@ -115,16 +137,27 @@ def _label_tokens(classify, rows: list[dict], labels: list[str], logits):
     for row, expected in zip(rows, logits):  # noqa: B905
         for answer in classify(row["texts"][0]):
             probs = dict(zip(labels, expected[answer["index"]].softmax(-1).tolist()))  # noqa: B905
-            right = (probs.get(answer["entity"], math.inf), max(probs.values()))  # of labels that tie, either is right
+            right = (
+                probs.get(answer["entity"], math.inf),
+                max(probs.values()),
+            )  # of labels that tie, either is right
             yield max(abs(answer["score"] - prob) for prob in right), answer["entity"], row["texts"]
 
 
 def _same_labels(task: str, compared: list[tuple[float, str, list[str]]]) -> bool:
     for difference, label, texts in compared:
         if not difference < LOGITS:
-            return _check(False, "", f"labels: pipeline('{task}') gives {label!r} another score in {texts!r:.80}")
+            return _check(
+                False,
+                "",
+                f"labels: pipeline('{task}') gives {label!r} another score in {texts!r:.80}",
+            )
     largest = max(difference for difference, _, _ in compared)
-    return _check(True, f"labels: {len(compared)} of pipeline('{task}') have the same scores, to {largest:.1e}", "")
+    return _check(
+        True,
+        f"labels: {len(compared)} of pipeline('{task}') have the same scores, to {largest:.1e}",
+        "",
+    )
 
 
 def _relative(one: dict, other: dict) -> float:
@@ -139,7 +172,10 @@ def _check(good: bool, text: str, otherwise: str) -> bool:
 def main(arguments: list[str]) -> int:
     """Runs the checks of the folder named; returns the exit code."""
     if len(arguments) != 1 or not (Path(arguments[0]) / "proof.json").is_file():
-        print("verify_export: name one folder that export wrote (with a proof.json in it).", file=sys.stderr)
+        print(
+            "verify_export: name one folder that export wrote (with a proof.json in it).",
+            file=sys.stderr,
+        )
         return 2
     try:
         return 0 if verify(arguments[0]) else 4

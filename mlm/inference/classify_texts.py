@@ -29,7 +29,9 @@ class TextClassifier:
         if top_k < 1:
             raise InputError(f"--top-k={top_k}: must be at least 1.")
         check_vocabulary(model, tok)
-        self._logits, self._tok, self._top_k = make_forward(model), tok, top_k
+        self._logits = make_forward(model)
+        self._tok = tok
+        self._top_k = top_k
         run = model.run_config
         self._length = model.longest_row if run is None else min(model.longest_row, run.classify.length)
         self._columns: Texts = () if run is None else run.classify.text  # empty if unknown
@@ -50,7 +52,11 @@ class TextClassifier:
         if not all(words):
             raise InputError(f"{name}: has an empty word; remove it.")
         encoded = self._encode((" ".join(words),), name)
-        return {"text": joined}, (words, encoded["input_ids"], examples.first_pieces(encoded.encodings[0], words))
+        return {"text": joined}, (
+            words,
+            encoded["input_ids"],
+            examples.first_pieces(encoded.encodings[0], words),
+        )
 
     def _encode(self, texts: Texts, name: str) -> BatchEncoding:
         if len(texts) not in self._counts:
@@ -75,11 +81,20 @@ class TextClassifier:
 
     def _words(self, logits_LxC: np.ndarray, row: tuple[list[str], list[int], np.ndarray]) -> list[dict[str, Any]]:
         """Returns {"word", "label", "probability"} of each word, by its first piece; "O" of one that was cut off."""
-        (words, _, first_W), probs_LxC, answers = row, _probabilities(logits_LxC), []
+        (words, _, first_W) = row
+        probs_LxC = _probabilities(logits_LxC)
+        answers = []
         for word, piece in zip(words, first_W, strict=True):
-            label, prob = self._names[int(probs_LxC[piece].argmax())], float(probs_LxC[piece].max())
+            label = self._names[int(probs_LxC[piece].argmax())]
+            prob = float(probs_LxC[piece].max())
             is_cut = piece < 0
-            answers.append({"word": word, "label": "O" if is_cut else label, "probability": None if is_cut else prob})
+            answers.append(
+                {
+                    "word": word,
+                    "label": "O" if is_cut else label,
+                    "probability": None if is_cut else prob,
+                }
+            )
         return answers
 
     def table(self, answer: dict[str, Any]) -> Iterator[str]:
@@ -112,5 +127,6 @@ def parse(text: str, columns: Texts, name: str) -> Texts | list[str]:
         texts = tuple(content.get(key) for key in keys)
         if all(isinstance(text, str) for text in texts):
             return texts
-    expected, keys = " and ".join(columns or ("text",)), printable(", ".join(content))[:200] or "none"
+    expected = " and ".join(columns or ("text",))
+    keys = printable(", ".join(content))[:200] or "none"
     raise InputError(f"{name}: the JSON object has no text under {expected}; its keys: {keys}.")

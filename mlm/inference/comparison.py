@@ -40,7 +40,13 @@ from mlm.tasks.changed_model import with_class
 from mlm.text import say
 
 LENGTHS = 64  # tokens: rows are padded to a multiple of it, and predictions to a power of 4: few programs are compiled
-FREQUENCIES = {"1": 1, "2-9": 2, "10-99": 10, "100-999": 100, "1,000+": 1000}  # where bands begin: times in the text
+FREQUENCIES = {
+    "1": 1,
+    "2-9": 2,
+    "10-99": 10,
+    "100-999": 100,
+    "1,000+": 1000,
+}  # where bands begin: times in the text
 CHARACTERS = {"1-3": 1, "4-6": 4, "7-9": 7, "10+": 10}
 
 
@@ -67,7 +73,13 @@ def open_models(names: Sequence[str], entry: Entry) -> dict[str, Opened]:
 
 
 def compare(
-    config: ConfigDict, models: dict[str, Opened], texts: Sequence[str], *, count: int, size: int, seed: int
+    config: ConfigDict,
+    models: dict[str, Opened],
+    texts: Sequence[str],
+    *,
+    count: int,
+    size: int,
+    seed: int,
 ) -> dict[str, Any]:
     """Returns the scores of models on `count` words of the texts, in windows of at most `size` characters."""
     drawn, counts = words.draw(texts, count, seed)
@@ -98,9 +110,18 @@ def compare(
     scores = {name: _score(config, name, models[name], *reading) for name, reading in readings.items()}
     pairs = itertools.combinations(models, 2)
     scores |= {f"{first} - {second}": scores[first] - scores[second] for first, second in pairs}
-    columns = np.array([len(string.encode()) for string in strings]), np.array([word.document for word in asked])
+    columns = (
+        np.array([len(string.encode()) for string in strings]),
+        np.array([word.document for word in asked]),
+    )
     return {
-        **{"seed": seed, "window": size, "documents": len(texts), "words": counts.total(), "asked": len(drawn)},
+        **{
+            "seed": seed,
+            "window": size,
+            "documents": len(texts),
+            "words": counts.total(),
+            "asked": len(drawn),
+        },
         "documents_cut": len({w.document for w in windows if w.stop - w.start < len(texts[w.document])}),
         "windows_cut_for_positions": refused,
         "in_no_window": len(drawn) - len(asked),
@@ -117,16 +138,23 @@ def compare(
 
 
 def _score(
-    config: ConfigDict, name: str, opened: Opened, rows: Sequence[list[int]], spellings_W: np.ndarray
+    config: ConfigDict,
+    name: str,
+    opened: Opened,
+    rows: Sequence[list[int]],
+    spellings_W: np.ndarray,
 ) -> np.ndarray:
     """Returns minus the log probability of each word, in nats, and 1 where the match is exact, [2, W]."""
     say(f"compare: {name} predicts {len(rows):,} words")
     model = load.load(name, head=load.LM_HEAD, flag="--models=")
     model = dataclasses.replace(model, changed_module=opened.model.changed_module)
     score_copies = pseudo_perplexity.make_scorer(config, model, opened.tok.mask_token_id)
-    batch, first_W, stop_W = config.evaluate.batch, spellings_W["first"], spellings_W["stop"]
+    batch = config.evaluate.batch
+    first_W = spellings_W["first"]
+    stop_W = spellings_W["stop"]
     room_W = 4 ** np.ceil(np.log2(np.maximum(stop_W - first_W, 1)) / 2).astype(int)
-    order_W, scores_2xW = np.lexsort(([len(ids) for ids in rows], room_W)), np.empty((2, len(rows)))
+    order_W = np.lexsort(([len(ids) for ids in rows], room_W))
+    scores_2xW = np.empty((2, len(rows)))
     for word_N in np.split(order_W, range(batch, len(rows), batch)):
         copies = np.arange(len(word_N)), first_W[word_N], stop_W[word_N]
         rows_NxL = pad([rows[word] for word in word_N], model, LENGTHS)
@@ -135,14 +163,23 @@ def _score(
 
 
 def _estimates(
-    scores: dict[str, np.ndarray], bytes_W: np.ndarray, documents_W: np.ndarray, chosen_W: np.ndarray
+    scores: dict[str, np.ndarray],
+    bytes_W: np.ndarray,
+    documents_W: np.ndarray,
+    chosen_W: np.ndarray,
 ) -> dict[str, Any]:
     """Returns {"words", "scores": {model or difference: {metric: mean, low, high}}}, no interval of one document."""
     documents, clusters_W = np.unique(documents_W[chosen_W], return_inverse=True)
-    count, ones_W, estimates = len(documents), np.ones(len(chosen_W)), {}
+    count = len(documents)
+    ones_W = np.ones(len(chosen_W))
+    estimates = {}
     for name, (nats_W, exact_W) in scores.items():
         bits = "bits_per_byte", nats_W / math.log(2), bytes_W
-        for metric, *ratio in (("nats_per_word", nats_W, ones_W), bits, ("exact_match", exact_W, ones_W)):
+        for metric, *ratio in (
+            ("nats_per_word", nats_W, ones_W),
+            bits,
+            ("exact_match", exact_W, ones_W),
+        ):
             sum_D, weight_D = (np.bincount(clusters_W, column_W[chosen_W]) for column_W in ratio)
             mean = float(sum_D.sum() / weight_D.sum())
             influence_D = (sum_D - mean * weight_D) / weight_D.sum()  # of each document on the mean; their sum is 0

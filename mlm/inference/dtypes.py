@@ -68,13 +68,18 @@ def compare(
 
 
 def _make_step(
-    modules: Sequence[Model], masking: TokenMasking, mask_seed: int, mesh: Mesh, param_shardings: Params
+    modules: Sequence[Model],
+    masking: TokenMasking,
+    mask_seed: int,
+    mesh: Mesh,
+    param_shardings: Params,
 ) -> Callable[[Params, Batch], dict[str, Any]]:
     """Returns {dtype: RowSums, "same": predictions of a row that are equal, "apart": its largest logit difference}."""
 
     def step(params: Params, batch: Batch) -> dict[str, Any]:
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-        masked, size = masking(make_key(mask_seed), *columns), masking.vocab_size
+        masked = masking(make_key(mask_seed), *columns)
+        size = masking.vocab_size
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         logits = [
             module.logits(params, masked.ids_BxL, batch["attention_mask"], masked.positions_BxK) for module in modules
@@ -83,7 +88,10 @@ def _make_step(
         first, second = (x_BxKxV.astype(jnp.float32) for x_BxKxV in logits)
         same_BxK = jnp.argmax(mask_padding(first, size), axis=-1) == jnp.argmax(mask_padding(second, size), axis=-1)
         apart_BxKxV = jnp.abs(first - second)[..., :size] * weights_BxK[..., None]
-        differences = {"same": jnp.sum(same_BxK * weights_BxK, axis=-1), "apart": jnp.max(apart_BxKxV, axis=(1, 2))}
+        differences = {
+            "same": jnp.sum(same_BxK * weights_BxK, axis=-1),
+            "apart": jnp.max(apart_BxKxV, axis=(1, 2)),
+        }
         return dict(zip(DTYPES, sums, strict=True)) | differences
 
     return evaluation.jit_eval_step(step, mesh, param_shardings)

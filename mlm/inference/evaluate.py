@@ -119,7 +119,11 @@ def _eval_masking(
 def _check_extras(shards: Manifest, extras: Extras) -> None:
     if extras.pseudo < 0:
         raise InputError(f"--pseudo={extras.pseudo}: must be a number of rows, from 0 up.")
-    flags = {f"--pseudo={extras.pseudo}": extras.pseudo, "--breakdown": extras.breakdown, "--dtypes": extras.dtypes}
+    flags = {
+        f"--pseudo={extras.pseudo}": extras.pseudo,
+        "--breakdown": extras.breakdown,
+        "--dtypes": extras.dtypes,
+    }
     for flag, is_set in flags.items():
         if is_set and len(mixture.parts(shards)) > 1:
             raise InputError(f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
@@ -145,18 +149,25 @@ def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
 
 
 def make_module(
-    config: ConfigDict, model: load.Pretrained, entry: Entry, manifest: Manifest, workdir: Workdir, mesh: Mesh
+    config: ConfigDict,
+    model: load.Pretrained,
+    entry: Entry,
+    manifest: Manifest,
+    workdir: Workdir,
+    mesh: Mesh,
 ) -> tuple[Model, pretraining.Pretraining | None]:
     """Returns a model's module, with a kernel that this machine has or the class's own, and the task of that class."""
     info = DatasetInfo.from_manifest(manifest)
     dtype = config.model.dtype
     compute = Compute(cls_id=pretraining_data.document_start(config, info))
-    module, task = model.module.clone(dtype=dtype, compute=compute), None  # of the model's run, whatever the config's
+    module = model.module.clone(dtype=dtype, compute=compute)
+    task = None  # of the model's run, whatever the config's
     if entry.pretraining:
         starts_V = pretraining_data.word_starts(config, workdir)
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
     if changes_evaluation(entry.record):
-        keys, attending = configs.flatten(model.run_config or config), copy.copy(task)
+        keys = configs.flatten(model.run_config or config)
+        attending = copy.copy(task)
         attending.config = configs.replace(config, {key: keys[key] for key in filter(configs.is_mine, keys)})
         attend = attending.make_attention(module)
     else:
@@ -180,7 +191,10 @@ def summary(result: dict[str, Any]) -> list[Any]:
     for kind, scores_by_key in result.get("masks", {"": result}).items():
         for name, scores in logs.by_set(scores_by_key).items():
             title = "".join(f"{part}: " for part in (kind and f"{kind} masks", name) if part)
-            shown = [f"perplexity {scores['perplexity']:,.2f}", f"accuracy {scores['accuracy']:.2%}"]
+            shown = [
+                f"perplexity {scores['perplexity']:,.2f}",
+                f"accuracy {scores['accuracy']:.2%}",
+            ]
             if "bits_per_byte" in scores:
                 shown.append(f"{scores['bits_per_byte']:.4f} bits per byte")
             lines.append(
@@ -208,7 +222,8 @@ def _table(head: str, scores: dict[str, dict[str, float]]) -> Any:
 
 
 def _check_fit(loaded: load.Pretrained, workdir: Workdir, manifest: Manifest) -> None:
-    size, longest = loaded.config.vocab_size, loaded.longest_row
+    size = loaded.config.vocab_size
+    longest = loaded.longest_row
     folders = (UPath(loaded.tokenizer), workdir.tokenizer)
     vocabularies = [tokenizer.load_fast(str(f)).get_vocab() for f in folders if (f / "tokenizer.json").is_file()]
     shards = f"the shards in {manifest.folder}"

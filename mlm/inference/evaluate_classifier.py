@@ -65,7 +65,8 @@ def score(
     mesh, padded, shardings, params = put_on_devices(config, model)
     module = classification.make_module(config, padded.config, examples, mesh)
     eval_step = classification.make_eval_step(module, mesh, shardings, longest=examples.length)
-    scores, predictions = {}, {}
+    scores = {}
+    predictions = {}
     for name in dict.fromkeys([split, *predict]):
         scores[name], predictions[name] = classification.evaluate(config, examples, mesh, eval_step, params, name)
     names_step = locate.split_step(model.source)[1] is not None  # the report shows the best checkpoint
@@ -75,20 +76,25 @@ def score(
         sets |= {name: scores[name] for name in scores if name != split}
         content = {"split": split, "step": model.step, "scores": scores[split], "sets": sets}
         if examples.labels:
-            labels_N, predicted_N = examples.splits[split].labels_N, predictions[split]
+            labels_N = examples.splits[split].labels_N
+            predicted_N = predictions[split]
             read_N = (predicted_N >= 0) & (labels_N >= 0)  # not words that were cut off, or have no label
             counts = confusion(labels_N[read_N], predicted_N[read_N], len(examples.labels))
             content |= {"labels": examples.labels, "confusion": counts.tolist()}
         for name in predict:
             make_folder(workdir.predictions)
-            write_text(workdir.predictions / f"{name}.tsv", _prediction_rows(examples, name, predictions[name]))
+            write_text(
+                workdir.predictions / f"{name}.tsv",
+                _prediction_rows(examples, name, predictions[name]),
+            )
         results.keep(workdir.classification, lambda: json.dumps(logs.finite(content)))
     return scores[split]
 
 
 def _prediction_rows(examples: data.Examples, split: str, predicted_N: np.ndarray) -> str:
     """Returns TSV: index of the row, the word if of words, prediction ("O": cut off), label ("": unknown)."""
-    words, labels_N = examples.splits[split].words, examples.splits[split].labels_N
+    words = examples.splits[split].words
+    labels_N = examples.splits[split].labels_N
     columns = {"index": words.row_W, "word": words.texts} if words else {"index": range(len(predicted_N))}
     if examples.labels:
         names = dict(enumerate(examples.labels))

@@ -22,14 +22,22 @@ Filling = dict[str, Any]  # token: its id; token_str: its text; score: its proba
 class FillMask:
     """Fills masks with one model, in float32, by a softmax over the whole vocabulary, each mask on its own."""
 
-    def __init__(self, model: Pretrained, tok: PreTrainedTokenizerFast, top_k: int, targets: Sequence[str] = ()):
+    def __init__(
+        self,
+        model: Pretrained,
+        tok: PreTrainedTokenizerFast,
+        top_k: int,
+        targets: Sequence[str] = (),
+    ):
         """Puts the parameters on the device; a mask gets `top_k` fillings, of `targets` alone if there are any."""
         size = model.config.vocab_size
         if not 1 <= top_k <= size:
             raise InputError(f"--top-k={top_k}: must be from 1 to {size}, the size of the vocabulary.")
         check_vocabulary(model, tok)
         self._allowed_A = np.array(target_ids(tok, targets) if targets else range(size))
-        self._tok, self._top_k, self._longest = tok, top_k, model.longest_row
+        self._tok = tok
+        self._top_k = top_k
+        self._longest = model.longest_row
         self._probs = make_forward(model, jax.nn.softmax)
 
     def __call__(self, texts: list[str]) -> list[list[list[Filling]]]:
@@ -39,7 +47,8 @@ class FillMask:
 
     def read(self, text: str, name: str, *, piped: bool = False) -> tuple[dict[str, Any], list[int]]:
         """Returns {"text"} and the ids of a text; raises InputError, which calls it `name`, if it can't be filled."""
-        ids, mask = tokenize(self._tok, (text,), name)["input_ids"], self._tok.mask_token
+        ids = tokenize(self._tok, (text,), name)["input_ids"]
+        mask = self._tok.mask_token
         if self._tok.mask_token_id not in ids:
             raise InputError(f"{name}: has no {mask} in it; write {mask} where a word is to be filled in.")
         if len(ids) > self._longest:
@@ -68,7 +77,8 @@ def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int
 
     A word that is not in the vocabulary is replaced by its first piece, with a warning. " word" starts a new word.
     """
-    entries, ids = tok.get_vocab(), set()
+    entries = tok.get_vocab()
+    ids = set()
     for word in targets:
         check_utf8(word, f"--targets: {word!r}")
         pieces = [entries[word]] if word in entries else tok(word, add_special_tokens=False)["input_ids"]

@@ -19,7 +19,8 @@ from mlm.pretrained.load import Pretrained
 from mlm.training import sharding
 
 # To compile few programs, a batch has a power of two of rows, at most ROWS, padded to a multiple of LENGTHS tokens.
-ROWS, LENGTHS = 8, 32
+ROWS = 8
+LENGTHS = 32
 
 
 def make_forward(
@@ -30,7 +31,8 @@ def make_forward(
     It gives the `activation` of the float32 logits of each row: [K, V] at its positions; of a classifier [C], or of
     token labels [L, C].
     """
-    module, params = model.module, jax.device_put(model.params)
+    module = model.module
+    params = jax.device_put(model.params)
     compute = jax.jit(in_32_bits(lambda *columns: activation(module.logits(*columns))))
 
     def forward(rows: Sequence[list[int]], positions: Sequence[list[int]] | None = None) -> list[np.ndarray]:
@@ -38,7 +40,8 @@ def make_forward(
         for index, ids in enumerate(rows):
             by_length.setdefault(-(-len(ids) // LENGTHS), []).append(index)
         batches = [group[i : i + ROWS] for group in by_length.values() for i in range(0, len(group), ROWS)]
-        outputs, tokens = [np.empty(0)] * len(rows), rows if positions is None else positions
+        outputs = [np.empty(0)] * len(rows)
+        tokens = rows if positions is None else positions
         for chosen in batches:
             batch = chosen + chosen[:1] * (_power_of_two(len(chosen)) - len(chosen))  # copies, whose outputs go unread
             columns = pad([rows[index] for index in batch], model, LENGTHS)
@@ -56,7 +59,8 @@ def make_forward(
 
 def pad(rows: Sequence[list[int]], model: Pretrained, multiple: int) -> tuple[np.ndarray, ...]:
     """Returns ids_BxL and attention_BxL, int32, of a multiple of tokens, or of as many as the model can read."""
-    length, pad_id = min(-(-max(map(len, rows)) // multiple) * multiple, model.longest_row), model.config.pad_token_id
+    length = min(-(-max(map(len, rows)) // multiple) * multiple, model.longest_row)
+    pad_id = model.config.pad_token_id
     ids_BxL = np.array([ids + [pad_id] * (length - len(ids)) for ids in rows], np.int32)
     attention_BxL = np.arange(length) < np.array([len(ids) for ids in rows])[:, None]
     return ids_BxL, attention_BxL.astype(np.int32)
@@ -77,7 +81,8 @@ def put_on_devices(config: ConfigDict, model: Pretrained) -> tuple[Mesh, Pretrai
 
 def check_vocabulary(model: Pretrained, tok: PreTrainedTokenizerFast, *, exact: bool = False) -> None:
     """Raises InputError if the tokenizer has more entries than the model; `exact`: or fewer."""
-    size, needed = model.config.vocab_size, vocabulary_size(tok.backend_tokenizer)
+    size = model.config.vocab_size
+    needed = vocabulary_size(tok.backend_tokenizer)
     if needed > size or (exact and needed < size):
         sizes = f"has {size} vocabulary entries, its tokenizer {model.tokenizer} has {needed}"
         raise InputError(f"{model.source}: {sizes}; use the tokenizer that the model was trained with.")

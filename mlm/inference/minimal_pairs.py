@@ -104,7 +104,8 @@ def _tables(source: str) -> list[str]:
 
 def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
     """Returns the sentences of the pairs in turn, the acceptable one first; InputError names one that is too long."""
-    tok, longest = tokenizer.load(model.tokenizer), model.longest_row
+    tok = tokenizer.load(model.tokenizer)
+    longest = model.longest_row
     check_vocabulary(model, tok)
     texts = [text for pair in pairs for text in pair.texts]
     encoded = tok(texts, return_special_tokens_mask=True, split_special_tokens=True)
@@ -130,13 +131,17 @@ def pseudo_log_likelihoods(
     Equal sentences are scored once, so that they tie whatever the rounding.
     """
     score_copies = pseudo_perplexity.make_scorer(config, model, tokenizer.load(model.tokenizer).mask_token_id)
-    distinct, parts = sorted(set(sentences), key=lambda sentence: (len(sentence[0]), sentence)), []
+    distinct = sorted(set(sentences), key=lambda sentence: (len(sentence[0]), sentence))
+    parts = []
     for _, group in itertools.groupby(distinct, lambda sentence: -(-len(sentence[0]) // LENGTHS)):
         batch = list(group)
         row_P, first_P, stop_P, end_P = np.array(list(_copies(batch))).T
         rows_NxL = pad([list(ids) for ids, _ in batch], model, LENGTHS)
         nats_P, _ = score_copies(rows_NxL, row_P, first_P, stop_P)
-        counted = (stop_P == first_P + 1, stop_P == end_P)  # by METHODS; the last token of a word counts for both
+        counted = (
+            stop_P == first_P + 1,
+            stop_P == end_P,
+        )  # by METHODS; the last token of a word counts for both
         parts.append([np.bincount(row_P, -nats_P * is_counted, len(batch)) for is_counted in counted])
     sums = np.concatenate(parts, axis=1)  # [methods, distinct sentences]
     index = {sentence: index for index, sentence in enumerate(distinct)}
@@ -165,11 +170,18 @@ def accuracies(pairs: Sequence[Pair], differences: dict[str, np.ndarray]) -> dic
 
 
 def _accuracy(difference_N: np.ndarray) -> dict[str, float]:
-    count, ties = len(difference_N), int(np.sum(difference_N == 0))
+    count = len(difference_N)
+    ties = int(np.sum(difference_N == 0))
     accuracy = (int(np.sum(difference_N > 0)) + ties / 2) / count
     center = (accuracy + Z**2 / (2 * count)) / (1 + Z**2 / count)
     half = Z * math.sqrt(accuracy * (1 - accuracy) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
-    return {"accuracy": accuracy, "low": center - half, "high": center + half, "pairs": count, "ties": ties}
+    return {
+        "accuracy": accuracy,
+        "low": center - half,
+        "high": center + half,
+        "pairs": count,
+        "ties": ties,
+    }
 
 
 def _table(result: dict[str, Any]) -> Any:
@@ -178,6 +190,10 @@ def _table(result: dict[str, Any]) -> Any:
     for name, by_method in (*result["phenomena"].items(), ("all", result)):
         row = [name, f"{by_method['original']['pairs']:,}"]
         for scores in (by_method[method] for method in METHODS):
-            row += [f"{scores['accuracy']:.1%}", f"{scores['low']:.1%} to {scores['high']:.1%}", f"{scores['ties']:,}"]
+            row += [
+                f"{scores['accuracy']:.1%}",
+                f"{scores['low']:.1%} to {scores['high']:.1%}",
+                f"{scores['ties']:,}",
+            ]
         rows.append(row)
     return table(*heads, rows=rows, indent=2)

@@ -26,14 +26,35 @@ Batch = dict[str, Any]
 
 
 def score_split(
-    config: ConfigDict, manifest: Manifest, params: Params, *, split: str, count: int, module: Model, mesh: Mesh
+    config: ConfigDict,
+    manifest: Manifest,
+    params: Params,
+    *,
+    split: str,
+    count: int,
+    module: Model,
+    mesh: Mesh,
 ) -> dict[str, float]:
     """Returns the scores of `count` rows spread evenly over a split, see `score`."""
     rows = config.evaluate.batch
     read = batches.eval_batches(manifest, split=split, batch=rows, rows=(0, rows))  # every host needs all of them
     ids_NxL, attention_NxL = sample(read, count=count, records=manifest.splits[split].records)
-    step = make_step(module, manifest.special_ids["mask"], manifest.vocab_size, mesh, sharding.shardings_of(params))
-    return score(step, params, ids_NxL, attention_NxL, special_ids=manifest.all_special_ids, mesh=mesh, batch=rows)
+    step = make_step(
+        module,
+        manifest.special_ids["mask"],
+        manifest.vocab_size,
+        mesh,
+        sharding.shardings_of(params),
+    )
+    return score(
+        step,
+        params,
+        ids_NxL,
+        attention_NxL,
+        special_ids=manifest.all_special_ids,
+        mesh=mesh,
+        batch=rows,
+    )
 
 
 def score(
@@ -52,17 +73,28 @@ def score(
         raise InputError("--pseudo: the rows of the sample hold special tokens alone; check the shards.")
     copies = batches_of_copies((ids_NxL, attention_NxL), row_P, position_P, position_P + 1, mesh=mesh, batch=batch)
     scores = evaluation.score(step, params, copies, mesh=mesh, rows=batch, tokens_per_byte=None)
-    names = {"perplexity": "perplexity", "loss": "loss", "accuracy": "accuracy", "predictions": "tokens"}
+    names = {
+        "perplexity": "perplexity",
+        "loss": "loss",
+        "accuracy": "accuracy",
+        "predictions": "tokens",
+    }
     return {f"pseudo_{new}": scores[old] for old, new in names.items()} | {"pseudo_rows": len(ids_NxL)}
 
 
 def make_step(
-    module: Model, mask_id: int, vocab_size: int, mesh: Mesh, param_shardings: Params, predictions: int = 1
+    module: Model,
+    mask_id: int,
+    vocab_size: int,
+    mesh: Mesh,
+    param_shardings: Params,
+    predictions: int = 1,
 ) -> Callable[[Params, Batch], dict[str, Mean]]:
     """Returns the jitted step: each row's tokens from "position" to "stop" are masked, the first of them predicted."""
 
     def step(params: Params, batch: Batch) -> dict[str, Mean]:
-        ids_BxL, stop_Bx1 = batch["input_ids"], batch["stop"][:, None]
+        ids_BxL = batch["input_ids"]
+        stop_Bx1 = batch["stop"][:, None]
         positions_BxK = batch["position"][:, None] + jnp.arange(predictions, dtype=jnp.int32)
         place_L = jnp.arange(ids_BxL.shape[1], dtype=jnp.int32)
         hidden_BxL = (place_L >= positions_BxK[:, :1]) & (place_L < stop_Bx1)
@@ -109,7 +141,8 @@ def make_scorer(config: ConfigDict, model: Pretrained, mask_id: int) -> Callable
     raises DamageError where they are not finite.
     """
     mesh, padded, shardings, params = put_on_devices(config, model)
-    rows, vocab_size = config.evaluate.batch, model.config.vocab_size
+    rows = config.evaluate.batch
+    vocab_size = model.config.vocab_size
     step_of = functools.cache(functools.partial(make_step, padded.module, mask_id, vocab_size, mesh, shardings))
 
     def score_copies(
@@ -118,7 +151,8 @@ def make_scorer(config: ConfigDict, model: Pretrained, mask_id: int) -> Callable
         copies = batches_of_copies(rows_NxL, *copies_P, mesh=mesh, batch=rows)
         with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
             means = evaluation.per_row(step_of(predictions), params, copies, mesh=mesh, rows=rows)
-        nats_P, is_exact_P = means["loss"].sum, means["accuracy"].sum == means["accuracy"].weight
+        nats_P = means["loss"].sum
+        is_exact_P = means["accuracy"].sum == means["accuracy"].weight
         if not np.isfinite(nats_P).all():
             raise DamageError(
                 f"{model.source}: gives probabilities that are not finite; take a good copy of its weights."

@@ -55,7 +55,9 @@ def cut(
     can take, is cut before the white space (without any, before the word) nearest its middle, and so are its halves.
     Words in what can't be cut are in no window.
     """
-    pending, windows, refused = defaultdict(list), {}, 0
+    pending = defaultdict(list)
+    windows = {}
+    refused = 0
     for word in asked:
         pending[Span(word.document, 0, len(texts[word.document]))].append(word)
     while pending:
@@ -63,7 +65,9 @@ def cut(
         spans = [texts[window.document][window.start : window.stop] for window in short]
         fit = np.all([[len(row) <= longest for row in encode(spans)] for encode, longest in readers], axis=0)
         whole = {window: pending.pop(window) for window, fits in zip(short, fit, strict=True) if fits}
-        windows, refused, halves = windows | whole, refused + len(short) - len(whole), defaultdict(list)
+        windows = windows | whole
+        refused = refused + len(short) - len(whole)
+        halves = defaultdict(list)
         for (document, start, stop), inside in pending.items():
             middle = start + _middle(texts[document][start:stop])
             for word in inside if middle > start else ():
@@ -84,7 +88,8 @@ def read(
     fast: Tokenizer, unk_id: int | None, texts: Sequence[str], windows: dict[Span, list[Span]]
 ) -> tuple[list[list[int]], np.ndarray]:
     """Returns the ids of each word's window, and its SPELLING."""
-    rows, spellings = [], []
+    rows = []
+    spellings = []
     spans = [texts[document][start:stop] for document, start, stop in windows]
     for window, text, encoding in zip(windows, spans, fast.encode_batch(spans), strict=True):
         for word in windows[window]:
@@ -104,13 +109,17 @@ def spell(fast: Tokenizer, encoding: Encoding, text: str, place: tuple[int, int]
     tokens = [token for token, (begin, end) in enumerate(encoding.offsets) if begin < stop and end > start]
     if not tokens:
         return 0, 0, True, False, False
-    first, last = tokens[0], tokens[-1] + 1
+    first = tokens[0]
+    last = tokens[-1] + 1
     offsets = encoding.offsets[first:last]
-    begin, end, covered = offsets[0][0], offsets[-1][1], {at for span in offsets for at in range(*span)}
+    begin = offsets[0][0]
+    end = offsets[-1][1]
+    covered = {at for span in offsets for at in range(*span)}
     before, behind = encoding.offsets[first - 1]
     if begin >= start and behind == start and before >= start - 1 and not encoding.special_tokens_mask[first - 1]:
         first -= not text[before:behind].strip()  # "▁", where pieces of the word follow
-    ids, left_out = encoding.ids[first:last], [at for at in range(start, stop) if at not in covered]
+    ids = encoding.ids[first:last]
+    left_out = [at for at in range(start, stop) if at not in covered]
     unknown = unk_id in ids or any(unicodedata.category(text[at])[0] != "M" for at in left_out)  # no accents
     joined = bool(text[begin:start].strip() or text[stop:end].strip())
     read = unicodedata.normalize("NFC", "".join(fast.decode(ids, skip_special_tokens=False).split()))

@@ -66,7 +66,13 @@ def score_of(folder: UPath, step: int) -> float:
     try:
         score = json.loads(file.read_text())["loss"] if file.is_file() else None
         return math.inf if score is None or math.isnan(score) else score
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # damaged: its hash will say so
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ):  # damaged: its hash will say so
         return -math.inf
 
 

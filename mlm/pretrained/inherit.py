@@ -15,13 +15,21 @@ from mlm.pretrained import checkpoint_files, load, locate, model_config
 
 INIT_FROM = "train.init_from"
 SIZES = tuple(f"model.{key}" for key in ("hidden_size", "layers", "heads", "intermediate_size", "positions"))
-MODEL = (*SIZES, *(f"model.{key}" for key in ("family", "activation", "layer_norm_eps", *MODERNBERT)))
+MODEL = (
+    *SIZES,
+    *(f"model.{key}" for key in ("family", "activation", "layer_norm_eps", *MODERNBERT)),
+)
 TOKENIZER = ("tokenizer.path", "tokenizer.vocab_size")
 CHOOSES_TOKENIZER = frozenset({*TOKENIZER, "tokenizer.kind", "tokenizer.lowercase"})  # or trains one
 
 
 def values(
-    flat: dict[str, Any], overridden: Collection[str], named_by_file: str, *, task: str, workdir: str
+    flat: dict[str, Any],
+    overridden: Collection[str],
+    named_by_file: str,
+    *,
+    task: str,
+    workdir: str,
 ) -> dict[str, Any]:
     """Returns the keys that differ from the flattened config; raises InputError for a model that can't be read.
 
@@ -52,11 +60,14 @@ def _of_model(name: str) -> dict[str, Any]:
     """Returns the keys of `model`, and of `tokenizer` if it has one, that describe the model `name`."""
     if locate.is_workdir(name):
         model = load.load(name, head=None, flag=load.INIT_FROM, headers=True)
-        config, vocab_size, files = model.config, model.meta["dataset"]["vocab_size"], model.tokenizer
+        config = model.config
+        vocab_size = model.meta["dataset"]["vocab_size"]
+        files = model.tokenizer
         path = f"{locate.split_step(name)[0]}/tokenizer"
     else:
         files = locate.local_copy(name, load.INIT_FROM, weights=False)
-        config, path = model_config.read_config(files, f"{load.INIT_FROM}{name}"), name
+        config = model_config.read_config(files, f"{load.INIT_FROM}{name}")
+        path = name
         vocab_size = config.vocab_size
     keys = model_config.keys_of(config)
     if locate.has_tokenizer(UPath(files)):

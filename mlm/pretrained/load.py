@@ -24,7 +24,8 @@ from mlm.pretrained.model_config import config_of, longest_row, read_config
 from mlm.text import printable
 from mlm.workdir import Workdir
 
-LM_HEAD, CLASSIFIER = "lm_head", "classifier"
+LM_HEAD = "lm_head"
+CLASSIFIER = "classifier"
 HEAD_NAMES = {LM_HEAD: "language-model head", CLASSIFIER: "classification head"}
 INIT_FROM = "config.train.init_from = "
 
@@ -173,7 +174,8 @@ def _read_params(folder: UPath, config: PretrainedConfig, head: str | None, wher
 
 def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
     """Raises InputError for the first parameter of the body and of `head` that is not as the config has it."""
-    config, family = pretrained.config, pretrained.family
+    config = pretrained.config
+    family = pretrained.family
     required = {LM_HEAD: family.lm_head, CLASSIFIER: (CLASSIFIER,), None: ()}[head]
     if not set(required) <= pretrained.params.keys():
         raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")

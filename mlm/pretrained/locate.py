@@ -19,9 +19,23 @@ MSGPACK_INDEX = "flax_model.msgpack.index.json"
 # transformers loads the first of these that is there: a save of one file leaves the index of an earlier, sharded one.
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 PRECEDENCE = (SAFETENSORS, SAFETENSORS_INDEX, *PICKLES, MSGPACK, MSGPACK_INDEX)
-FROM_HUB = ((SAFETENSORS, SAFETENSORS_INDEX, "model-*.safetensors"), (MSGPACK, MSGPACK_INDEX, "flax_model-*.msgpack"))
-TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")  # a tokenizer has one of them
-DOWNLOADED = ["config.json", "*token*.json", "vocab.*", "merges.txt", "*.bpe.model"]  # from the Hub, beside the weights
+FROM_HUB = (
+    (SAFETENSORS, SAFETENSORS_INDEX, "model-*.safetensors"),
+    (MSGPACK, MSGPACK_INDEX, "flax_model-*.msgpack"),
+)
+TOKENIZERS = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
+)  # a tokenizer has one of them
+DOWNLOADED = [
+    "config.json",
+    "*token*.json",
+    "vocab.*",
+    "merges.txt",
+    "*.bpe.model",
+]  # from the Hub, beside the weights
 
 
 def split_step(name: str) -> tuple[str, int | None]:

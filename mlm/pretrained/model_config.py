@@ -14,7 +14,10 @@ from mlm.model.modernbert import as_transformers_4
 from mlm.paths import UPath
 from mlm.text import printable
 
-ACTIVATION: Rule = (lambda v: isinstance(v, str) and v in layers.ACTIVATIONS, f"one of {', '.join(layers.ACTIVATIONS)}")
+ACTIVATION: Rule = (
+    lambda v: isinstance(v, str) and v in layers.ACTIVATIONS,
+    f"one of {', '.join(layers.ACTIVATIONS)}",
+)
 FALSE: Rule = (lambda v: v is False, "false")
 SHARED: dict[Rule, str] = {  # of config.json
     FROM_ZERO: "initializer_range",
@@ -35,7 +38,10 @@ MODERNBERT_RULES: dict[Rule, str] = {
     FROM_ZERO: "norm_eps",
     ABOVE_ZERO: "global_rope_theta local_rope_theta initializer_cutoff_factor",
     whole(1, 2**31): "global_attn_every_n_layers",
-    (lambda v: type(v) is int and 2 <= v < 2**31 and v % 2 == 0, "an even number from 2 up"): "local_attention",
+    (
+        lambda v: type(v) is int and 2 <= v < 2**31 and v % 2 == 0,
+        "an even number from 2 up",
+    ): "local_attention",
     FALSE: "norm_bias attention_bias mlp_bias classifier_bias",
     (lambda v: v is True, "true"): "decoder_bias",
     ACTIVATION: "hidden_activation classifier_activation",

@@ -13,7 +13,13 @@ from mlm.errors import InputError
 from mlm.model import weights
 from mlm.model.module import Params
 from mlm.paths import UPath, inside
-from mlm.pretrained.locate import MSGPACK_INDEX, SAFETENSORS, SAFETENSORS_INDEX, weight_file, weight_files
+from mlm.pretrained.locate import (
+    MSGPACK_INDEX,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    weight_file,
+    weight_files,
+)
 from mlm.text import printable
 
 
