@@ -12,6 +12,7 @@ import flax
 import jax
 import transformers
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from markupsafe import Markup
 from ml_collections import ConfigDict
 
@@ -21,7 +22,6 @@ from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.data.stages import make_stages
 from mlm.model import classifier
-from mlm.paths import HUB_NAME
 from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
 from mlm.report import page
@@ -199,7 +199,10 @@ def _metadata(model: Pretrained, task: str, mask_token: str, scores: Line, name:
 
 def _is_of_the_hub(name: str) -> bool:
     """Returns whether the Hub gave a model, whose name could be that of a folder, too."""
-    return re.fullmatch(HUB_NAME, name) is not None and isinstance(try_to_load_from_cache(name, "config.json"), str)
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:  # a path
+        return False
 
 
 def _branch(meta: dict[str, Any]) -> str:

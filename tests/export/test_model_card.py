@@ -92,9 +92,10 @@ def test_metadata_are_read_back_by_the_hub_s_library(model, tmp_path, monkeypatc
     assert {(result.dataset_type, result.dataset_split) for result in results} == {
         ("Salesforce/wikitext", "validation")
     }
-    card_of(with_keys(model, corpus__sources=[HUB_SOURCE, "text:a.txt"], train__init_from="runs/first"), tmp_path)
-    metadata = metadata_load(tmp_path / "README.md")
-    assert metadata["datasets"] == ["Salesforce/wikitext"] and "base_model" not in metadata, "a workdir is on no Hub"
+    for folder in ("../first", "/runs/first@100", "runs/first"):
+        card_of(with_keys(model, corpus__sources=[HUB_SOURCE, "text:a.txt"], train__init_from=folder), tmp_path)
+        metadata = metadata_load(tmp_path / "README.md")
+        assert metadata["datasets"] == ["Salesforce/wikitext"] and "base_model" not in metadata, folder
     assert "license" not in metadata and "language" not in metadata
     _, results = model_index_to_eval_results(metadata["model-index"])
     assert {result.dataset_type for result in results} == {"text"}, "it was not scored on that data set alone"
