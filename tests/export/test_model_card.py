@@ -75,9 +75,11 @@ HUB_SOURCE = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
 def test_metadata_are_read_back_by_the_hub_s_library(model, tmp_path, monkeypatch):
     """License, language, data sets, the model that it started from, and scores, also of what is on no Hub."""
     cached = tmp_path / "config.json"
-    monkeypatch.setattr(
-        model_card, "try_to_load_from_cache", lambda name, file: str(cached) if "/base" in name else None
-    )
+    cached = tmp_path / "models--someone--base"
+    for file in ("refs/main", "snapshots/abc/config.json"):
+        (cached / file).parent.mkdir(parents=True)
+        (cached / file).write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     keys = {"hub.license": "apache-2.0", "hub.language": ("en", "de"), "train.init_from": "someone/base"}
     card_of(with_keys(model, **keys, corpus__sources=[HUB_SOURCE]), tmp_path, name="hostile: 'name' | # \n---\n")
     metadata = metadata_load(tmp_path / "README.md")
