@@ -74,7 +74,6 @@ HUB_SOURCE = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
 
 def test_metadata_are_read_back_by_the_hub_s_library(model, tmp_path, monkeypatch):
     """License, language, data sets, the model that it started from, and scores, also of what is on no Hub."""
-    cached = tmp_path / "config.json"
     cached = tmp_path / "models--someone--base"
     for file in ("refs/main", "snapshots/abc/config.json"):
         (cached / file).parent.mkdir(parents=True)

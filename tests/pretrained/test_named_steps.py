@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import shutil
 
 import numpy as np
@@ -33,20 +34,15 @@ def test_a_step_by_its_name(family):
         load.load(f"{family.root}@last", head=load.LM_HEAD)
 
 
-def test_a_named_step_is_verified(family, tmp_path):
-    workdir = Workdir(shutil.copytree(str(family.root), tmp_path / "run"))
+def test_a_named_step_is_verified_and_a_folder_with_an_at_in_its_name_is_itself(family, tmp_path):
+    workdir = Workdir(shutil.copytree(str(family.root), tmp_path / "run@4"))
     file = next((workdir.checkpoints / "4").rglob("state/d/*"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(DamageError, match=f"checkpoints/4: the file .*{file.name}"):
         load.load(f"{workdir.root}@4", head=load.LM_HEAD)
     assert load.load(f"{workdir.root}@8", head=load.LM_HEAD).step == 8
-
-
-def test_a_folder_with_an_at_in_its_name_is_itself(family, tmp_path):
     shutil.copytree(str(family.root), tmp_path / "run")
-    shutil.copytree(str(family.root), tmp_path / "run@4")
-    assert load.load(str(tmp_path / "run@4"), head=load.LM_HEAD).step == 12
-    assert load.load(str(tmp_path / "run@4@4"), head=load.LM_HEAD).step == 4
+    assert load.load(str(workdir.root), head=load.LM_HEAD).step == 12
 
 
 def test_commands_take_a_step(family, tmp_path, capsys, monkeypatch):
@@ -62,12 +58,14 @@ def test_commands_take_a_step(family, tmp_path, capsys, monkeypatch):
     assert not workdir.export.exists()
     exported, wanted = (load.load(f"{workdir.root}{end}", head=load.LM_HEAD) for end in ("/export-4", "@4"))
     assert all(np.array_equal(value, wanted.leaves[name]) for name, value in exported.leaves.items())
-    logged = {line["step"]: line["loss"] for line in map(json.loads, workdir.metrics.read_text().splitlines())}
     capsys.readouterr()
     assert __main__.main(["evaluate", name, "--step=8"]) == 0
+    logged = {line["step"]: line["loss"] for line in map(json.loads, workdir.metrics.read_text().splitlines())}
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(logged[8], rel=1e-5)
-    (entry,) = json.loads((workdir.root / "evaluation.json").read_text())
-    assert "step 8" in entry
+    assert "step 8" in (workdir.root / "evaluation.json").read_text()
+    best = min(logged, key=lambda step: math.inf if step not in (4, 8, 12) else logged[step])
+    assert __main__.main(["export", name, "--best", f"--to={tmp_path / 'best'}"]) == 0
+    assert f"| steps | {best} of" in (tmp_path / "best" / "README.md").read_text()
     for command in ("predict", "export"):
         refuse([command, name, "--step=5"], 2, "step 5", ": 4, 8, 12.", capsys=capsys)
     model = f"--model={workdir.root}/export-4"
