@@ -179,8 +179,9 @@ def get_config() -> ConfigDict:
     config.hub.language = ()  # codes of the languages of the text, as in ("en", "de"); () = not said
 
     config.pod = ConfigDict()  # of several processes, and `hang` also of one on a TPU; see mlm/cluster/
-    config.pod.port = 8474  # of jax's coordination service on process 0's host; open it to the hosts alone
-    config.pod.engine_port = 8476  # of Dask while data is made, on every host; neither may be libtpu's 8471
+    # Of jax's coordination service on process 0's host; Dask's, while data is made, is two above it on every host. Open
+    # both to the hosts alone.
+    config.pod.port = 8474
     config.pod.start_timeout = 600.0  # seconds that process 0 waits for the others to be ready
     config.pod.heartbeat = 60.0  # seconds without a sign of life after which a process counts as dead
     # Seconds without progress after which a process exits with its stacks; four times as many while it starts, compiles

@@ -167,7 +167,6 @@ def status(root: pathlib.Path, run: str, attempt: int) -> dict:
         attempt = max((int(folder.name) for folder in folders), default=0)
     folder = folder_of(root, run, attempt)
     files = {name: host_setup.read(folder / f"{name}.json") for name in ("progress", "cause", "job", "stopped")}
-    files["server"] = next(map(host_setup.read, folder.glob("jpserver-*.json")), None)  # JupyterLab's
     return {"attempt": attempt, **_state(folder), "host": socket.gethostname(), **files}
 
 

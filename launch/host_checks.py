@@ -17,7 +17,7 @@ import time
 
 from host_setup import HostError, read
 
-PORTS = (8474, 8476)  # of jax's coordination service and of Dask (config keys pod.port and pod.engine_port)
+PORTS = (8474, 8476)  # of jax's coordination service and of Dask (config key pod.port)
 DEVICES, SYS, LOCK = (pathlib.Path(path) for path in ("/dev", "/sys", "/tmp/libtpu_lockfile"))  # of a TPU VM
 LITTLE_DISK = 10e9  # bytes: packages and a checkpoint that is being written
 WAIT = 20.0  # seconds in which all hosts come to the first one's ports

@@ -4,8 +4,8 @@
 
 Each process has CPU devices of its own (--devices) and a folder, WORKDIR/hosts/I, with its log, its progress and the
 cause of its end. Ctrl-C (or SIGTERM) asks all to save and to end, a second one kills them. When one is killed or
-stopped, the others miss it after the heartbeat, and end. The last line names the first cause; its exit code is the exit
-code. Python's standard library alone; the processes run in .venv where there is one.
+stopped, the others miss it after the config's pod.heartbeat, and end. The last line names the first cause; its exit
+code is the exit code. Python's standard library alone; the processes run in .venv where there is one.
 """
 
 import argparse
@@ -28,8 +28,7 @@ import host_setup
 from pods.causes import Cause, HostReport, first_cause
 
 ROOT = Path(__file__).resolve().parents[1]
-HEARTBEAT = 30.0  # seconds after which a process that is killed or stopped is missed; --config.pod.heartbeat changes it
-GRACE = 5.0  # seconds beyond the heartbeat after which the others are killed
+GRACE = 5.0  # seconds after the first bad end, after which one that is stopped, and so can't end by itself, is killed
 TICK = 0.1
 
 
@@ -38,25 +37,21 @@ class Pod:
 
     def __init__(self, processes: int, arguments: list[str], folder: Path, *, devices: int, program=("-m", "mlm")):
         """arguments: of each process; folder: holds one for each, named by its number; devices: of each, CPUs."""
-        key = "--config.pod.heartbeat="
-        heartbeats = [word.removeprefix(key) for word in arguments if word.startswith(key)]
-        self.heartbeat = HEARTBEAT
-        with contextlib.suppress(ValueError, IndexError):  # each process says what is wrong with it
-            self.heartbeat = float(heartbeats[-1])
-        self.arguments = arguments if heartbeats else [*arguments, f"{key}{HEARTBEAT}"]
+        self.arguments = arguments
         self.folders = [folder / str(index) for index in range(processes)]
         self.children: list[subprocess.Popen] = []
-        self._devices, self._program = devices, program
+        self._devices = devices
+        self._program = program
         self._exits: dict[int, dict] = {}
+        self._last_lines: dict[int, str] = {}  # which each has printed: a full disk keeps no other reason
         self._killed: set[int] = set()  # by us
         self._readers: list[threading.Thread] = []
         self._asked = 0
 
     def start(self, *, changes: dict[int, list[str]] | None = None, environment: dict[int, dict] | None = None) -> None:
         """Starts all processes; {process: further arguments or variables} make hosts that differ."""
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-            port, engine_port = (free.getsockname()[1] for free in (one, other))  # several pods may run on this machine
-        ports = [f"--coordinator=127.0.0.1:{port}", f"--config.pod.engine_port={engine_port}"]
+        with socket.create_server(("127.0.0.1", 0)) as free:  # several pods may run on this machine
+            coordinator = f"--coordinator=127.0.0.1:{free.getsockname()[1]}"
         venv = ROOT / ".venv" / "bin" / "python"
         python = str(venv) if venv.exists() else sys.executable
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self._devices}"
@@ -66,7 +61,7 @@ class Pod:
             folder.mkdir(parents=True, exist_ok=True)
             for name in ("progress.json", "cause.json", "stacks.txt"):
                 (folder / name).unlink(missing_ok=True)
-            place = [*ports, f"--processes={len(self.folders)}", f"--process-id={index}"]
+            place = [coordinator, f"--processes={len(self.folders)}", f"--process-id={index}"]
             child = subprocess.Popen(
                 [python, *self._program, *self.arguments, *(changes or {}).get(index, []), *place],
                 cwd=ROOT,
@@ -79,7 +74,7 @@ class Pod:
                 errors="replace",
             )
             self.children.append(child)
-            self._readers.append(threading.Thread(target=_copy, args=(child, index, folder / "log"), daemon=True))
+            self._readers.append(threading.Thread(target=self._copy, args=(index,), daemon=True))
             self._readers[-1].start()
 
     def wait(self) -> Cause | None:
@@ -88,9 +83,10 @@ class Pod:
         while self.poll():
             time.sleep(TICK)
             if any(end["code"] != 0 for end in self._exits.values()):
-                limit = limit or time.monotonic() + self.heartbeat + GRACE
+                limit = limit or time.monotonic() + GRACE
                 if time.monotonic() > limit:
-                    self.kill()
+                    limit = None
+                    self.kill(stopped=True)
         for reader in self._readers:
             reader.join(GRACE)
         return first_cause(self.reports())
@@ -104,11 +100,19 @@ class Pod:
 
     def reports(self) -> list[HostReport]:
         """Returns what each process has left."""
-        host_name, reports = socket.gethostname(), []
+        reports = []
         for i, folder in enumerate(self.folders):
-            progress, cause = (host_setup.read(folder / name) for name in ("progress.json", "cause.json"))
-            state, by_us = "exited" if i in self._exits else "running", i in self._killed
-            reports.append(HostReport(i, host_name, state, self._exits.get(i), progress, cause, ended_by_us=by_us))
+            report = HostReport(
+                process=i,
+                host=socket.gethostname(),
+                state="exited" if i in self._exits else "running",
+                exit=self._exits.get(i),
+                progress=host_setup.read(folder / "progress.json"),
+                cause=host_setup.read(folder / "cause.json"),
+                ended_by_us=i in self._killed,
+                last_line=self._last_lines.get(i, ""),
+            )
+            reports.append(report)
         return reports
 
     def ask(self, *_: object) -> None:
@@ -118,30 +122,40 @@ class Pod:
             self.kill()
         else:
             print("local_pod: asking all to save and to end; once more kills them", file=sys.stderr, flush=True)
-            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGTERM, set(range(len(self.children))) - self._exits.keys())
 
-    def kill(self) -> None:
-        """Kills what is left, with the children of each."""
-        self._killed |= set(range(len(self.children))) - self._exits.keys()
-        self._signal(signal.SIGKILL)
+    def kill(self, *, stopped: bool = False) -> None:
+        """Kills what is left, with the children of each; or what is stopped alone."""
+        left = set(range(len(self.children))) - self._exits.keys()
+        if stopped:
+            left = {index for index in left if _state(self.children[index].pid).startswith("T")}
+        self._killed |= left
+        self._signal(signal.SIGKILL, left)
 
-    def _signal(self, number: int) -> None:
-        for index in range(len(self.children)) - self._exits.keys():
+    def _signal(self, number: int, processes: set[int]) -> None:
+        for index in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.children[index].pid, number)
 
+    def _copy(self, index: int) -> None:
+        """Shows and keeps what a process says; where nobody reads it, its pipe is closed, and it ends by itself."""
+        log = self.folders[index] / "log"
+        with self.children[index].stdout as lines:
+            for line in lines:
+                self._last_lines[index] = line.strip() or self._last_lines.get(index, "")
+                with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # a full disk
+                    file.write(line)
+                try:
+                    print(f"{index}| {line}", end="", flush=True)
+                except OSError as error:  # as in `| head`
+                    why = f"the output of process {index} can't be shown: {error.strerror}"
+                    print(f"local_pod: {why}", file=sys.stderr, flush=True)
+                    return
 
-def _copy(child: subprocess.Popen, index: int, log: Path) -> None:
-    """Shows and keeps what a process says; where that fails, its pipe is closed, and it ends at its next line."""
-    try:
-        with child.stdout, log.open("a", encoding="utf-8") as file:
-            for line in child.stdout:
-                print(line, end="", file=file, flush=True)
-                print(f"{index}| {line}", end="", flush=True)
-    except OSError as error:  # a full disk, or nobody who reads it, as in `| head`
-        with contextlib.suppress(OSError):
-            why = f"the output of process {index} can't be shown or kept: {error.strerror}"
-            print(f"local_pod: {why}", file=sys.stderr, flush=True)
+
+def _state(process: int) -> str:
+    """Returns the state of a process in a letter of ps, such as T if it is stopped."""
+    return subprocess.run(["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True).stdout.strip()
 
 
 def main(argv: list[str]) -> int:

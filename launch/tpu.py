@@ -10,7 +10,7 @@ if not importlib.util.find_spec("tomllib"):  # before what an older one can't ev
     sys.exit(f"tpu: this is Python {sys.version.split()[0]}, and must be 3.11 or later: python3.12 launch/tpu.py ...")
 
 import host_setup
-from pods import backend, gcloud, lifetime, notebook, readiness, runs, settings, supervise
+from pods import backend, gcloud, lifetime, readiness, runs, settings, supervise
 from pods import code as codes
 from pods import follow as following
 from pods.backend import PodError, SettingsError, say
@@ -23,23 +23,21 @@ PASS_ON = ("run", "supervise")  # commands that take --config.x=y, and what stan
 HELP = {
     "--again": "another attempt of a run that has ended",
     "--detach": "do not follow the logs",
+    "--down": "delete the pod when the run is done or given up",
     "--dry-run": "print what would be called, and change nothing",
     "--env": "the name of a variable to pass on; repeatable",
     "--every": "seconds between two polls",
     "--grace": "seconds to save in",
     "--id": "of the run; the same one again attaches to it; default: the config's name",
-    "--max-crashes": "in a row without progress, after which it gives up",
-    "--max-preemptions": "and ends after a save, after which it gives up",
-    "--port": "of this machine",
+    "--patience": "hours of trouble without a new step, after which it gives up",
     "--program": "Python file that calls mlm's main(pretraining=...), in the place of python -m mlm",
     "--recreate": "delete a pod that won't come back, whoever made it, and create another one",
-    "--silent": "polls without an answer, after which a host is taken for dead if a run has ended",
     "--timeout": "seconds for a host to answer",
     "--workdir": "that all hosts see; default: {bucket}/{id}",
 }
 EVERYWHERE = {"--dry-run": False, "--timeout": 60.0}
 JOB = {"--id": "", "--workdir": "", "--program": "", "--env": ()}
-SUPERVISE = {"--max-crashes": 3, "--max-preemptions": 100, "--silent": 5, "--every": 30.0, "--recreate": False}
+SUPERVISE = {"--patience": 12.0, "--every": 30.0, "--recreate": False, "--down": False}
 
 
 def main(argv: list[str]) -> int:
@@ -50,7 +48,8 @@ def main(argv: list[str]) -> int:
     try:
         if words and args.name not in PASS_ON:
             raise SettingsError(f"{args.name} takes no {words[0]}.")
-        args.words, args.cloud = words, gcloud.TpuVm(settings.from_arguments(args), backend.Runner(args.dry_run))
+        args.words = words
+        args.cloud = gcloud.TpuVm(settings.from_arguments(args), backend.Runner(args.dry_run))
         if getattr(args, "id", ""):
             host_setup.folder_name(args.id)
         return args.command(args) or 0
@@ -109,7 +108,7 @@ def add_flag(sub: argparse.ArgumentParser, flag: str, default: object) -> None:
         sub.add_argument(flag, action="append", default=[], metavar="NAME", help=HELP[flag])
     else:
         shown = f"; default: {default:g}" if default else ""
-        kind = seconds if type(default) is float else type(default)
+        kind = seconds if type(default) is float else str
         sub.add_argument(flag, type=kind, default=default, metavar="VALUE", help=HELP[flag] + shown)
 
 
@@ -176,9 +175,8 @@ def _status(args: argparse.Namespace) -> int:
     if pod.state == backend.READY:
         hosts = connect(args.cloud, args.timeout, pod)
         answers = hosts.require(hosts.ask(["preflight", ""]), "status")
-        for run, attempt in sorted(
-            {(run["id"], run["attempt"]) for answer in answers for run in answer.get("runs", ())}
-        ):
+        alive = {(run["id"], run["attempt"]) for answer in answers for run in answer.get("runs", ())}
+        for run, attempt in sorted(alive):
             print(f"run {run!r}, attempt {attempt}, is alive")
     return 0
 
@@ -188,7 +186,7 @@ def _logs(args: argparse.Namespace) -> int:
     seen = runs.status(hosts, args.id)
     if not seen.attempt and not hosts.dry:
         errors = "".join(f"; {error}" for error in seen.errors)
-        raise PodError(f"no host has a run {args.id!r}{errors}.", "hosts" if errors else "absent")
+        raise PodError(f"no host has a run {args.id!r}{errors}.")
     return follow(args, hosts, args.id, seen.attempt or 1)
 
 
@@ -230,11 +228,6 @@ COMMANDS = {  # name: (function of the parsed arguments, help, {flag: default})
     "logs": (_logs, "bring a run's logs here, one file a host, and show them as they come", {"--every": 5.0}),
     "stop": (_stop, "end a run: SIGTERM, so that it saves; wait; SIGKILL", {"--grace": 300.0}),
     "supervise": (supervise.command, "start a run and watch it until it is done", JOB | SUPERVISE),
-    "notebook": (
-        notebook.command,
-        "JupyterLab on host 0, with its chips, and a tunnel to it",
-        {"--port": 8888, "--every": 2.0},
-    ),
     "clean": (_clean, "delete requests that only use up quota, and runs that have ended, on the hosts", {}),
     "down": (lambda args: lifetime.down(args.cloud), "delete all that `up` has made", {}),
 }

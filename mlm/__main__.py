@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
         parser("").print_help(sys.stderr)
         return InputError.code
     # Until the training loop takes it over; a program that is more than this command gets its own back.
-    with watch.handling(_stop, signal.SIGTERM, restores=argv is not None):
+    with watch.handling(_stop, *watch.STOP_SIGNALS, restores=argv is not None):
         return _run(flags, overrides, argv, pretraining)
 
 
@@ -111,6 +111,7 @@ def _about_flag(flag: str) -> str:
 
 def _stop(number: int, frame: types.FrameType | None) -> None:
     """Exits at once: outside the training loop there is nothing to save, and imports swallow exceptions."""
+    watch.current.signaled(number)
     step = watch.current.step
     when = "before it trained a step" if step is None else f"after step {step}"
     message = "stopped; run the same command again."

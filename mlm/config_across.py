@@ -159,8 +159,6 @@ def _classify(config: ConfigDict) -> Broken:
 
 def _others(config: ConfigDict) -> Broken:
     steps, names = config.train.steps, [name for name, _ in config.evaluate.sets]
-    if config.pod.engine_port == config.pod.port:
-        yield "pod.engine_port", f"must be another port than pod.port = {config.pod.port}"
     milestones = [str(milestone).removeprefix("every:") for milestone in config.checkpoint.milestones]
     if any(int(step) > steps > 0 for step in milestones if step.isdecimal()):
         yield "checkpoint.milestones", f"its steps must be at most train.steps = {steps}"

@@ -124,8 +124,8 @@ SOME_TEXT = matching(r"(?s).+")
 NAME = matching(r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*")  # of rows to predict; splits are taken
 SET_NAME = matching(r"(?a)(?!(train|validation|test)$)[A-Za-z0-9][\w.-]*")  # of a validation set
 PORT: Rule = (
-    lambda v: type(v) is int and 1024 <= v <= 65_535 and v != 8471,
-    "a whole number from 1024 to 65,535, but not 8471, which libtpu uses",
+    lambda v: type(v) is int and 1024 <= v <= 65_533 and v not in (8469, 8471),
+    "a whole number from 1024 to 65,533, but neither 8471, which libtpu uses, nor two below it",
 )
 AXIS: Rule = (lambda v: type(v) is int and (v == -1 or v >= 1)), "a whole number from 1 up, or -1 for all that are left"
 SOURCES: Rule = (
@@ -306,7 +306,6 @@ KEYS: dict[str, Key] = {
     "hub.license": Key(LICENSE, RESUME),
     "hub.language": Key(LANGUAGES, RESUME),
     "pod.port": Key(PORT, RESUME),
-    "pod.engine_port": Key(PORT, RESUME),
     "pod.start_timeout": Key(START_TIMEOUT, RESUME),
     "pod.heartbeat": Key(HEARTBEAT, RESUME),
     "pod.hang": Key(FROM_ZERO, RESUME),
@@ -320,6 +319,7 @@ GONE: dict[str, str] = {  # keys of older versions, and what stands in their pla
     "train.init_tiled": "model.init = tiled",
     "corpus.near_duplicates": "datatrove, on the texts before",
     "hub.every": "pushes follow evaluations, see evaluate.every",
+    "pod.engine_port": "the engine's port is two above pod.port",
 }
 NAMES_ELSEWHERE = {  # of transformers' scripts and others: what the key is called here
     "lr": "optimizer.learning_rate",

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # The proofs on real hosts: four of them on this machine, each with an address, a home, processes and an sshd of its own,
 # and the quickstart trained over them through launch/tpu.py and by the bare line on each; and that line under the real
-# mpirun and srun. gcloud is the real one where it is installed, and asks tests/launch/tpu_api; elsewhere the stand-in plays, as
-# the name of the test says. Needs root, and installs what it needs (Debian).
+# mpirun and srun. gcloud is the real one, and asks tests/launch/tpu_api. Needs it and root, and installs the rest (Debian).
 #   bash tests/pod.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,4 +1,4 @@
-"""What gcloud says when it fails, in clear words, and whether it may pass: `explain`. `reason` is for its ssh.
+"""What gcloud says when it fails: Google's sentence first, as it is, and advice where it is sure. It decides nothing.
 
 gcloud has five ways to say it (Google Cloud SDK 528): "STATUS: message" with lines of details, the JSON of an operation
 that failed, the JSON of an HTTP error within a sentence, "gcloud crashed", and a refusal of its own.
@@ -7,7 +7,7 @@ that failed, the JSON of an HTTP error within a sentence, "gcloud crashed", and 
 import json
 import re
 
-from pods.backend import PodError, SettingsError
+from pods.backend import PodError
 from pods.settings import Settings
 
 STATUS = {  # of an operation's "code": google.rpc.Code
@@ -15,72 +15,84 @@ STATUS = {  # of an operation's "code": google.rpc.Code
     8: "RESOURCE_EXHAUSTED", 9: "FAILED_PRECONDITION", 13: "INTERNAL", 14: "UNAVAILABLE", 16: "UNAUTHENTICATED",
 }  # fmt: skip
 GRANT = "gcloud projects add-iam-policy-binding {project} --member=user:YOU --role="
+QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project={project}"
 NETWORK = (
-    r"^(UNAVAILABLE|DEADLINE_EXCEEDED)|gcloud crashed .\w*(connect|timeout|ssl|protocol|transport|socket|"
-    r"oserror(?!.*errno (13|28|30|122)\b)|"  # not of a disk that is full, or that may not be written
-    r"servernotfound|proxy|gaierror|incomplete|chunked|maxretry)|'status': 5\d\d|failed to resolve|nameresolution|"
-    r"max retries exceeded|connection (refused|reset|aborted)|timed out|network (is unreachable|connectivity)|"
-    r"unable to find the server|server unavailable"
+    r"gcloud crashed .\w*(connect|timeout|ssl|protocol|transport|socket|oserror(?!.*errno (13|28|30|122)\b)|"
+    r"servernotfound|proxy|gaierror|incomplete|chunked|maxretry)|failed to resolve|nameresolution|timed out|"
+    r"max retries exceeded|connection (refused|reset|aborted)|network is unreachable|unable to find the server"
 )
-CAPACITY = (
-    "(no more|not enough|insufficient|sufficient|out of|no available)( [a-z]+)? (capacity|resources)|stockout|"
-    "resource_pool_exhausted"
+STOCKOUT = (
+    r"(no more|not enough|insufficient|sufficient|out of|no available)( \w+)? (capacity|resources)|stockout|"
+    r"does not have enough resources|(?<!service is )currently unavailable|resource_pool_exhausted|"
+    r"reservation.* (no|not).*resources"
 )
-# (kind, pattern, what a person reads): the first whose pattern matches status and message
-KINDS = (
-    ("network", NETWORK, "Google Cloud can't be reached: check this machine's network, and try again"),
-    ("network", "rate_limit_exceeded|rate limit|per minute|too many requests",
-     "{project} asks Google Cloud too often: wait a minute, or poll less often (--every)"),
-    ("login", "^UNAUTHENTICATED|auth login|active account selected|current auth tokens|reauthentication",
-     "gcloud isn't logged in: gcloud auth login"),
-    ("other", "^gcloud crashed", "gcloud itself has failed: try again; if it stays so, gcloud components update"),
-    ("stockout", CAPACITY,
-     "{zone} has no {accelerator_type} to give right now: try another zone, set queued = true to wait in line, or try "
-     "later"),
+# (kind of PodError, pattern of Google's sentence, advice): the first that matches
+ADVICE = (
+    ("network", NETWORK, "check this machine's network, and try again"),
+    ("other", r"^UNAUTHENTICATED|active account selected|current auth tokens|auth login|reauthentication",
+     "gcloud auth login"),
+    ("other", r"^gcloud crashed", "try again; if it stays so, gcloud components update"),
+    ("network", r"rate.?limit|per minute|too many requests", "wait a minute, or ask less often (--every)"),
     ("billing", "billing",
-     "{project} has no billing account that pays: link one at "
-     "https://console.cloud.google.com/billing/linkedaccount?project={project}"),
-    ("api", "has not been used in project|service_disabled|api is not enabled|api not enabled",
-     "{api} is off in {project}: gcloud services enable {api} --project={project}"),
-    ("permission", "serviceaccountuser|actas|access to service account",
-     f"your account may not act as the TPU's service account: {GRANT}roles/iam.serviceAccountUser"),
-    ("settings", "permission denied on '?locations/|location_(access|policy)|invalid (zone|location)",
-     "zone = {zone} is misspelt, or {project} may not use it: gcloud compute tpus locations list --project={project}"),
-    ("permission", r"^PERMISSION_DENIED.*\bcompute\.|required 'compute\.",
-     f"gcloud's ssh may not read {{project}}: {GRANT}roles/compute.viewer"),
-    ("permission", "^PERMISSION_DENIED|permission denied on|does not have permission|forbidden",
-     f"your account may not do this in {{project}}, or there is no such project: {GRANT}roles/tpu.admin"),
-    ("quota", "^RESOURCE_EXHAUSTED|quota",
-     "the quota of {project} for {accelerator_type} in {zone} is used up: delete what you don't need (`down`, "
-     "`clean`), or ask for more at https://console.cloud.google.com/iam-admin/quotas?project={project}"),
-    ("exists", "^ALREADY_EXISTS|already exists", "{name} is there already in {zone}"),
-    ("internal", "^INTERNAL|internal error",
-     "Google Cloud failed internally (code 13): try again in some minutes; if it stays so, the TPU service agent may "
-     "be missing: gcloud compute tpus tpu-vm service-identity create --project={project} --zone={zone}"),
-    ("settings", "accelerator.*(not found|not be found|not available)",
-     "{zone} has no {accelerator_type}: gcloud compute tpus accelerator-types list --project={project} --zone={zone}"),
-    ("settings", "(runtime|software).version|runtimeversion",
-     "runtime_version is none of {zone}: gcloud compute tpus versions list --project={project} --zone={zone}"),
-    ("settings", "reservation",
-     "there is no such reservation, or it is not for {accelerator_type} in {zone}: see create_flags in pod.toml"),
-    ("settings", "network",
-     "the network of pod.toml is not in {project}: see network and create_flags, and gcloud compute networks list"),
-    ("settings", "^(INVALID_ARGUMENT|NOT_FOUND|OUT_OF_RANGE|UNIMPLEMENTED):",  # the same request is refused again
-     "Google Cloud refuses what pod.toml asks for"),
-    ("other", "", "Google Cloud refused"),
+     "link an account that pays: https://console.cloud.google.com/billing/linkedaccount?project={project}"),
+    ("other", r"constraints?/[\w.]+|organi[sz]ation policy",
+     "an organization policy forbids it{constraint}: whoever administers the organization can make an exception"),
+    ("other", r"has not been used in project|service_disabled|api (is )?not enabled",
+     "gcloud services enable {api} --project={project}"),
+    ("other", r"state (PREEMPTED|TERMINATED|SUSPENDED)", "the pod is gone: up --recreate, or supervise, gets another"),
+    ("other", r"permission.* for accelerator.type|limit: 0\b", "you have no quota for {accelerator_type} in {zone}: "
+     f"ask for it at {QUOTAS}, or choose a zone where you have some"),
+    ("other", STOCKOUT,
+     "{zone} has none to give right now: try another zone, set queued = true to wait in line, or try later"),
+    ("other", r"in_use_addresses",
+     "the hosts' external addresses: ask for more, or create_flags = [\"--internal-ips\"] (launch/README.md)"),
+    ("other", r"quota|^RESOURCE_EXHAUSTED", f"delete what you don't need (down, clean), or ask for more: {QUOTAS}"),
+    ("other", r"serviceaccountuser|actas|access to service account", f"{GRANT}roles/iam.serviceAccountUser"),
+    ("other", r"permission denied on '?locations/|location_(access|policy)|invalid (zone|location)",
+     "zone is misspelt, or closed to you: gcloud compute tpus locations list --project={project}"),
+    ("other", r"^PERMISSION_DENIED.*\bcompute\.|required 'compute\.", f"{GRANT}roles/compute.viewer"),
+    ("other", r"^PERMISSION_DENIED|does not have permission|forbidden",
+     f"if there is such a project: {GRANT}roles/tpu.admin"),
+    ("exists", r"^ALREADY_EXISTS|already exists", ""),
+    ("network", r"^(DEADLINE_EXCEEDED|UNAVAILABLE)|'status': 5\d\d|server unavailable",
+     "that is Google's side: try again"),
+    ("other", r"^INTERNAL|internal error",
+     "that is Google's side: try again in some minutes; if it stays so, the TPU service agent may be missing: "
+     "gcloud compute tpus tpu-vm service-identity create --project={project} --zone={zone}"),
+    ("other", r"accelerator.*(not found|not be found|not available)",
+     "gcloud compute tpus accelerator-types list --project={project} --zone={zone}"),
+    ("other", r"(runtime|software).version|runtimeversion",
+     "gcloud compute tpus versions list --project={project} --zone={zone}"),
+    ("other", r"network", "see network and create_flags in pod.toml, and gcloud compute networks list"),
+    ("other", r"", ""),
 )  # fmt: skip
 AUTHENTICATED = re.compile(r"\s*This command is authenticated (as|with) .*? property\.?")  # true of every refusal
 ENDING = re.compile(r"\n\s*(If you would like to report this issue|To search the help text).*", re.DOTALL)
 # what gcloud's ssh says of itself, between ssh's own lines
 CHATTER = re.compile(
-    r"SSH: |Retrying: SSH|Using ssh batch|Propagating SSH|WARNING: |\.*done\.|Warning: Permanently added"
+    r"SSH: |Retrying: SSH|Using ssh batch|Propagating SSH|WARNING: |\.*done\.|Warning: Permanently added|"
+    r"\[\S+\] exited with return code|Updating project ssh metadata|@@@|\s+File |Traceback "
 )
 EXITED = re.compile(r"\[\S+\] exited with return code")
-CLOSED = re.compile(r"port \d+:? .*(timed out|refused|no route|unreachable)", re.IGNORECASE)
+SSH_ADVICE = (  # (pattern of all that ssh said, what to do): the first that matches
+    (r"Propagating SSH(?!.*done)", "gcloud is still bringing your key to the hosts: try again in a minute"),
+    (r"passphrase|askpass", "the key has a passphrase: ssh-add {key}, and try again"),
+    (r"HOST IDENTIFICATION HAS CHANGED|Host key verification failed",
+     "another machine has this address now: ssh-keygen -R ADDRESS -f ~/.ssh/google_compute_known_hosts"),
+    (r"iap|4003|4033|tunnel", "through IAP: open port 22 to 35.235.240.0/20, and have roles/iap.tunnelResourceAccessor "
+     '(launch/README.md, "A network of your own")'),
+    (r"port \d+:? .*(timed out|refused|no route|unreachable)",
+     "port 22 is closed from here: gcloud compute firewall-rules create allow-ssh --project={project} "
+     "--network={network} --allow=tcp:22 --source-ranges=YOUR_ADDRESS/32; from a machine in that network, ssh_flags = "
+     '["--internal-ip"]; without outside addresses, track = "alpha" and ssh_flags = ["--tunnel-through-iap"]'),
+    (r"Permission denied \(publickey",
+     "the host does not know the key yet, or not this user: try again in a minute; with OS Login, set user, and have "
+     "the role roles/compute.osAdminLogin"),
+)  # fmt: skip
 
 
 def refusal(stderr: str) -> str:
-    """Returns the last error of what gcloud printed, in one line: warnings before it name quotas too."""
+    """Returns the last error of what gcloud printed, its first line: warnings before it name quotas too."""
     text = stderr[max(stderr.rfind("ERROR: "), 0) :]
     text = AUTHENTICATED.sub("", ENDING.sub("", re.sub(r"^ERROR: (\(\S+\) )?", "", text))).strip()
     if body := re.search(r'\{\s*"(?:code|error)".*\}', text, re.DOTALL):
@@ -89,7 +101,7 @@ def refusal(stderr: str) -> str:
             return refusal_of(error.get("error", error))
         except (json.JSONDecodeError, AttributeError):
             pass
-    return " ".join(re.sub(r"'@type': \S+|^\s*- ", "", text, flags=re.MULTILINE).split())
+    return text
 
 
 def refusal_of(error: dict) -> str:
@@ -99,21 +111,30 @@ def refusal_of(error: dict) -> str:
     return f"{status}: {message}" if status else message
 
 
+def first_line(message: str) -> str:
+    """Returns what a refusal begins with, without its full stop."""
+    lines = [line.strip() for line in message.splitlines()] or ["gcloud failed, and said nothing"]
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1]).rstrip(". ")
+
+
 def explain(message: str, settings: Settings, asked_of: str = "") -> PodError:
     """Returns the error for a person.
 
     message: a `refusal`; asked_of: "nodes/NAME" or "queuedResources/NAME" if that alone was asked for.
     """
-    said = f"(gcloud: {message.rstrip('.') or 'it said nothing'})"
+    said = first_line(message)
     if message.startswith("NOT_FOUND: ") and asked_of and re.search(rf"/{asked_of}(?![-\w])", message):
-        return PodError(f"{settings.project} has no {settings.name} in {settings.zone}. {said}", "absent")
+        return PodError(f"{said}.", "absent")
     api = re.search(r"\b(\w+\.googleapis\.com)", message.replace("type.googleapis.com", ""))
-    words = vars(settings) | {"api": api[1] if api else "tpu.googleapis.com"}
+    constraint = re.search(r"constraints?/[\w.]+", message)
+    words = vars(settings) | {
+        "api": api[1] if api else "tpu.googleapis.com",
+        "constraint": f" ({constraint[0]})" if constraint else "",
+    }
     # a project may be called nlp-billing, and a pod my-quota
     nameless = re.sub(r"\b(projects|nodes|queuedResources)/[^/\s'\"]+", r"\1/-", message)
-    kind, _, sentence = next(row for row in KINDS if re.search(row[1], nameless, re.IGNORECASE))
-    sentence = f"{sentence.format_map(words)}. {said}"
-    return SettingsError(sentence) if kind == "settings" else PodError(sentence, kind)
+    kind, _, advice = next(row for row in ADVICE if re.search(row[1], nameless, re.IGNORECASE | re.DOTALL))
+    return PodError(f"{said}{'; ' if advice else ''}{advice.format_map(words)}.", kind)
 
 
 def reason(stderr: str) -> str:
@@ -121,24 +142,20 @@ def reason(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [i for i, line in enumerate(lines) if line.startswith("ERROR: ") and not EXITED.search(line)]
     if errors:
-        return refusal("\n".join(lines[errors[-1] :])).rstrip(".")
-    said = [line for line in lines if not CHATTER.match(line) and not EXITED.search(line)]
+        return first_line(refusal("\n".join(line for line in lines[errors[-1] :] if not EXITED.search(line))))
+    said = [line for line in lines if not CHATTER.search(line)]
     return said[-1].rstrip(".") if said else "it said nothing"
 
 
-def advice(reasons: str, settings: Settings) -> str:
-    """Returns what to do where ssh can't connect for these reasons, "" where nothing is known."""
-    if CLOSED.search(reasons):
-        network = settings.network or "default"
-        return (
-            f"Port 22 is closed from here: gcloud compute firewall-rules create allow-ssh --project={settings.project} "
-            f"--network={network} --allow=tcp:22 --source-ranges=YOUR_ADDRESS/32; from a machine in that network, "
-            'ssh_flags = ["--internal-ip"]; for hosts without outside addresses, track = "alpha" and ssh_flags = '
-            '["--tunnel-through-iap"] (launch/README.md, "ssh").'
-        )
-    if "Permission denied (publickey" in reasons:
-        return (
-            "The host does not know the key yet, or not this user: try again in a minute; with OS Login, set user, and "
-            "have the role roles/compute.osAdminLogin."
-        )
+def advice(said: str, settings: Settings) -> str:
+    """Returns what to do where ssh can't connect, "" where nothing is known; said: by ssh and gcloud."""
+    key = next((flag.partition("=")[2] for flag in settings.ssh_flags if "--ssh-key-file=" in flag), "")
+    words = {
+        "project": settings.project,
+        "network": settings.network or "default",
+        "key": key or "~/.ssh/google_compute_engine",
+    }
+    for pattern, sentence in SSH_ADVICE:
+        if re.search(pattern, said, re.IGNORECASE | re.DOTALL):
+            return f"{sentence[0].upper()}{sentence[1:].format_map(words)}."
     return ""

@@ -14,37 +14,40 @@ import threading
 from collections.abc import Sequence
 from subprocess import PIPE
 
-# kinds of PodError that may pass by themselves; the second ones only so many times
-PASSING = ("network", "absent", "exists", "stockout")
-TRIED = ("hosts", "internal", "other")
-
 
 class PodError(Exception):
-    """A foreseen end of a command."""
+    """A foreseen end of a command.
 
-    # kind: one of those above, "absent" being a pod that is not there; or "quota", "permission", "login", "api",
-    # "billing", "missing" (no gcloud here) or "settings", which no new try can fix
-    code, kind = 1, "other"
+    kind: "absent" (there is no such thing), "exists", "network", "hosts" (some can't be reached, or refuse), "other";
+    or what no new try can change: "settings" and "billing".
+    """
 
-    def __init__(self, message: str, kind: str = ""):
-        super().__init__(message)
-        self.kind = kind or self.kind
+    code = 1
+
+    def __init__(self, message: str, kind: str = "other"):
+        super().__init__(printable(message))
+        self.kind = kind
 
 
 class SettingsError(PodError):
     """A key of pod.toml, a flag or an argument that can't be right."""
 
-    code, kind = 2, "settings"
+    code = 2
+
+    def __init__(self, message: str):
+        super().__init__(message, "settings")
 
 
-# states of a pod: the cloud's own, or ABSENT
-ABSENT, READY, FAILED, DELETING = "ABSENT", "READY", "FAILED", "DELETING"
-STOPPED = "STOPPED"  # it keeps its disks, and is started again
-# it won't come back: delete it with force, and create it again
-GONE = ("PREEMPTED", "TERMINATED", "SUSPENDED", "SUSPENDING", FAILED)
-# what makes a pod READY, in the words of a person; in all other states it is waited for
-DELETE, CREATE, RESUME = "deleting it, with force", "creating one", "starting it again"
-STEPS = {ABSENT: CREATE, STOPPED: RESUME, **dict.fromkeys(GONE, DELETE)}
+# States of a pod: the cloud's own, or ABSENT. One that is STOPPED keeps its disks, and is started again; one that is
+# GONE won't come back. In all other states it is waited for.
+ABSENT = "ABSENT"
+READY = "READY"
+STOPPED = "STOPPED"
+GONE = ("PREEMPTED", "TERMINATED", "SUSPENDED", "SUSPENDING", "FAILED", "UNKNOWN")  # UNKNOWN: after a failed repair
+DELETE = "deleting it"
+CREATE = "creating one"
+RESUME = "starting it again"
+STEPS = {ABSENT: CREATE, STOPPED: RESUME, **dict.fromkeys(GONE, DELETE)}  # what makes a pod READY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +68,16 @@ class Pod:
     name: str
     state: str
     hosts: tuple[Host, ...] = ()
-    queued: bool = False  # made through the queue
+    request: str = ""  # the queued resource that it came by
     reason: str = ""  # why it failed, or what is wrong with it, "" for nothing
-    permanent: bool = False  # it failed for a reason that another try can't change
     accelerator_type: str = ""
-    ours: bool = False  # made by our `up`
+    label: str = ""  # of whoever made it
     identity: str = ""  # the same as long as it is the same machines at the same addresses
 
     @property
     def condition(self) -> str:
         """The state for a person, with the reason."""
-        return f"{self.state}{': ' if self.reason else ''}{self.reason.rstrip('.')}"
+        return printable(f"{self.state}{': ' if self.reason else ''}{self.reason.rstrip('.')}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +93,12 @@ class Runner:
     """Runs programs, or, if dry, prints the calls as a shell would take them and answers nothing."""
 
     def __init__(self, dry: bool = False):
-        self.dry, self.over = dry, threading.Event()
+        self.dry = dry
+        self.over = threading.Event()
         self._running: set[subprocess.Popen] = set()
 
-    def run(self, argv: Sequence[str], timeout: float | None, stdin: bytes = b"") -> Result:
-        """Returns how it ended, at the latest after `timeout` seconds. Raises PodError if it can't be started."""
+    def run(self, argv: Sequence[str], timeout: float, stdin: bytes = b"") -> Result:
+        """Returns how it ended, at the latest after `timeout` seconds. Raises SettingsError if it can't be started."""
         if self.dry:
             print(shlex.join(argv), flush=True)
             if text := stdin.partition(b"\n")[2].decode():  # the first line is host.py
@@ -109,9 +112,10 @@ class Runner:
             )
         except OSError as error:
             advice = "it has to be on this machine's PATH: https://cloud.google.com/sdk/docs/install"
-            raise PodError(f"{argv[0]} can't be started ({error.strerror}): {advice}.", "missing") from error
+            raise SettingsError(f"{argv[0]} can't be started ({error.strerror}): {advice}.") from error
         self._running.add(process)
-        code, stdout, stderr = None, b"", b""
+        code = None
+        stdout = stderr = b""
         try:
             if self.over.is_set():
                 kill(process)
@@ -139,6 +143,11 @@ def kill(process: subprocess.Popen) -> None:
     """Kills a call and what it started (gcloud runs ssh as a child)."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def printable(text: str) -> str:
+    """Returns a text of which nothing can steer a terminal."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def say(text: str) -> None:

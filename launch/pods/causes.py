@@ -10,8 +10,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+ABORTED = 128 + signal.SIGABRT
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
-OWN, TOLD, FOLLOWED = range(3)  # an end for its own reason, for one that another process gave, in the wake of one
+# Kinds of ends, the first that there is decides: for a reason of its own, for one that another process gave, and in the
+# wake of one: jax aborts whoever has lost the others.
+OWN, TOLD, FOLLOWED = range(3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +28,7 @@ class HostReport:
     progress: dict[str, Any] | None = None  # {"step", "phase", "time", ...}: where it was last
     cause: dict[str, Any] | None = None  # {"kind", "time", "step", "phase", "code", "what", ...}: the reason it gave
     ended_by_us: bool = False  # the launcher killed it, since others had ended
+    last_line: str = ""  # that it printed, if known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,30 +61,30 @@ class Cause:
 def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
     """Returns the end that brought the others with it; None while nothing has gone wrong.
 
-    The earliest of those with a reason of their own; of several hangs, which all begin when one process stands still,
-    the one that is furthest behind. Where the others miss a host and can't tell which, it is the one that fell silent.
+    The earliest of those of the first kind; of several hangs, which all begin when one process stands still, the one
+    that is furthest behind. Where jax has aborted the others, it is the one that fell silent.
     """
     hosts = list(hosts)
     ends = [end for end in map(_end, hosts) if end]
+    # a full disk keeps a reason from its own process alone
+    told = {cause.process for rank, cause in ends if rank == TOLD}
+    ends = [(rank, cause) for rank, cause in ends if cause.kind != "exit" or cause.process not in told]
     best = min((rank for rank, _ in ends), default=OWN)
     causes = [cause for rank, cause in ends if rank == best]
-    if best == FOLLOWED and any(cause.kind == "peer" and cause.code == 1 for cause in causes):  # with 75 they agreed
-        quiet = [host for host in hosts if not host.cause and (host.ended_by_us or host.state == "running")]
+    if best == FOLLOWED and any(cause.code == ABORTED for cause in causes):
+        quiet = [host for host in hosts if host.ended_by_us or host.state == "running"]
         causes = [_silent(host) for host in quiet] or causes
     hangs = sorted((cause for cause in causes if cause.kind == "hang"), key=_position)
     causes = [cause for cause in causes if cause.kind != "hang"] + hangs[:1]
-    first = min(causes, key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process), default=None)
-    if first is None or first.kind != "lost":
-        return first
-    # whoever misses a host does not know how far it had come; its own file does
-    progress = next((host.progress for host in hosts if host.process == first.process), None) or {}
-    return dataclasses.replace(first, step=progress.get("step"), phase=progress.get("phase"))
+    return min(causes, key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process), default=None)
 
 
 def _end(host: HostReport) -> tuple[int, Cause] | None:
     """Returns (what kind of end it is, why this process ended), None if it did not, or as it should."""
-    reason, end = host.cause or {}, host.exit or {}
-    code, kind, position = end.get("code") or 0, reason.get("kind"), reason or host.progress or {}
+    reason = host.cause or {}
+    end = host.exit or {}
+    position = reason or host.progress or {}
+    code = end.get("code") or 0
     number = end.get("signal") or max(0, code - 128)  # of a signal, through a shell too
 
     def cause(kind: str, when: float | None, code: int, what: str) -> Cause:
@@ -90,24 +94,27 @@ def _end(host: HostReport) -> tuple[int, Cause] | None:
         where = reason.get("time"), of.get("step"), of.get("phase")
         return TOLD, Cause(of["process"], of["host"], of["kind"], *where, reason.get("code") or 1, of["what"])
     if reason:
+        kind = reason.get("kind")
         verb = {"hang": "hung", "signal": "was asked to end", "peer": "ended with another"}.get(kind, "failed")
-        sentence = f"{verb}: {reason.get('what')}"
-        return (FOLLOWED if kind == "peer" else OWN), cause(kind, reason.get("time"), reason.get("code"), sentence)
+        rank = FOLLOWED if kind == "peer" else OWN
+        return rank, cause(kind, reason.get("time"), reason.get("code"), f"{verb}: {reason.get('what')}")
     if host.state == "lost":
         return TOLD, cause("lost", position.get("time"), 1, "was lost: it is gone, and nobody saw how")
     if number:
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        rank = FOLLOWED if host.ended_by_us or number == signal.SIGABRT else OWN  # jax aborts who has lost the others
+        rank = FOLLOWED if host.ended_by_us or number == signal.SIGABRT else OWN
         return rank, cause("signal", end.get("ended"), 128 + number, f"was killed by {name}")
     if code:
-        return OWN, cause("exit", end.get("ended"), code, f"ended with exit code {code} and gave no reason")
+        what = f"ended with exit code {code}{': ' if host.last_line else ' and gave no reason'}{host.last_line}"
+        return OWN, cause("exit", end.get("ended"), code, what)
     return None
 
 
 def _silent(host: HostReport) -> Cause:
-    """Returns the end of a process that had none of its own when the others missed one, at its last sign of life."""
-    when = (host.progress or {}).get("time")
-    return Cause(host.process, host.host, "lost", when, None, None, 1, "is lost: the others had no sign of it")
+    """Returns the end of a process that had none of its own when jax aborted the others, at its last sign of life."""
+    at = host.progress or {}
+    what = "is lost: the others had no sign of it"
+    return Cause(host.process, host.host, "lost", at.get("time"), at.get("step"), at.get("phase"), 1, what)
 
 
 def _position(hang: Cause) -> tuple[int, int, float]:

@@ -1,15 +1,16 @@
 """TPU VMs and queued resources through gcloud: its argument lists, its answers, its errors in clear words.
 
-What `up` creates carries the label LABEL=user, on the TPU VM and in the request for it: nothing else is ever deleted
+What `up` creates carries the label LABEL=account, on the TPU VM and in the request for it: nothing else is ever deleted
 unasked. Hosts are reached one by one (--worker=i): with --worker=all, gcloud gives one code for all of them, and runs
 the command again by itself when a connection drops.
 """
 
 import contextlib
 import dataclasses
-import getpass
+import functools
 import hashlib
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -18,65 +19,82 @@ from collections.abc import Sequence
 import host_setup
 
 from pods import answers, backend
-from pods.backend import PASSING, TRIED, Host, Pod, PodError, SettingsError, say
+from pods.backend import Host, Pod, PodError, SettingsError, say
 from pods.settings import Settings
 
 LABEL = "mlm-made-by"
 INITIATORS = {"USER": "by a person", "SERVICE": "by Google Cloud"}  # of a suspended request
-ASK, CHANGE = 120.0, 1800.0  # seconds that gcloud may take to answer, and to create or delete
-KINDS = ("tpu-vm", "queued-resources")  # directly, and through the queue
+ASK = 120.0  # seconds that gcloud may take to answer
+CHANGE = 1800.0  # to create or delete
+CONNECT = 180.0  # for the first connection, in which gcloud makes a key and brings it to the hosts
 COLLECTION = {"tpu-vm": "nodes", "queued-resources": "queuedResources"}  # of the API, by gcloud's name
-CONNECT = 50.0  # seconds for the first connection, in which gcloud makes a key and brings it to the hosts
 SHARED = ("ControlMaster=auto", "ControlPersist=600", "BatchMode=yes", "ServerAliveInterval=15")  # between questions
 PATIENCE = "--ssh-flag=-o ConnectTimeout=10"  # or a closed port takes ssh two minutes, and gcloud tries ten times
+LONGEST = 60  # of a folder for ssh's sockets, whose whole path has 104 characters at most
 
 
 class TpuVm:
-    """The TPU VM of the settings. What asks the cloud raises PodError, whose kind says why."""
+    """The TPU VM of the settings. What asks the cloud raises PodError."""
 
     def __init__(self, settings: Settings, runner: backend.Runner):
-        self.settings, self.runner, self.dry = settings, runner, runner.dry
-        try:
-            self.owner = label_of(getpass.getuser())
-        except (KeyError, OSError):  # of a container, say
-            raise SettingsError("this machine has no name for you, with which `up` labels the pod: set USER.") from None
-        self.routes: list[list[str]] = []  # an ssh command for each host
+        self.settings = settings
+        self.runner = runner
+        self.dry = runner.dry
+        self.routes: list[list[str]] = []  # an ssh command for each host; none where gcloud's own goes
         self._routes_file = pathlib.Path("runs/pods/ssh") / f"{settings.name}.json"  # under the folder we are in
+
+    @functools.cached_property
+    def label(self) -> str:
+        """What marks a pod as made by us: the account of gcloud, as two people may both be called root."""
+        if self.dry:
+            return "YOUR-ACCOUNT"
+        result = self.runner.run(["gcloud", "config", "get-value", "account"], ASK)
+        if result.code or not result.stdout.strip():
+            raise PodError("gcloud isn't logged in: gcloud auth login.")
+        return label_of(result.stdout.strip())
 
     def create(self) -> None:
         """Asks for the pod; it need not be there when this returns. Raises PodError("exists") if it was there."""
         settings = self.settings
         flags = [flag for flag in settings.create_flags if not flag.startswith("--labels=")]
         labels = [flag.removeprefix("--labels=") for flag in settings.create_flags if flag.startswith("--labels=")]
+        labels = ",".join([f"{LABEL}={self.label}", *labels])  # gcloud takes the last --labels alone
+        flags += [f"--labels={labels}", f"--accelerator-type={settings.accelerator_type}"]
         if settings.spot:
             flags.append("--spot")
-        if settings.spot and settings.queued and settings.track == "alpha":  # it would ask for STANDARD beside it
-            flags.append("--provisioning-model=spot")
+            if settings.queued and settings.track == "alpha":  # it would ask for STANDARD beside it
+                flags.append("--provisioning-model=spot")
         if settings.network:
             flags.append(f"--network={settings.network}")
-        labels = ",".join([f"{LABEL}={self.owner}", *labels])  # gcloud takes the last --labels alone
-        flags += [f"--labels={labels}", f"--accelerator-type={settings.accelerator_type}"]
-        version = settings.runtime_version or settings.accelerator.runtime
         if settings.queued:
-            flags += [f"--node-id={settings.name}", f"--runtime-version={version}"]
+            flags += [f"--node-id={settings.name}", f"--runtime-version={settings.runtime}"]
         else:
-            flags.append(f"--version={version}")
-        self._gcloud(KINDS[settings.queued], "create", settings.name, *flags, timeout=CHANGE)
+            flags.append(f"--version={settings.runtime}")
+        group = "queued-resources" if settings.queued else "tpu-vm"
+        self._gcloud(group, "create", settings.name, *flags, timeout=CHANGE)
 
     def start(self) -> None:
         """Starts the pod again, if it is STOPPED."""
         self._gcloud("tpu-vm", "start", self.settings.name, timeout=CHANGE)
 
     def delete(self, pod: Pod) -> None:
-        """Deletes a pod; one that is absent is no error. A queued resource takes force, and its TPU VM along."""
-        force = ["--force"] if pod.queued else []
+        """Deletes a pod, by the queued resource that it came by, whatever its name. Nothing there is no error."""
+        if pod.request and self._deleted("queued-resources", pod.request, "--force"):
+            return
+        if pod.state != backend.ABSENT:
+            self._deleted("tpu-vm", pod.name)
+
+    def _deleted(self, group: str, name: str, *flags: str) -> bool:
+        """Deletes, and says so once the API has; returns whether there was something."""
         try:
-            self._gcloud(KINDS[pod.queued], "delete", pod.name, "--quiet", *force, timeout=CHANGE)
+            self._gcloud(group, "delete", name, "--quiet", *flags, timeout=CHANGE)
         except PodError as error:
             if error.kind != "absent":
                 raise
+            return False
         if not self.dry:
-            say(f"deleted {'queued resource' if pod.queued else 'TPU VM'} {pod.name}")
+            say(f"deleted {'TPU VM' if group == 'tpu-vm' else 'queued resource'} {name}")
+        return True
 
     def describe(self) -> Pod:
         """Returns the pod, in state ABSENT if there is none; hosts in the order of their workers once it is READY."""
@@ -85,17 +103,19 @@ class TpuVm:
         node = self._ask("tpu-vm", "describe", name)
         if self.dry:
             hosts = tuple(Host(i, f"ADDRESS-OF-WORKER-{i}") for i in range(self.settings.host_count))
-            return Pod(name, backend.READY, hosts, self.settings.queued, ours=True)
-        request = self._ask("queued-resources", "describe", name) if node is None else None
-        pod = self._request(request) if request else Pod(name, backend.ABSENT)
-        if pod.state == "ACTIVE":
-            if (called := _spec(request).get("nodeId", name)) != name:
-                sentence = f"{name} is a queued resource whose TPU VM is called {called}: set name to that."
-                raise PodError(sentence, "settings")
-            node = self._ask("tpu-vm", "describe", name)  # it may have come in between
-            if node is None:
-                return dataclasses.replace(pod, state=backend.FAILED, reason="its TPU VM is gone")
-        return self._node(node) if node else pod
+            return Pod(name, backend.READY, hosts, name if self.settings.queued else "", label=self.label)
+        if node:
+            return self._node(node)
+        request = self._ask("queued-resources", "describe", name)
+        if not request:
+            return Pod(name, backend.ABSENT)
+        if (called := _spec(request).get("nodeId", name)) != name:
+            raise SettingsError(f"{name} is a queued resource whose TPU VM is called {called}: set name to that.")
+        pod = self._request(request)
+        if pod.state != "ACTIVE":
+            return pod
+        node = self._ask("tpu-vm", "describe", name)  # it may have come in between
+        return self._node(node) if node else dataclasses.replace(pod, state="FAILED", reason="its TPU VM is gone")
 
     def requests(self) -> list[Pod]:
         """Returns all queued resources of the project and zone, without their hosts."""
@@ -106,9 +126,10 @@ class TpuVm:
 
         gcloud says it once for each pod; where we can't take apart what it says, its own ssh goes.
         """
-        self.routes, saved = [], host_setup.read(self._routes_file) or {}
+        self.routes = []
         if self.dry:
             return
+        saved = host_setup.read(self._routes_file) or {}
         words = self._ssh_words()
         if saved.get("key") != [pod.identity, *words]:
             say(f"connecting to {len(pod.hosts)} hosts of {pod.name}")
@@ -120,15 +141,17 @@ class TpuVm:
                 host_setup.write(self._routes_file, saved)
         flags = [word.removeprefix("--ssh-flag=") for word in words if word.startswith("--ssh-flag=")]
         routes = [parse_route(line, " ".join(flags).split()) for line in saved["lines"]]
-        self.routes = routes if None not in routes and len(routes) == len(pod.hosts) else []
+        if None not in routes and len(routes) == len(pod.hosts):
+            self.routes = routes
 
     def _connect_first(self, words: Sequence[str]) -> None:
         """Connects to the first host alone, before all others: this makes the keys, and gives them to the pod."""
         first = self.runner.run([*words, "--command=true", "--worker=0"], CONNECT)
         if first.code in (None, 255):
-            why = answers.reason(first.stderr)
-            sentence = f"host 0 can't be reached by ssh: {why}. {answers.advice(why, self.settings)}"
-            raise PodError(sentence.rstrip(), "hosts")
+            advice = answers.advice(first.stderr, self.settings)
+            raise PodError(
+                f"host 0 can't be reached by ssh: {answers.reason(first.stderr)}. {advice}".rstrip(), "hosts"
+            )
         if first.code != 0:
             raise self._explain("ssh", first, f"nodes/{self.settings.name}")
 
@@ -138,13 +161,6 @@ class TpuVm:
         if self.routes:
             return [*self.routes[worker], command]
         return self._ssh_words(f"--worker={worker}", f"--command={command}")
-
-    def tunnel(self, worker: int, port: int, remote: int) -> str:
-        """Forwards a port of our loopback to one of a worker's, for as long as it lasts; returns why it has ended."""
-        ssh = ("-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=15", "-N")
-        forward = ("-L", f"127.0.0.1:{port}:127.0.0.1:{remote}")
-        argv = [*self._ssh_words(f"--worker={worker}"), "--", *ssh, *forward]
-        return answers.reason(self.runner.run(argv, None).stderr)
 
     def forget(self) -> None:
         """Forgets the routes, since one of them led nowhere: the next `connect` asks for new ones."""
@@ -161,25 +177,26 @@ class TpuVm:
         primary = ends[:: max(1, len(node.get("networkConfigs") or []))]  # of each host's interfaces the first
         return Pod(
             self.settings.name,
-            node.get("state", "UNKNOWN"),
+            node.get("state", "without a state"),
             tuple(Host(i, end.get("ipAddress", "")) for i, end in enumerate(primary)),
-            bool(node.get("queuedResource")),
+            node.get("queuedResource", "").rpartition("/")[2],
             reason=_health(node),
             accelerator_type=node.get("acceleratorType", ""),
-            ours=node.get("labels", {}).get(LABEL) == self.owner,
+            label=node.get("labels", {}).get(LABEL, ""),
             identity=json.dumps([node.get("id"), ends]),
         )
 
     def _request(self, request: dict) -> Pod:
-        name, state = request.get("name", "").rpartition("/")[2], request.get("state", {})
-        ours = _spec(request).get("node", {}).get("labels", {}).get(LABEL) == self.owner
-        reason, permanent = "", False
+        name = request.get("name", "").rpartition("/")[2]
+        state = request.get("state", {})
+        label = _spec(request).get("node", {}).get("labels", {}).get(LABEL, "")
+        word = state.get("state", "without a state")
+        reason = ""
         if error := state.get("failedData", {}).get("error"):
-            failure = answers.explain(answers.refusal_of(error), self.settings)
-            reason, permanent = str(failure), failure.kind not in (*PASSING, *TRIED)
-        elif state.get("state", "").startswith("SUSPEND"):
+            reason = str(answers.explain(answers.refusal_of(error), self.settings))
+        elif word.startswith("SUSPEND"):
             reason = INITIATORS.get(state.get("stateInitiator"), "")
-        return Pod(name, state.get("state", "UNKNOWN"), (), True, reason, permanent, ours=ours)
+        return Pod(name, word, request=name, reason=reason, label=label)
 
     def _argv(self, *words: str) -> list[str]:
         track = [self.settings.track] if self.settings.track else []
@@ -219,17 +236,15 @@ class TpuVm:
             return PodError(f"gcloud {what} was killed by signal {-result.code}: try again.")
         refusal = answers.refusal(result.stderr)
         if result.code == 2:  # its parser's: the same words are refused again
-            advice = "see create_flags, ssh_flags and track in pod.toml"
-            return SettingsError(f"gcloud refuses the flags of {what}: {advice}. (gcloud: {refusal})")
+            where = "see create_flags, ssh_flags and track in pod.toml"
+            return SettingsError(f"gcloud refuses the flags of {what}: {answers.first_line(refusal)} ({where}).")
         return answers.explain(refusal, self.settings, asked_of)
 
 
-def label_of(user: str) -> str:
-    """Returns a label's value for a user: the name itself, or, of one that no label can have, with its hash."""
-    label = re.sub("[^a-z0-9_-]", "-", user.lower())
-    if label == user and len(label) <= 63:
-        return label
-    return f"{label[:54]}-{hashlib.sha256(user.encode(errors='surrogateescape')).hexdigest()[:8]}"
+def label_of(account: str) -> str:
+    """Returns a label's value for an account, which no label can hold as it is: with its hash."""
+    label = re.sub("[^a-z0-9_-]", "-", account.lower())
+    return f"{label[:54]}-{hashlib.sha256(account.encode()).hexdigest()[:8]}"
 
 
 def _spec(request: dict) -> dict:
@@ -239,11 +254,11 @@ def _spec(request: dict) -> dict:
 def _health(node: dict) -> str:
     """Returns what the cloud says is wrong with a TPU VM: its health, and its last three symptoms."""
     health = node.get("health", "HEALTHY")
-    unwell = health not in ("HEALTHY", "HEALTH_UNSPECIFIED")
-    sentences = [" ".join([health, node.get("healthDescription", "")]).strip()] if unwell else []
+    is_well = health in ("HEALTHY", "HEALTH_UNSPECIFIED")
+    sentences = [] if is_well else [f"{health} {node.get('healthDescription', '')}".strip()]
     for symptom in sorted(node.get("symptoms") or [], key=lambda symptom: symptom.get("createTime", ""))[-3:]:
-        worker, details = symptom.get("workerId", "?"), symptom.get("details", "")
-        sentences.append(f"{symptom.get('symptomType')} on worker {worker} {details}".strip())
+        worker = symptom.get("workerId", "?")
+        sentences.append(f"{symptom.get('symptomType')} on worker {worker} {symptom.get('details', '')}".strip())
     return "; ".join(sentences)
 
 
@@ -255,8 +270,19 @@ def parse_route(line: str, flags: Sequence[str]) -> list[str] | None:
     match = re.fullmatch("(/.*/ssh) -T(?: -i (/.+))?", program)
     if not match or not start.endswith(ours) or not re.fullmatch("[^@ ]+@[^@ ]+", target):
         return None
-    # one connection for all commands with the same route; in quotes of ssh's, for a home with spaces
-    socket = f"{pathlib.Path.home()}/.ssh/mlm-{hashlib.sha256(line.encode()).hexdigest()[:16]}".replace("%", "%%")
-    options += [*SHARED, f'ControlPath="{socket}"']
+    options += _shared(line)
     key = ["-i", match[2]] if match[2] else []
     return [match[1], "-T", *key, *(word for option in options for word in ("-o", option)), *flags, target, "--"]
+
+
+def _shared(line: str) -> list[str]:
+    """Returns the options by which all commands with the same route have one connection."""
+    folder = pathlib.Path.home() / ".ssh"
+    if len(str(folder)) > LONGEST:
+        folder = pathlib.Path(f"/tmp/mlm-ssh-{os.getuid()}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        if folder.stat().st_uid != os.getuid():  # somebody else's
+            return ["BatchMode=yes"]
+    socket = f"{folder}/mlm-{hashlib.sha256(line.encode()).hexdigest()[:16]}".replace("%", "%%")
+    return [*SHARED, f'ControlPath="{socket}"']  # in quotes of ssh's, for a home with spaces

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pods.answers import advice, reason
-from pods.backend import READY, Host, Pod, PodError, Result, say
+from pods.backend import READY, Host, Pod, PodError, Result, printable, say
 from pods.gcloud import TpuVm
 
 LAUNCH = pathlib.Path(__file__).resolve().parent.parent
@@ -75,11 +75,9 @@ class Hosts:
         code, texts = program(), dict.fromkeys(argvs, b"") | (stdin or {})
         whole = {text: code + text for text in {*texts.values()}}  # once for all hosts that read the same
         pool = ThreadPoolExecutor(1 if self.dry else AT_ONCE)  # a dry run prints one after the other
+        limit = timeout or self.timeout
         try:
-            jobs = [
-                pool.submit(self._ask, host, words, whole[texts[host]], timeout or self.timeout)
-                for host, words in argvs.items()
-            ]
+            jobs = [pool.submit(self._ask, host, words, whole[texts[host]], limit) for host, words in argvs.items()]
             return [job.result() for job in jobs]
         except BaseException:  # Ctrl-C: nobody waits for a host any longer
             self.cloud.runner.end()
@@ -97,11 +95,10 @@ class Hosts:
             result = self.cloud.runner.run(argv, timeout, stdin)
             if result.code not in SSH_FAILED:
                 return Answer(host, {}) if self.dry else _read(host, result, timeout)
-            why = reason(result.stderr)
-            if wait is None:
-                break
-            say(f"{host}: ssh failed ({why}); again in {wait:g} s.")
-            if self.cloud.runner.over.wait(wait):
+            why = printable(reason(result.stderr))
+            if wait is not None:
+                say(f"{host}: ssh failed ({why}); again in {wait:g} s.")
+            if wait is None or self.cloud.runner.over.wait(wait):
                 break
         self.cloud.forget()
         return Answer(host, {}, f"ssh failed{f' {len(waits)} times' if len(waits) > 1 else ''}: {why}")

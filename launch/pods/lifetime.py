@@ -6,19 +6,23 @@ from pods import backend
 from pods.backend import GONE, READY, Pod, PodError, SettingsError, say
 from pods.gcloud import TpuVm
 
+LONGEST = 900.0  # seconds between two tries, at most
+
 
 def up(cloud: TpuVm, every: float, recreate: bool) -> None:
     """Returns once the pod is ready; creates it if need be. Raises PodError for what waiting does not make ready."""
-    pod, settings = cloud.describe(), cloud.settings
+    pod = cloud.describe()
+    settings = cloud.settings
     if cloud.dry:
         cloud.create()
         cloud.describe()
         return
-    begin, said, created = time.monotonic(), "", False
+    begin = time.monotonic()
+    said = ""
+    is_created = False
+    pause = every
     while pod.state != READY:
-        if created and pod.permanent:
-            raise PodError(f"{pod.name} is {pod.condition}; another one would fail too: change pod.toml.")
-        if pod.state in GONE and not recreate:
+        if pod.state in GONE and (is_created or not recreate):
             raise PodError(
                 f"{pod.name} is {pod.condition}; it won't come back, but counts against the quota: launch/tpu.py up "
                 "--recreate deletes it and creates another one, as launch/tpu.py supervise does.",
@@ -28,13 +32,18 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
             if step := backend.STEPS.get(pod.state):
                 say(f"{pod.name} is {pod.condition}; {step}")
                 take(step, cloud, pod)
-                created = created or step == backend.CREATE
+                is_created = step == backend.CREATE
             else:
                 line = f"{pod.name} is {pod.condition}, {(time.monotonic() - begin) // 60:.0f} min so far"
                 if line != said:
-                    say(said := line)
+                    said = line
+                    say(line)
                 time.sleep(every)
+            before = pod.state
             pod = cloud.describe()
+            if pod.state == before and pod.state in GONE:  # what was deleted is still there
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST)
         except PodError as error:
             if error.kind != "network":
                 raise
@@ -45,11 +54,16 @@ def up(cloud: TpuVm, every: float, recreate: bool) -> None:
             f"{pod.name} is there, but it is a {pod.accelerator_type}, and pod.toml says {settings.accelerator_type}: "
             "choose another name, or launch/tpu.py down first."
         )
-    price = f", {settings.dollars_per_hour:.2f} dollars an hour" if settings.price else ""
-    chips = settings.accelerator.chips
-    say(f"{pod.name} is ready: {settings.accelerator_type}, {chips} chips on {len(pod.hosts)} hosts{price}")
+    size = f"{settings.accelerator_type}, {settings.chips} chips on {len(pod.hosts)} hosts"
+    say(f"{pod.name} is ready: {size}{price(cloud)}")
     if pod.reason:
-        say(f"but Google Cloud says of it: {pod.reason}")
+        say(f"but Google Cloud says of it: {pod.condition}")
+
+
+def price(cloud: TpuVm) -> str:
+    """Returns what the pod costs, "" if nobody has said."""
+    dollars = cloud.settings.dollars_per_hour
+    return f", {dollars:.2f} dollars an hour" if dollars else ""
 
 
 def take(step: str, cloud: TpuVm, pod: Pod) -> None:
@@ -71,24 +85,24 @@ def take(step: str, cloud: TpuVm, pod: Pod) -> None:
 
 def down(cloud: TpuVm) -> None:
     """Deletes the pod, with its request. Raises PodError for one that our `up` has not made."""
-    pod, settings = cloud.describe(), cloud.settings
+    pod = cloud.describe()
+    settings = cloud.settings
     if pod.state == backend.ABSENT:
         say(f"there is nothing named {pod.name} in {settings.zone}")
-    elif pod.ours:
+    elif pod.label == cloud.label:
         cloud.delete(pod)
     else:
-        delete = "queued-resources delete --force" if pod.queued else "tpu-vm delete"
+        what = f"queued-resources delete --force {pod.request}" if pod.request else f"tpu-vm delete {pod.name}"
         raise PodError(
-            f"{pod.name} was not made by your `up`, so it is left as it is; to delete it all the same: gcloud compute "
-            f"tpus {delete} {pod.name} --project={settings.project} --zone={settings.zone}.",
-            "permission",
+            f"{pod.name} was not made by your `up` (but by {pod.label or 'another way'}), so it is left as it is; to "
+            f"delete it all the same: gcloud compute tpus {what} --project={settings.project} --zone={settings.zone}."
         )
 
 
 def clean(cloud: TpuVm) -> None:
     """Deletes queued resources of ours that will never become a pod, and names those of others."""
     for pod in cloud.requests():
-        if pod.state in GONE and pod.ours:
+        if pod.state in GONE and pod.label == cloud.label:
             cloud.delete(pod)
         elif pod.state in GONE:
             say(f"{pod.name} is {pod.state} and only uses up quota, but your `up` has not made it: it is left as it is")

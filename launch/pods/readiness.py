@@ -7,7 +7,9 @@ from pods.backend import PodError, say
 from pods.code import Code
 from pods.hosts import Hosts
 
-COPY, INSTALL = 900.0, 3600.0  # seconds that a host has
+COPY = 900.0  # seconds that a host has to unpack the code
+INSTALL = 3600.0
+COLUMNS = ("python", "packages", "accelerators", "free")  # of the table of hosts
 
 
 class Report(NamedTuple):
@@ -54,20 +56,16 @@ def check(hosts: Hosts, code: Code) -> Report:
 
     def differences(key: str) -> list[str]:
         """Returns the sentence, if any, that names the hosts with another value than most have."""
-        (usual, _), *others = collections.Counter(answer[key] for answer in answers.values()).most_common()
+        usual = collections.Counter(answer[key] for answer in answers.values()).most_common(1)[0][0]
         exceptions = [f"{host} has {answer[key]}" for host, answer in answers.items() if answer[key] != usual]
-        return [f"{key} differ: {', '.join(exceptions)}; the others have {usual}"] if others else []
+        return [f"{key} differ: {', '.join(exceptions)}; the others have {usual}"] if exceptions else []
 
-    columns = ("python", "packages", "accelerators", "free")
-    return Report(
-        [*said("problems"), *differences("packages"), *differences("accelerators")],
-        [*said("remarks"), *differences("python")],
-        [
-            "  ".join([f"{host}  {answer['host']}", *(f"{key} {answer[key]}" for key in columns)])
-            for host, answer in answers.items()
-        ],
-        answers[hosts.all[0]]["packages"],
-    )
+    lines = []
+    for host, answer in answers.items():
+        columns = [f"{key} {answer[key]}" for key in COLUMNS]
+        lines.append("  ".join([str(host), answer["host"], *columns]))
+    problems = [*said("problems"), *differences("packages"), *differences("accelerators")]
+    return Report(problems, [*said("remarks"), *differences("python")], lines, answers[hosts.all[0]]["packages"])
 
 
 def check_ports(hosts: Hosts) -> list[str]:

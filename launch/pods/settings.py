@@ -9,7 +9,6 @@ import tomllib
 
 import host_setup
 
-from pods import accelerators
 from pods.backend import SettingsError
 
 WORD = (r"[A-Za-z0-9][-A-Za-z0-9._:/]*", "be one plain word")  # can't be taken for a flag
@@ -22,24 +21,25 @@ RULES = {  # key: (what its value matches, and must, in words)
     "root": (r"(?!-)(?!(.*/)?\.\.(/|$))[^\0]+", "be a folder, such as ~/.mlm-pod"),
 }
 RANGES = {"price": (0, 1e6), "hosts": (0, 4096)}
+KINDS = {str: "be a text in quotes", bool: "be true or false", int: "be a whole number", float: "be a number"}
 FLAG = re.compile(r"--[a-z][-a-z0-9]*(=[^\0]*)?")
 # what the launcher itself says to gcloud, or depends on
 OWN_FLAGS = (
     "--project", "--zone", "--accelerator-type", "--version", "--runtime-version", "--node-id", "--spot", "--network",
     "--node-count", "--node-prefix", "--async", "--format", "--worker", "--command", "--dry-run", "--output-directory",
 )  # fmt: skip
-# flags that gcloud takes elsewhere alone (Google Cloud SDK 528): with track = "alpha", and of requests in the queue
-ALPHA = (
-    "--autocheckpoint-enabled", "--batch-size", "--best-effort", "--max-run-duration", "--network-config",
-    "--provisioning-model", "--reservation", "--tunnel-through-iap", "--workload-type",
-)  # fmt: skip
-QUEUED = (
-    "--best-effort", "--guaranteed", "--max-run-duration", "--network-config", "--reservation-host-folder",
-    "--reservation-host-organization", "--reservation-host-project", "--valid-after-duration", "--valid-after-time",
-    "--valid-until-duration", "--valid-until-time", "--workload-type",
-)  # fmt: skip
-NOT_QUEUED = ("--preemptible", "--queue-count")
 REQUIRED = ("name", "project", "zone", "accelerator_type")
+# What the number of an accelerator type counts for one chip, the chips of its largest host, the default runtime. A host
+# is a VM: 4 chips, but up to 8 where a v5e or v6e slice fits on one. Sources: "TPU v2" to "TPU v6e" and "TPU software
+# versions" of cloud.google.com/tpu/docs.
+GENERATIONS = {
+    "v2": (2, 4, "tpu-ubuntu2204-base"),
+    "v3": (2, 4, "tpu-ubuntu2204-base"),
+    "v4": (2, 4, "tpu-ubuntu2204-base"),
+    "v5litepod": (1, 8, "v2-alpha-tpuv5-lite"),
+    "v5p": (2, 4, "v2-alpha-tpuv5"),
+    "v6e": (1, 8, "v2-alpha-tpuv6e"),
+}
 
 
 def key(words: str, default: object) -> dataclasses.Field:
@@ -70,19 +70,26 @@ class Settings:
     ssh_flags: tuple[str, ...] = key("a flag for gcloud's ssh, such as --internal-ip; repeatable", ())
 
     @property
-    def accelerator(self) -> accelerators.Accelerator:
-        """The accelerator type, taken apart."""
-        return accelerators.parse(self.accelerator_type)
+    def chips(self) -> int:
+        """Chips of the whole pod."""
+        prefix, _, number = self.accelerator_type.partition("-")
+        return int(number) // GENERATIONS[prefix][0]
 
     @property
     def host_count(self) -> int:
         """Hosts that the pod must have."""
-        return self.hosts or self.accelerator.hosts
+        largest = GENERATIONS[self.accelerator_type.partition("-")[0]][1]
+        return self.hosts or (1 if self.chips <= largest else self.chips // 4)
+
+    @property
+    def runtime(self) -> str:
+        """The runtime version, that of the generation if none is set."""
+        return self.runtime_version or GENERATIONS[self.accelerator_type.partition("-")[0]][2]
 
     @property
     def dollars_per_hour(self) -> float:
         """Of the whole pod; 0 if no price was given."""
-        return self.price * self.accelerator.chips
+        return self.price * self.chips
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
@@ -119,11 +126,7 @@ def load(file: str, flags: dict[str, object]) -> Settings:
             raise SettingsError(f"{where}: copy launch/pod.toml.example to pod.toml and fill it in.")
     checked = {name: _check(name, value, f"{path}: {name}") for name, value in values.items()}
     checked |= {name: _check(name, value, "--" + name.replace("_", "-")) for name, value in flags.items()}
-    settings = Settings(**checked)
-    for name in ("create_flags", "ssh_flags"):
-        for flag in getattr(settings, name):
-            _check_flag(settings, flag.partition("=")[0], f"{path}: {name}")
-    return settings
+    return Settings(**checked)
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -141,36 +144,39 @@ def _read(path: pathlib.Path) -> dict[str, object]:
 
 def _check(name: str, value: object, where: str) -> object:
     """Returns the value of a key. Raises SettingsError, beginning with `where`, if it can't have this one."""
-    kind, rule = type(FIELDS[name].default), ""
-    if kind is tuple and not (isinstance(value, list) and all(FLAG.fullmatch(str(flag)) for flag in value)):
-        rule = 'be a list of flags, such as ["--reserved"]'
-    elif kind is not tuple and type(value) is not kind and not (kind is float and type(value) is int):
-        rule = {str: "be a text in quotes", bool: "be true or false", int: "be a whole number", float: "be a number"}[
-            kind
-        ]
+    kind = type(FIELDS[name].default)
+    is_kind = type(value) is kind or (kind is float and type(value) is int)
+    rule = ""
+    if kind is tuple:
+        if not (isinstance(value, list) and all(FLAG.fullmatch(str(flag)) for flag in value)):
+            rule = 'be a list of flags, such as ["--reserved"]'
+        elif reserved := [flag for flag in value if flag.partition("=")[0] in OWN_FLAGS]:
+            rule = f"not hold {reserved[0]}, which the launcher sets: use the keys of pod.toml"
+    elif not is_kind:
+        rule = KINDS[kind]
     elif name in RULES and (value or name == "root") and not re.fullmatch(RULES[name][0], value):
         rule = RULES[name][1]
     elif name in RANGES and not RANGES[name][0] <= value <= RANGES[name][1]:
         rule = f"be from {RANGES[name][0]} to {RANGES[name][1]:.0f}"
+    elif name == "accelerator_type":
+        rule = _rule_of_accelerator(value)
     if rule:
         raise SettingsError(f"{where} is {value!r}; it must {rule}.")
-    if name == "accelerator_type":
-        try:
-            accelerators.parse(value)
-        except ValueError as error:
-            raise SettingsError(f"{where}: {error}.") from error
-    for flag in value if kind is tuple else ():
-        if flag.partition("=")[0] in OWN_FLAGS:
-            raise SettingsError(f"{where}: {flag} is the launcher's to set: use the keys of pod.toml.")
     return tuple(value) if kind is tuple else value
 
 
-def _check_flag(settings: Settings, flag: str, where: str) -> None:
-    """Raises SettingsError for a flag that gcloud does not take on this track, or with or without the queue."""
-    needs = {
-        'track = "alpha"': flag in ALPHA and settings.track != "alpha",
-        "queued = true": flag in QUEUED and not settings.queued,
-        "queued = false": flag in NOT_QUEUED and settings.queued,
-    }
-    if missing := " and ".join(need for need, is_missing in needs.items() if is_missing):
-        raise SettingsError(f"{where}: gcloud takes {flag} only with {missing}.")
+def _rule_of_accelerator(name: str) -> str:
+    """Returns what an accelerator type has to be, "" if it is so."""
+    prefix, _, number = name.partition("-")
+    if prefix == "tpu7x":
+        return (
+            "be one that is offered as a TPU VM: on GKE, use launch/gke.yaml; on Compute Engine, start `python -m mlm "
+            "run` on each host"
+        )
+    if prefix not in GENERATIONS or not re.fullmatch(r"[1-9][0-9]{0,5}", number):
+        return f"be one of {', '.join(f'{prefix}-N' for prefix in GENERATIONS)}, such as v4-32 or v5litepod-16"
+    cores, largest, _ = GENERATIONS[prefix]
+    if int(number) % cores:
+        return f"count TensorCores, {cores} a chip"
+    chips = int(number) // cores
+    return f"fill hosts of 4 chips, not {chips} chips" if chips > largest and chips % 4 else ""

@@ -62,7 +62,7 @@ def share_of_primary(step: int, share: int) -> int:
 
 
 class StopSignal(contextlib.ExitStack):
-    """Notices SIGTERM and Ctrl-C, at the same step on every host; a context manager.
+    """Notices what asks the run to save and end, and Ctrl-C, at the same step on every host; a context manager.
 
     In a single process, a second Ctrl-C ends at once. With several, jax's preemption service agrees on the step.
     """
@@ -72,14 +72,14 @@ class StopSignal(contextlib.ExitStack):
         self._requested = False
 
     def __enter__(self) -> Self:
-        self.enter_context(watch.handling(self._handle, signal.SIGTERM, signal.SIGINT))
+        self.enter_context(watch.handling(self._handle, *watch.STOP_SIGNALS, signal.SIGINT))
         return self
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         if self._requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._requested = True
-        watch.current.signaled(signal.Signals(number).name)
+        watch.current.signaled(number)
         if watch.current.service is not None:
             watch.current.service.stop_all()
 

@@ -20,10 +20,14 @@ REPORT_AFTER = 2.0  # seconds until the reason why it is waiting is printed
 
 def parse_address(text: str, default_port: int) -> tuple[str, int]:
     """Returns (host, port) of "HOST", "HOST:PORT" or "[IPV6]:PORT"; raises InputError."""
-    match = re.fullmatch(r"(?:\[(.*:.*)\]|((?:[\w-]{1,63}\.)*[\w-]{1,63}\.?))(?::(\d{1,5}))?", text, re.ASCII)
-    host, port = (match[1] or match[2], int(match[3] or default_port)) if match else (text, default_port)
-    if not (is_ip(host) if ":" in host else match) or len(host) > 253 or not 0 < port < 65536:
-        raise InputError(f"--coordinator={printable(text)}: must be HOST or HOST:PORT, the address of process 0.")
+    name = r"(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?"
+    match = re.fullmatch(rf"(?:\[(.*:.*)\]|({name}))(?::(\d{{1,5}}))?", text, re.ASCII)
+    host = (match[1] or match[2]) if match else text
+    port = int((match and match[3]) or default_port)
+    is_host = is_ip(host) if ":" in host else match and len(host) < 254
+    if not is_host or not 0 < port < 65536:
+        message = "must be HOST or HOST:PORT, the address of process 0"
+        raise InputError(f"--coordinator={printable(text)}: {message}.")
     return host, port
 
 
@@ -33,12 +37,13 @@ def format_address(address: tuple[str, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def wait_until_free(address: tuple[str, int], timeout: float, *, key: str = "config.pod.port") -> str:
+def wait_until_free(address: tuple[str, int], timeout: float) -> str:
     """Waits until this machine can listen there; returns the IP to listen at, 0.0.0.0 for every interface.
 
-    Raises StopError after `timeout` seconds, InputError where waiting can't help; `key` of the config sets the port.
+    Raises StopError after `timeout` seconds, InputError where waiting can't help.
     """
     host, port = address
+    fix = "set another port (config.pod.port)"
 
     def listen() -> socket.socket:
         ip = interface(host)
@@ -46,13 +51,13 @@ def wait_until_free(address: tuple[str, int], timeout: float, *, key: str = "con
 
     def explain(error: OSError) -> str:
         if error.errno == errno.EADDRINUSE:
-            return f"port {port} of {host} is held by {holder(port)}; stop that process, or set another port ({key})"
-        name, reason = printable(socket.gethostname()), error.strerror or error
-        problem = f"coordinator {format_address(address)}: host 0 ({name}) can't listen there ({reason})"
-        problem += f"; give an address of host 0 that the others reach, or set another port ({key})"
+            return f"port {port} of {host} is held by {holder(port)}; stop that process, or {fix}"
+        reason = f"({printable(socket.gethostname())}) can't listen there ({error.strerror or error})"
+        problem = f"coordinator {format_address(address)}: host 0 {reason}"
+        problem += f"; give an address of host 0 that the others reach, or {fix}"
         # A name server may still give the address of an earlier pod of this name.
-        may_pass = isinstance(error, socket.gaierror) or (error.errno == errno.EADDRNOTAVAIL and not is_ip(host))
-        if not may_pass:
+        may_pass = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        if not may_pass or is_ip(host):
             raise InputError(f"{problem}.") from None
         return problem
 
@@ -72,13 +77,15 @@ def wait_for_host_0(address: tuple[str, int], timeout: float) -> str:
 
 def _wait(open_socket: Callable[[], socket.socket], explain: Callable[[OSError], str], timeout: float) -> str:
     """Waits until a socket opens, and returns its IP; reports once why it does not, and raises StopError."""
-    begin, is_reported = time.monotonic(), False
+    begin = time.monotonic()
+    is_reported = False
     while True:
         try:
             with open_socket() as opened:
                 return opened.getsockname()[0]
         except OSError as error:
-            problem, waited = explain(error), time.monotonic() - begin
+            problem = explain(error)
+        waited = time.monotonic() - begin
         if waited >= timeout:
             raise StopError(f"{problem} (waited {timeout:g} s, config.pod.start_timeout).")
         if waited >= REPORT_AFTER and not is_reported:
@@ -87,18 +94,11 @@ def _wait(open_socket: Callable[[], socket.socket], explain: Callable[[OSError],
         time.sleep(RETRY)
 
 
-def speaks_first(address: tuple[str, int], timeout: float) -> bool:
-    """Returns whether what listens there says something unasked within `timeout` seconds, as servers of gRPC do."""
-    with contextlib.suppress(OSError), socket.create_connection(address, timeout) as connection:
-        return bool(connection.recv(1))
-    return False
-
-
 def connected(port: int) -> list[str]:
     """Returns the IPs of those that are connected to a port of this process."""
     connections = psutil.Process().net_connections("tcp")
     here = [c for c in connections if c.status == psutil.CONN_ESTABLISHED and c.laddr.port == port]
-    return [connection.raddr.ip.removeprefix("::ffff:") for connection in here]
+    return sorted({connection.raddr.ip.removeprefix("::ffff:") for connection in here})
 
 
 def addresses_of(host: str) -> set[str]:

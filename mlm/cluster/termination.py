@@ -7,7 +7,7 @@ from typing import Self
 from mlm.text import printable
 
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
-VERBS = {"exception": "failed: ", "signal": "was asked to end: ", "hang": "hung: ", "lost": ""}
+VERBS = {"exception": "failed: ", "signal": "was asked to end: ", "hang": "hung: "}
 MAX_TEXT = 2000  # characters
 
 
@@ -17,9 +17,9 @@ class Termination:
 
     process: int  # -1: somebody who is none of the run's processes
     host: str
-    kind: str  # one of VERBS; "lost": killed, stopped or cut off; or "peer", never told: it ends because another did
+    kind: str  # one of VERBS; or "peer", never told: it ends because another did
     code: int
-    what: str  # a sentence; for "lost" the predicate of one that begins with the host
+    what: str  # a sentence
     step: int | None = None
     phase: str = "start"
 
@@ -31,7 +31,8 @@ class Termination:
     @property
     def position(self) -> tuple[int, int]:
         """How far the process had come, to be compared."""
-        return (-1 if self.step is None else self.step), PHASES.index(self.phase) if self.phase in PHASES else 0
+        phase = PHASES.index(self.phase) if self.phase in PHASES else 0
+        return -1 if self.step is None else self.step, phase
 
     @property
     def text(self) -> str:
@@ -43,11 +44,17 @@ class Termination:
         """Returns the end that a text stands for, whoever wrote it; nothing in it can reach a terminal raw."""
         try:
             values = json.loads(text)
-            process, code = int(values["process"]), int(values["code"])
-            step = None if values["step"] is None else int(values["step"])
-            host, kind, what, phase = (printable(values[name])[:MAX_TEXT] for name in ("host", "kind", "what", "phase"))
-        except Exception:
-            kind, code = "", 0
-        if kind in VERBS and 0 < code < 256:
-            return cls(process, host, kind, code, what, step, phase)
+            end = cls(
+                int(values["process"]),
+                printable(values["host"])[:MAX_TEXT],
+                values["kind"],
+                int(values["code"]),
+                printable(values["what"])[:MAX_TEXT],
+                None if values["step"] is None else int(values["step"]),
+                printable(values["phase"])[:MAX_TEXT],
+            )
+            if end.kind in VERBS and 0 < end.code < 256:
+                return end
+        except Exception:  # whatever a stranger may write
+            pass
         return cls(-1, "a stranger", "exception", 1, printable(text)[:MAX_TEXT])

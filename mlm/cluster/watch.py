@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from ml_collections import ConfigDict
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # which imports jax
     from mlm.cluster.service import Service
 
 STDERR = 2  # the process's: in a notebook, sys.stderr is no file
+# What asks a process to save and to end: a preemption, a terminal that is gone, Slurm's warning before its time is up.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 INTERVAL = 0.5  # seconds between two checks of the thread
 UNTIMED = "data"  # the phase of tokenizer and shards, but for their tasks:
 TASKS = "tasks"  # each one that is finished is progress
@@ -45,21 +47,34 @@ OF_THIS_PROCESS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")  # jax's errors tha
 Item = TypeVar("Item")
 
 
+class Position(NamedTuple):
+    """A phase (see `termination.PHASES`) of a step, since when by the clock that nobody sets, and by the other one."""
+
+    phase: str
+    step: int | None
+    since: float
+    time: float
+
+
 class Watch:
     """The progress and the end of this process. A thread writes the files and notices a hang."""
 
     def __init__(self, command: str, folder: Path | None):
-        self.command, self.cluster = command, Cluster()
+        self.command = command
+        self.cluster = Cluster()
         self.service: Service | None = None
-        self._folder, self._host = folder, printable(socket.gethostname())
-        self._position: tuple[str, int | None, float, float] = ("start", None, time.monotonic(), time.time())
-        self._hang = self._heartbeat = 0.0
+        self.at_end: Callable[[], object] = lambda: None  # called before this process ends at once
+        self._folder = folder
+        self._host = printable(socket.gethostname())
+        self._hang = 0.0
+        self._heartbeat = 0.0
         self._signal: tuple[str, float] | None = None  # that asked this process to end, and when
         self._lock = threading.RLock()  # of the files and of the first reason
-        self._ended = self._done = False  # the first reason is known; all is done
-        self.at_end: Callable[[], object] = lambda: None  # called before this process ends at once
+        self._ended = False  # and the first reason is known
+        self._done = False
         self._stacks: Any = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
+        self.progress("start")
 
     def join(self, cluster: Cluster, workdir: str, pod: ConfigDict) -> None:
         """Starts to watch this process, and meets the others; raises as `Service`."""
@@ -67,7 +82,7 @@ class Watch:
         several = cluster.processes > 1
         if self._folder is None and several and workdir and not is_remote(workdir):
             self._folder = Path(workdir) / "hosts" / str(cluster.process_id)
-        if self._folder is not None or several or detect.tpu_is_attached():
+        if self._folder is not None or several or detect.has_tpu():
             self._thread.start()
         if several and cluster.coordinator:
             from mlm.cluster.service import Service
@@ -77,29 +92,38 @@ class Watch:
 
     def set_limits(self, *, hang: float, heartbeat: float) -> None:
         """Sets the seconds without progress, and without any Python thread running, after which the process ends."""
-        self._hang, self._heartbeat = hang, heartbeat
+        self._hang = hang
+        self._heartbeat = heartbeat
         self.progress("start")
 
     def progress(self, phase: str, step: int | None = None) -> None:
         """Notes that the process has come to a phase of a step (see `termination.PHASES`)."""
-        self._position = (phase, step, time.monotonic(), time.time())
+        self._position = Position(phase, step, time.monotonic(), time.time())
 
     @property
     def step(self) -> int | None:
         """The last step that the process came to; None before the first one of this start."""
-        return self._position[1]
+        return self._position.step
+
+    @property
+    def phase(self) -> str:
+        """The phase of it, see `termination.PHASES`."""
+        return self._position.phase
 
     def barrier(self, name: str) -> None:
         """Waits until every process has come here, however long it takes."""
         if self.service is not None:
-            hang, self._hang = self._hang, 0.0
+            hang = self._hang
+            self._hang = 0.0
             self.service.barrier(name)
-            self.progress(*self._position[:2])
+            self.progress(self.phase, self.step)
             self._hang = hang
 
-    def signaled(self, name: str) -> None:
+    def signaled(self, number: int) -> None:
         """Notes that a signal asked this process, not another one, to end."""
-        self._signal = self._signal or (name, time.time())
+        self._signal = self._signal or (signal.Signals(number).name, time.time())
+        if number == signal.SIGHUP:
+            _leave_terminal()
 
     def end(self, code: int) -> int:
         """Leaves the run in good order; returns the code."""
@@ -118,26 +142,28 @@ class Watch:
 
     def failed(self, error: BaseException, code: int) -> int:
         """Records why the process ends, notifies the others, and exits if there are any; returns the exit code."""
-        expected = isinstance(error, StopError | KeyboardInterrupt)
-        if self.service is not None and not expected:  # a collective breaks when another process dies:
-            if _is_of_jax(error):  # then `_run_ended` ends this one
+        self._hang = 0.0  # while it waits here
+        is_expected = isinstance(error, StopError | KeyboardInterrupt)
+        if self.service is not None and not is_expected:
+            if _is_of_jax(error):  # a collective breaks when another process dies: jax ends this one
                 self.service.wait_for_end()
             time.sleep(CAUSE_WAIT)
-        agreed = isinstance(error, PreemptedError) and self._position[0] not in (UNTIMED, TASKS)  # by all processes
-        kind, what, when = "exception", str(error) or type(error).__name__, time.time()
-        if not expected:
+        is_agreed = isinstance(error, PreemptedError) and self.phase not in (UNTIMED, TASKS)  # by all processes
+        name, when = self._signal or ("Ctrl-C", time.time())
+        kind = "exception"
+        what = str(error) or type(error).__name__
+        if not is_expected:
             what = f"{type(error).__name__}: {what.splitlines()[0]}"
-        elif agreed and self._signal is None:
+        elif is_agreed and self._signal is None:
             kind = "peer"
-        elif agreed or isinstance(error, KeyboardInterrupt):
-            name, when = self._signal or ("Ctrl-C", when)
-            kind, what = "signal", f"{name}: {what}"
+        elif is_agreed or isinstance(error, KeyboardInterrupt):
+            kind = "signal"
+            what = f"{name}: {what}"
         end = self._termination(kind, code, what)
-        self._record(end, when)
-        if agreed:
+        self._record(end, when if kind == "signal" else time.time())
+        if is_agreed:
             return self.end(code)
-        is_meeting = isinstance(error, KeyboardInterrupt) and self.cluster.processes > 1  # jax's exit would wait
-        if self.service is not None or is_meeting:
+        if self.cluster.processes > 1:  # Python's own exit would wait in jax for the others
             self._leave(end, "")
         return code
 
@@ -149,7 +175,7 @@ class Watch:
 
     def _run_ended(self, cause: Termination) -> None:
         """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
-        if cause.process == self.cluster.process_id and cause.kind != "lost":
+        if cause.process == self.cluster.process_id:
             self.end_now(cause.kind, cause.what, cause.what, cause.code)
             return
         end = self._termination("peer", cause.code, cause.sentence)
@@ -157,8 +183,7 @@ class Watch:
             self._leave(end, cause.sentence)
 
     def _termination(self, kind: str, code: int, what: str) -> Termination:
-        phase, step, *_ = self._position
-        return Termination(self.cluster.process_id, self._host, kind, code, what, step, phase)
+        return Termination(self.cluster.process_id, self._host, kind, code, what, self.step, self.phase)
 
     def _leave(self, end: Termination, message: str) -> NoReturn:
         """Prints the message, notifies the other processes and ends this one: jax's own exit waits for the others."""
@@ -176,25 +201,24 @@ class Watch:
     def _run(self) -> None:
         written = None
         while not (self._ended or self._done):
-            if self._position != written:
-                written = self._position
+            position = self._position
+            if position != written:
+                written = position
                 self._write_progress()
-            phase, _, begin, _ = self._position
-            limit = self._hang * (SLOW_FACTOR if phase in SLOW_PHASES else 1)
-            if limit and phase != UNTIMED and time.monotonic() - begin > limit:
-                self._hung(phase, limit)
+            is_slow = position.phase in SLOW_PHASES
+            limit = self._hang * (SLOW_FACTOR if is_slow else 1)
+            if limit and position.phase != UNTIMED and time.monotonic() - position.since > limit:
+                self._hung(limit, f"config.pod.hang times {SLOW_FACTOR}" if is_slow else "config.pod.hang")
             if self._heartbeat:  # if no Python thread runs, not even this one, C ends the process
                 faulthandler.dump_traceback_later(self._heartbeat, exit=True, file=self._stacks or STDERR)
             time.sleep(INTERVAL)
         faulthandler.cancel_dump_traceback_later()  # Python's own exit may take longer
 
-    def _hung(self, phase: str, limit: float) -> None:
-        key = f"config.pod.hang times {SLOW_FACTOR}" if phase in SLOW_PHASES else "config.pod.hang"
+    def _hung(self, limit: float, key: str) -> None:
         what = f"no progress for {limit:g} s ({key})"
-        file = self._stacks if self._open_stacks() else STDERR
-        faulthandler.dump_traceback(file, all_threads=True)
+        faulthandler.dump_traceback(self._stacks if self._open_stacks() else STDERR, all_threads=True)
         where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
-        self.end_now("hang", what, f"{what}, in {phase}; see {where}", 1)
+        self.end_now("hang", what, f"{what}, in {self.phase}; see {where}", 1)
 
     def _record(self, end: Termination, when: float, of: Termination | None = None) -> bool:
         """Writes cause.json, unless another reason came first; returns whether it did; `of` is another host's."""
@@ -209,9 +233,9 @@ class Watch:
 
     def _write_progress(self) -> None:
         with self._lock:  # an older position must not replace a newer one
-            phase, step, _, when = self._position
+            position = {"step": self.step, "phase": self.phase, "time": self._position.time}
             process = {"process": self.cluster.process_id, "host": self._host, "pid": os.getpid()}
-            self._write("progress.json", {"step": step, "phase": phase, "time": when} | process)
+            self._write("progress.json", position | process)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -238,6 +262,15 @@ def _is_of_jax(error: BaseException | None) -> bool:
             return not str(error).startswith(OF_THIS_PROCESS)
         error = error.__cause__ or error.__context__
     return False
+
+
+def _leave_terminal() -> None:
+    """Lets what is still printed to a terminal that is gone, where each word would be an error, go nowhere."""
+    for descriptor in (1, STDERR):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 current = Watch("", None)
@@ -269,15 +302,20 @@ def barrier(name: str) -> None:
 def with_progress(items: Iterable[Item]) -> Iterator[Item]:
     """Yields the items; each one counts as progress in the current phase."""
     for item in items:
-        current.progress(*current._position[:2])
+        current.progress(current.phase, current.step)
         yield item
 
 
 @contextlib.contextmanager
 def handling(handler: Callable, *numbers: int, restores: bool = True) -> Iterator[None]:
-    """Handles signals; then whoever handled them before does so again. Python allows it in the main thread alone."""
-    is_allowed = threading.current_thread() is threading.main_thread()
-    old = {number: signal.signal(number, handler) for number in numbers if is_allowed}
+    """Handles signals; then whoever handled them before does so again. Python allows it in the main thread alone.
+
+    One that is ignored stays so: nohup has SIGHUP ignored.
+    """
+    old = {}
+    if threading.current_thread() is threading.main_thread():
+        heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+        old = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:

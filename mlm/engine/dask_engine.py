@@ -31,6 +31,7 @@ from mlm.paths import UPath
 
 POLL = 2.0  # seconds between two counts of the workers
 CLOSE = 10.0  # seconds to close a worker or the scheduler of a run
+ENGINE_PORT = 2  # above that of jax's coordination service, such as 8476
 DASHBOARD = "127.0.0.1:0"  # of a run: Dask's HTTP has no TLS of ours
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 NO_CODE = "this code can't be imported by the worker"
@@ -176,7 +177,7 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
 
     service = watch.current.service
     timeout = pod.start_timeout
-    place = service.address[0], pod.engine_port
+    place = service.address[0], service.address[1] + ENGINE_PORT
     address = f"tls://{ports.format_address(place)}"
     loop = LoopRunner()
     loop.start()
@@ -185,8 +186,8 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
         pem.make(UPath(folder))
         scheduler = loop.run_sync(
             Scheduler,
-            host=ports.wait_until_free(place, timeout, key="config.pod.engine_port"),
-            port=pod.engine_port,
+            host=ports.wait_until_free(place, timeout),
+            port=place[1],
             protocol="tls",
             security=pem.load_security(UPath(folder)),
             dashboard=False,
@@ -202,7 +203,7 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
                 address,
                 security=security,
                 host=service.ip,
-                port=[pod.engine_port, 0],  # 0: any, if the first one is in use
+                port=[place[1], 0],  # 0: any, if the first one is in use
                 nthreads=workers,
                 name=f"process {watch.current.cluster.process_id}",
                 death_timeout=timeout,

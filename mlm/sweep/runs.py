@@ -52,13 +52,13 @@ def run_all(trials: Sequence[Trial], root: UPath, label: str = "runs") -> list[O
     signals: list[int] = []  # that asked for an end
 
     def stop(number: int, frame: types.FrameType | None) -> None:
-        watch.current.signaled(signal.Signals(number).name)
+        watch.current.signaled(number)
         signals.append(number)
         for process in processes:
             process.terminate()  # nothing happens to those that have ended
 
     bar = tqdm(total=len(trials), desc=label, unit="run", disable=not can_draw(sys.stderr))
-    with bar, watch.handling(stop, signal.SIGINT, signal.SIGTERM):
+    with bar, watch.handling(stop, signal.SIGINT, *watch.STOP_SIGNALS):
         for trial in trials:
             bar.set_postfix_str(trial.name)
             outcome = _finished(trial)

@@ -1,10 +1,12 @@
 """Processes that meet in jax's coordination service: forked from one that has imported jax, which is slow."""
 
+import contextlib
 import json
 import multiprocessing
 import os
 import pathlib
 import signal
+import socket
 import sys
 import time
 from multiprocessing.process import BaseProcess
@@ -26,12 +28,12 @@ class Started:
     """Processes that run `body` once they have met; in it, `w` is their watch and `process` their number."""
 
     def __init__(self, folder: pathlib.Path, body: str, processes: list[int], count: int, **options):
-        self.address = options.pop("address", f"127.0.0.1:{free_port()}")
+        self.address = f"127.0.0.1:{free_port()}"
         self.folder, self.body, self.count, self.options = folder, body, count, options
         self.all = {process: self.start(process) for process in processes}
 
-    def start(self, process: int, *, count: int = 0) -> BaseProcess:
-        cluster = Cluster("flags", self.address, count or self.count, process, self.options.get("hosts", ()))
+    def start(self, process: int) -> BaseProcess:
+        cluster = Cluster("flags", self.address, self.count, process)
         variables = self.options.get("environment", {}).get(process, {})
         arguments = (cluster, self.folder, self.body, self.options.get("timeout", 40.0), variables)
         started = SERVER.Process(target=_run, args=arguments, daemon=True)
@@ -41,6 +43,13 @@ class Started:
     def text(self, process: int, stream: str = "stdout") -> str:
         path = self.folder / f"{stream}.{process}"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def is_served(self) -> bool:
+        """Whether process 0 listens."""
+        host, _, port = self.address.partition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0) as connection:
+            return bool(connection.recv(1))
+        return False
 
     def met(self) -> None:
         for process in self.all:
@@ -63,7 +72,7 @@ def _run(cluster: Cluster, folder: pathlib.Path, body: str, timeout: float, vari
         os.dup2(os.open(folder / f"{stream}.{cluster.process_id}", os.O_WRONLY | os.O_CREAT), descriptor)
     w = watch.begin("test")
     signal.signal(signal.SIGTERM, lambda *_: w.end_now("signal", "SIGTERM", "stopped"))  # as of a command
-    pod = {"port": 1, "engine_port": 2, "start_timeout": timeout, "heartbeat": HEARTBEAT, "hang": 0.0}
+    pod = {"port": 1, "start_timeout": timeout, "heartbeat": HEARTBEAT, "hang": 0.0}
     try:
         w.join(cluster, str(folder), ConfigDict(pod))
         print("met", flush=True)

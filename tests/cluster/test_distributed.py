@@ -57,13 +57,14 @@ def test_the_code_is_read_from_the_files(tmp_path, monkeypatch):
     assert before != fingerprints.code()
 
 
-def test_a_signal_is_noticed_at_the_next_step():
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_is_noticed_at_the_next_step(number):
+    before = signal.getsignal(number)
     with distributed.StopSignal() as stop:
         assert not stop.requested(1)
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         assert stop.requested(2)
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
 
 
 def test_without_others_to_miss_it_a_process_stands_still_for_as_long_as_a_hang_may(monkeypatch):

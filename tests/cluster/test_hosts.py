@@ -18,7 +18,7 @@ from tests import QUICK_COMPILE, ROOT
 from tests.cluster.launched import assert_same
 from tests.support.metadata_server import PLATFORM, MetadataServer, tpu_vm
 from tests.support.processes import environment, logged_step, train_arguments
-from tests.support.tiny import meshes_of, slow
+from tests.support.tiny import meshes_of
 
 pytestmark = pytest.mark.standard
 
@@ -67,12 +67,12 @@ def causes(workdir: pathlib.Path) -> list[dict]:
     return [json.loads((workdir / "hosts" / str(process) / "cause.json").read_text()) for process in (0, 1)]
 
 
-def start_bare(arguments: list[str], hosts: list[dict[str, str]], program=PROGRAM) -> list[subprocess.Popen]:
+def start_bare(arguments: list[str], hosts: list[dict[str, str]]) -> list[subprocess.Popen]:
     """Starts the same line on each host, without a word about hosts: only the environment differs."""
     clean = {key: value for key, value in environment(1).items() if not key.startswith(PLATFORM)}
     clean["JAX_PLATFORMS"] = "cpu"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    line = [sys.executable, *program, *arguments]
+    line = [sys.executable, *PROGRAM, *arguments]
     return [subprocess.Popen(line, cwd=ROOT, env=clean | host, **pipes) for host in hosts]
 
 
@@ -103,22 +103,14 @@ def test_a_signal_to_one_saves_all(manifest, tmp_path):
     assert_all_saved_one_step(tmp_path, at_least=2)
 
 
-@pytest.mark.parametrize(
-    ("victim", "change", "named"),
-    [
-        (1, "optimizer.learning_rate=0.25", "differs from 2 of 3 hosts in config.optimizer.learning_rate (0.25, not"),
-        slow(2, "train.steps=-5", "config.train.steps = -5"),  # found before the processes meet
-    ],
-)
-def test_one_host_with_another_config(manifest, tmp_path, victim, change, named):
-    """All say so before anything compiles."""
+def test_one_host_with_another_config(manifest, tmp_path):
+    """Found before the processes meet, and told to all: nothing compiles."""
     one = pod(tmp_path, manifest.folder, 3, "data.lanes=3", "data.global_batch=12")
-    begin = time.monotonic()
-    one.start(changes={victim: [f"--config.{change}"]})
+    one.start(changes={2: ["--config.train.steps=-5"]})
     cause = one.wait()
-    assert time.monotonic() - begin < 60
-    assert (cause.process, cause.code) == (victim, 2)
-    assert f"host {victim} (" in causes(tmp_path)[0]["what"] and named in causes(tmp_path)[0]["what"]
+    assert (cause.process, cause.code) == (2, 2)
+    told = causes(tmp_path)[0]["what"]
+    assert "host 2 (" in told and "config.train.steps = -5" in told
     assert [end.exit["code"] for end in one.reports()] == [2, 2, 2]
     assert not (tmp_path / "metrics.jsonl").exists()
 
@@ -136,7 +128,7 @@ FAULTS = [
     (0, signal.SIGKILL, "", ["signal"]),
     (1, signal.SIGSTOP, "", ["lost"]),
     (0, None, "hang", ["hang"]),
-    (1, None, "block", ["exit", "silent"]),
+    (1, None, "block", ["exit"]),
 ]
 
 
@@ -163,17 +155,19 @@ def end_by(workdir: pathlib.Path, shards: str, victim: int, number: signal.Signa
 
 @pytest.fixture(scope="module")
 def stopped(manifest, tmp_path_factory) -> pathlib.Path:
-    """A run that all faults ended in turn, and then SIGTERM to one of the pods of a JobSet on GKE."""
+    """A run that all faults ended in turn, and then SIGTERM to one of two pods on GKE."""
     workdir = tmp_path_factory.mktemp("hosts") / "stopped"
     for fault in FAULTS:
         end_by(workdir, manifest.folder, *fault)
-    variables = {"TPU_WORKER_HOSTNAMES": ",".join(addresses(2)), "JAX_FORCE_TPU_INIT": "1"}  # it has no chip
     step = logged_step(workdir) + 3
-    pods = [variables | PAUSED | {"TPU_WORKER_ID": str(index)} for index in range(2)]
-    started = start_bare(train_arguments(workdir, manifest.folder, *SETTINGS), pods)
-    while logged_step(workdir) < step:
-        assert all(process.poll() is None for process in started)
-        time.sleep(0.05)
+    with MetadataServer(tpu_vm([], 0)) as server:  # of a node of GKE
+        variables = PAUSED | {"TPU_WORKER_HOSTNAMES": ",".join(addresses(2)), "JAX_FORCE_TPU_INIT": "1"}
+        variables |= {"GCE_METADATA_IP": server.address}
+        pods = [variables | {"TPU_WORKER_ID": str(index)} for index in range(2)]
+        started = start_bare(train_arguments(workdir, manifest.folder, *SETTINGS), pods)
+        while logged_step(workdir) < step:
+            assert all(process.poll() is None for process in started)
+            time.sleep(0.05)
     started[1].send_signal(signal.SIGTERM)
     printed = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [75, 75], printed
@@ -189,9 +183,9 @@ def test_whatever_ended_it_tpu_vms_go_on_to_the_bits_of_an_untouched_run(stopped
     shutil.copytree(stopped, tmp_path / "run")
     hosts = addresses(2)
     with MetadataServer(tpu_vm(hosts, 0)) as first, MetadataServer(tpu_vm(hosts, 1, old=False)) as second:
-        variables = [{"GCE_METADATA_IP": server.address} for server in (first, second)]
+        variables = [{"GCE_METADATA_IP": server.address, "JAX_FORCE_TPU_INIT": "1"} for server in (first, second)]
         arguments = train_arguments(tmp_path / "run", manifest.folder, *SETTINGS)
-        started = start_bare(arguments, variables, ("-m", "mlm"))  # jax, imported first, says that there is no TPU
+        started = start_bare(arguments, variables)
         printed = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], printed
     for index, text in enumerate(printed):

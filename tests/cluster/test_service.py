@@ -1,24 +1,21 @@
 """The processes of a run in jax's coordination service: they meet, agree, and end together with one sentence."""
 
-import http.server
 import os
-import re
 import signal
-import threading
 import time
 
 import pytest
 
-from mlm.cluster import ports
 from tests.cluster.coordinated import HEARTBEAT, Started
 from tests.support.dask_cluster import until
 from tests.support.tiny import slow
 
 pytestmark = pytest.mark.standard
+ABORTED = -signal.SIGABRT  # by jax
 
 
 def test_they_meet_agree_wait_share_the_gpus_and_are_done(tmp_path):
-    """One GPU for each process of a machine, unless its variable names one already."""
+    """One GPU for each process of a machine, unless its variable names one already; behind a proxy that is dead."""
     body = """
 from jax._src import xla_bridge
 for name in ("config", "data"):
@@ -28,16 +25,19 @@ w.barrier("data")
 assert w.service.from_primary("share", 3, 7 + process) == 7
 print(time.monotonic(), xla_bridge.CUDA_VISIBLE_DEVICES.value, flush=True)
 """
-    visible = {1: {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 2: {"CUDA_VISIBLE_DEVICES": "2"}}
+    dead = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy"), "http://127.0.0.1:9")
+    visible = {0: dead, 1: dead | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 2: {"CUDA_VISIBLE_DEVICES": "2"}}
     started = Started(tmp_path, body, [0, 1, 2], 3, environment=visible)
-    assert {code for code, _ in started.ends().values()} == {0}
+    ends = started.ends()
+    assert {code for code, _ in ends.values()} == {0}, ends
     passed, gpus = zip(*(started.text(process).split()[1:] for process in started.all), strict=True)
     assert max(map(float, passed)) - min(map(float, passed)) < 1.0, "they wait for the last one"
     assert gpus == ("0", "1", "all")
     assert [path.name for path in sorted((tmp_path / "hosts").rglob("*.*"))] == ["progress.json"] * 3
+    assert "proxy" not in ends[0][1], "jax advises against variables that do no harm"
 
 
-@pytest.mark.parametrize("odd", [[0], [2], [1, 3]])
+@pytest.mark.parametrize("odd", [[0], [1, 3]])
 def test_those_that_differ_are_named_by_all(tmp_path, odd):
     settings = f"{{'config.train.seed': int(process in {odd}), 'same': '\\x1b[2J'}}"
     count = 2 * len(odd) + 1
@@ -66,66 +66,34 @@ time.sleep(60)
     assert time.monotonic() - begin < 15
     for process, (code, error) in ends.items():
         assert code == 4, error
-        assert process == victim or "\x1b" not in error
-        assert process == victim or (f"host {victim} " in error.splitlines()[-1] and "x: is damaged" in error)
+        if process != victim:
+            assert f"host {victim} " in error.splitlines()[-1] and "x: is damaged" in error and "\x1b" not in error
         assert "Fatal" not in error and "Check failure" not in error
     assert started.cause(2)["of"]["process"] == victim
 
 
-@pytest.mark.parametrize(
-    ("victim", "number"),
-    [(1, signal.SIGKILL), (0, signal.SIGKILL), slow(1, signal.SIGSTOP), (0, signal.SIGSTOP), slow(1, signal.SIGABRT)],
-)
-def test_one_that_is_lost_is_named(tmp_path, victim, number):
-    """Within the heartbeat and some seconds, by one of the others at least, and by none falsely."""
-    started = Started(tmp_path, "time.sleep(90)", [0, 1, 2], 3)
+@pytest.mark.parametrize(("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), slow(1, signal.SIGSTOP)])
+def test_one_that_is_killed_or_stopped_ends_all_in_jax_s_words(tmp_path, victim, number):
+    """Within the heartbeat and some seconds; who misses it gives no reason of its own, even if a collective breaks."""
+    body = """
+import jax
+if process == 2:
+    time.sleep(2)
+    raise jax.errors.JaxRuntimeError("INTERNAL: Gloo: connection closed by peer")
+time.sleep(90)
+"""
+    started = Started(tmp_path, body, [0, 1, 2], 3)
     started.met()
-    lost, begin = started.all.pop(victim), time.monotonic()
+    lost = started.all.pop(victim)
+    begin = time.monotonic()
     os.kill(lost.pid, number)
     ends = started.ends()
     assert time.monotonic() - begin < 2 * HEARTBEAT + 5
     lost.kill()
-    for code, error in ends.values():
-        assert code == 1, error
-        named = re.findall(r"^mlm test: (host \d|another host).* (?:is lost|was aborted)", error, re.MULTILINE)
-        assert named == [f"host {victim}"] or (victim and named == ["another host"]), error
-    assert victim in [started.cause(process).get("of", {}).get("process") for process in ends]
-
-
-def test_where_only_jax_knows_which_one_is_lost_no_other_is_blamed(tmp_path):
-    """On a busy machine jax may abort a process before it hears which barrier failed by whom."""
-    body = """
-if process == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-w.service._lose = lambda process: time.sleep(90)
-time.sleep(90)
-"""
-    started = Started(tmp_path, body, [0, 1, 2], 3)
-    ends = started.ends()
-    for process in (0, 2):
-        code, error = ends[process]
-        assert code == 1 and error.endswith("mlm test: another host is lost; jax's lines above give its number\n"), (
-            error
-        )
-        assert "unhealthy (stopped sending heartbeats):\n1\n" in error
-        assert started.cause(process)["kind"] == "peer"
-
-
-def test_who_ends_already_when_another_one_is_lost_ends_in_time(tmp_path):
-    """jax aborts it while it tells the others why, and it can't read their answers then."""
-    body = """
-from mlm.cluster import service
-if process == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-service.COLLECT = 20.0
-w.end_now("hang", "no progress for 1 s", "no progress for 1 s, in step", 3)
-"""
-    begin = time.monotonic()
-    ends = Started(tmp_path, body, [0, 1, 2], 3).ends()
-    assert time.monotonic() - begin < 2 * HEARTBEAT + 5
-    for process in (0, 2):
-        code, error = ends[process]
-        assert code == 3 and "mlm test: no progress for 1 s, in step\n" in error, error
+    for process, (code, error) in ends.items():
+        assert code == ABORTED and "JAX distributed service detected fatal errors" in error, (process, code, error)
+        assert not (tmp_path / "hosts" / str(process) / "cause.json").exists()
+    assert victim == 0 or f"\n{victim}\n" in ends[0][1], "jax names it"
 
 
 def test_a_strangers_message_ends_all_with_what_it_says(tmp_path):
@@ -139,20 +107,30 @@ def test_a_strangers_message_ends_all_with_what_it_says(tmp_path):
 
 
 def test_signals_to_one_stop_all_after_the_same_step(tmp_path):
+    """At once, although the clock of the one that is asked is 1,000 seconds ahead: jax's notice holds a time."""
     body = """
+import datetime
 from mlm.cluster import distributed
+class Ahead(datetime.datetime):
+    @classmethod
+    def now(cls, zone=None):
+        return datetime.datetime.fromtimestamp(time.time() + 1000, zone)
+if process == 1:
+    datetime.datetime = Ahead
 with distributed.StopSignal() as stop:
     step = 0
     while not stop.requested(step):
         if process == step - 5 == 1:
             signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGUSR1)
         step += 1
         time.sleep(0.02 * (process + 1))
+        assert step < 300
 print(step, flush=True)
 """
     started = Started(tmp_path, body, [0, 1], 2)
-    assert {code for code, _ in started.ends().values()} == {0}
+    ends = started.ends()
+    assert {code for code, _ in ends.values()} == {0}, ends
     steps = {int(started.text(process).split()[1]) for process in started.all}
     assert len(steps) == 1 and 6 <= steps.pop() < 100
 
@@ -162,10 +140,7 @@ def test_who_waits_for_the_others_hears_a_signal(tmp_path, present):
     """Before they have met, or at a barrier: it waits in C, and Python's main thread would hear of it at the end."""
     body = "print('waits', flush=True)\nif process == 0: time.sleep(60)\nw.barrier('end')"
     started = Started(tmp_path, body, present, 2)
-    if len(present) == 1:
-        until(lambda: ports.speaks_first(ports.parse_address(started.address, 0), 1.0))
-    else:
-        until(lambda: "waits" in started.text(1))
+    until(lambda: "waits" in started.text(1) if len(present) > 1 else started.is_served())
     time.sleep(1)
     begin = time.monotonic()
     os.kill(started.all[present[-1]].pid, signal.SIGTERM)
@@ -183,55 +158,8 @@ def test_of_hangs_the_one_that_is_behind(tmp_path):
     assert all((tmp_path / "hosts" / str(process) / "stacks.txt").stat().st_size for process in (0, 1))
 
 
-def test_a_crash_of_jax_waits_for_the_loss_that_caused_it(tmp_path):
-    """A collective breaks at once where a process dies, long before its heartbeats are missed."""
-    body = """
-if process == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(1)
-import jax
-raise jax.errors.JaxRuntimeError("INTERNAL: Gloo: connection closed by peer")
-"""
-    started = Started(tmp_path, body, [0, 1], 2)
-    code, error = started.ends()[0]
-    assert code == 1 and "host 1 (" in error
-    assert started.cause(0)["of"]["process"] == 1
-
-
-@pytest.mark.parametrize(
-    ("count", "present", "hosts", "missing"),
-    [
-        (2, [0], (), "1 of 2 hosts (all but 127.0.0.1) never"),
-        slow(4, [0, 1], (), "2 of 4 hosts"),
-        (3, [0], ("127.0.0.1", "127.0.0.8", "no.such.host"), "host 1 (127.0.0.8), host 2 (no.such.host) never"),
-    ],
-)
-def test_who_never_comes_is_named(tmp_path, count, present, hosts, missing):
-    ends = Started(tmp_path, "", present, count, timeout=5, hosts=hosts).ends()
-    assert f"within 5 s (config.pod.start_timeout) {missing}" in ends[0][1] and "never connected" in ends[0][1]
-    assert {code for code, _ in ends.values()} == {1}
-
-
-def test_where_process_0_is_not(tmp_path):
-    """Nothing listens there, or something else does."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        started = []
-        for name, options in (("alone", {}), ("other", {"address": f"127.0.0.1:{server.server_port}"})):
-            (tmp_path / name).mkdir()
-            started.append(Started(tmp_path / name, "", [1], 2, timeout=2, **options))
-        for one in started:
-            code, error = one.ends()[1]
-            assert code == 1 and one.address in error and "config.pod.start_timeout" in error, error
-        server.shutdown()
-    assert "see whether it runs there" in started[0].text(1, "stderr")
-
-
-@pytest.mark.slow
-def test_a_process_of_a_run_of_another_size_is_refused(tmp_path):
-    started = Started(tmp_path, "time.sleep(25)", [0, 1], 2, timeout=12)
-    started.met()
-    stranger = started.start(2, count=3)
-    stranger.join(60)
-    assert stranger.exitcode == 1 and "process 2 of 3" in started.text(2, "stderr")
-    assert [code for code, _ in started.ends().values()] == [0, 0], "the run goes on"
+def test_who_never_comes(tmp_path):
+    ends = Started(tmp_path, "", [0, 1], 3, timeout=5).ends()
+    for code, error in ends.values():
+        assert code == 1 and "not all of 3 processes" in error and "5 s (config.pod.start_timeout" in error, error
+    assert "connected are 127.0.0.1" in ends[0][1]

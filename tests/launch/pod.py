@@ -22,7 +22,7 @@ from pods import backend, hosts
 
 from tests.launch.fake_gcloud import commands, synopsis
 from tests.launch.fake_gcloud.cloud import REASONS, Cloud
-from tests.launch.host_folder import LAUNCH, STUB, HostFolder
+from tests.launch.host_folder import STUB, HostFolder
 
 WAITS = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); time.sleep(60)"
 RUN = ("run", "configs/a.py", "--every=0.05")
@@ -55,7 +55,6 @@ class FakePod:
             "mlm/__main__.py": STUB,
             "configs/a.py": "",
             "stub.py": "",
-            "launch/notebook_server.py": (LAUNCH / "notebook_server.py").read_text(),
             "research/beside.py": "WORD = 'imported'\n",
             "research/rare.py": "import beside, sys\nprint(beside.WORD, *sys.argv[1:3])\n",
             "pod.toml": 'name = "my-pod"\nproject = "my-project"\nzone = "us-central2-b"\n'
@@ -144,7 +143,8 @@ class FakePod:
         return [" ".join(call[2:4]) for call in self.cloud.calls()]
 
     def _gcloud(self, argv: list[str]) -> backend.Result:
-        self.cloud.note_call(argv)
+        if argv[0] != "config":
+            self.cloud.note_call(argv)
         return gcloud_here(self.cloud, argv)
 
     def _ssh(self, argv: list[str], stdin: bytes) -> backend.Result:
@@ -199,6 +199,8 @@ def host_here(words: list[str], home: pathlib.Path, stdin: bytes) -> backend.Res
 
 
 def gcloud_here(cloud: Cloud, argv: list[str]) -> backend.Result:
+    if argv[0] == "config":
+        return backend.Result(0, f"{cloud.account}\n")
     with PRINTED, contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
             code = commands.run(cloud, synopsis.parse(argv))

@@ -64,17 +64,14 @@ TABLE = {
          failed(2, 0.1, "hang", step=10, phase="input")], 1, "hang", 1),
     "a hang before the first step": (
         [failed(0, 0.0, "hang", step=2), failed(1, 0.3, "hang", step=None, phase="compile")], 1, "hang", 1),
-    "stopped, missed by another, and killed by the launcher": (
-        [ended(0, signal=KILL, at=9, us=True), told(1, 5, "lost", of=0)], 0, "lost", 1),
-    "stopped, missed by others who can't tell which one it is, and killed by the launcher": (
-        [failed(0, 5, "peer"), ended(1, signal=KILL, at=9, us=True), failed(2, 4, "peer")], 1, "lost", 1),
+    "stopped, missed by all, and killed by the launcher": (
+        [aborted(0), ended(1, signal=KILL, at=9, us=True), aborted(2)], 1, "lost", 1),
     "stopped on a pod, where nobody kills it; another one has not ended yet": (
-        [STOPPED, failed(1, 5, "peer"), dataclasses.replace(RUNNING, process=2)], 0, "lost", 1),
+        [STOPPED, aborted(1), dataclasses.replace(RUNNING, process=2)], 0, "lost", 1),
     "killed by the launcher, a consequence": (
         [ended(0, signal=KILL, at=-1, us=True), failed(1, 5)], 1, "exception", 1),
-    "aborted by jax after another has missed it": ([told(0, 10, "silent", of=1), aborted(1, 11)], 1, "silent", 1),
-    "its own end says more than another's": (
-        [told(0, 10, "silent", of=1), ended(1, signal=KILL, at=11)], 1, "signal", 137),
+    "what another has told beats a code without a reason, as of a full disk": (
+        [ended(0, code=2), told(1, 5, "exception", of=0)], 0, "exception", 1),
     "all only followed: better a consequence than nothing": ([aborted(0, 2), aborted(1, 1)], 1, "signal", 134),
     "lost": ([aborted(0), LOST], 1, "lost", 1),
     "ended without a word": ([ended(1, code=1, step=None, phase=None), RUNNING], 1, "exit", 1),
@@ -108,7 +105,5 @@ def test_a_sentence_says_who_what_when_and_where():
 
 
 def test_a_lost_host_is_where_its_own_file_says():
-    """Another host told of it, and does not know how far it had come."""
     stopped = ended(0, signal=KILL, at=9, us=True, step=412)
-    assert "12:00:05, at step 412 (step): " in first_cause([stopped, told(1, 5, "lost", of=0)]).sentence
-    assert "step" not in first_cause([told(1, 5, "lost", of=0)]).sentence
+    assert "11:59:59, at step 412 (step): " in first_cause([stopped, aborted(1)]).sentence

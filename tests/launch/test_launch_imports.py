@@ -9,7 +9,7 @@ import pytest
 from tests.launch.host_folder import LAUNCH
 
 OURS = {path.stem for path in LAUNCH.glob("*.py")} | {"pods"}
-FILES = [LAUNCH / "tpu.py", LAUNCH / "notebook_server.py", *LAUNCH.glob("host*.py"), *(LAUNCH / "pods").glob("*.py")]
+FILES = [LAUNCH / "tpu.py", *LAUNCH.glob("host*.py"), *(LAUNCH / "pods").glob("*.py")]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

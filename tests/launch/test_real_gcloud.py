@@ -64,7 +64,7 @@ def test_the_life_of_a_pod(tpu, queued):
         tpu.create()
     assert caught.value.kind == "exists"
     found = tpu.describe()
-    assert (found.queued, found.ours, len(found.hosts)) == (queued, True, 2)
+    assert (found.request, found.label, len(found.hosts)) == ("pod" if queued else "", tpu.label, 2)
     assert [request.state for request in tpu.requests()] == ["ACTIVE"] * queued
     lines = tpu.runner.run(tpu._argv("tpu-vm", "ssh", "me@pod", "--command=true", "--worker=all", "--dry-run"), 1)
     last = lines.stdout.splitlines()[-2:]  # the real one makes a key first
@@ -81,7 +81,7 @@ def test_the_life_of_a_pod(tpu, queued):
     assert tpu.describe().state == "ABSENT" and tpu.requests() == []
 
 
-KINDS = {"quota": "quota", "permission": "settings", "unavailable": "network", "stockout": "stockout"}
+KINDS = {"quota": "other", "permission": "other", "unavailable": "network", "stockout": "other"}
 
 
 @pytest.mark.parametrize("fault", KINDS)

@@ -1,23 +1,21 @@
 """The supervisor: a run of the fake cloud that is taken away, crashes, is stopped, and is done."""
 
 import dataclasses
-import json
 import os
 import signal
 import threading
+import time
 from argparse import Namespace
 
 import pytest
 from pods.backend import Pod, PodError, Runner, SettingsError
 from pods.code import Code
-from pods.decision import Memory, decide
 from pods.gcloud import TpuVm
-from pods.runs import Job, RunStatus
+from pods.runs import Job
 from pods.settings import Settings
-from pods.supervise import Supervisor, cost
+from pods.supervise import Supervisor
 
 from tests.launch.host_folder import wait_for
-from tests.launch.test_decision import FLAGS
 
 # What `python -m mlm` does here: counts steps, one file a process in the workdir, which outlives the pod; its second
 # argument, config.do, says how many, and how it ends: "9", or "4 then 1" (with code 1 at step 4).
@@ -70,79 +68,87 @@ class Supervised:
         return [f"{call[2]} {call[3]}{' --force' if '--force' in call else ''}" for call in words]
 
 
-def test_cost_is_that_of_all_pods_while_they_are_ready():
-    memory, chosen = Memory(), Settings(accelerator_type="v4-32", price=2.0)
-    polls = [(1, "CREATING"), (100, "READY"), (1900, "UNKNOWN"), (2800, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")]
-    for now, state in polls:
-        decide(Pod("p", state), RunStatus(0, ()) if state == "READY" else None, now, memory, FLAGS)
-    assert cost(chosen, memory, 9999) == "16.00 chip-hours so far, 32.00 dollars"
-    decide(Pod("p", "READY"), RunStatus(0, ()), 10000, memory, FLAGS)
-    memory = Memory(**json.loads(json.dumps(dataclasses.asdict(memory))))
-    assert cost(dataclasses.replace(chosen, price=0.0), memory, 13600).startswith("32.00 chip-hours so far")
-
-
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     """A function that makes a supervisor."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(TpuVm, "label", "me")
 
-    def supervisor():
+    def supervisor(**more):
         job = Job("a", ("train",), {}, Code(tmp_path, "0" * 64, b"", "code", frozenset(), ""))
-        cloud = TpuVm(Settings("pod", "p", "us-central2-b", "v4-8"), Runner())
-        return Supervisor(cloud, job, Namespace(every=10.0, timeout=60.0, **vars(FLAGS)))
+        cloud = TpuVm(Settings("pod", "p", "us-central2-b", "v4-8", price=2.0), Runner())
+        flags = {"every": 10.0, "timeout": 60.0, "patience": 12.0, "recreate": False, "down": False} | more
+        return Supervisor(cloud, job, Namespace(**flags))
 
     return supervisor
 
 
-def test_what_waiting_fixes_is_waited_for_longer_and_longer(make, capsys):
+def test_cost_is_that_of_all_pods_while_they_are_ready_by_a_clock_that_nobody_sets(make, monkeypatch):
+    one, now = make(), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "time", lambda: -1e6 * now[0])  # set back all the time
+    for seconds, state in ((1, "CREATING"), (100, "READY"), (1900, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")):
+        now[0] = seconds
+        one._count(Pod("pod", state))
+    assert one.cost() == "4.00 chip-hours so far, 8.00 dollars"
+    one._count(Pod("pod", "READY"))
+    one.folder.mkdir(parents=True)
+    one._save()
+    again = make()
+    now[0] = 5000 - 3600  # another boot, or a clock that was set back between two supervisors
+    again._count(Pod("pod", "READY"))
+    assert again.cost() == one.cost()
+
+
+STOPS = [("settings", SettingsError("gcloud refuses the flags.")), ("billing", PodError("pays not.", "billing"))]
+
+
+@pytest.mark.parametrize("kind", ["network", "hosts", "absent", "exists", "other"])
+@pytest.mark.parametrize("where", ["describe", "create"])
+def test_it_goes_on_after_whatever_the_cloud_says(make, monkeypatch, capsys, kind, where):
+    """With longer and longer pauses, from the first poll on, until --patience is over."""
     one = make()
-    waits = []
-    for _ in range(9):
-        one._wait_for(PodError("no more capacity.", "stockout"))
-        waits.append(one.pause())
-    assert waits == [20, 40, 80, 160, 320, 640, 900, 900, 900]
-    assert capsys.readouterr().out.splitlines()[0].endswith("no more capacity; again in 20 s")
-    for kind in ("quota", "permission", "settings", "login"):
-        with pytest.raises(PodError, match="why"):
-            make()._wait_for(PodError("why.", kind))
-    for kind in ("hosts", "quota"):  # an hour; a quota, where our own delete gives it back
-        one = make()
-        one.memory = Memory(gone=kind == "quota")
-        for _ in range(7):
-            one._wait_for(PodError("why.", kind))
-        with pytest.raises(PodError, match="why"):
-            one._wait_for(PodError("why.", kind))
-
-
-def test_a_lost_network_never_ends_it_and_a_mistake_always_does(make, monkeypatch):
-    one, problems = make(), {}
 
     def fail(*_, **__):
-        raise problems["error"]
+        raise PodError("update is not supported while in state PREEMPTED.", kind)
+
+    monkeypatch.setattr(one.cloud, "describe", fail if where == "describe" else lambda: Pod("pod", "ABSENT"))
+    if where == "create":
+        monkeypatch.setattr("pods.lifetime.take", fail)
+    pauses = []
+    while (code := one.step()) is None:
+        pauses.append(one.pause())
+        assert len(pauses) < 100
+    assert code == 1 and pauses[:7] == [20, 40, 80, 160, 320, 640, 900]
+    assert 11 * 3600 < sum(pauses) < 13 * 3600
+    said = capsys.readouterr().out
+    assert "state PREEMPTED; again in 10 s" in said and "giving up after 12 hours" in said
+
+
+@pytest.mark.parametrize(("kind", "error"), STOPS)
+def test_what_no_new_try_can_change_ends_it(make, monkeypatch, kind, error):
+    one = make()
+
+    def fail(*_, **__):
+        raise error
 
     monkeypatch.setattr(one.cloud, "describe", fail)
-    for _ in range(20):  # from the first poll on
-        problems["error"] = PodError("Google Cloud can't be reached.", "network")
-        assert one.step() is None
-        one._wait_for(problems["error"])
-    one.was_seen = True
-    problems["error"] = PodError("gcloud isn't logged in.", "login")
-    assert one.step() is None, "a login that ran out later may come back"
-    one._wait_for(problems["error"])  # while a pod is made again, too
-    problems["error"] = SettingsError("gcloud refuses the flags.")
-    with pytest.raises(SettingsError):
+    with pytest.raises(PodError):
         one.step()
     monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", "READY"))
     monkeypatch.setattr("pods.supervise.connect", fail)
-    with pytest.raises(SettingsError):
+    with pytest.raises(PodError):
         one.step()
-    one.was_seen = False
-    problems["error"] = PodError("can't be reached.", "network")
-    assert one.step() is None
-    for kind in ("login", "hosts"):  # at first; "hosts": the pod is of another size than pod.toml says
-        problems["error"] = PodError("mistake.", kind)
-        with pytest.raises(PodError, match="mistake"):
-            one.step()
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_at_its_end_the_pod_costs_on_and_it_says_so_unless_it_deletes_it(make, monkeypatch, capsys, down):
+    one, deleted = make(down=down), []
+    one.step = lambda: 3
+    monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", "READY", label="me"))
+    monkeypatch.setattr(one.cloud, "delete", deleted.append)
+    assert one.run() == 3 and len(deleted) == down
+    assert ("costs, 8.00 dollars an hour: launch/tpu.py down" in capsys.readouterr().out) == (not down)
 
 
 def test_one_supervisor_a_run(make):
@@ -179,12 +185,12 @@ def test_another_run_of_an_id_begins_at_its_own_step(make):
     """Else it would have to come further than that one before a crash of its own is forgiven."""
     one = make()
     one.folder.mkdir(parents=True)
-    one.memory = dataclasses.replace(one.memory, step=1000, crashes=3, paid=7.0)
+    one.memory = dataclasses.replace(one.memory, step=1000, paid=7.0)
     one._save()
     assert make().memory == one.memory, "restarted, it goes on"
     one.memory.argv = ["", "shards"]
     one._save()
-    assert (make().memory.step, make().memory.crashes, make().memory.paid) == (-1, 0, 7.0)
+    assert (make().memory.step, make().memory.paid) == (-1, 7.0)
 
 
 @pytest.fixture
@@ -231,29 +237,29 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
     thread.join()
     in_order(
         said, "the pod is ABSENT; creating one; 0.00 chip-hours", "attempt 1 started on 2 hosts",
-        "the pod can't be asked", "the pod is PREEMPTED, preemption 1 of 100", "; deleting it, with force",
-        "creating one", "is used up", "; what the deleted pod has used may come back; again in 0 s",
-        "attempt 2 started on 2", "attempt 2 ended with 0 on all 2 hosts, step 5; done; 0.0", " dollars",
+        "The service is currently unavailable", "the pod is PREEMPTED", "; deleting it", "creating one",
+        "Quota limit 'TPUPerZone' has been exceeded", "; again in 0 s", "attempt 2 started on 2",
+        "attempt 2 ended with 0 on all 2 hosts, step 5; done; 0.0", " dollars", "the pod is left as it is, and costs",
     )  # fmt: skip
     assert supervised.cloud_calls() == [
         "queued-resources create", "queued-resources delete --force", *["queued-resources create"] * 2
     ]  # fmt: skip
     assert sorted(supervised.starts()) == ["1 0 from 0", "1 1 from 0", "2 0 from 1", "2 1 from 1"]
-    assert "done" in supervised("5", "--spot", "--queued", kind="v4-16")
+    assert "done" in supervised("5", "--spot", "--queued", "--down", kind="v4-16")
     assert len(supervised.starts()) == 4, "a run that is done is not started again"
+    assert supervised.cloud_calls()[-1] == "queued-resources delete --force"
 
 
 @pytest.mark.standard
-def test_stock_outs_are_waited_for_and_crashes_are_not_without_end(supervised):
+def test_stock_outs_and_crashes_are_waited_for_as_long_as_patience_lasts(supervised):
     supervised.pod.cloud.add_fault("create", "stockout", times=2)
-    said = supervised("2 then 9", "--max-crashes=1", code=9)
+    said = supervised("2 then 9", "--patience=0.0005", code=1)
     in_order(
         said, "creating one", *("; again in 0 s", "creating one") * 2, "attempt 1 started",
-        "ended with exit code 9", "crash 1 of 1 without progress, step 2; starting", "attempt 2 started",
-        "crash 2 of 1 without progress: the budget is used up", "giving up",
+        "ended with exit code 9", "step 2; starting", "attempt 2 started", "giving up after 0.0005 hours",
     )  # fmt: skip
     assert supervised.cloud_calls() == ["tpu-vm create"] * 3
-    assert supervised.starts() == ["1 0 from 0", "2 0 from 2"]
+    assert supervised.starts()[:2] == ["1 0 from 0", "2 0 from 2"]
     assert '"--config.do=2 then 9"' in (supervised.pod.repository / "runs/pods/a/2/0.log").read_text()
 
 

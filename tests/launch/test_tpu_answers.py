@@ -1,14 +1,11 @@
-"""What gcloud says when it fails: which kind it is, and what a person reads.
-
-gcloud_answers.toml has the texts.
-"""
+"""What gcloud says when it fails, and what a person reads: gcloud_answers.toml has the texts."""
 
 import pathlib
 import tomllib
 
 import pytest
 from pods import answers, backend, gcloud, settings
-from pods.backend import PASSING, TRIED, PodError
+from pods.backend import PodError
 
 OPERATION = """Create request issued for: [my-pod]
 Waiting for operation [projects/my-project/locations/us-central2-b/operations/operation-1795707174-2f3f] to complete...
@@ -32,21 +29,15 @@ CLOUD = gcloud.TpuVm(settings.Settings("my-pod", "my-project", "us-central2-b", 
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_an_answer_is_what_it_is(name):
+def test_google_s_sentence_stands_first_and_what_helps_after_it(name):
     kind, text, answer = SAID[name]
     asked_of = "" if "tpu-vm.create)" in text else "nodes/my-pod"
     error = CLOUD._explain("tpu-vm ...", backend.Result(answer.get("code", 1), "", text), asked_of)
-    assert error.kind == kind, str(error)
-    assert [word for word in answer.get("names", ()) if word not in str(error)] == [], str(error)
-    assert "\n" not in str(error) and "authenticated as" not in str(error) and "gcloud feedback" not in str(error)
-    assert "SEARCH_TERMS" not in str(error)
-    assert error.code == (2 if error.kind == "settings" else 1)
-    passes = error.kind in ("absent", "network", "stockout", "internal", "exists", "other")
-    assert (error.kind in (*PASSING, *TRIED)) == passes
-
-
-def test_no_answer_is_the_network_s():
-    assert CLOUD._explain("tpu-vm describe", backend.Result(None)).kind == "network"
+    said = str(error)
+    assert error.kind == kind, said
+    assert [word for word in answer.get("names", ()) if word not in said] == [], said
+    assert said.isprintable() and "authenticated as" not in said and "gcloud feedback" not in said
+    assert error.code == (2 if kind == "settings" else 1)
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", '[{"state": "READY"}]', "5", '{"state": "RE'])
@@ -57,12 +48,21 @@ def test_an_answer_of_another_kind_is_no_absent_pod(monkeypatch, text):
     assert error.value.kind == "other"
 
 
-def test_a_gcloud_that_is_killed_is_no_refusal():
+def test_a_gcloud_without_an_answer_or_killed_is_no_refusal():
+    assert CLOUD._explain("tpu-vm describe", backend.Result(None)).kind == "network"
     said = CLOUD._explain("tpu-vm describe", backend.Result(-9))
     assert "gcloud tpu-vm describe was killed by signal 9" in str(said) and "refused" not in str(said)
 
 
 CLOSED = "ssh: connect to host 34.1.2.3 port 22: Connection timed out"
+DENIED = "me@34.1.2.3: Permission denied (publickey)."
+PASSPHRASE = "ssh_askpass: exec(/usr/bin/ssh-askpass): No such file or directory\n"
+CHANGED = "@@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n@@@@@@\nHost key verification failed."
+IAP = (
+    'Traceback (most recent call last):\n  File "iap_tunnel.py", line 1\n    raise Error\n'
+    "ERROR: (gcloud.compute.start-iap-tunnel) Error while connecting [4003: 'failed to connect to backend'].\n"
+    "kex_exchange_identification: Connection closed by remote host\n"
+)
 RETRIED = (
     "Using ssh batch size of 1. Attempting to SSH into 1 nodes with a total of 1 workers.\n"
     "SSH: Attempting to connect to worker 0...\n{0}\n"
@@ -75,35 +75,33 @@ GAVE_UP = "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with re
 @pytest.mark.parametrize(
     ("stderr", "reason", "advice"),
     [
-        (RETRIED.format(CLOSED) + GAVE_UP, CLOSED, "allow-ssh"),
+        (RETRIED.format(CLOSED) + GAVE_UP, CLOSED, "--network=default --allow=tcp:22"),
         (RETRIED.format(CLOSED), CLOSED, "--tunnel-through-iap"),  # killed while it tried again
-        (RETRIED.format("me@34.1.2.3: Permission denied (publickey).") + GAVE_UP,
-         "me@34.1.2.3: Permission denied (publickey)", "roles/compute.osAdminLogin"),
-        (SAID["api of ssh"][1], "Could not fetch resource: Compute Engine API has not been used", ""),
+        (RETRIED.format(DENIED) + GAVE_UP, DENIED[:-1], "roles/compute.osAdminLogin"),
+        (RETRIED.format(PASSPHRASE + DENIED) + GAVE_UP, DENIED[:-1], "ssh-add ~/.ssh/google_compute_engine"),
+        (RETRIED.format(CHANGED) + GAVE_UP, "Host key verification failed", "ssh-keygen -R"),
+        (RETRIED.format(IAP) + GAVE_UP, "Error while connecting [4003", "roles/iap.tunnelResourceAccessor"),
+        (SAID["api of ssh"][1], "Could not fetch resource: - Compute Engine API has not been used", ""),
         ("Traceback (most recent call last):\n  File \"host.py\"\nOSError: [Errno 28] No space left on device\n",
          "OSError: [Errno 28] No space left on device", ""),
-        ("Propagating SSH public key to all TPU workers...\n.................done.\n", "it said nothing", ""),
+        ("Propagating SSH public key to all TPU workers...", "it said nothing", "still bringing your key"),
     ],
 )  # fmt: skip
 def test_why_ssh_failed(stderr, reason, advice):
-    read = answers.reason(stderr)
-    assert read.startswith(reason)
-    advised = answers.advice(read, CLOUD.settings)
+    assert answers.reason(stderr).startswith(reason)
+    advised = answers.advice(stderr, CLOUD.settings)
     assert advice in advised and bool(advice) == bool(advised)
-    assert reason != CLOSED or "--network=default --allow=tcp:22" in advised
 
 
-def test_a_request_that_failed_says_why_and_whether_another_one_would_too():
+def test_a_request_that_failed_says_why():
     def request(**state):
-        return CLOUD._request({"name": "x/my-pod", "state": state})
+        return CLOUD._request({"name": "x/my-pod", "state": state}).condition
 
-    quota = request(state="FAILED", failedData={"error": {"code": 8, "message": "Quota limit 'TPUV4' exceeded"}})
-    assert (quota.state, quota.permanent) == ("FAILED", True) and "Quota limit 'TPUV4' exceeded" in quota.condition
-    capacity = request(state="FAILED", failedData={"error": {"code": 8, "message": "There is no more capacity"}})
-    assert not capacity.permanent and "no more capacity" in capacity.condition
-    assert request(state="SUSPENDED", stateInitiator="USER").condition == "SUSPENDED: by a person"
-    assert request(state="SUSPENDED", stateInitiator="SERVICE").condition == "SUSPENDED: by Google Cloud"
-    assert request(state="ACCEPTED", stateInitiator="USER").condition == "ACCEPTED"
+    failed = {"error": {"code": 8, "message": "Quota limit 'TPUV4' exceeded"}}
+    assert request(state="FAILED", failedData=failed).startswith("FAILED: RESOURCE_EXHAUSTED: Quota limit 'TPUV4' ex")
+    assert request(state="SUSPENDED", stateInitiator="USER") == "SUSPENDED: by a person"
+    assert request(state="SUSPENDED", stateInitiator="SERVICE") == "SUSPENDED: by Google Cloud"
+    assert request(state="ACCEPTED", stateInitiator="USER") == "ACCEPTED"
 
 
 def test_what_is_wrong_with_a_node():
@@ -112,10 +110,8 @@ def test_what_is_wrong_with_a_node():
         {"createTime": "2026-11-26T09:00:00Z", "symptomType": "OUT_OF_MEMORY", "workerId": "1"},
     ]
     node = {"state": "READY", "health": "UNHEALTHY_MAINTENANCE", "healthDescription": "is moved", "symptoms": symptoms}
-    said = CLOUD._node(node).condition
-    assert said.startswith(
-        "READY: UNHEALTHY_MAINTENANCE is moved; OUT_OF_MEMORY on worker 1; LOW_MEMORY on worker 3 2 GB"
-    )
+    said = "READY: UNHEALTHY_MAINTENANCE is moved; OUT_OF_MEMORY on worker 1; LOW_MEMORY on worker 3 2 GB left"
+    assert CLOUD._node(node).condition == said
     assert CLOUD._node({"state": "READY", "health": "HEALTHY"}).condition == "READY"
 
 
@@ -123,6 +119,4 @@ def test_several_interfaces_a_host():
     ends = [{"ipAddress": f"10.{interface}.0.{host}"} for host in range(2) for interface in range(3)]
     node = {"state": "READY", "networkConfigs": [{"network": name} for name in "abc"], "networkEndpoints": ends}
     assert [host.address for host in CLOUD._node(node).hosts] == ["10.0.0.0", "10.0.0.1"]
-    assert [host.address for host in CLOUD._node({**node, "networkConfigs": []}).hosts] == [
-        e["ipAddress"] for e in ends
-    ]
+    assert len(CLOUD._node({**node, "networkConfigs": []}).hosts) == len(ends)

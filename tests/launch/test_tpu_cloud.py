@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from pods import backend, gcloud, settings
@@ -31,7 +32,7 @@ def test_up_is_idempotent(pod):
 
 def test_up_waits_for_a_lost_network(pod, monkeypatch):
     pod.cloud.add_fault("tpu-vm create", "unavailable")
-    assert "can't be reached" in pod.tpu(*UP)
+    assert "UNAVAILABLE: The service is currently unavailable" in pod.tpu(*UP)
     assert pod.verbs().count("tpu-vm create") == 2
     pod.tpu("down")
     before = pod.verbs()
@@ -51,19 +52,29 @@ def test_up_waits_for_a_lost_network(pod, monkeypatch):
     pod.tpu("up", code=1)
 
 
-def test_up_does_not_make_again_and_again_what_fails_for_good(pod, monkeypatch):
-    failed = backend.Pod("my-pod", "FAILED", queued=True, reason="its quota", permanent=True)
+def test_up_does_not_make_again_and_again_what_fails(pod, monkeypatch):
+    failed = backend.Pod("my-pod", "FAILED", request="my-pod", reason="its quota")
     looks, calls = iter([failed, backend.Pod("my-pod", "ABSENT")]), []
     monkeypatch.setattr(gcloud.TpuVm, "describe", lambda self: next(looks, failed))
-    monkeypatch.setattr(gcloud.TpuVm, "delete", lambda self, pod: sys.exit(9) if calls[9:] else calls.append("delete"))
+    monkeypatch.setattr(gcloud.TpuVm, "delete", lambda self, pod: calls.append("delete"))
     monkeypatch.setattr(gcloud.TpuVm, "create", lambda self: calls.append("create"))
-    said = pod.tpu(*UP, "--recreate", code=1)
-    assert calls == ["delete", "create"] and "its quota; another one would fail too" in said
+    assert "FAILED: its quota" in pod.tpu(*UP, "--recreate", code=1)
+    assert calls == ["delete", "create"]
+
+
+def test_what_is_deleted_in_vain_is_not_deleted_at_once_again(pod, monkeypatch):
+    gone, begin = backend.Pod("my-pod", "UNKNOWN"), time.monotonic()
+    looks, calls = iter([gone, gone, gone, backend.Pod("my-pod", "READY")]), []
+    monkeypatch.setattr(gcloud.TpuVm, "describe", lambda self: next(looks))
+    monkeypatch.setattr(gcloud.TpuVm, "delete", lambda self, pod: calls.append(time.monotonic() - begin))
+    pod.tpu("up", "--every=0.3", "--recreate")
+    assert len(calls) == 3 and calls[1] - calls[0] > 0.2 and calls[2] - calls[1] > 0.5
 
 
 def test_alpha_is_told_that_a_queued_spot_pod_is_one(monkeypatch):
     calls = []
     monkeypatch.setattr(gcloud.TpuVm, "_gcloud", lambda self, *words, **more: calls.append(words) or "")
+    monkeypatch.setattr(gcloud.TpuVm, "label", "me")
     for track, queued in (("alpha", True), ("alpha", False), ("", True)):
         chosen = settings.Settings("n", "p", "z", "v4-8", spot=True, queued=queued, track=track)
         gcloud.TpuVm(chosen, backend.Runner()).create()
@@ -97,6 +108,9 @@ def test_clean_leaves_what_is_not_ours(pod):
     said = pod.tpu("clean")
     assert "deleted queued resource my-pod" in said and "a-colleagues is FAILED" in said
     assert resources(pod) == ["a-colleagues"]
+    pod.tpu(*UP, "--queued")
+    pod.tpu("clean")
+    assert resources(pod) == ["a-colleagues", "my-pod", "my-pod"], "what runs stays"
 
 
 @pytest.mark.standard
@@ -109,7 +123,7 @@ def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
         pod.by_hand("queued-resources", "create", "request", "--node-id=my-pod", *REQUEST)
         while "ACTIVE" not in pod.by_hand("queued-resources", "describe", "request", "--format=json"):
             pass
-        assert "set name to that" in pod.tpu("status", "--name=request", code=1)
+        assert "set name to that" in pod.tpu("status", "--name=request", code=2)
     else:
         pod.by_hand("tpu-vm", "create", "my-pod", *NODE)
     other = f"--{'no-' if queued else ''}queued"  # than it was made
@@ -118,23 +132,46 @@ def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
     assert "exit code 0" in pod.tpu("run", "configs/a.py", "--every=0.05", other)
     before = resources(pod)
     said = pod.tpu("down", code=1)
-    assert f"gcloud compute tpus {'queued-resources delete --force' if queued else 'tpu-vm delete'} my-pod" in said
+    assert (
+        f"gcloud compute tpus {'queued-resources delete --force request' if queued else 'tpu-vm delete my-pod'}" in said
+    )
     pod.cloud.preempt("my-pod")
     assert "up --recreate" in pod.tpu("up", code=1)
     pod.tpu("clean")
     assert resources(pod) == before and "delete" not in " ".join(pod.verbs())
 
 
-def test_a_pod_of_another_person_is_a_strangers(pod, monkeypatch):
-    monkeypatch.setenv("LOGNAME", "Some.One")
+@pytest.mark.standard
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_our_pod_by_a_request_of_another_name_goes_with_its_request(pod, is_gone):
+    """Or, where that is gone already, by itself; nothing is called deleted that was not there."""
+    pod.cloud.settings(creating_describes=0, queue_describes=0)
+    label = f"--labels=mlm-made-by={gcloud.label_of(pod.cloud.account)}"
+    pod.by_hand("queued-resources", "create", "request", "--node-id=my-pod", label, *REQUEST)
+    while "ACTIVE" not in pod.by_hand("queued-resources", "describe", "request", "--format=json"):
+        pass
+    if is_gone:
+        pod.cloud.save("queued", "request", None)
+    pod.cloud.preempt("my-pod")
+    said = pod.tpu(*UP, "--recreate")
+    assert f"deleted {'TPU VM my-pod' if is_gone else 'queued resource request'}" in said and said.count("deleted") == 1
+    assert resources(pod) == ["my-pod"] and "my-pod is ready" in said
+
+
+@pytest.mark.standard
+def test_a_pod_of_another_account_is_a_strangers(pod):
+    """Both may be called root on their machines."""
+    pod.cloud.account = "Some.One@x.org"
     pod.tpu(*UP)
     node = json.loads((pod.state / "nodes.d" / "my-pod.json").read_text())
-    assert re.fullmatch("some-one-[0-9a-f]{8}", node["labels"]["mlm-made-by"])
-    for other in ("another", "some-one", "Some_One", "Some-One"):  # a label has no letters for each of these
-        monkeypatch.setenv("LOGNAME", other)
+    assert re.fullmatch("some-one-x-org-[0-9a-f]{8}", node["labels"]["mlm-made-by"])
+    for other in ("another@x.org", "some-one@x.org", "Some.One@x-org"):  # a label has no letters for each of these
+        pod.cloud.account = other
         assert "was not made by your `up`" in pod.tpu("down", code=1)
-    monkeypatch.setenv("LOGNAME", "Some.One")
+    pod.cloud.account = "Some.One@x.org"
     assert "deleted TPU VM my-pod" in pod.tpu("down")
+    pod.cloud.account = ""
+    assert "gcloud auth login" in pod.tpu(*UP, code=1)
 
 
 def test_a_stopped_pod_is_started_again(pod):
@@ -157,7 +194,7 @@ def test_flags_that_gcloud_does_not_take(pod):
 @pytest.mark.standard
 def test_no_gcloud(pod, monkeypatch):
     monkeypatch.setenv("PATH", str(pod.repository))
-    assert "gcloud can't be started (No such file or directory)" in pod.tpu("up", code=1)
+    assert "gcloud can't be started (No such file or directory)" in pod.tpu("up", code=2)
 
 
 @pytest.mark.standard
@@ -170,14 +207,6 @@ def test_a_file_in_the_way_is_named(pod):
     pod.tpu("status")
     pod.cloud.add_fault("tpu-vm ssh", "ssh255_before", match="preflight", times=6)
     assert "host 0 (127.0.0.1): ssh failed" in pod.tpu("status", code=1)
-
-
-def test_a_user_without_a_name(pod, monkeypatch):
-    def getuser():
-        raise KeyError("getpwuid(): uid not found: 54321")
-
-    monkeypatch.setattr(gcloud.getpass, "getuser", getuser)
-    assert "set USER" in pod.tpu("status", code=2)
 
 
 @pytest.mark.parametrize("seconds", ["-1", "nan", "inf", "1e12", "x"])

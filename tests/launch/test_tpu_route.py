@@ -1,6 +1,7 @@
 """The way to the hosts: gcloud says it once, and ssh goes it; where it fails, the next command asks gcloud anew."""
 
 import json
+import pathlib
 import subprocess
 
 import pytest
@@ -45,6 +46,7 @@ def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypat
     home = tmp_path / "some one 5%d"  # ssh has its own quotes, and its own signs for what it puts in
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(gcloud, "LONGEST", 500)
     command = gcloud.parse_route(LINE, [])[:-1]
     shown = subprocess.run(["ssh", "-G", *command[1:]], capture_output=True, text=True, check=True)
     found = dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
@@ -53,6 +55,15 @@ def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypat
     assert "Identity file /home/some one/.ssh/key not accessible" in shown.stderr
     other = gcloud.parse_route(LINE.replace("tpu.12-3", "tpu.13-3"), [])  # a new pod at the same address
     assert {*command} ^ {*other} >= {f'ControlPath="{found["controlpath"].replace("%", "%%")}"'}
+
+
+@pytest.mark.standard
+def test_a_home_with_a_long_name_has_its_sockets_elsewhere(tmp_path, monkeypatch):
+    """ssh takes 108 letters in all: "ControlPath too long"."""
+    monkeypatch.setenv("HOME", f"/home/{'long' * 20}")
+    command = gcloud.parse_route(LINE, [])
+    (path,) = [word.partition("=")[2].strip('"') for word in command if word.startswith("ControlPath=")]
+    assert len(path) < 80 and pathlib.Path(path).parent.stat().st_mode & 0o777 == 0o700
 
 
 ASKED = ["--worker=0", "--worker=all --dry-run"]  # the first host alone, which makes the keys

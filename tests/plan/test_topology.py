@@ -8,7 +8,7 @@ from unittest import mock
 import jax
 import pytest
 from jax.experimental import topologies
-from pods import accelerators
+from pods import settings
 
 from mlm.errors import InputError
 from mlm.plan import topology
@@ -34,9 +34,9 @@ def test_every_listed_name_answers():
             assert hosts == place.chips // 4, name
             continue
         prefix = {"v5e": "v5litepod"}.get(family, family)
-        accelerator_type = f"{prefix}-{place.chips * accelerators.GENERATIONS[prefix][0]}"
-        rented = accelerators.parse(accelerator_type)
-        assert (rented.chips, rented.hosts) == (place.chips, hosts), name
+        accelerator_type = f"{prefix}-{place.chips * settings.GENERATIONS[prefix][0]}"
+        rented = settings.Settings(accelerator_type=accelerator_type)
+        assert (rented.chips, rented.host_count) == (place.chips, hosts), name
         assert topology.find(accelerator_type).name == name
 
 

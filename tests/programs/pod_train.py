@@ -1,7 +1,8 @@
 """`python -m mlm` in one of several processes, for tests: $MLM_TEST_PAUSE seconds before every step, and a fault.
 
 $MLM_TEST_FAULT is "hang:STEP" (the input of that step never comes) or "block:STEP" (the same, and no other thread runs
-either). With $MLM_TEST_RANDOM the rows are random ones, which need no TensorFlow.
+either). With $MLM_TEST_RANDOM the rows are random ones, which need no TensorFlow. Where $JAX_FORCE_TPU_INIT is set, jax
+takes the machine for a TPU's, whose metadata server may be asked.
 """
 
 import ctypes
@@ -60,6 +61,10 @@ def prepare() -> None:
 
 
 if __name__ == "__main__":
+    import jax  # noqa: F401  # which sets this where it sees no chip, as GKE does
+
+    if "TPU_WORKER_HOSTNAMES" not in os.environ:
+        os.environ.pop("TPU_SKIP_MDS_QUERY", None)
     from mlm.cluster import distributed
 
     initialize = distributed.initialize

@@ -15,6 +15,13 @@ PLATFORM = (
     "GCE_METADATA_IP",
     "CUDA_VISIBLE_DEVICES",
     "JAX_PLATFORMS",
+    "JAX_COORDINATOR",
+    "RANK",
+    "WORLD_SIZE",
+    "FLUX_",
+    "PALS_",
+    "SM_",
+    "CLUSTER_SPEC",
 )
 
 

@@ -58,11 +58,9 @@ def finish(process: subprocess.Popen, *, code: int = 0, timeout: float = 300.0) 
 
 def run_together(arguments: list[str], *, processes: int, devices: int, program: str = "-m mlm") -> list[str]:
     """Runs `processes` processes of `devices` devices each as one; returns what each wrote to stderr."""
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        port, engine_port = (free.getsockname()[1] for free in (one, other))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     arguments = [*arguments, f"--coordinator=127.0.0.1:{port}", f"--processes={processes}"]
-    if program != "-m tests.programs.order_dump":  # several of these may run at once, and the default is one port
-        arguments.append(f"--config.pod.engine_port={engine_port}")
     lines = ([*arguments, f"--process-id={index}"] for index in range(processes))
     started = [start(line, devices=devices, program=program) for line in lines]
     errors = [process.communicate(timeout=300)[1] for process in started]

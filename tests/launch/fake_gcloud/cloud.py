@@ -29,6 +29,7 @@ class Cloud(model.Cloud):
     """The API's folder, and its hosts."""
 
     user, user_home = "me", "/home/some one"  # of whoever calls gcloud
+    account = "me@example.com"
 
     def note_call(self, argv: list[str], name: str = "calls.jsonl") -> None:
         with (self.root / name).open("a") as file:

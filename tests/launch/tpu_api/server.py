@@ -56,6 +56,7 @@ def environment(address: str, home: pathlib.Path) -> dict[str, str]:
         "HOME": str(home),
         "CLOUDSDK_CONFIG": str(home / "config"),
         "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(home / "token"),
+        "CLOUDSDK_CORE_ACCOUNT": "me@example.com",
         "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
         "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1",
         "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1",
