@@ -115,13 +115,11 @@ def compare(
         np.array([word.document for word in asked]),
     )
     return {
-        **{
-            "seed": seed,
-            "window": size,
-            "documents": len(texts),
-            "words": counts.total(),
-            "asked": len(drawn),
-        },
+        "seed": seed,
+        "window": size,
+        "documents": len(texts),
+        "words": counts.total(),
+        "asked": len(drawn),
         "documents_cut": len({w.document for w in windows if w.stop - w.start < len(texts[w.document])}),
         "windows_cut_for_positions": refused,
         "in_no_window": len(drawn) - len(asked),
