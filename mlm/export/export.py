@@ -6,8 +6,8 @@
     evaluation.json                                       the scores that `evaluate` has written so far
     proof.json, proof.safetensors                         texts, their ids, logits and answers: see reference.py
 
-A classifier is one of transformers' ...ForSequenceClassification or ...ForTokenClassification. Flax's file is there for
-the families that transformers has in Flax.
+A classifier is one of transformers' ...ForSequenceClassification or ...ForTokenClassification.
+Flax's file is there for the families that transformers has in Flax.
 """
 
 import dataclasses
@@ -98,9 +98,11 @@ def export(
     """Writes a model as a transformers folder, once its files, read back, give its logits; replaces an earlier export.
 
     Args:
-      folder: absent, empty or an earlier export. On gs:// its files are replaced one by one, proof.json last.
+      folder: absent, empty or an earlier export. On gs:// its files are replaced one by one,
+        proof.json last.
       scores, name, history: for the model card, see `model_card.write`.
-      torch_python: a Python with torch and transformers, which loads the folder and checks it too; "" for none.
+      torch_python: a Python with torch and transformers, which loads the folder and checks it too;
+        "" for none.
     """
     tok = tokenizer.load(model.tokenizer)
     check_vocabulary(model, tok, exact=True)

@@ -1,7 +1,8 @@
 """Pushes a model to the Hugging Face Hub while it trains (config.hub): process 0, in a thread, after evaluations.
 
-A push exports a complete checkpoint, on a CPU where jax has one, and sends it. There is one at a time: an evaluation
-that comes meanwhile is not pushed. The last checkpoint is, before the command ends.
+A push exports a complete checkpoint, on a CPU where jax has one, and sends it. There is one at a
+time: an evaluation that comes meanwhile is not pushed. The last checkpoint is, before the command
+ends.
 """
 
 import sys

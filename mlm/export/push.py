@@ -1,7 +1,8 @@
 """`export --push NAME`: upload an export to the Hugging Face Hub. Nothing here imports jax.
 
-huggingface_hub sends the large files first, and one commit with all files last: until then nobody sees anything of it.
-The Hub knows a large file by its SHA-256, so what has arrived is not sent again.
+huggingface_hub sends the large files first, and one commit with all files last: until then nobody
+sees anything of it. The Hub knows a large file by its SHA-256, so what has arrived is not sent
+again.
 """
 
 import email.utils
@@ -102,8 +103,9 @@ def push(
 ) -> str:
     """Uploads an export to the repository "user/model" and its branch `revision` (main if empty); returns the address.
 
-    Both are created if they are missing. `public` makes it public when all has arrived; otherwise it must be private.
-    While the Hub is busy it is tried again, for `patience` seconds, or until `stopped`; then a HubBusyError.
+    Both are created if they are missing. `public` makes it public when all has arrived; otherwise
+    it must be private. While the Hub is busy it is tried again, for `patience` seconds, or until
+    `stopped`; then a HubBusyError.
     """
     deadline = time.monotonic() + patience
     stopped = stopped or threading.Event()

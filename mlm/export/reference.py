@@ -1,10 +1,12 @@
 """The outputs of a model that every reader of its export must reproduce: proof.json and proof.safetensors.
 
-A masked language model has {"rows": [{"text", "ids", "positions", "fillings"}, ...], "top_k"}, and its logits [K, V] of
-each row as "logits.{row}". A classifier has {"task": transformers' name, "longest", "labels": [C], "rows": [{"texts",
-"ids"}, ...]} and "logits" [B, C], or of token labels those of each row, [L, C], as "logits.{row}".
+A masked language model has {"rows": [{"text", "ids", "positions", "fillings"}, ...], "top_k"}, and
+its logits [K, V] of each row as "logits.{row}". A classifier has {"task": transformers' name,
+"longest", "labels": [C], "rows": [{"texts", "ids"}, ...]} and "logits" [B, C], or of token labels
+those of each row, [L, C], as "logits.{row}".
 
-Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries, C classes, 1 for regression.
+Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries, C classes, 1 for
+regression.
 """
 
 import json
@@ -27,8 +29,9 @@ from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
 
 TOP_K = 5
-# What the tokenizer and the model are compared on: masks first, last, alone, twice, inside a word; figures, letters
-# that a vocabulary may lack, and white space. A row as long as the model's positions comes on top.
+# What the tokenizer and the model are compared on: masks first, last, alone, twice, inside a word;
+# figures, letters that a vocabulary may lack, and white space. A row as long as the model's
+# positions comes on top.
 TEXTS = (
     "The function returns a <mask> of all elements in the list.",
     "If the file does not <mask>, an error is raised and the <mask> is closed.",

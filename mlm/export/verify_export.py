@@ -1,7 +1,8 @@
 """Checks an export in PyTorch: `PYTHON mlm/export/verify_export.py FOLDER`, by any Python with torch and transformers.
 
-Compares the tokenizer's ids, the logits, and the answers of transformers' pipeline with the folder's proof.json and
-proof.safetensors. Prints a line for each; exit code 0 if all are equal, 4 if not, 2 if it can't run.
+Compares the tokenizer's ids, the logits, and the answers of transformers' pipeline with the
+folder's proof.json and proof.safetensors. Prints a line for each; exit code 0 if all are equal, 4
+if not, 2 if it can't run.
 """
 
 import functools
@@ -188,7 +189,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Python puts this folder first on the path, where our modules would stand in for installed ones of the same names.
+    # Python puts this folder first on the path, where our modules would stand in for installed ones
+    # of the same names.
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
     # export, which runs this, hides PyTorch from itself by these.
     os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")

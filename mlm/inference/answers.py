@@ -20,8 +20,8 @@ def answer_texts(predictor: Any, texts: list[str], stdin: TextIO, stdout: TextIO
     If a line is refused, those before it are still answered.
 
     Args:
-      predictor: a FillMask or TextClassifier. `read` returns what an answer repeats of a text, and the text's row,
-        `answer` the answers to rows, `table` an answer as lines.
+      predictor: a FillMask or TextClassifier. `read` returns what an answer repeats of a text, and
+        the text's row, `answer` the answers to rows, `table` an answer as lines.
     """
     if texts:
         answers = predictor.answer([predictor.read(text, shortened(text), piped=False)[1] for text in texts])

@@ -1,18 +1,21 @@
 """Masked language models judged by the same words of a text, whatever their tokenizers: the command `compare`.
 
-Which words are asked, and where documents are cut into windows, is the same for all models: see words.py. Special
-tokens in a text are text.
+Which words are asked, and where documents are cut into windows, is the same for all models: see
+words.py. Special tokens in a text are text.
 
-A word is asked alone: its tokens, with that of the space before it, are masked, all else in its window is seen. Its
-score is the sum of their log probabilities in this one forward pass, in float32: the pseudo-log-likelihood (Salazar et
-al., 2020) under whole-word masking (Kauf and Ivanova, 2023, mask the rest of the word). It is no probability of the
-word, since the masks tell a model how many tokens its word has. A match is exact if all have the largest logits.
+A word is asked alone: its tokens, with that of the space before it, are masked, all else in its
+window is seen. Its score is the sum of their log probabilities in this one forward pass, in
+float32: the pseudo-log-likelihood (Salazar et al., 2020) under whole-word masking (Kauf and
+Ivanova, 2023, mask the rest of the word). It is no probability of the word, since the masks tell a
+model how many tokens its word has. A match is exact if all have the largest logits.
 
-Scored are the words that all models can spell. To one that can't, a word is "unknown", if the unknown token is among
-its tokens or a character has none, or "joined", if they hold characters beyond it. "As they are" are all words with
-tokens in each model, such tokens predicted like any other. "Changed" words, which a tokenizer reads in lower case or
-without accents, are easier; they are scored, and shown apart. Nats are per word, bits per byte of its UTF-8. Intervals
-are of 95%: normal, of a ratio of sums, clustered by document, and for differences paired; they are rough for few words.
+Scored are the words that all models can spell. To one that can't, a word is "unknown", if the
+unknown token is among its tokens or a character has none, or "joined", if they hold characters
+beyond it. "As they are" are all words with tokens in each model, such tokens predicted like any
+other. "Changed" words, which a tokenizer reads in lower case or without accents, are easier; they
+are scored, and shown apart. Nats are per word, bits per byte of its UTF-8. Intervals are of 95%:
+normal, of a ratio of sums, clustered by document, and for differences paired; they are rough for
+few words.
 
 Dimensions: M models, W words, N rows, L tokens in a row, D documents.
 """

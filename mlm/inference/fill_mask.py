@@ -75,7 +75,8 @@ class FillMask:
 def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int]:
     """Returns the ids of the words, without duplicates, as transformers' pipeline chooses them for its `targets`.
 
-    A word that is not in the vocabulary is replaced by its first piece, with a warning. " word" starts a new word.
+    A word that is not in the vocabulary is replaced by its first piece, with a warning. " word"
+    starts a new word.
     """
     entries = tok.get_vocab()
     ids = set()

@@ -18,7 +18,8 @@ from mlm.model.module import Params
 from mlm.pretrained.load import Pretrained
 from mlm.training import sharding
 
-# To compile few programs, a batch has a power of two of rows, at most ROWS, padded to a multiple of LENGTHS tokens.
+# To compile few programs, a batch has a power of two of rows, at most ROWS, padded to a multiple of
+# LENGTHS tokens.
 ROWS = 8
 LENGTHS = 32
 
@@ -28,8 +29,8 @@ def make_forward(
 ) -> Callable[..., list[np.ndarray]]:
     """Puts a model on the first device; returns a function of rows of ids, and of positions in them if it fills masks.
 
-    It gives the `activation` of the float32 logits of each row: [K, V] at its positions; of a classifier [C], or of
-    token labels [L, C].
+    It gives the `activation` of the float32 logits of each row: [K, V] at its positions; of a
+    classifier [C], or of token labels [L, C].
     """
     module = model.module
     params = jax.device_put(model.params)

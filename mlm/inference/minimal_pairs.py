@@ -1,7 +1,8 @@
 """Minimal pairs (BLiMP; Warstadt et al., 2020): does the model prefer the acceptable sentence of each pair?
 
-It prefers the higher pseudo-log-likelihood, in float32: "original" masks each token in turn (Salazar et al., 2020),
-"within_word" also those to its right in its word, as the tokenizer cuts words (Kauf and Ivanova, 2023).
+It prefers the higher pseudo-log-likelihood, in float32: "original" masks each token in turn
+(Salazar et al., 2020), "within_word" also those to its right in its word, as the tokenizer cuts
+words (Kauf and Ivanova, 2023).
 
 Dimensions: N sentences, L tokens in a row, P copies of rows with masks.
 """
@@ -159,7 +160,8 @@ def _copies(sentences: list[Sentence]) -> Iterator[tuple[int, int, int, int]]:
 def accuracies(pairs: Sequence[Pair], differences: dict[str, np.ndarray]) -> dict[str, Any]:
     """Returns {method: scores of all pairs, "phenomena": {name: {method: scores}}}, given good minus bad of each pair.
 
-    Scores are accuracy, low and high (the 95% interval of Wilson, 1927), pairs and ties; a tie is half right.
+    Scores are accuracy, low and high (the 95% interval of Wilson, 1927), pairs and ties; a tie is
+    half right.
     """
     names = np.array([pair.phenomenon for pair in pairs])
 

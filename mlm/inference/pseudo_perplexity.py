@@ -1,6 +1,7 @@
 """Pseudo-perplexity (Salazar et al., 2020, Masked Language Model Scoring): each ordinary token masked in turn.
 
-Dimensions: B copies of rows in a batch, L tokens in a row, K predictions in it, N rows, P ordinary tokens in them.
+Dimensions: B copies of rows in a batch, L tokens in a row, K predictions in it, N rows, P ordinary
+tokens in them.
 """
 
 import functools
@@ -137,8 +138,8 @@ def batches_of_copies(
 def make_scorer(config: ConfigDict, model: Pretrained, mask_id: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     """Puts a model on the devices; returns a function of padded rows and columns of copies, as `make_step` takes them.
 
-    It gives minus the log probability of all that each copy predicts, in nats, and whether its logits are the largest;
-    raises DamageError where they are not finite.
+    It gives minus the log probability of all that each copy predicts, in nats, and whether its
+    logits are the largest; raises DamageError where they are not finite.
     """
     mesh, padded, shardings, params = put_on_devices(config, model)
     rows = config.evaluate.batch

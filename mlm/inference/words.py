@@ -51,9 +51,9 @@ def cut(
 ) -> tuple[dict[Span, list[Span]], int]:
     """Returns the windows, with the words asked in each, and how many had to be cut for a model's positions.
 
-    A document of more than `size` characters, or more tokens than one of the `readers` (encoder of texts, positions)
-    can take, is cut before the white space (without any, before the word) nearest its middle, and so are its halves.
-    Words in what can't be cut are in no window.
+    A document of more than `size` characters, or more tokens than one of the `readers` (encoder of
+    texts, positions) can take, is cut before the white space (without any, before the word) nearest
+    its middle, and so are its halves. Words in what can't be cut are in no window.
     """
     pending = defaultdict(list)
     windows = {}
@@ -102,8 +102,9 @@ def read(
 def spell(fast: Tokenizer, encoding: Encoding, text: str, place: tuple[int, int], unk_id: int | None) -> tuple:
     """Returns the SPELLING of a word of an encoded text: its tokens, [first, stop), and what is wrong with them.
 
-    They are those that touch it, and one of just the space before it. "unknown": the unknown token is among them, or a
-    character has no token; "joined": they hold characters beyond it; "changed": they read as another text.
+    They are those that touch it, and one of just the space before it. "unknown": the unknown token
+    is among them, or a character has no token; "joined": they hold characters beyond it; "changed":
+    they read as another text.
     """
     start, stop = place
     tokens = [token for token, (begin, end) in enumerate(encoding.offsets) if begin < stop and end > start]

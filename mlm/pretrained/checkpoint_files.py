@@ -3,7 +3,8 @@
     checkpoints/{step}/            orbax's, with the state and what loading it needs ("meta")
     checkpoints/{step}/hashes.json {file: [bytes, SHA-256]}, written last: a step without it was never completed
 
-orbax checks no payload on restore, and takes any folder with a number for a name as a step; so steps are chosen here.
+orbax checks no payload on restore, and takes any folder with a number for a name as a step; so
+steps are chosen here.
 """
 
 import contextlib
@@ -29,8 +30,9 @@ logger = logging.getLogger(__name__)
 def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
     """Returns the newest complete step, verified; None if there is none.
 
-    A damaged one is a DamageError, or with `on_damage` "fallback" it is set aside and the next one taken. `best` asks
-    for the lowest score instead, of several the newest; a step that was not evaluated comes last.
+    A damaged one is a DamageError, or with `on_damage` "fallback" it is set aside and the next one
+    taken. `best` asks for the lowest score instead, of several the newest; a step that was not
+    evaluated comes last.
     """
     steps = complete_steps(folder)[::-1]
     for step in sorted(steps, key=lambda step: score_of(folder, step)) if best else steps:

@@ -1,7 +1,7 @@
 """Keys that a run takes from the model of train.init_from unless its config sets them: sizes, vocabulary, tokenizer.
 
-A key is set if the command line sets it, or if the config file has another value than configs/base.py, but for a file
-that names another model: its sizes are that model's.
+A key is set if the command line sets it, or if the config file has another value than
+configs/base.py, but for a file that names another model: its sizes are that model's.
 """
 
 from collections.abc import Collection
@@ -33,8 +33,8 @@ def values(
 ) -> dict[str, Any]:
     """Returns the keys that differ from the flattened config; raises InputError for a model that can't be read.
 
-    `named_by_file` is train.init_from as the config file has it. Once the workdir has a checkpoint, they are those of
-    its config, and the model need not be there any more.
+    `named_by_file` is train.init_from as the config file has it. Once the workdir has a checkpoint,
+    they are those of its config, and the model need not be there any more.
     """
     base = configs.flatten(configs.load(str(configs.BASE), []))
     is_set = set(overridden)

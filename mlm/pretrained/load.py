@@ -98,9 +98,12 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
     """Returns the model of a run, or the one that a person named with `flag`.
 
     Args:
-      model: a workdir, WORKDIR@STEP, a folder with config.json and safetensors or flax_model.msgpack, or a Hub name.
-      head: the head that it must have, LM_HEAD or CLASSIFIER, and no other parameters; None for any or none.
-      headers: check all that can be known without reading the parameters, which are then zeros, or for a run missing.
+      model: a workdir, WORKDIR@STEP, a folder with config.json and safetensors or
+        flax_model.msgpack, or a Hub name.
+      head: the head that it must have, LM_HEAD or CLASSIFIER, and no other parameters; None for any
+        or none.
+      headers: check all that can be known without reading the parameters, which are then zeros, or
+        for a run missing.
     """
     if isinstance(model, Workdir):
         return from_workdir(model, head=head, headers=headers)
@@ -144,8 +147,9 @@ def _check_classifier(config: PretrainedConfig, where: str) -> None:
 def _fit_tokenizer(config: PretrainedConfig, folder: UPath, head: str | None, where: str) -> None:
     """Refuses a tokenizer that would have other positions than in training, and notes how it marks pairs for a BERT.
 
-    A RoBERTa of transformers gives each token whose id is the config's pad_token_id the position of padding, whatever
-    the tokenizer means by it. Ours reads the attention mask instead, which is the same while the two ids are.
+    A RoBERTa of transformers gives each token whose id is the config's pad_token_id the position of
+    padding, whatever the tokenizer means by it. Ours reads the attention mask instead, which is the
+    same while the two ids are.
     """
     tok = tokenizer.load(str(folder))
     if first_position(config) and tok.pad_token_id != config.pad_token_id:

@@ -16,7 +16,8 @@ SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 MSGPACK = "flax_model.msgpack"
 MSGPACK_INDEX = "flax_model.msgpack.index.json"
-# transformers loads the first of these that is there: a save of one file leaves the index of an earlier, sharded one.
+# transformers loads the first of these that is there: a save of one file leaves the index of an
+# earlier, sharded one.
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 PRECEDENCE = (SAFETENSORS, SAFETENSORS_INDEX, *PICKLES, MSGPACK, MSGPACK_INDEX)
 FROM_HUB = (

@@ -1,8 +1,8 @@
 """Fits the parameters of another model (`train.init_from`) to our vocabulary and length; the rest stays as it was.
 
-Those of a smaller model are tiled with `model.init=tiled`, as ModernBERT-large was started from base (Warner et al.,
-2024, 2.2.2): the small tensor is in the middle of the large one, and wraps around on all sides. As there, nothing is
-rescaled. Layers are repeated, spread evenly.
+Those of a smaller model are tiled with `model.init=tiled`, as ModernBERT-large was started from
+base (Warner et al., 2024, 2.2.2): the small tensor is in the middle of the large one, and wraps
+around on all sides. As there, nothing is rescaled. Layers are repeated, spread evenly.
 
 Dimensions: R rows of a table, V entries of the vocabulary, H hidden size, I intermediate size.
 """
@@ -135,7 +135,8 @@ def tile(
 def _spread_layers(old: PretrainedConfig, new: PretrainedConfig) -> list[int]:
     """Returns the source's layer for each new one: within a kind, the k-th of n takes the (k m / n)-th of m.
 
-    ModernBERT's kinds are the first layer, which lacks a norm, the other global ones, and the local ones.
+    ModernBERT's kinds are the first layer, which lacks a norm, the other global ones, and the local
+    ones.
     """
     every = getattr(new, "global_attn_every_n_layers", 0)
 
@@ -156,7 +157,8 @@ def fit(
 ) -> tuple[dict[str, Taken], list[str]]:
     """Returns {name: what is copied}, and lines that report what happened to every parameter of both models.
 
-    `vocab_size` is V without padding; `tokens` is the folder of our tokenizer, without which rows are matched by id.
+    `vocab_size` is V without padding; `tokens` is the folder of our tokenizer, without which rows
+    are matched by id.
     """
     leaves = source.leaves
     family = source.family
@@ -167,7 +169,8 @@ def fit(
     rows = {name: token_rows for name in vocabulary if len(leaves.get(name, ())) == entries}
     positions = f"{family.body}/{POSITIONS}"
     if positions in leaves:
-        # A RoBERTa's rows up to that of its padding id are of no position; another family's all are of one.
+        # A RoBERTa's rows up to that of its padding id are of no position; another family's all are
+        # of one.
         old_pad, new_pad = (source.config.pad_token_id, pad_id) if first_position(source.config) else (-1, -1)
         old_length = len(leaves[positions]) - old_pad - 1
         new_length = shapes[positions][0] - new_pad - 1

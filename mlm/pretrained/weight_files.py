@@ -1,6 +1,7 @@
 """The weights of a transformers folder: which file transformers would load, and the parameters in it.
 
-A folder may be hostile: it is only ever read as data, a pickle is never opened, and no file outside it is followed.
+A folder may be hostile: it is only ever read as data, a pickle is never opened, and no file outside
+it is followed.
 """
 
 import flax.serialization
