@@ -133,7 +133,7 @@ def test_tables_and_pairs_of_any_name(tmp_path, letters):
     for file in list(folder.iterdir()):
         link_as_dvc(file)
     for pattern in (f"{letters}.jsonl", "*.jsonl"):
-        (pair,) = minimal_pairs.read(f"jsonl:{folder}/{pattern}")
+        (pair,) = minimal_pairs.read_pairs(f"jsonl:{folder}/{pattern}")
         assert pair.texts == ("a b", "b a") and pair.phenomenon == letters
     table = labelled.read_table(f"csv:{folder}/{letters}.csv", labelled.Columns(("text",), "label"), split="train")
     assert (table.texts, table.labels) == ([("x",)], ["y"])

@@ -96,7 +96,7 @@ def compare(
     strings = [texts[word.document][word.start : word.stop] for word in asked]
     readings = {}
     for name, opened in models.items():
-        readings[name] = words.read(opened.reader, opened.tok.unk_token_id, texts, windows)
+        readings[name] = words.encode_windows(opened.reader, opened.tok.unk_token_id, texts, windows)
     spellings_MxW = np.array([spellings_W for _, spellings_W in readings.values()])
     changed_W = spellings_MxW["changed"].any(axis=0)
     spelled_W = ~(spellings_MxW["unknown"] | spellings_MxW["joined"]).any(axis=0)

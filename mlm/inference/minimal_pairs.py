@@ -56,8 +56,8 @@ def run(
     entry: Entry = MLM,
     as_json: bool = False,
 ) -> dict[str, Any]:
-    """Scores a model on the pairs of `read`; prints and keeps the results as `evaluate.run` does."""
-    pairs = read(source, phenomenon)
+    """Scores a model on the pairs of `read_pairs`; prints and keeps the results as `evaluate.run` does."""
+    pairs = read_pairs(source, phenomenon)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     loaded = with_class(loaded, entry, command="evaluate")
     scores = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
@@ -69,7 +69,7 @@ def run(
     return result
 
 
-def read(source: str, phenomenon: str = "") -> list[Pair]:
+def read_pairs(source: str, phenomenon: str = "") -> list[Pair]:
     """Reads pairs from a source of `labelled`, whose FILE may be a pattern; without a phenomenon they have its name."""
     pairs = []
     for name in _tables(source):

@@ -6,7 +6,6 @@ tokens in them.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +21,7 @@ from mlm.model.loss import Mean, masked_cross_entropy
 from mlm.model.module import Model, Params
 from mlm.pretrained.load import Pretrained
 from mlm.training import evaluation, sharding
-
-Batch = dict[str, Any]
+from mlm.training.task import Batch
 
 
 def score_split(

@@ -84,7 +84,7 @@ def _middle(text: str) -> int:
     return min(places, key=lambda place: abs(2 * place - len(text)), default=0)
 
 
-def read(
+def encode_windows(
     fast: Tokenizer, unk_id: int | None, texts: Sequence[str], windows: dict[Span, list[Span]]
 ) -> tuple[list[list[int]], np.ndarray]:
     """Returns the ids of each word's window, and its SPELLING."""

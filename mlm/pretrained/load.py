@@ -166,7 +166,7 @@ def _fit_tokenizer(config: PretrainedConfig, folder: UPath, head: str | None, wh
 def _read_params(folder: UPath, config: PretrainedConfig, head: str | None, where: str, *, headers: bool) -> Params:
     """Returns the parameters that a model with `head` has, checked against its config."""
     family = family_of(config)
-    params = weight_files.read(folder, family.body, where, headers=headers)
+    params = weight_files.read_params(folder, family.body, where, headers=headers)
     reads_pooler = head == CLASSIFIER and family is families.BERT and classifier.kind(config) != "tokens"
     if head and not reads_pooler and isinstance(params[family.body], dict):
         params[family.body].pop("pooler", None)

@@ -29,7 +29,7 @@ from mlm.pretrained.model_config import longest_row
 
 POSITIONS = "embeddings/position_embeddings/embedding"
 TYPES = "embeddings/token_type_embeddings/embedding"
-Rows = tuple[np.ndarray, np.ndarray]  # of a table of the source, and those of ours that they go to
+RowPairs = tuple[np.ndarray, np.ndarray]  # of a table of the source, and those of ours that they go to
 Taken = tuple[np.ndarray, np.ndarray]  # float32 of the new shape, and a mask that broadcasts to it: where it counts
 
 
@@ -209,7 +209,7 @@ def fit(
     return taken, lines
 
 
-def _match_tokens(source: Pretrained, folder: str | None, count: int) -> tuple[Rows, str]:
+def _match_tokens(source: Pretrained, folder: str | None, count: int) -> tuple[RowPairs, str]:
     """Returns the rows of equal tokens, and how they were matched: by text, or by id the first `count` rows."""
     by_id = (np.arange(count), np.arange(count)), "id"
     if folder is None or not locate.has_tokenizer(UPath(source.tokenizer)):

@@ -24,7 +24,7 @@ from mlm.pretrained.locate import (
 from mlm.text import printable
 
 
-def read(folder: UPath, body: str, where: str, *, headers: bool = False) -> Params:
+def read_params(folder: UPath, body: str, where: str, *, headers: bool = False) -> Params:
     """Returns all parameters of a local folder, float32, by our names, which start with the family's `body`.
 
     With `headers`, those of safetensors are zeros, which take no memory.

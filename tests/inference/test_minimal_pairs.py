@@ -138,7 +138,7 @@ GOOD = {"sentence_good": "It works.", "sentence_bad": "It work."}
 def test_a_pair_that_can_not_be_scored_is_named(model, tmp_path, row, match):
     source = write_jsonl(tmp_path / "pairs.jsonl", [GOOD, row])
     with pytest.raises(InputError, match=f"{source}.* line 2: .*{match}"):
-        minimal_pairs.encode(minimal_pairs.read(source), model)
+        minimal_pairs.encode(minimal_pairs.read_pairs(source), model)
 
 
 def test_a_model_that_gives_no_numbers_has_no_accuracy(model, pairs):
