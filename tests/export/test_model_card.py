@@ -9,7 +9,6 @@ import pathlib
 import re
 import shutil
 
-import matplotlib.image
 import pytest
 from huggingface_hub import metadata_load
 from huggingface_hub.repocard_data import model_index_to_eval_results
@@ -172,17 +171,6 @@ def test_a_branch_names_the_keys_that_change_a_number(model, tmp_path):
         branch.meta["branch"] = lineage
         started = row(html.unescape(card_of(branch, tmp_path)), "started from")
         assert started == [f"step 30 of runs/a, with {', '.join(shown)}"]
-
-
-def test_losses_have_a_table_and_a_picture(model, tmp_path):
-    history = summary_of(model)
-    card = card_of(with_keys(model), tmp_path, history=history)
-    assert row(card, "20") == ["4.125", "31.2%"] and row(card, "40") == ["4.25", "28.7%"]
-    assert "](loss.png)" in card
-    first = (tmp_path / "loss.png").read_bytes()
-    assert matplotlib.image.imread(tmp_path / "loss.png").shape[1] > 600
-    card_of(with_keys(model), tmp_path, history=history)
-    assert (tmp_path / "loss.png").read_bytes() == first, "another push would send it again"
 
 
 def test_the_whole_config_and_every_fingerprint(model, history, tmp_path):

@@ -102,15 +102,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
             scored()
 
 
-def test_texts_give_a_table(filler):
-    one, three, _ = run(filler, texts=[TEXTS[0], TEXTS[2]]).split("\n\n")
-    lines = one.splitlines()
-    assert lines[0] == TEXTS[0] and len(lines) == 6
-    best = filler([TEXTS[0]])[0][0][0]
-    assert lines[1].split() == [f"{best['score']:.2%}", best["token_str"].strip() or repr(best["token_str"])]
-    assert three.startswith(TEXTS[2]) and len(three.splitlines()) == 1 + 3 * 6
-
-
 @pytest.mark.parametrize(("encoding", "errors"), [("ascii", "surrogateescape"), ("latin-1", "strict")])
 @pytest.mark.parametrize(("line", "match"), [(b"\xff\xfe <mask>", "^line 3: .* UTF-8"), (b"c", "^line 3: .*<mask>")])
 def test_a_bad_line_is_named_and_what_came_before_is_written(filler, encoding, errors, line, match):

@@ -89,15 +89,6 @@ def test_a_modernbert_that_we_would_not_compute_is_refused(modernbert, keys, mat
         read(modernbert, **keys)
 
 
-@pytest.mark.parametrize(
-    ("head", "match"), [("SequenceClassification", "mean of a row"), ("TokenClassification", "has neither model")]
-)
-def test_a_classifier_that_reads_the_mean_of_a_row_is_refused(modernbert, head, match):
-    read(modernbert, architectures=[f"ModernBertFor{head}"], classifier_pooling="mean")
-    with pytest.raises(InputError, match=match):
-        load.load(str(modernbert.parent), head=load.CLASSIFIER)
-
-
 @pytest.mark.parametrize(("layers", "given", "every"), [(2, 3, 3), (2, None, 2), (7, 3, 3), (7, 9, 3)])
 def test_layer_types_of_transformers_5(modernbert, layers, given, every):
     types = ["sliding_attention" if index % 3 else "full_attention" for index in range(layers)]
