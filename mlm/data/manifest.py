@@ -14,16 +14,16 @@ from mlm import logs
 from mlm.config_rules import CONCATENATED
 from mlm.data import tokenizer
 from mlm.data.tokenizer_checks import ROLES
-from mlm.data.typed_json import check_typed, show_json
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, is_remote, sizes
+from mlm.text import printable
 from mlm.workdir import work_folder
 
 NAME = "manifest.json"
 FORMAT = 2
 SPLITS = ("train", "validation", "test")  # every folder of shards has the first two
 SHARD_NAME = re.compile(r"dataset-([0-9]{1,18})-([0-9]{1,18})\.tfrecord")
-NOT_SAVED = {"saved": False}
+NOT_SAVED = ("folder", "parts", "sets")  # of a manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Split:
 class Manifest:
     """All that is known of a folder of shards."""
 
-    folder: str = dataclasses.field(metadata=NOT_SAVED)  # local or gs://
+    folder: str  # local or gs://
     length: int  # tokens in a row
     vocab_size: int
     special_ids: dict[str, int]  # "cls", "pad", "sep", "mask", and "unk" unless every character is known
@@ -77,8 +77,8 @@ class Manifest:
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)  # some documents, and why
     rows: str = ""  # as config.shards.rows; "" if unknown
     # Of a mixture, whose manifest is in no file: its folders (mixture.MixedFolder), and manifests scored by name.
-    parts: tuple[Any, ...] = dataclasses.field(default=(), metadata=NOT_SAVED)
-    sets: Mapping[str, Any] = dataclasses.field(default_factory=dict, metadata=NOT_SAVED)
+    parts: tuple[Any, ...] = ()
+    sets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -106,10 +106,7 @@ class Manifest:
     def to_json(self) -> str:
         """Returns the text of manifest.json."""
         content = {"format": FORMAT} | dataclasses.asdict(self)
-        for field in dataclasses.fields(self):
-            if field.metadata == NOT_SAVED:
-                del content[field.name]
-        return json.dumps(content, indent=1)
+        return json.dumps({key: content[key] for key in content if key not in NOT_SAVED}, indent=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,43 +162,40 @@ def read_manifest(folder: str) -> Manifest | None:
     if type(version) is int and version != FORMAT:
         raise InputError(f"{file}: has format {str(version)[:9]}, this code reads {FORMAT}; write the shards again.")
     content.setdefault("rows", CONCATENATED)  # as all were that don't say it
-    for split in content["splits"].values() if isinstance(content.get("splits"), dict) else ():
-        if isinstance(split, dict):
-            split.pop("near_duplicates", None)  # of earlier versions
     try:
-        if version != FORMAT:
-            raise ValueError(f"format is {show_json(version)}, but must be the number {FORMAT}")
-        check_typed("", content, Manifest)
-        _check_values(content)
-    except ValueError as error:
-        raise DamageError(f"{file}: {error}; put a good copy in its place, or write the shards again.") from None
-    splits = {}
-    for name, split in content.pop("splits").items():
-        shards = tuple(
-            Shard(file["file"], file["records"], file["bytes"], file["sha256"]) for file in split.pop("shards")
-        )
-        splits[name] = Split(shards, **split)
-    content["all_special_ids"] = tuple(content["all_special_ids"])
-    return Manifest(folder=folder, splits=splits, **content)
+        if version != FORMAT or not content.keys().isdisjoint(NOT_SAVED):
+            raise ValueError(f"it is not one of format {FORMAT}")
+        splits = {}
+        for name, split in content.pop("splits").items():
+            split.pop("near_duplicates", None)  # of earlier versions
+            shards = [
+                Shard(file["file"], file["records"], file["bytes"], file["sha256"]) for file in split.pop("shards")
+            ]
+            splits[name] = Split(tuple(shards), **split)
+        content["all_special_ids"] = tuple(content["all_special_ids"])
+        manifest = Manifest(folder=folder, splits=splits, **content)
+        _check_values(manifest)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"is not what was written ({printable(str(error)):.200})"
+        raise DamageError(f"{file}: {reason}; put a good copy in its place, or write the shards again.") from error
+    return manifest
 
 
-def _check_values(content: dict[str, Any]) -> None:
+def _check_values(manifest: Manifest) -> None:
     """Raises ValueError for a file that is not of its split's folder, and for ids that the vocabulary lacks."""
-    for split, values in content["splits"].items():
-        for shard in values["shards"]:
-            match = re.fullmatch(f"{split}/{SHARD_NAME.pattern}", shard["file"]) if split in SPLITS else None
-            if match is None or int(match[2]) != shard["records"]:
-                name = f"SPLIT/dataset-NUMBER-{shard['records']}.tfrecord"
-                raise ValueError(f"the file {show_json(shard['file'])} of a shard must be {name}, after its records")
-    ids = set(content["special_ids"].values())
-    largest = max([*ids, *content["all_special_ids"]], default=0)
-    if not 0 < content["length"] < 2**31 or not largest < content["vocab_size"] < 2**31:
-        raise ValueError("length or vocab_size is not of int32, or vocab_size is no larger than the special ids")
-    if missing := ids - set(content["all_special_ids"]):
+    for split, values in manifest.splits.items():
+        for shard in values.shards:
+            match = re.fullmatch(f"{split}/{SHARD_NAME.pattern}", shard.file) if split in SPLITS else None
+            if match is None or int(match[2]) != shard.records:
+                raise ValueError(f"{shard.file!r} must be {split}/dataset-NUMBER-{shard.records}.tfrecord")
+    ids = set(manifest.special_ids.values())
+    if not 0 < manifest.length < 2**31 or not max(manifest.all_special_ids) < manifest.vocab_size < 2**31:
+        raise ValueError("length or vocab_size is not of int32, or vocab_size no larger than the special ids")
+    if missing := ids - set(manifest.all_special_ids):
         raise ValueError(f"all_special_ids lacks {min(missing)}, which special_ids has")
-    for name, needed in (("special_ids", ROLES.keys() - {"unk"}), ("splits", {"train", "validation"})):
-        if missing := needed - content[name].keys():
-            raise ValueError(f"{name} lacks {min(missing)}")
+    for held, needed in ((manifest.special_ids, ROLES.keys() - {"unk"}), (manifest.splits, SPLITS[:2])):
+        if missing := set(needed) - held.keys():
+            raise ValueError(f"there is no {min(missing)}")
 
 
 def holds_foreign_shards(folder: str) -> bool:

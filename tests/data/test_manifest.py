@@ -2,7 +2,6 @@ import dataclasses
 import json
 import pathlib
 import shutil
-from collections.abc import Callable
 
 import pytest
 
@@ -35,36 +34,50 @@ def test_fingerprint_is_of_the_batches_not_of_the_place(manifest, copied):
     assert dataclasses.replace(copied, splits={"train": turned}).fingerprint != manifest.fingerprint
 
 
-def rewritten(copied: Manifest, change: Callable[[dict], None]) -> pathlib.Path:
-    file = pathlib.Path(copied.folder, manifests.NAME)
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
-    return file
-
-
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("special_ids", "mask"), {}, "special_ids.mask is an object, but must be a whole number"),
+        (("special_ids", "mask"), {}, "is not what was written"),
         (("all_special_ids",), [0, 1, 2, 3], "all_special_ids lacks 4"),
-        (("splits", "train", "shards", 3, "records"), "12", r'splits.train.shards\[3\].records is "12"'),
-        (("splits", "train", "shards", 3, "file"), "train/../../dataset-3-9.tfrecord", "the file .* must be"),
-        (("splits", "train", "unigram_entropy"), float("nan"), "unigram_entropy is NaN"),
-        (("\x1b[2J",), 1, r'"\\u001b\[2J" is not a field'),
+        (("vocab_size",), 4, "vocab_size"),
+        (("splits", "train", "shards", 3, "records"), "12", "dataset-NUMBER-12"),
+        (("splits", "train", "shards", 3, "file"), "train/../../dataset-3-9.tfrecord", "must be train/dataset"),
+        (("splits", "train", "shards"), 7, "is not what was written"),
+        (("\x1b[2J",), 1, "unexpected keyword"),
+        (("folder",), "/etc", "not one of format 2"),
         (("format",), 1, "has format 1, this code reads 2"),
     ],
 )
-def test_the_sentence_names_the_field_and_what_it_must_be(copied, place, value, words):
-    def change(content: dict) -> None:
-        for key in place[:-1]:
-            content = content[key]
-        content[place[-1]] = value
-
-    file = rewritten(copied, change)
+def test_a_manifest_that_was_changed_is_refused(copied, place, value, words):
+    """Whoever changed it: no file outside of its folder is read, and nothing reaches a terminal raw."""
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    whole = json.loads(file.read_text())
+    content = whole
+    for key in place[:-1]:
+        content = content[key]
+    content[place[-1]] = value
+    file.write_text(json.dumps(whole))
     with pytest.raises(StopError, match=words) as error:
         load_manifest(copied.folder)
     assert str(file) in str(error.value) and str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 90_000, b"NaN", b'{"splits": NaN}'])
+def test_a_file_that_is_no_manifest_is_named(copied, content):
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    file.write_bytes(content)
+    with pytest.raises(DamageError, match=str(file)):
+        load_manifest(copied.folder)
+
+
+def test_a_manifest_of_an_earlier_version_is_read(copied):
+    """Which counted near duplicates."""
+    file = pathlib.Path(copied.folder, manifests.NAME)
+    content = json.loads(file.read_text())
+    for split in content["splits"].values():
+        split["near_duplicates"] = 0
+    file.write_text(json.dumps(content))
+    assert load_manifest(copied.folder) == copied
 
 
 def test_no_shards(tmp_path):
