@@ -8,13 +8,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import pickle
 import re
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -119,20 +117,16 @@ def _entry() -> Callable:
     """Returns what Dask calls: a function without a name, which travels by value, since a worker may lack this code.
 
     `python -m distributed.cli.dask_worker` finds modules in the folder where it is started, the command `dask worker`
-    does not: the code is taken from there, if nobody but the worker's user or root can have put it there.
+    does not.
     """
     root = fingerprints.ROOT
 
     def entry(expected: dict[str, str], task: bytes) -> Any:
-        folder = Path.cwd()
-        is_trusted = folder.stat().st_uid in (0, os.getuid()) and not folder.stat().st_mode & stat.S_IWOTH
-        if importlib.util.find_spec("mlm") is None and is_trusted:
-            sys.path.append(str(folder))
         try:
             from mlm.engine.dask_engine import run_task
-        except (ImportError, AttributeError) as error:
+        except ImportError as error:
             raise ImportError(
-                f"{NO_CODE} on {socket.gethostname()}, started in {folder} ({error}); install requirements.txt for "
+                f"{NO_CODE} on {socket.gethostname()}, started in {Path.cwd()} ({error}); install requirements.txt for "
                 f"{sys.executable} there, and start it as `PYTHONPATH=DIR dask worker ...`, DIR being what holds mlm/ "
                 f"({root} here)"
             ) from None

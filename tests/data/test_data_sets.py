@@ -118,18 +118,6 @@ def test_tfds_reads_a_prepared_folder_and_a_name_in_the_data_folder(prepared, tm
     assert {split: len(texts) for split, texts in sliced.items()} == {"test": 5, "": 20}
 
 
-def test_tfds_reads_the_newest_version_of_the_one_configuration(prepared, tmp_path):
-    rows = {"train": [{"text": text} for text in numbered(9, 500)]}
-    newer = prepare(tmp_path / "data", rows, version="1.10.0")
-    prepare(tmp_path / "data", rows, version="1.9.0")
-    assert set(texts_of(f"tfds:{newer.parent}")) == set(numbered(9, 500))
-    assert len(texts_of(f"tfds:{newer.parent}:1.0.0")) == 60
-    plain, other = (prepare(tmp_path / "two", rows, config=name) for name in ("plain", "other"))
-    assert set(texts_of(f"tfds:{plain.parent}")) == set(numbered(9, 500))
-    with pytest.raises(InputError, match=rf"{other.parent}.*{plain.parent}"):
-        texts_of(f"tfds:{plain.parents[1]}")
-
-
 def lack_a_file(prepared: pathlib.Path) -> list[str]:
     file = next(prepared.glob("*test*"))
     file.unlink()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlm.data import batches, mixture
-from mlm.data.manifest import DatasetInfo, Manifest, load_manifest
+from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.order import batch_rows
 from mlm.data.write_shard import find_documents
 from mlm.errors import InputError
@@ -109,22 +109,6 @@ def test_the_fingerprint_covers_folders_shares_and_order(mixed, manifest, web, t
     ]
     found = [mixture.join(each).fingerprint for each in changed]
     assert len({mixed.fingerprint, manifest.fingerprint, web.fingerprint, *found}) == 7
-
-
-def test_records_are_summed_and_entropies_averaged(mixed, manifest, web):
-    for split in ("train", "validation"):
-        one, other = (each.splits[split] for each in (manifest, web))
-        assert mixed.splits[split].records == one.records + other.records
-        expected = 0.75 * one.unigram_entropy + 0.25 * other.unigram_entropy
-        assert mixed.splits[split].unigram_entropy == pytest.approx(expected)
-    info = DatasetInfo.from_manifest(mixed)
-    assert info.records == mixed.splits["train"].records
-    assert [each["share"] for each in info.mixture] == [0.75, 0.25]
-    assert [each["fingerprint"] for each in info.mixture] == [manifest.fingerprint, web.fingerprint]
-    held = [
-        dataclasses.replace(each, splits=each.splits | {"test": each.splits["validation"]}) for each in (manifest, web)
-    ]
-    assert mixture.join(list(zip(SHARES, held, strict=True))).splits["test"] == mixed.splits["validation"]
 
 
 def test_names_of_folders():

@@ -2,10 +2,9 @@
 
 import itertools
 
-import numpy as np
 import pytest
 
-from mlm.data.order import Lane, Visit, batch_rows, lanes_of
+from mlm.data.order import Lane, Visit, lanes_of
 from mlm.errors import InputError
 
 RECORDS = (5, 4, 7, 5, 1, 6, 6, 0, 3, 4)
@@ -65,20 +64,6 @@ def test_the_order_is_pinned():
     found = visits(Lane(7, RECORDS, 0, 2), 10)
     assert [visit.shard for visit in found] == [0, 2, 4, 8, 6, 0, 8, 6, 2, 4]
     assert found[8][:2] == (2, 1) and found[8].rows.tolist() == [5, 3, 4, 1, 0, 2, 6]
-
-
-@pytest.mark.parametrize(("first", "last"), [(1, 1), (3, 9), (25, 40)])
-def test_rows_of_batches_without_reading_them(first, last):
-    """Over visits and epochs, the rows of the lanes side by side."""
-    lanes, rows = [Lane(5, RECORDS, number, 2) for number in range(2)], 3
-    ids, epochs = batch_rows(lanes, rows_before=(first - 1) * 2 * rows, rows=2 * rows, count=last - first + 1)
-    assert ids.shape == epochs.shape == (last - first + 1, 2 * rows)
-    starts = np.cumsum([0, *RECORDS])
-    for number, lane in enumerate(lanes):
-        walked = walk(lane, 0, last * rows)[(first - 1) * rows :]
-        columns = slice(number * rows, (number + 1) * rows)
-        assert ids[:, columns].ravel().tolist() == [starts[shard] + row for _, shard, row in walked]
-        assert epochs[:, columns].ravel().tolist() == [epoch for epoch, _, _ in walked]
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,21 @@ import collections
 import functools
 import os
 import pathlib
+import pickle
 import shutil
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
+import cloudpickle
 import pytest
 
+from mlm.cluster.fingerprints import worker_fingerprint
 from mlm.engine import certificates, dask_engine, engine
 from mlm.errors import InputError, PreemptedError
 from tests import ROOT
@@ -70,9 +75,8 @@ def test_a_killed_worker_costs_its_own_tasks_alone(cluster: Cluster, tmp_path: p
 
 @pytest.mark.standard
 def test_a_lost_scheduler_is_a_reason_to_start_again(tmp_path: pathlib.Path) -> None:
-    """Its worker was started by the plain command, in the folder of the code."""
     with Cluster(tmp_path) as found, opened(found) as dask:
-        found.add(plain=True)
+        found.add()
         tasks = dask.each(functools.partial(run_slowly, tmp_path), range(40), label="slow")
         next(tasks)
         found.scheduler.kill()
@@ -80,6 +84,29 @@ def test_a_lost_scheduler_is_a_reason_to_start_again(tmp_path: pathlib.Path) -> 
         with pytest.raises(PreemptedError, match=r"scheduler at tls://.* is lost") as error:
             list(tasks)
         assert time.monotonic() - begin < 20 and error.value.code == 75
+
+
+# On a machine whose Python is not one of launch/environment.sh, which names the repository in mlm.pth.
+WITHOUT_CODE = """
+import os, pickle, sys
+sys.path = [folder for folder in sys.path if not os.path.isdir(os.path.join(folder, "mlm"))]
+entry, arguments = pickle.load(sys.stdin.buffer)
+try:
+    entry(*arguments)
+except ImportError as error:
+    pickle.dump(error, sys.stdout.buffer)
+"""
+
+
+@pytest.mark.standard
+def test_a_worker_without_the_code_is_told_how_it_is_started(tmp_path: pathlib.Path) -> None:
+    """As by the command `dask worker`, which has no folder on its path."""
+    task = cloudpickle.dumps((dask_engine._entry(), (worker_fingerprint(), pickle.dumps((str, 7)))))
+    line = [sys.executable, "-I", "-c", WITHOUT_CODE]
+    error = pickle.loads(subprocess.run(line, input=task, cwd=ROOT, capture_output=True, check=True).stdout)
+    known = dask_engine.DaskEngine("tls://h:1", None, 1.0)._known(error, "square")
+    assert isinstance(known, InputError)
+    assert all(word in str(known) for word in (socket.gethostname(), "PYTHONPATH=DIR dask worker", str(ROOT)))
 
 
 @pytest.mark.standard
