@@ -32,6 +32,11 @@ ROOMS = {  # of tests that look at a room
     "export": ["export"],
 }
 KNOWN = (  # file, what stands there, what stands there instead
+    ("mlm/model/module.py", "rows.noise.seed_of(self)", "rows.noise.seed"),
+    ("mlm/model/masking.py", "special_ids=info.all_special_ids", "special_ids=tuple(info.special_ids.values())"),
+    ("mlm/model/roberta.py", "return self.config.pad_token_id + 1", "return 2"),
+    ("mlm/model/attention.py", 'if padding == "none" and not isolated:', "if not isolated:"),
+    ("mlm/model/flax_classes.py", "if strict and wrong:", "if False:"),
     ("mlm/inference/comparison.py", "len(string.encode())", "len(string)"),
     ("mlm/inference/minimal_pairs.py", "-nats_P * is_counted", "-nats_P"),
     ("mlm/inference/pseudo_perplexity.py", "(place_L < stop_Bx1)", "(place_L <= stop_Bx1)"),

@@ -137,7 +137,6 @@ CASES = [
     Case("fused", dropout=True, rotated="rows"),
     Case("fused", window=24, length=256, rotated="alike"),
     Case("fused", window=24, length=384, chunk=128, isolated=False, rotated="rows"),
-    slow(Case("fused", length=256, chunk=128)),
     slow(Case("fused", window=150, length=384, rotated="alike")),
     slow(Case("fused", length=1024, chunk=512, isolated=False, rotated="rows")),
 ]

@@ -37,7 +37,6 @@ def primed(family: str, draw=None, **sizes):
         ("modernbert", 128, 4),
         slow("bert", 128, 4),
         slow("modernbert", 96, 2),
-        slow("roberta", 96, 1),
     ],
 )
 def test_each_head_attends_to_its_offset(family, width, heads):

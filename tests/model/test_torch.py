@@ -65,8 +65,6 @@ MODERNBERT += ("model.local_attention=8", "model.global_rope_theta=100")  # the 
 STANDARD = {"bert": Case(3, 4, ("model.family=bert",)), "modernbert": Case(3, 4, MODERNBERT)}
 SLOW = {
     "roberta": Case(3, 4, ()),
-    "prelayernorm": Case(1, 4, ("model.family=roberta_prelayernorm", "optimizer.clip_norm=1.4")),
-    "bert, transformers 5": Case(3, 5, ("model.family=bert",)),
     "modernbert, transformers 5": Case(1, 5, MODERNBERT),
 }
 
