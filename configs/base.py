@@ -114,9 +114,8 @@ def get_config() -> ConfigDict:
     config.train = ConfigDict()
     config.train.steps = 100_000  # steps; or, with steps = 0:
     config.train.epochs = 0.0  # passes over the training split; of a mixture, over the rows of all its folders together
-    # Or hours, with both at 0: schedules follow the share of them that is used, evaluations and checkpoints left out.
-    config.train.hours = 0.0  # of training time, by process 0's clock
-    config.train.replay = ""  # timing.jsonl of a run of train.hours, whose share of each step replaces the clock's
+    # Or hours, with both at 0: before it starts, the run times its step, and sets train.steps to what they are here.
+    config.train.hours = 0.0  # of training time, evaluations and checkpoints left out
     config.train.seed = 0  # of the initial parameters and of dropout
     # Sizes and tokenizer are that model's, where the config has this file's values and the command line sets none:
     # mlm/pretrained/inherit.py.
@@ -160,8 +159,8 @@ def get_config() -> ConfigDict:
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 1_000  # steps; 0 = only at the end
     config.checkpoint.keep = 3  # newest ones to keep, besides the one with the best evaluation loss
-    # "1000" (a step), "every:5000" (steps), "words:1M" (words of text read, about; k, M or B), "words:10M..100M" (10M,
-    # 20M and so on). Those of BabyLM are ("words:1M..10M", "words:10M..100M").
+    # "1000" (a step; "0" is the initial state), "every:5000" (steps), "words:1M" (words read, about; k, M or B),
+    # "words:10M..100M" (10M, 20M and so on). Those of BabyLM are ("words:1M..10M", "words:10M..100M").
     config.checkpoint.milestones = ()  # steps that are evaluated, saved, and kept for good
     config.checkpoint.on_damage = "stop"  # stop (code 4) | fallback (to the newest good one)
 

@@ -62,7 +62,11 @@ def load(
     config, names = run_file(path, "get_config")
     if not isinstance(config, ConfigDict):
         raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
-    return _finish(config, parse(config, overrides), task, names.get("RULES", {}), derive)
+    finished = _finish(config, parse(config, overrides), task, names.get("RULES", {}), derive)
+    steps = finished.train.steps
+    if finished.train.hours > 0 and steps > 0:  # only the config.json of a run has both
+        raise InputError(f"config.train.steps = {steps}: must be 0 with train.hours, whose steps a run counts itself.")
+    return finished
 
 
 def load_rules(path: str) -> dict[str, Rule]:

@@ -109,15 +109,12 @@ def _data(config: ConfigDict) -> Broken:
 
 
 def _length(config: ConfigDict) -> Broken:
-    train, schedule, counts_hours = config.train, config.schedule, config.train.hours > 0
-    if (train.steps > 0) + (train.epochs > 0) + counts_hours != 1:
+    train = config.train
+    counts_hours = train.hours > 0  # a run that has begun has the steps that its hours are, too
+    if (train.steps > 0 or counts_hours) + (train.epochs > 0) != 1:
         yield "train.steps", "set exactly one of train.steps, train.epochs and train.hours above 0"
-    if train.replay and not counts_hours:
-        yield "train.replay", "must be empty without train.hours"
-    if counts_hours and schedule.warmup >= 1:
+    if counts_hours and config.schedule.warmup >= 1:
         yield "schedule.warmup", "must be a share, below 1, with train.hours"
-    if counts_hours and schedule.name == "inverse_sqrt" and schedule.warmup == 0:
-        yield "schedule.name", "needs schedule.warmup above 0 with train.hours"
 
 
 def _start(config: ConfigDict) -> Broken:

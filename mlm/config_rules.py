@@ -55,7 +55,7 @@ def is_milestone(value: object) -> bool:
     """Returns whether a config value is one of checkpoint.milestones: a step, "every:STEPS" or "words:COUNT"."""
     text = str(value) if type(value) in (int, str) else ""
     if not text.startswith("words:"):
-        return re.fullmatch(r"(every:)?[1-9][0-9]{0,17}", text) is not None
+        return re.fullmatch(r"0|(every:)?[1-9][0-9]{0,17}", text) is not None
     try:
         return len(parse_words(text.removeprefix("words:"))) in range(1, 1001)
     except ValueError:
@@ -167,7 +167,7 @@ METRIC: Rule = (_tuple_of(METRICS.__contains__, least=0), f"a tuple of {', '.joi
 NAMED_FOLDERS: Rule = (_pairs_of(SET_NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"); NAME: no split, A-Z 0-9 . _ -')
 MILESTONES: Rule = (
     _tuple_of(is_milestone, least=0),
-    'a tuple of steps ("1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
+    'a tuple of steps ("0", "1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
 )
 REPOSITORY: Rule = (matching(r"(?a)|[\w.-]+/[\w.-]+"), "USER/NAME or empty")
 LICENSE: Rule = (matching(r"(?a)[\w.-]*"), "a license as the Hub spells it, such as apache-2.0, or empty")
@@ -269,7 +269,6 @@ KEYS: dict[str, Key] = {
     "train.steps": Key(COUNT, BRANCH),
     "train.epochs": Key(FROM_ZERO, BRANCH),
     "train.hours": Key(FROM_ZERO, BRANCH),
-    "train.replay": Key(TEXT, BRANCH, BOTH, expand),
     "train.seed": Key(SEED, BRANCH),
     "train.init_from": Key(TEXT, BRANCH, BOTH, expand),
     "train.branch_from": Key(CHECKPOINT, BRANCH, BOTH, expand),
@@ -320,6 +319,7 @@ GONE: dict[str, str] = {  # keys of older versions, and what stands in their pla
     "corpus.near_duplicates": "datatrove, on the texts before",
     "hub.every": "pushes follow evaluations, see evaluate.every",
     "pod.engine_port": "the engine's port is two above pod.port",
+    "train.replay": "a run of train.hours is one of train.steps once it has begun, as its config.json says",
 }
 NAMES_ELSEWHERE = {  # of transformers' scripts and others: what the key is called here
     "lr": "optimizer.learning_rate",

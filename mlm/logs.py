@@ -36,7 +36,7 @@ SCORES = {  # in lines of metrics.jsonl and evaluation.json: key -> (name on a p
     "words_cut": ("words cut off", ","),
     "rows": ("rows", ","),
 }
-STANDARD = (*SCORES, "grad_norm", "learning_rate", "skipped", "share")  # names of all numbers there, and of `evaluate`
+STANDARD = (*SCORES, "grad_norm", "learning_rate", "skipped", "epoch")  # names of all numbers there, and of `evaluate`
 STANDARD += tuple(f"pseudo_{name}" for name in ("loss", "perplexity", "accuracy", "tokens", "rows"))
 NORMS = ("gradient_norms", "parameter_norms", "updates_over_parameters")  # in a row of norms.jsonl
 EVERY = 20.0  # seconds between two writes of a log in a bucket, which can replace an object about once a second

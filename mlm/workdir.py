@@ -52,7 +52,6 @@ class Workdir:
         self.metrics = self.root / "metrics.jsonl"
         self.timing = self.root / "timing.jsonl"
         self.norms = self.root / "norms.jsonl"
-        self.advice = self.root / "advice.jsonl"
         self.spikes = self.root / "spikes.jsonl"
         self.glue = self.root / "glue.json"  # {step: the newest table of the command `glue`}
         self.report = self.root / "report.html"

@@ -12,7 +12,7 @@ from mlm import config as configs
 from mlm.data.manifest import DatasetInfo
 from mlm.data.stages import batch_sizes, make_stages
 from mlm.model import families, flops
-from mlm.training import schedules
+from mlm.training import optimizer
 from tests import ROOT
 
 FILES = sorted(path.name for path in (ROOT / "configs").glob("*.py"))
@@ -83,7 +83,7 @@ def test_published_recipes():
         config = configs.load(f"configs/{name}.py", [])
         assert round(config.schedule.warmup * config.train.steps) == warmup
     bert = configs.load("configs/continue_wikitext103.py", [])
-    assert schedules.make_schedule(bert, 100)(np.array([0, 50])) == pytest.approx([5e-5, 2.5e-5])
+    assert optimizer.make_schedule(bert, 100)(np.array([0, 50])) == pytest.approx([5e-5, 2.5e-5])
     for size, rows, tokens, first in (("base", 768, 10e9, 3e9), ("large", 448, 2e9, 2e9)):
         modern = configs.load(f"configs/modernbert_{size}.py", [])
         *warmup, last = batch_sizes(modern)
@@ -102,7 +102,7 @@ def test_published_recipes():
     for size, rows, rate, decay_rate in (("base", 576, 3e-4, 1e-5), ("large", 640, 5e-5, 1e-6)):
         steps = configs.load(f"configs/modernbert_{size}.py", []).train.steps
         long = configs.load(f"configs/modernbert_{size}_long.py", [])
-        schedule, tokens = schedules.make_schedule(long, long.train.steps), rows * 8192
+        schedule, tokens = optimizer.make_schedule(long, long.train.steps), rows * 8192
         assert long.train.branch_from == f"runs/modernbert_{size}@{steps}"
         decay = round(long.schedule.decay_fraction * long.train.steps)
         first = long.train.steps - decay

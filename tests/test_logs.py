@@ -15,9 +15,8 @@ from mlm.paths import UPath
 from mlm.training import metrics
 from mlm.training.metrics import Log
 from mlm.training.xla_metrics import Programs
-from tests.support.tiny import tiny_config
+from tests.training.toy import logged_task
 
-CONFIG = tiny_config("log.tensorboard=false", "log.wandb=")
 LINES = [{"step": step, "kind": kind, "loss": 1 / step} for step in (10, 20, 30) for kind in ("train", "eval")]
 
 
@@ -32,7 +31,7 @@ def as_text(lines: list[dict]) -> str:
 
 @contextlib.contextmanager
 def opened(folder: UPath, *, start: int = 0, **options: Any) -> Iterator[Log]:
-    with Programs() as programs, Log(folder, CONFIG, programs, start=start, **options) as log:
+    with Programs() as programs, Log(folder, logged_task("train.steps=20", **options), programs, start=start) as log:
         yield log
 
 
@@ -75,7 +74,7 @@ def test_throughput_and_the_time_left_follow_the_size_of_the_batches(tmp_path, m
     """Steps of 10 tokens up to the tenth, then of 40; a second each."""
     clock = [0.0]
     monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
-    with opened(UPath(tmp_path), steps=20, tokens_read=lambda step: 10 * step + 30 * max(step - 10, 0)) as log:
+    with opened(UPath(tmp_path), tokens_read=lambda step: 10 * step + 30 * max(step - 10, 0)) as log:
         for step in (5, 15):
             clock[0] = step
             log.train(step, {"loss": np.float32(1), "consecutive_nonfinite": np.int32(0)})
@@ -89,7 +88,7 @@ def test_a_new_start_drops_what_comes_again_and_what_was_torn(tmp_path):
     torn = '{"step": 30, "kind": "tra'
     write(workdir / "metrics.jsonl", as_text(LINES) + torn)
     write(workdir / "timing.jsonl", as_text(LINES) + torn)
-    with opened(workdir, start=20, steps=100, tokens_read=lambda step: 64 * step):
+    with opened(workdir, start=20):
         pass
     assert logs.read(workdir / "metrics.jsonl") == LINES[:4]
     timing = logs.read(workdir / "timing.jsonl")

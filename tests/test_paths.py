@@ -15,7 +15,6 @@ HOME_KEYS = {  # a value of each key that holds paths, with HOME for the home fo
     "tokenizer.path": "HOME/tok",
     "shards.dir": "HOME/my ~shards",
     "train.init_from": "HOME/run@100",
-    "train.replay": "HOME/timing.jsonl",
     "train.branch_from": "HOME/run@100",
     "data.mixture": (("HOME/a", 0.5), ("/b/~/c", 0.5)),
     "evaluate.sets": (("web", "HOME/web"),),
@@ -32,7 +31,6 @@ HOME_KEYS = {  # a value of each key that holds paths, with HOME for the home fo
 def test_the_home_folder_in_every_key_that_holds_paths(tmp_path, home):
     """A saved config holds the real path, and a run whose older config holds ~ goes on."""
     needs = {"data.mixture": {"corpus.weights": (1.0,)}, "corpus.sources": {"corpus.weights": (1.0,) * 5}}
-    needs["train.replay"] = {"train.hours": 1.0, "train.steps": 0}
     path = UPath(tmp_path / "config.json")
     for key, value in HOME_KEYS.items():
         written, real = (repr(value).replace("HOME", text) for text in (home, str(Path(home).expanduser())))

@@ -18,8 +18,7 @@ from mlm.data.corpus import Corpus
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import make_stages
 from mlm.engine.engine import Spawn, open_pool
-from mlm.tasks.pretraining import Pretraining
-from mlm.tasks.pretraining_data import train_batches
+from mlm.tasks.pretraining import Pretraining, train_batches
 from mlm.text import say
 from mlm.training import sharding
 

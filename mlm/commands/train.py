@@ -30,9 +30,15 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:
     """Trains to the last step, from the newest checkpoint if there is one."""
     from mlm.cluster import distributed
+    from mlm.data.manifest import DatasetInfo
     from mlm.export import hub
     from mlm.tasks.pretraining import Pretraining
+    from mlm.training import hours
 
     distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=True, entry=args.entry)
-    task = (args.entry.pretraining or Pretraining).open(config, workdir, manifest)
+    task_class = args.entry.pretraining or Pretraining
+    if config.train.hours:
+        records = DatasetInfo.from_manifest(manifest).records
+        config = hours.with_steps(config, workdir, records, lambda: task_class.open(config, workdir, manifest))
+    task = task_class.open(config, workdir, manifest)
     hub.train_and_push(config, workdir, task, args.entry)

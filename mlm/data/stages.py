@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from mlm.config_rules import Range, parse_ranges
 from mlm.errors import InputError
 
-HOURS_STEPS = 1_000_000  # length of the schedules with train.hours: a step is a millionth of the time
+UNTIMED_STEPS = 1_000_000  # of a run of train.hours until mlm/training/hours.py has timed its step
 
 
 class Stage(NamedTuple):
@@ -42,7 +42,8 @@ class Stage(NamedTuple):
 
     def between(self, first: int, last: float) -> Self | None:
         """Returns the part of the stage in the steps `first` to `last`; None if it has none of them."""
-        start, stop = max(first, self.first), min(last, self.last)
+        start = max(first, self.first)
+        stop = min(last, self.last)
         if start > stop:
             return None
         rows_before = self.rows_before + (start - self.first) * self.rows
@@ -54,16 +55,12 @@ class Stages:
     """The stages of a run, without gaps, the last without an end."""
 
     table: Sequence[Stage]
-    steps: int  # of the run; with train.hours, of its schedules
+    steps: int  # of the run
     start: int = 0  # the step after which a branch starts
-    by_hours: Stage | None = None  # with train.hours: the stage of short rows, by the clock; `last` is a schedule step
 
-    def stage_at(self, step: int, share: float | None = None) -> Stage:
-        """Returns the stage of a step, counted from 1; `share` is that of train.hours that is used as it starts."""
-        stage = next(stage for stage in self.table if step <= stage.last)
-        if self.by_hours and share is not None and round(share * self.steps) <= self.by_hours.last:
-            return stage._replace(length=self.by_hours.length)
-        return stage
+    def stage_at(self, step: int) -> Stage:
+        """Returns the stage of a step, counted from 1."""
+        return next(stage for stage in self.table if step <= stage.last)
 
     def between(self, first: int, last: float = math.inf) -> Iterator[Stage]:
         """Yields the parts of the stages in the steps `first` to `last`."""
@@ -81,61 +78,63 @@ class Stages:
         """Returns (first, last, rows) of the batches that the steps read, in as few ranges as possible."""
         ranges: list[tuple[int, int, int]] = []
         for part in self.between(first, last):
-            start, stop = part.batch, part.batch_of(part.last)
+            start = part.batch
             if ranges and ranges[-1][1:] == (start - 1, part.rows):
                 start = ranges.pop()[0]
-            ranges.append((start, stop, part.rows))
+            ranges.append((start, part.batch_of(part.last), part.rows))
         return ranges
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """Every (rows, length) that a step may read."""
-        lengths = [self.by_hours.length] if self.by_hours else []
-        return sorted({(stage.rows, length) for stage in self.table for length in (stage.length, *lengths)})
+        return sorted({(stage.rows, stage.length) for stage in self.table})
 
 
 def make_stages(config: ConfigDict, records: int) -> Stages:
     """Returns the stages of a run on `records` training rows: batch sizes and short rows, without skipped batches."""
     steps = total_steps(config, records)
-    short_steps = round(config.data.short_share * steps) if config.data.short_length else 0
     skipped = parse_ranges(config.data.skip_batches)
-    starts, stops = [1, *(last + 1 for _, last in skipped)], [*(first - 1 for first, _ in skipped), math.inf]
-    lengths = [(config.shards.length, math.inf)]
-    if short_steps and not config.train.hours:
+    starts = [1, *(last + 1 for _, last in skipped)]
+    stops = [*(first - 1 for first, _ in skipped), math.inf]
+    lengths = [(config.shards.length, math.inf)]  # of rows, and the last step that reads such
+    if config.data.short_length and (short_steps := round(config.data.short_share * steps)):
         lengths.insert(0, (config.data.short_length, short_steps))
-    table, step = [], 1
+    table: list[Stage] = []
+    step = 1
     for size in batch_sizes(config):
         for start, stop in zip(starts, stops, strict=True):
-            first, last = max(size.first, start), min(size.last, stop)
+            first = max(size.first, start)
+            last = min(size.last, stop)
             for length, until in lengths:
                 count = min(last - first, until - step) + 1
                 if count > 0:
                     rows_before = size.rows_before + (first - size.first) * size.rows
                     table.append(Stage(step, step + count - 1, size.rows, length, first, rows_before))
-                    step, first = step + count, first + count
-    by_hours = None
-    if config.train.hours and short_steps:
-        by_hours = Stage(1, short_steps, config.data.global_batch, config.data.short_length, 1, 0)
-    return Stages(table, steps, branch_start(config), by_hours)
+                    step += count
+                    first += count
+    return Stages(table, steps, branch_start(config))
 
 
 def batch_sizes(config: ConfigDict) -> list[Stage]:
     """Returns the stages of data.batch_stages and of data.global_batch after them, as if no batch were skipped."""
-    sizes, first, rows_before = [], 1, 0
+    sizes: list[Stage] = []
+    first = 1
+    rows_before = 0
     stages = [*config.data.batch_stages, (config.data.global_batch, math.inf)]
     for rows, neighbours in itertools.groupby(stages, operator.itemgetter(0)):
         count = sum(steps for _, steps in neighbours)
         sizes.append(Stage(first, first + count - 1, rows, config.shards.length, first, rows_before))
-        first, rows_before = first + count, rows_before + count * rows
+        first += count
+        rows_before += count * rows
     return sizes
 
 
 def total_steps(config: ConfigDict, records: int) -> int:
-    """Returns the steps of a run on `records` training rows; with train.hours, those of its schedules."""
-    if config.train.hours:
-        return HOURS_STEPS
+    """Returns the steps of a run on `records` training rows."""
     if config.train.steps:
         return config.train.steps
+    if config.train.hours:
+        return UNTIMED_STEPS
     rows = rows_of_epochs(config, records)
     size = max(size for size in batch_sizes(config) if size.rows_before < rows)
     return size.first - 1 + math.ceil((rows - size.rows_before) / size.rows)
@@ -154,7 +153,8 @@ def branch_start(config: ConfigDict) -> int:
 
 def check_branch(config: ConfigDict, steps: int) -> None:
     """Raises InputError if a branch of `steps` would end before it starts."""
-    if steps <= (start := branch_start(config)) and not config.train.hours:
+    start = branch_start(config)
+    if steps <= start:
         what = f"the run would end after step {steps:,}, but the branch starts after step {start:,}"
         raise InputError(f"config.train.branch_from = {config.train.branch_from}: {what}; train longer.")
 

@@ -17,7 +17,6 @@ from mlm import config as configs
 from mlm.cluster import watch
 from mlm.data import tokenizer
 from mlm.data.manifest import NAME, check_rows, holds_foreign_shards, load_manifest
-from mlm.data.stages import branch_start
 from mlm.doctor.case import Case, fingerprint_of
 from mlm.engine import dask_engine
 from mlm.errors import DamageError, InputError, StopError
@@ -140,15 +139,6 @@ def warmup(case: Case) -> None:
             f"{config.train.epochs:g} are is not known before the shards are written; set it to a share of them, below "
             "1, or write the shards first (python -m mlm shards)."
         )
-
-
-def replay(case: Case) -> None:
-    """train.replay: the shares of all steps."""
-    name = case.config.train.replay
-    if name and not case.begun:
-        from mlm.training import budget
-
-        budget.read_replay(name, branch_start(case.config))
 
 
 def init_from(case: Case) -> None:
@@ -304,7 +294,6 @@ CHECKS: dict[Check, tuple[str, ...]] = {
     wandb: ("run", "train", "classify", "glue"),
     warmup: ("run", "doctor"),
     branch: PRETRAINING,
-    replay: ("run", "train", "doctor"),
     init_from: (*PRETRAINING, "classify", "glue"),
     tokenizers: (*PRETRAINING, "classify"),
     folders: PRETRAINING,

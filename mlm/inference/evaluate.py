@@ -22,7 +22,7 @@ from mlm.model.module import Compute, Model
 from mlm.model.token_masking import TokenMasking
 from mlm.paths import UPath
 from mlm.pretrained import load
-from mlm.tasks import pretraining, pretraining_data
+from mlm.tasks import pretraining
 from mlm.tasks.changed_model import with_class
 from mlm.text import table
 from mlm.training import evaluation
@@ -79,7 +79,7 @@ def run(
             metrics=task and task.metrics,
             with_breakdown=extras.breakdown,
         )
-        scores[kind] = pretraining_data.score_split(config, shards, mesh, eval_step, params, part)
+        scores[kind] = pretraining.score_split(config, shards, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
         name = f"{_masks_name(config, kind)}, {weights}"
         entries[f"{split}, {name}"] = {key: value for key, value in scores[kind].items() if key not in tables}
@@ -111,7 +111,7 @@ def _eval_masking(
     """Returns the masking of a config; that of a class of one's own has the masks of its own config."""
     if task and config.masking.kind == task.config.masking.kind:
         return task.eval_masking
-    starts_V = pretraining_data.word_starts(config, workdir)
+    starts_V = pretraining.word_starts(config, workdir)
     masking = make_masking(config.masking, DatasetInfo.from_manifest(manifest), starts_V)
     return make_eval_masking(masking, config.evaluate.count)
 
@@ -159,11 +159,11 @@ def make_module(
     """Returns a model's module, with a kernel that this machine has or the class's own, and the task of that class."""
     info = DatasetInfo.from_manifest(manifest)
     dtype = config.model.dtype
-    compute = Compute(cls_id=pretraining_data.document_start(config, info))
+    compute = Compute(cls_id=pretraining.document_start(config, info))
     module = model.module.clone(dtype=dtype, compute=compute)
     task = None  # of the model's run, whatever the config's
     if entry.pretraining:
-        starts_V = pretraining_data.word_starts(config, workdir)
+        starts_V = pretraining.word_starts(config, workdir)
         task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
     if changes_evaluation(entry.record):
         keys = configs.flatten(model.run_config or config)

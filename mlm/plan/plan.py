@@ -22,7 +22,7 @@ from mlm.plan import cost_model, hlo, topology
 from mlm.plan.compile import MakeTask, Program, compile_step
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import schedules, sharding
+from mlm.training import optimizer, sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
     if config.train.steps or job.known_records:
         steps = total_steps(config, job.info.records)
         check_branch(config, steps)
-        schedules.check_schedule(config, steps)
+        optimizer.check_schedule(config, steps)
     program = compile_step(config, job.info, place, job.make_task, kind=kind)
     mesh = sharding.mesh_of(config.mesh, place.devices)
     accumulate = 1 if kind == "baseline" else config.train.accumulate

@@ -27,7 +27,7 @@ from mlm.model.loss import RowSums
 from mlm.model.module import Model, Params
 from mlm.pretrained import warm_start
 from mlm.tasks import scores
-from mlm.training import evaluation, optimizer, schedules, sharding, train
+from mlm.training import evaluation, optimizer, sharding, train
 from mlm.training.task import Batch, Task, TrainState
 
 
@@ -42,7 +42,9 @@ class Classification(Task):
         read_params: Callable[[], Params] | None,
     ):
         """Builds everything; `read_params` returns parameters to start from, those of the padded `body` among them."""
-        self.config, self.examples, self._read_params = config, examples, read_params
+        self.config = config
+        self.examples = examples
+        self._read_params = read_params
         self.mesh = sharding.mesh_of(config.mesh)
         sharding.check_batches(self.mesh, config)
         sharding.check_batch(self.mesh, rows=config.evaluate.batch, key="evaluate.batch")
@@ -50,11 +52,12 @@ class Classification(Task):
         self.model_config = classifier.make_config(body, examples.labels, of_tokens=config.classify.kind == "tokens")
         self.module = make_module(config, self.model_config, examples, self.mesh)
 
-        self._count, rows = len(examples.splits["train"]), config.data.global_batch
+        self._count = len(examples.splits["train"])
+        rows = config.data.global_batch
         steps = config.train.steps or math.ceil(rows_of_epochs(config, self._count) / rows)
         self.stages = Stages([Stage(1, math.inf, rows, examples.length, 1, 0)], steps)
-        schedules.check_schedule(config, steps)
-        self.schedule = schedules.make_schedule(config, steps)
+        optimizer.check_schedule(config, steps)
+        self.schedule = optimizer.make_schedule(config, steps)
         self.optimizer = optimizer.make_optimizer(config.optimizer, self.schedule)
         self.init, self.abstract_state = train.make_init(self)
         self.train_step = train.make_train_step(self)
@@ -83,7 +86,7 @@ class Classification(Task):
         row = jax.ShapeDtypeStruct((rows,), jnp.uint32)
         return {"input_ids": ids, "attention_mask": ids, "label": label, "row": row}
 
-    def inputs(self, batch: Batch, position: Array) -> dict[str, Array]:
+    def inputs(self, batch: Batch, step: Array) -> dict[str, Array]:
         return {name: batch[name] for name in ("input_ids", "attention_mask", "label")}
 
     def forward(
@@ -141,7 +144,10 @@ class Classification(Task):
             vocab_size=0,
         )
 
-    def useful_flops(self, step: int, share: float, start_share: float = 0.0) -> float:
+    def epoch(self, step: int) -> float:
+        return self.stages.rows_read(step) / self._count
+
+    def useful_flops(self, step: int) -> float:
         return self.tokens_read(step) * self.flops_per_token(self.examples.length)
 
 

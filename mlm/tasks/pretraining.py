@@ -8,30 +8,38 @@ Dimensions: B rows, L tokens in a row, K predictions in a row, V padded vocabula
 """
 
 import dataclasses
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mlm import cluster, entry
+from mlm.data import batches, mixture, tokenizer, tokenizer_checks
 from mlm.data.manifest import DatasetInfo, Manifest
-from mlm.data.stages import make_stages
+from mlm.data.stages import Stages, make_stages
 from mlm.errors import InputError
-from mlm.model import attention, families, masking
+from mlm.model import attention, families, flops, masking, priming
 from mlm.model.attention import Attention
 from mlm.model.keys import make_key
 from mlm.model.loss import Mean, RowSums, masked_cross_entropy
 from mlm.model.module import Model, Params
 from mlm.model.token_masking import Masked, Masking, TokenMasking
-from mlm.tasks.pretraining_data import PretrainingData, document_start
-from mlm.training import optimizer, schedules, sharding, train
-from mlm.training.task import Batch
+from mlm.monitor.loss_spikes import LossSpikes, MetricsHook
+from mlm.pretrained import warm_start
+from mlm.text import say
+from mlm.training import evaluation, optimizer, sharding, train
+from mlm.training.task import Batch, Task, TrainState
 from mlm.workdir import Workdir
 
 
-class Pretraining(PretrainingData):
+class Pretraining(Task):
     """The task of a config; with a manifest and a workdir, `train.train` trains it."""
 
     def __init__(
@@ -45,13 +53,15 @@ class Pretraining(PretrainingData):
         manifest: Manifest | None = None,
     ):
         """Builds everything from top to bottom; whole-word and span masking need `word_starts_V`."""
-        self.config, self.info, self.workdir, self._manifest = config, info, workdir, manifest
+        self.config = config
+        self.info = info
+        module = self.make_model()  # first: a trained model is made from config and info alone, too
+        self.workdir = workdir
+        self._manifest = manifest
         self.word_starts_V = word_starts_V
         self.mesh = sharding.mesh_of(config.mesh) if mesh is None else mesh
         sharding.check_batches(self.mesh, config)
         self.stages = make_stages(config, info.records)
-        self.model_alone(config, info)  # refuses now what would fail when the trained model is read
-        module = self.make_model()
         if config.model.implementation == "transformers" and type(self).make_attention != Pretraining.make_attention:
             what = f"computes its own attention, not {type(self).__qualname__}.make_attention"
             raise InputError(f"config.model.implementation = transformers: {what}; set it to mlm.")
@@ -59,8 +69,8 @@ class Pretraining(PretrainingData):
         compute = dataclasses.replace(module.compute, attend=attend, cls_id=document_start(config, info))
         self.module = module.clone(compute=compute)
         self.masking = self.make_masking()
-        self.masking_rate = schedules.rate_schedule(config.masking.rate, config.masking.end_rate, self.stages.steps)
-        self.schedule = schedules.make_schedule(config, self.stages.steps)
+        self.masking_rate = optimizer.rate_schedule(config.masking.rate, config.masking.end_rate, self.stages.steps)
+        self.schedule = optimizer.make_schedule(config, self.stages.steps)
         self.optimizer = self.make_optimizer()
 
         self.init, self.abstract_state = train.make_init(self)  # init takes () or token counts [V]
@@ -111,14 +121,17 @@ class Pretraining(PretrainingData):
         return {}
 
     def make_optimizer(self) -> optax.GradientTransformation:
-        """Returns the optimizer; one of your own ends in `optimizer.scale_by_learning_rate(self.schedule)`."""
+        """Returns the optimizer; one of your own ends in `optimizer.scale_by_learning_rate(self.schedule)`.
+
+        That goes by the steps of the run: a count of your own stands still where a step is skipped.
+        """
         return optimizer.make_optimizer(self.config.optimizer, self.schedule)
 
     # What the step calls
 
-    def inputs(self, batch: Batch, position: Array) -> Masked:
-        """Returns the batch with masks drawn, at the rate of a step of the schedules."""
-        rate = None if self.masking_rate is None else self.masking_rate(position)
+    def inputs(self, batch: Batch, step: Array) -> Masked:
+        """Returns the batch with masks drawn, at the rate of the step."""
+        rate = None if self.masking_rate is None else self.masking_rate(step)
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
         return self.masking(make_key(self.config.masking.seed), *columns, rate)
 
@@ -128,3 +141,231 @@ class Pretraining(PretrainingData):
         """Returns logits_BxKxV, and what modules have sown."""
         inputs = (masked.ids_BxL, masked.attention_BxL, masked.positions_BxK)
         return self.module.forward(params, *inputs, dropout_key, rows_B)
+
+    # How commands make the task
+
+    @classmethod
+    def open(cls, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> Self:
+        """Returns the task of a run that is trained."""
+        info = DatasetInfo.from_manifest(manifest)
+        starts_V = word_starts(config, workdir)
+        task = cls(config, info, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
+        sharding.check_batch(task.mesh, rows=config.evaluate.batch, key="evaluate.batch")
+        optimizer.check_schedule(config, task.stages.steps)
+        return task
+
+    @classmethod
+    def without_data(
+        cls,
+        config: ConfigDict,
+        mesh: Mesh | None = None,
+        info: DatasetInfo | None = None,
+        manifest: Manifest | None = None,
+    ) -> Self:
+        """Returns the task of data that need not exist, to study the step; a loss may read the `manifest`."""
+        if info is None:
+            info = DatasetInfo.synthetic(
+                vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
+            )
+        starts_V = np.arange(info.vocab_size) % 3 > 0  # two in three start a word
+        return cls(config, info, mesh=mesh, word_starts_V=starts_V, manifest=manifest)
+
+    @classmethod
+    def model_alone(cls, config: ConfigDict, info: DatasetInfo) -> Model:
+        """Returns the model without a mesh, data or state, as commands that read a trained one make it."""
+        task = cls.__new__(cls)
+        task.config = config
+        task.info = info
+        return task.make_model()
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shards; raises InputError in a command that has none."""
+        if self._manifest is None:
+            fix = "name its shards (plan --workdir=DIR), or use a command that reads them (train, bench --parts loop)"
+            raise InputError(f"{type(self).__qualname__} reads self.manifest, but this command has no data; {fix}.")
+        return self._manifest
+
+    # What the loop calls
+
+    def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        ids = jax.ShapeDtypeStruct((rows, self.info.length), jnp.int32)
+        column = jax.ShapeDtypeStruct((rows,), jnp.uint32)
+        return {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column, "row": column}
+
+    def make_batch(self, ids_BxL: np.ndarray) -> Batch:
+        """Returns rows of tokens as a batch on the devices, without padding, numbered from 0."""
+        return sharding.put_batch(batches.in_memory(ids_BxL), self.mesh, len(ids_BxL))
+
+    def init_params(self, key: Array, counts_V: Array | None = None) -> Params:
+        """Returns random parameters, primed if the counts of the tokens are given."""
+        params = self.module.init_params(key)
+        if counts_V is None:
+            return params
+        try:
+            return priming.prime(params, self.module.config, counts_V, jax.random.fold_in(key, 1))
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"the model of {type(self).__qualname__} lacks what is primed ({error}), or has it in other shapes"
+            raise InputError(f"config.model.init = primed: {what}; set it to stock.") from error
+
+    def initial_state(self) -> TrainState:
+        """Returns the state before the first step, as model.init or train.init_from asks for."""
+        if self.config.train.init_from:
+            return self._warm_start()
+        if self.config.model.init == "stock":
+            return self.init()
+        counts_V = batches.count_tokens(self.manifest).astype(np.float32)
+        return self.init(np.pad(counts_V, (0, self.module.config.vocab_size - len(counts_V))))
+
+    def _warm_start(self) -> TrainState:
+        """Returns a fresh state with the parameters of train.init_from, as far as they fit."""
+        source, lines = warm_start.read_source(self.config, self.module.config, self.abstract_state.params)
+        taken, fit_lines = warm_start.fit(
+            source,
+            self.abstract_state.params,
+            pad_id=self.module.config.pad_token_id,
+            vocab_size=self.info.vocab_size,
+            tokens=self.workdir.tokenizer_folder,
+        )
+        if cluster.is_primary():
+            lines = fit_lines + entry.changes(source.meta.get("class", {}), entry.describe(type(self))) + lines
+            say("\n".join(lines))
+        state = self.init()
+        ema = None if state.ema is None else warm_start.start(state.ema, taken)
+        return state.replace(params=warm_start.start(state.params, taken), ema=ema)
+
+    def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
+        return train_batches(self.config, self.manifest, self.mesh, self.stages, start=start)
+
+    def make_eval_step(self) -> evaluation.EvalStep:
+        """Returns the step of evaluation, which draws its masks by evaluate.seed and drops nothing out."""
+        return evaluation.make_eval_step(
+            self.module,
+            self.eval_masking,
+            self.config.evaluate.seed,
+            self.mesh,
+            sharding.shardings_of(self.abstract_state).params,
+            metrics=self.metrics,
+        )
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """Returns the scores of the validation split and of the sets of evaluate.sets."""
+        return score_split(self.config, self.manifest, self.mesh, self.eval_step, params, "validation")
+
+    def describe(self) -> dict[str, str]:
+        """Returns what is read, for the lines before the first step."""
+        train_split = self.manifest.splits["train"]
+        rows = f"{train_split.records:,} rows of {self.info.length} tokens"
+        if train_split.tokens is not None:
+            rows += f", {train_split.tokens:,} tokens of text"
+        if train_split.documents is not None:
+            rows += f", {train_split.documents:,} documents"
+        if train_split.duplicates:
+            rows += f" ({train_split.duplicates:,} duplicates left out)"
+        return {"data": rows, "validation": f"{self.manifest.splits['validation'].records:,} rows"}
+
+    def epoch(self, step: int) -> float | None:
+        if not self.config.train.epochs:
+            return None
+        return self.stages.rows_read(step) / self.info.records
+
+    def tokens_read(self, step: int) -> int:
+        """Returns the tokens that the steps up to `step` read, padding left out."""
+        return round(self.stages.rows_read(step) * self.info.length * self.info.real_share)
+
+    def flops_per_token(self, length: int, rate: float | None = None) -> float:
+        """Returns the useful FLOPs of a step per token, padding aside; `rate` is of masking, by default the mean."""
+        config = self.config.masking
+        mean_rate = (config.rate + (config.end_rate or config.rate)) / 2
+        return flops.per_token(
+            self.module,
+            self.abstract_state.params,
+            length=min(length, self.info.length * self.info.real_share),  # others that a token can attend to, about
+            predicted_share=mean_rate if rate is None else rate,
+            vocab_size=self.info.vocab_size,
+        )
+
+    def useful_flops(self, step: int) -> float:
+        total = 0.0
+        for part in self.stages.between(self.stages.start + 1, step):
+            middle = (part.first + part.last) / 2 - 1
+            rate = float(self.masking_rate(middle)) if self.masking_rate else None  # linear, so it is the mean
+            total += part.count * part.rows * self.flops_per_token(part.length, rate)
+        return total * self.info.length * self.info.real_share
+
+    def words_per_row(self) -> float:
+        """Returns the words in a row, about, as cut at white space."""
+        words_V = tokenizer.counted_words(str(self.workdir.tokenizer), key="config.checkpoint.milestones")
+        return batches.words_per_row(self.manifest, words_V)
+
+    def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
+        return [LossSpikes(self.config, self.workdir, self.manifest, notify, stages=self.stages)]
+
+
+def train_batches(
+    config: ConfigDict, manifest: Manifest, mesh: Mesh, stages: Stages, *, start: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields this host's rows of the batches after step `start`."""
+    for stage in stages.between(start + 1):
+        stream = batches.train_batches(
+            manifest,
+            split="train",
+            seed=config.data.seed,
+            lanes=config.data.lanes,
+            global_batch=stage.rows,
+            start_row=stage.rows_before,
+            rows=sharding.local_rows(mesh, stage.rows),
+        )
+        yield from itertools.islice(stream, stage.count)
+
+
+def score_split(
+    config: ConfigDict, manifest: Manifest, mesh: Mesh, eval_step: Callable, params: Params, split: str
+) -> dict[str, float]:
+    """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
+    folders = mixture.parts(manifest)
+    sets = {name: data for name, data in manifest.sets.items() if split in data.splits and split != "train"}
+    rows, scores = config.evaluate.batch, {}
+    for data in (*(folder.manifest for folder in folders), *sets.values()):
+        if data.folder in scores:
+            continue
+        scores[data.folder] = evaluation.score(
+            eval_step,
+            params,
+            batches.eval_batches(data, split=split, batch=rows, rows=sharding.local_rows(mesh, rows)),
+            mesh=mesh,
+            rows=rows,
+            tokens_per_byte=_tokens_per_byte(data, split),
+            draws=config.evaluate.draws,
+        )
+    mean = evaluation.mean(
+        [folder.share for folder in folders],
+        [scores[folder.manifest.folder] for folder in folders],
+        [_tokens_per_byte(folder.manifest, split) for folder in folders],
+    )
+    of_sets = {f"{name}/{key}": score for name, data in sets.items() for key, score in scores[data.folder].items()}
+    return mean | of_sets
+
+
+def _tokens_per_byte(manifest: Manifest, split: str) -> float | None:
+    """Returns None as well if many tokens are unknown: no score is of the bytes that they stand for."""
+    counts = manifest.splits[split]
+    is_scored = counts.text_bytes and (counts.unknown_tokens or 0) <= tokenizer_checks.UNKNOWN * counts.tokens
+    return counts.tokens / counts.text_bytes if is_scored else None
+
+
+def document_start(config: ConfigDict, info: DatasetInfo) -> int | None:
+    """Returns the id at which documents of a row are told apart, None if data.isolate_documents is off."""
+    if not config.data.isolate_documents:
+        return None
+    cls_id = info.special_ids["cls"]
+    if role := next((role for role in ("sep", "unk") if info.special_ids.get(role) == cls_id), None):
+        what = f"the cls token of the tokenizer is its {role} token too, so it doesn't show where a document starts"
+        raise InputError(f"config.data.isolate_documents = True: {what}; set it to false, or use another tokenizer.")
+    return cls_id
+
+
+def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:
+    """Returns which tokens of the workdir's tokenizer start a word, or None if config.masking.kind needs no words."""
+    kind, folder = config.masking.kind, str(workdir.tokenizer)
+    return None if kind == "token" else tokenizer.word_starts(folder, key=f"config.masking.kind = {kind}")

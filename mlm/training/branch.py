@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
     workdir: Workdir
     step: int
-    inherited: dict[str, Any]  # in the metadata of the branch's checkpoints: "branch", and "share" of train.hours used
+    lineage: dict[str, Any]  # "branch" in the metadata of the branch's checkpoints
 
 
 def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[str, Any]]:
@@ -65,14 +65,8 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
         raise InputError(f"{where}: a branch can't change these keys; set them back:\n  " + "\n  ".join(refused))
     if config.train.steps:
         stages.check_branch(config, config.train.steps)
-    hours = config.train.hours
-    used = saved.get("share", 0.0) * saved["config"].train.hours  # 0 if it counts steps
-    if hours and used >= hours:
-        raise InputError(f"config.train.hours = {hours:g}: {name} has used {used:g} of them; set it higher.")
-    share = used / hours if hours else 0.0
-    lineage = {"from": folder, "step": step, "share": share, "config_changes": changes}
-    lineage["useful_flops"] = saved["useful_flops"]
-    return Source(source, step, {"branch": lineage, "share": share}), saved
+    lineage = {"from": folder, "step": step, "config_changes": changes, "useful_flops": saved["useful_flops"]}
+    return Source(source, step, lineage), saved
 
 
 def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
@@ -98,10 +92,9 @@ def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
     folders = [run.tokenizer for run in (source.workdir, workdir) if (run.tokenizer / "tokenizer.json").is_file()]
     if len(ids) > 1 or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
         raise InputError(f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it.")
-    branch = source.inherited["branch"]
-    branch["config_changes"] += entry.changes(saved["class"], meta["class"])
-    branch |= {"same_data": same_data, "same_rows": same_rows}
-    return source
+    changes = source.lineage["config_changes"] + entry.changes(saved["class"], meta["class"])
+    lineage = source.lineage | {"config_changes": changes, "same_data": same_data, "same_rows": same_rows}
+    return source._replace(lineage=lineage)
 
 
 def restore(source: Source, shapes: TrainState, initial_state: Callable[[], TrainState]) -> TrainState:

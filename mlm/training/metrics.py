@@ -27,7 +27,7 @@ from mlm import cluster, logs
 from mlm import config as configs
 from mlm.errors import DamageError
 from mlm.model.module import Params
-from mlm.monitor.metrics_hooks import MetricsHook
+from mlm.monitor.loss_spikes import MetricsHook
 from mlm.paths import UPath, is_remote, staging_folder, upload, write_text
 from mlm.text import can_draw
 from mlm.training import peaks, xla_metrics
@@ -40,58 +40,53 @@ SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spear
 class Log(AbstractContextManager):
     """Writes the logs of a run on the first host, and nothing on the others; a context manager."""
 
-    def __init__(
-        self,
-        workdir: UPath,
-        config: ConfigDict,
-        programs: xla_metrics.Programs,
-        *,
-        start: int,
-        steps: int | None,
-        tokens_read: Callable[[int], float],
-    ):
-        """Opens the logs, and drops the lines after step `start`, but for timing.jsonl: these steps will come again.
-
-        `tokens_read` returns those of the steps up to one.
-        """
-        self.hooks: list[MetricsHook] = []  # called with every line of metrics.jsonl
-        self.paused_seconds = 0.0
-        self._shapes: set[tuple] = set()  # of batches
-        self._recompiles = 0  # of the step, reported so far
-        self.flops_per_token = 0.0  # of the coming steps; the loop sets it, since it depends on the length of rows
-        self._writes, self._tokens_read, self._programs = cluster.is_primary(), tokens_read, programs
-        device = jax.devices()[0].device_kind
+    def __init__(self, workdir: UPath, task: Task, programs: xla_metrics.Programs, *, start: int):
+        """Opens the logs, and drops the lines after step `start`, but for timing.jsonl: these steps will come again."""
+        config = task.config
+        self.waits = xla_metrics.Waits()
+        self._task = task
+        self._programs = programs
+        self._writes = cluster.is_primary()
+        self._bar = tqdm(
+            total=task.stages.steps,
+            initial=start,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not (self._writes and can_draw(sys.stderr)),
+        )
+        self._began = time.monotonic()
+        self._hooks: list[MetricsHook] = []
         if self._writes:
             files = [workdir / name for name in ("metrics.jsonl", "norms.jsonl", "timing.jsonl")]
             for file, last in zip(files, (start, start, sys.maxsize), strict=True):  # of timing, only a torn line
                 logs.cut(file, last)
             self._metrics, self._norms, self._timing = map(logs.Lines, files)
             if config.log.tensorboard:
-                self.hooks.append(_TensorBoard(workdir / "tensorboard", start))
+                self._hooks.append(_TensorBoard(workdir / "tensorboard", config, start))
             if config.log.wandb:
-                self.hooks.append(_Wandb(config.log.wandb, workdir, config))
-        self._trackers = [*self.hooks]  # they get the numbers of the other two files, too
-        self.waits = xla_metrics.Waits()
-        self._begin = time.monotonic()
-        shown = self._writes and can_draw(sys.stderr)
-        self._bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=not shown)
+                self._hooks.append(_Wandb(workdir, config))
+            self._hooks += task.make_hooks(self.notify)
         self.restart_clock(start)
+        device = jax.devices()[0].device_kind
         self.timing("start", start, {"host": platform.node(), "devices": jax.device_count(), "device": device})
 
     def __exit__(self, *exception: object) -> None:
         self.waits.running.put(None)
         if "steps" in self._programs.counts[xla_metrics.ALL]:
-            self.notify(xla_metrics.describe(self._programs.summary()))
+            seconds = time.monotonic() - self._began
+            self.notify(f"{xla_metrics.describe(self._programs.summary())}; {seconds:,.0f} s in all")
         self.flush()
         self._bar.close()
-        for hook in self.hooks:
+        for hook in self._hooks:
             hook.close()
 
     def restart_clock(self, step: int) -> dict[str, float]:
         """Leaves what came before `step` (a compilation) out of the throughput; returns the waits before it."""
-        self._clock, self._clock_step = time.monotonic(), step
+        self._clock = time.monotonic()
+        self._clock_step = step
         self.waits.add("host_wait")
-        waited, self.waits.seconds = self.waits.seconds, dict.fromkeys(self.waits.seconds, 0.0)
+        waited = self.waits.seconds
+        self.waits.seconds = dict.fromkeys(waited, 0.0)
         return waited
 
     @contextmanager
@@ -103,46 +98,47 @@ class Log(AbstractContextManager):
         self.waits.idle_since = time.monotonic()
         seconds = time.monotonic() - begin
         self._clock += seconds
-        self.paused_seconds += seconds
         self.timing(kind, step, {"seconds": round(seconds, 3)})
 
     def train(self, step: int, metrics: dict[str, Any]) -> None:
         """Logs the metrics of a step, for which it waits, and the throughput since the last logged step."""
         values = {name: value.item() for name, value in jax.device_get(metrics).items()}
         del values["consecutive_nonfinite"]
-        seconds, before, read = time.monotonic() - self._clock, self._clock_step, self._tokens_read
+        seconds = max(time.monotonic() - self._clock, 1e-9)
+        before = self._clock_step
         waited = self.restart_clock(step)
         self._line("train", step, values)
         if step <= before:
             return
-        rate = (read(step) - read(before)) / max(seconds, 1e-9)
+        task = self._task
+        tokens_per_second = (task.tokens_read(step) - task.tokens_read(before)) / seconds
+        rows_per_second = (task.stages.rows_read(step) - task.stages.rows_read(before)) / seconds
         self._programs.counts[xla_metrics.ALL].update(waited, steps=seconds)
-        timing = {"seconds": round(seconds, 3), "tokens_per_second": round(rate)}
-        timing |= {name: round(wait / max(seconds, 1e-9), 4) for name, wait in waited.items()}
-        tokens = tqdm.format_sizeof(rate) if rate >= 1000 else f"{rate:.0f}"
-        shown = [f"loss {values['loss']:.3f}", f"{tokens} tokens/s", *logs.show_own_metrics(values)]
-        mfu = peaks.mfu(rate * self.flops_per_token, jax.devices())
+        timing = {
+            "seconds": round(seconds, 3),
+            "tokens_per_second": round(tokens_per_second),
+            "rows_per_second": round(rows_per_second, 2),
+            **{name: round(wait / seconds, 4) for name, wait in waited.items()},
+        }
+        rates = [f"{_short(tokens_per_second)} tokens/s", f"{_short(rows_per_second)} rows/s"]
+        shown = [f"loss {values['loss']:.3f}", *rates]
+        shown += logs.show_own_metrics(values)
+        flops = tokens_per_second * task.flops_per_token(task.stages.stage_at(step).length)
+        mfu = peaks.mfu(flops, jax.devices())
         if mfu is not None:
             timing["mfu"] = round(mfu, 4)
             shown.append(f"MFU {timing['mfu']:.1%}")
         self.timing("train", step, timing)
+        epoch = task.epoch(step)
+        if epoch is not None:
+            shown.insert(0, f"epoch {epoch:.2f}")
         if not self._bar.disable:
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
             self._bar.update(step - self._bar.n)
             return
-        of = ""
-        if total := self._bar.total:
-            of = f"/{total}"
-            shown.append(f"{tqdm.format_interval((read(total) - read(step)) / rate)} left")
-        self.notify(f"step {step}{of}: {', '.join(shown)}")
-
-    def check_compiles(self, compiles: int, shape: tuple) -> None:
-        """Warns of a step that was compiled more often than its batches have shapes: each time, the devices wait."""
-        self._shapes.add(shape)
-        if compiles - len(self._shapes) > self._recompiles:
-            self._recompiles = compiles - len(self._shapes)
-            what = f"the step was compiled {compiles} times for {len(self._shapes)} shapes of batches"
-            self.notify(f"warning: {what}; a type or a sharding of its arguments has changed.")
+        total = task.stages.steps
+        left = (task.tokens_read(total) - task.tokens_read(step)) / tokens_per_second
+        self.notify(f"step {step}/{total}: {', '.join(shown)}, {tqdm.format_interval(left)} left")
 
     def evaluation(self, step: int, scores: dict[str, Any]) -> None:
         """Logs the scores of an evaluation."""
@@ -151,28 +147,33 @@ class Log(AbstractContextManager):
         for set_name, values in logs.by_set(scores).items():
             shown = [f"{name} {values[name]:{spec}}" for name, spec in SHOWN.items() if name in values]
             shown += logs.show_own_metrics(values)
+            if values.get("predictions") == 0:
+                shown = ["no token was masked, so there is no score; raise masking.rate, or give it more text"]
             self.notify(f"step {step}: evaluation {f'of {set_name}: ' if set_name else ''}{', '.join(shown)}")
 
     def _line(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl and calls the hooks."""
         if not self._writes:
             return
-        finite = logs.finite(values)
-        self._metrics.append({"step": step, "kind": kind, **finite})
-        self._call(self.hooks, kind, step, finite)
-
-    def _call(self, hooks: list[MetricsHook], kind: str, step: int, values: dict[str, Any]) -> None:
-        for hook in hooks:
-            hook.on_metrics(kind, step, {k: v for k, v in values.items() if isinstance(v, int | float)})
+        values = logs.finite(values)
+        epoch = self._task.epoch(step)
+        if epoch is not None:
+            values["epoch"] = round(epoch, 6)
+        self._metrics.append({"step": step, "kind": kind, **values})
+        for hook in self._hooks:
+            hook.on_metrics(kind, step, _numbers(values))
 
     def timing(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to timing.jsonl."""
         if self._writes:
-            elapsed = round(time.monotonic() - self._begin, 3)  # the time of day may be set back meanwhile
-            self._timing.append(
-                {"step": step, "kind": kind, "time": round(time.time(), 3), "elapsed": elapsed} | values
-            )
-            self._call(self._trackers, f"timing/{kind}", step, values)
+            elapsed = round(time.monotonic() - self._began, 3)  # the time of day may be set back meanwhile
+            line = {"step": step, "kind": kind, "time": round(time.time(), 3), "elapsed": elapsed, **values}
+            self._timing.append(line)
+            self._call_timing(f"timing/{kind}", step, values)
+
+    def _call_timing(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        for hook in self._hooks:
+            hook.on_timing(kind, step, _numbers(values))
 
     def norms(self, step: int, names: list[str], norms: dict[str, jax.Array]) -> None:
         """Appends a line to norms.jsonl, with a row of logs.NORMS for each of the names."""
@@ -181,7 +182,7 @@ class Log(AbstractContextManager):
         if self._writes:  # nine digits are the float32, to the bit
             self._norms.append({"step": step, "kind": "norms", "parameters": rows})
             for kind, column in zip(logs.NORMS, zip(*rows.values(), strict=True), strict=True):
-                self._call(self._trackers, kind, step, dict(zip(names, column, strict=True)))
+                self._call_timing(kind, step, dict(zip(names, column, strict=True)))
 
     def notify(self, message: str) -> None:
         """Prints a message on stderr, above the progress bar."""
@@ -194,11 +195,18 @@ class Log(AbstractContextManager):
             programs = self._programs.summary()
             self.timing("xla", step, {"programs": programs})
             for name, counts in programs.items():
-                kind = "timing/xla" if name == xla_metrics.ALL else f"timing/xla/{name}"
-                self._call(self._trackers, kind, step, counts)
+                self._call_timing("timing/xla" if name == xla_metrics.ALL else f"timing/xla/{name}", step, counts)
         if self._writes:
-            for log in (self._metrics, self._timing, self._norms, *self.hooks):
+            for log in (self._metrics, self._timing, self._norms, *self._hooks):
                 log.flush()
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, int | float]:
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def _short(rate: float) -> str:
+    return tqdm.format_sizeof(rate) if rate >= 1000 else f"{rate:.3g}"
 
 
 def make_norms(task: Task) -> tuple[Callable[[Params], Params], Callable[..., dict[str, jax.Array]]]:
@@ -225,16 +233,21 @@ def param_norms(before: Params, after: Params, gradient_norms_P: jax.Array) -> d
 class _TensorBoard(MetricsHook):
     """Writes event files; to a bucket, the local file of this start is copied at each flush."""
 
-    def __init__(self, folder: UPath, start: int):
+    def __init__(self, folder: UPath, config: ConfigDict, start: int):
         from tensorboardX import SummaryWriter
 
-        self._folder, self._local = folder, staging_folder(folder)
+        self._folder = folder
+        self._local = staging_folder(folder)
         self._writer = SummaryWriter(str(self._local), purge_step=start + 1)
+        lines = [f"    {key} = {value!r}" for key, value in configs.flatten(config).items()]
+        self._writer.add_text("config", "\n".join(lines), start)
 
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
         for key, value in values.items():
             self._writer.add_scalar(f"{kind}/{key}", value, step)
         self._writer.flush()
+
+    on_timing = on_metrics
 
     def flush(self) -> None:
         if is_remote(self._folder):
@@ -247,7 +260,7 @@ class _TensorBoard(MetricsHook):
 
 
 class _Wandb(MetricsHook):
-    def __init__(self, project: str, workdir: UPath, config: ConfigDict):
+    def __init__(self, workdir: UPath, config: ConfigDict):
         import wandb
 
         file = workdir / "wandb_id"
@@ -258,7 +271,7 @@ class _Wandb(MetricsHook):
             raise DamageError(f"{file}: is not the id of a run; put a good copy there, or remove it for a new run.")
         # A resumed run sends the lines after its checkpoint again, the same ones; some config keys may change.
         self._run = wandb.init(
-            project=project,
+            project=config.log.wandb,
             name=workdir.name,
             config=configs.flatten(config),
             id=known,
@@ -268,6 +281,8 @@ class _Wandb(MetricsHook):
 
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
         self._run.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
+
+    on_timing = on_metrics
 
     def close(self) -> None:
         self._run.finish()

@@ -17,7 +17,6 @@ from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
 from mlm.text import say
 from mlm.training import branch, checkpoint
-from mlm.training.budget import read_replay
 from mlm.training.task import Task, TrainState
 from mlm.workdir import Workdir
 
@@ -29,26 +28,28 @@ class Start:
     step: int
     meta: dict[str, Any]  # of the run's checkpoints, without what differs between them
     checkpoints: UPath
+    newest: int | None  # checkpoint of the run itself
     source: branch.Source | None  # of a new branch
     milestones: set[int]  # the steps to keep for good
-    share: float = 0.0  # of train.hours, used
-    replay: dict[int, int] | None = None
+
+    @property
+    def saves_initial_state(self) -> bool:
+        """Whether checkpoint.milestones has 0, and there is no checkpoint yet."""
+        return 0 in self.milestones and self.newest is None and self.source is None
 
     def restore(self, task: Task) -> TrainState:
         """Returns the state to start from."""
         if self.source:
             return branch.restore(self.source, task.abstract_state, task.initial_state)
-        if self.step:
-            return checkpoint.restore(self.checkpoints, self.step, task.abstract_state)
+        if self.newest is not None:
+            return checkpoint.restore(self.checkpoints, self.newest, task.abstract_state)
         return task.initial_state()
 
-    def metadata(self, task: Task, step: int, share: float | None) -> dict[str, Any]:
-        """Returns the metadata of the checkpoint of a step; `share` is that of train.hours that is used."""
+    def metadata(self, task: Task, step: int) -> dict[str, Any]:
+        """Returns the metadata of the checkpoint of a step."""
         reached = sorted(milestone for milestone in self.milestones if milestone <= step)
-        branch = self.meta.get("branch", {})
-        flops = branch.get("useful_flops", 0.0) + task.useful_flops(step, share or 0.0, branch.get("share", 0.0))
-        meta = self.meta | {"step": step, "milestones": reached, "useful_flops": flops}
-        return meta if share is None else meta | {"share": share}
+        flops = self.meta.get("branch", {}).get("useful_flops", 0.0) + task.useful_flops(step)
+        return self.meta | {"step": step, "milestones": reached, "useful_flops": flops}
 
 
 def find_start(config: ConfigDict, workdir: Workdir, task: Task) -> Start:
@@ -63,29 +64,26 @@ def find_start(config: ConfigDict, workdir: Workdir, task: Task) -> Start:
         "numerics": keys.unstated(),
     }
     newest = checkpoint_files.choose(workdir.checkpoints, on_damage=config.checkpoint.on_damage)
-    saved, source, step = {}, None, newest or 0
+    saved: dict[str, Any] = {}
+    source = None
+    step = newest or 0
     if newest is not None:
         saved = _check_resume(workdir, newest, meta)
     elif config.train.branch_from:
         source = branch.open_source(meta, workdir, task.stages)
-        saved, step = source.inherited, source.step
+        saved = {"branch": source.lineage}
+        step = source.step
     if "branch" in saved:
         meta["branch"] = saved["branch"]
     same_rows = saved.get("branch", {"same_rows": True})["same_rows"]
-    return Start(
-        step,
-        meta,
-        workdir.checkpoints,
-        source,
-        find_milestones(config, task, same_rows=same_rows) | set(saved.get("milestones", ())),
-        saved.get("share", 0.0),
-        read_replay(config.train.replay, step) if config.train.replay else None,
-    )
+    milestones = find_milestones(config, task, same_rows=same_rows) | set(saved.get("milestones", ()))
+    return Start(step, meta, workdir.checkpoints, newest, source, milestones)
 
 
 def _check_resume(workdir: Workdir, step: int, meta: dict[str, Any]) -> dict[str, Any]:
     """Returns the checkpoint's metadata; raises InputError if it was made with another config or other data."""
-    folder, where = workdir.checkpoints, workdir.checkpoints / str(step)
+    folder = workdir.checkpoints
+    where = folder / str(step)
     saved = checkpoint_files.read_meta(folder, step)
     if changes := configs.diff(saved["config"], meta["config"]):
         fix = "a resumed run can't change these keys; set them back, or use another --workdir"
@@ -130,9 +128,9 @@ def find_milestones(config: ConfigDict, task: Task, *, same_rows: bool) -> set[i
         if kind == "words":
             steps = _steps_of_words(task, parse_words(value))
         else:
-            first, last = int(value), task.stages.steps if kind == "every" else int(value)
-            steps = list(range(first, max(first, last) + 1, first))
-        if max(steps) > task.stages.steps and not config.train.hours:
+            first = int(value)
+            steps = [first, *range(2 * first, task.stages.steps + 1, first)] if kind == "every" else [first]
+        if max(steps) > task.stages.steps:
             where = f"config.checkpoint.milestones: {text} is reached at step {max(steps):,}"
             raise InputError(f"{where}, but the run ends after step {task.stages.steps:,}; remove it, or train longer.")
         milestones.update(steps)

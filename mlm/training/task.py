@@ -3,8 +3,9 @@
 Dimensions: B rows.
 """
 
+import abc
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import flax.struct
 import jax
@@ -21,10 +22,9 @@ from mlm.model.keys import make_key
 from mlm.model.loss import Mean, RowSums
 from mlm.model.module import Model, Params
 from mlm.model.partition_rules import PartitionRules
-from mlm.monitor.metrics_hooks import MetricsHook
+from mlm.monitor.loss_spikes import MetricsHook
 
-# Columns of a global batch, [B, ...]: "row" [B] uint32 is each row's number in it, and "share" [B] float32, with
-# train.hours, what is used of them.
+# Columns of a global batch, [B, ...]: "row" [B] uint32 is each row's number in it.
 Batch = dict[str, jax.Array]
 Inputs = Any  # what a model and a loss read: a tree of arrays, [B, ...]
 
@@ -53,7 +53,7 @@ class TrainState(flax.struct.PyTreeNode):
         return self.params if self.ema is None else self.ema
 
 
-class Task(Protocol):
+class Task(abc.ABC):
     """What a run trains: model, batches, loss and evaluation. Its subclasses stand in mlm/tasks/."""
 
     config: ConfigDict
@@ -68,6 +68,7 @@ class Task(Protocol):
     abstract_state: TrainState  # of abstract arrays with shardings; both from `train.make_init`
     train_step: TrainStep  # from `train.make_train_step`
 
+    @abc.abstractmethod
     def init_params(self, key: jax.Array) -> Params:
         """Returns random parameters."""
 
@@ -75,17 +76,21 @@ class Task(Protocol):
         """Returns how the parameters are split over the mesh."""
         return self.module.partition_rules()
 
+    @abc.abstractmethod
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the columns of a global batch of `rows` rows."""
 
-    def inputs(self, batch: Batch, position: jax.Array) -> Inputs:
-        """Returns what the model and the loss read at a step of the schedules: for a language model, masked tokens."""
+    @abc.abstractmethod
+    def inputs(self, batch: Batch, step: jax.Array) -> Inputs:
+        """Returns what the model and the loss read after `step` steps: for a language model, masked tokens."""
 
+    @abc.abstractmethod
     def forward(
         self, params: Params, inputs: Inputs, rows_B: jax.Array, dropout_key: jax.Array
     ) -> tuple[jax.Array, dict[str, Any]]:
         """Returns the logits, and what modules `sow`; dropout depends on the key and on each row's number, `rows_B`."""
 
+    @abc.abstractmethod
     def loss(self, logits: jax.Array, inputs: Inputs) -> RowSums:
         """Returns the loss, summed over each row, and its weight; divided once, later."""
 
@@ -93,12 +98,15 @@ class Task(Protocol):
         """Returns further metrics to log, each a sum and a weight of every row, float32 [B]."""
         return {}
 
+    @abc.abstractmethod
     def initial_state(self) -> TrainState:
         """Returns the state before the first step."""
 
+    @abc.abstractmethod
     def batches(self, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Returns this host's rows of the batches after step `start`."""
 
+    @abc.abstractmethod
     def evaluate(self, params: Params) -> dict[str, Any]:
         """Returns the scores of the validation split, "loss" among them; the same on every host."""
 
@@ -110,14 +118,25 @@ class Task(Protocol):
         """Returns whether to evaluate and save after this step, whatever the config's intervals are."""
         return False
 
+    def describe(self) -> dict[str, str]:
+        """Returns what is read, for the lines before the first step: {what: counts}."""
+        return {}
+
+    def epoch(self, step: int) -> float | None:
+        """Returns how often the data has been read after `step` steps, None where the run doesn't count that."""
+        return None
+
+    @abc.abstractmethod
     def tokens_read(self, step: int) -> float:
         """Returns the tokens that the steps up to `step` read, for the throughput."""
 
+    @abc.abstractmethod
     def flops_per_token(self, length: int) -> float:
         """Returns the useful FLOPs of a step per token, for MFU, on rows of `length` tokens."""
 
-    def useful_flops(self, step: int, share: float, start_share: float = 0.0) -> float:
-        """Returns the useful FLOPs of the run's own steps; `share` of train.hours is used, `start_share` before."""
+    @abc.abstractmethod
+    def useful_flops(self, step: int) -> float:
+        """Returns the useful FLOPs of the run's own steps up to `step`."""
 
     def words_per_row(self) -> float:
         """Returns the words of training text in a row, for milestones."""
@@ -134,22 +153,22 @@ def metric_names(task: Task, params: Params) -> list[str]:
     Raises InputError for a name of mlm's own, and for a loss or metric that is not a sum and a weight of each row.
     """
     rows = 2 * task.mesh.shape["data"] * task.mesh.shape["fsdp"]  # never one, of which a sum over all is one of each
-    loss_where, where = (f"{type(task).__qualname__}.{name}" for name in ("loss", "metrics"))
+    name_of_class = type(task).__qualname__
 
     def means(params: Params, batch: Batch) -> tuple[dict[str, Mean], dict[str, Mean]]:
         inputs = task.inputs(batch, jnp.zeros((), jnp.int32))
         logits, intermediates = task.forward(params, inputs, batch["row"], make_key(0))
-        sums, metrics = task.loss(logits, inputs), task.metrics(logits, inputs, intermediates)
-        for place, value, kind in ((loss_where, sums, RowSums), (where, metrics, dict)):
-            if not isinstance(value, kind):
-                raise InputError(f"{place}: must return a {kind.__name__}, not {value!r:.200}.")
-        return sums.metrics(), metrics
+        sums = task.loss(logits, inputs)
+        if not isinstance(sums, RowSums):
+            raise InputError(f"{name_of_class}.loss: must return a RowSums, not {sums!r:.200}.")
+        return sums.metrics(), task.metrics(logits, inputs, intermediates)
 
     losses, metrics = jax.eval_shape(means, params, task.batch_shapes(rows))
-    if taken := [name for name in metrics if name in RESERVED or "/" in name]:
-        raise InputError(f"{where}: {taken[0]} is a name of mlm's own; choose another.")
     for name, mean in (losses | metrics).items():
+        where = f"{name_of_class}.{'metrics' if name in metrics else 'loss'}"
+        if name in metrics and (name in RESERVED or "/" in name):
+            raise InputError(f"{where}: {name} is a name of mlm's own; choose another.")
         if not (isinstance(mean, Mean) and all(part.shape == (rows,) and part.dtype == jnp.float32 for part in mean)):
             what = f"must be a Mean(sum, weight) of two float32 arrays [B], one entry for each of {rows} rows"
-            raise InputError(f"{where if name in metrics else loss_where}: {name} {what}, not {mean!r:.200}.")
+            raise InputError(f"{where}: {name} {what}, not {mean!r:.200}.")
     return [*losses, *metrics]

@@ -1,19 +1,17 @@
 """The program of a run on one page: state, step, loop.
 
-A run of steps or epochs gives the same numbers however often it is stopped and restarted.
+A run gives the same numbers however often it is stopped and restarted.
 
 Dimensions: A microbatches, B rows.
 """
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -21,18 +19,15 @@ from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm.cluster import distributed
-from mlm.data.stages import HOURS_STEPS, Stage
 from mlm.errors import NumericsError, PreemptedError
 from mlm.model.keys import in_32_bits, make_key
 from mlm.model.loss import Mean
 from mlm.model.module import Params
 from mlm.paths import write_text
+from mlm.text import say
 from mlm.training import resume, sharding, xla_metrics
-from mlm.training.budget import Budget
 from mlm.training.checkpoint import Checkpoints, OnComplete
 from mlm.training.metrics import Log, make_norms
-from mlm.training.profile import Profile
-from mlm.training.schedules import is_due
 from mlm.training.task import Batch, Inputs, Task, TrainState, TrainStep, metric_names
 from mlm.workdir import Workdir
 
@@ -59,14 +54,15 @@ def make_init(task: Task) -> tuple[Callable[..., TrainState], TrainState]:
     return jax.jit(init, out_shardings=shardings), abstract
 
 
-def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
-    """Returns `(params, batch, step, position=step) -> (gradient of the mean loss, sums of all metrics)`.
+def make_gradient(task: Task) -> Callable[[Params, Batch, jax.Array], tuple[Params, dict[str, Mean]]]:
+    """Returns `(params, batch, step) -> (gradient of the mean loss, sums of all metrics)`.
 
     The mean is over all predictions of the global batch: sums and weights are added up over microbatches and devices,
     and divided once. So mesh and accumulation change the result by rounding alone, also with dropout, which depends on
-    the number of a row in the global batch. Masks are those of `position` in the schedules.
+    the number of a row in the global batch.
     """
-    config, accumulate = task.config, task.config.train.accumulate
+    config = task.config
+    accumulate = config.train.accumulate
 
     @functools.partial(jax.grad, has_aux=True)
     def gradient(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[jax.Array, dict]:
@@ -93,10 +89,8 @@ def make_gradient(task: Task) -> Callable[..., tuple[Params, dict[str, Mean]]]:
     matrix_dtype = config.model.dtype if accumulate == 1 else "float32"
     over_devices = sum_over_data(gradient_sum, task.mesh, matrix_dtype=matrix_dtype)
 
-    def mean_gradient(
-        params: Params, batch: Batch, step: jax.Array, position: jax.Array | None = None
-    ) -> tuple[Params, dict[str, Mean]]:
-        inputs = task.inputs(batch, step if position is None else position)
+    def mean_gradient(params: Params, batch: Batch, step: jax.Array) -> tuple[Params, dict[str, Mean]]:
+        inputs = task.inputs(batch, step)
         key = jax.random.fold_in(make_key(config.train.seed), step)
         grads, sums = over_devices(params, inputs, batch["row"], key)
         weight = jnp.where(sums["loss"].weight > 0, sums["loss"].weight, 1)  # 0 of a batch without predictions
@@ -133,19 +127,22 @@ def make_train_step(task: Task) -> TrainStep:
     With a `length`, each row of the batch is read as several rows of so many tokens.
 
     A step whose loss or gradient is not finite updates nothing and is counted. After train.guard_limit of them in a row
-    no step updates anything; the loop stops when it next reads the metrics (log.every).
+    no step updates anything; the loop stops when it next reads the metrics (log.every). A step without predictions
+    updates nothing, either: momentum and weight decay would move the parameters all the same.
     """
-    config, mean_gradient = task.config, make_gradient(task)
+    config = task.config
+    mean_gradient = make_gradient(task)
     optimizer = optax.with_extra_args_support(task.optimizer)
 
     @in_32_bits
     def step(state: TrainState, batch: Batch, length: int | None = None) -> tuple[TrainState, dict[str, jax.Array]]:
-        progress = jnp.max(batch["share"]) * HOURS_STEPS if "share" in batch else None  # in the schedules
-        grads, sums = mean_gradient(state.params, split_rows(batch, length), state.step, progress)
+        grads, sums = mean_gradient(state.params, split_rows(batch, length), state.step)
 
-        loss = sums["loss"].sum / sums["loss"].weight
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, progress=progress, value=loss)
-        params, ema = optax.apply_updates(state.params, updates), state.ema
+        predictions = sums["loss"].weight
+        loss = sums["loss"].sum / jnp.where(predictions > 0, predictions, 1)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, step=state.step, value=loss)
+        params = optax.apply_updates(state.params, updates)
+        ema = state.ema
         if ema is not None:
             decay = config.optimizer.ema_decay
             ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, ema, params)
@@ -153,20 +150,24 @@ def make_train_step(task: Task) -> TrainStep:
         squared_norms = [jnp.sum(jnp.square(grad)) for grad in jax.tree.leaves(grads)]
         grad_norm = jnp.sqrt(sum(squared_norms))
         is_finite = jnp.isfinite(sums["loss"].sum) & jnp.isfinite(grad_norm)
-        keep = is_finite & (state.consecutive_nonfinite < config.train.guard_limit)
-        new, old = (params, opt_state, ema), (state.params, state.opt_state, state.ema)
+        is_taken = is_finite & (state.consecutive_nonfinite < config.train.guard_limit)
+        keep = is_taken & (predictions > 0)
+        new = (params, opt_state, ema)
+        old = (state.params, state.opt_state, state.ema)
         params, opt_state, ema = jax.tree.map(lambda new, old: jnp.where(keep, new, old), new, old)
-        totals = jax.tree.map(lambda old, new: old + jnp.where(keep, new, 0), state.window, sums)
-        nonfinite, skipped = jnp.where(keep, 0, state.consecutive_nonfinite + 1), state.skipped + ~keep
-        rate = task.schedule(state.step - state.skipped if progress is None else progress)
-        metrics = {name: mean.sum / mean.weight for name, mean in totals.items()}
+        nonfinite = jnp.where(is_taken, 0, state.consecutive_nonfinite + 1)
+        skipped = state.skipped + ~is_taken
+
+        # The window adds up what is logged as a mean, and starts again after a logged step.
+        totals = jax.tree.map(lambda old, new: old + jnp.where(is_taken, new, 0), state.window, sums)
         is_logged = (state.step + 1) % config.log.every == 0
         window = jax.tree.map(lambda total: jnp.where(is_logged, 0, total), totals)
-        metrics |= {"grad_norm": grad_norm, "learning_rate": jnp.asarray(rate, jnp.float32)}
-        metrics |= {"skipped": skipped, "consecutive_nonfinite": nonfinite}
+        metrics = {name: mean.sum / mean.weight for name, mean in totals.items()}
+        metrics["grad_norm"] = grad_norm
+        metrics["learning_rate"] = jnp.asarray(task.schedule(state.step), jnp.float32)
+        metrics["skipped"] = skipped
+        metrics["consecutive_nonfinite"] = nonfinite
         metrics["gradient_norms"] = jnp.sqrt(jnp.stack(squared_norms))
-        if progress is not None:
-            metrics["share"] = jnp.max(batch["share"])
         return TrainState(state.step + 1, params, opt_state, ema, nonfinite, skipped, window), metrics
 
     shardings = sharding.shardings_of(task.abstract_state)
@@ -200,21 +201,38 @@ def train(config: ConfigDict, workdir: Workdir, task: Task, on_complete: OnCompl
     start = resume.find_start(config, workdir, task)
     if cluster.is_primary():
         write_text(workdir.config, config.to_json(indent=1) + "\n")
-    keep, milestones = config.checkpoint.keep, start.milestones
+        if start.step < task.stages.steps:
+            say(describe(task, start.step))
     with (
         xla_metrics.Programs() as programs,
-        Checkpoints(workdir.checkpoints, keep=keep, milestones=milestones, on_complete=on_complete) as checkpoints,
+        Checkpoints(
+            workdir.checkpoints, keep=config.checkpoint.keep, milestones=start.milestones, on_complete=on_complete
+        ) as checkpoints,
     ):
-        state, total = start.restore(task), None if config.train.hours else task.stages.steps
-        with (
-            Log(workdir.root, config, programs, start=start.step, steps=total, tokens_read=task.tokens_read) as log,
-            distributed.StopSignal() as stop,
-        ):
-            if cluster.is_primary():
-                log.hooks += task.make_hooks(log.notify)
-            budget = Budget(config.train.hours, start.replay, share=start.share, log=log) if total is None else None
-            profile = Profile(config.log, workdir.root / "profile")
-            Loop(task, start, checkpoints, log, budget, profile).run(state, stop)
+        state = start.restore(task)
+        with Log(workdir.root, task, programs, start=start.step) as log, distributed.StopSignal() as stop:
+            trace = xla_metrics.Trace(config.log, workdir.root / "profile")
+            Loop(task, start, checkpoints, log, trace).run(state, stop)
+
+
+def describe(task: Task, start: int) -> str:
+    """Returns what will be trained, on what and how long, as some lines."""
+    config = task.config
+    steps = task.stages.steps
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(task.abstract_state.params))
+    device = task.mesh.devices.flat[0]
+    axes = " x ".join(f"{axis} {size}" for axis, size in task.mesh.shape.items())
+    epochs = task.epoch(steps)
+    length = f"{steps:,}" if epochs is None else f"{steps:,}, {epochs:.4g} epochs"
+    microbatches = f", in {config.train.accumulate} microbatches" if config.train.accumulate > 1 else ""
+    lines = {
+        "parameters": f"{parameters:,}, computed in {config.model.dtype}",
+        **task.describe(),
+        "batch": f"{config.data.global_batch:,} rows{microbatches}",
+        "devices": f"{task.mesh.size} of {device.device_kind}, {axes}",
+        "steps": f"{length}; resumes after step {start:,}" if start else length,
+    }
+    return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
 
 
 @dataclasses.dataclass
@@ -225,22 +243,25 @@ class Loop:
     start: resume.Start
     checkpoints: Checkpoints
     log: Log
-    budget: Budget | None  # with train.hours
-    profile: Profile
+    trace: xla_metrics.Trace
 
     def run(self, state: TrainState, stop: distributed.StopSignal) -> None:
         """Runs the steps after the start, if there are any."""
-        task, config, start = self.task, self.task.config, self.start.step
-        if self.is_done(start):
+        task = self.task
+        config = task.config
+        last = task.stages.steps
+        if self.start.step >= last:
             return
-        batches, compiled, cached = task.batches(start), set(), task.train_step._cache_size()
+        if self.start.saves_initial_state:
+            self.save(0, state, self.evaluate(0, state))
+        batches = task.batches(self.start.step)
         copy_params, param_norms = make_norms(task) if config.log.norms_every else (None, None)
-        metrics, pending, share = None, None, None  # `pending` metrics are read when the next step is dispatched
-        for step in itertools.count(start + 1):
-            self.profile.begin(step, state)
-            if self.budget:
-                share = self.budget.start_step(step, metrics)
-            stage = task.stages.stage_at(step, share)
+        compiled: set[tuple[int, int]] = set()
+        metrics = None
+        pending = None  # step, metrics and norms, which are read when the next step is dispatched
+        for step in range(self.start.step + 1, last + 1):
+            self.trace.begin(step, state)
+            stage = task.stages.stage_at(step)
             is_new = (stage.rows, stage.length) not in compiled  # the first call opens the data, or compiles
             if is_new and compiled:
                 pending = self.read(*pending) if pending else None
@@ -250,10 +271,10 @@ class Loop:
             self.log.waits.add("host_wait")
             columns = next(batches)
             self.log.waits.add("input_wait")
-            if share is not None:
-                columns["share"] = np.full(len(columns["epoch"]), share, np.float32)
             batch = sharding.put_batch(columns, task.mesh, stage.rows)
             cluster.progress("compile" if is_new else "step", step)
+            if is_new:
+                self.log.notify(f"step {step}: compiling, for {stage.rows:,} rows of {stage.length:,} tokens")
             distributed.compile_together(task.train_step, state, batch, stage.length)
             before = copy_params(state.params) if is_due(step, config.log.norms_every) else None
             self.log.waits.add("host_wait")
@@ -261,58 +282,51 @@ class Loop:
                 state, metrics = task.train_step(state, batch, stage.length)
             self.log.waits.running.put(metrics["grad_norm"])
             xla_metrics.executed("step")
-            self.log.check_compiles(task.train_step._cache_size() - cached, (stage.length, batch["input_ids"].shape))
             gradient_norms_P = metrics.pop("gradient_norms")
             norms = None if before is None else param_norms(before, state.params, gradient_norms_P)
             if is_new:
                 compiled.add((stage.rows, stage.length))
-                self.restart_clock(step, stage, metrics)
+                self.restart_clock(step, metrics)
             if pending:
                 self.read(*pending)
-            is_last = self.is_done(step)
-            pending = (step, metrics if is_last or is_due(step, config.log.every) else None, norms)
+            pending = (step, metrics if step == last or is_due(step, config.log.every) else None, norms)
             stopped = stop.requested(step)
-            ends = is_last or task.is_epoch_end(step) or step in self.start.milestones
+            ends = step == last or task.is_epoch_end(step) or step in self.start.milestones
             evaluates = ends or is_due(step, config.evaluate.every)
             pushes = evaluates and config.hub.name != ""
             saves = ends or stopped or is_due(step, config.checkpoint.every) or pushes
-            if pending and (evaluates or saves):
+            if evaluates or saves:
                 pending = self.read(*pending)
+            if saves and int(metrics["consecutive_nonfinite"]) >= config.train.guard_limit:
+                self.read(step, metrics, None)  # raises
             scores = self.evaluate(step, state) if evaluates else None
             if saves:
-                self.save(step, state, metrics, scores)
+                self.save(step, state, scores)
             self.checkpoints.poll()
-            if is_last or stopped:
-                self.profile.end(state)
-                if is_last:
-                    return
+            if step == last:
+                self.trace.end(state)
+            elif stopped:
+                self.trace.end(state)
                 self.checkpoints.finish()
-                where = f"of {task.stages.steps}" if share is None else f"({share:.1%} of train.hours)"
-                raise PreemptedError(f"stopped after step {step} {where}, and saved; run the same command to continue.")
+                reached = f"stopped after step {step} of {last}, and saved"
+                raise PreemptedError(f"{reached}; run the same command to continue.")
 
-    def is_done(self, step: int) -> bool:
-        """Returns whether `step` is the last."""
-        return self.budget.share >= 1 if self.budget else step >= self.task.stages.steps
-
-    def restart_clock(self, step: int, stage: Stage, metrics: dict[str, jax.Array]) -> None:
+    def restart_clock(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Waits for a step that compiled, and leaves it out of the throughput."""
-        self.log.flops_per_token = self.task.flops_per_token(stage.length)
         with self.log.paused("first_step", step):
             jax.block_until_ready(metrics)
         self.log.restart_clock(step)
-        if self.budget:
-            self.budget.restart_clock()
 
-    def read(self, step: int, metrics: dict[str, jax.Array] | None, norms: dict[str, jax.Array] | None = None) -> None:
+    def read(self, step: int, metrics: dict[str, jax.Array] | None, norms: dict[str, jax.Array] | None) -> None:
         """Logs metrics and norms of a step, if given; raises NumericsError if the nonfinite guard stops the run."""
         if norms:
-            self.log.norms(step, [name for name, _ in sharding.named_leaves(self.task.abstract_state.params)], norms)
+            names = [name for name, _ in sharding.named_leaves(self.task.abstract_state.params)]
+            self.log.norms(step, names, norms)
         if metrics is None:
             return
         self.log.train(step, metrics)
-        if self.budget:
-            self.budget.record()
-        nonfinite, limit = int(metrics["consecutive_nonfinite"]), self.task.config.train.guard_limit
+        nonfinite = int(metrics["consecutive_nonfinite"])
+        limit = self.task.config.train.guard_limit
         if nonfinite >= limit:
             what = f"{nonfinite} steps in a row were not finite (train.guard_limit = {limit})"
             fix = "start a new --workdir or a branch (train.branch_from) with a lower learning rate or a longer warmup"
@@ -327,15 +341,15 @@ class Loop:
         self.log.evaluation(step, scores)
         return scores
 
-    def save(self, step: int, state: TrainState, metrics: dict, scores: dict[str, float] | None) -> None:
+    def save(self, step: int, state: TrainState, scores: dict[str, float] | None) -> None:
         """Saves a checkpoint."""
-        if int(metrics["consecutive_nonfinite"]) >= self.task.config.train.guard_limit:
-            self.read(step, metrics)  # raises
         cluster.progress("save", step)
-        if self.budget:
-            self.budget.record()
         self.log.flush(step)
         with self.log.paused("checkpoint", step):
-            meta = self.start.metadata(self.task, step, self.budget.share if self.budget else None)
             score = None if scores is None else self.task.minimized_metric(scores)
-            self.checkpoints.save(step, state, meta, score)
+            self.checkpoints.save(step, state, self.start.metadata(self.task, step), score)
+
+
+def is_due(step: int, every: int) -> bool:
+    """Returns whether something is to be done after a step, every so many steps; never if that is 0."""
+    return every > 0 and step % every == 0

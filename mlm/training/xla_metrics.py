@@ -1,4 +1,4 @@
-"""What XLA did since a run started: compilations, as far as jax reports them, executions, devices without a step."""
+"""What XLA did since a run started: compilations, executions, devices without a step; and a trace of some steps."""
 
 import contextlib
 import queue
@@ -6,9 +6,13 @@ import threading
 import time
 from collections import Counter, defaultdict
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
+
+from mlm.paths import UPath, staging_folder, upload
 
 STAGES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
@@ -19,6 +23,7 @@ LOOKUP, HIT = "/jax/compilation_cache/compile_requests_use_cache", "/jax/compila
 EVENTS = {LOOKUP: {"cache_hits": 0, "cache_misses": 1}, HIT: {"cache_hits": 1, "cache_misses": -1}}  # what they add
 EXECUTION = "/mlm/execution"  # jax reports none
 ALL = "all programs"
+TRACED_STEPS = 5
 
 
 def executed(name: str) -> None:
@@ -92,3 +97,28 @@ class Waits:
                 output.block_until_ready()
             self.idle_since = time.monotonic()
             self.running.task_done()
+
+
+class Trace:
+    """A trace of TRACED_STEPS steps from log.profile_start on, for TensorBoard or Perfetto."""
+
+    def __init__(self, log: ConfigDict, folder: UPath):
+        self._first = log.profile_start
+        self._folder = folder
+        self._staging: Path | None = None  # while it records
+
+    def begin(self, step: int, state: Any) -> None:
+        """Starts or ends the trace if `step`, which comes next, is the first one of it or the first one after it."""
+        if self._first and step == self._first:
+            self._staging = staging_folder(self._folder)
+            jax.profiler.start_trace(str(self._staging))
+        elif step == self._first + TRACED_STEPS:
+            self.end(state)
+
+    def end(self, state: Any) -> None:
+        """Ends the trace, if it is running, once all steps that led to `state` have."""
+        if self._staging:
+            jax.block_until_ready(state.step)
+            jax.profiler.stop_trace()
+            upload(self._staging, self._folder)
+            self._staging = None

@@ -97,16 +97,10 @@ def test_neighbouring_stages_of_equal_rows_are_one():
     assert sizes("((8, 2), (16, 9))") == sizes("((8, 2),)") and sizes("((16, 2),)") == sizes("()")
 
 
-def test_short_rows_by_the_clock():
-    """With train.hours, they end with a share of the time, whatever the step is."""
-    short = ("data.short_length=8", "data.short_share=0.25")
-    stages = stages_of(*SIZES, *short, "train.steps=0", "train.hours=1")
-    for step, rows in ((1, 4), (5, 8), (9, 16)):
-        found = [stages.stage_at(step, share) for share in (0.0, 0.25, 0.2501, 1.0)]
-        assert [stage.length for stage in found] == [8, 8, 32, 32]
-        assert {stage.rows for stage in found} == {rows}
-    assert stages.sizes == [(rows, length) for rows in (4, 8, 16) for length in (8, 32)]
-    assert stages_of(*SIZES, *short, "train.steps=8").sizes == [(4, 8), (4, 32), (8, 32), (16, 32)]
+def test_rows_are_short_in_a_share_of_the_steps():
+    stages = stages_of(*SIZES, "data.short_length=8", "data.short_share=0.25", "train.steps=8")
+    assert [stages.stage_at(step).length for step in range(1, 9)] == [8, 8, 32, 32, 32, 32, 32, 32]
+    assert stages.sizes == [(4, 8), (4, 32), (8, 32), (16, 32)]
 
 
 def test_a_branch_counts_its_own_rows():

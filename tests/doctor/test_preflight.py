@@ -166,7 +166,7 @@ def test_sources(tmp_path, capsys, fault, monkeypatch):
 
 @pytest.mark.standard
 def test_other_folders(manifest, family, tmp_path, capsys, texts, unread):
-    """Shards, validation sets, tokenizers, branches and replays that are missing, or do not fit."""
+    """Shards, validation sets, tokenizers and branches that are missing, or do not fit."""
     other = train_tokenizer(texts[:50], tmp_path / "other", kind="bpe")
     cases = [
         ([f"evaluate.sets=(('news', '{tmp_path}/news'),)"], ("evaluate.sets", f"{tmp_path}/news")),
@@ -177,10 +177,9 @@ def test_other_folders(manifest, family, tmp_path, capsys, texts, unread):
         ([f"train.branch_from={family.root}@5", "train.steps=20"], ("train.branch_from", "step 5", "4, 8, 12")),
         ([f"train.branch_from={family.root}@8", "model.layers=2"], ("train.branch_from", "can't change")),
         ([f"train.branch_from={family.root}@8", "train.steps=6"], ("train.branch_from", "step 8")),
-        ([f"train.replay={tmp_path}/timing.jsonl", "train.steps=0", "train.hours=1"], ("train.replay",)),
     ]
     for number, (settings, words) in enumerate(cases):
-        settings, doctor = [*TINY, "data.lanes=4", *settings], number in (0, 4, 5, 8)
+        settings, doctor = [*TINY, "data.lanes=4", *settings], number in (0, 4, 5)
         check("run", tmp_path / "run", settings, *words, capsys=capsys, doctor=doctor)
     settings = [*TINY, "data.lanes=4", f"shards.dir={manifest.folder}", f"tokenizer.path={other}"]
     check("train", tmp_path / "run", settings, other, capsys=capsys, doctor=False)

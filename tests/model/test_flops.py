@@ -63,7 +63,7 @@ def test_flops_know_the_falling_rate_and_the_short_rows():
     task = tiny_run(*falls, "data.short_length=8", "data.short_share=0.5")
     short, long = (16 * 32 * task.flops_per_token(length, rate) for length, rate in ((8, 0.35), (32, 0.24)))
     assert task.flops_per_token(8, 0.3) < task.flops_per_token(32, 0.3)
-    assert task.useful_flops(11, 0.0) == pytest.approx(6 * short + 5 * long)
+    assert task.useful_flops(11) == pytest.approx(6 * short + 5 * long)
 
 
 def test_flops_of_growing_batches_have_the_rate_of_their_steps():
@@ -72,7 +72,7 @@ def test_flops_of_growing_batches_have_the_rate_of_their_steps():
     task = tiny_run("train.steps=11", "masking.rate=0.4", "masking.end_rate=0.2", "data.lanes=4", stages)
     rates, rows = 0.4 - 0.02 * np.arange(11), np.repeat([8, 16], [5, 6])
     by_hand = sum(rows * 32 * np.array([task.flops_per_token(32, rate) for rate in rates]))
-    assert task.useful_flops(11, 0.0) == pytest.approx(by_hand)
+    assert task.useful_flops(11) == pytest.approx(by_hand)
 
 
 @pytest.mark.standard

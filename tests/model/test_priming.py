@@ -10,7 +10,7 @@ from mlm.errors import InputError
 from mlm.model import families, priming
 from mlm.model.module import Compute
 from mlm.model.rotary import rotate
-from mlm.tasks import pretraining_data
+from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from tests.model.models import numbered
@@ -72,7 +72,7 @@ def test_first_loss_is_the_unigram_entropy(family, manifest):
     run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh, manifest=manifest)
     entropy = manifest.splits["validation"].unigram_entropy
     stock, primed = (
-        pretraining_data.score_split(config, manifest, mesh, run.eval_step, state.params, "validation")["loss"]
+        pretraining.score_split(config, manifest, mesh, run.eval_step, state.params, "validation")["loss"]
         for state in (run.init(), run.initial_state())
     )
     assert abs(primed - entropy) < 0.3

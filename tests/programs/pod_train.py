@@ -41,10 +41,10 @@ def random_rows(config, manifest, mesh, stages, *, start):
 
 
 def prepare() -> None:
-    from mlm.tasks import pretraining_data
+    from mlm.tasks import pretraining
 
     keep_programs()
-    batches = random_rows if os.environ.get("MLM_TEST_RANDOM") else pretraining_data.train_batches
+    batches = random_rows if os.environ.get("MLM_TEST_RANDOM") else pretraining.train_batches
     pause = float(os.environ.get("MLM_TEST_PAUSE", "0"))
     kind, _, at = os.environ.get("MLM_TEST_FAULT", "").partition(":")
 
@@ -57,7 +57,7 @@ def prepare() -> None:
                 ctypes.PyDLL(None).sleep(3600)  # and keeps the lock of Python
             yield batch
 
-    pretraining_data.train_batches = train_batches
+    pretraining.train_batches = train_batches
 
 
 if __name__ == "__main__":

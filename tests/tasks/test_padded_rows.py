@@ -114,7 +114,7 @@ def test_useful_flops_are_of_real_tokens(shards):
     info = DatasetInfo.from_manifest(shards["lines"])
     one, other = (Pretraining(tiny_config(), dataclasses.replace(info, real_share=share)) for share in (1.0, 0.5))
     assert (one.tokens_read(10), other.tokens_read(10)) == (10 * ROWS * LENGTH, 5 * ROWS * LENGTH)
-    assert 0.4 < other.useful_flops(10, 0) / one.useful_flops(10, 0) < 0.5
+    assert 0.4 < other.useful_flops(10) / one.useful_flops(10) < 0.5
 
 
 def test_plan_counts_real_tokens_or_says_that_it_counts_full_rows(shards, manifest, monkeypatch):

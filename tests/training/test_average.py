@@ -8,7 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
-from transformers import DistilBertConfig, ModernBertConfig
+from transformers import ModernBertConfig
 
 from mlm import __main__
 from mlm.pretrained import checkpoint_files
@@ -139,7 +139,6 @@ def test_another_model_has_no_mean_with_it(toys, tmp_path, capsys):
         ),
         ({"model": model | {"hidden_act": "relu"}}, "hidden_act"),
         ({"model": rope}, "model_type"),
-        ({"model": DistilBertConfig().to_dict()}, "model_type"),
     ):
         file.write_text(json.dumps(meta | {"dataset": meta["dataset"] | dataset}))
         checkpoint_files.write_hashes(other.checkpoints, 12)

@@ -65,7 +65,7 @@ def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, tmp_path):
     assert [line["step"] for line in lines_after(made.root, 0)] == [8, 8, 12, 12]
     saved = checkpoint_files.read_meta(made.checkpoints, 12)
     lineage = {"from": str(trunk.root), "step": 6, "config_changes": [], "same_data": True, "same_rows": True}
-    assert saved["branch"] == lineage | {"share": 0.0, "useful_flops": 6000.0}
+    assert saved["branch"] == lineage | {"useful_flops": 6000.0}
     assert saved["useful_flops"] == 12_000, "with the trunk's"
     assert checkpoint_files.complete_steps(trunk.checkpoints) == [6, 12]
 
@@ -172,7 +172,7 @@ def test_a_branch_goes_on_where_the_batches_were(tmp_path):
 
     def opens(step: int, *overrides: str) -> bool:
         task = toy(*SETTINGS, *stages, f"train.branch_from={trunk.root}@{step}", *overrides)
-        return source_of(task, tmp_path / "new").inherited["branch"]["same_rows"]
+        return source_of(task, tmp_path / "new").lineage["same_rows"]
 
     assert opens(6, "train.steps=16")
     assert opens(3, "data.batch_stages=((4, 2), (8, 4))")

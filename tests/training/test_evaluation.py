@@ -15,7 +15,7 @@ from mlm.data.batches import eval_batches
 from mlm.data.manifest import DatasetInfo
 from mlm.model import masking
 from mlm.model.loss import Mean
-from mlm.tasks import pretraining_data
+from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import breakdown, evaluation, sharding, xla_metrics
 from tests.support.tiny import INFO, random_batch, tiny_config
@@ -190,7 +190,7 @@ def scores(manifest, rows: int, devices: int) -> tuple[Pretraining, dict]:
     eval_step = evaluation.make_eval_step(
         run.module, run.eval_masking, config.evaluate.seed, mesh, shardings, metrics=run.metrics, with_breakdown=True
     )
-    return run, pretraining_data.score_split(config, manifest, mesh, eval_step, run.init().params, "validation")
+    return run, pretraining.score_split(config, manifest, mesh, eval_step, run.init().params, "validation")
 
 
 @pytest.mark.standard

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from mlm import logs
-from mlm.errors import DamageError, InputError
-from mlm.monitor.metrics_hooks import MetricsHook
+from mlm.errors import DamageError
+from mlm.monitor.loss_spikes import MetricsHook
 from mlm.training import peaks
 from mlm.training.metrics import Log
 from mlm.training.xla_metrics import Programs
@@ -22,8 +22,7 @@ from mlm.workdir import Workdir
 from tests.support import processes
 from tests.support.states import back_to
 from tests.support.streams import Terminal
-from tests.support.tiny import tiny_config
-from tests.training.toy import run
+from tests.training.toy import logged_task, run
 
 SETTINGS = ("log.wandb=my-project", "train.steps=4", "checkpoint.every=2", "checkpoint.keep=9")
 
@@ -64,9 +63,8 @@ def metrics(loss: float, **others: float) -> dict:
 
 
 @contextlib.contextmanager
-def open_log(folder: pathlib.Path, *, start: int = 0, steps: int | None = 10) -> Iterator[Log]:
-    options = {"start": start, "steps": steps, "tokens_read": lambda step: 1000.0 * step}
-    with Programs() as programs, Log(folder, tiny_config(), programs, **options) as log:
+def open_log(folder: pathlib.Path, *, start: int = 0, **options) -> Iterator[Log]:
+    with Programs() as programs, Log(folder, logged_task("train.steps=10", **options), programs, start=start) as log:
         yield log
 
 
@@ -74,49 +72,48 @@ def test_lines_and_throughput(tmp_path, clock, capsys, monkeypatch):
     """Of the steps between two lines, without pauses and compilation; a mean of nothing is null."""
     monkeypatch.setattr(peaks, "PEAK_TFLOPS", {"cpu": 1e-9})  # 8 devices of 1,000 FLOP/s
     hook = Hook()
-    with open_log(tmp_path) as log:
-        log.hooks.append(hook)
-        log.flops_per_token = 2.0
+    with open_log(tmp_path, hooks=[hook], epoch=0.25) as log:
         clock.now += 50
         log.restart_clock(1)
         clock.now += 4
         with log.paused("eval", 3):
             clock.now += 7
         log.train(5, metrics(1.25, own=0.5, empty=math.nan))
-        assert log.paused_seconds == 7
         log.evaluation(5, {"loss": 1.5, "accuracy": 0.25, "perplexity": math.inf, "own": 2.0, "table": {"1": {}}})
         clock.now += 2
         log.train(5, metrics(3.0))
         log.train(7, metrics(math.nan))
     found = logs.read(Workdir(str(tmp_path)).metrics)
     first = {"step": 5, "kind": "train", "loss": 1.25, "grad_norm": 2.0, "learning_rate": pytest.approx(0.001)}
-    assert found[0] == first | {"skipped": 0, "own": 0.5, "empty": None}
+    assert found[0] == first | {"skipped": 0, "own": 0.5, "empty": None, "epoch": 1.25}
     assert found[1]["kind"] == "eval" and found[1]["perplexity"] is None and found[1]["table"] == {"1": {}}
     assert found[3]["loss"] is None
     timing = logs.read(Workdir(str(tmp_path)).root / "timing.jsonl")
     assert [(line["kind"], line["step"]) for line in timing] == [("start", 0), ("eval", 3), ("train", 5), ("train", 7)]
     assert timing[0]["devices"] == 8 and timing[1]["seconds"] == 7
-    assert {"seconds": 4.0, "tokens_per_second": 1000, "mfu": 0.25}.items() <= timing[2].items()
+    rates = {"tokens_per_second": 1000, "rows_per_second": 16.0, "mfu": 0.25}
+    assert (rates | {"seconds": 4.0, "elapsed": 61.0}).items() <= timing[2].items()
     calls = [call if isinstance(call, str) else call[:2] for call in hook.seen]
     assert calls == [("train", 5), ("eval", 5), "flush", ("train", 5), ("train", 7), "flush", "close"]
-    assert hook.seen[1][2] == {"loss": 1.5, "accuracy": 0.25, "own": 2.0}
+    assert hook.seen[1][2] == {"loss": 1.5, "accuracy": 0.25, "own": 2.0, "epoch": 1.25}
     shown = capsys.readouterr().err.replace("1.00k", "1k")
-    assert "step 5/10: loss 1.250, 1k tokens/s, empty nan, own 0.5, MFU 25.0%, 00:05 left" in shown
+    rates = "1k tokens/s, 16 rows/s"
+    assert f"step 5/10: epoch 1.25, loss 1.250, {rates}, empty nan, own 0.5, MFU 25.0%, 00:05 left" in shown
     assert "step 5: evaluation loss 1.5000, accuracy 25.0%, own 2" in shown
 
 
 def test_a_log_goes_on_without_the_lines_that_come_again(tmp_path, clock, capsys):
-    """And leaves a torn line out; without a number of steps it names none."""
+    """And leaves a torn line out; a run that counts no epochs names none."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 2, "kind": "train"}\n{"step": 4, "kind": "train"}\n{"step": 6, ')
     (tmp_path / "timing.jsonl").write_text('{"step": 4, "kind": "start"}\n{"st')
-    with open_log(tmp_path, start=2, steps=None) as log:
+    with open_log(tmp_path, start=2) as log:
         clock.now += 1
         log.train(3, metrics(1.0))
     assert [line["step"] for line in logs.read(Workdir(str(tmp_path)).metrics)] == [2, 3]
     timing = logs.read(Workdir(str(tmp_path)).root / "timing.jsonl")
     assert [(line["kind"], line["step"]) for line in timing] == [("start", 4), ("start", 2), ("train", 3)]
     err = capsys.readouterr().err
-    assert "step 3: loss 1.000" in err and "left" not in err and "MFU" not in err
+    assert "step 3/10: loss 1.000" in err and "MFU" not in err and "epoch" not in err
 
 
 def test_a_terminal_has_a_bar(tmp_path, clock, monkeypatch):
@@ -139,7 +136,7 @@ def test_other_hosts_write_nothing(tmp_path, monkeypatch, capsys):
 
 def test_tensorboard_gets_the_numbers_of_each_line(tmp_path, monkeypatch):
     """Lines after the checkpoint come again, so what was written of them is to be left out."""
-    written, starts = [], []
+    written, starts, texts = [], [], []
 
     class Writer:
         def __init__(self, folder, purge_step):
@@ -147,6 +144,9 @@ def test_tensorboard_gets_the_numbers_of_each_line(tmp_path, monkeypatch):
 
         def add_scalar(self, *scalar):
             written.append(scalar)
+
+        def add_text(self, tag, text, step):
+            texts.append(text)
 
         def flush(self):
             written.append("flush")
@@ -168,6 +168,7 @@ def test_tensorboard_gets_the_numbers_of_each_line(tmp_path, monkeypatch):
     assert written[-2:] == ["flush", "close"]
     run(back_to(workdir.root, tmp_path / "again", 2), *settings)
     assert starts == [("tensorboard", 1), ("tensorboard", 3)]
+    assert "train.steps = 4" in texts[0]
 
 
 @pytest.fixture
@@ -220,12 +221,6 @@ def test_a_damaged_id_of_weights_and_biases_is_reported(tmp_path, wandb, data):
     with pytest.raises(DamageError, match="wandb_id: "):
         run(tmp_path, *SETTINGS)
     assert wandb.settings is None and (tmp_path / "wandb_id").read_bytes() == data
-
-
-def test_weights_and_biases_missing_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match=r"log\.wandb.*install"):
-        run(tmp_path, *SETTINGS)
 
 
 def test_peaks_are_per_device_of_jax():

@@ -9,12 +9,13 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from mlm import logs
+from mlm.monitor.loss_spikes import MetricsHook
 from mlm.training import sharding, train
 from mlm.training.metrics import Log, make_norms, param_norms
 from mlm.training.xla_metrics import Programs
 from tests.support.states import assert_same, state_of
-from tests.support.tiny import flat, random_batch, tiny_config, tiny_run
-from tests.training.toy import run, toy
+from tests.support.tiny import flat, random_batch, tiny_run
+from tests.training.toy import logged_task, run, toy
 
 SETTINGS = ("train.steps=6", "checkpoint.every=1", "checkpoint.keep=9", "optimizer.clip_norm=0.5", "log.norms_every=3")
 EIGHT = {"mesh": (2, 2, 2)}
@@ -79,9 +80,11 @@ def test_a_parameter_that_is_0_or_does_not_move_or_is_not_finite(tmp_path):
     before = {"a": np.zeros(3, np.float32), "b": np.full(2, 0.1, np.float32), "c": np.full(2, 3e38, np.float32)}
     gradient_norms, hook_lines = np.array([0.1, 0.2, np.nan], np.float32), []
     found = param_norms(before, before | {"a": np.ones(3, np.float32)}, gradient_norms)
-    with Programs() as programs, Log(tmp_path, tiny_config(), programs, start=0, steps=9, tokens_read=float) as log:
-        log._trackers.append(type("Tracker", (), {"on_metrics": lambda self, *line: hook_lines.append(line)})())
+    hook = MetricsHook()
+    hook.on_timing = lambda *line: hook_lines.append(line)
+    with Programs() as programs, Log(tmp_path, logged_task(hooks=[hook]), programs, start=0) as log:
         log.norms(4, list(before), found)
+    del hook_lines[0]  # of the start
     (line,) = map(json.loads, (tmp_path / "norms.jsonl").read_text().splitlines())
     rows = line["parameters"]
     assert rows["a"][1:] == [0.0, None] and rows["b"][2] == 0 and rows["c"] == [None, None, 0.0]

@@ -26,7 +26,7 @@ VARIABLES = {
 PROGRAM = """
 import json, sys
 import jax, numpy as np
-from tests.support.tiny import INFO, random_batch, tiny_config
+from tests.support.tiny import random_batch, tiny_run
 from mlm.training import sharding
 task = tiny_run("model.hidden_dropout=0.1", "masking.end_rate=0.1", mesh=(1, 1, 1))
 batch = sharding.put_batch(random_batch(), task.mesh, 16)

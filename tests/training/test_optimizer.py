@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 
 from mlm.errors import InputError
-from mlm.training import optimizer, schedules, sharding
+from mlm.training import optimizer, sharding
 from tests.support.pytorch import run_torch
 from tests.support.tiny import flat, tiny_config
 from tests.training.toy import batch_of, toy
@@ -24,7 +24,7 @@ RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
 def schedule(name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2, final: float = 0.0):
     settings = {"name": name, "warmup": warmup, "decay_fraction": decay}
     config = ConfigDict({"schedule": settings | {"final_fraction": final}, "optimizer": {"learning_rate": 0.8}})
-    return schedules.make_schedule(config, steps)
+    return optimizer.make_schedule(config, steps)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_schedules_by_hand(name, options, points):
     [((), 0), (("schedule.warmup=30",), 30), (("schedule.warmup=0.25",), 50)],
 )
 def test_warmup_of_a_config(overrides, first_peak):
-    rate = schedules.make_schedule(tiny_config("train.steps=200", *overrides), 200)
+    rate = optimizer.make_schedule(tiny_config("train.steps=200", *overrides), 200)
     values = [float(rate(count)) for count in range(201)]
     assert int(np.argmax(values)) == first_peak
     assert values[first_peak] == pytest.approx(3e-3)
@@ -70,12 +70,12 @@ def test_a_schedule_longer_than_a_run_of_epochs_is_refused():
     wsd = ("schedule.name=wsd", "schedule.decay_fraction=0.5")
     few = ("train.steps=0", "train.epochs=3", "schedule.warmup=100")
     for overrides, steps in (((), 1), (few, 100), ((*few, *wsd), 199), ((*few, "schedule.decay_fraction=0.5"), 100)):
-        schedules.check_schedule(tiny_config(*overrides), steps)
+        optimizer.check_schedule(tiny_config(*overrides), steps)
     with pytest.raises(InputError, match=r"warmup = 100: the run has 99 steps \(train.epochs = 3\)"):
-        schedules.check_schedule(tiny_config(*few), 99)
+        optimizer.check_schedule(tiny_config(*few), 99)
     for name in ("wsd", "wsd_sqrt"):
         with pytest.raises(InputError, match=r"decay_fraction = 0.5: the run has 197 steps, and a warmup of 100;"):
-            schedules.check_schedule(tiny_config(*few, f"schedule.name={name}", wsd[1]), 197)
+            optimizer.check_schedule(tiny_config(*few, f"schedule.name={name}", wsd[1]), 197)
 
 
 def make(name: str, *, rate: float = RATE, **settings: float) -> optax.GradientTransformation:
@@ -211,7 +211,7 @@ def test_stable_adamw_is_that_of_pytorch(tmp_path):
     assert all(max(own) > 2 and sorted(own)[10] < 1.5 for own in size.values()), "must act in some updates alone"
 
     linear = {"name": "linear", "warmup": 5, "decay_fraction": 0.0, "final_fraction": 0.0}
-    rate = schedules.make_schedule(ConfigDict({"schedule": linear, "optimizer": settings}), 20)
+    rate = optimizer.make_schedule(ConfigDict({"schedule": linear, "optimizer": settings}), 20)
     ours = {}
     for name in ("stable_adamw", "adamw"):
         config = ConfigDict(settings | {"name": name, "clip_norm": 0.0, "muon_iterations": 5})

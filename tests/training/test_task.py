@@ -49,15 +49,6 @@ def test_a_loss_that_is_no_sum_of_each_row_is_refused_by_its_name(change, words)
         IllFormed(toy().config)
 
 
-def test_metrics_that_are_no_dictionary_are_refused():
-    class IllFormed(Toy):
-        def metrics(self, logits_BxL, inputs, intermediates):
-            return None
-
-    with pytest.raises(InputError, match=r"IllFormed\.metrics: must return a dict"):
-        IllFormed(toy().config)
-
-
 @pytest.mark.parametrize("name", ["loss", "own/metric", "kind", "masks", "consecutive_nonfinite"])
 def test_a_metric_with_a_name_of_mlms_own_is_refused(name):
     with pytest.raises(InputError, match=rf"IllFormed\.metrics: {name} "):

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,11 +10,10 @@ import pytest
 from mlm import cluster, logs
 from mlm.cluster import distributed
 from mlm.errors import NumericsError, PreemptedError
-from mlm.monitor.metrics_hooks import MetricsHook
+from mlm.monitor.loss_spikes import MetricsHook
 from mlm.pretrained import checkpoint_files
-from mlm.training import profile
+from mlm.training import xla_metrics
 from tests.support.states import assert_same, back_to, lines_after, state_of
-from tests.support.tiny import tiny_config
 from tests.training.toy import Toy, run, toy
 
 SETTINGS = (
@@ -97,13 +95,15 @@ def test_a_finished_run_does_nothing(straight, tmp_path):
 def test_epochs_and_milestones_are_evaluated_and_saved(tmp_path, monkeypatch):
     """Without intervals; the checkpoint names the milestones so far, and the FLOPs of all steps."""
     monkeypatch.setattr(Toy, "is_epoch_end", lambda task, step: step == 3)
-    settings = ("checkpoint.every=0", "evaluate.every=0", "checkpoint.keep=9", "checkpoint.milestones=('5', '7')")
-    workdir = run(tmp_path, *settings)
-    assert saved(workdir) == steps_of(workdir, "eval") == [3, 5, 7, 12]
+    settings = ("checkpoint.every=0", "evaluate.every=0", "checkpoint.keep=9", "checkpoint.milestones=('0', '5', '7')")
+    workdir = run(tmp_path / "run", *settings)
+    assert saved(workdir) == steps_of(workdir, "eval") == [0, 3, 5, 7, 12]
     found = [checkpoint_files.read_meta(workdir.checkpoints, step) for step in (3, 5, 12)]
-    assert [meta["milestones"] for meta in found] == [[], [5], [5, 7]]
+    assert [meta["milestones"] for meta in found] == [[0], [0, 5], [0, 5, 7]]
+    again = run(back_to(workdir.root, tmp_path / "again", 0), *settings)
+    assert again.metrics.read_text() == workdir.metrics.read_text() and saved(again) == saved(workdir)
     assert [meta["useful_flops"] for meta in found] == [3000, 5000, 12000]
-    assert [meta["step"] for meta in found] == [3, 5, 12] and "share" not in found[0]
+    assert [meta["step"] for meta in found] == [3, 5, 12]
 
 
 def test_the_best_checkpoint_is_that_of_the_score_that_is_minimized(tmp_path, monkeypatch):
@@ -169,23 +169,6 @@ def test_the_loop_moves_no_data_but_its_batches(tmp_path, monkeypatch):
     assert guards == ["disallow"] * 2
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_step_that_is_compiled_again_is_a_warning(tmp_path, capfd, again):
-    """Not for another number of rows."""
-    task = Toy(tiny_config("data.lanes=1", "data.batch_stages=((4, 2),)", "train.steps=6", "log.every=1"))
-    batches = task.batches
-
-    def with_another_type(start):
-        for step, batch in enumerate(batches(start), start + 1):
-            is_other = again and step > 4
-            yield batch | {"input_ids": batch["input_ids"].astype(np.int16)} if is_other else batch
-
-    task.batches = with_another_type
-    run(tmp_path, task=task)
-    lines = [line for line in capfd.readouterr().err.splitlines() if "warning: the step was compiled" in line]
-    assert len(lines) == again and all("3 times for 2 shapes" in line for line in lines)
-
-
 @pytest.mark.parametrize(("log_every", "found_at"), [(2, 8), (100, 9)])
 def test_the_nonfinite_guard_stops_the_run(tmp_path, log_every, found_at):
     """At the next line of the log or checkpoint; what is saved before is good, and nothing is saved after."""
@@ -214,24 +197,10 @@ def test_a_trace_of_some_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(
         jax.profiler, "StepTraceAnnotation", lambda name, step_num: seen.append(step_num) or step_trace(name)
     )
-    monkeypatch.setattr(profile, "STEPS", 2)
+    monkeypatch.setattr(xla_metrics, "TRACED_STEPS", 2)
     cases = {2: [1, "trace", 2, 3, "end", 4], 4: [1, 2, 3, "trace", 4, "end"], 0: [1, 2, 3, 4]}
     for first, expected in cases.items():
         seen.clear()
         run(tmp_path / str(first), f"log.profile_start={first}", "train.steps=4")
         assert seen == expected
         assert (tmp_path / str(first) / "profile" / "trace.pb").is_file() == bool(first)
-
-
-def test_a_trace_holds_the_steps_that_were_dispatched(tmp_path, monkeypatch):
-    """It ends when the device has done them."""
-    seen = []
-    monkeypatch.setattr(jax, "block_until_ready", lambda array: seen.append(f"waited for {array}"))
-    for name in ("start_trace", "stop_trace"):
-        monkeypatch.setattr(jax.profiler, name, lambda *folder, name=name: seen.append(name))
-    monkeypatch.setattr(profile, "STEPS", 1)
-    trace = profile.Profile(toy("log.profile_start=2").config.log, tmp_path / "profile")
-    for step in (1, 2, 3, 4):
-        trace.begin(step, SimpleNamespace(step=f"step {step - 1}"))
-    trace.end(SimpleNamespace(step="step 4"))
-    assert seen == ["start_trace", "waited for step 2", "stop_trace"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from mlm import logs
-from mlm.monitor.metrics_hooks import MetricsHook
+from mlm.monitor.loss_spikes import MetricsHook
 from mlm.training import xla_metrics
 from tests.training.toy import Toy, run
 

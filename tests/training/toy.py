@@ -8,6 +8,7 @@ Dimensions: B rows, L tokens, V words, H hidden.
 
 import functools
 import itertools
+import types
 from collections.abc import Iterator
 
 import jax
@@ -19,7 +20,7 @@ from transformers import RobertaConfig
 from mlm import logs
 from mlm.data.stages import make_stages
 from mlm.model.loss import Mean, RowSums
-from mlm.training import optimizer, schedules, sharding, train
+from mlm.training import optimizer, sharding, train
 from mlm.training.task import Task
 from mlm.workdir import Workdir
 from tests.support.tiny import tiny_config
@@ -35,7 +36,7 @@ class Toy(Task):
         self.config = config
         self.mesh = mesh or sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
         self.stages = make_stages(config, RECORDS)
-        self.schedule = schedules.make_schedule(config, self.stages.steps)
+        self.schedule = optimizer.make_schedule(config, self.stages.steps)
         self.optimizer = optimizer.make_optimizer(config.optimizer, self.schedule)
         self.init, self.abstract_state = train.make_init(self)
         self.train_step = train.make_train_step(self)
@@ -63,9 +64,9 @@ class Toy(Task):
         column = jax.ShapeDtypeStruct((rows,), jnp.uint32)
         return {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column, "row": column}
 
-    def inputs(self, batch, position):
+    def inputs(self, batch, step):
         """The weight of a token falls with the schedules; records from 10,000 up are poisoned."""
-        weights_BxL = batch["attention_mask"] * (1 - 0.5 * position / self.stages.steps)
+        weights_BxL = batch["attention_mask"] * (1 - 0.5 * step / self.stages.steps)
         target_B = jnp.where(batch["record_id"] < 10_000, batch["record_id"] % 5 + batch["epoch"], jnp.nan)
         return {"ids": batch["input_ids"], "weights": weights_BxL, "target": target_B.astype(jnp.float32)}
 
@@ -108,8 +109,8 @@ class Toy(Task):
     def flops_per_token(self, length):
         return 10.0 * length
 
-    def useful_flops(self, step, share, start_share):
-        return 1000.0 * (step - self.stages.start) + share - start_share
+    def useful_flops(self, step):
+        return 1000.0 * (step - self.stages.start)
 
     def words_per_row(self):
         return 25.0
@@ -135,6 +136,19 @@ def toy(*overrides: str, mesh: tuple[int, int, int] = (1, 1, 1)) -> Toy:
     devices = jax.devices()[: int(np.prod(mesh))]
     shape = dict(zip(sharding.AXES, mesh, strict=True))
     return Toy(tiny_config("data.lanes=1", *overrides), sharding.make_mesh(**shape, devices=devices))
+
+
+def logged_task(*overrides: str, hooks=(), tokens_read=lambda step: 1000.0 * step, epoch=None) -> types.SimpleNamespace:
+    """What a log is told of a task."""
+    config = tiny_config(*overrides)
+    return types.SimpleNamespace(
+        config=config,
+        stages=make_stages(config, RECORDS),
+        tokens_read=tokens_read,
+        flops_per_token=lambda length: 2.0,
+        epoch=lambda step: epoch and step * epoch,
+        make_hooks=lambda notify: list(hooks),
+    )
 
 
 def run(folder, *overrides: str, task: Toy | None = None) -> Workdir:

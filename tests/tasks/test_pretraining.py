@@ -10,7 +10,7 @@ from mlm.data.mixture import lanes
 from mlm.data.order import batch_rows
 from mlm.data.stages import make_stages
 from mlm.errors import InputError
-from mlm.tasks import pretraining_data
+from mlm.tasks import pretraining
 from mlm.training import sharding
 from tests.support.corpora import in_epochs, manifest_of
 from tests.support.tiny import INFO, tiny_config, tiny_run
@@ -26,7 +26,7 @@ READ = (f"data.lanes={LANES}", "data.global_batch=24", "data.batch_stages=((6, 3
 def batches_of(manifest, start: int, *overrides: str):
     mesh, config = sharding.make_mesh(data=1, fsdp=1, tensor=1), tiny_config(*READ, *overrides)
     stages = make_stages(config, manifest.splits["train"].records)
-    return pretraining_data.train_batches(config, manifest, mesh, stages, start=start)
+    return pretraining.train_batches(config, manifest, mesh, stages, start=start)
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +100,9 @@ def test_documents_are_not_isolated_by_a_token_that_also_stands_within_them(role
 def test_bits_per_byte_are_not_of_text_that_is_unknown_tokens(monkeypatch, unknown, ratio):
     """WordPiece makes one of a word of Thai: the scores of the other tokens, over all bytes, would be near 0 bits."""
     calls = []
-    monkeypatch.setattr(pretraining_data.evaluation, "score", lambda *_, **settings: calls.append(settings) or {})
-    monkeypatch.setattr(pretraining_data.evaluation, "mean", lambda shares, scores, ratios: {"ratios": ratios})
+    monkeypatch.setattr(pretraining.evaluation, "score", lambda *_, **settings: calls.append(settings) or {})
+    monkeypatch.setattr(pretraining.evaluation, "mean", lambda shares, scores, ratios: {"ratios": ratios})
     counts = {"records": [8], "tokens": 1000, "text_bytes": 4000, "unknown_tokens": unknown}
     data, mesh = manifest_of(32, validation=counts), sharding.make_mesh(data=1, fsdp=1, tensor=1)
-    found = pretraining_data.score_split(tiny_config(), data, mesh, None, None, "validation")
+    found = pretraining.score_split(tiny_config(), data, mesh, None, None, "validation")
     assert found == {"ratios": [ratio]} and calls[0]["tokens_per_byte"] == ratio
