@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 import json
 import pathlib
-import signal
-import time
 
 import jax
 import numpy as np
@@ -21,13 +19,11 @@ from mlm.errors import InputError
 from mlm.model import flops
 from mlm.model.families import ROBERTA
 from mlm.pretrained import checkpoint_files
-from mlm.pretrained import load as pretrained
 from mlm.tasks import classification
 from mlm.training import sharding
 from mlm.training.train import train as run_loop
 from mlm.workdir import Workdir
 from tests.support import labelled_texts
-from tests.support.processes import DELAYED, kill_when, logged_step, run_together, start
 from tests.support.refusals import refuse
 from tests.support.states import assert_same, back_to, state_of
 from tests.support.tiny import meshes_of
@@ -82,6 +78,18 @@ def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder, 
     assert widths <= set(examples.lengths()) and len(examples.lengths()) == 3
 
 
+def test_a_classifier_is_evaluated_without_dropout(tmp_path, tokenizer_folder):
+    rates = ("model.hidden_dropout=0.5", "model.attention_dropout=0.5")
+    scores = []
+    params = None
+    for overrides in ((), rates):
+        with meshes_of(1):
+            config, examples, task = build(tmp_path, tokenizer_folder, "model.init_stddev=0.3", *overrides)
+        params = params or task.initial_state().params
+        scores.append(classification.evaluate(config, examples, task.mesh, task.eval_step, params, "validation"))
+    assert scores[0][0] == scores[1][0] and np.array_equal(scores[0][1], scores[1][1])
+
+
 @pytest.mark.standard
 def test_it_predicts_numbers(tmp_path, tokenizer_folder):
     overrides = ("classify.kind=regression", "classify.label=score", "train.epochs=20", "optimizer.learning_rate=0.01")
@@ -127,28 +135,6 @@ def test_it_labels_words_and_those_that_are_cut_off_are_wrong(tmp_path, tokenize
     kernels = {"/0/dense/kernel": (4 * hidden + 2 * intermediate, hidden), "classifier/kernel": (hidden, 4)}
     whole = flops.train_flops_per_token(kernels, hidden=hidden, keys=keys, predicted_share=1)
     assert task.flops_per_token(1) == pytest.approx(whole), "its head has no dense layer"
-
-
-@pytest.mark.slow
-def test_scores_do_not_depend_on_the_batch(here, tokenizer_folder, tmp_path):
-    """29 rows, each once, in batches of 16 as in the run, or in one batch on other devices."""
-    config = labelled_texts.config(tmp_path, tokenizer_folder, "evaluate.batch=64")
-    examples, body = load(config, tmp_path, tokenizer_folder)
-    there = sharding.make_mesh(data=2, fsdp=2, tensor=2)
-    model_config = classification.classifier.make_config(body, examples.labels)
-    module = classification.make_module(config, model_config, examples, there)
-    params = pretrained.load(Workdir(str(here)), head=None).params
-    places = sharding.tree_shardings(params, there, params, module.partition_rules())
-    eval_step = classification.make_eval_step(module, there, places, longest=examples.length)
-    scores, predicted = classification.evaluate(
-        config, examples, there, eval_step, jax.device_put(params, places), "validation"
-    )
-    wanted = next(line for line in lines(here, "eval") if line["step"] == STEPS)
-    assert scores["rows"] == wanted["rows"] == 29
-    assert scores["accuracy"] == wanted["accuracy"] and scores["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
-    assert np.mean(predicted == examples.splits["validation"].labels_N) == scores["accuracy"], (
-        "in the order of the rows"
-    )
 
 
 def test_what_can_not_be_right_is_refused(tmp_path, tokenizer_folder):
@@ -219,30 +205,3 @@ def test_each_epoch_is_saved_and_a_resumed_run_is_the_same(here, tokenizer_folde
         other = labelled_texts.write_csv(tmp_path / "other.csv", changed)
         refuse([*command, f"--config.classify.train={other}"], 2, "other shards or rows", capsys=capsys)
         assert "classify.length: 24 -> 16" in refuse([*command, "--config.classify.length=16"], 2, capsys=capsys)
-
-
-@pytest.mark.slow
-def test_killed_and_stopped_runs_end_with_the_same_bits(here, tokenizer_folder, tmp_path):
-    command = arguments(tmp_path / "run", tmp_path, tokenizer_folder)
-    kill_when(start(command, program=DELAYED), lambda: logged_step(tmp_path / "run") >= 8)
-    process = start(command, program=DELAYED)
-    while logged_step(tmp_path / "run") < 12:
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=240)
-    assert process.returncode == 75, err
-    with meshes_of(2):
-        assert __main__.main(command) == 0
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (here / "metrics.jsonl").read_text()
-    assert_same(state_of(here, STEPS), state_of(tmp_path / "run", STEPS))
-
-
-@pytest.mark.slow
-def test_several_processes_give_the_same_scores(here, tokenizer_folder, tmp_path):
-    """Also where their devices interleave."""
-    command = arguments(tmp_path / "run", tmp_path, tokenizer_folder)
-    run_together(command, processes=2, devices=2, program="-m tests.programs.interleaved")
-    for kind in ("train", "eval"):
-        for one, other in zip(lines(here, kind), lines(tmp_path / "run", kind), strict=True):
-            assert one["step"] == other["step"] and one["loss"] == pytest.approx(other["loss"], rel=1e-4)

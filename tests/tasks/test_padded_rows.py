@@ -18,12 +18,9 @@ from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.doctor import checks
 from mlm.errors import InputError
 from mlm.model import attention
-from mlm.plan import compile as compiling
-from mlm.plan import plan, tables, topology
 from mlm.report import summary
 from mlm.tasks.pretraining import Pretraining
 from mlm.workdir import Workdir
-from tests.plan.planned import shown_by
 from tests.support.corpora import LENGTH, shard_rows, write_shards
 from tests.support.doctored import case_of
 from tests.support.refusals import refuse
@@ -117,26 +114,6 @@ def test_useful_flops_are_of_real_tokens(shards):
     assert 0.4 < other.useful_flops(10) / one.useful_flops(10) < 0.5
 
 
-def test_plan_counts_real_tokens_or_says_that_it_counts_full_rows(shards, manifest, monkeypatch):
-    """Of a step of one second."""
-    place = topology.find("v3:2x2", 1)
-    step = f'ENTRY %main () -> () {{\n  %x = f32[] add(), backend_config={{"estimated_cycles":"{place.hertz:.0f}"}}\n}}'
-    program = compiling.Program(step, 1, 1, 1, 3.0, True, 1e6)
-    monkeypatch.setattr(plan, "compile_step", lambda *_, **__: program)
-    lines = shards["lines"]
-    for data, share, words in (
-        (lines, lines.real_share, f"padding, {1 - lines.real_share:.1%} of the rows"),
-        (None, 1.0, "counts full rows"),
-        (manifest, 1.0, ""),
-    ):
-        config = tiny_config("shards.rows=" + (data or lines).rows, "data.lanes=4")
-        row = plan.measure(config, plan.make_job(config, data), place)
-        assert row["tokens_per_second"] == pytest.approx(ROWS * LENGTH * share)
-        assert row["tokens"] == round(12 * ROWS * LENGTH * share) and row["hours"] == pytest.approx(12 / 3600)
-        text = shown_by(tables.plan, {"plan": row})
-        assert words in text and (words or "padding" not in text)
-
-
 def test_the_doctor_says_what_was_cut_padded_and_joined(shards, manifest, tmp_path):
     for data in (*shards.values(), manifest):
         finding, train = checks.rows(case_of(data, tmp_path))[0], data.splits["train"]
@@ -162,13 +139,3 @@ def test_other_rows_than_the_config_s_are_refused(shards, manifest, tmp_path, ca
     for other in ("data.short_length=16", f"data.mixture=(('{lines}', 1.0),)"):
         with pytest.raises(InputError, match=rf"shards\.rows.*concatenated.*{other.partition('=')[0]}"):
             tiny_config("shards.rows=lines", other)
-
-
-def test_a_mixture_may_have_folders_of_all_kinds(shards, manifest, tmp_path):
-    folders = ((shards["lines"].folder, 0.75), (manifest.folder, 0.25))
-    config = tiny_config(f"data.mixture={folders}", "data.lanes=4")
-    data = common.open_data(config, Workdir(str(tmp_path), create=None))
-    assert data.real_share == pytest.approx(0.75 * shards["lines"].real_share + 0.25) and not data.full_rows
-    config.unlock().data.short_length = 16
-    with pytest.raises(InputError, match=r"data\.short_length = 16: .* are padded"):
-        common.open_data(config, Workdir(str(tmp_path), create=None))

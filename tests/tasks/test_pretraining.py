@@ -106,3 +106,20 @@ def test_bits_per_byte_are_not_of_text_that_is_unknown_tokens(monkeypatch, unkno
     data, mesh = manifest_of(32, validation=counts), sharding.make_mesh(data=1, fsdp=1, tensor=1)
     found = pretraining.score_split(tiny_config(), data, mesh, None, None, "validation")
     assert found == {"ratios": [ratio]} and calls[0]["tokens_per_byte"] == ratio
+
+
+class Typo(pretraining.Pretraining):
+    def make_model(self):
+        return super().make_model().no_such_thing
+
+    @classmethod
+    def make(cls):
+        return cls(tiny_config(), INFO, mesh=sharding.make_mesh(data=8, fsdp=1, tensor=1))
+
+
+@pytest.mark.parametrize("start", [Typo.make, lambda: Typo.model_alone(tiny_config(), INFO)])
+def test_an_error_in_a_method_of_ones_own_is_a_traceback_to_its_line(start):
+    """No sentence of ours in its place, and a model is made once."""
+    with pytest.raises(AttributeError, match="no_such_thing") as caught:
+        start()
+    assert any("no_such_thing" in str(entry.statement) for entry in caught.traceback if str(entry.path) == __file__)

@@ -2,9 +2,7 @@
 
 import html
 import json
-import os
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
@@ -73,16 +71,6 @@ def test_it_is_the_mean_of_numpy(toys, tmp_path, arguments, steps, weights):
     assert json.loads((new / "config.json").read_text())["shards"]["dir"] == meta["config"].shards.dir
     assert checkpoint_files.find_damage(checkpoints, steps[-1]) is None
     assert not (new / "tokenizer").exists(), "which the run lacks, too"
-
-
-def test_any_letters_and_links_in_the_paths(toys, tmp_path):
-    """Two runs, the files of one of which are links."""
-    folder, new = tmp_path / "a [1] *?{x}@5 #é", tmp_path / "mean[2]@1"
-    shutil.copytree(toys.root, folder, copy_function=os.symlink)
-    assert average(folder, f"{toys.root}@8", f"--workdir={new}") == 0
-    parts = [params_of(toys.root, step, "ema") for step in (12, 8)]
-    for name, value in params_of(new, 8, "ema").items():
-        np.testing.assert_array_equal(value, np.mean([part[name] for part in parts], axis=0), err_msg=name)
 
 
 def test_what_has_no_mean_is_one_sentence(toys, tmp_path, capsys):

@@ -9,17 +9,13 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from mlm import __main__, logs
 from mlm import config as configs
-from mlm.commands.tokenizer import make_tokenizer
-from mlm.data import tokenizer
+from mlm import logs
 from mlm.errors import DamageError, InputError
 from mlm.pretrained import checkpoint_files
 from mlm.training import branch, sharding
 from mlm.workdir import Workdir
-from tests.support.corpora import train_tokenizer
-from tests.support.processes import copy, train_arguments
-from tests.support.refusals import refuse
+from tests.support.processes import copy
 from tests.support.states import assert_same, back_to, lines_after, meta_of, state_of
 from tests.support.tiny import tiny_config
 from tests.training.toy import VOCABULARY, Toy, run, toy
@@ -225,52 +221,3 @@ def test_other_sources_are_refused(trunk, tmp_path):
         start(other, tmp_path / "new")
     with pytest.raises(InputError, match=r"train.branch_from = .* pretraining alone"):
         configs.load("configs/base.py", ["train.branch_from=runs/a@1"], task=configs.CLASSIFICATION)
-
-
-@pytest.mark.standard
-def test_run_copies_the_tokenizer_of_the_source(trunk, tokenizer_folder, tmp_path, capsys):
-    copied = copy(trunk.root, tmp_path / "trunk")
-    shutil.copytree(tokenizer_folder, copied / "tokenizer")
-    workdir, config = Workdir(str(tmp_path / "new")), tiny_config(f"train.branch_from={copied}@6")
-    make_tokenizer(config, workdir)
-    assert tokenizer.fingerprint(str(workdir.tokenizer)) == tokenizer.fingerprint(tokenizer_folder)
-    shutil.rmtree(copied)
-    make_tokenizer(config, workdir)
-    arguments = ["tokenizer", "--config=configs/base.py", f"--workdir={tmp_path / 'other'}"]
-    arguments.append(f"--config.train.branch_from={copied}@6")
-    refuse(arguments, 2, f"train.branch_from = {copied}@6", "WORKDIR@STEP", capsys=capsys)
-    assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.standard
-def test_train_copies_the_tokenizer_that_its_config_names(family, manifest, tmp_path, tokenizer_folder, monkeypatch):
-    """By tokenizer.path, or of the run that it branches off from; that of a model only if it made the shards."""
-    monkeypatch.setattr("mlm.commands.train.pretrain", lambda *_: None)
-    bare, whole, other = (copy(family.root, tmp_path / name) for name in ("bare", "whole", "other"))
-    shutil.rmtree(bare / "tokenizer")
-    shutil.rmtree(other / "tokenizer")
-    train_tokenizer([f"the {number} words" for number in range(300)], other / "tokenizer", kind="bpe", vocab_size=280)
-    cases = [
-        (f"tokenizer.path={tokenizer_folder}", True),
-        (f"train.branch_from={whole}@8", True),
-        (f"train.branch_from={bare}@8", False),
-        (f"train.init_from={whole}", True),
-        (f"train.init_from={other}", False),
-    ]
-    for number, (setting, copied) in enumerate(cases):
-        workdir = tmp_path / str(number)
-        assert __main__.main(train_arguments(workdir, manifest.folder, setting)) == 0
-        assert (workdir / "tokenizer" / "tokenizer.json").is_file() == copied, setting
-        if copied:
-            assert tokenizer.fingerprint(f"{workdir}/tokenizer") == manifest.tokenizer_fingerprint, setting
-
-
-@pytest.mark.standard
-@pytest.mark.usefixtures("one_device")
-def test_the_command_branches_off_and_names_the_trunk(family, manifest, tmp_path):
-    flags = (f"train.branch_from={family.root}@8", "model.positions=80", "train.seed=3")
-    assert __main__.main(train_arguments(tmp_path, manifest.folder, *flags)) == 0
-    assert lines_after(tmp_path, 0)[-1]["step"] == 12
-    assert __main__.main(["export", f"--workdir={tmp_path}"]) == 0
-    card = (tmp_path / "export" / "README.md").read_text()
-    assert "| started from | step 8 of " in card and "train.seed&#58; 0 " in card

@@ -17,8 +17,8 @@ from mlm.model import masking
 from mlm.model.loss import Mean
 from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import breakdown, evaluation, sharding, xla_metrics
-from tests.support.tiny import INFO, random_batch, tiny_config
+from mlm.training import breakdown, evaluation, sharding
+from tests.support.tiny import INFO, random_batch, tiny_config, tiny_run
 
 
 def mesh_of(devices: int) -> Mesh:
@@ -36,22 +36,6 @@ def test_rows_come_back_in_the_order_of_the_batch(monkeypatch):
     step = jax.jit(lambda params, batch: (batch["record_id"], -batch["record_id"]), out_shardings=shards)
     one, other = evaluation.per_row(step, None, batches, mesh=mesh, rows=16)
     assert one.tolist() == list(range(80)) and (other == -one).all()
-
-
-def test_few_batches_are_on_the_devices_at_once(monkeypatch):
-    """Before the sixth batch is read, the result of the third has been waited for."""
-    waited, counts = [], []
-    monkeypatch.setattr(jax, "block_until_ready", waited.extend)
-
-    def batches():
-        for number in range(6):
-            counts.append(len(waited))
-            yield {"record_id": np.full(8, number)}
-
-    with xla_metrics.Programs() as programs:
-        evaluation.per_row(lambda _, batch: batch["record_id"], None, batches(), mesh=mesh_of(1), rows=8)
-    assert programs.counts["eval_step"]["executions"] == 6
-    assert counts == [0, 0, 0, 1, 2, 3] and [int(result[0]) for result in waited] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("rows", "devices"), [(7, 1), (64, 8), (16, 4)])
@@ -169,6 +153,22 @@ def test_an_evaluation_step_scores_valid_rows_on_masks_of_its_own():
     assert means["read"].sum.tolist() == (masked.ids_BxL.sum(1) * valid).tolist()
     np.testing.assert_allclose(means["breakdown"].sum(2)[:, 0, :2], np.stack(means["loss"], 1), rtol=1e-5)
     assert means["breakdown"].shape == (16, 2, 6, 3)
+
+
+def test_evaluation_has_no_dropout_and_masks_of_evaluate_seed_alone():
+    """Whatever the seeds and the rates of training are."""
+    rates = ("model.hidden_dropout=0.5", "model.attention_dropout=0.5")
+    task = tiny_run("model.init_stddev=0.3")
+    params = task.init().params
+    batch = sharding.put_batch(random_batch() | {"valid": np.ones(16, np.float32)}, task.mesh, 16)
+
+    def losses(task: Pretraining) -> np.ndarray:
+        return np.asarray(task.eval_step(params, batch)["loss"].sum)
+
+    expected = losses(task)
+    others = tiny_run("model.init_stddev=0.3", *rates, "masking.seed=5", "train.seed=6", "data.seed=7")
+    np.testing.assert_array_equal(losses(others), expected)
+    assert np.ptp(expected) > 0 and (losses(tiny_run("evaluate.seed=5")) != expected).any()
 
 
 # The model of transformers ----------------------------------------------------------------------------------

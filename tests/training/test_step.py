@@ -9,9 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from mlm.model.loss import RowSums
 from mlm.plan import hlo
-from mlm.training import optimizer, sharding, train
+from mlm.training import sharding, train
 from tests.support.tiny import assert_close, flat
 from tests.training.toy import HIDDEN, RECORDS, Toy, batch_of, toy
 
@@ -58,44 +57,6 @@ def test_the_gradient_is_that_of_the_mean_over_the_global_batch(mesh, accumulate
     expected, (loss, weight) = by_hand(task, batch, 3)
     assert_close(grads, expected, 1e-5, f"{mesh}, {accumulate}")
     assert sums["loss"].sum == pytest.approx(loss, rel=1e-6) and sums["loss"].weight == pytest.approx(weight)
-
-
-@pytest.mark.parametrize(("accumulate", "dtype"), [(1, "bfloat16"), (2, "float32")])
-def test_matrices_are_sent_in_the_compute_dtype_unless_they_sum_microbatches(monkeypatch, accumulate, dtype):
-    """Between CPUs they never are, so the dtype that is asked for is looked at."""
-    sent = []
-    monkeypatch.setattr(train, "sum_over_data", lambda *_, matrix_dtype: sent.append(matrix_dtype))
-    train.make_gradient(toy("model.dtype=bfloat16", f"train.accumulate={accumulate}"))
-    assert set(sent) == {dtype}
-
-
-def test_one_prediction_and_none():
-    """The sum over a single prediction is its mean; without any the gradient is 0, and a step changes nothing."""
-    task = toy("optimizer.weight_decay=0")
-    batch = batch_of(2)
-    batch["attention_mask"][:] = 0
-    grads, sums = gradient_of(task, batch)
-    assert sums["loss"].weight == 0 and not any(np.any(leaf) for leaf in jax.tree.leaves(grads))
-    before = flat(task.init().params)
-    state, metrics = step_on(task, task.init(), batch)
-    assert metrics["skipped"] == 0 and math.isnan(metrics["loss"])
-    assert all(np.array_equal(before[name], value) for name, value in flat(state.params).items())
-    batch["attention_mask"][1, 7] = 1
-    assert_close(gradient_of(task, batch, 0)[0], by_hand(task, batch, 0)[0], 1e-5, "one prediction")
-
-
-def test_the_gradient_is_that_of_the_mean_whatever_its_weights():
-    """Also of weights that sum to less than 1."""
-
-    class Light(Toy):
-        def loss(self, logits_BxL, inputs):
-            sums = super().loss(logits_BxL, inputs)
-            return RowSums(sums.loss_B * 2**-12, sums.weight_B * 2**-12, None)
-
-    batch = batch_of(16)
-    grads, sums = gradient_of(Light(toy().config), batch)
-    assert sums["loss"].weight < 1
-    assert_close(grads, gradient_of(toy(), batch)[0], 1e-6, "light")
 
 
 def test_dropout_is_one_of_the_global_batch(monkeypatch):
@@ -186,18 +147,6 @@ def test_the_average_of_the_parameters():
     assert state.best_params is state.ema and toy().init().best_params is not None
 
 
-def test_an_optimizer_may_read_the_loss_of_the_step(monkeypatch):
-    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
-    monkeypatch.setattr(optimizer, "make_optimizer", lambda *_: optax.chain(optax.sgd(1.0), plateau))
-    task = Toy(toy("log.every=1").config)
-    state, losses, scales = task.init(), [], []
-    for batch in (batch_of(4), batch_of(4, 1), batch_of(4, 2), batch_of(4, 3)):
-        state, metrics = step_on(task, state, batch)
-        losses.append(metrics["loss"])
-        scales.append(float(state.opt_state[1].scale))
-    assert float(state.opt_state[1].best_value) == pytest.approx(min(losses), rel=1e-6) and min(scales) < 1, scales
-
-
 def test_guard_skips_what_is_not_finite_and_stops_for_good():
     """A skipped step counts, and neither moves anything nor takes part in the log; the schedule does not advance."""
     settings = ("train.guard_limit=3", "optimizer.ema_decay=0.9", "schedule.name=linear", "schedule.warmup=0")
@@ -283,14 +232,15 @@ def test_the_state_before_the_first_step():
 @pytest.mark.parametrize("name", ["adamw", "lion", "muon"])
 def test_a_step_without_predictions_moves_nothing(name):
     """Neither momentum nor weight decay, nor the average, nor a count; it is no step of the nonfinite guard."""
-    task = toy(f"optimizer.name={name}", "optimizer.weight_decay=0.1", "optimizer.ema_decay=0.5", "log.every=100")
+    task = toy(f"optimizer.name={name}", "optimizer.weight_decay=0.1", "optimizer.ema_decay=0.5")
     state, _ = step_on(task, task.init(), batch_of(4))
     before = jax.device_get(state)
     empty = batch_of(4)
     empty["attention_mask"][:] = 0
     state, metrics = step_on(task, state, empty)
     after = jax.device_get(state)
-    assert_close(after.replace(step=before.step), before, 0, name)
+    for part in ("params", "opt_state", "ema"):
+        assert_close(getattr(after, part), getattr(before, part), 0, name)
     assert (after.step, metrics["skipped"], metrics["consecutive_nonfinite"]) == (2, 0, 0)
 
 

@@ -48,24 +48,6 @@ def test_compilations_are_those_that_jax_reports(programs):
     assert total["seconds"] == pytest.approx(sum(found[name]["seconds"] for name in list(found)[1:]), abs=0.01)
 
 
-def test_what_jax_does_not_report_is_left_out(programs):
-    """An event without the name of a function, and no word of a cache."""
-    programs._on_duration("/jax/core/compile/backend_compile_duration", 2.0)
-    programs._on_duration("/jax/of/another/version", 3.0, fun_name="jit(f)")
-    for _ in range(3):
-        xla_metrics.executed("step")
-    programs.counts["all programs"].update({"input_wait": 1.0, "host_wait": 0.5, "steps": 10.0})
-    found = programs.summary()
-    assert list(found) == ["all programs", "unnamed", "step"] and found["step"] == {"executions": 3}
-    assert found["unnamed"] == {"seconds": 2.0, "compile": 2.0, "compilations": 1}
-    assert not {"cache_hits", "cache_misses"} & found["all programs"].keys()
-    text = xla_metrics.describe(found)
-    assert "ran step 3 times; compiled 1 program in 2.0 s (unnamed 2.0 s), none of them from the cache" in text
-    assert "10.0% of the time for input, 5.0% for process 0" in text
-    only_traced = {"all programs": found["all programs"] | {"compilations": 0}, "step": found["step"]}
-    assert xla_metrics.describe(only_traced).startswith("XLA ran step 3 times; devices waited")
-
-
 class Output:
     """Of a step that ends when it is told to."""
 
