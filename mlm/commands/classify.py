@@ -49,8 +49,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         distributed.initialize(config, workdir, *fingerprints, saves=True)
         config, body, load_params = _find_model(config, workdir, examples)
         task = classification.Classification(config, examples, body, load_params)
-        if cluster.is_primary():
-            _describe(config, examples)
         hub.train_and_push(config, workdir, task, args.entry)
         best = write_export(workdir, args)
         split = "test" if config.classify.test else "validation"
@@ -117,18 +115,6 @@ def _find_model(
         metric = {"classify.metric": ("f1" if spans else "accuracy",)}
         config = configs.replace(config, metric, task=configs.CLASSIFICATION)
     return config, body, (lambda: source().encoder) if init_from else None
-
-
-def _describe(config: ConfigDict, examples: Examples) -> None:
-    """Prints how many rows each split has, and how many of them are cut."""
-    sources = {**config.classify, **dict(config.classify.predict)}
-    for name, split in examples.splits.items():
-        cut = f", {split.truncated:,} of them truncated to {examples.length} tokens" if split.truncated else ""
-        if split.words:
-            cut += f", {len(split.labels_N):,} words, {(split.words.token_W < 0).sum():,} of them cut off"
-        say(f"classify: {name}: {sources[name]}, {len(split):,} rows{cut}")
-    predicts = f"{len(examples.labels)} classes" if examples.labels else "a number"
-    say(f"classify: {predicts}, from {config.train.init_from or 'random values'}")
 
 
 def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> None:

@@ -144,6 +144,21 @@ class Classification(Task):
             vocab_size=0,
         )
 
+    def describe(self) -> dict[str, str]:
+        """Returns what is read: rows of each split, what was cut off, and what is predicted."""
+        sources = {**self.config.classify, **dict(self.config.classify.predict)}
+        lines = {}
+        for name, split in self.examples.splits.items():
+            lines[name] = f"{len(split):,} rows of {sources[name]}"
+            if split.truncated:
+                lines[name] += f", {split.truncated:,} of them truncated to {self.examples.length} tokens"
+            if split.words:
+                words_cut = np.sum(split.words.token_W < 0)
+                lines[name] += f", {len(split.labels_N):,} words, {words_cut:,} of them cut off"
+        lines["predicts"] = f"{len(self.examples.labels)} classes" if self.examples.labels else "a number"
+        lines["starts from"] = self.config.train.init_from or "random values"
+        return lines
+
     def epoch(self, step: int) -> float:
         return self.stages.rows_read(step) / self._count
 

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
@@ -35,7 +34,11 @@ logger = logging.getLogger(__name__)
 
 # Of an array that several devices hold, each saves a slice, and compiles a program to cut it. For the many small arrays
 # of a model that took seconds at the first save; one device saves those whole.
-ocp.type_handlers.get_type_handler(jax.Array)._min_slice_bytes_for_replica_parallel = SMALLEST_SLICE_BYTES
+ocp.type_handlers.register_type_handler(
+    jax.Array,
+    ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES),
+    override=True,
+)
 
 
 class Checkpoints(AbstractContextManager):
@@ -45,7 +48,10 @@ class Checkpoints(AbstractContextManager):
         self, folder: UPath, *, keep: int, milestones: Iterable[int] = (), on_complete: OnComplete | None = None
     ):
         """Keeps the newest `keep` checkpoints, the one of lowest score, and `milestones`; hides incomplete ones."""
-        self.folder, self._keep, self._milestones, self._on_complete = folder, keep, list(milestones), on_complete
+        self.folder = folder
+        self._keep = keep
+        self._milestones = list(milestones)
+        self._on_complete = on_complete
         if cluster.is_primary():
             hide_incomplete(folder)
         cluster.barrier("checkpoints opened")
@@ -56,7 +62,6 @@ class Checkpoints(AbstractContextManager):
         )
         handlers = {"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(str(folder), options=options, item_handlers=handlers)
-        sys.unraisablehook = _ignore_closed_loops
         self._worker = concurrent.futures.ThreadPoolExecutor(1)
         self._saving: tuple[int, dict, dict] | None = None  # that orbax is writing: the step, its arrays, its metadata
         self._hashing: concurrent.futures.Future | None = None
@@ -84,7 +89,8 @@ class Checkpoints(AbstractContextManager):
     def poll(self) -> None:
         """Hashes a checkpoint that was written since the last call."""
         if self._saving is not None and not self._manager.is_saving_in_progress():
-            (step, arrays, meta), self._saving = self._saving, None
+            step, arrays, meta = self._saving
+            self._saving = None
             with _writing(self.folder):
                 self._manager.wait_until_finished()
                 self._manager.check_for_errors()
@@ -99,7 +105,8 @@ class Checkpoints(AbstractContextManager):
             self._manager.wait_until_finished()
         self.poll()
         if self._hashing is not None:
-            hashing, self._hashing = self._hashing, None
+            hashing = self._hashing
+            self._hashing = None
             with _writing(self.folder):
                 hashing.result()
 
@@ -219,9 +226,3 @@ def _writing(folder: UPath) -> Iterator[None]:
             raise
         what = f"the checkpoint could not be written ({text.splitlines()[0][:200]}); the earlier ones are untouched"
         raise InputError(f"{folder}: {what}: make room, and start the same command again.") from error
-
-
-def _ignore_closed_loops(unraisable: Any) -> None:
-    """Hides the many errors after a failed save: tensorstore still answers an event loop that orbax has closed."""
-    if str(unraisable.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(unraisable)

@@ -4,6 +4,7 @@ Dimensions: D mask draws, N rows, T lines of a table, C columns of RowSums.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tqdm import tqdm
 
 from mlm import cluster
 from mlm.cluster import distributed
@@ -18,6 +20,7 @@ from mlm.model.keys import in_32_bits, make_key
 from mlm.model.loss import Mean, prediction_scores, sum_rows
 from mlm.model.module import Model, Params, segment_and_position_ids
 from mlm.model.token_masking import Masked, TokenMasking
+from mlm.text import can_draw
 from mlm.training import breakdown, xla_metrics
 from mlm.training.sharding import BATCH, logical_rows, put_batch
 from mlm.training.task import Batch
@@ -162,7 +165,9 @@ def _scores(loss: float, accuracy: float, predictions: int, tokens_per_byte: flo
 def per_row(eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, rows: int) -> Any:
     """Returns what `eval_step` gives for each row, in the order of the batches' rows; arguments as in `score`."""
     pending: list[Any] = []
-    for batch in cluster.with_progress(batches):
+    hidden = not (cluster.is_primary() and can_draw(sys.stderr))
+    bar = tqdm(batches, desc="evaluation", unit="batch", leave=False, dynamic_ncols=True, disable=hidden)
+    for batch in cluster.with_progress(bar):
         batch = put_batch(batch, mesh, rows)
         distributed.compile_together(eval_step, params, batch)
         pending.append(eval_step(params, batch))

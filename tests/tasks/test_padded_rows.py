@@ -15,14 +15,12 @@ from scipy.special import log_softmax
 from mlm import __main__, logs
 from mlm.commands import common
 from mlm.data.manifest import DatasetInfo, Manifest
-from mlm.doctor import checks
 from mlm.errors import InputError
 from mlm.model import attention
 from mlm.report import summary
 from mlm.tasks.pretraining import Pretraining
 from mlm.workdir import Workdir
 from tests.support.corpora import LENGTH, shard_rows, write_shards
-from tests.support.doctored import case_of
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY, tiny_config
 
@@ -112,16 +110,6 @@ def test_useful_flops_are_of_real_tokens(shards):
     one, other = (Pretraining(tiny_config(), dataclasses.replace(info, real_share=share)) for share in (1.0, 0.5))
     assert (one.tokens_read(10), other.tokens_read(10)) == (10 * ROWS * LENGTH, 5 * ROWS * LENGTH)
     assert 0.4 < other.useful_flops(10) / one.useful_flops(10) < 0.5
-
-
-def test_the_doctor_says_what_was_cut_padded_and_joined(shards, manifest, tmp_path):
-    for data in (*shards.values(), manifest):
-        finding, train = checks.rows(case_of(data, tmp_path))[0], data.splits["train"]
-        assert f"shards.rows = {data.rows}" in finding.what
-        for count in (train.cut_tokens, train.padding_tokens, train.joined_tokens):
-            assert f"{count:,} " in finding.what
-        padded = [split.padding_tokens / split.records / LENGTH for split in data.splits.values()]
-        assert (finding.level == "warning") == (max(padded) > 0.5)
 
 
 def test_other_rows_than_the_config_s_are_refused(shards, manifest, tmp_path, capsys):

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import pathlib
-import shutil
 
 import jax
 import numpy as np
@@ -111,26 +110,6 @@ def test_it_is_scored_and_shown(run, capsys):
         assert f"{first['loss']:.4f}" in text and f"{validation['loss']:.4f}" not in text
     for text in (page.partition("Test split")[0], card.partition("## Test scores")[0]):
         assert f"{validation['loss']:.4f}" in text and f"{first['loss']:.4f}" not in text
-
-
-@pytest.mark.standard
-def test_doctor_compares_it_with_training(texts, tokenizer_folder, tmp_path, capsys):
-    """Copies with a word before them are other documents, and the same text."""
-    shutil.copytree(tokenizer_folder, tmp_path / "run" / "tokenizer")
-    words, rng = sorted({word for text in texts for word in text.split() if word.isalpha()}), np.random.default_rng(0)
-    unrelated = [" ".join(rng.choice(words, 25)) for _ in range(340)]
-    source = write_set(tmp_path / "set", unrelated, [f"Again: {text}" for text in unrelated[20:60]])
-    made = write_shards(corpus_of((source,)), tmp_path / "shards", tokenizer_folder)
-    sizes = ("tokenizer.vocab_size=600", "data.lanes=2", f"shards.dir={made.folder}")
-    doctor = ["doctor", *command("", tmp_path / "run", source, tokenizer_folder, *sizes)[1:], "--json"]
-    __main__.main(doctor)
-    overlaps = [own for own in json.loads(capsys.readouterr().out)["findings"] if own["check"] == "overlap"]
-    assert [own["level"] == "ok" for own in overlaps] == [True, False]
-    assert f"name {source}#test in corpus.keep_out" in overlaps[1]["fix"]
-    assert "test record" in overlaps[1]["what"] and made.splits.keys() == {"train", "validation", "test"}
-    assert __main__.main([*doctor, "--record=test:0"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["split"] == "test" and all("test[" in each["part"] for each in found["documents"])
 
 
 @pytest.mark.standard

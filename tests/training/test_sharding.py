@@ -10,8 +10,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from mlm.errors import InputError
-from mlm.model import classifier, families
-from mlm.model.families import family_of
+from mlm.model import families
 from mlm.model.module import Model
 from mlm.model.partition_rules import PartitionRules
 from mlm.training import optimizer, sharding
@@ -76,22 +75,6 @@ def test_every_parameter_has_a_rule_and_every_rule_a_parameter(family):
         if leaf.ndim > 1 and "position" not in name and "token_type" not in name:
             used = {axis for part in specs[name] if part for axis in ([part] if isinstance(part, str) else part)}
             assert "fsdp" in used, f"{name}: a matrix that fsdp does not split"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("of_tokens", [False, True])
-def test_a_classifier_is_split_as_in_pretraining_but_its_head_is_on_every_device(family, of_tokens):
-    module, mesh = module_of(f"model.family={family}"), mesh_of(2, 2, 2)
-    config = classifier.make_config(module.config, ("a", "b", "c"), of_tokens=of_tokens)
-    classifier_module = classifier.make_module(config)
-    params = jax.eval_shape(lambda: classifier_module.init_params(jax.random.key(0)))
-    specs = sharding.param_specs(params, mesh, classifier_module.partition_rules())
-    pretraining = sharding.param_specs(params_of(f"model.family={family}"), mesh, module.partition_rules())
-    body = {name: spec for name, spec in pretraining.items() if name.startswith(f"{family_of(module.config).body}/")}
-    head = {name: spec for name, spec in specs.items() if name not in body}
-    assert specs == body | head
-    assert "classifier/bias" in head or "classifier/out_proj/bias" in head
-    assert set(head.values()) == {P()}
 
 
 def test_a_rule_matches_whole_names_alone():
