@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import itertools
-import math
 from typing import NoReturn
 
 from mlm import config as configs
@@ -17,7 +16,6 @@ from mlm.text import say
 from mlm.workdir import Workdir, lock
 
 COMMANDS = ("train", "run", "classify", "evaluate")
-MAX_RUNS = 100  # that start without --yes
 FIXED_FLAGS = {"workdir", "coordinator", "processes", "process_id"}  # of the commands, that can't be varied
 UNCHECKED = ("optimizer", "schedule", "masking", "log")  # groups of keys of which nothing is opened before a run
 
@@ -43,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vary", nargs="+", action="extend", required=True, metavar="KEY=V1,V2", help=vary)
     metric = "score of the table; default: the one that chooses the best checkpoint"
     parser.add_argument("--metric", default="", metavar="NAME", help=metric)
-    parser.add_argument("--yes", action="store_true", help=f"start more than {MAX_RUNS} runs")
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -72,9 +69,6 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
     """Returns the runs in the order of the grid, the config and the flags of each one checked; raises InputError."""
     varied = grid.read(args.vary)
     program = args.entry.program("sweep")
-    count = math.prod(map(len, varied.values()))
-    if count > MAX_RUNS and not args.yes:
-        raise InputError(f"--vary: asks for {count:,} runs; add --yes to start more than {MAX_RUNS}.")
     flags = _Flags(args.command, allow_abbrev=False)
     importlib.import_module(f"mlm.commands.{args.command}").add_arguments(flags)
     fixed = [f"--config={args.config}"] if args.config else []
@@ -87,7 +81,7 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
         arguments = [*fixed, *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True))]
         others, run_overrides = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
         parsed = flags.parse_args(others)
-        model = evaluates and (common.named_model(parsed) or Workdir(args.workdir, create=False))
+        model = evaluates and (common.named_model(parsed) or args.workdir)
         classifies = locate.is_classifier(model) if evaluates else args.command == "classify"
         task = configs.CLASSIFICATION if classifies else configs.PRETRAINING
         flat = configs.flatten(common.read_config(parsed, run_overrides, task=task))
@@ -98,9 +92,12 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
             raise InputError(f"--vary: asks for the run {name} twice; name each value once.")
         folder = f"{root}/{name}"
         parsed.workdir = args.workdir if evaluates else folder
-        step = _step_flag(model) if evaluates and not classifies else []
+        command = [args.command, *arguments, f"--workdir={parsed.workdir}"]
+        newest = locate.at_newest_step(model) if evaluates and not classifies else model
+        if newest != model:  # trained further, it is another model, whose scores are not those that are done
+            command.append(f"--step={locate.split_step(newest)[1]}")
         config = common.read_config(parsed, run_overrides, task=task, starts=not evaluates)
-        if count > 1 and config.hub.name and not evaluates and {"hub.name", "config"}.isdisjoint(varied):
+        if trials and config.hub.name and not evaluates and {"hub.name", "config"}.isdisjoint(varied):
             raise InputError(f"config.hub.name = {config.hub.name}: several runs would push to it; vary it, too.")
         opens = repr([item for item in values.items() if not item[0].startswith(UNCHECKED) and "seed" not in item[0]])
         if opens not in opened:
@@ -108,8 +105,7 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
             opened.add(opens)
         if not evaluates and not args.entry.record:  # others have scores of their own
             table.check_name(args.metric, config.classify.metric)
-        command = (args.command, *arguments, *step, f"--workdir={parsed.workdir}")
-        trials.append(runs.Trial(name, folder, command, values, program))
+        trials.append(runs.Trial(name, folder, tuple(command), values, program))
     return trials
 
 
@@ -123,13 +119,6 @@ def _check_keys(varied: dict[str, list[str]], command: str, flags: argparse.Argu
             raise InputError(f"--vary {key}: is no config key and no flag that {command} can vary{advice}")
         if any(flag.startswith(f"{_flag(key)}=") for flag in fixed):
             raise InputError(f"--vary {key}: {_flag(key)} sets it for all runs; remove one of the two.")
-
-
-def _step_flag(model: str | Workdir) -> list[str]:
-    """Returns the flag that names a workdir's newest step; none for a model that is no workdir, or names its step."""
-    name = str(model.root) if isinstance(model, Workdir) else model
-    newest = locate.at_newest_step(name)
-    return [] if newest == name else [f"--step={locate.split_step(newest)[1]}"]
 
 
 def _flag(key: str) -> str:

@@ -169,14 +169,15 @@ def save(figure: Figure, file: Path) -> None:
 def _plot(y_unit: str, *curves: Curve, x_unit: str = "steps", bottom: float | None = None) -> Figure:
     figure = Figure(figsize=(4.7, 2.9), layout="constrained")
     axes = figure.add_subplot(xlabel=x_unit, ylabel=y_unit)
-    for (x, y), color, label, alpha, style in curves:
+    shown = [curve for curve in curves if curve.points[0]]
+    for (x, y), color, label, alpha, style in shown:
         marker = "o" if len(x) < FEW and (alpha, style) == (1, "-") else ""
         axes.plot(x, y, style, color=color, label=_shown(label), alpha=alpha, marker=marker, markersize=4)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=bottom)
     axes.locator_params(axis="x", nbins=6)
-    if any(curve.label for curve in curves):
+    if any(curve.label for curve in shown):
         axes.legend()
     return figure
 

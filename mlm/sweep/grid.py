@@ -8,7 +8,7 @@ from typing import Any
 
 from mlm.errors import InputError
 
-LONGEST, LONGEST_NAME = 40, 200  # characters of a value in a name, and of a name
+LONGEST = 100  # characters of a name, without its digest
 
 
 def read(entries: Sequence[str]) -> dict[str, list[str]]:
@@ -26,21 +26,21 @@ def read(entries: Sequence[str]) -> dict[str, list[str]]:
 
 def split(text: str) -> list[str]:
     """Splits at commas outside brackets and quotes; a value that is quoted as a whole loses its quotes."""
-    values = [""]
-    depth = 0
-    quote = ""
-    for char in text:
-        if quote or char in "'\"":
-            quote = "" if char == quote else quote or char
+    values: list[str] = []
+    for part in text.split(","):
+        if values and _is_open(values[-1]):
+            values[-1] += f",{part}"
         else:
-            depth += (char in "([{") - (char in ")]}")
-        if char == "," and not quote and depth == 0:
-            values.append("")
-        else:
-            values[-1] += char
-    if quote or depth:
+            values.append(part)
+    if _is_open(values[-1]):
         raise InputError(f"--vary: {text} has a quote or a bracket without its other half; write both.")
-    return [re.sub(r"^'([^']*)'$|^\"([^\"]*)\"$", r"\1\2", value) for value in values]
+    return [re.sub(r"^(['\"])([^'\"]*)\1$", r"\2", value) for value in values]
+
+
+def _is_open(text: str) -> bool:
+    """Returns whether a bracket or a quote in it still has to be closed."""
+    brackets = any(text.count(opening) > text.count(closing) for opening, closing in ("()", "[]", "{}"))
+    return brackets or any(text.count(quote) % 2 for quote in "'\"")
 
 
 def short_keys(keys: Collection[str]) -> dict[str, str]:
@@ -50,20 +50,11 @@ def short_keys(keys: Collection[str]) -> dict[str, str]:
 
 
 def name(values: dict[str, Any]) -> str:
-    """Returns a name for the folder of a run, which does not depend on the other runs: "learning_rate=1e-05,seed=0"."""
+    """Returns a name for the folder of a run, which does not depend on the other runs: "learning_rate=1e-05,seed=0".
+
+    In letters, digits and a few signs; a digest tells apart what looks the same then.
+    """
     short = short_keys(values)
-    return _shorten(",".join(f"{short[key]}={_slug(str(value))}" for key, value in values.items()), LONGEST_NAME)
-
-
-def _slug(text: str) -> str:
-    """Returns a value in letters, digits and a few signs; a digest tells apart what looks the same then."""
-    slug = re.sub(r"[^A-Za-z0-9.@+_-]+", "-", text).strip("-") or "empty"
-    return _shorten(slug, LONGEST) if slug == text else f"{_shorten(slug, LONGEST)}-{_digest(text)}"
-
-
-def _shorten(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 7]}-{_digest(text)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:6]
+    text = ",".join(f"{short[key]}={value}" for key, value in values.items())
+    slug = re.sub(r"[^A-Za-z0-9.@+_,=-]+", "-", text)[:LONGEST]
+    return text if slug == text else f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
     """How a run has ended."""
 
     trial: Trial
-    code: int  # exit code; 128 + N if signal N killed it
+    code: int | None  # exit code; 128 + N if signal N killed it; None if it has not ended
     seconds: float  # of all its starts
     last_line: str  # of its output: a sentence about what is wrong if there is one
 
@@ -61,9 +61,9 @@ def run_all(trials: Sequence[Trial], root: UPath, label: str = "runs") -> list[O
     with bar, watch.handling(stop, signal.SIGINT, *watch.STOP_SIGNALS):
         for trial in trials:
             bar.set_postfix_str(trial.name)
-            outcome = _finished(trial)
-            if outcome is None:
-                outcome = _run(trial, root, processes)
+            outcome = _earlier(trial)
+            if outcome.code != 0:
+                outcome = _run(trial, root, outcome.seconds, processes)
                 end = f"exit code {outcome.code}" if outcome.code else "done"
                 line = f"{len(outcomes) + 1}/{len(trials)} {trial.name}: {end}, {outcome.seconds:.0f} s"
                 tqdm.write(line, file=sys.stderr)
@@ -76,11 +76,11 @@ def run_all(trials: Sequence[Trial], root: UPath, label: str = "runs") -> list[O
     return outcomes
 
 
-def _finished(trial: Trial) -> Outcome | None:
-    """Returns how a run ended that is done; raises InputError if another class than this command's has done it."""
+def _earlier(trial: Trial) -> Outcome:
+    """Returns how a run has ended before, with the code None if it has not; raises InputError for another class."""
     state = logs.read_object(UPath(trial.folder) / STATE)
-    if state.get("code") != 0 or state.get("arguments") != list(trial.arguments):
-        return None
+    if state.get("arguments") != list(trial.arguments):
+        return Outcome(trial, None, 0.0, "")
     before = state["class"]
     now = trial.program.identity
     if before.partition(" (")[0] != now.partition(" (")[0]:
@@ -88,30 +88,33 @@ def _finished(trial: Trial) -> Outcome | None:
         raise InputError(f"{trial.folder}: was done by {names}; use another --workdir.")
     if before != now:  # of the same class another code, as when its file was edited
         tqdm.write(f"{trial.name}: was done by {before}", file=sys.stderr)
-    return Outcome(trial, 0, state["seconds"], state["last_line"])
+    return Outcome(trial, state["code"], state["seconds"], state["last_line"])
 
 
-def _run(trial: Trial, root: UPath, processes: list[Popen]) -> Outcome:
-    """Starts or resumes a run, adds its process, and waits for its end; all share the programs that they compile."""
+def _run(trial: Trial, root: UPath, before: float, processes: list[Popen]) -> Outcome:
+    """Starts or resumes a run that took some seconds before, and waits for its end; adds its process."""
     folder = UPath(trial.folder)
     make_folder(folder)
     staging = staging_folder(folder)  # of a bucket, whose files can't be appended to
-    state = logs.read_object(folder / STATE)
-    before = state["seconds"] if state.get("arguments") == list(trial.arguments) else 0.0
     begin = time.monotonic()
-    environment = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"} | trial.program.environment()
+    environment = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"}  # all share the programs that they compile
+    environment |= trial.program.environment()
     command = [sys.executable, *trial.program.command, *trial.arguments]
     with (staging / OUTPUT).open("ab+") as output:
         start = output.seek(0, os.SEEK_END)
         processes.append(Popen(command, env=environment, stdin=DEVNULL, stdout=output, stderr=STDOUT))
-        returned = processes[-1].wait()
+        code = processes[-1].wait()
         output.seek(start)
         printed = output.read().decode(errors="replace").splitlines()
     upload(staging, folder)
-    code = returned if returned >= 0 else 128 - returned
     lines = [line for line in printed if line.strip()] or ["no output"]
     errors = [line for line in lines if code and line.startswith("mlm ")]
-    outcome = Outcome(trial, code, before + time.monotonic() - begin, (errors or lines)[-1])
-    state = {"arguments": trial.arguments, "class": trial.program.identity, "code": code}
-    write_text(folder / STATE, json.dumps(state | {"seconds": outcome.seconds, "last_line": outcome.last_line}) + "\n")
-    return outcome
+    state = {
+        "arguments": trial.arguments,
+        "class": trial.program.identity,
+        "code": code if code >= 0 else 128 - code,
+        "seconds": before + time.monotonic() - begin,
+        "last_line": (errors or lines)[-1],
+    }
+    write_text(folder / STATE, json.dumps(state) + "\n")
+    return Outcome(trial, state["code"], state["seconds"], state["last_line"])

@@ -93,17 +93,12 @@ def write(root: UPath, outcomes: Sequence[Outcome], metric: str) -> None:
     else:
         best = max(groups, key=lambda group: sign(metric) * group.median, default=None)
         rule = f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
-    rows = [
-        (
-            *map(str, group.values.values()),
-            *(f"{score:.4f}" for score in (group.median, min(group.scores), max(group.scores))),
-            str(len(group.scores)),
-            "best" if group is best else "",
-        )
-        for group in groups
-    ]
+    rows = []
+    for group in groups:
+        spread = (group.median, min(group.scores), max(group.scores))
+        shown = [*group.values.values(), *(f"{score:.4f}" for score in spread), len(group.scores)]
+        rows.append([*map(str, shown), "best" if group is best else ""])
     content = {
-        "command": trials[0].arguments[0],
         "trained_by": trials[0].program.identity,
         "rule": rule,
         "groups": [
@@ -119,10 +114,9 @@ def write(root: UPath, outcomes: Sequence[Outcome], metric: str) -> None:
     if not groups:
         return  # no run is done
     names = grid.short_keys(groups[0].values).values()
-    lead = f"{len(trials):,} runs of {content['command']}. {rule}."
     plots = page.drawn(lambda plots: plots.to_urls(draw(groups, metric, plots)), {})
     tables = [("", [(*names, *COLUMNS), *rows], "numbers")]
-    write_text(root / "sweep.html", page.render_tables(root.name, lead, tables, plots))
+    write_text(root / "sweep.html", page.render_tables(root.name, f"{len(trials):,} runs. {rule}.", tables, plots))
     show(rule, table(*names, *(f">{name}" for name in COLUMNS), rows=rows), f"\ntable  {root / 'sweep.html'}")
 
 

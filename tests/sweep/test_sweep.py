@@ -10,14 +10,16 @@ import sys
 import pytest
 
 from mlm import __main__
-from mlm.commands import sweep
+from mlm.doctor import preflight
 from mlm.paths import UPath
-from mlm.sweep import runs
+from mlm.sweep import runs, table
 from tests import ROOT
 from tests.support import processes
 from tests.support.dask_cluster import until
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY
+
+BASE = ["--config=configs/base.py", *(f"--config.{each}" for each in TINY if not each.startswith("optimizer"))]
 
 
 def content(root: pathlib.Path) -> dict:
@@ -54,10 +56,14 @@ def test_stopped_it_goes_on_and_evaluate_compares_its_models(manifest, tmp_path,
     assert groups[0]["scores"][0] == pytest.approx(found["runs"][0]["scores"]["loss"], rel=1e-5)
 
 
-def test_evaluate_names_the_newest_step_so_that_a_score_is_of_no_earlier_one(trained_workdir):
+def test_evaluate_names_the_newest_step_so_that_a_score_is_of_no_earlier_one(trained_workdir, monkeypatch):
+    planned = []
+    monkeypatch.setattr(runs, "run_all", lambda trials, root: planned.extend(trials) or [])
+    monkeypatch.setattr(table, "write", lambda *_: None)
+    monkeypatch.setattr(preflight, "refuse", lambda case: None)
     root = str(trained_workdir.root)
-    assert sweep._step_flag(trained_workdir) == sweep._step_flag(root) == ["--step=5"]
-    assert sweep._step_flag(f"{root}@5") == sweep._step_flag("org/model") == []
+    assert __main__.main(["sweep", "evaluate", *BASE, f"--workdir={root}", "--vary", f"model={root},{root}@5"]) == 0
+    assert [[flag for flag in trial.arguments if flag.startswith("--step")] for trial in planned] == [["--step=5"], []]
 
 
 def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, monkeypatch):
@@ -78,7 +84,6 @@ def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, mo
     assert good == "weight_decay=0.01" and out.splitlines()[2].endswith("best")
 
 
-BASE = ["--config=configs/base.py", *(f"--config.{each}" for each in TINY if not each.startswith("optimizer"))]
 BAD = {
     "train optimizer.learning=1": ["--vary optimizer.learning", "learning_rate"],
     "train workdir=a,b": ["--vary workdir"],
@@ -87,7 +92,6 @@ BAD = {
     "train optimizer.learning_rate=1e-3,0.001": ["--vary", "learning_rate=0.001"],
     "train train.steps=1,2": ["--vary train.steps", "--config.train.steps"],
     "train config=configs/none.py": ["--vary config", "--config"],
-    f"train train.seed={','.join(map(str, range(101)))}": ["101 runs", "--yes"],
     "predict step=1,2": ["predict", "train, run, classify, evaluate"],
     "evaluate step=x,1000": ["--step", "'x'"],
     "train train.seed=0,1 --metric=fun": ["--metric=fun", "loss, "],
