@@ -16,8 +16,18 @@ from mlm.text import say
 from mlm.workdir import Workdir, lock
 
 COMMANDS = ("train", "run", "classify", "evaluate")
-FIXED_FLAGS = {"workdir", "coordinator", "processes", "process_id"}  # of the commands, that can't be varied
-UNCHECKED = ("optimizer", "schedule", "masking", "log")  # groups of keys of which nothing is opened before a run
+FIXED_FLAGS = {
+    "workdir",
+    "coordinator",
+    "processes",
+    "process_id",
+}  # of the commands, that can't be varied
+UNCHECKED = (
+    "optimizer",
+    "schedule",
+    "masking",
+    "log",
+)  # groups of keys of which nothing is opened before a run
 
 
 class _Flags(argparse.ArgumentParser):
@@ -78,7 +88,10 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
     trials: list[runs.Trial] = []
     opened = set()  # what `preflight` has opened for one run, it need not open for the others
     for texts in itertools.product(*varied.values()):
-        arguments = [*fixed, *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True))]
+        arguments = [
+            *fixed,
+            *(f"{_flag(key)}={text}" for key, text in zip(varied, texts, strict=True)),
+        ]
         others, run_overrides = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
         parsed = flags.parse_args(others)
         model = evaluates and (common.named_model(parsed) or args.workdir)

@@ -23,7 +23,8 @@ from mlm.sweep.table import summarize
 from mlm.tasks.scores import selected
 from mlm.text import table
 
-RESULT, MODELS = "glue.json", ("checkpoints", "export", "xla_cache")
+RESULT = "glue.json"
+MODELS = ("checkpoints", "export", "xla_cache")  # folders of a run, which take much room
 CHOSEN = ("optimizer.learning_rate", "data.global_batch", "train.seed")  # keys that name a run
 
 
@@ -36,7 +37,8 @@ def source(data: str, name: str, split: str) -> str:
 
 def read(data: str, name: str, split: str, *, require_labels: bool = True) -> list[str | None]:
     """Returns the labels of a split; raises InputError for other columns or classes than the task's."""
-    task, where = TASKS[name], source(data, name, split)
+    task = TASKS[name]
+    where = source(data, name, split)
     columns = labelled.Columns(task.text, "label", "classes" if task.labels else "regression")
     rows = labelled.read_table(where, columns, split="validation", require_labels=require_labels, key="--data")
     for label in rows.labels if task.labels and require_labels else ():
@@ -48,7 +50,8 @@ def read(data: str, name: str, split: str, *, require_labels: bool = True) -> li
 
 def _index(task: Task, label: str) -> int | None:
     """Returns the index of a class, which files may have in the place of its name."""
-    label, names = labelled.spelling(label), [labelled.spelling(name) for name in task.labels]
+    label = labelled.spelling(label)
+    names = [labelled.spelling(name) for name in task.labels]
     if label in names:
         return names.index(label)
     return int(label) if label.isdecimal() and int(label) < len(task.labels) else None
@@ -80,10 +83,21 @@ def run(
             tasks[name] = _majority(data, root)
             continue
         if name in recipe.from_mnli and not mnli_model:
-            tasks[name] = {"failed": "starts from MNLI's model, which failed", "code": tasks["mnli"]["code"]}
+            tasks[name] = {
+                "failed": "starts from MNLI's model, which failed",
+                "code": tasks["mnli"]["code"],
+            }
             continue
         start = [f"--config.train.init_from={mnli_model}"] if name in recipe.from_mnli else []
-        trials = plan(recipe, name, root=root, data=data, flags=[*flags, *start], overrides=overrides, longest=longest)
+        trials = plan(
+            recipe,
+            name,
+            root=root,
+            data=data,
+            flags=[*flags, *start],
+            overrides=overrides,
+            longest=longest,
+        )
         tasks[name] = _choose(name, run_all(trials, root, name), root)
         if name == "mnli":
             mnli_model = f"{tasks[name]['run']}/export" if "run" in tasks[name] else ""
@@ -103,7 +117,10 @@ def means(tasks: dict[str, Any]) -> dict[str, float | None]:
     scored = [task for name, task in tasks.items() if name != MAJORITY]
     failed = not scored or any("failed" in task for task in scored)  # the mean of the others would be another score
     average = None if failed else statistics.mean(task["median"] for task in scored)
-    return {"average": average, "device_hours": sum(task.get("device_hours", 0.0) for task in tasks.values())}
+    return {
+        "average": average,
+        "device_hours": sum(task.get("device_hours", 0.0) for task in tasks.values()),
+    }
 
 
 def save(root: UPath, table: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +141,14 @@ def join(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(
-    protocol: Protocol, name: str, *, root: UPath, data: str, flags: Sequence[str], overrides: Settings, longest: int
+    protocol: Protocol,
+    name: str,
+    *,
+    root: UPath,
+    data: str,
+    flags: Sequence[str],
+    overrides: Settings,
+    longest: int,
 ) -> list[Trial]:
     """Returns the runs of a task, over its settings and the seeds; arguments as in `run`."""
     task = TASKS[name]
@@ -207,9 +231,20 @@ def _majority(data: str, root: UPath) -> dict[str, Any]:
     [(label, _)] = Counter(read(data, MAJORITY, "train")).most_common(1)
     labels = read(data, MAJORITY, "validation")
     for split, file in task.tests:
-        _submit(task, [label for _ in read(data, MAJORITY, split, require_labels=False)], root / "submission" / file)
+        _submit(
+            task,
+            [label for _ in read(data, MAJORITY, split, require_labels=False)],
+            root / "submission" / file,
+        )
     score = labels.count(label) / len(labels)
-    return {"metrics": task.metrics, "scores": [score], "median": score, "low": score, "high": score, "majority": label}
+    return {
+        "metrics": task.metrics,
+        "scores": [score],
+        "median": score,
+        "low": score,
+        "high": score,
+        "majority": label,
+    }
 
 
 def render(result: dict[str, Any]) -> list[RenderableType]:

@@ -26,8 +26,10 @@ class Task(NamedTuple):
 AX = "ax"  # the diagnostic set, which MNLI's model predicts
 FOLDER = configs.BASE.parent / "glue"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))  # of the protocols
-SENTENCES, NLI = ("sentence1", "sentence2"), ("entailment", "not_entailment")
-BOTH, CB = ("f1_positive", "accuracy"), ("entailment", "contradiction", "neutral")
+SENTENCES = ("sentence1", "sentence2")
+NLI = ("entailment", "not_entailment")
+CB = ("entailment", "contradiction", "neutral")
+BOTH = ("f1_positive", "accuracy")
 MNLI = Task(
     ("premise", "hypothesis"),
     ("accuracy",),
@@ -47,7 +49,11 @@ TASKS = {  # in the order of the papers' tables; MNLI first, for others start fr
     "stsb": Task(SENTENCES, ("pearson", "spearman"), (), (("test", "STS-B.tsv"),)),
     "wnli": Task(SENTENCES, ("accuracy",), ("not_entailment", "entailment"), (("test", "WNLI.tsv"),)),
     "boolq": Task(
-        ("question", "passage"), ("accuracy",), ("False", "True"), (("test", "BoolQ.jsonl"),), suite="super_glue"
+        ("question", "passage"),
+        ("accuracy",),
+        ("False", "True"),
+        (("test", "BoolQ.jsonl"),),
+        suite="super_glue",
     ),
     "cb": Task(MNLI.text, ("accuracy", "f1_macro"), CB, (("test", "CB.jsonl"),), suite="super_glue"),
 }
@@ -78,7 +84,7 @@ class Protocol(NamedTuple):
         """Yields the settings to choose from, without seeds; `overrides` take the place of the protocol's."""
         grid = {key: values for key, values in self.grid.items() if key not in overrides}
         for values in itertools.product(*grid.values()):
-            yield COMMON | self.settings | self.own.get(task, {}) | dict(zip(grid, values, strict=True)) | overrides
+            yield (COMMON | self.settings | self.own.get(task, {}) | dict(zip(grid, values, strict=True)) | overrides)
 
 
 def load_protocol(name: str) -> Protocol:

@@ -114,7 +114,11 @@ def draw_norms(lines: list[Line]) -> Figure:
         scale = "log" if shown_GxT.count() else None
         mesh = axes.pcolormesh(steps, range(len(groups)), shown_GxT, norm=scale, rasterized=True)
         figure.colorbar(mesh, aspect=50)
-        axes.set(yticks=range(len(groups)), yticklabels=[] if column else groups, ylim=(len(groups) - 0.5, -0.5))
+        axes.set(
+            yticks=range(len(groups)),
+            yticklabels=[] if column else groups,
+            ylim=(len(groups) - 0.5, -0.5),
+        )
         axes.grid(visible=False)
     return figure
 
@@ -133,7 +137,16 @@ def draw_over_values(curves: Mapping[str, list[tuple[float, ...]]], key: str, sc
     for color, (name, curve) in zip(itertools.cycle(COLORS), curves.items(), strict=False):
         value, low, median, high = np.array(sorted(curve)).T
         spread = (median - low, high - median)
-        axes.errorbar(value, median, spread, label=_shown(name), color=color, marker="o", markersize=4, capsize=2.5)
+        axes.errorbar(
+            value,
+            median,
+            spread,
+            label=_shown(name),
+            color=color,
+            marker="o",
+            markersize=4,
+            capsize=2.5,
+        )
     values = sorted({value for curve in curves.values() for value, *_ in curve})
     if 0 < 10 * values[0] <= values[-1]:
         axes.set_xscale("log")

@@ -149,11 +149,20 @@ def _final_scores(runs: list[RunSummary], unit: str) -> Rows:
     tokens = [run.tokens(run.step) for run in runs]
     return [
         *score_rows([run.evals[-1] if run.evals else {} for run in runs], unit=unit),
-        (f"best evaluation loss, {unit}", *(f"{min(losses):.4f}" if losses else "" for losses in finite)),
-        (f"training loss, {unit}", *(number(r.train[-1]["loss"], ".4f") if r.train else "" for r in runs)),
+        (
+            f"best evaluation loss, {unit}",
+            *(f"{min(losses):.4f}" if losses else "" for losses in finite),
+        ),
+        (
+            f"training loss, {unit}",
+            *(number(r.train[-1]["loss"], ".4f") if r.train else "" for r in runs),
+        ),
         ("tokens read", *("" if count is None else f"{count:,}" for count in tokens)),
         ("time in all", *(page.duration(run.seconds) if run.sessions else "" for run in runs)),
-        ("of it training", *(page.duration(run.training[1][-1]) if run.sessions else "" for run in runs)),
+        (
+            "of it training",
+            *(page.duration(run.training[1][-1]) if run.sessions else "" for run in runs),
+        ),
     ]
 
 

@@ -23,7 +23,8 @@ from mlm.workdir import Workdir
 
 Points = tuple[Sequence[float], Sequence[float]]  # of a curve: x, y
 
-NATS, SQUARED = "nats", "squared error"  # the loss, of a regression the other
+NATS = "nats"  # what a loss is in
+SQUARED = "squared error"  # of a regression
 TEST = re.compile(r"test, (?P<masks>.+), step (?P<step>[0-9]+), data (?P<data>[0-9a-f]+)")  # of evaluation.json
 
 
@@ -163,7 +164,10 @@ def glue_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
             )
         )
     average = "" if result["average"] is None else f"{result['average']:.1%}"
-    return [*rows, ("average", "without WNLI", average, "", "", f"{result['device_hours']:.2f}", "")]
+    return [
+        *rows,
+        ("average", "without WNLI", average, "", "", f"{result['device_hours']:.2f}", ""),
+    ]
 
 
 def gather(workdir: Workdir, config: ConfigDict | None, *, until: float = float("inf")) -> RunSummary:
@@ -202,7 +206,10 @@ def _tokens_before(root: UPath, config: ConfigDict | None) -> int | None:
     if not start:
         return 0
     name = UPath(config.train.branch_from.rpartition("@")[0])
-    for folder in (name.absolute(), root.parent / name.name):  # the second if they were moved together
+    for folder in (
+        name.absolute(),
+        root.parent / name.name,
+    ):  # the second if they were moved together
         parent = configs.read(folder / "config.json")
         if parent and branch_start(parent) < start:  # another run may have got the parent's name, or this one
             return gather(Workdir(str(folder)), parent).tokens(start)

@@ -19,7 +19,12 @@ from mlm.tasks.scores import selected
 from mlm.text import show, table
 
 COLUMNS = ("median", "min", "max", "runs", "")  # of the table, after those of the varied keys
-LOWER = ("loss", "perplexity", "mse", "bits_per_byte")  # how the names of scores end that are better when lower
+LOWER = (
+    "loss",
+    "perplexity",
+    "mse",
+    "bits_per_byte",
+)  # how the names of scores end that are better when lower
 LOWER += ("_se_draws", "_se_records")  # standard errors
 
 
@@ -45,7 +50,10 @@ def read_scores(trial: Trial) -> dict[str, float]:
     if trial.arguments[0] == "evaluate":
         printed = (folder / runs.OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
         scores = configs.flatten(json.loads([line for line in printed if line.startswith("{")][-1]))
-        first = next((key for key in ("loss", *scores) if key in scores and key.endswith(("loss", "accuracy"))), "loss")
+        first = next(
+            (key for key in ("loss", *scores) if key in scores and key.endswith(("loss", "accuracy"))),
+            "loss",
+        )
     else:
         config = configs.read(folder / "config.json")
         saved = {line["step"] for line in logs.read(folder / "timing.jsonl", "checkpoint")}
@@ -102,7 +110,12 @@ def write(root: UPath, outcomes: Sequence[Outcome], metric: str) -> None:
         "trained_by": trials[0].program.identity,
         "rule": rule,
         "groups": [
-            {"values": group.values, "scores": group.scores, "median": group.median, "best": group is best}
+            {
+                "values": group.values,
+                "scores": group.scores,
+                "median": group.median,
+                "best": group is best,
+            }
             for group in groups
         ],
         "runs": [
@@ -116,8 +129,15 @@ def write(root: UPath, outcomes: Sequence[Outcome], metric: str) -> None:
     names = grid.short_keys(groups[0].values).values()
     plots = page.drawn(lambda plots: plots.to_urls(draw(groups, metric, plots)), {})
     tables = [("", [(*names, *COLUMNS), *rows], "numbers")]
-    write_text(root / "sweep.html", page.render_tables(root.name, f"{len(trials):,} runs. {rule}.", tables, plots))
-    show(rule, table(*names, *(f">{name}" for name in COLUMNS), rows=rows), f"\ntable  {root / 'sweep.html'}")
+    write_text(
+        root / "sweep.html",
+        page.render_tables(root.name, f"{len(trials):,} runs. {rule}.", tables, plots),
+    )
+    show(
+        rule,
+        table(*names, *(f">{name}" for name in COLUMNS), rows=rows),
+        f"\ntable  {root / 'sweep.html'}",
+    )
 
 
 def summarize(trials: Sequence[Trial], scores: Sequence[float | None]) -> list[Group]:

@@ -227,29 +227,32 @@ def test_a_workdir_is_scored_at_its_newest_step_by_name(trained_workdir, data, t
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_path, capsys):
-    def refused(*more: str, words: str, data: str = data) -> None:
-        line = ["glue", f"--model={trained_workdir.root}", f"--workdir={tmp_path / 'out'}", f"--data={data}", *more]
-        refuse(line, 2, words, capsys=capsys)
+REFUSED = {  # flags -> what the sentence names
+    "--protocol=bert": "--protocol=bert: ",
+    "--protocol={}/odd.py": "odd.py: get_protocol()",
+    "--protocol=mosaic --tasks rte": "rte ",
+    "--config.train.seed=1": "config.train.seed: ",  # runs named seed=0 had seed 1
+    "--config.train.init_from=a": "config.train.init_from: ",
+    "--config.classify.text=('a',)": "config.classify.text: ",
+    "--workdir={model}": "--workdir={model}: holds a",
+    "--data=csv:a": "--data=csv:a: must be",
+    "--data=jsonl": "--data: ",
+    "--data=jsonl:{}/columns": "line 1: its 'sentence2' is missing",
+    "--data=jsonl:{}/classes": "the label '7'",
+    "--model={}/begun": "/begun: ",
+}
 
-    refused("--protocol=bert", words="--protocol=bert: ")
-    (tmp_path / "odd.py").write_text("def get_protocol():\n    return {'epochs': 3}\n")
-    refused(f"--protocol={tmp_path / 'odd.py'}", words="odd.py: get_protocol()")
-    refused("--protocol=mosaic", "--tasks", "rte", words="rte ")
-    for key in ("train.seed=1", "train.init_from=a", "classify.text=('a',)"):  # runs named seed=0 had seed 1
-        refused("--tasks", "rte", f"--config.{key}", words=f"config.{key.partition('=')[0]}: ")
-    refused("--tasks", "rte", f"--workdir={trained_workdir.root}", words=f"--workdir={trained_workdir.root}: holds a")
-    for wrong in (f"csv:{tmp_path}", "jsonl"):
-        refused("--tasks", "rte", words="--data: " if wrong == "jsonl" else f"--data={wrong}: must be", data=wrong)
-    table = pathlib.Path(data.removeprefix("jsonl:")) / "rte" / "validation.jsonl"
-    copy = tmp_path / "copy" / "rte"
-    copy.mkdir(parents=True)
-    for old, new, words in (
-        ("sentence2", "other", "line 1: its 'sentence2' is missing"),
-        ('"label": 1', '"label": 7', "the label '7'"),
-    ):
-        (copy / "validation.jsonl").write_text(table.read_text().replace(old, new))
-        refused("--tasks", "rte", words=words, data=f"jsonl:{tmp_path / 'copy'}")
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_path, capsys, flags):
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
-    refused(f"--model={tmp_path / 'begun'}", words="/begun: ")
+    (tmp_path / "odd.py").write_text("def get_protocol():\n    return {'epochs': 3}\n")
+    rows = (pathlib.Path(data.removeprefix("jsonl:")) / "rte" / "validation.jsonl").read_text()
+    for copy, old, new in (("columns", "sentence2", "other"), ("classes", '"label": 1', '"label": 7')):
+        (tmp_path / copy / "rte").mkdir(parents=True)
+        (tmp_path / copy / "rte" / "validation.jsonl").write_text(rows.replace(old, new))
+    model = trained_workdir.root
+    line = ["glue", f"--model={model}", f"--workdir={tmp_path}/out", f"--data={data}", "--tasks", "rte"]
+    line += flags.format(tmp_path, model=model).split()
+    refuse(line, 2, REFUSED[flags].format(model=model), capsys=capsys)
     assert not (tmp_path / "out").exists()
