@@ -76,7 +76,10 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[runs.Trial]:
-    """Returns the runs in the order of the grid, the config and the flags of each one checked; raises InputError."""
+    """Returns the runs in the order of the grid, the config and the flags of each one checked.
+
+    Raises InputError.
+    """
     varied = grid.read(args.vary)
     program = args.entry.program("sweep")
     flags = _Flags(args.command, allow_abbrev=False)
@@ -107,7 +110,8 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
         parsed.workdir = args.workdir if evaluates else folder
         command = [args.command, *arguments, f"--workdir={parsed.workdir}"]
         newest = locate.at_newest_step(model) if evaluates and not classifies else model
-        if newest != model:  # trained further, it is another model, whose scores are not those that are done
+        # Trained further, it is another model, whose scores are not those that are done
+        if newest != model:
             command.append(f"--step={locate.split_step(newest)[1]}")
         config = common.read_config(parsed, run_overrides, task=task, starts=not evaluates)
         if trials and config.hub.name and not evaluates and {"hub.name", "config"}.isdisjoint(varied):
@@ -127,7 +131,8 @@ def _check_keys(varied: dict[str, list[str]], command: str, flags: argparse.Argu
     variable = {action.dest for action in flags._actions if action.nargs != 0} - FIXED_FLAGS
     known = variable | configs.flatten(configs.load(str(configs.BASE), [])).keys()
     for key in varied:
-        if key.replace("-", "_") not in known and not configs.is_mine(key):  # the config of each run has to have those
+        # The config of each run has to have those
+        if key.replace("-", "_") not in known and not configs.is_mine(key):
             advice = configs.suggestion(key, known) or "; configs/base.py lists the keys."
             raise InputError(f"--vary {key}: is no config key and no flag that {command} can vary{advice}")
         if any(flag.startswith(f"{_flag(key)}=") for flag in fixed):

@@ -36,7 +36,10 @@ def source(data: str, name: str, split: str) -> str:
 
 
 def read(data: str, name: str, split: str, *, require_labels: bool = True) -> list[str | None]:
-    """Returns the labels of a split; raises InputError for other columns or classes than the task's."""
+    """Returns the labels of a split.
+
+    Raises InputError for other columns or classes than the task's.
+    """
     task = TASKS[name]
     where = source(data, name, split)
     columns = labelled.Columns(task.text, "label", "classes" if task.labels else "regression")
@@ -115,7 +118,8 @@ def run(
 def means(tasks: dict[str, Any]) -> dict[str, float | None]:
     """Returns the "average" over the tasks, None if one has failed, and their "device_hours"."""
     scored = [task for name, task in tasks.items() if name != MAJORITY]
-    failed = not scored or any("failed" in task for task in scored)  # the mean of the others would be another score
+    # The mean of the others would be another score
+    failed = not scored or any("failed" in task for task in scored)
     average = None if failed else statistics.mean(task["median"] for task in scored)
     return {
         "average": average,
@@ -176,7 +180,10 @@ def plan(
 
 
 def _choose(name: str, outcomes: Sequence[Outcome], root: UPath) -> dict[str, Any]:
-    """Returns the entry of a task: of the setting with the best median; writes the files of its best run."""
+    """Returns the entry of a task: of the setting with the best median.
+
+    Writes the files of its best run.
+    """
     failed = next((outcome for outcome in outcomes if outcome.code), None)
     if failed:
         return {"failed": f"{failed.trial.name}: {failed.last_line}", "code": failed.code}

@@ -58,8 +58,8 @@ TASKS = {  # in the order of the papers' tables; MNLI first, for others start fr
     "cb": Task(MNLI.text, ("accuracy", "f1_macro"), CB, (("test", "CB.jsonl"),), suite="super_glue"),
 }
 GLUE = tuple(name for name, task in TASKS.items() if task.suite == "glue")
-# The training and test rows of WNLI share sentences with opposite labels, so that the majority class is better than a
-# model, and it is left out of the average (Devlin et al., 2019, 4.1).
+# The training and test rows of WNLI share sentences with opposite labels, so that the majority
+# class is better than a model, and it is left out of the average (Devlin et al., 2019, 4.1).
 MAJORITY = "wnli"
 COMMON = {  # of all protocols
     "optimizer.name": "adamw",
@@ -81,7 +81,10 @@ class Protocol(NamedTuple):
     from_mnli: tuple[str, ...] = ()  # tasks that start from MNLI's model
 
     def cells(self, task: str, overrides: Settings) -> Iterator[Settings]:
-        """Yields the settings to choose from, without seeds; `overrides` take the place of the protocol's."""
+        """Yields the settings to choose from, without seeds.
+
+        `overrides` take the place of the protocol's.
+        """
         grid = {key: values for key, values in self.grid.items() if key not in overrides}
         for values in itertools.product(*grid.values()):
             yield (COMMON | self.settings | self.own.get(task, {}) | dict(zip(grid, values, strict=True)) | overrides)

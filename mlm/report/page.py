@@ -1,4 +1,7 @@
-"""Pages: one HTML file each, that needs no network. Their plots end no command that fails to draw them. No jax."""
+"""Pages: one HTML file each, that needs no network.
+
+Their plots end no command that fails to draw them. No jax.
+"""
 
 import contextlib
 import json
@@ -53,7 +56,8 @@ def drawn(draw: Callable[[ModuleType], Any], otherwise: Any = None) -> Any:
             with contextlib.suppress(ImportError, ValueError):
                 import matplotlib
 
-                matplotlib.rcParams["backend"] = backend  # a notebook goes on drawing its own plots with it
+                # A notebook goes on drawing its own plots with it
+                matplotlib.rcParams["backend"] = backend
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,7 @@
-"""The plots of the pages and of the model card, from the lines of the logs. `page.drawn` calls it. No jax."""
+"""The plots of the pages and of the model card, from the lines of the logs.
+
+`page.drawn` calls it. No jax.
+"""
 
 import base64
 import contextlib
@@ -41,7 +44,10 @@ def settings() -> contextlib.AbstractContextManager[None]:
 
 
 def draw(run: RunSummary) -> dict[str, Figure]:
-    """Returns title -> figure of the curves of a run; without times in its log, none of the throughput."""
+    """Returns title -> figure of the curves of a run.
+
+    Without times in its log, none of the throughput.
+    """
     figures = {"Loss": draw_loss(run)}
     lines = [*run.train, *run.evals]
     for key in ("accuracy", "f1", *logs.own_metrics(lines)):
@@ -95,14 +101,18 @@ def draw_comparison(runs: Mapping[str, RunSummary], unit: str) -> dict[str, Figu
 
 
 def draw_norms(lines: list[Line]) -> Figure:
-    """Returns the norms over steps by layer, then by kind of parameter over all layers; gray is 0 or not finite."""
+    """Returns the norms over steps by layer, then by kind of parameter over all layers.
+
+    Gray is 0 or not finite.
+    """
     names = sorted(lines[0]["parameters"], key=_layer_and_kind)
     groups: dict[str, list[int]] = defaultdict(list)
     for part in (1, 2):
         for index, name in enumerate(names):
             groups[_layer_and_kind(name)[part]].append(index)
     norms_TxPx3 = np.array([[line["parameters"][name] for name in names] for line in lines], float)
-    parameter_TxP = norms_TxPx3[..., 1]  # the third are of updates over parameters: sum updates, then divide
+    # The third are of updates over parameters: sum updates, then divide
+    parameter_TxP = norms_TxPx3[..., 1]
     norms_TxPx3[..., 2] = np.where(parameter_TxP == 0, 0, norms_TxPx3[..., 2] * parameter_TxP)
     norms_GxTx3 = np.sqrt([np.sum(norms_TxPx3[:, indices] ** 2, axis=1) for indices in groups.values()])
     norms_GxTx3[..., 2] /= np.where(norms_GxTx3[..., 1] == 0, np.nan, norms_GxTx3[..., 1])
@@ -124,7 +134,10 @@ def draw_norms(lines: list[Line]) -> Figure:
 
 
 def _layer_and_kind(name: str) -> tuple[float, str, str]:
-    """Returns (layer, "layer N", the rest of the name) of a parameter; outside the layers (order, module, name)."""
+    """Returns (layer, "layer N", the rest of the name) of a parameter.
+
+    Outside the layers (order, module, name).
+    """
     if match := re.search(r"/(\d+)/", name):
         return int(match[1]), f"layer {match[1]}", name[match.end() :]
     return -1 if "embeddings" in name else math.inf, "/".join(name.split("/")[:-1][:2]), name

@@ -1,4 +1,7 @@
-"""What a run did, or several beside one another, as one HTML page with plots, from their logs. No jax."""
+"""What a run did, or several beside one another, as one HTML page with plots, from their logs.
+
+No jax.
+"""
 
 import json
 import math
@@ -105,7 +108,10 @@ def best_evaluation(evals: Sequence[Line], config: ConfigDict | None) -> Line:
 
 
 def compare(workdirs: list[Workdir]) -> str:
-    """Makes compare.html in the first run's folder, one file that needs no network; returns its path."""
+    """Makes compare.html in the first run's folder, one file that needs no network.
+
+    Returns its path.
+    """
     roots = [str(workdir.root) for workdir in workdirs]
     if len(set(map(canonical, roots))) < len(roots) or len(roots) > MOST_RUNS:
         raise InputError(f"--compare: {', '.join(roots)}: name at most {MOST_RUNS} runs, each once.")

@@ -1,10 +1,14 @@
-"""The starts of a run, and the steps of each that were kept, from timing.jsonl. Nothing here imports jax."""
+"""The starts of a run, and the steps of each that were kept, from timing.jsonl.
+
+Nothing here imports jax.
+"""
 
 import dataclasses
 import itertools
 from typing import Any
 
-Line = dict[str, Any]  # of timing.jsonl: step, kind, time (since 1970), elapsed (since the start), for most seconds
+# Of timing.jsonl: step, kind, time (since 1970), elapsed (since the start), for most seconds
+Line = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +25,8 @@ class Session:
         last = self.lines[-1]
         if "elapsed" in last:
             return last["elapsed"]
-        return max(last["time"] - first["time"], 0.0)  # an older log has the time of day, which may be set back
+        # An older log has the time of day, which may be set back
+        return max(last["time"] - first["time"], 0.0)
 
     @property
     def devices(self) -> str:

@@ -1,4 +1,7 @@
-"""What the logs of a run say, for the report, the comparison and the model card. Nothing here imports jax."""
+"""What the logs of a run say, for the report, the comparison and the model card.
+
+Nothing here imports jax.
+"""
 
 import dataclasses
 import functools
@@ -25,7 +28,8 @@ Points = tuple[Sequence[float], Sequence[float]]  # of a curve: x, y
 
 NATS = "nats"  # what a loss is in
 SQUARED = "squared error"  # of a regression
-TEST = re.compile(r"test, (?P<masks>.+), step (?P<step>[0-9]+), data (?P<data>[0-9a-f]+)")  # of evaluation.json
+# Of evaluation.json
+TEST = re.compile(r"test, (?P<masks>.+), step (?P<step>[0-9]+), data (?P<data>[0-9a-f]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +43,12 @@ class RunSummary:
     sessions: list[Session]
     manifest: Manifest | None  # of its shards; None if they are gone
     real_share: float = 1.0  # of the tokens in its rows, without padding
-    tokens_before: int | None = 0  # read by the runs that it branched off from; None if one of them is gone
-    glue: dict[str, Any] = dataclasses.field(default_factory=dict)  # the table of the command `glue`
-    tests: dict[str, Line] = dataclasses.field(default_factory=dict)  # scores of the test split, by masks and step
+    # Read by the runs that it branched off from; None if one of them is gone
+    tokens_before: int | None = 0
+    # The table of the command `glue`
+    glue: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Scores of the test split, by masks and step
+    tests: dict[str, Line] = dataclasses.field(default_factory=dict)
 
     @property
     def glue_rows(self) -> list[tuple[str, ...]]:
@@ -106,15 +113,22 @@ class RunSummary:
         return self.manifest and self.manifest.splits["validation"].unigram_entropy
 
     def tokens(self, step: int) -> int | None:
-        """Returns the tokens read up to a step, on the way of a branch too, without padding; None if unknown."""
+        """Returns the tokens read up to a step, on the way of a branch too, without padding.
+
+        None if unknown.
+        """
         if self.config is None or self.config.classify.train or self.tokens_before is None:
             return None
-        # Where rows are short, and when a run of epochs ends, changes no number of rows: the records don't matter.
+        # Where rows are short, and when a run of epochs ends, changes no number of rows: the
+        # records don't matter.
         rows = make_stages(self.config, records=1).own_rows_read(step)
         return self.tokens_before + round(rows * self.config.shards.length * self.real_share)
 
     def epochs(self, step: int) -> list[tuple[str, float, int, float]]:
-        """Returns (name, share, rows, epochs of the run itself) of each folder of a mixture; nothing of one folder."""
+        """Returns (name, share, rows, epochs of the run itself) of each folder of a mixture.
+
+        Nothing of one folder.
+        """
         parts = mixture.parts(self.manifest) if self.manifest and self.config else ()
         sized = [(part.name, part.share, part.manifest.splits["train"].records) for part in parts if part.name]
         read = make_stages(self.config, records=1).own_rows_read(step) if sized else 0
@@ -126,7 +140,10 @@ class RunSummary:
         return ", then ".join(dict.fromkeys(session.devices for session in self.sessions))
 
     def median(self, key: str) -> float | None:
-        """Returns the median of a key of timing.jsonl over the training steps that were kept; None if unknown."""
+        """Returns the median of a key of timing.jsonl over the training steps that were kept.
+
+        None if unknown.
+        """
         lines = [line for session in self.sessions for line in session.kept_lines("train")]
         values = [line[key] for line in lines if key in line]
         return statistics.median(values) if values else None
@@ -176,7 +193,8 @@ def gather(workdir: Workdir, config: ConfigDict | None, *, until: float = float(
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}
     newest = max((step for step in tables if step <= until), default=None)
     manifest = read_data(workdir, config)
-    dataset = locate.metadata(workdir).get("dataset", {})  # of a checkpoint; before the first one, the shards say it
+    # Of a checkpoint; before the first one, the shards say it
+    dataset = locate.metadata(workdir).get("dataset", {})
     return RunSummary(
         name=workdir.root.name,
         config=config,
@@ -201,7 +219,10 @@ def read_data(workdir: Workdir, config: ConfigDict | None) -> Manifest | None:
 
 
 def _tokens_before(root: UPath, config: ConfigDict | None) -> int | None:
-    """Returns the tokens that a branch's parent, and the parent's own, had read where it left; None if one is gone."""
+    """Returns the tokens that a branch's parent, and the parent's own, had read where it left.
+
+    None if one is gone.
+    """
     start = branch_start(config) if config else 0
     if not start:
         return 0
@@ -211,6 +232,7 @@ def _tokens_before(root: UPath, config: ConfigDict | None) -> int | None:
         root.parent / name.name,
     ):  # the second if they were moved together
         parent = configs.read(folder / "config.json")
-        if parent and branch_start(parent) < start:  # another run may have got the parent's name, or this one
+        # Another run may have got the parent's name, or this one
+        if parent and branch_start(parent) < start:
             return gather(Workdir(str(folder)), parent).tokens(start)
     return None

@@ -25,7 +25,10 @@ def read(entries: Sequence[str]) -> dict[str, list[str]]:
 
 
 def split(text: str) -> list[str]:
-    """Splits at commas outside brackets and quotes; a value that is quoted as a whole loses its quotes."""
+    """Splits at commas outside brackets and quotes.
+
+    A value that is quoted as a whole loses its quotes.
+    """
     values: list[str] = []
     for part in text.split(","):
         if values and _is_open(values[-1]):

@@ -1,4 +1,7 @@
-"""A loop of runs: each is a process, skipped when it is done, resumed when it was killed. Nothing here imports jax."""
+"""A loop of runs: each is a process, skipped when it is done, resumed when it was killed.
+
+Nothing here imports jax.
+"""
 
 import json
 import os
@@ -20,7 +23,8 @@ from mlm.paths import UPath, make_folder, staging_folder, upload, write_text
 from mlm.text import can_draw
 
 OUTPUT = "output.txt"  # in the folder of a run: what it printed
-STATE = "run.json"  # there, written when it has ended: arguments, exit code, seconds of all its starts, last line
+# There, written when it has ended: arguments, exit code, seconds of all its starts, last line
+STATE = "run.json"
 
 
 class Trial(NamedTuple):
@@ -30,7 +34,8 @@ class Trial(NamedTuple):
     folder: str  # of OUTPUT and STATE: an absolute path, or gs://
     arguments: tuple[str, ...]  # after those of `program`
     values: dict[str, Any]  # of the varied keys
-    program: Program = Program()  # how this command was started: a researcher's script starts itself again
+    # How this command was started: a researcher's script starts itself again
+    program: Program = Program()
 
 
 class Outcome(NamedTuple):
@@ -77,7 +82,10 @@ def run_all(trials: Sequence[Trial], root: UPath, label: str = "runs") -> list[O
 
 
 def _earlier(trial: Trial) -> Outcome:
-    """Returns how a run has ended before, with the code None if it has not; raises InputError for another class."""
+    """Returns how a run has ended before, with the code None if it has not.
+
+    Raises InputError for another class.
+    """
     state = logs.read_object(UPath(trial.folder) / STATE)
     if state.get("arguments") != list(trial.arguments):
         return Outcome(trial, None, 0.0, "")
@@ -92,12 +100,16 @@ def _earlier(trial: Trial) -> Outcome:
 
 
 def _run(trial: Trial, root: UPath, before: float, processes: list[Popen]) -> Outcome:
-    """Starts or resumes a run that took some seconds before, and waits for its end; adds its process."""
+    """Starts or resumes a run that took some seconds before, and waits for its end.
+
+    Adds its process.
+    """
     folder = UPath(trial.folder)
     make_folder(folder)
     staging = staging_folder(folder)  # of a bucket, whose files can't be appended to
     begin = time.monotonic()
-    environment = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"}  # all share the programs that they compile
+    # All share the programs that they compile
+    environment = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"}
     environment |= trial.program.environment()
     command = [sys.executable, *trial.program.command, *trial.arguments]
     with (staging / OUTPUT).open("ab+") as output:

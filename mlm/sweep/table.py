@@ -1,4 +1,7 @@
-"""The scores of many runs in one table: median, spread, best; as text, JSON and a page. Nothing here imports jax."""
+"""The scores of many runs in one table: median, spread, best; as text, JSON and a page.
+
+Nothing here imports jax.
+"""
 
 import json
 import math
