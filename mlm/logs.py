@@ -16,6 +16,7 @@ from mlm.text import printable
 RESULTS = "evaluation.json"  # beside a model: the scores of the command `evaluate`
 SCORES = {  # in lines of metrics.jsonl and evaluation.json: key -> (name on a page, format)
     "step": ("steps", ","),
+    "epoch": ("epochs", ".2f"),
     "loss": ("loss, nats", ".4f"),
     "loss_se_records": ("loss, standard error over records", ".4f"),
     "loss_se_draws": ("loss, standard error over draws of the masks", ".4f"),

@@ -18,7 +18,7 @@ from tests.support.refusals import refuse
 from tests.support.tiny import TINY
 
 KEYS = [*(key for key in TINY if not key.startswith(("train.steps", "shards.", "data.global_batch", "model.")))]
-KEYS += ["data.lanes=4", "data.global_batch=16", "train.epochs=1", "model.dtype=float32", "model.vocab_multiple=8"]
+KEYS += ["data.lanes=4", "data.global_batch=16", "train.epochs=1", "model.dtype=float32"]
 PROTOCOL = """
 def get_protocol():
     settings = {"classify.length": 32, "train.epochs": 1.0, "optimizer.learning_rate": 0.01, "data.global_batch": 8}

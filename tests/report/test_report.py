@@ -67,12 +67,15 @@ def test_the_tables_of_glue_and_of_a_classifier(tmp_path, page):
     rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
     content = {"protocol": "quick", "model": "runs/a", "device_hours": 1.5, "average": 0.61, "tasks": {"rte": rte}}
     few = {"split": "test", "step": 7, "scores": {"rows": 6}, "labels": ["a", "<b>"], "confusion": [[2, 1], [3, 0]]}
-    workdir = make_workdir(tmp_path, metrics=[line | {"f1": 0.5} for line in EVALS], timing=[], entropy=None)
+    workdir = make_workdir(
+        tmp_path, metrics=[line | {"f1": 0.5, "epoch": 1.5} for line in EVALS], timing=[], entropy=None
+    )
     workdir.glue.write_text(json.dumps({"20": content | {"average": 0.5}, "40": content}))
     workdir.classification.write_text(json.dumps(few))
     shown = page_of(workdir)
     assert shown.row("average")[1] == "61.0%" and shown.row("rte")[2] == "58.0% to 65.0%"
     assert shown.row("true, and predicted:") == ["a", "<b>"] and shown.row("<b>") == ["3", "0"]
+    assert shown.row("epochs") == ["1.50", "1.50"]
     assert shown.row("F1, weighted") == ["50.00%", "50.00%"] and "F1 over steps" in shown.images
     confused = [[n * (n == m + 1) for n in range(40)] for m in range(40)]
     many = few | {"labels": [f"l{n}" for n in range(40)], "confusion": confused}
