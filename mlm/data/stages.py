@@ -174,7 +174,8 @@ def check_skipped(saved: Iterable[str], new: Iterable[str], *, step: int, steps:
 
     `steps` are those of all checkpoints.
     """
-    old, ranges = parse_ranges(saved), parse_ranges(new)
+    old = parse_ranges(saved)
+    ranges = parse_ranges(new)
     flags = " ".join(f"--skip-batches {first}:{last}" for first, last in old)
     for first, last in old:
         if (first, last) not in ranges:

@@ -218,17 +218,21 @@ def evaluate(
     rows = config.evaluate.batch
     batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
     columns = evaluation.per_row(eval_step, params, batches, mesh=mesh, rows=rows)
-    order, rows_of_split = data.eval_order(examples, split), examples.splits[split]
-    labels_N, words = rows_of_split.labels_N, rows_of_split.words
+    order = data.eval_order(examples, split)
+    rows_of_split = examples.splits[split]
+    labels_N = rows_of_split.labels_N
+    words = rows_of_split.words
     loss_N, predicted_N = (values[np.argsort(order)] for values in columns)
     if words:
         predicted_N = np.where(words.token_W < 0, -1, predicted_N[words.row_W, words.token_W])
     known_N = labels_N >= 0 if examples.labels else ~np.isnan(labels_N)
     if not known_N.any():
         return {}, predicted_N
-    pair, count = (labels_N[known_N], predicted_N[known_N]), len(examples.labels)
+    pair = (labels_N[known_N], predicted_N[known_N])
+    count = len(examples.labels)
     if words:
-        row_W, read_W = words.row_W[known_N], words.token_W[known_N] >= 0
+        row_W = words.row_W[known_N]
+        read_W = words.token_W[known_N] >= 0
         loss = float(np.sum(loss_N, dtype=np.float64)) / max(int(read_W.sum()), 1)
         counts = {"words": len(row_W), "words_cut": int(np.sum(~read_W)), "rows": len(np.unique(row_W))}
         return {"loss": loss} | scores.score_words(*pair, row_W, examples.labels) | counts, predicted_N

@@ -325,7 +325,8 @@ def score_split(
     """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
     folders = mixture.parts(manifest)
     sets = {name: data for name, data in manifest.sets.items() if split in data.splits and split != "train"}
-    rows, scores = config.evaluate.batch, {}
+    rows = config.evaluate.batch
+    scores = {}
     for data in (*(folder.manifest for folder in folders), *sets.values()):
         if data.folder in scores:
             continue
@@ -367,5 +368,6 @@ def document_start(config: ConfigDict, info: DatasetInfo) -> int | None:
 
 def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:
     """Returns which tokens of the workdir's tokenizer start a word, or None if config.masking.kind needs no words."""
-    kind, folder = config.masking.kind, str(workdir.tokenizer)
+    kind = config.masking.kind
+    folder = str(workdir.tokenizer)
     return None if kind == "token" else tokenizer.word_starts(folder, key=f"config.masking.kind = {kind}")

@@ -16,7 +16,10 @@ def score_classes(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> 
     second. A class without rows and predictions has no weight; one that is never right has F1 0.
     """
     table = confusion(labels_N, predicted_N, count)
-    total, right, rows_C, predicted_C = len(labels_N), np.diag(table), table.sum(axis=1), table.sum(axis=0)
+    total = len(labels_N)
+    right = np.diag(table)
+    rows_C = table.sum(axis=1)
+    predicted_C = table.sum(axis=0)
     f1_C = 2 * right / np.maximum(rows_C + predicted_C, 1)
     spread = math.sqrt(math.prod(total**2 - int(counts_C @ counts_C) for counts_C in (rows_C, predicted_C)))  # > 2^63
     scores = {
@@ -34,7 +37,8 @@ def score_numbers(targets_N: np.ndarray, predicted_N: np.ndarray) -> dict[str, f
     """Returns mean squared error and Pearson and Spearman correlations (NaN if labels or predictions are constant)."""
     from scipy import stats  # takes a second
 
-    targets_N, predicted_N = targets_N.astype(np.float64), predicted_N.astype(np.float64)
+    targets_N = targets_N.astype(np.float64)
+    predicted_N = predicted_N.astype(np.float64)
     scores = {"mse": float(np.mean((targets_N - predicted_N) ** 2)), "pearson": math.nan, "spearman": math.nan}
     if len(targets_N) > 1 and np.ptp(targets_N) > 0 and np.ptp(predicted_N) > 0:
         scores["pearson"] = float(stats.pearsonr(targets_N, predicted_N).statistic)
@@ -68,7 +72,10 @@ def spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
 
     Of IOB1, IOB2 and IOBES alike: a span begins and ends where prefix or type say so, whatever the scheme allows.
     """
-    complete, first, before, type_before = set(), 0, "O", ""
+    complete = set()
+    first = 0
+    before = "O"
+    type_before = ""
     for index, (prefix, *rest) in enumerate(tags):
         span_type = "".join(rest).split("-", 1)[-1] or "_"
         differs = span_type != type_before
@@ -76,7 +83,8 @@ def spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
             complete.add((first, index - 1, type_before))
         if prefix in "BS" or (before in "ESO" and prefix in "EI") or (prefix not in "O." and differs):
             first = index
-        before, type_before = prefix, span_type
+        before = prefix
+        type_before = span_type
     return complete
 
 

@@ -71,7 +71,8 @@ def write_mean(
         total = weighted if total is None else jax.tree.map(operator.add, total, weighted)
     mean = jax.tree.map(lambda value: value / sum(weights), total)
 
-    (source, step), meta = chosen[-1], metas[-1]
+    (source, step) = chosen[-1]
+    meta = metas[-1]
     config = copy.deepcopy(meta["config"]).unlock()
     if not config.data.mixture:
         config.shards.dir = source.shards_of(config)
@@ -92,7 +93,8 @@ def _find(name: str, last: int) -> list[Checkpoint]:
     """Returns the checkpoints that a name stands for."""
     folder, at, text = name.rpartition("@")
     if not at or UPath(name).is_dir():
-        folder, text = name, ""
+        folder = name
+        text = ""
     if not (UPath(folder) / "checkpoints").is_dir() or STEPS.fullmatch(text) is None:
         raise InputError(f"{name}: is not a workdir with checkpoints; name WORKDIR@A..B, WORKDIR@A,B,C or WORKDIR.")
     workdir = Workdir(canonical(folder), create=False)  # which may be named in several ways
@@ -116,7 +118,9 @@ def _find(name: str, last: int) -> list[Checkpoint]:
 
 def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     """Returns what checkpoints that are averaged must have in common."""
-    dataset, folder, record = meta["dataset"], workdir.tokenizer, meta["class"]
+    dataset = meta["dataset"]
+    folder = workdir.tokenizer
+    record = meta["class"]
     model = load.config_of(dataset["model"])
     positions = ROTARY_BASES if model.model_type == "modernbert" else ("max_position_embeddings",)
     keys = ("model_type", "vocab_size", *positions, *family_of(model).architecture.values())

@@ -54,7 +54,8 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
         kind = "an average" if "averaged" in saved else "a classifier"
         raise InputError(f"{where}: holds {kind}, not the state of pretraining; name a pretraining run.")
     changes = configs.diff(saved["config"], config, {"train.branch_from"}.__contains__)
-    old, new = configs.flatten(saved["config"]), configs.flatten(config)
+    old = configs.flatten(saved["config"])
+    new = configs.flatten(config)
     state_keys = {*STATE_KEYS, "optimizer.b1"} if new["optimizer.name"] == "adafactor" else {*STATE_KEYS}
 
     def allowed(key: str) -> bool:
@@ -76,7 +77,8 @@ def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
     """
     config = meta["config"]
     source, saved = read_source(config)
-    step, where = source.step, f"config.train.branch_from = {config.train.branch_from}"
+    step = source.step
+    where = f"config.train.branch_from = {config.train.branch_from}"
     old = stages.make_stages(saved["config"], saved["dataset"]["records"])
     same_data = saved["data_fingerprint"] == meta["data_fingerprint"]
     has_ranges = any(run.data.batch_stages or run.data.skip_batches for run in (saved["config"], config))

@@ -209,7 +209,8 @@ def _short(rate: float) -> str:
 
 def make_norms(task: Task) -> tuple[Callable[[Params], Params], Callable[..., dict[str, jax.Array]]]:
     """Returns a copy of parameters, which a step overwrites, and `param_norms`, compiled so that no step waits."""
-    params, replicated = task.abstract_state.params, NamedSharding(task.mesh, P())
+    params = task.abstract_state.params
+    replicated = NamedSharding(task.mesh, P())
     gradient_norms_P = jax.ShapeDtypeStruct((len(jax.tree.leaves(params)),), jnp.float32, sharding=replicated)
     copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings_of(params))
     measure = jax.jit(param_norms, out_shardings=replicated)

@@ -27,7 +27,9 @@ def make_optimizer(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.Gra
     norms). Fewer muon_iterations (of Newton-Schulz) leave its updates less orthogonal. A kernel of three dimensions,
     [input, part, output], is a matrix for each part to muon.
     """
-    b1, b2, eps = optimizer.b1, optimizer.b2, optimizer.eps
+    b1 = optimizer.b1
+    b2 = optimizer.b2
+    eps = optimizer.eps
     clip = [optax.clip_by_global_norm(optimizer.clip_norm)] if optimizer.clip_norm > 0 else []
     adam = optax.scale_by_adam(b1, b2, eps)
     decay = optax.add_decayed_weights(optimizer.weight_decay, decayed)

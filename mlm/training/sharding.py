@@ -91,7 +91,8 @@ def param_specs(params: Any, mesh: Mesh, rules: PartitionRules) -> dict[str, P]:
     if split and not any(any(spec) for _, spec in rules):
         what = "the model has no partition rules, so its parameters can't be split"
         raise InputError(f"config.mesh.{split} = {mesh.shape[split]}: {what}; set mesh.fsdp and mesh.tensor to 1.")
-    specs, used = {}, set()
+    specs = {}
+    used = set()
     for name, leaf in named_leaves(params):
         rule = next((rule for rule in rules if re.fullmatch(rule[0], name)), None)
         if rule is None:
@@ -185,7 +186,9 @@ def host_input(processes_SxT: np.ndarray, config: ConfigDict) -> dict[str, Any]:
     "count" of hosts; "rows_per_host" and "lanes_per_host" of a global batch (below 1 where hosts share a lane; None if
     undefined); "fed": whether every host is; "error": why not.
     """
-    hosts, rows, lanes = np.unique(processes_SxT), config.data.global_batch, config.data.lanes
+    hosts = np.unique(processes_SxT)
+    rows = config.data.global_batch
+    lanes = config.data.lanes
     feeding = {"count": len(hosts), "rows_per_host": None, "lanes_per_host": None, "fed": False}
     try:
         check_batches(processes_SxT, config)
@@ -215,7 +218,8 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, rows: int) -> dict[str, 
 
     A further column, "row", is the number of each row in the batch, uint32.
     """
-    sharding, first = NamedSharding(mesh, BATCH), _first_row(mesh, rows)
+    sharding = NamedSharding(mesh, BATCH)
+    first = _first_row(mesh, rows)
     count = len(next(iter(batch.values())))
     batch = {"row": np.arange(first, first + count, dtype=np.uint32)} | batch
     return {
