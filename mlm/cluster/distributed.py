@@ -55,12 +55,6 @@ def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array], *sta
         watch.current.barrier("compiled")
 
 
-def share_of_primary(step: int, share: int) -> int:
-    """Returns process 0's share of the budget on every process: through jax's service, so that no device waits."""
-    service = watch.current.service
-    return share if service is None else service.from_primary("share", step, share)
-
-
 class StopSignal(contextlib.ExitStack):
     """Notices what asks the run to save and end, and Ctrl-C, at the same step on every host; a context manager.
 

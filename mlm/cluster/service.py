@@ -146,14 +146,6 @@ class Service:
             self.wait_for_end()
             raise StopError(f"the other processes of the run can't be reached ({error}).") from None
 
-    def from_primary(self, name: str, number: int, value: int) -> int:
-        """Returns process 0's value of this name and number on every process; numbers go up."""
-        if self._process > 0:
-            return int(self._client.blocking_key_value_get(f"{name}/{number}", FOREVER))
-        self._client.key_value_set(f"{name}/{number}", str(value))
-        self._client.key_value_delete(f"{name}/{number - 1000}")  # every process has long read it
-        return value
-
     def stop_all(self) -> None:
         """Has jax's preemption service find the step after which all stop, see `distributed.StopSignal`."""
         with contextlib.suppress(JaxRuntimeError):  # it has been asked
