@@ -113,6 +113,8 @@ class Pushes(AbstractContextManager):
             self._pushed = step
             _say(f"hub: step {step} is at {address}")
         except Exception as error:  # of the Hub, a disk, a bucket: no reason to end a run
+            if stopped.is_set():  # the run has ended, and takes the last checkpoint if any
+                return
             reason = str(error) if isinstance(error, StopError) else f"{type(error).__name__}: {error}"
             _say(f"hub: warning: {self._name} lacks step {step}: {reason.rstrip('.')}; the run goes on")
 
