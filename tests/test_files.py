@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 
+import fsspec
 import pytest
 
 from mlm.data import data_sets, labelled
@@ -74,6 +75,17 @@ def test_patterns_as_in_a_shell(tmp_path):
     for name in (tmp_path, tmp_path / "linked.txt"):
         with pytest.raises(OSError, match=r"is a folder.*/\*"):
             find_files(str(name))
+
+
+def test_patterns_in_a_bucket_are_those_of_a_disk():
+    system = fsspec.filesystem("memory")
+    for name in ("a.txt", ".b.txt", "c/d.txt", "c/.e.txt", ".f/g.txt", "c/.h/i.txt"):
+        system.pipe(f"/bucket/{name}", b"x")
+    assert names_of("memory://bucket/*.txt") == ["a.txt"]
+    assert names_of("memory://bucket/**/*.txt") == ["a.txt", "d.txt"]
+    assert names_of("memory://bucket/c/.*.txt") == [".e.txt"]
+    assert [file.name for file in find_files("memory://bucket/.f/*")] == ["memory://bucket/.f/g.txt"]
+    system.rm("/bucket", recursive=True)
 
 
 @pytest.mark.parametrize(
