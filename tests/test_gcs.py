@@ -77,7 +77,7 @@ def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypat
     UPath(f"{bucket}/texts.jsonl").write_bytes((tmp_path / "texts.jsonl").read_bytes())
     write_shards(corpus_of((local,)), tmp_path / "shards", tokenizer_folder)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shards, "summarize", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(shards, "summarize", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         write_shards(corpus_of((remote,)), folder, tokenizer_folder, workers=1)
     kept = modified(work_folder(folder) / "tasks") | modified(UPath(folder))
     assert len(kept) > 20
