@@ -17,9 +17,11 @@ from typing import Self
 
 NETWORK = "10.77.0"  # .1, .2, ... are the hosts, .254 is the researcher's laptop
 BRIDGE = "mlmpod"
-# In the new namespaces: $1 is the host's name, $2 the folder of its /etc; the rest is the command of its first process.
+# In the new namespaces: $1 is the host's name, $2 has its /etc and a TPU's place on the PCI bus, for jax; the rest is the
+# command of its first process.
 FIRST_PROCESS = """
-hostname "$1" && mount --bind "$2/passwd" /etc/passwd && mount --bind "$2/hosts" /etc/hosts && shift 2 && exec "$@"
+hostname "$1" && mount --bind "$2/passwd" /etc/passwd && mount --bind "$2/hosts" /etc/hosts &&
+  mount --bind "$2/pci" /sys/bus/pci/devices && shift 2 && exec "$@"
 """
 
 
@@ -75,6 +77,10 @@ class Hosts:
         (folder / "passwd").write_text("\n".join(users) + "\n")
         names = [f"{address} {BRIDGE}-{number}" for number, address in enumerate(self.addresses)]
         (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
+        chip = folder / "pci" / "0000:00:05.0"
+        chip.mkdir(parents=True)
+        (chip / "vendor").write_text("0x1ae0\n")
+        (chip / "device").write_text("0x005e\n")  # v4
         _do("ip", "link", "set", f"{BRIDGE}{index}v", "up")
         variables = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu"} | self.variables[index]
         options = {
