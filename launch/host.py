@@ -173,8 +173,7 @@ def status(root: pathlib.Path, run: str, attempt: int) -> dict:
 def logs(root: pathlib.Path, run: str, attempt: int, offset: int, limit: int) -> dict:
     """Returns at most `limit` bytes of a log from `offset` on, with the run's state as it was before they were read."""
     folder = folder_of(root, run, attempt)
-    launch = (host_setup.read(folder / "job.json") or {}).get("launch")
-    answer = {**_state(folder), "offset": offset, "data": "", "size": 0, "launch": launch}
+    answer = {**_state(folder), "offset": offset, "data": "", "size": 0}
     with contextlib.suppress(FileNotFoundError), open(folder / "log", "rb") as file:
         answer["size"] = os.fstat(file.fileno()).st_size
         file.seek(offset)

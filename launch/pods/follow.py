@@ -1,7 +1,6 @@
 """The logs of all hosts: one file each under runs/pods/{id}/{attempt}/, and every line on the terminal, prefixed."""
 
 import base64
-import collections
 import contextlib
 import functools
 import time
@@ -14,7 +13,6 @@ from pods.hosts import Answer, Hosts
 from pods.runs import RunStatus, how_it_is, records, status
 
 MOST = 1 << 20  # bytes of a log in one answer
-REFUSALS = 10  # times in a row that a host answers with an error, after which nothing is waited for from it
 SHOW = functools.partial(print, flush=True)
 
 
@@ -22,11 +20,13 @@ class Follower:
     """Brings the logs of one attempt here. A file's size is how far it has come, so it goes on where it was."""
 
     def __init__(self, hosts: Hosts, run: str, attempt: int, show: Callable[[str], None] = SHOW):
-        self.hosts, self.run, self.attempt, self.show = hosts, run, attempt, show
+        self.hosts = hosts
+        self.run = run
+        self.attempt = attempt
+        self.show = show
         self.folder = records(run) / str(attempt)
         self.half: dict[Host, bytes] = {}  # a line that has not ended yet
         self.errors: dict[Host, str] = {}  # of those that do not answer
-        self.refusals: collections.Counter[Host] = collections.Counter()  # in a row
         self.ended: set[Host] = set()
 
     def alone(self) -> contextlib.AbstractContextManager:
@@ -44,24 +44,24 @@ class Follower:
         for answer in self.hosts.ask(words):
             if not self.hosts.dry:
                 self._take(answer)
-        return self.hosts.dry or all(host in self.ended or self.refusals[host] >= REFUSALS for host in self.hosts.all)
+        return self.hosts.dry or len(self.ended) == len(self.hosts.all)
 
     def _size(self, host: Host) -> int:
         file = self.folder / f"{host.worker}.log"
         return file.stat().st_size if file.exists() else 0
 
     def _take(self, answer: Answer) -> None:
-        host, data, file = answer.host, answer.data, self.folder / f"{answer.host.worker}.log"
+        host = answer.host
+        data = answer.data
+        file = self.folder / f"{host.worker}.log"
         before = self.errors.pop(host, "")
-        self.refusals[host] = self.refusals[host] + 1 if answer.refused else 0
         if answer.error:
             self.errors[host] = answer.error
             if answer.error != before:
-                self.show(f"{host} {'gives no log' if answer.refused else 'does not answer'}: {answer.error}")
+                self.show(f"{host} does not answer: {answer.error}")
             return
         if before:
             self.show(f"{host} answers again")
-        self._require_same(data["launch"])
         new = base64.b64decode(data["data"])
         with file.open("ab") as log:
             log.write(new)
@@ -74,16 +74,6 @@ class Follower:
         if has_ended:
             self.ended.add(host)
             self.show(f"{host}: {how_it_is(data['state'], data['exit'])}")
-
-    def _require_same(self, launch: str | None) -> None:
-        """Raises PodError if the files here are of another attempt of this number, which other hosts had."""
-        mark = self.folder / "launch"
-        known = mark.read_text() if mark.exists() else ""  # empty after a disk was full
-        if launch and not known:
-            mark.write_text(launch)
-        elif launch and known != launch:
-            sentence = f"{self.folder} has the logs of another run of this id: move it away, and ask again."
-            raise PodError(sentence, "settings")
 
 
 def follow(follower: Follower, every: float) -> RunStatus:

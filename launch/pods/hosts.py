@@ -33,7 +33,6 @@ class Answer:
     host: Host
     data: dict  # what host.py reported, {} if nothing
     error: str = ""  # one sentence without the host's name, "" if all is well
-    refused: bool = False  # the error is the host's own: it was reached
 
     @property
     def fault(self) -> str:
@@ -160,6 +159,6 @@ def _read(host: Host, result: Result, timeout: float) -> Answer:
         data = json.loads(lines[-1])
     except (IndexError, json.JSONDecodeError):
         sentence = f"code {result.code}: {said}" if result.code else "it ended well and gave no answer"
-        return Answer(host, {}, sentence, refused=True)
+        return Answer(host, {}, sentence)
     error = str(data.get("error") or f"code {result.code}: {said}") if result.code else ""
-    return Answer(host, data, error, refused=bool(error))
+    return Answer(host, data, error)

@@ -1,16 +1,12 @@
 """A run on all hosts: started once, polled, stopped. The hosts hold the truth about it, not here."""
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import secrets
 import shlex
-import signal
-import threading
-from collections.abc import Iterator
 
 import host_setup
 
@@ -200,29 +196,7 @@ def start(hosts: Hosts, job: Job, seen: RunStatus) -> tuple[int, bool]:
         raise PodError(f"nothing was started: {'; '.join(report.problems)}.", "hosts")
     here = [int(path.name) for path in records(job.id).glob("*") if path.name.isdigit()]
     attempt = max([seen.attempt, *here]) + 1
-    with _uninterrupted():
-        return attempt, _start(hosts, job, attempt, report.packages)
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Keeps a Ctrl-C until the block has ended, so that no run is left on some hosts; a second one comes at once."""
-    came = []
-
-    def keep(number: int, frame: object) -> None:
-        signal.signal(number, before)
-        came.append(number)
-        say("Ctrl-C waits until the run has started on all hosts, or on none; once more, and it may be left on some")
-
-    is_main = threading.current_thread() is threading.main_thread()  # which alone may have signal handlers
-    before = signal.signal(signal.SIGINT, keep) if is_main else None
-    try:
-        yield
-    finally:
-        if is_main:
-            signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
+    return attempt, _start(hosts, job, attempt, report.packages)
 
 
 def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:

@@ -1,16 +1,12 @@
 """Two processes, and one with the devices of both: the same batches, record ids and masks, to the bit, and scores."""
 
-import json
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
 
-from mlm import __main__
 from tests.programs import order_dump
-from tests.support.processes import run_together, train_arguments
-from tests.support.tiny import meshes_of
+from tests.support.processes import run_together
 
 pytestmark = pytest.mark.slow
 
@@ -42,29 +38,3 @@ def test_same_batches_and_masks(manifest, tmp_path):
         if name.startswith("interleaved") and name.endswith("array"):  # the rows lie elsewhere
             expected = expected.reshape(2, 4, 2).swapaxes(0, 1).ravel()
         assert batch.shape[0] == 16 and np.array_equal(batch, expected), name
-
-
-def test_a_run_whose_hosts_interleave(manifest, tokenizer_folder, tmp_path):
-    """The dropout of each row, accumulated, and the scores are those of one process; pseudo-perplexity too."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    settings = ["model.hidden_dropout=0.1", "train.accumulate=2", "data.global_batch=32"]
-    settings += ["train.steps=4", "log.every=1", "evaluate.every=2", "evaluate.batch=32"]
-    settings += ["data.short_length=16", "data.short_share=0.5"]
-    for workdir in (one, two):
-        shutil.copytree(tokenizer_folder, workdir / "tokenizer")
-    with meshes_of(4):
-        assert __main__.main(train_arguments(one, manifest.folder, *settings)) == 0
-    run_together(train_arguments(two, manifest.folder, *settings), processes=2, devices=2, program=INTERLEAVED)
-    logs = [(workdir / "metrics.jsonl").read_text().splitlines() for workdir in (one, two)]
-    assert len(logs[0]) == 6
-    for a, b in zip(*(map(json.loads, lines) for lines in logs), strict=True):
-        assert (a["step"], a["kind"]) == (b["step"], b["kind"])
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5), f"step {a['step']}"
-    shutil.rmtree(two)
-    shutil.copytree(one, two)
-    score = ["evaluate", "--pseudo=3", f"--config.shards.dir={manifest.folder}"]
-    with meshes_of(4):
-        assert __main__.main([*score, f"--workdir={one}"]) == 0
-    run_together([*score, f"--workdir={two}"], processes=2, devices=2, program=INTERLEAVED)
-    scores = [(workdir / "evaluation.json").read_text() for workdir in (one, two)]
-    assert "pseudo" in scores[0] and scores[0] == scores[1].replace(str(two), str(one))

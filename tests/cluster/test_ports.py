@@ -111,14 +111,6 @@ def test_host_0_is_waited_for(capfd, monkeypatch):
         ports.wait_for_host_0(("train-0", 1), 0.2)
 
 
-def test_who_is_connected_to_a_port_of_this_process():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0]:
-            assert ports.connected(port) == [client.getsockname()[0]]
-        assert ports.connected(free_port()) == []
-
-
 def test_a_name_that_is_loopback_on_its_own_machine_alone(monkeypatch):
     resolving(monkeypatch, ["127.0.1.1", "10.0.0.5"])  # the first as Debian's installer writes it into /etc/hosts
     found = [ports.interface(host) for host in ("train-0", "train-0", "127.0.0.1")]

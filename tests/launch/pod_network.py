@@ -17,7 +17,7 @@ from typing import Self
 
 NETWORK = "10.77.0"  # .1, .2, ... are the hosts, .254 is the researcher's laptop
 BRIDGE = "mlmpod"
-# In the new namespaces: $1 is the host's name, $2 has its /etc and a TPU's place on the PCI bus, for jax; the rest is the
+# In the new namespaces: $1 is the host's name, $2 has its /etc, and a TPU on the PCI bus, for jax; the rest is the
 # command of its first process.
 FIRST_PROCESS = """
 hostname "$1" && mount --bind "$2/passwd" /etc/passwd && mount --bind "$2/hosts" /etc/hosts &&

@@ -1,6 +1,5 @@
 """launch/environment.sh: which Python .venv is made of, and what is said where none will do."""
 
-import fcntl
 import pathlib
 import re
 import shutil
@@ -105,25 +104,6 @@ def test_an_environment_that_is_there_stays(machine, then, said):
     assert not (machine.folder / ".venv/.requirements").exists()
 
 
-def test_two_at_once(machine):
-    """The second took what the first had begun for a broken one, to be removed."""
-    machine.python3("3.11.2")
-    machine.run()
-    log, made, flock = machine.log.read_text(), machine.folder / ".venv", shutil.which("flock")
-    if flock is None:  # as on a Mac: nobody waits
-        return
-    (machine.folder / "bin" / "flock").symlink_to(flock)
-    made.rename(machine.folder / "aside")
-    argv, environment = ["bash", "launch/environment.sh"], {"PATH": str(machine.folder / "bin")}
-    with (machine.folder / "requirements.txt").open() as first:
-        fcntl.flock(first, fcntl.LOCK_EX)
-        second = subprocess.Popen(argv, cwd=machine.folder, env=environment, stderr=subprocess.PIPE, text=True)
-        assert "waiting for another process" in second.stderr.readline()
-        (machine.folder / "aside").rename(made)
-    assert second.communicate(timeout=60)[1] == "" and second.returncode == 0
-    assert "install" not in machine.log.read_text().removeprefix(log)
-
-
 def test_which_python_it_is(machine):
     machine.python3("3.10.12")
     machine.write("bin/python3.13", "#!/bin/sh\necho 3.9\n")  # a wrapper for something else
@@ -131,22 +111,6 @@ def test_which_python_it_is(machine):
     machine.write("bin/python3.11", "#!/bin/sh\necho 3.11\n")
     assert machine.run(MLM_FIND="1").stdout == "3.11\n"
     assert "python3 is Python 3.10.12" in machine.run(code=2, PYTHON="python3").stderr, "the one that is named or none"
-
-
-def test_another_folder(machine):
-    machine.python3("3.10.12")
-    made = "uv: pip install --quiet --compile-bytecode --python a b/bin/python -r requirements.txt"
-    machine.run(MLM_VENV="a b")
-    assert made in machine.log.read_text().splitlines() and not (machine.folder / ".venv").exists()
-
-
-@pytest.mark.parametrize("words", [["--config=configs/x.py"], ["--config", "configs/x.py"]])
-def test_the_main_job_has_the_folder_of_its_config(machine, words):
-    machine.python3("3.11.2")
-    environment = {"PATH": str(machine.folder / "bin")}
-    subprocess.run(["bash", "launch/local.sh", *words], cwd=machine.folder, env=environment, check=True, timeout=60)
-    last = machine.log.read_text().splitlines()[-1]
-    assert last == " ".join(["made: -m mlm run --config=configs/x.py --workdir=runs/x", *words])
 
 
 def test_the_main_job_from_another_folder(machine):

@@ -125,18 +125,6 @@ def test_stop_lets_it_save(host):
 
 
 @standard
-def test_a_full_disk_keeps_nobody_from_stopping(host, monkeypatch):
-    process = host.running(SAVES + "time.sleep(60)")
-    up(host)
-
-    def full(path, value):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(host_setup, "write", full)
-    assert host.ask("stop", "a", "1", "20")["state"] == "exited" and not alive(process)
-
-
-@standard
 def test_a_full_disk_keeps_no_end_from_being_known(host):
     """It was full after the start: nothing new can be written, but what is there can be overwritten."""
     program = (
@@ -202,27 +190,6 @@ def test_logs_come_in_parts(host):
         offset = answer["offset"]
     assert found == bytes(range(256)) * 4 and answer["size"] == len(found)
     assert answer["state"] == "exited" and answer["exit"]["code"] == 0
-
-
-def test_ids_of_any_kind_and_the_newest_attempt(host):
-    ids = [*filter(None, HOSTILE), ".", "..", "a/../../b", "%2e"]
-    for run in ids:
-        for attempt in (1, 2, 10):
-            leave(host, run, attempt)
-    for run in ids:
-        found = host.ask("status", run, "0")
-        assert (found["state"], found["attempt"]) == ("exited", 10)
-    assert len(list((host.root / "runs").iterdir())) == len(ids) and not (host.root / "1").exists()
-    removed = {f"run {run} attempt {attempt}" for run in ids for attempt in (1, 2, 10)}
-    assert set(host.ask("clean")["removed"]) == removed
-
-
-@standard
-def test_clean_keeps_what_runs(host):
-    host.start("time.sleep(60)")
-    leave(host, "b")
-    assert host.ask("clean")["removed"] == ["run b attempt 1"]
-    assert host.status()["state"] == "running" and host.ask("preflight", host.code)["has_code"]
 
 
 def test_clean_names_what_it_can_not_remove_and_removes_the_rest(host, monkeypatch):

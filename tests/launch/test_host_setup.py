@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import pathlib
-import tarfile
 
 import host_setup
 import pytest
@@ -36,19 +35,6 @@ def test_nothing_leaves_the_folder(host, files, links, named):
     archive, code = host.pack(dict.fromkeys(files, b""), links)
     assert f"'{named}' " in host.ask("unpack", code, stdin=archive, code=1)["error"]
     assert not (host.root / "code" / code).exists() and not pathlib.Path("/tmp/mlm-through-a-link").exists()
-
-
-@pytest.mark.parametrize("name", ["unpack", "start", "stop"])
-def test_a_full_disk_is_not_made_fuller_by_what_failed(host, monkeypatch, name):
-    def full(*words, **more):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    archive, code = host.pack({"x": b"1"})
-    calls = {"unpack": ("unpack", code), "start": ("start",), "stop": ("stop", "b", "1", "0")}
-    monkeypatch.setattr(host_setup, "write", full)
-    monkeypatch.setattr(tarfile.TarFile, "extractall", full)
-    said = host.ask(*calls[name], stdin=archive if name == "unpack" else host.job(""), code=1)
-    assert "No space left" in said["error"] and [path for path in host.root.rglob(".*") if path.is_dir()] == []
 
 
 @pytest.mark.standard

@@ -81,20 +81,6 @@ def test_the_life_of_a_pod(tpu, queued):
     assert tpu.describe().state == "ABSENT" and tpu.requests() == []
 
 
-KINDS = {"quota": "other", "permission": "other", "unavailable": "network", "stockout": "other"}
-
-
-@pytest.mark.parametrize("fault", KINDS)
-def test_a_refusal(tpu, fault):
-    tpu.settings = settings.Settings("pod", "p", "us-central2-b", "v4-16")
-    tpu.cloud.add_fault("create", fault, times=20)  # what is unavailable is tried again
-    with pytest.raises(PodError) as caught:
-        tpu.create()
-    assert caught.value.kind == KINDS[fault] and tpu.describe().state == "ABSENT"
-    for file in (tpu.cloud.root / "faults").iterdir():
-        file.unlink()
-
-
 def calls_of(text: str) -> set[tuple[str, ...]]:
     """Returns the gcloud commands of a transcript, without the word gcloud."""
     return {tuple(shlex.split(line)[1:]) for line in text.splitlines() if line.startswith("gcloud ")}

@@ -8,19 +8,9 @@ from pods.backend import Host
 from pods.causes import HostReport
 from pods.code import Code
 from pods.hosts import Answer
-from pods.runs import Job, RunStatus
+from pods.runs import RunStatus
 
 from tests.launch.pod import RUN
-
-
-def test_in_what_two_jobs_differ():
-    job = Job("a", ("run", "--config=c", "--config.x=1", "--config.x=2"), {}, None)
-    there = {"program": "", "argv": [*job.argv], "place": ["--process-id=1"]}  # of whichever host was asked
-    assert job.difference(there) == ""
-    assert job.difference(there | {"program": "rare.py"}) == "only there: rare.py"
-    assert job.difference(there | {"argv": ["train", *job.argv[1:]]}) == "only there: train; only here: run"
-    assert job.difference(there | {"argv": [*job.argv, "--x=y z"]}) == "only there: '--x=y z'"
-    assert "order" in job.difference(there | {"argv": ["run", "--config=c", "--config.x=2", "--config.x=1"]})
 
 
 def test_an_end_that_no_host_confirms_is_no_success():

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from pods import backend, gcloud, settings
+from pods import backend, gcloud
 from pods.backend import PodError
 
 from tests.launch.host_folder import LAUNCH, alive, wait_for
@@ -69,17 +69,6 @@ def test_what_is_deleted_in_vain_is_not_deleted_at_once_again(pod, monkeypatch):
     monkeypatch.setattr(gcloud.TpuVm, "delete", lambda self, pod: calls.append(time.monotonic() - begin))
     pod.tpu("up", "--every=0.3", "--recreate")
     assert len(calls) == 3 and calls[1] - calls[0] > 0.2 and calls[2] - calls[1] > 0.5
-
-
-def test_alpha_is_told_that_a_queued_spot_pod_is_one(monkeypatch):
-    calls = []
-    monkeypatch.setattr(gcloud.TpuVm, "_gcloud", lambda self, *words, **more: calls.append(words) or "")
-    monkeypatch.setattr(gcloud.TpuVm, "label", "me")
-    for track, queued in (("alpha", True), ("alpha", False), ("", True)):
-        chosen = settings.Settings("n", "p", "z", "v4-8", spot=True, queued=queued, track=track)
-        gcloud.TpuVm(chosen, backend.Runner()).create()
-    assert ["--provisioning-model=spot" in words for words in calls] == [True, False, False]
-    assert all("--spot" in words for words in calls)
 
 
 def test_another_pod_of_that_name_is_not_taken_for_ours(pod):

@@ -80,14 +80,6 @@ def test_configs_must_be_in_it(repository, monkeypatch):
         packed.path_of("/etc/passwd")
 
 
-def test_the_files_of_a_submodule_go_too(pod, repository, monkeypatch):
-    for name, value in {"COUNT": "1", "KEY_0": "protocol.file.allow", "VALUE_0": "always"}.items():
-        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)  # of this machine alone
-    pod.git("submodule", "--quiet", "add", str(repository), "mlm/other")
-    (repository / "mlm" / "other" / "stub.py").write_text("changed")
-    assert content(code.pack())["mlm/other/stub.py"] == b"changed"
-
-
 def test_a_repository_without_a_commit(pod):
     pod.git("init", "-q")
     with pytest.raises(SettingsError, match="no commit yet"):

@@ -7,7 +7,6 @@ import shlex
 import shutil
 
 import pytest
-from pods.gcloud import PATIENCE
 
 EXPECTED = pathlib.Path(__file__).parent / "dry_run.txt"
 COMMANDS = (
@@ -49,29 +48,3 @@ def test_a_transcript_of_every_command(pod, monkeypatch):
     if os.environ.get("RENEW_GOLDEN"):
         EXPECTED.write_text(found)
     assert found == EXPECTED.read_text(), "if that is wanted: RENEW_GOLDEN=1 bash tests/run.sh launch -k transcript"
-
-
-def as_gcloud(argv: list[str]) -> list[str]:
-    """Returns the gcloud call that starts such an ssh."""
-    worker = int(argv[-3].rpartition(".")[2]) - 1
-    where = [f"--worker={worker}", f"--command={argv[-1]}", PATIENCE, "--project=my-project", "--zone=us-central2-b"]
-    return ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "my-pod", *where]
-
-
-@pytest.mark.standard
-def test_what_is_printed_is_what_is_called(ready_pod):
-    ready_pod.ready("sys.exit(0)")
-    command = ("run", "configs/a.py", "--config.x=$(touch pwned) 'a' \"b\"")
-    printed = [line for line in ready_pod.tpu(*command, "--dry-run").splitlines() if not line.startswith("#")]
-    cloud = ready_pod.cloud
-    before, before_ssh = len(cloud.calls()), len(cloud.calls("ssh.jsonl"))
-    ready_pod.tpu(*command, "--every=0.05")
-    called = [["gcloud", *argv] for argv in cloud.calls()[before:]]
-    assert {argv[4] for argv in called} == {"describe"}, "gcloud has said before how ssh reaches the hosts"
-    called += [as_gcloud(argv) for argv in cloud.calls("ssh.jsonl")[before_ssh:]]
-
-    def steady(argv: list[str]) -> tuple[str, ...]:
-        """Without how far a log has come, and the attempt whose state is known: a slow host is asked once more."""
-        return tuple(re.sub(r"( logs '~/.mlm-pod' a 1 | status '~/.mlm-pod' a )[0-9]+", r"\1N", word) for word in argv)
-
-    assert {steady(shlex.split(line)) for line in printed} == {steady(argv) for argv in called}

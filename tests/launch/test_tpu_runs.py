@@ -200,31 +200,6 @@ def test_logs_go_on_where_they_were(ready_pod):
         assert kept == (ready_pod.host_folder(worker) / "log").read_bytes()
 
 
-def test_logs_do_not_wait_for_a_host_that_always_answers_with_an_error(ready_pod):
-    ready_pod.ready("time.sleep(1)")
-    ready_pod.tpu(*RUN, "--detach")
-    (log := ready_pod.host_folder(1) / "log").rename(log.with_name("moved"))
-    log.mkdir()
-    said = ready_pod.tpu("logs", "a", "--every=0.01")
-    assert said.count("host 1 (127.0.0.2) gives no log: [Errno 21]") == 1
-    assert "host 0 (127.0.0.1): exited, exit code 0" in said, "the others are followed to their end"
-
-
-def test_logs_of_another_run_of_this_id_are_not_mixed_up(ready_pod):
-    """Another clone's, after `clean` or on a new pod, which begins with attempt 1 again."""
-    ready_pod.ready("print('old' * 100)")
-    ready_pod.tpu(*RUN)
-    ready_pod.tpu("clean")
-    pathlib.Path("runs/pods/a").rename("runs/pods/elsewhere")
-    ready_pod.tpu(*RUN, "--detach")
-    pathlib.Path("runs/pods/elsewhere").rename("runs/pods/a")
-    assert "runs/pods/a/1 has the logs of another run of this id" in ready_pod.tpu("logs", "a", code=1)
-    pathlib.Path("runs/pods/a").rename("runs/pods/elsewhere")
-    pathlib.Path("runs/pods/a/1").mkdir(parents=True)
-    pathlib.Path("runs/pods/a/1/launch").touch()  # by a disk that was full
-    assert "old" in ready_pod.tpu("logs", "a", "--every=0.01")
-
-
 def soon(file: str, then) -> None:
     """Does something once a file is there."""
     threading.Thread(target=lambda: (wait_for(pathlib.Path(file).exists), then())).start()
@@ -236,13 +211,6 @@ def test_ctrl_c_leaves_the_run_alone(ready_pod):
     said = ready_pod.tpu(*RUN, "--id=it's", code=130)  # it is not done: nothing is to follow by &&
     assert "python launch/tpu.py logs 'it'\"'\"'s'" in said
     wait_for(lambda: len(list(filter(alive, ready_pod.processes("it%27s")))) == 2)
-
-
-def test_ctrl_c_while_it_starts_leaves_it_on_all_hosts(ready_pod):
-    ready_pod.ready(WAITS)
-    soon(str(ready_pod.host_folder(0) / "job.json"), lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert "Ctrl-C waits until the run has started" in ready_pod.tpu(*RUN, code=130)
-    wait_for(lambda: len(list(filter(alive, ready_pod.processes()))) == 2, 5)
 
 
 def test_a_preempted_pod_ends_the_following(ready_pod):
