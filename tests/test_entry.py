@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import importlib
-import json
 import subprocess
 import sys
 
@@ -20,8 +19,6 @@ from mlm.tasks import changed_model
 from mlm.tasks.pretraining import Pretraining
 from mlm.training.train import train as train_task
 from mlm.workdir import Workdir
-from tests import ROOT
-from tests.support import processes
 from tests.support.tiny import TINY, tiny_config
 
 CONFIG = "from configs.base import get_config as base\n\n\ndef get_config():\n    c = base()\n    c.mine.power = 0.5\n"
@@ -36,7 +33,6 @@ class Scaled(Pretraining):
         scaled = masked.weights_BxK * SCALE ** self.config.mine.power
         return super().loss(logits, masked._replace(weights_BxK=scaled))
 '''
-SCRIPT = "from lib_of_mine import Scaled\nfrom mlm.__main__ import main\n\nraise SystemExit(main(pretraining=Scaled))\n"
 SCALE = "SCALE = 2.0\n"
 
 
@@ -70,12 +66,11 @@ class Weighted(Pretraining):
 
 
 def write(folder, **changed: str):
-    """Writes a researcher's files; returns the one to start."""
-    files = {"main_of_mine": SCRIPT, "lib_of_mine": LIBRARY, "scale_of_mine": SCALE, "own_config": CONFIG} | changed
+    """Writes a researcher's files."""
+    files = {"lib_of_mine": LIBRARY, "scale_of_mine": SCALE, "own_config": CONFIG} | changed
     folder.mkdir(exist_ok=True)
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
-    return folder / "main_of_mine.py"
 
 
 @pytest.fixture
@@ -254,29 +249,3 @@ def test_a_subclass_is_on_record_and_in_the_report(one_device, tmp_path, manifes
     assert main(["report", f"--workdir={tmp_path}/run"]) == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "test_entry.Weighted" in page and "power" in page
-
-
-def start(program: list[str], *arguments: str, code: int = 0, cwd=ROOT) -> str:
-    """Runs a researcher's file; returns what it printed."""
-    line, env = [sys.executable, *program, *arguments], processes.environment(1)
-    done = subprocess.run(line, env=env, cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_every_run_of_a_sweep_trains_the_class(tmp_path, manifest):
-    script = [str(write(tmp_path / "a"))]
-    _, _, *line = processes.train_arguments(tmp_path / "a" / "runs", manifest.folder, "train.steps=2")
-    command = ["sweep", "train", f"--config={tmp_path}/a/own_config.py", *line, "--vary"]
-    start(["-m", "main_of_mine"], *command, "mine.power=0.3,0.5", cwd=tmp_path / "a")
-    runs = tmp_path / "a" / "runs"
-    content = json.loads((runs / "sweep.json").read_text())
-    assert [run["values"]["mine.power"] for run in content["runs"]] == [0.3, 0.5] and "Scaled" in content["trained_by"]
-    for power in (0.3, 0.5):
-        meta = checkpoint_files.read_meta(Workdir(str(runs / f"power={power}")).checkpoints, 2)
-        assert meta["class"]["name"] == "lib_of_mine.Scaled" and meta["config"].mine.power == power
-    said = start(["-m", "mlm"], *command, "mine.power=0.3,0.5", code=2)
-    assert "lib_of_mine.Scaled" in said and "power=0.3" in said
-    assert json.loads((runs / "sweep.json").read_text()) == content
-    assert "[0, 1]" in start(script, *command, "mine.power=0,2", code=2)

@@ -10,13 +10,11 @@ import fsspec
 import pytest
 
 from mlm.data import data_sets, labelled
-from mlm.data.manifest import load_manifest, verify
 from mlm.errors import InputError
 from mlm.files import find_files, split_field
 from mlm.inference import minimal_pairs
-from mlm.paths import UPath, sizes
+from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
-from mlm.workdir import work_folder
 from tests.support.corpora import corpus_of, read_documents, texts_of, write_jsonl
 
 LETTERS = ["a[1]", "[", "b*c", "w?", "#1", "c:d", "x::y", "@5", "50%20", "{a,b}", "~", " é'", "-x", "file:z"]
@@ -163,20 +161,6 @@ def test_folders_of_data_sets_by_their_letters(tmp_path):
             with pytest.raises(InputError, match=re.escape(name)):
                 corpus_of((f"hf:{name}",)).parts()
     assert data_sets.hf_name("Salesforce/wikitext:raw") == ("Salesforce/wikitext", "raw")
-
-
-def test_a_folder_of_shards_that_are_links(manifest, tmp_path):
-    folder = tmp_path / "shards [1]"
-    shutil.copytree(manifest.folder, folder)
-    for file in [path for path in folder.rglob("*") if path.is_file()]:
-        link_as_dvc(file)
-    linked = load_manifest(str(folder))
-    assert linked.fingerprint == manifest.fingerprint
-    verify(linked, deep=True)
-    (tmp_path / "linked").symlink_to("disk")
-    assert work_folder(str(tmp_path / "linked")) == UPath(tmp_path / "disk.tmp"), "and they are written where it leads"
-    name = linked.splits["train"].shards[0].file
-    assert sizes(UPath(folder) / "train")[name.removeprefix("train/")] == linked.splits["train"].shards[0].bytes
 
 
 def test_a_checkpoint_of_links(tmp_path):

@@ -21,8 +21,7 @@ import pytest
 
 from mlm import lease as leases
 from mlm import logs
-from mlm.commands.tokenizer import make_tokenizer
-from mlm.data import shards, tokenizer
+from mlm.data import shards
 from mlm.data.manifest import holds_foreign_shards, load_manifest, verify
 from mlm.data.write_shard import find_documents
 from mlm.errors import DamageError, InputError
@@ -31,7 +30,7 @@ from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
 from mlm.workdir import Workdir, lock, work_folder
 from tests.support import processes
-from tests.support.corpora import contents, corpus_of, shared_engine, write_jsonl, write_shards
+from tests.support.corpora import contents, corpus_of, write_jsonl, write_shards
 from tests.support.tiny import tiny_config
 
 
@@ -119,24 +118,6 @@ def test_a_folder_that_can_not_be_listed(bucket, monkeypatch):
     monkeypatch.setattr(folder.fs, "ls", ls)
     with pytest.raises(InputError, match=r"/a: .* can't list it \(the bucket does not answer: later, 503\); start the"):
         sizes(folder)
-
-
-def test_the_tokenizer_lies_in_the_bucket(bucket, tokenizer_folder):
-    workdir = Workdir(bucket)
-    config = tiny_config(f"tokenizer.path={tokenizer_folder}")
-    make_tokenizer(config, workdir, shared_engine())
-    written = contents(workdir.tokenizer)
-    assert "/recipe.json" in written and "/recipe.json.begun" not in written
-    make_tokenizer(config, workdir, shared_engine())
-    assert contents(workdir.tokenizer) == written
-    assert tokenizer.fingerprint(str(workdir.tokenizer)) == tokenizer.fingerprint(tokenizer_folder)
-    assert tokenizer.manifest_fields(str(workdir.tokenizer)) == tokenizer.manifest_fields(tokenizer_folder)
-    with pytest.raises(InputError, match=r"another config\.tokenizer\.path"):
-        make_tokenizer(tiny_config("tokenizer.path=elsewhere"), workdir, shared_engine())
-    (workdir.tokenizer / "recipe.json").unlink()
-    write_text(workdir.tokenizer / "recipe.json.begun", "")  # as after a kill
-    make_tokenizer(config, workdir, shared_engine())
-    assert contents(workdir.tokenizer) == written
 
 
 @pytest.mark.standard

@@ -85,17 +85,6 @@ def test_says_what_is_wrong_and_where():
     assert not re.search("train, step 1, label", message), "masks of training are wrong for 8 rows alone"
 
 
-class ModelOfMesh(Pretraining):
-    def make_model(self):
-        assert self.mesh.size
-        return super().make_model()
-
-
-def test_a_model_that_reads_the_mesh_is_refused_since_evaluate_has_none():
-    with pytest.raises(InputError, match=r"ModelOfMesh\.make_model: .*'mesh'.*self\.config"):
-        check_task(ModelOfMesh, tiny_config(), {"model.layers": 1})
-
-
 @pytest.mark.parametrize("value", [None, RobertaModule])
 def test_what_is_no_module_is_refused(value):
     task = type("Empty", (Pretraining,), {"make_model": lambda self: value})

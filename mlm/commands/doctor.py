@@ -21,15 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
     parser.add_argument("--hosts", type=int, default=0, metavar="N", help="hosts of the planned run")
     parser.add_argument("--devices", type=int, default=0, metavar="N", help="devices of all hosts; default: those here")
-    topology = "TPU, such as v5e:2x4, to estimate memory and step time for, as `plan` does"
+    topology = "TPU, such as v5e:2x4, whose hosts and devices are those of the planned run"
     parser.add_argument("--topology", default="", metavar="NAME", help=topology)
     parser.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of that topology")
     rows = "training rows to search for duplicates; default: 200,000"
     parser.add_argument("--rows", type=int, default=200_000, metavar="N", help=rows)
     against = "benchmarks, as sources of a corpus (hf:nyu-mll/glue:rte, jsonl:FILE#FIELD): what training has of them"
     parser.add_argument("--against", nargs="+", type=common.source, default=[], metavar="SOURCE", help=against)
-    dtypes = "also compare float32 and bfloat16 on a few rows, by the newest checkpoint, or the initial model"
-    parser.add_argument("--dtypes", action="store_true", help=dtypes)
     record = "only print the text of a training record (validation:ID, test:ID for others) and its documents"
     parser.add_argument("--record", default="", metavar="ID", help=record)
     common.add_json_flag(parser)
@@ -59,12 +57,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         unusable = [finding for finding in unusable if str(error) not in finding.what]  # reported once
         findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")]
     else:
-        case, chosen = checks.DataCase(args.name, config, workdir, args, manifest), [*checks.ALL]
-        if args.dtypes:
-            from mlm.doctor.dtypes import compare_dtypes
-
-            chosen.append(compare_dtypes)
-        findings, batch = [finding for check in chosen for finding in checks.run(check, case)], case.batch
+        case = checks.DataCase(args.name, config, workdir, args, manifest)
+        findings = [finding for check in checks.ALL for finding in checks.run(check, case)]
+        batch = case.batch
     findings = unusable + findings
     errors = [finding.check for finding in findings if finding.level == "error"]
     if args.json:

@@ -15,9 +15,8 @@ from mlm.data.tokenizer import load_fast, load_for_corpus, manifest_fields
 from mlm.data.tokenizer_checks import UNKNOWN, unknown_warning, vocabulary_size
 from mlm.doctor import first_batch, scan
 from mlm.doctor.case import Case
-from mlm.doctor.overlap import advice, by_group, describe
 from mlm.errors import DamageError, InputError
-from mlm.plan import plan, tables, topology
+from mlm.plan import tables, topology
 from mlm.training import sharding
 
 UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
@@ -211,9 +210,11 @@ def _overlap(case: DataCase, split: str, overlap: scan.Overlap, part: str) -> Fi
         return Finding("ok", what, check="overlap")
     record, other = overlap.pair
     text = _decode(case, scan.row(case.manifest, split, record))
-    groups = by_group(case.manifest, split, overlap)
-    what += f"{describe(groups)}; {split} record {record}, training record {other}: {text}"
-    fix = f"{advice(case.config.corpus, split, groups)}, and write the shards again"
+    what += f"; {split} record {record}, training record {other}: {text}"
+    fix = (
+        "set corpus.group to file, or to a field that documents with the same text share, name groups of their own in "
+        f"corpus.{split}_groups, or the {split} split in corpus.keep_out, and write the shards again"
+    )
     return Finding("error" if rate >= OVERLAP[1] else "warning", what, fix, check="overlap")
 
 
@@ -265,22 +266,4 @@ def masks(case: DataCase) -> list[Finding]:
     return [Finding(*judged, where="the first batch")]
 
 
-def step(case: DataCase) -> list[Finding]:
-    """The step fits into the TPU's memory, as computed by `plan`."""
-    if not case.flags.topology:
-        return []
-    job = plan.make_job(case.config, case.manifest, pretraining=case.flags.entry.pretraining)
-    row = plan.measure(case.config, job, topology.find(case.flags.topology, case.flags.slices))
-    worst = row if not row["fits"] else row.get("short", row)
-    if not worst["fits"]:
-        fix = "lower data.global_batch, or set train.accumulate, mesh.fsdp or model.remat (python -m mlm plan --sweep)"
-        return [Finding("error", tables.memory(worst), fix, case.flags.topology)]
-    what = tables.memory(row)
-    if "milliseconds" in row:
-        what += f", {row['milliseconds']:.1f} ms a step"
-    if row["hours"] is not None:
-        what += f", {row['hours']:.1f} hours in all (optimistic: see python -m mlm plan)"
-    return [Finding("ok", what, where=case.flags.topology)]
-
-
-ALL = (files, length, rows, tokenizer, mesh, lanes, ids, against, masks, step)
+ALL = (files, length, rows, tokenizer, mesh, lanes, ids, against, masks)

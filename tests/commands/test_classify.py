@@ -1,24 +1,19 @@
 """The command `classify`, and `evaluate`, `predict`, `export` and `report` on what it leaves; what it refuses."""
 
-import argparse
 import csv
 import json
 import pathlib
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mlm import __main__, logs
-from mlm import config as configs
-from mlm.commands import classify, common
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.export import export
 from mlm.model import classifier
 from mlm.pretrained import checkpoint_files, load, locate
-from mlm.tasks import classification
 from mlm.workdir import Workdir
 from tests.support import labelled_texts
 from tests.support.labelled_texts import rows, sentences, word_settings, write_csv
@@ -68,20 +63,6 @@ def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_wor
 
 
 @pytest.mark.standard
-def test_the_keys_of_a_family_are_those_of_the_model(trained_workdir, modernbert_folder, tmp_path):
-    """Whatever the config, which may be one of pretraining, has for the family that it names."""
-    keys, examples = ("model.family=modernbert", "model.global_rope_theta=10000"), SimpleNamespace(labels=())
-    for source, family, theta in ((trained_workdir.root, "roberta", 160_000), (modernbert_folder, "modernbert", 9000)):
-        settings = [*keys, f"train.init_from={source}", "classify.train=csv:a", "classify.validation=csv:b"]
-        args = argparse.Namespace(config="configs/base.py", workdir=str(tmp_path / "run"))
-        config = common.read_config(args, settings, task=configs.CLASSIFICATION, starts=True)
-        found, _, start = classify._find_model(config, Workdir(str(tmp_path)), examples)
-        assert (found.model.family, found.model.global_rope_theta) == (family, theta)
-        shared = {"roberta": {"roberta"}, "modernbert": {"model", "head"}}  # as transformers' classes name them
-        assert start().keys() == shared[family]
-
-
-@pytest.mark.standard
 def test_the_best_checkpoint_is_kept_and_exported(finished):
     """It is chosen by the 29 rows of classify.validation; those of classify.test choose nothing."""
     workdir, _ = finished
@@ -117,23 +98,6 @@ def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
     assert __main__.main(exported) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["split"] == "test" and found["rows"] == 17 and found["model"] == str(workdir.export)
-
-
-@pytest.mark.standard
-def test_a_score_that_is_undefined_is_null_in_json(finished, tmp_path, monkeypatch, capsys):
-    """As a correlation of constant labels is; the summary of a run reads it back."""
-    shutil.copytree(finished[0].root, tmp_path / "run")
-    undefined = {"loss": 1.0, "matthews": np.nan, "rows": 17}
-    monkeypatch.setattr(classification, "evaluate", lambda *_: (undefined, np.zeros(17)))
-    capsys.readouterr()
-    assert __main__.main(["evaluate", f"--workdir={tmp_path / 'run'}", "--split=test"]) == 0
-    workdir = Workdir(str(tmp_path / "run"), create=False)
-    content = json.loads(workdir.classification.read_text(), parse_constant=pytest.fail)
-    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["matthews"] is None
-    assert content["scores"]["matthews"] is None
-    workdir.classification.write_text(json.dumps(content | {"sets": {"validation": content["scores"]}}))
-    classify._summarize(workdir, SimpleNamespace(step=6), undefined)
-    assert "validation: loss 1.0000, matthews nan" in capsys.readouterr().out
 
 
 @pytest.mark.standard
@@ -236,18 +200,6 @@ def test_words_with_labels(labelled_words, capsys, monkeypatch):
     assert "F1, spans of words" in page and "recall, spans of words" in page and "F1, weighted" not in page
 
 
-@pytest.mark.standard
-def test_a_model_of_words_meets_rows_of_classes(labelled_words, finished, tmp_path, capsys):
-    (workdir, _), (other, _) = labelled_words, finished
-    command = ["evaluate", f"--workdir={other.root}", f"--model={workdir.root}"]
-    refuse(command, 2, "config.classify.kind = tokens", capsys=capsys)
-    command = ["evaluate", f"--workdir={workdir.root}", f"--model={other.root}"]
-    refuse(command, 2, "config.classify.kind = classes", capsys=capsys)
-    start = (f"train.init_from={other.root}", "classify.kind=tokens")
-    words = "line 2: its 'text' is "
-    refuse(arguments(tmp_path / "run", tmp_path, *start), 2, words, capsys=capsys)
-
-
 BAD = {
     "no source": (["classify.train="], "config.classify.train: "),
     "no column": (["classify.text=('words',)"], "'words'"),
@@ -274,11 +226,3 @@ def test_bad_rows_are_named_with_file_and_line(trained_workdir, tmp_path, capsys
     ):
         bad = write_csv(tmp_path / "bad.csv", table)
         refuse(arguments(tmp_path / "run", tmp_path, start, f"classify.validation={bad}"), 2, words, capsys=capsys)
-
-
-@pytest.mark.standard
-def test_a_workdir_of_the_other_kind(trained_workdir, finished, tmp_path, capsys):
-    workdir, _ = finished
-    other = shutil.copytree(str(trained_workdir.root), tmp_path / "pretrained")
-    refuse(arguments(other, tmp_path), 2, f"{other}/checkpoints: ", capsys=capsys)
-    refuse(["evaluate", f"--workdir={workdir.root}", "--split=dev"], 2, "--split=dev", capsys=capsys)

@@ -11,7 +11,7 @@ import pytest
 
 from mlm.data import batches, tokenizer
 from mlm.data.manifest import Manifest, load_manifest
-from mlm.doctor import checks, dtypes, first_batch, scan
+from mlm.doctor import checks, first_batch, scan
 from mlm.doctor.checks import Finding
 from mlm.model.token_masking import Masked
 from mlm.tasks.pretraining import Pretraining
@@ -220,17 +220,6 @@ def test_uneven_lanes_and_a_huge_batch_are_warnings(healthy, workdir):
     assert second.level == "warning" and "a step reads rows twice" in second.fix
 
 
-@pytest.mark.parametrize("is_short", [False, True])
-def test_a_step_that_does_not_fit_is_an_error(is_short, healthy, workdir, monkeypatch):
-    """Of the rows, or of the short ones that come first."""
-    refused = {"fits": False, "bytes_per_chip": {"capacity": 16.91e9, "needs": None}}
-    row = refused | {"fits": True, "short": refused} if is_short else refused
-    monkeypatch.setattr("mlm.plan.plan.measure", lambda *arguments: row)
-    monkeypatch.setattr("mlm.plan.topology.find", lambda name, slices: name)
-    (found,) = checks.run(checks.step, case_of(healthy, workdir, topology="v5e:2x4"))
-    assert (found.level, found.check) == ("error", "step") and "16.91 GB" in found.what and "mlm plan" in found.fix
-
-
 # What comes twice -----------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +249,21 @@ def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp
         assert "set corpus.group to file" in found.fix
 
 
+def test_an_overlap_is_a_warning_from_2_percent_and_an_error_from_half_of_the_rows_on(healthy, workdir):
+    case, rows = case_of(healthy, workdir), np.arange(100)
+    overlaps = (scan.Overlap(rows, rows[:count], (0, 0)) for count in (1, 2, 49, 50))
+    findings = [checks._overlap(case, "validation", overlap, "all") for overlap in overlaps]
+    assert [found.level for found in findings] == ["ok", "warning", "warning", "error"]
+    assert all("; validation record " in found.what for found in findings[1:])
+
+
+def test_rows_too_short_to_compare_are_not_called_fine(texts, tokenizer_folder, workdir, tmp_path):
+    lines = [f"{texts[n % 400][:8]} {n}" for n in range(4000)]
+    made = write_shards(lines, tmp_path / "shards", tokenizer_folder)
+    found = named(checks.ids(case_of(made, workdir)), "overlap")
+    assert found.level == "warning" and "no validation row" in found.what and "short documents" in found.fix
+
+
 def test_a_benchmark_that_training_holds(healthy, workdir, texts, tmp_path):
     own = tokenizer.load_fast(str(workdir / "tokenizer")).decode(scan.row(healthy, "train", 7).tolist())
     files = {"held": [own, "short"], "other": [text[::-1] for text in texts if len(text) > 100][:5]}
@@ -276,22 +280,3 @@ def test_a_benchmark_that_training_holds(healthy, workdir, texts, tmp_path):
 
 
 # Dtypes ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.standard
-def test_dtypes_are_compared(healthy, workdir, monkeypatch):
-    case, compare, scores = case_of(healthy, workdir), dtypes.dtypes.compare, {}
-
-    def compared(*arguments, **settings):
-        scores.update(compare(*arguments, **settings))
-        return scores
-
-    monkeypatch.setattr(dtypes.dtypes, "compare", compared)
-    (found,) = dtypes.compare_dtypes(case)
-    assert found.level == "ok" and found.where == str(workdir)
-    assert f"same {dtypes.ROWS * dtypes.BATCHES} rows" in found.what
-    for name in ("loss_difference", "accuracy_difference"):
-        apart = scores | {name: -0.03}
-        monkeypatch.setattr(dtypes.dtypes, "compare", lambda *_, apart=apart, **__: apart)
-        (found,) = dtypes.compare_dtypes(case)
-        assert found.level == "warning" and "0.02 nats or 2%" in found.what and "model.dtype" in found.fix

@@ -288,6 +288,13 @@ def test_what_the_config_says_stays(good_folder, modernbert_folder, trained_work
     file.write_text(f"from configs.base import get_config as base\n\n{body}\n")
     of_file = read(good_folder, file=str(file))
     assert (of_file.model.layers, of_file.model.heads, of_file.tokenizer.path) == (4, 2, "")
+    own_start = read(good_folder, file="configs/continue_wikitext103.py")  # in the place of the file's own model
+    assert (own_start.model.family, own_start.model.layers, own_start.tokenizer.path) == (
+        "roberta",
+        2,
+        str(good_folder),
+    )
+    assert own_start.shards.length == 32 and own_start.train.epochs == 3
     named = read(f"{trained_workdir.root}@5")
     assert (named.model.layers, named.tokenizer.path) == (2, f"{trained_workdir.root}/tokenizer")
     assert named.tokenizer.vocab_size == 1000
