@@ -1,10 +1,7 @@
 """Pretraining of RoBERTa-class masked language models in JAX: from text to a model that is proven equal in PyTorch."""
 
-import atexit
 import os
-import shutil
 import sys
-import tempfile
 
 from mlm import platforms
 
@@ -29,5 +26,9 @@ if chosen := platforms.default():
 
 # A user without a home, as of `docker run --user 54321`: libraries would make a folder named ~ in the current one.
 if os.path.expanduser("~").startswith("~"):  # noqa: PTH111
+    import atexit
+    import shutil
+    import tempfile
+
     os.environ["HOME"] = tempfile.mkdtemp(prefix="mlm-home-")
     atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)

@@ -9,9 +9,6 @@ import sys
 import traceback
 import types
 
-from mlm import config as configs
-from mlm import entry, logs, memory, platforms
-from mlm.cluster import detect, watch
 from mlm.errors import InputError, PreemptedError, StopError, of_storage
 from mlm.text import prepare_streams, say, use_utf8
 
@@ -49,11 +46,21 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
     if argv is None:
         use_utf8()
     prepare_streams()
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0].startswith("--config."):
+        parser("").print_help(sys.stderr)
+        return InputError.code
+    if arguments[0] in ("-h", "--help"):  # at once: what a command needs is imported below
+        parser("").parse_args(arguments)
+    from mlm import config as configs
+    from mlm import logs
+    from mlm.cluster import watch
+
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     for name in ("asyncio", "concurrent.futures"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("absl").addFilter(logs.Once())  # orbax also logs what it raises, with stacks
-    flags, overrides = configs.split_overrides(sys.argv[1:] if argv is None else argv)
+    flags, overrides = configs.split_overrides(arguments)
     if not flags:
         parser("").print_help(sys.stderr)
         return InputError.code
@@ -63,6 +70,9 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
 
 
 def _run(flags: list[str], overrides: list[str], argv: list[str] | None, pretraining: type | None) -> int:
+    from mlm import entry, memory, platforms
+    from mlm.cluster import detect, watch
+
     args = argparse.Namespace(name=flags[0])
     watching = watch.begin(args.name)
     memory.forget()
@@ -104,6 +114,8 @@ def _run(flags: list[str], overrides: list[str], argv: list[str] | None, pretrai
 
 def _about_flag(flag: str) -> str:
     """Returns the sentence about a flag that the command does not have."""
+    from mlm import config as configs
+
     name = flag.partition("=")[0].lstrip("-")
     near = configs.suggestion(name, configs.KEYS).replace("did you mean ", "did you mean --config.")
     return f"{flag}: there is no such flag{near or '; --help lists them.'}"
@@ -111,6 +123,8 @@ def _about_flag(flag: str) -> str:
 
 def _stop(number: int, frame: types.FrameType | None) -> None:
     """Exits at once: outside the training loop there is nothing to save, and imports swallow exceptions."""
+    from mlm.cluster import watch
+
     watch.current.signaled(number)
     step = watch.current.step
     when = "before it trained a step" if step is None else f"after step {step}"

@@ -1,7 +1,6 @@
 """Which of jax's platforms this machine has, before jax is imported."""
 
 import glob
-import importlib.metadata
 import importlib.util
 import os
 
@@ -34,11 +33,13 @@ def default() -> str:
 
 def check() -> None:
     """Raises InputError if the user's environment names a platform that this machine has not."""
+    from importlib import metadata  # takes as long as all else that --help imports
+
     for variable in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME"):
         value = os.environ.get(variable, "")
         for name in filter(None, value.lower().split(",")):
             known = PLUGINS if name == "gpu" else {name} & DEVICES.keys()
-            if any(map(is_here, known)) or name in importlib.metadata.entry_points(group="jax_plugins").names:
+            if any(map(is_here, known)) or name in metadata.entry_points(group="jax_plugins").names:
                 continue
             raise InputError(
                 f"{variable}={value} in the environment: this machine has no {name} that jax could use; unset it, or "
