@@ -101,13 +101,17 @@ def _run(flags: list[str], overrides: list[str], argv: list[str] | None, pretrai
         while interrupt and not isinstance(interrupt, KeyboardInterrupt):
             interrupt = interrupt.__context__
         if isinstance(error, StopError):
-            text, code = str(error), error.code
+            text = str(error)
+            code = error.code
         elif interrupt:
-            error, text, code = interrupt, "interrupted; run the same command to continue.", PreemptedError.code
+            error = interrupt
+            text = "interrupted; run the same command to continue."
+            code = PreemptedError.code
         else:
             traceback.print_exc()
             message = (str(error).splitlines() or [""])[0]  # jax puts a note after it
-            text, code = f"{type(error).__name__}: {message:.300}", 1
+            text = f"{type(error).__name__}: {message:.300}"
+            code = 1
         say(f"mlm {args.name}: {text}")
         return watching.failed(error, code)
 

@@ -32,7 +32,8 @@ TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", t
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
     """Returns (the other arguments, ["group.key=value", ...]); --config.group.key value is accepted too."""
-    others, overrides = [], []
+    others = []
+    overrides = []
     rest = iter(argv)
     for argument in rest:
         if argument.startswith("--config."):

@@ -53,7 +53,8 @@ def _corpus(config: ConfigDict) -> Broken:
 
 
 def _model(config: ConfigDict) -> Broken:
-    model, is_modernbert = config.model, config.model.family == "modernbert"
+    model = config.model
+    is_modernbert = config.model.family == "modernbert"
     for key, default in MODERNBERT.items():
         if not is_modernbert and model[key] != default:
             yield f"model.{key}", f"is for family modernbert; leave it at {default:g}"
@@ -75,7 +76,10 @@ def _model(config: ConfigDict) -> Broken:
 
 
 def _data(config: ConfigDict) -> Broken:
-    data, length, steps, accumulate = config.data, config.shards.length, config.train.steps, config.train.accumulate
+    data = config.data
+    length = config.shards.length
+    steps = config.train.steps
+    accumulate = config.train.accumulate
     if length > config.model.positions:
         yield "shards.length", f"must be at most model.positions = {config.model.positions}"
     if not data.mixture and config.shards.count < data.lanes:
@@ -131,7 +135,8 @@ def _start(config: ConfigDict) -> Broken:
 
 
 def _schedule(config: ConfigDict) -> Broken:
-    schedule, steps = config.schedule, config.train.steps
+    schedule = config.schedule
+    steps = config.train.steps
     if 0 < steps < schedule.warmup:
         yield "schedule.warmup", f"must be at most train.steps = {steps}"
     warmup = schedule.warmup if schedule.warmup < 1 else schedule.warmup / (steps or math.inf)
@@ -155,7 +160,8 @@ def _classify(config: ConfigDict) -> Broken:
 
 
 def _others(config: ConfigDict) -> Broken:
-    steps, names = config.train.steps, [name for name, _ in config.evaluate.sets]
+    steps = config.train.steps
+    names = [name for name, _ in config.evaluate.sets]
     milestones = [str(milestone).removeprefix("every:") for milestone in config.checkpoint.milestones]
     if any(int(step) > steps > 0 for step in milestones if step.isdecimal()):
         yield "checkpoint.milestones", f"its steps must be at most train.steps = {steps}"

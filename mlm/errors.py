@@ -45,7 +45,8 @@ def of_storage(error: BaseException) -> InputError | None:
     """Returns the sentence for what a disk refuses, None for any other error."""
     if not isinstance(error, OSError):
         return None
-    reason, file = f"({error.strerror or error})", error.filename
+    reason = f"({error.strerror or error})"
+    file = error.filename
     if error.errno in FULL:
         file = file or "a file, or the output,"
         return InputError(f"{file} can't be written {reason}; make room, then run the same command again.")

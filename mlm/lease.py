@@ -60,7 +60,8 @@ class Lease:
             except FileNotFoundError:
                 time.sleep(0.1)  # released between the two
                 continue
-            host, process = holder.get("host"), holder.get("process")
+            host = holder.get("host")
+            process = holder.get("process")
             name = printable(f" (on {host}, process {process})")
             if seen is None:
                 seen = (generation, renewal)

@@ -56,7 +56,8 @@ class Once(logging.Filter):
             return False
         self._seen.add(str(record.msg))  # the text without its arguments, such as the step
         lines = re.sub(r"^(\[[^]]*\])+ *", "", record.getMessage()).strip().splitlines() or [""]
-        record.msg, record.args = f"{Path(record.pathname).stem}: {printable(lines[0].rstrip(' ,'))}", ()
+        record.msg = f"{Path(record.pathname).stem}: {printable(lines[0].rstrip(' ,'))}"
+        record.args = ()
         return True
 
 
@@ -68,9 +69,11 @@ class Lines:
 
     def __init__(self, path: UPath):
         """Opens a log without a torn line, see `cut`."""
-        self._path, self._remote = path, is_remote(path)
+        self._path = path
+        self._remote = is_remote(path)
         self._text = path.read_text() if self._remote and path.is_file() else ""
-        self._written, self._when = len(self._text), time.monotonic()
+        self._written = len(self._text)
+        self._when = time.monotonic()
 
     def append(self, values: dict[str, Any]) -> None:
         """Appends an object as a line."""
@@ -87,7 +90,8 @@ class Lines:
         """Makes all lines safe from a kill."""
         if self._remote and self._written < len(self._text):
             write_text(self._path, self._text)
-            self._written, self._when = len(self._text), time.monotonic()
+            self._written = len(self._text)
+            self._when = time.monotonic()
 
 
 def cut(path: UPath, start: int) -> None:

@@ -276,7 +276,8 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
     is_volume = not is_remote(folder) and os.path.ismount(target)  # which can't be renamed
     if not is_remote(folder) and not is_volume:
         temporary = target.with_name(f".{target.name}.tmp")
-        new, old = temporary / "new", temporary / "old"
+        new = temporary / "new"
+        old = temporary / "old"
         if old.exists() and not target.exists():
             old.rename(target)  # a process was killed between the two renames below
         shutil.rmtree(temporary, ignore_errors=True)

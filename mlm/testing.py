@@ -90,7 +90,8 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
 
         task = make({}, 1)
         differences = _differences_of_masks(task)
-        logged, whole = _train(task), task.workdir
+        logged = _train(task)
+        whole = task.workdir
         expected = {name: value for name, value in logged.items() if value is not None}
         differences += [f"{name} is not finite" for name, value in logged.items() if value is None]
 
@@ -99,18 +100,22 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
         if any(any(spec) for _, spec in task.partition_rules()):
             meshes.append({"mesh.data": 1, "mesh.fsdp": 4, "mesh.tensor": 2})
         for keys in meshes:
-            values, title = _train(make(keys, DEVICES)), ", ".join(f"{key} = {value}" for key, value in keys.items())
+            values = _train(make(keys, DEVICES))
+            title = ", ".join(f"{key} = {value}" for key, value in keys.items())
             differences += [
                 f"{title}: {name} is {values.get(name)}, and {value} on one device"
                 for name, value in expected.items()
                 if values.get(name) is None or not math.isclose(value, values[name], rel_tol=ROUNDING, abs_tol=1e-6)
             ]
 
-        task.workdir, task.batches = Workdir(f"{folder}/resumed"), _ending(task.batches)
+        task.workdir = Workdir(f"{folder}/resumed")
+        task.batches = _ending(task.batches)
         with contextlib.suppress(_EndError):
             _train(task)
         again = make({}, 1, f"{folder}/resumed")
-        again.train_step, again.eval_step = task.train_step, task.eval_step  # the same programs, compiled already
+        # the same programs, compiled already
+        again.train_step = task.train_step
+        again.eval_step = task.eval_step
         _train(again)
         differences += _differences_after_resume(whole, again.workdir)
     if differences:
@@ -119,7 +124,8 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
 
 def write_shards(folder: Path, *, vocab_size: int, length: int) -> Manifest:
     """Writes shards of made-up text: documents of half a row, with frequent tokens; the last row has special ones."""
-    rng, splits = np.random.default_rng(0), {}
+    rng = np.random.default_rng(0)
+    splits = {}
     ordinary = np.arange(len(tokenizer.ROLES), vocab_size)
     probs = 1 / np.arange(1, len(ordinary) + 1)
     probs /= probs.sum()
@@ -130,7 +136,8 @@ def write_shards(folder: Path, *, vocab_size: int, length: int) -> Manifest:
         for number in range(shards):
             ids_NxL = rng.choice(ordinary, (ROWS, length), p=probs)
             for start in (0, length // 2):
-                ids_NxL[:, start], ids_NxL[:, start + length // 2 - 1] = special_ids["cls"], special_ids["sep"]
+                ids_NxL[:, start] = special_ids["cls"]
+                ids_NxL[:, start + length // 2 - 1] = special_ids["sep"]
             ids_NxL[-1] = special_ids["sep"]
             content = b"".join(tfrecord.encode(ids_NxL))
             file = f"{split}/dataset-{number}-{ROWS}.tfrecord"

@@ -31,6 +31,7 @@ from mlm.inference.fill_mask import FillMask
 from mlm.inference.forward import make_forward
 from mlm.model import classifier
 from mlm.model.families import ROBERTA, at_path, family_of
+from mlm.monitor.loss_spikes import Detector
 from mlm.pretrained.load import Pretrained
 from mlm.tasks import classification, scores
 from mlm.tasks.pretraining import Pretraining

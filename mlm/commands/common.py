@@ -129,14 +129,16 @@ def open_run(
 def join(args: argparse.Namespace, overrides: list[str], *, task: str) -> None:
     """Detects which process of the run this is, sets `args.processes` and `args.process_id`, and meets the others."""
     place = detect.detect(coordinator=args.coordinator, processes=args.processes, process_id=args.process_id)
-    args.processes, args.process_id = place.processes, place.process_id
+    args.processes = place.processes
+    args.process_id = place.process_id
     if place.processes > 1:
         say(f"mlm {args.name}: {printable(place.sentence)}")
     problem = None
     try:
         config = read_config(args, overrides, task=task)
     except StopError as error:  # which the other processes shall hear
-        config, problem = configs.load(str(configs.BASE), []), error
+        config = configs.load(str(configs.BASE), [])
+        problem = error
     watch.current.join(place, args.workdir, config.pod)
     if watch.current.service is not None:
         if problem is not None:
@@ -181,7 +183,9 @@ def read_config(
     """
     if args.config is None:
         return configs.load_saved(Workdir(args.workdir, create=False).config, overrides, task=task)
-    step, remark, args.inherited = getattr(args, "step", None) if starts else None, "", {}
+    step = getattr(args, "step", None) if starts else None
+    remark = ""
+    args.inherited = {}
 
     def derive(flat: dict[str, Any], overridden: Collection[str], file: dict[str, Any]) -> dict[str, Any]:
         nonlocal remark
@@ -236,7 +240,8 @@ def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     first, *others = (manifest for _, manifest in parts)
     for key, manifests in (("data.mixture", others), ("evaluate.sets", sets.values())):
         for manifest, field in itertools.product(manifests, SHARED_FIELDS):
-            value, expected = str(getattr(manifest, field)), str(getattr(first, field))
+            value = str(getattr(manifest, field))
+            expected = str(getattr(first, field))
             if value != expected:
                 raise InputError(
                     f"config.{key}: {manifest.folder} has the {field} {value:.60}, but {first.folder} {expected:.60}; "
@@ -251,14 +256,17 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
 
     manifest = load_data(config, workdir)
     check_config(manifest, config)
-    folder, length, short = manifest.folder, config.shards.length, config.data.short_length
+    folder = manifest.folder
+    length = config.shards.length
+    short = config.data.short_length
     fingerprint = workdir.tokenizer_folder and tokenizer.fingerprint(workdir.tokenizer_folder)
     if fingerprint and manifest.tokenizer_fingerprint not in (None, fingerprint):
         raise InputError(
             f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; set shards.dir to that tokenizer's "
             "shards, or tokenizer.path to these shards' tokenizer."
         )
-    parts, manifests = mixture.parts(manifest), mixture.folders(manifest)
+    parts = mixture.parts(manifest)
+    manifests = mixture.folders(manifest)
     lanes = lanes_of_shares([part.share for part in parts], config.data.lanes)
     lanes_key = f"its share of config.data.lanes = {config.data.lanes}" if parts[1:] else "config.data.lanes"
     needs = [(part.manifest, "train", count, lanes_key) for part, count in zip(parts, lanes, strict=True)]

@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.topology:
         topology.prepare()  # before jax is imported
-    config, workdir = common.read_config(args, overrides, says=True), Workdir(args.workdir, create=None)
+    config = common.read_config(args, overrides, says=True)
+    workdir = Workdir(args.workdir, create=None)
     common.refuse_classifier(config)
     if min(args.hosts, args.devices) < 0 or args.rows < 1:
         raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
@@ -49,7 +50,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.doctor import checks, first_batch
 
     shards = " + ".join(name for name, _ in config.data.mixture) or workdir.shards_of(config)
-    opened, batch = preflight.errors(preflight.Case(args.name, config, workdir, args)), []
+    opened = preflight.errors(preflight.Case(args.name, config, workdir, args))
+    batch = []
     unusable = [checks.Finding("error", str(error), "see the message", "the config", name) for name, error in opened]
     try:
         manifest = common.load_data(config, workdir)

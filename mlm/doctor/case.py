@@ -34,7 +34,9 @@ class Case:
         """The tokenizer that the workdir has, or will be given a copy of; "" for one that is still to be trained."""
         if folder := self.workdir.tokenizer_folder:
             return folder
-        path, branch, trains = self.config.tokenizer.path, self.config.train.branch_from, self.command == "train"
+        path = self.config.tokenizer.path
+        branch = self.config.train.branch_from
+        trains = self.command == "train"
         if path:
             inherited = trains and "tokenizer.path" in getattr(self.flags, "inherited", {})
             return "" if inherited and not self._made_shards(path) else path

@@ -57,7 +57,8 @@ def run(check: Callable[[DataCase], list[Finding]], case: DataCase) -> list[Find
         findings = check(case)
     except (InputError, DamageError) as error:
         findings = [Finding("error", str(error), "see the message")]
-    name, folder = check.__name__, case.manifest.folder
+    name = check.__name__
+    folder = case.manifest.folder
     return [dataclasses.replace(f, check=f.check or name, where=f.where or folder) for f in findings]
 
 
@@ -73,7 +74,8 @@ def files(case: DataCase) -> list[Finding]:
 
 def length(case: DataCase) -> list[Finding]:
     """The rows have the config's length, which fits the positions."""
-    tokens, positions = case.manifest.length, case.config.model.positions
+    tokens = case.manifest.length
+    positions = case.config.model.positions
     if tokens == case.config.shards.length:
         return [Finding("ok", f"rows of {tokens} tokens, {positions} positions")]
     what = f"the rows hold {tokens} tokens, config.shards.length = {case.config.shards.length}, {positions} positions"
@@ -85,7 +87,8 @@ def rows(case: DataCase) -> list[Finding]:
     """How the rows were made, and the tokens that were cut, joined and padded for them."""
     findings = []
     for manifest in mixture.folders(case.manifest):
-        what, shares = f"shards.rows = {manifest.rows or 'unknown'}", [0.0]
+        what = f"shards.rows = {manifest.rows or 'unknown'}"
+        shares = [0.0]
         cut = "left out" if manifest.rows == LINES else "in later rows of their document"
         for name, split in manifest.splits.items():
             if None not in (split.cut_tokens, split.joined_tokens, split.padding_tokens):
@@ -99,7 +102,8 @@ def rows(case: DataCase) -> list[Finding]:
 
 def tokenizer(case: DataCase) -> list[Finding]:
     """The tokenizer in the workdir is the one of the shards."""
-    where, findings = str(case.workdir.tokenizer), []
+    where = str(case.workdir.tokenizer)
+    findings = []
     if case.folder is None:
         what = "there is no tokenizer, so nothing can be decoded or compared"
         return [Finding("warning", what, "put the shards' tokenizer there: python -m mlm tokenizer", where)]
@@ -108,7 +112,8 @@ def tokenizer(case: DataCase) -> list[Finding]:
         if value != other:
             what = f"its {key} is {value}, in the manifest of the shards {other}"
             findings.append(Finding("error", what, "use the shards' own tokenizer, or write the shards again", where))
-    size, config = case.manifest.vocab_size, case.config.tokenizer
+    size = case.manifest.vocab_size
+    config = case.config.tokenizer
     if not config.path and config.vocab_size != size:
         what = f"config.tokenizer.vocab_size = {config.vocab_size} has no effect: the shards' tokenizer has {size}"
         findings.append(Finding("warning", what, f"set tokenizer.vocab_size to {size}", where))
@@ -117,11 +122,13 @@ def tokenizer(case: DataCase) -> list[Finding]:
 
 def mesh(case: DataCase) -> list[Finding]:
     """The batches can be split over the devices, and every host reads whole lanes, or an even part of one."""
-    axes, where = case.config.mesh, case.flags.topology or "--hosts, --devices"
+    axes = case.config.mesh
+    where = case.flags.topology or "--hosts, --devices"
     try:
         if case.flags.topology:
             planned = sharding.mesh_of(axes, topology.find(case.flags.topology, case.flags.slices).devices)
-            (data, fsdp, tensor), processes_SxT = planned.shape.values(), sharding.processes_of(planned)
+            (data, fsdp, tensor) = planned.shape.values()
+            processes_SxT = sharding.processes_of(planned)
         else:
             hosts = case.flags.hosts or jax.process_count()
             devices = case.flags.devices or jax.local_device_count() * hosts
@@ -141,11 +148,15 @@ def mesh(case: DataCase) -> list[Finding]:
 
 def lanes(case: DataCase) -> list[Finding]:
     """The shards of each folder feed its lanes."""
-    findings, parts = [], mixture.parts(case.manifest)
-    batch, lanes = case.config.data.global_batch, case.config.data.lanes
+    findings = []
+    parts = mixture.parts(case.manifest)
+    batch = case.config.data.global_batch
+    lanes = case.config.data.lanes
     for part, count in zip(parts, lanes_of_shares([part.share for part in parts], lanes), strict=True):
-        shards, where = [shard.records for shard in part.manifest.splits["train"].shards], part.manifest.folder
-        sizes, rows = [sum(shards[lane::count]) for lane in range(count)], batch * count // lanes
+        shards = [shard.records for shard in part.manifest.splits["train"].shards]
+        where = part.manifest.folder
+        sizes = [sum(shards[lane::count]) for lane in range(count)]
+        rows = batch * count // lanes
         total = sum(sizes)
         if min(sizes) == 0:
             filled = sum(records > 0 for records in shards)
@@ -174,7 +185,8 @@ def ids(case: DataCase) -> list[Finding]:
         return [Finding("error", "the validation split has no rows", fix, check="overlap")]
     size = manifest.vocab_size if case.folder is None else vocabulary_size(load_fast(case.folder))
     repeats = scan.find_repeats(manifest, max_rows=case.flags.rows)
-    part, (largest, split, record) = f"{repeats.share:.0%} of the training rows", repeats.largest
+    part = f"{repeats.share:.0%} of the training rows"
+    (largest, split, record) = repeats.largest
     what = f"the largest id is {largest} ({split} record {record}), the tokenizer and the model have {size} entries"
     fix = "use the tokenizer of the shards, or write them again" if largest >= size else ""
     findings = [Finding("error" if fix else "ok", f"{what}; checked {part}", fix)]
@@ -195,7 +207,8 @@ def ids(case: DataCase) -> list[Finding]:
 
 def _overlap(case: DataCase, split: str, overlap: scan.Overlap, part: str) -> Finding:
     """Returns how much of a held-out split is in `part` of the training rows."""
-    count, rows = len(overlap.overlapping), len(overlap.rows)
+    count = len(overlap.overlapping)
+    rows = len(overlap.rows)
     if not rows:
         needed = f"{scan.LEAST_STRETCHES + STRETCH - 1} tokens without a special or unknown one among them"
         fix = "look at short documents, and at the share of unknown tokens"
@@ -237,7 +250,9 @@ def against(case: DataCase) -> list[Finding]:
     fast = load_for_corpus(case.folder)
     ids = [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
     held_N, share = scan.find_held(case.manifest, ids, max_rows=case.flags.rows)
-    compared, some, half = int(np.sum(~np.isnan(held_N))), int(np.sum(held_N > 0)), int(np.sum(held_N >= 0.5))
+    compared = int(np.sum(~np.isnan(held_N)))
+    some = int(np.sum(held_N > 0))
+    half = int(np.sum(held_N >= 0.5))
     what = (
         f"{some:,} of {compared:,} texts ({some / max(compared, 1):.1%}) share a stretch of {STRETCH} tokens with "
         f"training, {half:,} at least half of their stretches; {share:.0%} of the training rows were read"

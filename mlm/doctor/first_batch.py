@@ -48,7 +48,8 @@ def draw(
 
     With data.short_length, its rows are the short ones. Raises InputError if the shards' rows can't be split into them.
     """
-    length, short = manifest.length, config.data.short_length or manifest.length
+    length = manifest.length
+    short = config.data.short_length or manifest.length
     if length % short:
         raise InputError(f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows.")
     task = make_task(config, manifest, workdir, pretraining)
@@ -57,7 +58,8 @@ def draw(
     batch, masked = jax.device_get((batch, jax.jit(task.inputs)(batch, 0)))
     row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)
     place = row_N, masked.positions_BxK[row_N, prediction_N]
-    read_N, original_N = masked.ids_BxL[place], batch["input_ids"][place]
+    read_N = masked.ids_BxL[place]
+    original_N = batch["input_ids"][place]
     kinds_BxL = np.full(masked.ids_BxL.shape, "", "U6")
     is_mask_N = read_N == manifest.special_ids["mask"]
     kinds_BxL[place] = np.select([is_mask_N, read_N == original_N], ["mask", "kept"], "random")
@@ -79,7 +81,8 @@ def judge(
     """
     ordinary_BxL = (batch["attention_mask"] > 0) & ~np.isin(batch["input_ids"], special)
     predicted_BxL = kinds_BxL != ""
-    count, ordinary = int(predicted_BxL.sum()), int(ordinary_BxL.sum())
+    count = int(predicted_BxL.sum())
+    ordinary = int(ordinary_BxL.sum())
     forbidden = int((predicted_BxL & ~ordinary_BxL).sum())
     drawn = int(np.isin(read_BxL[kinds_BxL == "random"], special).sum())
     if forbidden or drawn:

@@ -64,7 +64,8 @@ def servers(case: Case) -> Iterator[Part]:
 
 def hosts(case: Case) -> None:
     """config.data.lanes: whole lanes for each host, or whole hosts for each lane; with mesh.tensor hosts share rows."""
-    lanes, processes = case.config.data.lanes, watch.current.cluster.processes
+    lanes = case.config.data.lanes
+    processes = watch.current.cluster.processes
     if case.config.mesh.tensor == 1 and lanes % processes and processes % lanes:
         allowed = f"must be a multiple or a divisor of the number of hosts, {processes}"
         raise InputError(f"config.data.lanes = {lanes}: {allowed}.")
@@ -72,7 +73,8 @@ def hosts(case: Case) -> None:
 
 def torch(case: Case) -> None:
     """--torch: a Python with PyTorch and transformers."""
-    python, names = case.flags.torch, ("torch", "transformers")
+    python = case.flags.torch
+    names = ("torch", "transformers")
     if not python:
         return
     code = f"import importlib.util as u; print(*(n for n in {names} if u.find_spec(n) is None))"

@@ -45,7 +45,10 @@ class Repeats:
 
 def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000) -> Repeats:
     """Reads about `max_rows` rows of the training split and `max_held_out` of each other split."""
-    largest, overlaps, hashes, spans = (-1, "validation", 0), {}, [], []
+    largest = (-1, "validation", 0)
+    overlaps = {}
+    hashes = []
+    spans = []
     for split in manifest.splits.keys() - {"train"}:
         stretches = []
         for batch in rows(manifest, split, max_held_out)[0]:
@@ -62,12 +65,14 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000
         unknown += int(np.sum(real == manifest.special_ids.get("unk", -1)))
         known += int(np.sum(~np.isin(real, manifest.all_special_ids)))
         starts, stops = _documents(batch["input_ids"], manifest.special_ids["cls"], manifest.special_ids["sep"])
-        flat, length = batch["input_ids"].ravel(), manifest.length
+        flat = batch["input_ids"].ravel()
+        length = manifest.length
         digests = (xxh3_64_intdigest(flat[start:stop].tobytes()) for start, stop in zip(starts, stops, strict=True))
         hashes.append(np.fromiter(digests, np.uint64, len(starts)))
         spans.append(np.stack([batch["record_id"][starts // length], starts % length, stops % length], 1))
         largest = max(largest, _largest(batch, "train"))
-    hashes, spans = np.concatenate(hashes), np.concatenate(spans)
+    hashes = np.concatenate(hashes)
+    spans = np.concatenate(spans)
     unique, counts = np.unique(hashes, return_counts=True)
     example = None
     if len(unique) < len(hashes):
@@ -128,9 +133,11 @@ def _largest(batch: batches.Batch, split: str) -> tuple[int, str, int]:
 
 def _documents(ids_BxL: np.ndarray, cls: int, sep: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (starts, stops) of the tokens of each whole document, in the concatenated rows."""
-    flat, length = ids_BxL.ravel(), ids_BxL.shape[1]
+    flat = ids_BxL.ravel()
+    length = ids_BxL.shape[1]
     marks = np.flatnonzero((flat == cls) | (flat == sep))
-    first, last = marks[:-1], marks[1:]
+    first = marks[:-1]
+    last = marks[1:]
     whole = (flat[first] == cls) & (flat[last] == sep) & (first // length == last // length)
     whole &= last - first > SHORTEST
     return first[whole] + 1, last[whole]
