@@ -34,11 +34,14 @@ logger = logging.getLogger(__name__)
 
 # Of an array that several devices hold, each saves a slice, and compiles a program to cut it. For the many small arrays
 # of a model that took seconds at the first save; one device saves those whole.
+ORBAX_LOGGER = logging.getLogger("absl")
+ORBAX_LOGGER.disabled = True  # it would say that its own handler is replaced
 ocp.type_handlers.register_type_handler(
     jax.Array,
     ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES),
     override=True,
 )
+ORBAX_LOGGER.disabled = False
 
 
 class Checkpoints(AbstractContextManager):
