@@ -14,7 +14,7 @@ from mlm.data.manifest import load_manifest
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.workdir import Workdir
-from tests.support.corpora import contents, corpus_of, shard_texts, write_jsonl, write_shards
+from tests.support.corpora import contents, shard_texts, write_jsonl
 from tests.support.tiny import TINY
 
 SETTINGS = ("data.lanes=2", "shards.count=4", "shards.validation_count=1", "evaluate.every=4", "checkpoint.every=4")
@@ -112,28 +112,3 @@ def test_it_is_scored_and_shown(run, capsys):
         assert f"{validation['loss']:.4f}" in text and f"{first['loss']:.4f}" not in text
 
 
-@pytest.mark.standard
-def test_a_mixture_has_the_mean_of_its_folders(run, web, texts, tokenizer_folder, tmp_path, capsys):
-    source = write_jsonl(tmp_path / "a.jsonl", texts[500:700])
-    other = write_shards(
-        corpus_of((source,), test_fraction=0.3),
-        tmp_path / "other" / "shards",
-        tokenizer_folder,
-        counts={"train": 4, "validation": 1},
-    )
-    own = str(run / "shards")
-    evaluate = ["evaluate", f"--workdir={run}", "--split=test"]
-    folders, losses = ((own, 0.5), (other.folder, 0.5)), []
-    for folder in (own, other.folder):
-        assert __main__.main([*evaluate, f"--config.shards.dir={folder}"]) == 0
-        losses.append(json.loads(capsys.readouterr().out.splitlines()[0])["loss"])
-    assert __main__.main([*evaluate, f"--config.data.mixture={folders}"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert found["loss"] == pytest.approx(sum(losses) / 2)
-    assert sorted(found[key] for key in found if key.endswith("/loss")) == sorted(losses)
-    assert __main__.main([*evaluate, f"--config.data.mixture={((own, 0.5), (web.folder, 0.5))}"]) == 2
-    err = capsys.readouterr().err
-    assert web.folder in err and "--split=test" in err and own not in err
-    assert __main__.main([*evaluate, f"--config.shards.dir={web.folder}"]) == 2
-    err = capsys.readouterr().err
-    assert all(word in err for word in ("--split=test", web.folder, "train, validation"))
