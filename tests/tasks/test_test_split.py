@@ -110,5 +110,3 @@ def test_it_is_scored_and_shown(run, capsys):
         assert f"{first['loss']:.4f}" in text and f"{validation['loss']:.4f}" not in text
     for text in (page.partition("Test split")[0], card.partition("## Test scores")[0]):
         assert f"{validation['loss']:.4f}" in text and f"{first['loss']:.4f}" not in text
-
-
