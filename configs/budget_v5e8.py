@@ -2,10 +2,10 @@
 
 Command:   python -m mlm run --config=configs/budget_v5e8.py --workdir=gs://BUCKET/budget_v5e8
 Hardware:  v5e:2x4, 8 chips of one host.
-Time:      24 hours of training, not measured here. By `plan --config=configs/budget_v5e8.py --topology=v5e:2x4
-           --price=1.2`: 272 ms a step, 964,000 tokens/s at an MFU of 49.6%, 83.3e9 tokens in 318,000 steps, and 230
-           dollars at 1.20 dollars a chip-hour. plan's times are optimistic: one published run took 1.7 times as long,
-           which would leave 49e9 tokens.
+Time:      24 hours of training, not measured here. At 964,000 tokens/s, an estimate (MFU of 49.6%), they are 83.3e9
+           tokens in 318,000 steps of 272 ms, and 230 dollars at 1.20 dollars a chip-hour. `plan
+           --config=configs/budget_v5e8.py --topology=v5e:2x4 --price=1.2` prints today's estimate; all are optimistic:
+           one published run took 1.7 times as long, which would leave 49e9 tokens.
 Score:     not measured here. The law below predicts 2.05 nats (90%: 1.67 to 2.24) for text like the docstrings of
            Python packages with the quickstart's tokenizer, at 30% masks, if there were 83e9 tokens of it. It does not
            apply to other text, vocabularies or row lengths.

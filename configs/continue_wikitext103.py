@@ -6,13 +6,11 @@ Command:   python -m mlm run --config=configs/continue_wikitext103.py --workdir=
            --config.corpus.max_documents=20000)
 Hardware:  one TPU v3-8 (4 chips, 8 cores of 16 GB), as in the post. Each core takes 16 rows, 4 at once.
 Time:      not measured here. The post ("Hugging Face on PyTorch / XLA TPUs", huggingface.co/blog/pytorch-xla, February
-           2021) took 106.4 minutes in bfloat16 with 128 rows a step, 178.4 in float32 with 64. An estimate, and
-           optimistic (expect 1.7 times as long, mlm/plan/README.md), by
-             python -m mlm plan --config=configs/continue_wikitext103.py --topology=v3:2x2 --records=242000 --price=2.2
-           (the same with v5e:2x4 and 1.2; 3 x 242,000 rows are 372 million tokens, 103 million words x 1.2 an epoch):
-             v3:2x2  445 ms a step, 42 minutes, 15.6 of 33.2 GB a chip, 6 dollars at 2.20 a chip-hour
-             v5e:2x4  163 ms a step, 15 minutes, 8.1 of 16.9 GB a chip, 2 dollars at 1.20 a chip-hour
-           The prices are those that we knew of, on demand (v3-8 in europe-west4: 8.80 an hour); give yours.
+           2021) took 106.4 minutes in bfloat16 with 128 rows a step, 178.4 in float32 with 64. For an estimate, which
+           is optimistic (expect 1.7 times as long, mlm/plan/README.md):
+             python -m mlm plan --config=configs/continue_wikitext103.py --topology=v3-8 --records=242000 --price=2.2
+           (3 x 242,000 rows are 372 million tokens, 103 million words x 1.2 an epoch; the price of a chip-hour is one
+           that we knew of, on demand, for v3-8 in europe-west4: 8.80 an hour for all four).
 Score:     not measured here. The post's perplexity on the validation split is about 3.25 (1.18 nats), with 64 rows:
            --config.data.global_batch=64 --config.train.accumulate=2 --config.model.dtype=float32
 

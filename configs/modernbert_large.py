@@ -8,7 +8,7 @@ Hardware:  64 chips of TPU v5e (16 hosts of 4), as it stands.
 Time:      11.9 days there. By arithmetic, not measured here: 1.719e12 tokens x 2,268.8 MFLOP (2,157.7 body + 30% of the
            tail's 370.4) = 3.90e21 FLOP; / (64 x 197 TFLOP/s x 30%).
            `plan --config=configs/modernbert_large.py --topology=v5e:8x8 "--config.data.batch_stages=()"` estimates
-           1,836 ms a step of 4,928 rows, 7.4 days, at an MFU of 49.5%, in 8.9 of 16.9 GB a chip; it is optimistic.
+           the time of a step of 4,928 rows, and its memory (8.9 of 16.9 GB a chip); it is optimistic.
 Score:     not measured here. Published for this model after all stages: 90.8 on MNLI and 97.1 on SST-2 (development
            sets, the paper's table of GLUE).
 

@@ -5,7 +5,7 @@ Command:   python -m mlm run --config=configs/roberta_base.py --workdir=gs://BUC
 Hardware:  32 chips of TPU v5e (8 hosts of 4), as it stands; for others, see "Batch" below.
 Time:      7.4 days there, 22 hours on 256 chips. By arithmetic, not measured here: 500,000 steps x 8,192 rows x 512
            tokens = 2.1e12 tokens; x 574.4 MFLOP (534.4 body + 15% of the tail's 267.0) = 1.21e21 FLOP; / (32 x 197
-           TFLOP/s x 30%), half of the utilization in `plan`'s optimistic estimate (61%).
+           TFLOP/s x 30%), half of the utilization that `plan` estimates, which is optimistic.
 Score:     not measured here. Published for this model: 87.6 on MNLI-m and 94.8 on SST-2 (development sets, fairseq's
            examples/roberta). For the validation loss, table 3 of the paper gives a perplexity of 3.77 (1.33 nats) after
            31,000 steps of this batch on 16 GB of books and Wikipedia.

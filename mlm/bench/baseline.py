@@ -1,6 +1,7 @@
 """The baseline of `bench` and `plan`: the training step of transformers' run_mlm_flax.py, rewritten.
 
-Masks are drawn by numpy on the host; logits of every position, a one-hot loss, AdamW; parameters are replicated.
+Masks are drawn by numpy on the host; logits of every position, a one-hot loss, AdamW; parameters
+are replicated.
 
 Dimensions: B rows, L tokens in a row, V entries of the vocabulary.
 """
@@ -34,7 +35,10 @@ def exists(family: str) -> bool:
 
 
 def mask_on_host(
-    masking: TokenMasking, ids_BxL: np.ndarray, attention_BxL: np.ndarray, random: np.random.Generator
+    masking: TokenMasking,
+    ids_BxL: np.ndarray,
+    attention_BxL: np.ndarray,
+    random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (masked ids_BxL, labels_BxL): each token is drawn independently, at the rates of `masking`."""
     ordinary_BxL = (attention_BxL > 0) & ~np.isin(ids_BxL, masking.special_ids)
@@ -57,7 +61,9 @@ def loss(model: TransformersModel, params: Params, batch: Batch, dropout_key: Ar
     return jnp.sum(optax.softmax_cross_entropy(logits_BxLxV, one_hot_BxLxV) * weight_BxL) / jnp.sum(weight_BxL)
 
 
-def make_step(task: Pretraining) -> tuple[Callable[[Params], State], Callable[..., tuple[State, Array]]]:
+def make_step(
+    task: Pretraining,
+) -> tuple[Callable[[Params], State], Callable[..., tuple[State, Array]]]:
     """Returns (params -> state, the jitted `(state, batch, key) -> (state, loss)`)."""
     config = task.module.config
     model = family_of(config).transformers_model(config, task.config.model.dtype)

@@ -29,11 +29,15 @@ VALIDATION = 50  # one document in 50
 def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, seconds: float) -> dict[str, Any]:
     """Measures writing shards of documents of the corpus: ours from reading them on, the example's from memory.
 
-    Returns `interleaved.summary` in "tokens" of the text, special ones and dropped ones included; each with its "rows".
+    Returns `interleaved.summary` in "tokens" of the text, special ones and dropped ones included;
+    each with its "rows".
     """
     say(f"bench: shards: reading {megabytes:g} MB of the corpus")
     texts = sample_texts(config, megabytes)
-    splits = {"train": [text for n, text in enumerate(texts) if n % VALIDATION], "validation": texts[::VALIDATION]}
+    splits = {
+        "train": [text for n, text in enumerate(texts) if n % VALIDATION],
+        "validation": texts[::VALIDATION],
+    }
     length = config.shards.length
     process = concurrent.futures.ProcessPoolExecutor(1, Spawn())
     with tempfile.TemporaryDirectory(prefix="mlm-bench-") as folder, process as other:
@@ -42,12 +46,14 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
         documents = Path(folder, "documents.jsonl")
         lines = (json.dumps({"text": text, "split": split}) + "\n" for split in splits for text in splits[split])
         documents.write_text("".join(lines), encoding="utf-8")
+        size = {split: sum(map(len, splits[split])) for split in splits}
         ours = configs.replace(
             configs.load(str(configs.BASE), []),  # as the example, it leaves no document out
             {
                 "corpus.sources": (f"jsonl:{documents}",),
                 "corpus.group": "split",
                 "corpus.validation_groups": ("validation",),
+                "corpus.validation_fraction": size["validation"] / sum(size.values()),
             },
         )
         counts = {"train": config.shards.count, "validation": config.shards.validation_count}
@@ -85,7 +91,10 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
 
 def sample_texts(config: ConfigDict, megabytes: float) -> list[str]:
     """Returns so many megabytes of training documents of the corpus."""
-    with tempfile.TemporaryDirectory(prefix="mlm-bench-") as kept, open_pool(workers=config.shards.workers) as engine:
+    with (
+        tempfile.TemporaryDirectory(prefix="mlm-bench-") as kept,
+        open_pool(workers=config.shards.workers) as engine,
+    ):
         return sample.draw(Corpus.from_config(config.corpus), megabytes=megabytes, engine=engine, texts=kept)
 
 
@@ -104,7 +113,10 @@ def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> d
 
 
 def compare_loop(
-    config: ConfigDict, manifest: Manifest, seconds: float, pretraining: type[Pretraining] = Pretraining
+    config: ConfigDict,
+    manifest: Manifest,
+    seconds: float,
+    pretraining: type[Pretraining] = Pretraining,
 ) -> dict[str, Any]:
     """Measures the step on the batches of the run, "real_batches", and on "one_batch" reused."""
     say("bench: loop: compiling")

@@ -22,13 +22,17 @@ Step = Callable[[], Any]  # starts a step and returns its metrics
 
 
 def compare_steps(
-    config: ConfigDict, seconds: float, torch_python: str, pretraining: type[Pretraining] = Pretraining
+    config: ConfigDict,
+    seconds: float,
+    torch_python: str,
+    pretraining: type[Pretraining] = Pretraining,
 ) -> dict[str, Any]:
     """Measures our step, the baseline if there is one and, if an interpreter is named, PyTorch's.
 
-    Returns `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" (or None), all but the last with
-    "memory_bytes" per device and "temporary_bytes", a part of it; PyTorch's with its first answer. With
-    model.implementation=transformers, "by_mlm" is the same model by mlm's modules: what that choice costs.
+    Returns `interleaved.summary` of "mlm", "baseline" and "torch", each with "mfu" (or None), all
+    but the last with "memory_bytes" per device and "temporary_bytes", a part of it; PyTorch's with
+    its first answer. With model.implementation=transformers, "by_mlm" is the same model by mlm's
+    modules: what that choice costs.
     """
     task = pretraining.without_data(config)
     host = random_rows(task)
@@ -125,7 +129,10 @@ def memory(program: jax.stages.Compiled) -> dict[str, int]:
     """Returns the bytes of a program on a device, and how many of them are temporaries."""
     sizes = program.memory_analysis()
     whole = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.output_size_in_bytes
-    return {"memory_bytes": whole - sizes.alias_size_in_bytes, "temporary_bytes": sizes.temp_size_in_bytes}
+    return {
+        "memory_bytes": whole - sizes.alias_size_in_bytes,
+        "temporary_bytes": sizes.temp_size_in_bytes,
+    }
 
 
 def repeated(step: Step) -> interleaved.Repeat:

@@ -1,7 +1,8 @@
 """The data baseline of `bench`: how transformers' TF-TPU example writes its shards, and how it reads them.
 
-Rewritten from prepare_tfrecord_shards.py and run_mlm.py of examples/tensorflow/language-modeling-tpu in transformers 4:
-without masks (ours are drawn inside the step) and with a smaller shuffle buffer, which is the same work per row.
+Rewritten from prepare_tfrecord_shards.py and run_mlm.py of
+examples/tensorflow/language-modeling-tpu in transformers 4: without masks (ours are drawn inside
+the step) and with a smaller shuffle buffer, which is the same work per row.
 """
 
 from collections.abc import Iterator
@@ -34,7 +35,8 @@ def prepare(texts: dict[str, list[str]], folder: str) -> None:
 def write_shards(folder: str, target: str, *, tokenizer_folder: str, length: int) -> int:
     """Writes {target}/{split}/dataset-{shard}-{records}.tfrecord of what `prepare` wrote; returns the rows.
 
-    Of each 1,000 documents, joined, it drops what fills no row. Call it in a process of its own: it forks.
+    Of each 1,000 documents, joined, it drops what fills no row. Call it in a process of its own:
+    it forks.
     """
     import datasets
 
@@ -53,7 +55,11 @@ def write_shards(folder: str, target: str, *, tokenizer_folder: str, length: int
         grouped = datasets.load_from_disk(str(split))
         for function, removed in ((tokenize, ["text"]), (group, [])):
             grouped = grouped.map(
-                function, batched=True, remove_columns=removed, num_proc=PROCESSES, load_from_cache_file=False
+                function,
+                batched=True,
+                remove_columns=removed,
+                num_proc=PROCESSES,
+                load_from_cache_file=False,
             )
         split_folder = Path(target, split.name)
         split_folder.mkdir(parents=True)
@@ -86,4 +92,4 @@ def batches(files: list[str], *, length: int, rows: int) -> Iterator[dict]:
     shards = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).repeat()
     records = tf.data.TFRecordDataset(shards, num_parallel_reads=tf.data.AUTOTUNE)
     decoded = records.map(tf.autograph.experimental.do_not_convert(decode), num_parallel_calls=tf.data.AUTOTUNE)
-    yield from decoded.shuffle(SHUFFLE_BUFFER).batch(rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    yield from (decoded.shuffle(SHUFFLE_BUFFER).batch(rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))

@@ -1,12 +1,14 @@
 """The PyTorch baseline of `bench`: the training loop of transformers' run_mlm.py, a few steps at a time.
 
-Any Python with torch, transformers (4.57 or 5) and accelerate runs this file. It measures `Trainer.train()` with its
-defaults, masks drawn on the host and logits of every position; on CUDA if there is any, else on the CPU in float32.
+Any Python with torch, transformers (4.57 or 5) and accelerate runs this file. It measures
+`Trainer.train()` with its defaults, masks drawn on the host and logits of every position; on CUDA
+if there is any, else on the CPU in float32.
 
-It speaks JSON lines, with one answer to each line. The first line has the settings: a run's flattened config, "model"
-(transformers' config) and "special_ids" {"cls", "pad", "sep", "unk", "mask"} -> id; the answer {"torch",
-"transformers", "device", "dtype"} means that it is ready. {"calls": N} runs N steps; the answer is {}. It exits when
-its input ends, or with 2 if a package is missing.
+It speaks JSON lines, with one answer to each line. The first line has the settings: a run's
+flattened config, "model" (transformers' config) and "special_ids" {"cls", "pad", "sep", "unk",
+"mask"} -> id; the answer {"torch", "transformers", "device", "dtype"} means that it is ready.
+{"calls": N} runs N steps; the answer is {}. It exits when its input ends, or with 2 if a package
+is missing.
 """
 
 import json
@@ -117,7 +119,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Python puts this folder first on the path, where our modules would shadow installed ones of the same names.
+    # Python puts this folder first on the path, where our modules would shadow installed ones of
+    # the same names.
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
     # bench starts this file in an environment that hides PyTorch from transformers.
     os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")

@@ -60,7 +60,8 @@ def measure(
 ) -> dict[str, Any]:
     """Returns the measurements by part, as --json prints them."""
     if args.torch:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves PyTorch memory of the GPU
+        # Leaves PyTorch memory of the GPU
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from mlm.bench import inputs, steps
     from mlm.tasks.pretraining import Pretraining
 

@@ -54,7 +54,6 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
     if args.compare and not baseline.exists(config.model.family):
         what = f"run_mlm_flax.py can't train config.model.family = {config.model.family}"
         raise InputError(f"--compare={args.compare}: {what}; leave it out.")
-    topology.check_slices(args.slices)
     job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining)
     if args.sweep:
         rules = configs.load_rules(args.config)

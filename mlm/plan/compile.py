@@ -41,11 +41,17 @@ class Program:
 
 
 def compile_step(
-    config: ConfigDict, info: DatasetInfo, topology: Topology, make_task: MakeTask, *, kind: str = "mlm"
+    config: ConfigDict,
+    info: DatasetInfo,
+    topology: Topology,
+    make_task: MakeTask,
+    *,
+    kind: str = "mlm",
 ) -> Program:
     """Compiles one training step for a topology, and says so on stderr.
 
-    `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without accumulation).
+    `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without
+    accumulation).
     """
     is_gpu = bool(topology.family.target)
     if is_gpu:  # cuDNN is asked how it computes, and is there with a GPU alone
@@ -61,8 +67,8 @@ def compile_step(
     model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
     say(f"compiling the {kind} step, {model}, for {topology.name}, which may take minutes")
     with no_cache(), tempfile.TemporaryDirectory() as folder:
-        # libtpu writes the program to a folder: jax can't print one that uses SparseCores. On a GPU that is not there,
-        # kernels can't be timed.
+        # libtpu writes the program to a folder: jax can't print one that uses SparseCores. On a
+        # GPU that is not there, kernels can't be timed.
         to_folder = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         options = {"xla_gpu_autotune_level": "0"} if is_gpu else to_folder
         try:

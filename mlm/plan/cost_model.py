@@ -18,7 +18,16 @@ from mlm.plan import hlo
 from mlm.plan.hlo import Instruction, Module
 from mlm.plan.topology import Topology
 
-FREE = ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "partition-id", "replica-id", "after-all")
+FREE = (
+    "parameter",
+    "constant",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "partition-id",
+    "replica-id",
+    "after-all",
+)
 FREE += ("opt-barrier", "async-update", "add-dependency", "domain")
 FREE_TARGETS = re.compile(
     r"ConcatBitcast|AllocateBuffer|X64\w+|Assume\w+|\w*Bitpacked|AsyncCollective\w+|Sharding|SPMD\w+"
@@ -29,7 +38,8 @@ SOURCES = ("compiler", "kernels", "collectives", "bytes")
 class Cost:
     """The cost of one step of a program on a device of the topology.
 
-    Goes through the program in execution order; what runs `times` times takes so many times as long.
+    Goes through the program in execution order; what runs `times` times takes so many times as
+    long.
     """
 
     def __init__(self, module: Module, topology: Topology):
@@ -38,7 +48,8 @@ class Cost:
         # By source, of the list above; of collectives, what no computation hides.
         self.cycles = dict.fromkeys(SOURCES, 0.0)
         self.uncosted = collections.Counter()  # what costs nothing here
-        # {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation hides}}.
+        # {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation
+        # hides}}.
         self.collectives: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
         self.links_free = 0.0  # the cycle at which the last collective has left the links
         self.running: dict[str, tuple[str, float]] = {}  # {name: (kind, cycle of its end)}
@@ -75,7 +86,10 @@ class Cost:
         elif this.target == "tpu_custom_call":
             flops = float(this.attribute(r'"flops":"(\d+)"') or 0)
             size = float(this.attribute(r'"bytes_accessed":"(\d+)"') or 0)
-            cycles = max(flops / self.topology.family.flops_per_cycle, size / self.topology.hbm_bytes_per_cycle)
+            cycles = max(
+                flops / self.topology.family.flops_per_cycle,
+                size / self.topology.hbm_bytes_per_cycle,
+            )
             if cycles:
                 self.cycles["kernels"] += cycles * times
             else:
@@ -154,11 +168,12 @@ class Cost:
     def traffic(self, this: Instruction) -> tuple[float, float]:
         """Returns (bytes of the whole array that a collective works on, cycles on the links).
 
-        On a ring of n devices each sends 2(n-1)/n of the whole in an all-reduce, (n-1)/n in an all-gather,
-        reduce-scatter or all-to-all, and all of its own in a permutation.
+        On a ring of n devices each sends 2(n-1)/n of the whole in an all-reduce, (n-1)/n in an
+        all-gather, reduce-scatter or all-to-all, and all of its own in a permutation.
         """
         whole = hlo.size(this.shape)
-        if this.opcode.endswith("-start") and this.kind != "all-reduce":  # its shape is (operands, results)
+        # Its shape is (operands, results)
+        if this.opcode.endswith("-start") and this.kind != "all-reduce":
             whole -= sum(hlo.size(self.module.by_name[name].shape) for name in this.operands)
         devices = hlo.group_size(this, len(self.topology.devices))
         if this.kind == "reduce-scatter":

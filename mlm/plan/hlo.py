@@ -8,7 +8,14 @@ import re
 _COMPUTATION = re.compile(r"(ENTRY )?(%[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?(%[\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)?(.*)", re.DOTALL)
 _ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,<=]*)\]")
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +118,8 @@ def find_collective(module: Module, this: Instruction) -> Instruction | None:
         return this
     if this.opcode not in ("fusion", "async-start", "custom-call"):
         return None
-    name = this.called("calls") or this.attribute(r"called_computations=\{(%[\w.\-]+)")  # the latter on a SparseCore
+    # The latter on a SparseCore
+    name = this.called("calls") or this.attribute(r"called_computations=\{(%[\w.\-]+)")
     inner = (find_collective(module, instruction) for instruction in module.computations.get(name, ()))
     return next(filter(None, inner), None)
 

@@ -23,6 +23,7 @@ from mlm.plan.compile import MakeTask, Program, compile_step
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import optimizer, sharding
+from mlm.training.hours import steps_of as hours_to_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,29 +102,24 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
 def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, Any]:
     """Returns the "hours", "tokens" and "dollars" of a run whose steps are as fast as those of `row`; None if unknown.
 
-    Steps of smaller batches read as many tokens a second as the others. train.hours are given, steps follow.
+    Steps of smaller batches read as many tokens a second as the others. train.hours become steps, as in training.
     """
     short = row.get("short", row)
-    if not ("milliseconds" in row and "milliseconds" in short):
+    is_timed = "milliseconds" in row and "milliseconds" in short
+    if not is_timed or not (config.train.hours or config.train.steps or job.known_records):
         return dict.fromkeys(("hours", "tokens", "dollars"))
+    records = job.info.records
+    stages = make_stages(config, records)
     seconds_of_length = {one["length"]: one["milliseconds"] / 1e3 for one in (row, short)}
-    if config.train.hours:
-        short_share = config.data.short_share if config.data.short_length else 0.0
-        seconds = (
-            short_share * seconds_of_length[short["length"]] + (1 - short_share) * seconds_of_length[row["length"]]
-        )
-        hours = config.train.hours
-        batches = 3600 * hours / seconds
-    elif config.train.steps or job.known_records:
-        stages = make_stages(config, job.info.records)
-        hours = batches = 0.0
-        for stage in stages.between(stages.start + 1, stages.steps):
-            full_batches = stage.count * stage.rows / config.data.global_batch
-            hours += full_batches * seconds_of_length[stage.length] / 3600
-            batches += full_batches
-    else:
-        return dict.fromkeys(("hours", "tokens", "dollars"))
-    tokens = batches * config.data.global_batch * job.info.length * job.info.real_share
+    seconds_of = {
+        (rows, length): seconds_of_length[length] * rows / config.data.global_batch for rows, length in stages.sizes
+    }
+    if config.train.hours and not config.train.steps:
+        steps = hours_to_steps(config, records, seconds_of)
+        stages = make_stages(configs.replace(config, {"train.steps": steps}), records)
+    parts = list(stages.between(stages.start + 1, stages.steps))
+    hours = sum(part.count * seconds_of[part.rows, part.length] for part in parts) / 3600
+    tokens = sum(part.count * part.rows for part in parts) * job.info.length * job.info.real_share
     dollars = None if job.price is None else hours * job.price * row["chips"]
     return {"hours": hours, "tokens": round(tokens), "dollars": dollars}
 
@@ -163,7 +159,11 @@ def cells(sweep: list[str], name: str) -> list[dict[str, str]]:
 
 
 def plan_cell(
-    config: ConfigDict, job: Job, slices: int, cell: dict[str, str], rules: Mapping[str, Rule] | None = None
+    config: ConfigDict,
+    job: Job,
+    slices: int,
+    cell: dict[str, str],
+    rules: Mapping[str, Rule] | None = None,
 ) -> dict[str, Any]:
     """Returns {"cell", "plan" or "error"} of one combination; `rules` as in `config.replace`."""
     try:
@@ -180,5 +180,9 @@ def plan_cell(
         else:
             info = dataclasses.replace(info, length=changed.shards.length, vocab_size=changed.tokenizer.vocab_size)
         return {"cell": cell, "plan": measure(changed, dataclasses.replace(job, info=info), place)}
-    except (InputError, jax.errors.JaxRuntimeError, ValueError) as error:  # the latter: what the compiler can't do
+    except (
+        InputError,
+        jax.errors.JaxRuntimeError,
+        ValueError,
+    ) as error:  # the latter: what the compiler can't do
         return {"cell": cell, "error": " ".join(str(error).split())[:300]}

@@ -25,7 +25,10 @@ def plan(results: dict[str, Any]) -> list[RenderableType]:
         lines += ["", *_step(results["baseline"])]
     if ratio := results.get("ratio"):
         cycles = f"{ratio['cycles']:.2f}"
-        lines += ["", f"mlm takes {cycles} of the baseline's cycles and {ratio['temporaries']:.2f} of its temporaries"]
+        lines += [
+            "",
+            f"mlm takes {cycles} of the baseline's cycles and {ratio['temporaries']:.2f} of its temporaries",
+        ]
     if "milliseconds" in results["plan"]:
         lines += ["", OPTIMISTIC]
     return lines
@@ -33,9 +36,20 @@ def plan(results: dict[str, Any]) -> list[RenderableType]:
 
 def sweep(results: dict[str, Any]) -> list[RenderableType]:
     """Returns the table of a sweep, one line per cell."""
-    heads = (*results["sweep"][0]["cell"], "fits", ">GB/chip", ">ms", ">tokens/s", ">MFU", ">hours", ">dollars", "")
+    heads = (
+        *results["sweep"][0]["cell"],
+        "fits",
+        ">GB/chip",
+        ">ms",
+        ">tokens/s",
+        ">MFU",
+        ">hours",
+        ">dollars",
+        "",
+    )
     rows = [(*cell["cell"].values(), *_cell(cell)) for cell in results["sweep"]]
-    return [table(*heads, rows=rows), "", OPTIMISTIC]
+    timed = any("milliseconds" in cell.get("plan", ()) for cell in results["sweep"])
+    return [table(*heads, rows=rows), *(["", OPTIMISTIC] if timed else [])]
 
 
 def _cell(cell: dict[str, Any]) -> tuple[str, ...]:
@@ -43,7 +57,13 @@ def _cell(cell: dict[str, Any]) -> tuple[str, ...]:
         return (*[""] * 7, cell["error"])
     row = cell["plan"]
     size = row["bytes_per_chip"]
-    specs = {"milliseconds": ".1f", "tokens_per_second": ",.0f", "mfu": ".1%", "hours": ",.1f", "dollars": ",.0f"}
+    specs = {
+        "milliseconds": ".1f",
+        "tokens_per_second": ",.0f",
+        "mfu": ".1%",
+        "hours": ",.1f",
+        "dollars": ",.0f",
+    }
     figures = ("-" if row.get(key) is None else format(row[key], spec) for key, spec in specs.items())
     remark = "" if row["fits"] else f"of {_gigabytes(size['capacity'])}"
     if row.get("uncosted") or row.get("short", row).get("uncosted"):
@@ -122,7 +142,10 @@ def _costs(row: dict[str, Any]) -> list[str]:
     uncosted = collections.Counter(row["uncosted"]) | collections.Counter(row.get("short", row).get("uncosted", {}))
     operations = ", ".join(f"{operation} ({count})" for operation, count in uncosted.items())
     costed = "every instruction has a cost"
-    return [*lines, f"  NOT COSTED, so the real step is slower: {operations}" if operations else f"  {costed}"]
+    return [
+        *lines,
+        f"  NOT COSTED, so the real step is slower: {operations}" if operations else f"  {costed}",
+    ]
 
 
 def _collectives(collectives: dict[str, Any]) -> RenderableType:

@@ -6,9 +6,10 @@ except `hbm_gib` (which the compiler names when it refuses a program) and the cl
 bfloat16 product of two matrices of 8,192 (v5e, v5p, v6e, TPU7x: of 32,768) reach 98%, 97%, 93%, 95%, 96%, 82% and 88%
 of the peak, in the order of the table.
 
-GPUs are compiled for by jax's CUDA plugin, from XLA's description of them, for their memory alone; a "slice" is a host.
-`hbm_gib` is three quarters of the memory, which is what jax takes by default (XLA_PYTHON_CLIENT_MEM_FRACTION). Sources:
-NVIDIA's data sheets, and the descriptions in XLA's repository.
+GPUs are compiled for by jax's CUDA plugin, from XLA's description of them, for their memory alone;
+a "slice" is a host. `hbm_gib` is three quarters of the memory, which is what jax takes by default
+(XLA_PYTHON_CLIENT_MEM_FRACTION). Sources: NVIDIA's data sheets, and the descriptions in XLA's
+repository.
 """
 
 import contextlib
@@ -82,9 +83,11 @@ FAMILIES = {
     "h100": gpu("NVIDIA H100 80GB HBM3", 9, 59.3, cores=132, memory=84_942_979_072, gbs=3352, clock=1.98),
     "h200": gpu("NVIDIA H200", 9, 105.7, cores=132, memory=151_397_597_184, gbs=4800, clock=1.98),
 }
-# What the number in Google's name of an accelerator type counts for a chip: v3-8 are 4 chips, v5litepod-8 are 8.
+# What the number in Google's name of an accelerator type counts for a chip: v3-8 are 4 chips,
+# v5litepod-8 are 8.
 ACCELERATOR_TYPES = {"v2": 2, "v3": 2, "v4": 2, "v5litepod": 1, "v5e": 1, "v5p": 2, "v6e": 1}
-ONE_HOST = {"v5e": (2, 4), "v6e": (2, 4)}  # slices that are rented as a single host, where libtpu's default is two
+# Slices that are rented as a single host, where libtpu's default is two.
+ONE_HOST = {"v5e": (2, 4), "v6e": (2, 4)}
 MAX_SLICES = 256  # a larger number is a typo, for which libtpu would make millions of devices
 
 
@@ -160,7 +163,8 @@ def find(name: str, slices: int = 1) -> Topology:
 
     Raises InputError if there is none, or no compiler for it.
     """
-    check_slices(slices)
+    if not 1 <= slices <= MAX_SLICES:
+        raise InputError(f"--slices={slices}: must be a whole number from 1 to {MAX_SLICES}.")
     family, _, sizes = _of_accelerator_type(name).partition(":")
     if family not in FAMILIES:
         known = ", ".join(f"{names(known)[0]} to {names(known)[-1]}" for known in FAMILIES)
@@ -236,12 +240,6 @@ def attached(devices: Sequence[Any]) -> Topology | None:
     axes = list(zip(*(device.coords for device in devices), strict=True))[: len(FAMILIES[family].pod)]
     shape = tuple(max(axis) - min(axis) + 1 for axis in axes)
     return Topology(_name(family, shape), FAMILIES[family], shape, list(devices), slices)
-
-
-def check_slices(slices: int) -> None:
-    """Raises InputError for an impossible number of slices."""
-    if not 1 <= slices <= MAX_SLICES:
-        raise InputError(f"--slices={slices}: must be a whole number from 1 to {MAX_SLICES}.")
 
 
 def prepare() -> None:

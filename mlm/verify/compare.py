@@ -6,7 +6,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-NEGLIGIBLE = 1e-3  # of the largest value of all arrays: one whose values are smaller (a gradient that is 0) is noise
+# Of the largest value of all arrays: one whose values are smaller (a gradient that is 0) is noise
+NEGLIGIBLE = 1e-3
 STATUSES = {False: "FAIL", True: "ok", None: "-"}
 
 

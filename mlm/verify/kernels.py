@@ -14,7 +14,8 @@ from mlm.verify.compare import Result, compare, roundoff
 from mlm.verify.session import Session, made_up_rows, one_device
 
 SCORES = 2**24  # of a call, of all rows and heads, at most
-ROUNDINGS = 8  # that a value passes, of scores, probabilities, their gradients, products and the result
+# That a value passes, of scores, probabilities, their gradients, products and the result
+ROUNDINGS = 8
 
 
 def check_kernels(session: Session) -> Iterator[Result]:
@@ -25,7 +26,8 @@ def check_kernels(session: Session) -> Iterator[Result]:
     if session.config.model.implementation == "transformers":
         yield Result("attention", "transformers' own class computes it, without a kernel of mlm's")
         return
-    rounding = roundoff(dtype, jax.local_devices()[0]) + length**0.5 * 2.0**-24  # of a value, and of a float32 sum
+    # Of a value, and of a float32 sum
+    rounding = roundoff(dtype, jax.local_devices()[0]) + length**0.5 * 2.0**-24
     for window in dict.fromkeys(task.module.windows()):
         arrays = _arrays(task, window)
         exact = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == dtype else x, arrays)

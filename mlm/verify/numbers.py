@@ -54,8 +54,8 @@ def check_step(session: Session) -> Iterator[Result]:
     with jax.default_matmul_precision("highest"):
         there = on_host(_compute, session, exact)
         float32 = _compute(session.task(exact))
-    # A value passes 12 roundings a layer and 10 around them, which add up as a random walk; a product of so many
-    # float32 terms is one, too.
+    # A value passes 12 roundings a layer and 10 around them, which add up as a random walk; a
+    # product of so many float32 terms is one, too.
     model = task.config.model
     roundings = (12 * model.layers + 10) ** 0.5
     sums = model.intermediate_size**0.5 * 2.0**-24
@@ -64,13 +64,21 @@ def check_step(session: Session) -> Iterator[Result]:
     for what, arrays in float32.items():
         expected = there[what][rows_B] if what == "logits" else there[what]
         yield compare(
-            f"{what} in float32, {of}, beside the host's CPU", arrays, expected, roundings * (2.0**-24 + sums)
+            f"{what} in float32, {of}, beside the host's CPU",
+            arrays,
+            expected,
+            roundings * (2.0**-24 + sums),
         )
     if dtype == "float32":
         return
     for what, arrays in _compute(task).items():
         expected = there[what][rows_B] if what == "logits" else there[what]
-        yield compare(f"{what} in {dtype}, {of}", arrays, expected, roundings * (roundoff(dtype, device) + sums))
+        yield compare(
+            f"{what} in {dtype}, {of}",
+            arrays,
+            expected,
+            roundings * (roundoff(dtype, device) + sums),
+        )
 
 
 def _compute(task: Pretraining) -> dict[str, Any]:

@@ -51,7 +51,8 @@ class Session:
             "model.remat_feed_forward": min(model.remat_feed_forward, layers),
             "data.global_batch": min(task.config.data.global_batch, shards * -(-ROWS // shards)),
         }
-        if model.implementation == "transformers" and task.mesh.shape["data"] > 1:  # its dropout depends on the mesh
+        # Its dropout depends on the mesh
+        if model.implementation == "transformers" and task.mesh.shape["data"] > 1:
             changes |= {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}
         return changes
 

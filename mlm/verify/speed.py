@@ -36,7 +36,10 @@ def check_speed(session: Session) -> Iterator[Result]:
     mfu = peaks.mfu(tokens * task.flops_per_token(task.info.length), jax.devices())
     memory = steps.memory(program)["memory_bytes"]
     measured = f"median {1e3 * median:.2f} ms ({1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f})"
-    yield Result(what, f"{measured}, {tokens:,.0f} tokens/s, MFU {'unknown' if mfu is None else f'{mfu:.1%}'}")
+    yield Result(
+        what,
+        f"{measured}, {tokens:,.0f} tokens/s, MFU {'unknown' if mfu is None else f'{mfu:.1%}'}",
+    )
     peak = max((device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices())
     counted = f"; {peak / 1e9:.2f} GB at the peak of all checks" if peak else ""
     yield Result("memory of a device", f"{memory / 1e9:.2f} GB by the compiler{counted}")
@@ -45,7 +48,8 @@ def check_speed(session: Session) -> Iterator[Result]:
         needs = row["bytes_per_chip"]["needs"] / place.family.cores
         expected = f"{row['milliseconds']:.2f} ms, {needs / 1e9:.2f} GB a device"
         yield Result(
-            f"plan for {place.name}", f"{expected}: took {1e3 * median / row['milliseconds']:.2f} times as long"
+            f"plan for {place.name}",
+            f"{expected}: took {1e3 * median / row['milliseconds']:.2f} times as long",
         )
 
 

@@ -96,8 +96,8 @@ def test_length_of_a_run():
     assert whole_run(*epochs, records=100)["tokens"] == 19 * ROWS * LENGTH, "300 rows in batches of 16: 19 updates"
     given = ("train.steps=0", "train.hours=2")
     assert whole_run(*given, price=1.5) == {"hours": 2, "tokens": 7200 * ROWS * LENGTH, "dollars": 12}
-    assert whole_run(*given, *lengths, **short)["tokens"] == pytest.approx(7200 / 0.625 * ROWS * LENGTH, abs=1)
-    assert whole_run(*given, *lengths, short={"fits": False})["tokens"] is None
+    assert whole_run(*given, *lengths, **short)["tokens"] == pytest.approx(7200 / 0.625 * ROWS * LENGTH, rel=1e-3)
+    assert whole_run(*given, *lengths, short={"length": 8})["tokens"] is None
 
 
 def test_hosts_that_can_not_be_fed_are_reported(monkeypatch):

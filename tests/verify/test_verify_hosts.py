@@ -23,4 +23,4 @@ def test_the_wrong_host_is_named(tmp_path, monkeypatch):
     assert named == ["rows of a batch", "masks", "dropout's bits", "logits in float32"], log
     assert all("host 1" in line and "host 0" not in line for line in wrong)
     assert "gradients in float32" in log and "30 steps of 16 rows" in log
-    assert "verify:" not in (tmp_path / "hosts" / "1" / "log").read_text()
+    assert "verify: ok" not in (tmp_path / "hosts" / "1" / "log").read_text()
