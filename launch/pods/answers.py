@@ -147,14 +147,15 @@ def reason(stderr: str) -> str:
     return said[-1].rstrip(".") if said else "it said nothing"
 
 
+def key_of(settings: Settings) -> str:
+    """Returns the file of the ssh key that gcloud takes."""
+    flags = [flag.partition("=")[2] for flag in settings.ssh_flags if flag.startswith("--ssh-key-file=")]
+    return flags[0] if flags else "~/.ssh/google_compute_engine"
+
+
 def advice(said: str, settings: Settings) -> str:
     """Returns what to do where ssh can't connect, "" where nothing is known; said: by ssh and gcloud."""
-    key = next((flag.partition("=")[2] for flag in settings.ssh_flags if "--ssh-key-file=" in flag), "")
-    words = {
-        "project": settings.project,
-        "network": settings.network or "default",
-        "key": key or "~/.ssh/google_compute_engine",
-    }
+    words = {"project": settings.project, "network": settings.network or "default", "key": key_of(settings)}
     for pattern, sentence in SSH_ADVICE:
         if re.search(pattern, said, re.IGNORECASE | re.DOTALL):
             return f"{sentence[0].upper()}{sentence[1:].format_map(words)}."

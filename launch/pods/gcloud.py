@@ -148,12 +148,20 @@ class TpuVm:
         """Connects to the first host alone, before all others: this makes the keys, and gives them to the pod."""
         first = self.runner.run([*words, "--command=true", "--worker=0"], CONNECT)
         if first.code in (None, 255):
-            advice = answers.advice(first.stderr, self.settings)
+            said = first.stderr
+            if "Permission denied" in said and self._has_passphrase():  # of which ssh says nothing, if it can't ask
+                said += "passphrase"
+            advice = answers.advice(said, self.settings)
             raise PodError(
                 f"host 0 can't be reached by ssh: {answers.reason(first.stderr)}. {advice}".rstrip(), "hosts"
             )
         if first.code != 0:
             raise self._explain("ssh", first, f"nodes/{self.settings.name}")
+
+    def _has_passphrase(self) -> bool:
+        """Returns whether the key can't be read without one."""
+        key = pathlib.Path(answers.key_of(self.settings)).expanduser()
+        return key.exists() and self.runner.run(["ssh-keygen", "-y", "-P", "", "-f", str(key)], ASK).code != 0
 
     def ssh(self, worker: int, argv: Sequence[str]) -> Sequence[str]:
         """Returns the local call that runs argv on a worker: ssh itself, or gcloud."""

@@ -1,6 +1,8 @@
 """What gcloud says when it fails, and what a person reads: gcloud_answers.toml has the texts."""
 
+import dataclasses
 import pathlib
+import subprocess
 import tomllib
 
 import pytest
@@ -91,6 +93,20 @@ def test_why_ssh_failed(stderr, reason, advice):
     assert answers.reason(stderr).startswith(reason)
     advised = answers.advice(stderr, CLOUD.settings)
     assert advice in advised and bool(advice) == bool(advised)
+
+
+@pytest.mark.standard
+@pytest.mark.parametrize("phrase", ["", "secret"])
+def test_a_key_with_a_passphrase_that_ssh_can_t_ask_for(tmp_path, phrase):
+    """ssh itself says no more than that the host refuses."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", phrase, "-f", tmp_path / "key"], check=True)
+    chosen = dataclasses.replace(CLOUD.settings, ssh_flags=(f"--ssh-key-file={tmp_path}/key",))
+    cloud, real = gcloud.TpuVm(chosen, backend.Runner()), backend.Runner()
+    denied = backend.Result(255, "", RETRIED.format(DENIED) + GAVE_UP)
+    cloud.runner.run = lambda argv, timeout: real.run(argv, timeout) if argv[0] == "ssh-keygen" else denied
+    with pytest.raises(PodError, match=r"Permission denied \(publickey\)") as caught:
+        cloud._connect_first(["gcloud"])
+    assert (f"ssh-add {tmp_path}/key" in str(caught.value)) == bool(phrase)
 
 
 def test_a_request_that_failed_says_why():
