@@ -77,6 +77,7 @@ def find_duplicates(task: DuplicatesTask) -> None:
     by_part = [np.concatenate(pieces) for pieces in _load(task, task.maps, "hashes", RANGES)]
     entries = np.concatenate(by_part)
     parts = np.repeat(np.arange(len(by_part), dtype=np.uint32), list(map(len, by_part)))
+    # Stable, so that of equal hashes the first in the order of parts and places comes first: it stays.
     order = np.argsort(entries["hash"], kind="stable")
     hashes = entries["hash"][order]
     again = order[1:][hashes[1:] == hashes[:-1]]

@@ -106,6 +106,7 @@ def map_part(task: MapTask) -> None:
             entry["tokens"] = lengths
             entries.append(entry)
 
+            # The hash of a block decides its shard and place: of its texts alone, so that other parts don't move it.
             block_hash = text_hash(entry["hash"].tobytes().hex())
             blocks.append((block_hash, split, row, len(block), offset, len(ids), sum(sizes)))
             row += len(block)

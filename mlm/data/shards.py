@@ -106,7 +106,7 @@ class _Job:
                 with contextlib.suppress(OSError):  # such as another user's
                     file.unlink()
         self._map()
-        self._check_fractions()
+        self._check_fractions()  # before the longest stage: only now are the sizes of the splits known
         rows, duplicates = self._deduplicate()
         names = [printable(f"{part.source}, {part.name}, document") for part in self.parts]
         manifest = Manifest(
@@ -259,6 +259,7 @@ class _Job:
                 fix = f"raise corpus.{split}_fraction, or give more text"
                 fix += ", or name the splits to read without it (#SPLIT)" if split == "test" else ""
                 raise InputError(f"the {split} split is shorter than a row of {length} tokens: {fix}.")
+            # A held-out split may be too small for so many shards: an eighth fewer each time, until each holds a row.
             count = min(count - 1 - count // 8, max(1, rows))
 
     def _reduce(self, rows: dict[int, str], duplicates: np.ndarray) -> dict[str, Split]:

@@ -31,6 +31,7 @@ class StretchIndex:
     def find(self, hashes_S: np.ndarray) -> np.ndarray:
         """Returns the place of each hash in `hashes`, -1 where it is not there: int64 [S]."""
         places_S = np.full(len(hashes_S), -1)
+        # Nearly all stretches of a corpus are in no benchmark: one lookup rules them out, the others are searched for.
         maybe = np.flatnonzero(self._table[hashes_S >> np.uint64(64 - BITS)])
         places = np.searchsorted(self.hashes, hashes_S[maybe])
         places = np.minimum(places, len(self.hashes) - 1)

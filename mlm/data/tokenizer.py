@@ -111,6 +111,7 @@ def for_corpus(fast: Tokenizer, roles: Collection[object]) -> Tokenizer:
     <s>, such as XLM-R's Unigram, would still find it: before these, the first character of a role's token is cut off.
     """
     content = json.loads(fast.to_str())
+    # encode_special_tokens reads all special tokens as text: so those of the roles alone are left special.
     for token in content["added_tokens"]:
         token["special"] = token["content"] in roles
     reader = Tokenizer.from_str(json.dumps(content))

@@ -94,6 +94,7 @@ def write_shard(task: ShardTask) -> None:
                     out.write(data)
                     digest.update(data)
         size = file.stat().st_size
+    # Files of a task are named by what they were made from; were they exchanged, the sums would not agree.
     if sources.total() != task.tokens:
         raise DamageError(f"{task.folder}: holds other blocks than those counted; remove it, and start again.")
     table = np.concatenate(tables)
