@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from mlm import config as configs
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import InputError
-from mlm.tasks.pretraining import Pretraining
+from mlm.tasks.pretraining import Pretraining, train_batches, word_starts
 from mlm.text import printable
 from mlm.training import sharding, train
 from mlm.workdir import Workdir
@@ -35,7 +35,7 @@ def make_task(
         configs.replace(config, {"model.attention": kernel}),
         DatasetInfo.from_manifest(manifest),
         mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
-        word_starts_V=pretraining.word_starts(config, workdir),
+        word_starts_V=word_starts(config, workdir),
         workdir=workdir,
         manifest=manifest,
     )
@@ -53,7 +53,7 @@ def draw(
     if length % short:
         raise InputError(f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows.")
     task = make_task(config, manifest, workdir, pretraining)
-    batch = next(pretraining.train_batches(config, manifest, task.mesh, task.stages, start=0))
+    batch = next(train_batches(config, manifest, task.mesh, task.stages, start=0))
     batch = train.split_rows(batch, short)
     batch, masked = jax.device_get((batch, jax.jit(task.inputs)(batch, 0)))
     row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)
