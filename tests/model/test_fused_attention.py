@@ -66,3 +66,4 @@ def test_what_is_supported_fits_into_a_core(topology, window, length, heads, hea
     with no_cache():
         text = jax.jit(both).lower(x, x, x, documents, extras, x).compile().as_text()
     assert text.count("fused_attention_forward") and text.count("fused_attention_backward")
+    assert len(re.findall(r'"flops":"\d+"', text)) == 2, "as plan reads them"
