@@ -64,15 +64,16 @@ def _model(config: ConfigDict) -> Broken:
         yield "model.heads", "must leave heads of an even size, as rotary positions need"
     if model.attention == "cudnn" and model.attention_dropout > 0:
         yield "model.attention", "has no dropout: set model.attention_dropout to 0, or choose another kernel"
-    needs_mlm = {
-        "model.family": model.family in ("modernbert", "camembert"),
-        "model.attention": model.attention not in ("auto", "xla"),
-        "model.remat_feed_forward": model.remat_feed_forward > 0,
-        "data.isolate_documents": config.data.isolate_documents,
-    }
-    for key, is_needed in needs_mlm.items():
-        if model.implementation == "transformers" and is_needed:
-            yield key, "needs model.implementation = mlm"
+    if model.implementation == "transformers":
+        what = "needs model.implementation = mlm"
+        if model.family in ("modernbert", "camembert"):
+            yield "model.family", what
+        if model.attention not in ("auto", "xla"):
+            yield "model.attention", what
+        if model.remat_feed_forward > 0:
+            yield "model.remat_feed_forward", what
+        if config.data.isolate_documents:
+            yield "data.isolate_documents", what
 
 
 def _data(config: ConfigDict) -> Broken:
