@@ -81,6 +81,7 @@ class Hosts:
         chip.mkdir(parents=True)
         (chip / "vendor").write_text("0x1ae0\n")
         (chip / "device").write_text("0x005e\n")  # v4
+        (chip / "class").write_text("0x120000\n")  # which gloo reads
         _do("ip", "link", "set", f"{BRIDGE}{index}v", "up")
         variables = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu"} | self.variables[index]
         options = {
