@@ -240,10 +240,10 @@ class Supervisor:
         return f"{hours * settings.chips:.2f} chip-hours so far, {dollars}"
 
     def _end_pod(self) -> None:
-        """Deletes the pod with --down; else says that it goes on costing."""
+        """Deletes the pod with --down; else says that it goes on costing, if there is one."""
         if self.flags.down:
             lifetime.down(self.cloud)
-        else:
+        elif self.memory.ready_at:
             log(f"the pod is left as it is, and costs{lifetime.price(self.cloud)}: launch/tpu.py down deletes it")
 
     def _fetch_logs(self, action: Action) -> None:

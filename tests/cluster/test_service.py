@@ -162,3 +162,16 @@ def test_who_never_comes(tmp_path):
     for code, error in ends.values():
         assert code == 1 and "not all of 3 processes" in error and "5 s (config.pod.start_timeout" in error, error
     assert "connected are 127.0.0.1" in ends[0][1]
+
+
+@pytest.mark.slow
+def test_a_stranger_with_the_number_of_another_is_not_called_a_loss(tmp_path):
+    """jax ends all, and says that a process has come again."""
+    started = Started(tmp_path, "time.sleep(60)", [0, 1], 2)
+    started.met()
+    stranger = started.start(1)
+    started.all[0].join(60)
+    error = started.text(0, "stderr")
+    assert started.all[0].exitcode == ABORTED and "is lost" not in error and "incarnation" in error, error
+    for process in (stranger, started.all[1]):
+        process.kill()

@@ -141,14 +141,16 @@ def test_what_no_new_try_can_change_ends_it(make, monkeypatch, kind, error):
         one.step()
 
 
-@pytest.mark.parametrize("down", [False, True])
-def test_at_its_end_the_pod_costs_on_and_it_says_so_unless_it_deletes_it(make, monkeypatch, capsys, down):
+@pytest.mark.parametrize(("down", "ready_at"), [(False, 1.0), (True, 1.0), (False, 0.0)])
+def test_at_its_end_the_pod_costs_on_and_it_says_so_unless_it_deletes_it(make, monkeypatch, capsys, down, ready_at):
+    """Or unless there is none."""
     one, deleted = make(down=down), []
+    one.memory.ready_at = ready_at
     one.step = lambda: 3
     monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", "READY", label="me"))
     monkeypatch.setattr(one.cloud, "delete", deleted.append)
     assert one.run() == 3 and len(deleted) == down
-    assert ("costs, 8.00 dollars an hour: launch/tpu.py down" in capsys.readouterr().out) == (not down)
+    assert ("costs, 8.00 dollars an hour: launch/tpu.py down" in capsys.readouterr().out) == (not down and ready_at > 0)
 
 
 def test_one_supervisor_a_run(make):
