@@ -62,13 +62,14 @@ class Pushes(AbstractContextManager):
         return [self._step] if self._thread.is_alive() else []
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._stopped.set()
         try:
             if kind is None:
                 self._push_last()
             elif self._thread.is_alive():
+                self._stopped.set()
                 self._thread.join(ENDING)
         finally:
+            self._stopped.set()
             self._folder.cleanup()
 
     def _push_last(self) -> None:
@@ -76,14 +77,17 @@ class Pushes(AbstractContextManager):
         best = locate.is_classifier(self._workdir)
         step = checkpoint_files.choose(self._workdir.checkpoints, on_damage="stop", best=best)
         deadline = time.monotonic() + LAST
+        is_last = self._step == step
+        if not is_last:
+            self._stopped.set()
         if self._thread.is_alive() or self._pushed != step:
             _say(f"hub: sends the last checkpoint, for {LAST / 60:g} min at most; the run itself is saved")
             cluster.progress(watch.UNTIMED, watch.current.step)
         if self._thread.is_alive():
-            self._thread.join(LAST / 2)  # a silent Hub may hold it for ever
+            self._thread.join(LAST if is_last else LAST / 2)  # a silent Hub may hold it for ever
         if self._pushed != step:
             self._start(step, deadline - time.monotonic(), threading.Event())
-            self._thread.join(deadline - time.monotonic())
+            self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._pushed != step:
             command = f"python -m mlm export --workdir={self._workdir.root} --push={self._name}"
             _say(f"hub: warning: {self._name} lacks the last checkpoint; run the same command again, or {command}")
