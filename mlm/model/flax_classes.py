@@ -160,11 +160,10 @@ def _fitting(
             f"{file}: is of another architecture: it lacks {_names(missing & wrong)}, and this class has no place for "
             f"{_names(unused & wrong)}; pass strict=False to draw what it lacks, and to leave out the rest."
         )
-    for path in loaded.keys() & expected.keys():
-        shape = loaded[path].shape
-        if shape != expected[path].shape:
+    for path, drawn in expected.items():
+        if path in loaded and loaded[path].shape != drawn.shape:
             if not ignore_mismatched_sizes:
-                what = f"{'/'.join(path)} is {shape} where the config asks for {expected[path].shape}"
+                what = f"{'/'.join(path)} is {loaded[path].shape} where the config asks for {drawn.shape}"
                 raise ValueError(f"{file}: {what}; pass ignore_mismatched_sizes=True to draw it instead.")
             missing.add(path)
     if missing:

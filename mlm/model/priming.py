@@ -40,7 +40,8 @@ def prime(params: Params, config: PretrainedConfig, counts_V: Array, key: Array)
     decoder = at_path(params, family.decoder_bias[:-1])
     words["embedding"] *= EMBEDDING_SCALE
     smoothed_V = counts_V.astype(jnp.float32) + 0.5
-    decoder["bias"] = jnp.log(smoothed_V / jnp.mean(smoothed_V))
+    # Added to zeros, so that a changed model without this bias, or with one of another shape, is an error here.
+    decoder["bias"] = 0 * decoder["bias"] + jnp.log(smoothed_V / jnp.mean(smoothed_V))
     embeddings = params[family.body]["embeddings"]
     prime_positions = _prime_rotary if isinstance(config, ModernBertConfig) else _prime_table
     prime_attention = prime_positions(embeddings, config, EMBEDDING_SCALE * config.initializer_range)
