@@ -3,6 +3,7 @@
 Nothing here imports jax.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -19,6 +20,7 @@ from mlm import logs
 from mlm.data import mixture
 from mlm.data.manifest import Manifest, read_manifest
 from mlm.data.stages import branch_start, make_stages
+from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
 from mlm.pretrained import locate
 from mlm.report.sessions import Line, Session, split_sessions
@@ -227,12 +229,11 @@ def _tokens_before(root: UPath, config: ConfigDict | None) -> int | None:
     if not start:
         return 0
     name = UPath(config.train.branch_from.rpartition("@")[0])
-    for folder in (
-        name.absolute(),
-        root.parent / name.name,
-    ):  # the second if they were moved together
-        parent = configs.read(folder / "config.json")
-        # Another run may have got the parent's name, or this one
-        if parent and branch_start(parent) < start:
-            return gather(Workdir(str(folder)), parent).tokens(start)
+    moved = root.parent / name.name  # if they were moved together
+    for folder in (name.absolute(), moved):
+        with contextlib.suppress(InputError, DamageError):  # an older version's config, say
+            parent = configs.read(folder / "config.json")
+            # Another run may have got the parent's name, or this one
+            if parent and branch_start(parent) < start:
+                return gather(Workdir(str(folder)), parent).tokens(start)
     return None

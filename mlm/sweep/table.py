@@ -22,13 +22,8 @@ from mlm.tasks.scores import selected
 from mlm.text import show, table
 
 COLUMNS = ("median", "min", "max", "runs", "")  # of the table, after those of the varied keys
-LOWER = (
-    "loss",
-    "perplexity",
-    "mse",
-    "bits_per_byte",
-)  # how the names of scores end that are better when lower
-LOWER += ("_se_draws", "_se_records")  # standard errors
+# How the names of scores end that are better when lower; the last two are standard errors
+LOWER = ("loss", "perplexity", "mse", "bits_per_byte", "_se_draws", "_se_records")
 
 
 class Group(NamedTuple):
