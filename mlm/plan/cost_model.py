@@ -7,8 +7,9 @@ Instructions run one after another. An instruction costs the first of these that
    takes longer. A kernel without one costs nothing here and is reported;
 3. of a collective, its bytes at the bandwidth of a ring through the slice (`traffic`); of an asynchronous one, what is
    left of that when its `-done` is reached;
-4. of anything else (random bits, sorts, gathers), its result's bytes at the memory bandwidth, once for the result and
-   once for each operand. Asynchronous copies between memories cost nothing.
+4. of anything else (random bits, sorts, gathers), the bytes that it writes and reads at the memory
+   bandwidth, of each operand no more than the size of the result. Asynchronous copies between
+   memories cost nothing.
 """
 
 import collections
@@ -97,7 +98,9 @@ class Cost:
         elif this.opcode == "custom-call":
             self.uncosted[f"call of {this.target}"] += times
         else:
-            moved = hlo.size(this.shape) * (1 + len(this.operands))
+            result = hlo.size(this.shape)
+            operands = [self.module.by_name[name] for name in this.operands if name in self.module.by_name]
+            moved = result + sum(min(hlo.size(operand.shape), result) for operand in operands)
             self.cycles["bytes"] += moved / self.topology.hbm_bytes_per_cycle * times
 
     def loop(self, this: Instruction, times: int) -> None:

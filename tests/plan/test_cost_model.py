@@ -51,7 +51,11 @@ def test_kernels_cost_what_they_declare_and_what_has_no_cost_is_reported(counted
 
 
 def test_other_instructions_cost_their_bytes(counted):
-    assert counted.cycles["bytes"] == pytest.approx(2 * 4 * 1000 * 1000 / MEMORY), "a result and an operand"
+    assert counted.cycles["bytes"] == pytest.approx((4 * 1000 * 1000 + 40) / MEMORY), "a result and an operand"
+    found = cost_of(("generator(%kernel.1)", "generator(%copy-done.1, %copy-done.1)"))
+    assert found.cycles["bytes"] == pytest.approx(3 * 4 * 1000 * 1000 / MEMORY)
+    found = cost_of(("u32[1000,1000]{1,0} rng", "u32[10]{0} rng"), ("generator(%kernel.1)", "generator(%copy-done.1)"))
+    assert found.cycles["bytes"] == pytest.approx(2 * 40 / MEMORY), "of a gathered operand no more than the result"
 
 
 def test_collectives(counted):
