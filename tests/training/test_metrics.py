@@ -201,6 +201,22 @@ def test_weights_and_biases_gets_what_the_log_gets(tmp_path, wandb):
     assert found == expected
 
 
+def test_trackers_and_the_hooks_of_a_task_get_the_same_lines(tmp_path, wandb, clock):
+    """Of all logs, whatever the order in which they were made."""
+    hook = Hook()
+    hook.on_timing = hook.on_metrics
+    task = logged_task("log.wandb=my-project", hooks=[hook])
+    with Programs() as programs, Log(tmp_path, task, programs, start=0) as log:
+        clock.now += 1
+        log.train(5, metrics(1.25))
+        log.norms(5, ["a"], dict.fromkeys(logs.NORMS, np.ones(1, np.float32)))
+        log.flush(5)
+    calls = [call for call in hook.seen if isinstance(call, tuple)]
+    sent = [(step, {f"{kind}/{name}": value for name, value in values.items()}) for kind, step, values in calls]
+    assert wandb.lines == sent
+    assert {"timing/start", "train", "timing/train", "gradient_norms", "timing/xla"} <= {call[0] for call in calls}
+
+
 def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, wandb):
     """Started again from step 2, with another key that may change; another workdir is another run."""
     first = run(tmp_path / "run", *SETTINGS)
