@@ -91,15 +91,17 @@ def unsupported(name: str, config: PretrainedConfig, *, length: int, window: int
     head_size = config.hidden_size // heads
     rate = dropout_rate(config)
     if name == "cudnn":
-        reasons = {
-            f"a {device.platform.upper()}, only NVIDIA GPUs": device.platform != "gpu",
-            f"dropout (model.attention_dropout = {rate})": rate > 0,
-            f"{dtype}, only bfloat16": dtype != "bfloat16",
-            f"a {device.device_kind}, only GPUs since Ampere": getattr(device, "compute_capability", "8")[0] in "67",
-            f"heads of {head_size}, only multiples of 8 up to 128": head_size % 8 or head_size > 128,
-            f"rows of {length} tokens, only even numbers": length % 2,
-        }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        if device.platform != "gpu":
+            return f"a {device.platform.upper()}, only NVIDIA GPUs"
+        if getattr(device, "compute_capability", "8")[0] in "67":
+            return f"a {device.device_kind}, only GPUs since Ampere"
+        if rate > 0:
+            return f"dropout (model.attention_dropout = {rate})"
+        if dtype != "bfloat16":
+            return f"{dtype}, only bfloat16"
+        if head_size % 8 or head_size > 128:
+            return f"heads of {head_size}, only multiples of 8 up to 128"
+        return f"rows of {length} tokens, only even numbers" if length % 2 else None
     if name != "fused":
         return None
     on_device = heads // mesh.shape["tensor"]
