@@ -33,7 +33,13 @@ def get_config() -> ConfigDict:
     config.tokenizer.vocab_size = 50_368
     config.shards.length = 1024
     config.data.global_batch = 4608
-    config.data.batch_stages = ((768, 12_716), (1536, 6_358), (2304, 4_239), (3072, 3_179), (3840, 2_543))
+    config.data.batch_stages = (
+        (768, 12_716),
+        (1536, 6_358),
+        (2304, 4_239),
+        (3072, 3_179),
+        (3840, 2_543),
+    )
     config.masking.rate = 0.3
     config.model.family = "modernbert"
     config.model.layers = 22

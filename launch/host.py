@@ -48,32 +48,47 @@ def start(root: pathlib.Path, text: str) -> dict:
     or "", "argv": its arguments, "place": those that say which process it is, "env": {name: value}, "launch": whose
     start it is}. Raises HostError if it was cut off on its way, or is not synced.
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a connection that drops must not leave half a start
+    signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # a connection that drops must not leave half a start
     try:
         job = json.loads(text)
         final = folder_of(root, job["id"], job["attempt"])
     except (ValueError, KeyError, TypeError) as error:
-        raise HostError(f"the job is not complete ({type(error).__name__}): nothing was started") from None
-    source, python = host_setup.source(root, job["code"]), host_setup.interpreter(root, job["packages"])
+        raise HostError(
+            f"the job is not complete ({type(error).__name__}): nothing was started"
+        ) from None
+    source = host_setup.source(root, job["code"])
+    python = host_setup.interpreter(root, job["packages"])
     environment = {**os.environ, **job["env"], "MLM_HOST_DIR": str(final), "PYTHONUNBUFFERED": "1"}
     program = ["-m", "mlm"]
     if job["program"]:  # Python looks for modules in its folder, and not in that of the code
         program = [job["program"]]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), environment.get("PYTHONPATH")]))
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(source), environment.get("PYTHONPATH")])
+        )
     with host_setup.hidden(final) as new:
         lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # before the folder has its name: a run that is seen is held
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # before the folder has its name: a run that is seen is held
         # the values of variables are secrets: they go to the process, and nowhere else
         host_setup.write(new / "job.json", {**job, "env": sorted(job["env"])})
-        host_setup.write(new / RESERVED, how_it_ended(None) | {"room": " " * 99})  # the disk may be full when it ends
-        started = host_setup.rename(new, final)  # not if it was started before, or another `start` was faster
+        host_setup.write(
+            new / RESERVED, how_it_ended(None) | {"room": " " * 99}
+        )  # the disk may be full when it ends
+        started = host_setup.rename(
+            new, final
+        )  # not if it was started before, or another `start` was faster
     if started and os.fork() == 0:
         _keep(final, [python, *program, *job["argv"], *job["place"]], source, environment)
     os.close(lock)
     return {"started": started, **status(root, job["id"], job["attempt"])}
 
 
-def _keep(folder: pathlib.Path, argv: list[str], cwd: pathlib.Path, environment: dict[str, str]) -> None:
+def _keep(
+    folder: pathlib.Path, argv: list[str], cwd: pathlib.Path, environment: dict[str, str]
+) -> None:
     """Runs argv as the keeper, which inherits the lock, and writes down how it ended; does not return."""
     try:
         os.setsid()
@@ -84,7 +99,9 @@ def _keep(folder: pathlib.Path, argv: list[str], cwd: pathlib.Path, environment:
         for number in (0, 1, 2):  # ssh waits for as long as anybody holds its pipes
             os.dup2(nothing, number)
         os.chdir("/")
-        with open(os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "w") as log:
+        with open(
+            os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "w"
+        ) as log:
             try:
                 process = subprocess.Popen(
                     argv, cwd=cwd, env=environment, start_new_session=True, stdout=log, stderr=log
@@ -93,7 +110,9 @@ def _keep(folder: pathlib.Path, argv: list[str], cwd: pathlib.Path, environment:
                 print(f"{argv[0]} can't be started: {error.strerror}", file=log)
                 _write_exit(folder, 127)  # as of a shell
                 return
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its number stays its own
+        os.waitid(
+            os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
+        )  # not reaped: its number stays its own
         with contextlib.suppress(OSError):  # what it started must not keep the accelerator
             os.killpg(process.pid, signal.SIGKILL)
         _write_exit(folder, process.wait())
@@ -121,7 +140,8 @@ def how_it_ended(returncode: int | None) -> dict:
 
 def processes(folder: pathlib.Path) -> list[int]:
     """Returns the processes of a run that are alive."""
-    mark, numbers = b"MLM_HOST_DIR=" + os.fsencode(folder), []
+    mark = b"MLM_HOST_DIR=" + os.fsencode(folder)
+    numbers = []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # another user's; or it has just ended
             if mark in (path / "environ").read_bytes().split(b"\0"):
@@ -154,7 +174,9 @@ def _state(folder: pathlib.Path) -> dict:
 def _has_keeper(folder: pathlib.Path) -> bool:
     try:
         with open(folder / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who ask do not take each other for the keeper
+            fcntl.flock(
+                lock, fcntl.LOCK_SH | fcntl.LOCK_NB
+            )  # two who ask do not take each other for the keeper
     except OSError as error:
         return isinstance(error, BlockingIOError)
     return False
@@ -166,7 +188,10 @@ def status(root: pathlib.Path, run: str, attempt: int) -> dict:
         folders = folder_of(root, run, 0).parent.glob("[0-9]*")
         attempt = max((int(folder.name) for folder in folders), default=0)
     folder = folder_of(root, run, attempt)
-    files = {name: host_setup.read(folder / f"{name}.json") for name in ("progress", "cause", "job", "stopped")}
+    files = {
+        name: host_setup.read(folder / f"{name}.json")
+        for name in ("progress", "cause", "job", "stopped")
+    }
     return {"attempt": attempt, **_state(folder), "host": socket.gethostname(), **files}
 
 
@@ -185,12 +210,16 @@ def logs(root: pathlib.Path, run: str, attempt: int, offset: int, limit: int) ->
 def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     """Sends SIGTERM to the processes of a run, waits up to `grace` seconds, then SIGKILL. Nobody else's process."""
     folder = folder_of(root, run, attempt)
-    if not folder.exists():  # it was never started: a start that is still on its way is to find the name taken
+    if (
+        not folder.exists()
+    ):  # it was never started: a start that is still on its way is to find the name taken
         with host_setup.hidden(folder) as new:
             host_setup.write(new / "exit.json", how_it_ended(None))
             host_setup.rename(new, folder)
     with contextlib.suppress(OSError):  # of a full disk; the other hosts say it too
-        host_setup.write(folder / "stopped.json", {"time": time.time()})  # a supervisor is not to start it again
+        host_setup.write(
+            folder / "stopped.json", {"time": time.time()}
+        )  # a supervisor is not to start it again
 
     def ended() -> bool:
         return _state(folder)["state"] != "running"
@@ -214,12 +243,15 @@ def _all_attempts(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict, bool
 
 def preflight(root: pathlib.Path, code: str) -> dict:
     """Returns what this host has for a code, and the runs that hold it."""
-    return host_checks.preflight(root, code, [run for _, run, running in _all_attempts(root) if running])
+    return host_checks.preflight(
+        root, code, [run for _, run, running in _all_attempts(root) if running]
+    )
 
 
 def clean(root: pathlib.Path) -> dict:
     """Removes the folders of runs that have ended. Raises HostError, when it is through, for those that it can't."""
-    removed, left = [], []
+    removed = []
+    left = []
     for folder, run, running in _all_attempts(root):
         if not running:
             try:
@@ -236,7 +268,10 @@ def clean(root: pathlib.Path) -> dict:
 
 
 COMMANDS = {  # name: (function of the launcher's folder and the arguments, the types of these)
-    "unpack": (lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()), str),  # the archive
+    "unpack": (
+        lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()),
+        str,
+    ),  # the archive
     "install": (host_setup.install, str, str),
     "preflight": (preflight, str),
     "ports": (host_checks.ports, str, int, int),
@@ -254,9 +289,11 @@ def main(argv: list[str]) -> int:
     function, *kinds = COMMANDS[name]
     try:
         arguments = [kind(word) for kind, word in zip(kinds, words, strict=True)]
-        report, code = function(host_setup.expand(root).absolute(), *arguments), 0
+        report = function(host_setup.expand(root).absolute(), *arguments)
+        code = 0
     except (HostError, OSError, ValueError) as error:
-        report, code = {"error": str(error) or type(error).__name__}, 1
+        report = {"error": str(error) or type(error).__name__}
+        code = 1
         print(f"host.py: {report['error']}", file=sys.stderr)
     print("mlm-host " + json.dumps(report), flush=True)  # ASCII, so that no locale can break it
     return code

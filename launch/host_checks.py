@@ -18,11 +18,19 @@ import time
 from host_setup import HostError, read
 
 PORTS = (8474, 8476)  # of jax's coordination service and of Dask (config key pod.port)
-DEVICES, SYS, LOCK = (pathlib.Path(path) for path in ("/dev", "/sys", "/tmp/libtpu_lockfile"))  # of a TPU VM
+DEVICES, SYS, LOCK = (
+    pathlib.Path(path) for path in ("/dev", "/sys", "/tmp/libtpu_lockfile")
+)  # of a TPU VM
 LITTLE_DISK = 10e9  # bytes: packages and a checkpoint that is being written
 WAIT = 20.0  # seconds in which all hosts come to the first one's ports
 GOOGLE = "0x1ae0"  # PCI vendor
-EAGER = ("0x0063", "0x006f", "0x0076", "0x0083", "0x007c")  # v5e, v6e, TPU7x, TPU8i, TPU8t: jax asks for huge pages
+EAGER = (
+    "0x0063",
+    "0x006f",
+    "0x0076",
+    "0x0083",
+    "0x007c",
+)  # v5e, v6e, TPU7x, TPU8i, TPU8t: jax asks for huge pages
 
 
 def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
@@ -31,14 +39,18 @@ def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
     code: hash; "packages": the hash of those installed for it, or None; runs: [{"id", "attempt"}] that are alive here.
     """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    accelerators = [*DEVICES.glob("accel*"), *DEVICES.glob("vfio/[0-9]*")]  # not vfio/vfio, which is of no device
+    accelerators = [
+        *DEVICES.glob("accel*"),
+        *DEVICES.glob("vfio/[0-9]*"),
+    ]  # not vfio/vfio, which is of no device
     has_code = (root / "code" / code).is_dir()
     packages = (read(root / "code" / f".{code}.json") or {}).get("packages")
     if not packages or not (root / "venv" / packages / "python.json").exists():
         packages = None
     holders = ", ".join(_holders({os.path.realpath(path) for path in accelerators}))
     alive = ", ".join(f"{run['id']!r} (attempt {run['attempt']})" for run in runs)
-    disk, line = shutil.disk_usage(root).free, _set_huge_pages()
+    disk = shutil.disk_usage(root).free
+    line = _set_huge_pages()
     memory = re.search("MemAvailable: +([0-9]+)", pathlib.Path("/proc/meminfo").read_text())[1]
     problems = {
         f"code {code[:12]} is missing: launch/tpu.py sync": not has_code,
@@ -68,7 +80,9 @@ def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
 def _holders(paths: set[str]) -> list[str]:
     """Returns "PID (NAME)" of the processes that have one of these files open, as far as we may see them."""
     names = {}
-    for descriptor in glob.iglob("/proc/[0-9]*/fd/*") if paths else ():  # not pathlib's: a process may end meanwhile
+    for descriptor in (
+        glob.iglob("/proc/[0-9]*/fd/*") if paths else ()
+    ):  # not pathlib's: a process may end meanwhile
         with contextlib.suppress(OSError):
             if str(pathlib.Path(descriptor).readlink()) in paths:
                 process = descriptor.split("/")[2]
@@ -88,14 +102,20 @@ def _is_locked(lock: pathlib.Path) -> bool:
     try:
         lock.unlink(missing_ok=True)
     except OSError as error:
-        raise HostError(f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}") from error
+        raise HostError(
+            f"{lock} is stale and can't be removed ({error.strerror}): sudo rm {lock}"
+        ) from error
     return False
 
 
 def _set_huge_pages() -> str:
     """Turns transparent huge pages on where jax warns without them; returns "" or the line that a person must type."""
     devices = [path for path in SYS.glob("bus/pci/devices/*") if (path / "vendor").exists()]
-    models = {(path / "device").read_text().strip() for path in devices if GOOGLE in (path / "vendor").read_text()}
+    models = {
+        (path / "device").read_text().strip()
+        for path in devices
+        if GOOGLE in (path / "vendor").read_text()
+    }
     file = SYS / "kernel/mm/transparent_hugepage/enabled"
     if not models & set(EAGER) or not file.exists() or "[always]" in file.read_text():
         return ""
@@ -103,7 +123,13 @@ def _set_huge_pages() -> str:
         if os.access(file, os.W_OK):
             file.write_text("always")
         else:
-            subprocess.run(["sudo", "-n", "tee", file], input=b"always", capture_output=True, timeout=10, check=False)
+            subprocess.run(
+                ["sudo", "-n", "tee", file],
+                input=b"always",
+                capture_output=True,
+                timeout=10,
+                check=False,
+            )
     return "" if "[always]" in file.read_text() else f"sudo sh -c 'echo always > {file}'"
 
 
@@ -115,11 +141,16 @@ def ports(_: pathlib.Path, address: str, worker: int, workers: int) -> dict:
     """
     limit = time.monotonic() + WAIT
     if worker:
-        return {"ports": {str(number): _connect(address, number, worker, limit) for number in PORTS}}
-    faults, missing = dict.fromkeys(map(str, PORTS), ""), {}
+        return {
+            "ports": {str(number): _connect(address, number, worker, limit) for number in PORTS}
+        }
+    faults = dict.fromkeys(map(str, PORTS), "")
+    missing = {}
     for number in PORTS:
         try:
-            missing[socket.create_server((address, number), backlog=workers)] = set(range(1, workers))
+            missing[socket.create_server((address, number), backlog=workers)] = set(
+                range(1, workers)
+            )
         except OSError as error:
             faults[str(number)] = f"can't be bound ({os.strerror(error.errno)})"
     while any(missing.values()) and time.monotonic() < limit:

@@ -61,8 +61,12 @@ def folder_name(run: str) -> str:
     except UnicodeEncodeError:
         raise HostError(f"run id {run!r} is no text") from None
     if not 0 < len(name) <= 200:
-        raise HostError(f"run id {run!r}: it must have 1 to 200 characters, those that a URL quotes counted as three")
-    return name if name.strip(".") else name.replace(".", "%2E")  # "." and ".." are no names for a folder
+        raise HostError(
+            f"run id {run!r}: it must have 1 to 200 characters, those that a URL quotes counted as three"
+        )
+    return (
+        name if name.strip(".") else name.replace(".", "%2E")
+    )  # "." and ".." are no names for a folder
 
 
 @contextlib.contextmanager
@@ -80,7 +84,9 @@ def alone(file: pathlib.Path, refusal: Exception | None = None, *, is_needed: bo
         except OSError as error:
             if is_needed:
                 where = "keep it on a local disk (on a host: root in pod.toml)"
-                raise HostError(f"{file.parent} can't be locked ({error.strerror}): {where}") from None
+                raise HostError(
+                    f"{file.parent} can't be locked ({error.strerror}): {where}"
+                ) from None
         yield
 
 
@@ -138,7 +144,9 @@ def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
         return {"code": code, "fresh": False}
     digest = hashlib.sha256(archive).hexdigest()
     if digest != code:
-        raise HostError(f"the archive arrived damaged (SHA-256 {digest[:12]}, not {code[:12]}): sync again")
+        raise HostError(
+            f"the archive arrived damaged (SHA-256 {digest[:12]}, not {code[:12]}): sync again"
+        )
     with hidden(final) as new:
         try:
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -147,7 +155,9 @@ def unpack(root: pathlib.Path, code: str, archive: bytes) -> dict:
                 tar.extractall(new)
         except tarfile.TarError as error:
             advice = "replace it by what it points to, or by a relative link within the repository"
-            raise HostError(f"the code holds a link or a file that leaves it: {error}: {advice}") from None
+            raise HostError(
+                f"the code holds a link or a file that leaves it: {error}: {advice}"
+            ) from None
         return {"code": code, "fresh": rename(new, final)}
 
 
@@ -156,12 +166,20 @@ def install(root: pathlib.Path, code: str, python: str) -> dict:
     folder = source(root, code)
     requirements = folder / "requirements.txt"
     text = requirements.read_bytes() if requirements.exists() else b""
-    print_version = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"] if python else MAKE
-    version = _run(print_version, f"the interpreter {python or 'python3'} does not work", folder, MLM_FIND="1")
-    packages = hashlib.sha256(b"\0".join([text, version.encode(), python.encode()])).hexdigest()[:16]
+    print_version = (
+        [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"] if python else MAKE
+    )
+    version = _run(
+        print_version, f"the interpreter {python or 'python3'} does not work", folder, MLM_FIND="1"
+    )
+    packages = hashlib.sha256(b"\0".join([text, version.encode(), python.encode()])).hexdigest()[
+        :16
+    ]
     venv = root / "venv" / packages
     with alone(root / ".install.lock"):
-        write(root / "code" / f".{code}.json", {"packages": packages})  # what `run` starts this code with
+        write(
+            root / "code" / f".{code}.json", {"packages": packages}
+        )  # what `run` starts this code with
         if fresh := not (venv / "python.json").exists():  # written when all the rest is there
             shutil.rmtree(venv, ignore_errors=True)
             venv.mkdir(parents=True)
@@ -175,11 +193,17 @@ def _run(argv: list[str], failure: str, folder: pathlib.Path, **variables: str) 
     """Returns what a program prints. Raises HostError, which begins with `failure`."""
     environment = {**os.environ, **variables}
     try:
-        done = subprocess.run(argv, cwd=folder, env=environment, input="", capture_output=True, errors="replace")
+        done = subprocess.run(
+            argv, cwd=folder, env=environment, input="", capture_output=True, errors="replace"
+        )
     except OSError as error:
         raise HostError(f"{failure} ({error.strerror})") from None
     if done.returncode:
-        lines = [line.strip().removeprefix("launch: ") for line in done.stderr.splitlines() if line.strip()]
+        lines = [
+            line.strip().removeprefix("launch: ")
+            for line in done.stderr.splitlines()
+            if line.strip()
+        ]
         raise HostError(f"{failure} ({'; '.join(lines[-3:]) or f'code {done.returncode}'})")
     return done.stdout.strip()
 

@@ -21,7 +21,9 @@ import time
 from pathlib import Path
 
 if not importlib.util.find_spec("tomllib"):
-    sys.exit(f"local_pod: this is Python {sys.version.split()[0]}, and must be 3.11 or later, as .venv/bin/python is")
+    sys.exit(
+        f"local_pod: this is Python {sys.version.split()[0]}, and must be 3.11 or later, as .venv/bin/python is"
+    )
 
 import host
 import host_setup
@@ -35,7 +37,15 @@ TICK = 0.1
 class Pod:
     """The processes of one run; `start`, then `wait`."""
 
-    def __init__(self, processes: int, arguments: list[str], folder: Path, *, devices: int, program=("-m", "mlm")):
+    def __init__(
+        self,
+        processes: int,
+        arguments: list[str],
+        folder: Path,
+        *,
+        devices: int,
+        program=("-m", "mlm"),
+    ):
         """arguments: of each process; folder: holds one for each, named by its number; devices: of each, CPUs."""
         self.arguments = arguments
         self.folders = [folder / str(index) for index in range(processes)]
@@ -43,12 +53,19 @@ class Pod:
         self._devices = devices
         self._program = program
         self._exits: dict[int, dict] = {}
-        self._last_lines: dict[int, str] = {}  # which each has printed: a full disk keeps no other reason
+        self._last_lines: dict[
+            int, str
+        ] = {}  # which each has printed: a full disk keeps no other reason
         self._killed: set[int] = set()  # by us
         self._readers: list[threading.Thread] = []
         self._asked = 0
 
-    def start(self, *, changes: dict[int, list[str]] | None = None, environment: dict[int, dict] | None = None) -> None:
+    def start(
+        self,
+        *,
+        changes: dict[int, list[str]] | None = None,
+        environment: dict[int, dict] | None = None,
+    ) -> None:
         """Starts all processes; {process: further arguments or variables} make hosts that differ."""
         with socket.create_server(("127.0.0.1", 0)) as free:  # several pods may run on this machine
             coordinator = f"--coordinator=127.0.0.1:{free.getsockname()[1]}"
@@ -121,7 +138,11 @@ class Pod:
         if self._asked > 1:
             self.kill()
         else:
-            print("local_pod: asking all to save and to end; once more kills them", file=sys.stderr, flush=True)
+            print(
+                "local_pod: asking all to save and to end; once more kills them",
+                file=sys.stderr,
+                flush=True,
+            )
             self._signal(signal.SIGTERM, set(range(len(self.children))) - self._exits.keys())
 
     def kill(self, *, stopped: bool = False) -> None:
@@ -143,7 +164,10 @@ class Pod:
         with self.children[index].stdout as lines:
             for line in lines:
                 self._last_lines[index] = line.strip() or self._last_lines.get(index, "")
-                with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # a full disk
+                with (
+                    contextlib.suppress(OSError),
+                    log.open("a", encoding="utf-8") as file,
+                ):  # a full disk
                     file.write(line)
                 try:
                     print(f"{index}| {line}", end="", flush=True)
@@ -155,7 +179,9 @@ class Pod:
 
 def _state(process: int) -> str:
     """Returns the state of a process in a letter of ps, such as T if it is stopped."""
-    return subprocess.run(["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True
+    ).stdout.strip()
 
 
 def main(argv: list[str]) -> int:
@@ -166,19 +192,25 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("processes", type=int, metavar="N")
     parser.add_argument("config", metavar="CONFIG", help="such as configs/quickstart.py")
-    parser.add_argument("--devices", type=int, default=2, help="CPU devices of each process (default: 2)")
+    parser.add_argument(
+        "--devices", type=int, default=2, help="CPU devices of each process (default: 2)"
+    )
     parser.add_argument("--workdir", default="", help="folder of the run (default: runs/NAME-pod)")
     parser.add_argument("--command", default="run", help="of python -m mlm (default: run)")
     program = "Python file that calls mlm's main(pretraining=...), in the place of python -m mlm"
     parser.add_argument("--program", default="", metavar="FILE", help=program)
     host_setup.prepare_streams()
     words = iter(argv)  # --config.key value is --config.key=value
-    argv = [f"{w}={next(words, '')}" if w.startswith("--config.") and "=" not in w else w for w in words]
+    argv = [
+        f"{w}={next(words, '')}" if w.startswith("--config.") and "=" not in w else w for w in words
+    ]
     args, rest = parser.parse_known_args(argv)
     if args.processes < 1 or args.devices < 1:
         parser.error("N and --devices must be at least 1")
     if "://" in args.workdir:
-        parser.error(f"--workdir={args.workdir}: the logs of all processes lie in it: give a folder of this machine")
+        parser.error(
+            f"--workdir={args.workdir}: the logs of all processes lie in it: give a folder of this machine"
+        )
     try:
         config, file = (host_setup.expand(path).absolute() for path in (args.config, args.program))
         workdir = host_setup.expand(args.workdir or f"runs/{config.stem}-pod").absolute()

@@ -7,7 +7,9 @@ import signal
 import sys
 
 if not importlib.util.find_spec("tomllib"):  # before what an older one can't even read
-    sys.exit(f"tpu: this is Python {sys.version.split()[0]}, and must be 3.11 or later: python3.12 launch/tpu.py ...")
+    sys.exit(
+        f"tpu: this is Python {sys.version.split()[0]}, and must be 3.11 or later: python3.12 launch/tpu.py ..."
+    )
 
 import host_setup
 from pods import backend, gcloud, lifetime, readiness, runs, settings, supervise
@@ -55,9 +57,13 @@ def main(argv: list[str]) -> int:
         return args.command(args) or 0
     except (PodError, host_setup.HostError) as error:
         print(f"tpu {args.name}: {error}", file=sys.stderr)
-        return error.code if isinstance(error, PodError) else SettingsError.code  # a run's id, a folder without locks
+        return (
+            error.code if isinstance(error, PodError) else SettingsError.code
+        )  # a run's id, a folder without locks
     except KeyboardInterrupt:
-        say(f"tpu {args.name}: interrupted; what was asked of the cloud or the hosts goes on there.")
+        say(
+            f"tpu {args.name}: interrupted; what was asked of the cloud or the hosts goes on there."
+        )
         return 130
     except BrokenPipeError:  # as in `| head`
         sys.stderr.close()
@@ -70,7 +76,9 @@ def main(argv: list[str]) -> int:
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
     """Returns (arguments of this tool, those that go to `python -m mlm` as they are)."""
-    arguments, words, rest = [], [], iter(argv)
+    arguments = []
+    words = []
+    rest = iter(argv)
     for word in rest:
         if word == "--" and argv[0] in PASS_ON:
             words += rest
@@ -84,14 +92,18 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands."""
     text = "Training pods, from a laptop."
-    root = argparse.ArgumentParser(prog="python launch/tpu.py", description=text, epilog=EPILOG, allow_abbrev=False)
+    root = argparse.ArgumentParser(
+        prog="python launch/tpu.py", description=text, epilog=EPILOG, allow_abbrev=False
+    )
     table = root.add_subparsers(metavar="COMMAND", required=True)
     for name, (function, words, flags) in COMMANDS.items():
         sub = table.add_parser(name, help=words, description=words, allow_abbrev=False)
         sub.set_defaults(command=function, name=name)
         if name in PASS_ON:
             sub.add_argument("config", metavar="CONFIG", help="such as configs/roberta_base.py")
-            sub.add_argument("--command", dest="mlm", default="run", choices=runs.COMMANDS, help="default: run")
+            sub.add_argument(
+                "--command", dest="mlm", default="run", choices=runs.COMMANDS, help="default: run"
+            )
         elif name in ("status", "logs", "stop"):
             sub.add_argument("id", nargs="?" if name == "status" else None, help="of the run")
         for flag, default in (EVERYWHERE | flags).items():
@@ -125,7 +137,9 @@ def follow(args: argparse.Namespace, hosts: Hosts, run: str, attempt: int) -> in
         seen = following.follow(following.Follower(hosts, run, attempt), args.every)
     except KeyboardInterrupt:
         say(f"\ndetached; the run goes on. Come back: python launch/tpu.py logs {quoted(run)}")
-        say(f"how it does: python launch/tpu.py status {quoted(run)}; end it: python launch/tpu.py stop {quoted(run)}")
+        say(
+            f"how it does: python launch/tpu.py status {quoted(run)}; end it: python launch/tpu.py stop {quoted(run)}"
+        )
         return 130  # not 0, which says that the run is done
     return show(seen, hosts)
 
@@ -138,7 +152,8 @@ def show(seen: runs.RunStatus, hosts: Hosts) -> int:
 
 
 def _preflight(args: argparse.Namespace) -> int:
-    hosts, code = connect(args.cloud, args.timeout), codes.pack()
+    hosts = connect(args.cloud, args.timeout)
+    code = codes.pack()
     report = readiness.check(hosts, code)
     problems = report.problems or readiness.check_ports(hosts)  # a run that is alive holds them
     for line in [*report.lines, *report.remarks, *problems]:
@@ -167,7 +182,11 @@ def _status(args: argparse.Namespace) -> int:
         hosts = connect(args.cloud, args.timeout, partial=True)
         seen = runs.status(hosts, args.id)
         if not hosts.dry:
-            print(f"run {args.id!r}, attempt {seen.attempt}" if seen.attempt else f"there is no run {args.id!r}")
+            print(
+                f"run {args.id!r}, attempt {seen.attempt}"
+                if seen.attempt
+                else f"there is no run {args.id!r}"
+            )
         show(seen, hosts)
         return 1 if seen.errors else 0
     pod = args.cloud.describe()
@@ -175,7 +194,9 @@ def _status(args: argparse.Namespace) -> int:
     if pod.state == backend.READY:
         hosts = connect(args.cloud, args.timeout, pod)
         answers = hosts.require(hosts.ask(["preflight", ""]), "status")
-        alive = {(run["id"], run["attempt"]) for answer in answers for run in answer.get("runs", ())}
+        alive = {
+            (run["id"], run["attempt"]) for answer in answers for run in answer.get("runs", ())
+        }
         for run, attempt in sorted(alive):
             print(f"run {run!r}, attempt {attempt}, is alive")
     return 0
@@ -224,11 +245,23 @@ COMMANDS = {  # name: (function of the parsed arguments, help, {flag: default})
         "start python -m mlm on all hosts, and follow its logs; --config.x=y sets a key",
         JOB | {"--again": False, "--detach": False, "--every": 5.0},
     ),
-    "status": (_status, "how a run is doing on every host, and why it ended; without an id, the pod", {}),
-    "logs": (_logs, "bring a run's logs here, one file a host, and show them as they come", {"--every": 5.0}),
+    "status": (
+        _status,
+        "how a run is doing on every host, and why it ended; without an id, the pod",
+        {},
+    ),
+    "logs": (
+        _logs,
+        "bring a run's logs here, one file a host, and show them as they come",
+        {"--every": 5.0},
+    ),
     "stop": (_stop, "end a run: SIGTERM, so that it saves; wait; SIGKILL", {"--grace": 300.0}),
     "supervise": (supervise.command, "start a run and watch it until it is done", JOB | SUPERVISE),
-    "clean": (_clean, "delete requests that only use up quota, and runs that have ended, on the hosts", {}),
+    "clean": (
+        _clean,
+        "delete requests that only use up quota, and runs that have ended, on the hosts",
+        {},
+    ),
     "down": (lambda args: lifetime.down(args.cloud), "delete all that `up` has made", {}),
 }
 

@@ -33,7 +33,13 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
 }
 TRAIN = ("run", "train", "classify")
 NO_CONFIG = ("average", "predict", "report")
-ALONE = ("average", "bench", "compare", "doctor", "predict")  # of one process, where TPUs want one on each host
+ALONE = (
+    "average",
+    "bench",
+    "compare",
+    "doctor",
+    "predict",
+)  # of one process, where TPUs want one on each host
 EXAMPLES = """examples:
   python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart
   python -m mlm train --config=configs/quickstart.py --workdir=runs/quickstart --config.train.steps=8000
@@ -69,7 +75,9 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
         return _run(flags, overrides, argv, pretraining)
 
 
-def _run(flags: list[str], overrides: list[str], argv: list[str] | None, pretraining: type | None) -> int:
+def _run(
+    flags: list[str], overrides: list[str], argv: list[str] | None, pretraining: type | None
+) -> int:
     from mlm import entry, memory, platforms
     from mlm.cluster import detect, watch
 
@@ -86,14 +94,18 @@ def _run(flags: list[str], overrides: list[str], argv: list[str] | None, pretrai
         if args.name in ALONE:
             detect.refuse_part_of_a_slice()
         if overrides and args.name in NO_CONFIG:
-            raise InputError(f"--config.{overrides[0]}: {args.name} takes no --config.KEY; leave it out.")
+            raise InputError(
+                f"--config.{overrides[0]}: {args.name} takes no --config.KEY; leave it out."
+            )
         importlib.import_module(f"mlm.commands.{args.name}").main(args, overrides)
         sys.stdout.flush()  # Python's own flush at the exit would be too late for an exit code
         return watching.end(0)
     except BrokenPipeError:  # as in `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if "processes" in args:  # a lost ssh connection is no success of a run
-            return watching.failed(StopError("nobody reads the output any more; run the same command to continue."), 1)
+            return watching.failed(
+                StopError("nobody reads the output any more; run the same command to continue."), 1
+            )
         return watching.end(0)
     except (Exception, KeyboardInterrupt) as caught:
         error = of_storage(caught) or caught

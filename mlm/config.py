@@ -24,10 +24,18 @@ from mlm.text import printable
 
 BASE = Path(__file__).parents[1] / "configs" / "base.py"
 MINE = "mine"  # the group of a researcher's own keys, which configs/base.py leaves empty
-PLAIN: Rule = (lambda v: _is_plain(v)), "true or false, a finite number, a text, or a tuple of these"
+PLAIN: Rule = (
+    (lambda v: _is_plain(v)),
+    "true or false, a finite number, a text, or a tuple of these",
+)
 OR_CONFIG = "or give --config if the command takes one"  # `report` reads the saved one alone
 Derive = Callable[[dict[str, Any], Collection[str], dict[str, Any]], dict[str, Any]]
-TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a tuple like (a, b)"}
+TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "a tuple like (a, b)",
+}
 
 
 def split_overrides(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -59,14 +67,20 @@ def load(
     if not Path(path).is_file():
         raise InputError(f"{flag}={path}: there is no such file.")
     if path.endswith(".json"):  # a workdir's config.json
-        raise InputError(f"{flag}={path}: is not Python; name a file with get_config(), such as configs/quickstart.py.")
+        raise InputError(
+            f"{flag}={path}: is not Python; name a file with get_config(), such as configs/quickstart.py."
+        )
     config, names = run_file(path, "get_config")
     if not isinstance(config, ConfigDict):
-        raise InputError(f"{flag}={path}: the file defines no get_config() that returns a ConfigDict.")
+        raise InputError(
+            f"{flag}={path}: the file defines no get_config() that returns a ConfigDict."
+        )
     finished = _finish(config, parse(config, overrides), task, names.get("RULES", {}), derive)
     steps = finished.train.steps
     if finished.train.hours > 0 and steps > 0:  # only the config.json of a run has both
-        raise InputError(f"config.train.steps = {steps}: must be 0 with train.hours, whose steps a run counts itself.")
+        raise InputError(
+            f"config.train.steps = {steps}: must be 0 with train.hours, whose steps a run counts itself."
+        )
     return finished
 
 
@@ -110,7 +124,9 @@ def read(path: UPath) -> ConfigDict | None:
         config = from_dict(logs.read_object(path))
         flat = flatten(config)
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
-        raise DamageError(f"{path}: is not a config in JSON ({error}); restore it from a copy, {OR_CONFIG}.") from None
+        raise DamageError(
+            f"{path}: is not a config in JSON ({error}); restore it from a copy, {OR_CONFIG}."
+        ) from None
     if problem := other_version(flat):
         raise InputError(f"{path}: {problem}; use that code, another --workdir, {OR_CONFIG}.")
     return config
@@ -192,7 +208,9 @@ def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
         if not equals:
             raise InputError(f"--config.{key}: give the value as --config.{key}=VALUE.")
         if not PLAIN[0](flat[key]):
-            raise InputError(f"config.{key} = {printable(repr(flat[key])):.80}: must be {PLAIN[1]}.")
+            raise InputError(
+                f"config.{key} = {printable(repr(flat[key])):.80}: must be {PLAIN[1]}."
+            )
         values[key] = _parse(key, text, flat[key])
     return values
 
@@ -202,7 +220,9 @@ def no_such_key(key: str, known: Iterable[str]) -> str:
     if key in GONE:
         return f"there is no such key any more: {GONE[key]}."
     if is_mine(key):
-        return "there is no such key" + (suggestion(key, known) or f"; the config file has to set config.{key} = 0.5.")
+        return "there is no such key" + (
+            suggestion(key, known) or f"; the config file has to set config.{key} = 0.5."
+        )
     advice = f"; configs/base.py lists every key, and keys of your own stand in config.{MINE} of your config file."
     return "there is no such key" + (suggestion(key, KEYS) or advice)
 
@@ -281,7 +301,9 @@ def _as_tuples(value: Any, expansion: Callable[[str], str] = str) -> Any:
 def _check_keys(flat: Mapping[str, Any], own_rules: Mapping[str, Rule]) -> None:
     """Raises InputError for a key that is none, or whose value its rule does not allow."""
     if unruled := sorted(own_rules.keys() - flat.keys()):
-        raise InputError(f"RULES[{unruled[0]!r}] of the config file: {no_such_key(unruled[0], flat)}")
+        raise InputError(
+            f"RULES[{unruled[0]!r}] of the config file: {no_such_key(unruled[0], flat)}"
+        )
     for key, value in flat.items():
         if key in KEYS:
             rules = [KEYS[key].rule]
@@ -291,7 +313,9 @@ def _check_keys(flat: Mapping[str, Any], own_rules: Mapping[str, Rule]) -> None:
             raise InputError(f"config.{key}: {no_such_key(key, flat)}")
         for check, allowed in rules:
             if not check(value):
-                raise InputError(f"config.{key} = {printable(repr(value)):.200}: must be {allowed}.")
+                raise InputError(
+                    f"config.{key} = {printable(repr(value)):.200}: must be {allowed}."
+                )
     missing = KEYS.keys() - flat.keys()
     if missing:
         raise InputError(f"config.{min(missing)} is missing; start a config from configs/base.py.")
@@ -316,7 +340,9 @@ def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Returns the names of the keys in which two {group: {key: value}} differ, for a sentence."""
     before = flatten(json.loads(json.dumps(old)))
     after = flatten(json.loads(json.dumps(new)))
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    changed = sorted(
+        key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
+    )
     return ", ".join(f"config.{key}" for key in changed)
 
 

@@ -42,7 +42,10 @@ def _corpus(config: ConfigDict) -> Broken:
     if len(corpus.weights) != len(corpus.sources):
         yield "corpus.weights", "must have one number for each of corpus.sources"
     if len(set(corpus.sources)) < len(corpus.sources):
-        yield "corpus.sources", "must name each source once; corpus.weights says how often it is written"
+        yield (
+            "corpus.sources",
+            "must name each source once; corpus.weights says how often it is written",
+        )
     for key in ("validation_groups", "test_groups"):
         if corpus.group == "document" and corpus[key]:
             yield f"corpus.{key}", "must be () where corpus.group is document"
@@ -63,7 +66,10 @@ def _model(config: ConfigDict) -> Broken:
     if is_modernbert and model.hidden_size // model.heads % 2 > 0:
         yield "model.heads", "must leave heads of an even size, as rotary positions need"
     if model.attention == "cudnn" and model.attention_dropout > 0:
-        yield "model.attention", "has no dropout: set model.attention_dropout to 0, or choose another kernel"
+        yield (
+            "model.attention",
+            "has no dropout: set model.attention_dropout to 0, or choose another kernel",
+        )
     if model.implementation == "transformers":
         what = "needs model.implementation = mlm"
         if model.family in ("modernbert", "camembert"):
@@ -89,7 +95,10 @@ def _data(config: ConfigDict) -> Broken:
         yield "data.global_batch", f"must be a multiple of data.lanes = {data.lanes}"
     unit = math.lcm(data.lanes, accumulate)
     if any(rows % unit > 0 for rows, _ in data.batch_stages):
-        yield "data.batch_stages", f"ROWS must be multiples of {unit} (data.lanes, train.accumulate)"
+        yield (
+            "data.batch_stages",
+            f"ROWS must be multiples of {unit} (data.lanes, train.accumulate)",
+        )
     if any(rows > data.global_batch for rows, _ in data.batch_stages):
         yield "data.batch_stages", f"ROWS must be at most data.global_batch = {data.global_batch}"
     if 0 < steps < sum(count for _, count in data.batch_stages):
@@ -102,9 +111,15 @@ def _data(config: ConfigDict) -> Broken:
         yield "data.mixture", error
     short = data.short_length
     if short > 0 and (short % 8 > 0 or length % short > 0 or short == length):
-        yield "data.short_length", f"must be a multiple of 8, below shards.length = {length}, and divide it"
+        yield (
+            "data.short_length",
+            f"must be a multiple of 8, below shards.length = {length}, and divide it",
+        )
     if config.shards.rows != CONCATENATED and (short > 0 or data.mixture):
-        yield "shards.rows", f"must be {CONCATENATED} with data.short_length and data.mixture (each folder has its own)"
+        yield (
+            "shards.rows",
+            f"must be {CONCATENATED} with data.short_length and data.mixture (each folder has its own)",
+        )
     if ranges_overlap(parse_ranges(data.skip_batches)):
         yield "data.skip_batches", "its ranges must not overlap"
     if data.global_batch % accumulate > 0:
@@ -149,7 +164,10 @@ def _classify(config: ConfigDict) -> Broken:
     classify = config.classify
     names = [name for name, _ in classify.predict]
     if len(set(names)) < len(names) or (classify.test and "test" in names):
-        yield "classify.predict", "each name may be used only once, and test only without classify.test"
+        yield (
+            "classify.predict",
+            "each name may be used only once, and test only without classify.test",
+        )
     metrics = {"regression": CORRELATIONS, "tokens": {"accuracy", "f1"}}
     allowed = metrics.get(classify.kind, set(METRICS) - CORRELATIONS)
     if not allowed.issuperset(classify.metric):
@@ -163,7 +181,9 @@ def _classify(config: ConfigDict) -> Broken:
 def _others(config: ConfigDict) -> Broken:
     steps = config.train.steps
     names = [name for name, _ in config.evaluate.sets]
-    milestones = [str(milestone).removeprefix("every:") for milestone in config.checkpoint.milestones]
+    milestones = [
+        str(milestone).removeprefix("every:") for milestone in config.checkpoint.milestones
+    ]
     if any(int(step) > steps > 0 for step in milestones if step.isdecimal()):
         yield "checkpoint.milestones", f"its steps must be at most train.steps = {steps}"
     if len(set(names)) < len(names):

@@ -81,7 +81,10 @@ def mixture_error(mixture: tuple[tuple[str, float], ...], lanes: int) -> str:
     held = lanes_of_shares(shares, lanes)
     if sum(held) > lanes:
         return f"has more folders than data.lanes = {lanes}; set data.lanes higher"
-    if all(abs(count / lanes - share) <= SHARE_ROUNDING for count, share in zip(held, shares, strict=True)):
+    if all(
+        abs(count / lanes - share) <= SHARE_ROUNDING
+        for count, share in zip(held, shares, strict=True)
+    ):
         return ""
     nearest = ", ".join(f"{count / lanes:.6g}" for count in held)
     return f"its shares are not whole lanes of data.lanes = {lanes}; the nearest that fit are {nearest}"
@@ -92,7 +95,9 @@ def _one_of(*names: str) -> Rule:
 
 
 def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < math.inf  # of whole numbers that are no float, too
+    return (
+        type(value) in (int, float) and abs(value) < math.inf
+    )  # of whole numbers that are no float, too
 
 
 def whole(low: int, high: float = math.inf, end: str = "up") -> Rule:
@@ -110,7 +115,9 @@ def _tuple_of(check: Check, *, least: int = 1, limit: float = math.inf) -> Check
 
 
 def _pairs_of(first: Check, second: Check) -> Check:
-    return _tuple_of(lambda v: type(v) is tuple and len(v) == 2 and first(v[0]) and second(v[1]), least=0)
+    return _tuple_of(
+        lambda v: type(v) is tuple and len(v) == 2 and first(v[0]) and second(v[1]), least=0
+    )
 
 
 SHARE: Rule = (lambda v: _finite(v) and 0 <= v <= 1), "a number in [0, 1]"
@@ -121,13 +128,18 @@ FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
 FLAG: Rule = (lambda v: type(v) is bool), "true or false"
 TEXT: Rule = (lambda v: type(v) is str), "a string"
 SOME_TEXT = matching(r"(?s).+")
-NAME = matching(r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*")  # of rows to predict; splits are taken
+NAME = matching(
+    r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*"
+)  # of rows to predict; splits are taken
 SET_NAME = matching(r"(?a)(?!(train|validation|test)$)[A-Za-z0-9][\w.-]*")  # of a validation set
 PORT: Rule = (
     lambda v: type(v) is int and 1024 <= v <= 65_533 and v not in (8469, 8471),
     "a whole number from 1024 to 65,533, but neither 8471, which libtpu uses, nor two below it",
 )
-AXIS: Rule = (lambda v: type(v) is int and (v == -1 or v >= 1)), "a whole number from 1 up, or -1 for all that are left"
+AXIS: Rule = (
+    (lambda v: type(v) is int and (v == -1 or v >= 1)),
+    "a whole number from 1 up, or -1 for all that are left",
+)
 SOURCES: Rule = (
     _tuple_of(matching(r"docstrings|(text|jsonl|hf|tfds):.+")),
     "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]",
@@ -139,7 +151,9 @@ TABLE: Rule = (
     "csv:FILE, jsonl:FILE, conll:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
 ROTARY_BASES = ("global_rope_theta", "local_rope_theta")
-MODERNBERT = {"local_attention": 128, "global_every": 3} | dict(zip(ROTARY_BASES, (160_000.0, 10_000.0), strict=True))
+MODERNBERT = {"local_attention": 128, "global_every": 3} | dict(
+    zip(ROTARY_BASES, (160_000.0, 10_000.0), strict=True)
+)
 SHARD_ROWS = (CONCATENATED, LINES, DOCUMENTS) = ("concatenated", "lines", "documents")
 FAMILIES = ("roberta", "xlm_roberta", "camembert", "roberta_prelayernorm", "bert", "modernbert")
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
@@ -150,8 +164,14 @@ WEIGHTS: Rule = (_tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0")
 FIELD: Rule = (SOME_TEXT, "the name of a field")
 GROUP: Rule = (TEXT[0], "document, file, or the name of a field")
 NO_OR_SOURCES: Rule = (lambda v: v == () or SOURCES[0](v), f"empty, or {SOURCES[1]}")
-BATCH_STAGES: Rule = (_pairs_of(whole(1)[0], whole(1)[0]), "a tuple of (ROWS, STEPS), whole numbers from 1 up")
-MIXTURE: Rule = (_pairs_of(SOME_TEXT, ABOVE_ZERO[0]), 'a tuple of ("FOLDER", SHARE), shares above 0')
+BATCH_STAGES: Rule = (
+    _pairs_of(whole(1)[0], whole(1)[0]),
+    "a tuple of (ROWS, STEPS), whole numbers from 1 up",
+)
+MIXTURE: Rule = (
+    _pairs_of(SOME_TEXT, ABOVE_ZERO[0]),
+    'a tuple of ("FOLDER", SHARE), shares above 0',
+)
 RANGES: Rule = (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B')
 FAMILY: Rule = _one_of(*FAMILIES)
 WARMUP: Rule = (
@@ -162,20 +182,33 @@ EVEN: Rule = (lambda v: type(v) is int and v > 0 and v % 2 == 0, "an even number
 CHECKPOINT: Rule = (matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty")
 COLUMNS: Rule = (_tuple_of(SOME_TEXT, limit=2), "a tuple of one or two names of columns")
 COLUMN: Rule = (SOME_TEXT, "the name of a column")
-NAMED_TABLES: Rule = (_pairs_of(NAME, TABLE_SOURCE), 'a tuple of ("NAME", SOURCE), the sources as of classify.test')
+NAMED_TABLES: Rule = (
+    _pairs_of(NAME, TABLE_SOURCE),
+    'a tuple of ("NAME", SOURCE), the sources as of classify.test',
+)
 METRIC: Rule = (_tuple_of(METRICS.__contains__, least=0), f"a tuple of {', '.join(METRICS)}")
-NAMED_FOLDERS: Rule = (_pairs_of(SET_NAME, SOME_TEXT), 'a tuple of ("NAME", "FOLDER"); NAME: no split, A-Z 0-9 . _ -')
+NAMED_FOLDERS: Rule = (
+    _pairs_of(SET_NAME, SOME_TEXT),
+    'a tuple of ("NAME", "FOLDER"); NAME: no split, A-Z 0-9 . _ -',
+)
 MILESTONES: Rule = (
     _tuple_of(is_milestone, least=0),
     'a tuple of steps ("0", "1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
 )
 REPOSITORY: Rule = (matching(r"(?a)|[\w.-]+/[\w.-]+"), "USER/NAME or empty")
-LICENSE: Rule = (matching(r"(?a)[\w.-]*"), "a license as the Hub spells it, such as apache-2.0, or empty")
-LANGUAGES: Rule = (_tuple_of(matching(r"[a-z]{2,3}(-[A-Za-z]+)?"), least=0), 'a tuple of codes of languages ("en")')
+LICENSE: Rule = (
+    matching(r"(?a)[\w.-]*"),
+    "a license as the Hub spells it, such as apache-2.0, or empty",
+)
+LANGUAGES: Rule = (
+    _tuple_of(matching(r"[a-z]{2,3}(-[A-Za-z]+)?"), least=0),
+    'a tuple of codes of languages ("en")',
+)
 START_TIMEOUT: Rule = (lambda v: _finite(v) and 1 <= v <= 86_400, "a number in [1, 86400]")
 HEARTBEAT: Rule = (lambda v: _finite(v) and 2 <= v <= 3_600, "a number in [2, 3600]")
 
-PRETRAINING, CLASSIFICATION = "pretraining", "classification"  # tasks
+PRETRAINING = "pretraining"
+CLASSIFICATION = "classification"  # tasks
 BOTH = "both"
 # Whether a run that goes on may have another value of a key:
 RESUME = "resume"  # yes: it changes no number, or by rounding alone, or is compared by a fingerprint of the data
@@ -253,7 +286,9 @@ KEYS: dict[str, Key] = {
     "model.attention": Key(_one_of("auto", "xla", "fused", "cudnn"), BRANCH),
     "model.remat": Key(FLAG, RESUME),
     "model.remat_feed_forward": Key(COUNT, RESUME),
-    "optimizer.name": Key(_one_of("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon"), NEVER),
+    "optimizer.name": Key(
+        _one_of("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon"), NEVER
+    ),
     "optimizer.learning_rate": Key(ABOVE_ZERO, BRANCH),
     "optimizer.b1": Key(BELOW_ONE, BRANCH),
     "optimizer.b2": Key(BELOW_ONE, BRANCH),
@@ -262,7 +297,9 @@ KEYS: dict[str, Key] = {
     "optimizer.clip_norm": Key(FROM_ZERO, BRANCH),
     "optimizer.muon_iterations": Key(POSITIVE, BRANCH),
     "optimizer.ema_decay": Key(BELOW_ONE, BRANCH),
-    "schedule.name": Key(_one_of("linear", "cosine", "inverse_sqrt", "wsd", "wsd_sqrt", "constant"), BRANCH),
+    "schedule.name": Key(
+        _one_of("linear", "cosine", "inverse_sqrt", "wsd", "wsd_sqrt", "constant"), BRANCH
+    ),
     "schedule.warmup": Key(WARMUP, BRANCH),
     "schedule.decay_fraction": Key(SHARE, BRANCH),
     "schedule.final_fraction": Key(SHARE, BRANCH),

@@ -21,8 +21,18 @@ PACKAGE = Path(__file__).parent
 FINE_TUNING = {"classify", "glue"}  # commands
 STOCK = "mlm's own Pretraining"
 # Methods that decide what a model with given parameters computes, or how it is evaluated; all others only train it.
-EVALUATION = {"__init__", "open", "make_model", "make_attention", "_attention", "make_eval_masking", "evaluate"}
-Record = Mapping[str, Any]  # "name", "overrides", "file", "code" (SHA-256 of the file), "commit"; {} of mlm's own
+EVALUATION = {
+    "__init__",
+    "open",
+    "make_model",
+    "make_attention",
+    "_attention",
+    "make_eval_masking",
+    "evaluate",
+}
+Record = Mapping[
+    str, Any
+]  # "name", "overrides", "file", "code" (SHA-256 of the file), "commit"; {} of mlm's own
 
 
 class Program(NamedTuple):
@@ -96,7 +106,9 @@ def open_entry(pretraining: Any, argv: list[str] | None) -> Entry:
     spec = getattr(script, "__spec__", None)
     if spec is not None:  # python -m NAME
         folder = str(file.parents[spec.name.count(".")])
-        program = program._replace(command=("-m", spec.name.removesuffix(".__main__")), folder=folder)
+        program = program._replace(
+            command=("-m", spec.name.removesuffix(".__main__")), folder=folder
+        )
     return entry._replace(started=program)
 
 
@@ -108,8 +120,15 @@ def describe(cls: type) -> dict[str, Any]:
         return {}
     known = [base for base in cls.__mro__ if base not in user_classes and base is not object]
     inherited = {name for base in known for name in vars(base)}
-    defined = {name for base in user_classes for name, value in vars(base).items() if hasattr(value, "__get__")}
-    overrides = sorted(name for name in defined & inherited if name == "__init__" or not name.startswith("__"))
+    defined = {
+        name
+        for base in user_classes
+        for name, value in vars(base).items()
+        if hasattr(value, "__get__")
+    }
+    overrides = sorted(
+        name for name in defined & inherited if name == "__init__" or not name.startswith("__")
+    )
     path = Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
     module = cls.__module__.rpartition(".")[2]
     if module == "__main__" and path.name:  # named alike whether it was started or imported
@@ -131,7 +150,16 @@ def _is_known(cls: type) -> bool:
 
 def _commit(folder: Path) -> str:
     """Returns the commit that git has checked out in a folder, with "-dirty" if files differ from it, or ""."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "describe",
+        "--always",
+        "--dirty",
+        "--exclude=*",
+        "--abbrev=12",
+    ]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -158,7 +186,11 @@ def changes_evaluation(record: Record) -> bool:
 
 def summary(record: Record) -> str:
     """Returns a class, its file and what it overrides, for the report and the card of a run; "" of mlm's own."""
-    return f"{label(record)}, which overrides {', '.join(record['overrides']) or 'nothing'}" if record else ""
+    return (
+        f"{label(record)}, which overrides {', '.join(record['overrides']) or 'nothing'}"
+        if record
+        else ""
+    )
 
 
 def changes(saved: Record, now: Record) -> list[str]:
@@ -185,9 +217,15 @@ def check_use(saved: Record, now: Record, where: str, *, command: str, stock_net
     if not changes_evaluation(saved) and (stock_network or not changes_evaluation(now)):
         without = "metrics" in saved.get("overrides", ()) and not stock_network
         what = f"whose metrics {command} leaves out" if without else "which changes nothing here"
-        return f"{where} was trained by {name_of(saved)}, {what}." if saved and not same_class else ""
+        return (
+            f"{where} was trained by {name_of(saved)}, {what}." if saved and not same_class else ""
+        )
     if not same_class:
-        fix = "start the command from the file of that class" if saved else "start it with python -m mlm"
+        fix = (
+            "start the command from the file of that class"
+            if saved
+            else "start it with python -m mlm"
+        )
         raise InputError(
             f"{where} was trained by {label(saved)}, and this command has {label(now)}: {command} would compute "
             f"something else; {fix}."
@@ -195,7 +233,11 @@ def check_use(saved: Record, now: Record, where: str, *, command: str, stock_net
     remarks = [f"{where}: {line}." for line in changes(saved, now)]
     left_out = ", ".join(sorted(EVALUATION.intersection(saved["overrides"]) - {"make_model"}))
     if stock_network and left_out:
-        network = "the network of its make_model" if "make_model" in saved["overrides"] else "mlm's own network"
+        network = (
+            "the network of its make_model"
+            if "make_model" in saved["overrides"]
+            else "mlm's own network"
+        )
         remarks.append(
             f"{where}: {name_of(saved)} overrides {left_out}, which {command} does without; it computes {network}."
         )

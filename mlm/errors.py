@@ -49,12 +49,18 @@ def of_storage(error: BaseException) -> InputError | None:
     file = error.filename
     if error.errno in FULL:
         file = file or "a file, or the output,"
-        return InputError(f"{file} can't be written {reason}; make room, then run the same command again.")
+        return InputError(
+            f"{file} can't be written {reason}; make room, then run the same command again."
+        )
     if "No usable temporary directory" in reason:
-        return InputError(f"no folder for temporary files can be written {reason}; set TMPDIR to one that can.")
+        return InputError(
+            f"no folder for temporary files can be written {reason}; set TMPDIR to one that can."
+        )
     if file and error.errno in REFUSED:
         fix = "change its permissions, or use another folder"
         return InputError(f"{file}: this user can't read or write it {reason}; {fix}.")
     if file and error.errno in NO_NAME:
-        return InputError(f"{file}: no file or folder can have this name {reason}; use another one.")
+        return InputError(
+            f"{file}: no file or folder can have this name {reason}; use another one."
+        )
     return None

@@ -34,7 +34,9 @@ def read_stat(name: str) -> File | None:
         if not Path(name).is_symlink():
             raise
         fix = "fetch that file (as with git annex get or dvc pull), or remove the link"
-        raise FileNotFoundError(f"{name} is a link to {Path(name).readlink()}, which is not there; {fix}") from None
+        raise FileNotFoundError(
+            f"{name} is a link to {Path(name).readlink()}, which is not there; {fix}"
+        ) from None
     stamp = f"{status.st_size} {status.st_mtime}"
     return File(name, status.st_size, stamp) if stat.S_ISREG(status.st_mode) else None
 
@@ -49,8 +51,14 @@ def open_file(name: str) -> IO[bytes]:
 
 
 def _remote_file(name: str, info: dict[str, Any]) -> File | None:
-    version = next((info[key] for key in ("generation", "etag", "ETag", "mtime") if key in info), "")
-    return None if info["type"] == "directory" else File(name, info["size"], f"{info['size']} {version}")
+    version = next(
+        (info[key] for key in ("generation", "etag", "ETag", "mtime") if key in info), ""
+    )
+    return (
+        None
+        if info["type"] == "directory"
+        else File(name, info["size"], f"{info['size']} {version}")
+    )
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
@@ -60,7 +68,9 @@ def split_pattern(pattern: str) -> tuple[str, str]:
     parts = pattern.split("/")
     for number, part in enumerate(parts):
         name = "/".join(parts[: number + 1])
-        if glob.has_magic(part) and not (UPath(name).exists() if is_remote(name) else os.path.lexists(name)):
+        if glob.has_magic(part) and not (
+            UPath(name).exists() if is_remote(name) else os.path.lexists(name)
+        ):
             return "/".join(parts[:number]), "/".join(parts[number:])
     return "/".join(parts[:-1]), glob.escape(parts[-1])
 
@@ -80,15 +90,21 @@ def find_files(pattern: str) -> list[File]:
         files = [_remote_file(f"{folder}/{name}", names[name]) for name in visible]
     else:
         if "**" in rest:
-            names = filter(re.compile(fsspec.utils.glob_translate(rest)).match, _walk(folder or "/"))
+            names = filter(
+                re.compile(fsspec.utils.glob_translate(rest)).match, _walk(folder or "/")
+            )
         else:
             names = glob.glob(rest, root_dir=folder or "/", include_hidden=True)
         visible = _visible(rest, names := list(names))
         files = [read_stat(f"{folder}/{name}") for name in visible]
     if names and not visible:
-        raise FileNotFoundError("only hidden files match, whose names begin with a dot; write the dot to read them")
+        raise FileNotFoundError(
+            "only hidden files match, whose names begin with a dot; write the dot to read them"
+        )
     if files and not any(files):
-        raise OSError(f"it is a folder, or no regular file; name the files in it, as in {pattern.rstrip('/')}/*")
+        raise OSError(
+            f"it is a folder, or no regular file; name the files in it, as in {pattern.rstrip('/')}/*"
+        )
     if not files:
         raise FileNotFoundError("no such file")
     return sorted(file for file in files if file is not None)

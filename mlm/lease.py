@@ -31,7 +31,9 @@ def hold(path: UPath) -> Iterator[None]:
     lease = Lease(path)
     generation = lease.acquire()
     released = threading.Event()
-    renewing = threading.Thread(target=lease.keep, args=(generation, released), daemon=True, name="lock")
+    renewing = threading.Thread(
+        target=lease.keep, args=(generation, released), daemon=True, name="lock"
+    )
     renewing.start()
     try:
         yield
@@ -67,8 +69,14 @@ class Lease:
                 seen = (generation, renewal)
                 say(f"{self.path}: is held by another process{name}; waiting to see if it is alive")
             if (generation, renewal) != seen:
-                raise InputError(f"{self.path.parent}: another process{name} is using it; wait for it, or stop it.")
-            has_ended = host == platform.node() and isinstance(process, int) and not psutil.pid_exists(process)
+                raise InputError(
+                    f"{self.path.parent}: another process{name} is using it; wait for it, or stop it."
+                )
+            has_ended = (
+                host == platform.node()
+                and isinstance(process, int)
+                and not psutil.pid_exists(process)
+            )
             if has_ended or time.monotonic() - since > STALE:
                 with contextlib.suppress(FileNotFoundError):
                     self.delete(generation)
@@ -114,7 +122,9 @@ class Lease:
     def _call(self, method: str, generation: str, body: dict[str, Any] | None = None) -> None:
         bucket, _, key = self.path.path.partition("/")
         try:
-            self.path.fs.call(method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, json=body)
+            self.path.fs.call(
+                method, "b/{}/o/{}", bucket, key, ifGenerationMatch=generation, json=body
+            )
         except Exception as error:
             if "412" in str(error) or getattr(error, "code", None) == 412:  # precondition failed
                 raise FileNotFoundError(f"{self.path}: is another lease") from error

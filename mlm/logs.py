@@ -37,7 +37,13 @@ SCORES = {  # in lines of metrics.jsonl and evaluation.json: key -> (name on a p
     "words_cut": ("words cut off", ","),
     "rows": ("rows", ","),
 }
-STANDARD = (*SCORES, "grad_norm", "learning_rate", "skipped", "epoch")  # names of all numbers there, and of `evaluate`
+STANDARD = (
+    *SCORES,
+    "grad_norm",
+    "learning_rate",
+    "skipped",
+    "epoch",
+)  # names of all numbers there, and of `evaluate`
 STANDARD += tuple(f"pseudo_{name}" for name in ("loss", "perplexity", "accuracy", "tokens", "rows"))
 NORMS = ("gradient_norms", "parameter_norms", "updates_over_parameters")  # in a row of norms.jsonl
 EVERY = 20.0  # seconds between two writes of a log in a bucket, which can replace an object about once a second
@@ -112,7 +118,11 @@ def read(path: UPath, kind: str = "") -> list[dict[str, Any]]:
 def finite(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the values, nested ones too, with None for numbers that JSON does not have."""
     nested = {key: finite(value) for key, value in values.items() if isinstance(value, dict)}
-    absent = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+    absent = [
+        key
+        for key, value in values.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
     return values | nested | dict.fromkeys(absent)
 
 
@@ -127,7 +137,9 @@ def by_set(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def own_metrics(lines: Iterable[dict[str, Any]]) -> list[str]:
     """Returns the names of the metrics of a researcher's own (`Task.metrics`) in lines of metrics.jsonl, of no set."""
-    names = dict.fromkeys(name for line in lines for name, value in line.items() if type(value) in (int, float))
+    names = dict.fromkeys(
+        name for line in lines for name, value in line.items() if type(value) in (int, float)
+    )
     return [name for name in names if name not in STANDARD and "/" not in name]
 
 
@@ -149,11 +161,15 @@ def read_object(path: UPath) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))  # editors on Windows write a byte-order mark
+        content = json.loads(
+            path.read_bytes().decode("utf-8-sig")
+        )  # editors on Windows write a byte-order mark
     except (ValueError, RecursionError):  # ValueError: not UTF-8, too
         content = None
     if not isinstance(content, dict):
-        raise DamageError(f"{path}: is not a JSON object; put a good copy in its place, or remove it.")
+        raise DamageError(
+            f"{path}: is not a JSON object; put a good copy in its place, or remove it."
+        )
     return content
 
 
@@ -170,6 +186,8 @@ def _entries(path: UPath) -> list[tuple[str, dict[str, Any]]]:
             if type(entry["step"]) is not int or not isinstance(entry["kind"], str):
                 raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise DamageError(f"{path}, line {number}: is not a line of a log; remove it, or the file.") from None
+            raise DamageError(
+                f"{path}, line {number}: is not a line of a log; remove it, or the file."
+            ) from None
         entries.append((line, entry))
     return entries

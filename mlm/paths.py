@@ -43,7 +43,9 @@ def is_remote(path: UPath | Path | str) -> bool:
 def check_reachable(path: str) -> None:
     """Raises InputError for a path whose server does not answer, or whose client is not installed."""
     if is_remote(path) and (reason := _unreachable(*urllib.parse.urlsplit(path)[:2])):
-        raise InputError(f"{path}: can't be reached ({reason}); check the network and the name, or name a local path.")
+        raise InputError(
+            f"{path}: can't be reached ({reason}); check the network and the name, or name a local path."
+        )
 
 
 @of_a_command
@@ -61,7 +63,9 @@ def _unreachable(scheme: str, host: str) -> str:
     while server.hostname:
         try:
             port = server.port or {"http": 80, "https": 443}[server.scheme]
-            socket.create_connection((server.hostname, port), max(0.1, deadline - time.monotonic())).close()
+            socket.create_connection(
+                (server.hostname, port), max(0.1, deadline - time.monotonic())
+            ).close()
             break
         except OSError as error:
             if time.monotonic() + 1 > deadline:
@@ -72,8 +76,12 @@ def _unreachable(scheme: str, host: str) -> str:
 
 def expand(path: str) -> str:
     """Returns a path with its home folder for ~ or ~USER, without file:// and slashes at its end; raises ValueError."""
-    path = re.sub("(?<=[^/:])/+$", "", _expand(path))  # a shell completes the name of a folder with one
-    return path if is_remote(path) or not re.match("[^/]*:", path) else f"./{path}"  # "x:/y" would be a scheme to UPath
+    path = re.sub(
+        "(?<=[^/:])/+$", "", _expand(path)
+    )  # a shell completes the name of a folder with one
+    return (
+        path if is_remote(path) or not re.match("[^/]*:", path) else f"./{path}"
+    )  # "x:/y" would be a scheme to UPath
 
 
 def _expand(path: str) -> str:
@@ -86,7 +94,9 @@ def _expand(path: str) -> str:
     except RuntimeError:
         if os.path.lexists(user):
             return path
-        raise ValueError(f"{user} is not the home of a user of this machine; write the path from / on") from None
+        raise ValueError(
+            f"{user} is not the home of a user of this machine; write the path from / on"
+        ) from None
     return (home.rstrip("/") if slash else home) + slash + rest
 
 
@@ -106,7 +116,10 @@ def canonical(path: str) -> str:
 
 def distinct_parts(paths: Sequence[str]) -> list[str]:
     """Returns the last part in which all paths differ ("wiki", "web" of b/wiki/shards, b/web/shards), else all."""
-    split = [[re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in path.split("/") if part] for path in paths]
+    split = [
+        [re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in path.split("/") if part]
+        for path in paths
+    ]
     for column in itertools.zip_longest(*map(reversed, split), fillvalue=""):
         if all(column) and len(set(column)) == len(paths):
             return list(column)
@@ -166,10 +179,16 @@ def sizes(folder: UPath) -> dict[str, int]:
         try:
             if is_remote(folder):
                 entries = folder.fs.ls(folder.path, detail=True)
-                files = [(entry["name"], entry["size"]) for entry in entries if entry["type"] != "directory"]
+                files = [
+                    (entry["name"], entry["size"])
+                    for entry in entries
+                    if entry["type"] != "directory"
+                ]
             else:  # fsspec takes a link to a folder, and one to nothing, for a file
                 with os.scandir(folder) as entries:
-                    files = [(entry.name, entry.stat().st_size) for entry in entries if entry.is_file()]
+                    files = [
+                        (entry.name, entry.stat().st_size) for entry in entries if entry.is_file()
+                    ]
         except (FileNotFoundError, NotADirectoryError):
             return {}
     return {name.rpartition("/")[2]: size for name, size in files}
@@ -292,7 +311,9 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
                 old.rename(target)
             shutil.rmtree(temporary, ignore_errors=True)
         return
-    with tempfile.TemporaryDirectory(prefix=".mlm-new-", dir=target if is_volume else None) as parent:
+    with tempfile.TemporaryDirectory(
+        prefix=".mlm-new-", dir=target if is_volume else None
+    ) as parent:
         new = Path(parent, folder.name)
         yield new
         begun = folder / f"{last}.begun"

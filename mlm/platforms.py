@@ -12,7 +12,10 @@ DEVICES = {  # files of the platforms' devices; /dev/dxg is a GPU in WSL
     "cuda": ("/dev/nvidiactl", "/dev/dxg"),
     "rocm": ("/dev/kfd",),
 }
-PLUGINS = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "rocm": ("jax_rocm7_plugin", "jax_rocm60_plugin")}
+PLUGINS = {
+    "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
+    "rocm": ("jax_rocm7_plugin", "jax_rocm60_plugin"),
+}
 
 
 def is_here(platform: str) -> bool:

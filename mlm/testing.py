@@ -23,7 +23,12 @@ from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding, train
 from mlm.workdir import Workdir
 
-DEVICES, STEPS, ROWS, LENGTH, VOCABULARY, SHARDS = 8, 4, 16, 32, 500, 4
+DEVICES = 8
+STEPS = 4
+ROWS = 16
+LENGTH = 32
+VOCABULARY = 500
+SHARDS = 4
 # What differs from the config that is tested: these keys, and the GROUPS, which are those of configs/base.py.
 SMALL = {
     "model.hidden_size": 32,
@@ -45,7 +50,10 @@ SMALL = {
     "log.tensorboard": False,
 }
 GROUPS = ("data", "train", "evaluate", "checkpoint", "log", "hub", "mesh")
-WITHOUT_DROPOUT = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}  # transformers' depends on the mesh
+WITHOUT_DROPOUT = {
+    "model.hidden_dropout": 0.0,
+    "model.attention_dropout": 0.0,
+}  # transformers' depends on the mesh
 ROUNDING = 1e-4  # relative, of a metric in float32
 
 
@@ -55,10 +63,14 @@ def use_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
     if jax.device_count() < count:
         fix = f'jax.config.update("jax_num_cpu_devices", {count})'
-        raise InputError(f"the test needs {count} devices, jax has {jax.device_count()}; call {fix} before it is used.")
+        raise InputError(
+            f"the test needs {count} devices, jax has {jax.device_count()}; call {fix} before it is used."
+        )
 
 
-def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapping[str, Any] | None = None) -> None:
+def check_task(
+    pretraining: type[Pretraining], config: ConfigDict, changes: Mapping[str, Any] | None = None
+) -> None:
     """Raises AssertionError that says what is not equal, of a subclass with a config made small.
 
     Eight devices must give the metrics of one, as must other batches, but for rounding; and a run that ended in the
@@ -75,7 +87,9 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
     dropout = WITHOUT_DROPOUT if config.model.implementation == "transformers" else {}
     config = configs.replace(config, groups | SMALL | dropout | dict(changes or {}))
     with tempfile.TemporaryDirectory(prefix="mlm-test-") as folder:
-        manifest = write_shards(Path(folder, "shards"), vocab_size=VOCABULARY, length=config.shards.length)
+        manifest = write_shards(
+            Path(folder, "shards"), vocab_size=VOCABULARY, length=config.shards.length
+        )
 
         def make(keys: dict[str, Any], devices: int, workdir: str = "") -> Pretraining:
             changed = configs.replace(config, keys)
@@ -105,7 +119,8 @@ def check_task(pretraining: type[Pretraining], config: ConfigDict, changes: Mapp
             differences += [
                 f"{title}: {name} is {values.get(name)}, and {value} on one device"
                 for name, value in expected.items()
-                if values.get(name) is None or not math.isclose(value, values[name], rel_tol=ROUNDING, abs_tol=1e-6)
+                if values.get(name) is None
+                or not math.isclose(value, values[name], rel_tol=ROUNDING, abs_tol=1e-6)
             ]
 
         task.workdir = Workdir(f"{folder}/resumed")
@@ -145,7 +160,9 @@ def write_shards(folder: Path, *, vocab_size: int, length: int) -> Manifest:
             written.append(Shard(file, ROWS, len(content), hashlib.sha256(content).hexdigest()))
         tokens = shards * (ROWS - 1) * (length - 4)
         entropy = float(-np.sum(probs * np.log(probs)))
-        splits[split] = Split(tuple(written), tokens=tokens, text_bytes=4 * tokens, unigram_entropy=entropy)
+        splits[split] = Split(
+            tuple(written), tokens=tokens, text_bytes=4 * tokens, unigram_entropy=entropy
+        )
     return Manifest(
         folder=str(folder),
         length=length,
@@ -174,14 +191,22 @@ def _train(task: Pretraining) -> dict[str, float]:
 def _differences_of_masks(task: Pretraining) -> list[str]:
     """Returns which inputs of the model and the loss are not the same for the rows of a batch in another batch."""
     columns = next(task.batches(0))
-    fewer = {name: np.ascontiguousarray(column[::-1][: ROWS // 2]) for name, column in columns.items()}
+    fewer = {
+        name: np.ascontiguousarray(column[::-1][: ROWS // 2]) for name, column in columns.items()
+    }
     inputs, others = (
-        dict(sharding.named_leaves(jax.jit(task.inputs)(sharding.put_batch(rows, task.mesh, count), 0)))
+        dict(
+            sharding.named_leaves(
+                jax.jit(task.inputs)(sharding.put_batch(rows, task.mesh, count), 0)
+            )
+        )
         for rows, count in ((columns, ROWS), (fewer, ROWS // 2))
     )
     what = "depends on the row or the batch that a record is in; draw masks from its record and epoch alone"
     return [
-        f"{name} {what}" for name, value in inputs.items() if not np.array_equal(value[::-1][: ROWS // 2], others[name])
+        f"{name} {what}"
+        for name, value in inputs.items()
+        if not np.array_equal(value[::-1][: ROWS // 2], others[name])
     ]
 
 
@@ -204,10 +229,14 @@ def _differences_after_resume(whole: Workdir, resumed: Workdir) -> list[str]:
     differences = []
     for line, other in zip(logs.read(whole.metrics), logs.read(resumed.metrics), strict=True):
         if line != other:
-            differences.append(f"resumed: the log has {other}, and {line} in a run that did not end")
+            differences.append(
+                f"resumed: the log has {other}, and {line} in a run that did not end"
+            )
     for (name, value), (_, other) in zip(_parameters(whole), _parameters(resumed), strict=True):
         if not np.array_equal(value, other):
-            differences.append(f"resumed: the parameter {name} is not that of a run that did not end")
+            differences.append(
+                f"resumed: the parameter {name} is not that of a run that did not end"
+            )
     return differences
 
 

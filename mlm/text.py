@@ -34,14 +34,20 @@ def printable(text: str) -> str:
 
 def markdown(text: str) -> Markup:
     """Returns Markdown that shows the text as it is, on one line; numeric entities replace what could be markup."""
-    text = re.sub(r"(?<!\w)_|_(?!\w)|[][\\`*<>&|~$#!{}:@]", lambda match: f"&#{ord(match[0])};", printable(text))
+    text = re.sub(
+        r"(?<!\w)_|_(?!\w)|[][\\`*<>&|~$#!{}:@]",
+        lambda match: f"&#{ord(match[0])};",
+        printable(text),
+    )
     return Markup(" ".join(text.split()))
 
 
 def code(text: str) -> Markup:
     """Returns Markdown that shows the text as code, on one line."""
     plain = set(text) <= set(string.ascii_letters + string.digits + " ./:=,+@()_-")
-    return Markup(f"`{text}`" if plain and text.strip() == text != "" else f"<code>{markdown(text)}</code>")
+    return Markup(
+        f"`{text}`" if plain and text.strip() == text != "" else f"<code>{markdown(text)}</code>"
+    )
 
 
 def number(value: float | None, spec: str) -> str:
@@ -55,7 +61,9 @@ def table(*heads: str, rows: Iterable[Sequence[str | Text]], indent: int = 0) ->
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(heads), header_style="none")
+    grid = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(heads), header_style="none"
+    )
     for head in heads:
         justify = "right" if head.startswith(">") else "left"
         grid.add_column(Text.assemble((printable(head.removeprefix(">")), "bold")), justify=justify)
@@ -84,7 +92,9 @@ def take_any_text(stream: TextIO) -> None:
 def prepare_streams() -> None:
     """Makes stdout and stderr take any text, also where they are closed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, as by `>&-`: the next file, here or in a child, would take its number
+        if (
+            getattr(sys, name) is None
+        ):  # closed, as by `>&-`: the next file, here or in a child, would take its number
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
             os.set_inheritable(getattr(sys, name).fileno(), True)
     for stream in (sys.stdout, sys.stderr):
@@ -110,7 +120,9 @@ def show(*parts: RenderableType, out: TextIO | None = None) -> None:
     terminal = out.isatty()
     # The width breaks and cuts no line, a terminal wraps long ones itself; without a height, TERM=dumb has 80 columns.
     color = "auto" if terminal else None
-    console = Console(file=out, width=100_000, height=25, color_system=color, force_terminal=terminal)
+    console = Console(
+        file=out, width=100_000, height=25, color_system=color, force_terminal=terminal
+    )
     for part in parts:
         if isinstance(part, str):
             out.write((printable(part) if terminal else part) + "\n")

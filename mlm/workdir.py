@@ -18,7 +18,12 @@ from mlm.text import is_text, printable, say
 LOCK = ".lock"
 LOCKED = (errno.EWOULDBLOCK, errno.EACCES)  # by another process
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
-BUCKETS = [("gs",), ("s3",), ("az",), ("hf",)]  # top folders that orbax takes for gs:// and the like
+BUCKETS = [
+    ("gs",),
+    ("s3",),
+    ("az",),
+    ("hf",),
+]  # top folders that orbax takes for gs:// and the like
 
 
 class Workdir:
@@ -33,13 +38,17 @@ class Workdir:
         self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
         if not is_remote(path) and ("\\" in str(self.root) or self.root.parts[1:2] in BUCKETS):
             reason = f"{self.root} has a backslash in it, or begins with the name of a kind of bucket (/gs/)"
-            raise InputError(f"--workdir={path}: {reason}, which orbax takes for another path; choose another folder.")
+            raise InputError(
+                f"--workdir={path}: {reason}, which orbax takes for another path; choose another folder."
+            )
         if set("*?[]") & set(str(self.root)):
             reason = "has * ? [ or ] in it, which orbax takes for a pattern of names"
             raise InputError(f"--workdir={path}: {reason}; choose another folder.")
         if not is_text(str(self.root)):
             shown = printable(str(self.root))
-            raise InputError(f"--workdir={shown}: is not UTF-8, as libraries need it; rename that part of the path.")
+            raise InputError(
+                f"--workdir={shown}: is not UTF-8, as libraries need it; rename that part of the path."
+            )
         if create:
             _make_writable(self.root)
         elif create is False and not self.root.is_dir():
@@ -92,7 +101,9 @@ def lock(folder: UPath) -> Iterator[None]:
         elif not is_remote(folder):
             _make_writable(folder)
             fix = "ask its owner for `chmod a+rw` on it, remove it if no run uses the folder, or use another --workdir"
-            with refusing(f"{path}: can't be locked, which keeps a second run out of the folder", fix):
+            with refusing(
+                f"{path}: can't be locked, which keeps a second run out of the folder", fix
+            ):
                 _lock_file(stack.enter_context(_open_lock(path)), folder)
         yield
 
@@ -109,7 +120,9 @@ def _lock_file(file: io.FileIO, folder: UPath) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in LOCKED:
-            raise InputError(f"{folder}: another process is using it; wait for it, or stop it.") from None
+            raise InputError(
+                f"{folder}: another process is using it; wait for it, or stop it."
+            ) from None
         if error.errno not in NO_LOCKS:
             raise
         say(

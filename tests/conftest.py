@@ -20,7 +20,9 @@ os.environ["XLA_FLAGS"] = f"{QUICK_COMPILE} {DEVICES}"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)  # subprocesses of the tests inherit it
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["FSSPEC_GCS_TOKEN"] = "anon"  # for the emulator of Google Cloud Storage, which speaks no gRPC either
+os.environ["FSSPEC_GCS_TOKEN"] = (
+    "anon"  # for the emulator of Google Cloud Storage, which speaks no gRPC either
+)
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 # Where it is ignored, as in a shell's background job, the processes of the tests would ignore it too.
@@ -30,7 +32,9 @@ import jax
 import pytest
 
 jax.devices()  # reads XLA_FLAGS
-os.environ["XLA_FLAGS"] = DEVICES  # libtpu, loaded later, aborts on a flag of the CPU that it does not know
+os.environ["XLA_FLAGS"] = (
+    DEVICES  # libtpu, loaded later, aborts on a flag of the CPU that it does not know
+)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -50,16 +54,27 @@ def pytest_report_header() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     CACHE.mkdir(exist_ok=True)
     if not os.access(CACHE, os.W_OK):
-        pytest.exit(f"{CACHE}, for compiled programs, can't be written: remove it, or set TMPDIR", returncode=2)
+        pytest.exit(
+            f"{CACHE}, for compiled programs, can't be written: remove it, or set TMPDIR",
+            returncode=2,
+        )
     config.addinivalue_line(
         "markers", "standard: needs PyTorch, a process, a cloud or Dask, or more than a few seconds"
     )
-    config.addinivalue_line("markers", "slow: a proof that takes minutes; bash tests/run.sh --slow runs these")
-    config.addinivalue_line("markers", "longest: a test that starts before the others, which then don't wait for it")
-    config.addinivalue_line("markers", "hosts: a proof on hosts of its own; bash tests/pod.sh runs these, as root")
+    config.addinivalue_line(
+        "markers", "slow: a proof that takes minutes; bash tests/run.sh --slow runs these"
+    )
+    config.addinivalue_line(
+        "markers", "longest: a test that starts before the others, which then don't wait for it"
+    )
+    config.addinivalue_line(
+        "markers", "hosts: a proof on hosts of its own; bash tests/pod.sh runs these, as root"
+    )
     config.addinivalue_line("filterwarnings", "error:::mlm")
     config.addinivalue_line("filterwarnings", "error:::tests")
-    config.addinivalue_line("filterwarnings", "ignore:builtin type:DeprecationWarning")  # jaxlib 0.12's own
+    config.addinivalue_line(
+        "filterwarnings", "ignore:builtin type:DeprecationWarning"
+    )  # jaxlib 0.12's own
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,13 +83,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quick_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_tests_start_no_process(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are to be waited for: what starts a process is marked `standard`."""
     if not any(request.node.get_closest_marker(name) for name in ("standard", "slow", "hosts")):
         start = subprocess.Popen.__init__
 
         def refuse(self, args=None, *more, **kwargs):
-            if not args or args[0] not in ("git", "uname"):  # milliseconds: a run's commit, and TensorFlow's import
+            if not args or args[0] not in (
+                "git",
+                "uname",
+            ):  # milliseconds: a run's commit, and TensorFlow's import
                 pytest.fail(f"a quick test starts a process, {args or self}: mark it `standard`")
             start(self, args, *more, **kwargs)
 
@@ -84,7 +104,9 @@ def quick_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch: py
 
 @pytest.fixture(autouse=True, scope="session")
 def eight_devices() -> None:
-    assert jax.device_count() == 8, "the tests need eight CPU devices: something imported jax before tests/conftest.py"
+    assert jax.device_count() == 8, (
+        "the tests need eight CPU devices: something imported jax before tests/conftest.py"
+    )
     gc.freeze()  # what is imported by now stays: a twentieth of the time went into looking through it for garbage
     gc.set_threshold(100_000, 20, 50)
 
@@ -111,7 +133,9 @@ def manifest(texts, tokenizer_folder, tmp_path_factory):
     """Of shards that are there to be read; a test that damages them copies the folder first."""
     from tests.support import corpora
 
-    return corpora.write_shards(texts[:400], tmp_path_factory.mktemp("data") / "shards", tokenizer_folder)
+    return corpora.write_shards(
+        texts[:400], tmp_path_factory.mktemp("data") / "shards", tokenizer_folder
+    )
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +143,8 @@ def web(texts, tokenizer_folder, tmp_path_factory):
     """A second folder of shards for mixtures, smaller than that of `manifest`."""
     from tests.support import corpora
 
-    folder, counts = tmp_path_factory.mktemp("web") / "shards", {"train": 2, "validation": 1}
+    folder = tmp_path_factory.mktemp("web") / "shards"
+    counts = {"train": 2, "validation": 1}
     return corpora.write_shards(texts[400:520], folder, tokenizer_folder, counts=counts)
 
 
@@ -128,7 +153,9 @@ def family(manifest, tokenizer_folder, tmp_path_factory):
     """The workdir of a run with milestones."""
     from tests.support import trained_family
 
-    return trained_family.train_family(tmp_path_factory.mktemp("family") / "run", manifest, tokenizer_folder)
+    return trained_family.train_family(
+        tmp_path_factory.mktemp("family") / "run", manifest, tokenizer_folder
+    )
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,9 @@ ROOMS = (
     "| monitor | pretrained | model | data | engine | cluster"
     "| entry config config_across platforms config_rules workdir lease logs files paths memory errors text"
 )
-LEVELS = {f"mlm.{room}": level for level, rooms in enumerate(ROOMS.split("|")) for room in rooms.split()}
+LEVELS = {
+    f"mlm.{room}": level for level, rooms in enumerate(ROOMS.split("|")) for room in rooms.split()
+}
 
 
 def main() -> int:
@@ -26,9 +28,16 @@ def main() -> int:
     files = sorted(path for folder in ("mlm", "launch") for path in (ROOT / folder).rglob("*.py"))
     trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in files}
     counts = Counter(kind for tree in trees.values() for kind in kinds(tree))
-    faults = [f"{counts[kind]} {kind}, at most {limit}" for kind, limit in LIMITS.items() if counts[kind] > limit]
+    faults = [
+        f"{counts[kind]} {kind}, at most {limit}"
+        for kind, limit in LIMITS.items()
+        if counts[kind] > limit
+    ]
     files_of_mlm = {file: tree for file, tree in trees.items() if file.startswith("mlm/")}
-    modules = {file[:-3].removesuffix("/__init__").replace("/", "."): tree for file, tree in files_of_mlm.items()}
+    modules = {
+        file[:-3].removesuffix("/__init__").replace("/", "."): tree
+        for file, tree in files_of_mlm.items()
+    }
     imports = {module: set(imported(tree, modules)) - {module} for module, tree in modules.items()}
     rooms: dict[str, set[str]] = defaultdict(set)
     for module, others in imports.items():
@@ -50,10 +59,15 @@ def kinds(tree: ast.Module) -> Iterator[str]:
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and function.args.kwarg:
             for node in ast.walk(function):
-                if isinstance(node, ast.keyword) and getattr(node.value, "id", "") == function.args.kwarg.arg:
+                if (
+                    isinstance(node, ast.keyword)
+                    and getattr(node.value, "id", "") == function.args.kwarg.arg
+                ):
                     handed_on.add(node)
     for node in ast.walk(tree):
-        if getattr(node, "id", "") in PLACEHOLDERS or (isinstance(node, ast.arg) and node.arg in PLACEHOLDERS):
+        if getattr(node, "id", "") in PLACEHOLDERS or (
+            isinstance(node, ast.arg) and node.arg in PLACEHOLDERS
+        ):
             yield "placeholder names"
         if isinstance(node, ast.keyword) and node.arg is None and node not in handed_on:
             yield "dictionaries unpacked into a call"
@@ -61,12 +75,18 @@ def kinds(tree: ast.Module) -> Iterator[str]:
 
 def imported(tree: ast.Module, modules: dict[str, ast.Module]) -> Iterator[str]:
     """Yields the modules that a file imports, at its top or in a function; those for types alone are left out."""
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    blocks = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
     for_types = {node for block in blocks for node in ast.walk(block)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node not in for_types:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from ({name if name in modules else node.module for name in names} & modules.keys())
+            yield from (
+                {name if name in modules else node.module for name in names} & modules.keys()
+            )
         elif isinstance(node, ast.Import) and node not in for_types:
             yield from ({alias.name for alias in node.names} & modules.keys())
 
@@ -80,7 +100,8 @@ def circles(imports: dict[str, set[str]]) -> list[list[str]]:
     """Returns a shortest circle through each module that reaches itself, each circle once."""
     shortest: dict[frozenset[str], list[str]] = {}
     for start in sorted(imports):
-        paths, seen = [[start]], set()
+        paths = [[start]]
+        seen = set()
         for path in paths:  # which grows: breadth first
             if path[1:] and path[-1] == start:
                 shortest.setdefault(frozenset(path), path)

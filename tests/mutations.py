@@ -38,7 +38,11 @@ ROOMS = {  # of tests that look at a room
 }
 KNOWN = (  # file, what stands there, what stands there instead
     ("mlm/model/module.py", "rows.noise.seed_of(self)", "rows.noise.seed"),
-    ("mlm/model/masking.py", "special_ids=info.all_special_ids", "special_ids=tuple(info.special_ids.values())"),
+    (
+        "mlm/model/masking.py",
+        "special_ids=info.all_special_ids",
+        "special_ids=tuple(info.special_ids.values())",
+    ),
     ("mlm/model/roberta.py", "return self.config.pad_token_id + 1", "return 2"),
     ("mlm/model/attention.py", 'if padding == "none" and not isolated:', "if not isolated:"),
     ("mlm/model/flax_classes.py", "if strict and wrong:", "if False:"),
@@ -60,8 +64,16 @@ KNOWN = (  # file, what stands there, what stands there instead
     ("mlm/sweep/table.py", 'values.get("split") == "test"', "values == 0"),
     ("mlm/plan/cost_model.py", "max(0.0, end - self.total)", "end - self.total"),
     ("mlm/plan/topology.py", "int(number) / ACCELERATOR_TYPES[prefix]", "int(number)"),
-    ("mlm/plan/plan.py", "seconds_of_length[length] * rows / config.data.global_batch", "seconds_of_length[length]"),
-    ("mlm/verify/compare.py", "np.flatnonzero(~(error_P <= limit))", "np.flatnonzero(error_P > 10 * limit)"),
+    (
+        "mlm/plan/plan.py",
+        "seconds_of_length[length] * rows / config.data.global_batch",
+        "seconds_of_length[length]",
+    ),
+    (
+        "mlm/verify/compare.py",
+        "np.flatnonzero(~(error_P <= limit))",
+        "np.flatnonzero(error_P > 10 * limit)",
+    ),
     ("mlm/verify/kernels.py", "ROUNDINGS * rounding", "1.0"),
 )
 SWAPS = {
@@ -89,7 +101,8 @@ class Fault(NamedTuple):
     def apply(self, root: Path) -> str:
         """Writes the file with the fault below root; returns the line as it was and as it is."""
         source = (ROOT / self.file).read_bytes()
-        old, new = source[self.start : self.end].decode(), self.text
+        old = source[self.start : self.end].decode()
+        new = self.text
         (root / self.file).write_bytes(source[: self.start] + new.encode() + source[self.end :])
         return f"{' '.join(old.split())[:60]} -> {' '.join(new.split())[:60]}"
 
@@ -110,10 +123,25 @@ def faults_of(file: Path) -> Iterator[Fault]:
         """Of an operator, which has no place of its own: what stands between its operands is rewritten."""
         begin = starts[left.end_lineno - 1] + left.end_col_offset
         stop = starts[right.lineno - 1] + right.col_offset
-        symbols = {ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.Add: "+", ast.Sub: "-", ast.Div: "/"}
-        symbols |= {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
+        symbols = {
+            ast.Mult: "*",
+            ast.FloorDiv: "//",
+            ast.Mod: "%",
+            ast.Add: "+",
+            ast.Sub: "-",
+            ast.Div: "/",
+        }
+        symbols |= {
+            ast.Lt: "<",
+            ast.LtE: "<=",
+            ast.Gt: ">",
+            ast.GtE: ">=",
+            ast.Eq: "==",
+            ast.NotEq: "!=",
+        }
         symbols |= {ast.And: "and", ast.Or: "or"}
-        old, gap = symbols.get(type(operator)), source[begin:stop].decode()
+        old = symbols.get(type(operator))
+        gap = source[begin:stop].decode()
         if old and gap.count(old) == 1:
             text = gap.replace(old, SWAPS[type(operator)])
             yield Fault(str(file.relative_to(ROOT)), left.end_lineno, kind, begin, stop, text)
@@ -131,14 +159,18 @@ def faults_of(file: Path) -> Iterator[Fault]:
             yield fault("condition", node.test, f"(not ({ast.unparse(node.test)}))")
         elif isinstance(node, ast.Constant) and type(node.value) is int:
             yield fault("number", node, str(node.value + 1))
-        elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        elif isinstance(node, ast.AugAssign) or (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        ):
             yield fault("left out", node, "pass")
 
 
 def relevant(node: ast.AST) -> Iterator[ast.AST]:
     """Yields what can be wrong of a tree: no annotations, no texts, and no refusals' sentences."""
     for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list") or isinstance(node, ast.JoinedStr | ast.Raise):
+        if field in ("annotation", "returns", "decorator_list") or isinstance(
+            node, ast.JoinedStr | ast.Raise
+        ):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
@@ -151,7 +183,9 @@ def known() -> Iterator[Fault]:
     for name, old, new in KNOWN:
         source = (ROOT / name).read_bytes()
         begin = source.index(old.encode())
-        yield Fault(name, source.count(b"\n", 0, begin) + 1, "known", begin, begin + len(old.encode()), new)
+        yield Fault(
+            name, source.count(b"\n", 0, begin) + 1, "known", begin, begin + len(old.encode()), new
+        )
 
 
 def choose(count: int, seed: int) -> list[Fault]:
@@ -171,17 +205,36 @@ def choose(count: int, seed: int) -> list[Fault]:
 
 def first_failure(root: Path, marker: str, file: Path) -> str:
     """Returns the first test that fails in a copy of the repository with a fault in a file, "" where none does."""
-    folder, module = file.parts[1], f"{file.parts[1]}/test_{file.name}"  # which most likely notices it
+    folder = file.parts[1]
+    module = f"{file.parts[1]}/test_{file.name}"  # which most likely notices it
     for room in ([module] if (root / "tests" / module).exists() else []) + ROOMS[folder]:
-        command = [sys.executable, "-m", "pytest", f"tests/{room}", "-m", marker, "-x", "-q", "-p", "no:cacheprovider"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            f"tests/{room}",
+            "-m",
+            marker,
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+        ]
         try:
             done = subprocess.run(
-                command, cwd=root, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LONGEST
+                command,
+                cwd=root,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=LONGEST,
             )
         except subprocess.TimeoutExpired:  # a loop that the fault leaves without end
             return f"tests/{room} take more than {LONGEST} s"
         if done.returncode not in (0, 5):  # 5: there was no such test
-            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            failed = [
+                line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
+            ]
             return (failed or ["the tests don't start"])[0].split(" - ")[0]
     return ""
 
@@ -191,8 +244,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--standard", action="store_true", help="and, if need be, against the standard tests")
-    parser.add_argument("--only", type=int, nargs="*", help="the numbers of the faults, all by default")
+    parser.add_argument(
+        "--standard", action="store_true", help="and, if need be, against the standard tests"
+    )
+    parser.add_argument(
+        "--only", type=int, nargs="*", help="the numbers of the faults, all by default"
+    )
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     faults = dict(enumerate([*known(), *choose(args.count, args.seed)]))
@@ -202,11 +259,15 @@ def main() -> None:
 
     def attempt(number: int) -> tuple[int, str, dict[str, str]]:
         """Returns the number, the fault as text, and the first test to fail of those that it was shown to."""
-        fault, failures = faults[number], {}
+        fault = faults[number]
+        failures = {}
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder) / "mlm"
             shutil.copytree(
-                ROOT, root, symlinks=True, ignore=shutil.ignore_patterns(".git", "runs", "__pycache__", ".venv*")
+                ROOT,
+                root,
+                symlinks=True,
+                ignore=shutil.ignore_patterns(".git", "runs", "__pycache__", ".venv*"),
             )
             for environment in ROOT.glob(".venv*"):
                 (root / environment.name).symlink_to(environment)
@@ -221,8 +282,12 @@ def main() -> None:
     with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
         for number, change, failures in pool.map(attempt, faults):
             for name in markers:  # the standard tests contain the quick ones
-                noticed[name] += any(failures.values()) if name == "standard" else bool(failures["quick"])
-            shown = next((f"{name}: {test}" for name, test in failures.items() if test), "NOT NOTICED")
+                noticed[name] += (
+                    any(failures.values()) if name == "standard" else bool(failures["quick"])
+                )
+            shown = next(
+                (f"{name}: {test}" for name, test in failures.items() if test), "NOT NOTICED"
+            )
             fault = faults[number]
             print(f"{number} {fault.file}:{fault.line} {fault.kind}: {change}: {shown}", flush=True)
     for name, count in noticed.items():

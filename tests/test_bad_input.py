@@ -46,11 +46,15 @@ def test_a_config_is_refused_in_three_seconds(tmp_path):
         text=True,
     )
     seconds = seconds_of_children() - before
-    sentences = [line for line in process.stderr.splitlines() if not line.startswith("import time:")]
+    sentences = [
+        line for line in process.stderr.splitlines() if not line.startswith("import time:")
+    ]
     assert process.returncode == 2, process.stderr
     assert len(sentences) == 1
     assert sentences[0].startswith("mlm train: ") and CONFIGS[-1][1] in sentences[0]
-    assert not re.search(r"\| +jax$|\| +tensorflow$", process.stderr, re.MULTILINE), "jax was imported"
+    assert not re.search(r"\| +jax$|\| +tensorflow$", process.stderr, re.MULTILINE), (
+        "jax was imported"
+    )
     assert seconds < 3, f"{seconds:.1f} s"
 
 
@@ -60,7 +64,8 @@ def shards(manifest, tmp_path) -> pathlib.Path:
 
 
 def test_a_hostile_manifest_ends_every_command_in_a_sentence(shards, tmp_path, capsys):
-    content, words = json.loads((shards / "manifest.json").read_text()), "'/etc/hostname' must be"
+    content = json.loads((shards / "manifest.json").read_text())
+    words = "'/etc/hostname' must be"
     content["splits"]["train"]["shards"][0]["file"] = "/etc/hostname"
     (shards / "manifest.json").write_text(json.dumps(content))
     arguments = train_arguments(tmp_path, str(shards))
@@ -68,7 +73,11 @@ def test_a_hostile_manifest_ends_every_command_in_a_sentence(shards, tmp_path, c
         refuse([command, *arguments[1:]], 4, "manifest.json: ", words, capsys=capsys)
     assert __main__.main(["doctor", *arguments[1:], "--json"]) == 2
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert finding["level"] == "error" and words in finding["what"] and "manifest.json: " in finding["what"]
+    assert (
+        finding["level"] == "error"
+        and words in finding["what"]
+        and "manifest.json: " in finding["what"]
+    )
 
 
 def test_shards_that_do_not_fit(shards, texts, tmp_path, capsys):
@@ -87,7 +96,9 @@ def test_shards_that_do_not_fit(shards, texts, tmp_path, capsys):
 
 def test_a_kernel_that_can_not_compute_the_model(tokenizer_folder, tmp_path, capsys, monkeypatch):
     """Before anything compiles; of shards without a manifest."""
-    monkeypatch.setattr(Pretraining, "initial_state", lambda *_: pytest.fail("something was to be compiled"))
+    monkeypatch.setattr(
+        Pretraining, "initial_state", lambda *_: pytest.fail("something was to be compiled")
+    )
     foreign(tmp_path / "shards", np.random.default_rng(0).integers(5, 600, (64, 32)))
     shutil.copytree(tokenizer_folder, tmp_path / "run" / "tokenizer")
     arguments = train_arguments(tmp_path / "run", str(tmp_path / "shards"), "model.attention=fused")
@@ -97,12 +108,29 @@ def test_a_kernel_that_can_not_compute_the_model(tokenizer_folder, tmp_path, cap
 def test_two_runs_in_one_workdir(manifest, tmp_path, capsys):
     with (tmp_path / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        refuse(train_arguments(tmp_path, manifest.folder), 2, str(tmp_path), "another process", capsys=capsys)
+        refuse(
+            train_arguments(tmp_path, manifest.folder),
+            2,
+            str(tmp_path),
+            "another process",
+            capsys=capsys,
+        )
 
 
 def test_guard_stops_with_code_3(manifest, tmp_path, capsys):
-    settings = ("optimizer.learning_rate=1e30", "train.guard_limit=3", "train.steps=40", "checkpoint.every=0")
-    refuse(train_arguments(tmp_path, manifest.folder, *settings), 3, "not finite", "guard_limit", capsys=capsys)
+    settings = (
+        "optimizer.learning_rate=1e30",
+        "train.guard_limit=3",
+        "train.steps=40",
+        "checkpoint.every=0",
+    )
+    refuse(
+        train_arguments(tmp_path, manifest.folder, *settings),
+        3,
+        "not finite",
+        "guard_limit",
+        capsys=capsys,
+    )
     assert checkpoint_files.complete_steps(tmp_path / "checkpoints") == []
 
 

@@ -35,7 +35,9 @@ def test_overrides_of_each_type(override, value):
     group, name = override.partition("=")[0].split(".")
     found = configs.load(BASE, [override])[group][name]
     assert found == value and type(found) is type(value)
-    assert configs.load(BASE, ["train.steps=1", "train.steps=2"]).train.steps == 2, "the last one holds"
+    assert configs.load(BASE, ["train.steps=1", "train.steps=2"]).train.steps == 2, (
+        "the last one holds"
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,10 @@ BODY = "from configs.base import get_config as base\ndef get_config():\n    c = 
     [
         (BODY.format("c.optimizer.lr = 1e-3"), "config.optimizer.lr: optimizer.learning_rate?"),
         (BODY.format("del c.train.seed"), "config.train.seed missing"),
-        (BODY.format("c.train.steps = True"), "config.train.steps = True: must be a whole number from 0 up."),
+        (
+            BODY.format("c.train.steps = True"),
+            "config.train.steps = True: must be a whole number from 0 up.",
+        ),
         ("x = 1\n", "get_config() ConfigDict"),
     ],
 )
@@ -79,7 +84,11 @@ def test_configs_that_are_refused(tmp_path, text, words):
         (BODY.format("c.optimiser.b1 = 0.8"), AttributeError, 4),
         ("import math\nraise ValueError('two\\nlines')\n", ValueError, 2),
         ("def get_config(:\n", SyntaxError, 1),
-        (BODY.format("c.mine.x = 1") + "RULES = {'mine.x': (lambda v: v.y, 'a number')}\n", AttributeError, 6),
+        (
+            BODY.format("c.mine.x = 1") + "RULES = {'mine.x': (lambda v: v.y, 'a number')}\n",
+            AttributeError,
+            6,
+        ),
     ],
 )
 def test_an_error_in_a_config_file_is_its_own_traceback(tmp_path, text, error, line):
@@ -92,12 +101,17 @@ def test_an_error_in_a_config_file_is_its_own_traceback(tmp_path, text, error, l
 
 def test_a_key_that_is_gone_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(configs.GONE, "train.mileage", "set train.steps")
-    assert refused("train.mileage=1")[2:] == "config.train.mileage: there is no such key any more: set train.steps."
+    assert (
+        refused("train.mileage=1")[2:]
+        == "config.train.mileage: there is no such key any more: set train.steps."
+    )
     sentence = refused(path=write(tmp_path, BODY.format("c.train.mileage = 5")))
     assert "config.train.mileage" in sentence and "set train.steps" in sentence
     saved = UPath(tmp_path / "config.json")
     saved.write_text(json.dumps({**configs.load(BASE, []).to_dict(), "train": {"mileage": 5}}))
-    with pytest.raises(InputError, match=r"config\.json: has train\.mileage.* set train\.steps; use that code"):
+    with pytest.raises(
+        InputError, match=r"config\.json: has train\.mileage.* set train\.steps; use that code"
+    ):
         configs.load_saved(saved, [])
 
 
@@ -119,7 +133,10 @@ def test_an_unknown_key_suggests_what_is_near(key, near):
 
 def test_saved_config_comes_back(tmp_path):
     path = UPath(tmp_path) / "config.json"
-    config = configs.load("configs/quickstart.py", ["corpus.sources=('docstrings', 'text:a')", "corpus.weights=(1, 2)"])
+    config = configs.load(
+        "configs/quickstart.py",
+        ["corpus.sources=('docstrings', 'text:a')", "corpus.weights=(1, 2)"],
+    )
     path.write_text(config.to_json())
     again = configs.load_saved(path, [])
     assert configs.flatten(again) == configs.flatten(config)
@@ -132,7 +149,9 @@ def test_saved_config_comes_back(tmp_path):
         configs.load(str(path), [])
 
 
-@pytest.mark.parametrize("data", [None, b"", b"{", b"[1]", b"3", b"\xff", b"[" * 90_000, b"{}", b'{"a": {"b": 1}}'])
+@pytest.mark.parametrize(
+    "data", [None, b"", b"{", b"[1]", b"3", b"\xff", b"[" * 90_000, b"{}", b'{"a": {"b": 1}}']
+)
 def test_saved_config_that_is_damaged_is_named(tmp_path, data):
     path = UPath(tmp_path) / "config.json"
     if data is not None:
@@ -159,8 +178,11 @@ def test_saved_config_that_is_damaged_is_named(tmp_path, data):
     ],
 )
 def test_saved_configs_of_another_type_or_version(tmp_path, key, value, words):
-    path, flat = UPath(tmp_path) / "config.json", configs.flatten(configs.load(BASE, [])) | {key: value}
-    path.write_text(configs.unflatten({name: each for name, each in flat.items() if each is not ...}).to_json())
+    path = UPath(tmp_path) / "config.json"
+    flat = configs.flatten(configs.load(BASE, [])) | {key: value}
+    path.write_text(
+        configs.unflatten({name: each for name, each in flat.items() if each is not ...}).to_json()
+    )
     with pytest.raises(InputError, match=words):
         configs.load_saved(path, [])
 
@@ -172,7 +194,9 @@ def test_diff_names_each_key_that_must_not_change():
         new = configs.unflatten(configs.flatten(old) | {key: other})
         change = f"{key}: {value!r} -> {other!r}"
         assert configs.diff(old, new) == ([] if KEYS[key].may_change == RESUME else [change])
-        assert configs.diff(old, new, configs.branch_may_change) == ([change] if KEYS[key].may_change == NEVER else [])
+        assert configs.diff(old, new, configs.branch_may_change) == (
+            [change] if KEYS[key].may_change == NEVER else []
+        )
 
 
 @pytest.mark.parametrize(
@@ -194,7 +218,11 @@ def test_what_may_change(keys, may_change):
 
 
 def test_diff_of_a_config_with_itself_out_of_json_is_empty():
-    keys = ["corpus.sources=('docstrings', 'text:a')", "corpus.weights=(1, 2)", "data.batch_stages=((8, 2),)"]
+    keys = [
+        "corpus.sources=('docstrings', 'text:a')",
+        "corpus.weights=(1, 2)",
+        "data.batch_stages=((8, 2),)",
+    ]
     config = configs.load(BASE, [*keys, "mesh.data=-1"])
     content = json.loads(config.to_json())
     assert configs.diff(configs.from_dict(content), config) == [], "JSON knows no tuples"
@@ -206,7 +234,11 @@ def test_diff_of_a_config_with_itself_out_of_json_is_empty():
 
 def test_values_are_replaced_as_they_are_in_a_copy():
     config = configs.load(BASE, [])
-    values = {"model.remat": True, "optimizer.learning_rate": 1e-17, "data.skip_batches": ("9:9", "41:50")}
+    values = {
+        "model.remat": True,
+        "optimizer.learning_rate": 1e-17,
+        "data.skip_batches": ("9:9", "41:50"),
+    }
     found = configs.replace(config, values)
     assert configs.flatten(found) == configs.flatten(config) | values
     assert configs.flatten(config) == configs.flatten(configs.load(BASE, []))
@@ -217,20 +249,51 @@ def test_values_are_replaced_as_they_are_in_a_copy():
 
 
 def test_overrides_are_told_from_other_arguments():
-    argv = ["train", "--config=a.py", "--config.train.steps=3", "--config.a.b", "c=d", "--workdir=x"]
-    assert configs.split_overrides(argv) == (["train", "--config=a.py", "--workdir=x"], ["train.steps=3", "a.b=c=d"])
+    argv = [
+        "train",
+        "--config=a.py",
+        "--config.train.steps=3",
+        "--config.a.b",
+        "c=d",
+        "--workdir=x",
+    ]
+    assert configs.split_overrides(argv) == (
+        ["train", "--config=a.py", "--workdir=x"],
+        ["train.steps=3", "a.b=c=d"],
+    )
 
 
 def test_a_saved_config_changed_at_random_is_read_or_refused(tmp_path):
     path = UPath(tmp_path / "config.json")
     content = configs.load("configs/base.py", []).to_dict() | {"mine": {"x": 1}}
-    values = ["x", None, -1, 0, 10**400, 1.5, math.nan, math.inf, True, [], {}, [1], {"a": 1}, [[]], "\ud800", [None]]
+    values = [
+        "x",
+        None,
+        -1,
+        0,
+        10**400,
+        1.5,
+        math.nan,
+        math.inf,
+        True,
+        [],
+        {},
+        [1],
+        {"a": 1},
+        [[]],
+        "\ud800",
+        [None],
+    ]
     refused = 0
     for seed in range(200):
         rng = random.Random(seed)
         changed = copy.deepcopy(content)
         group = rng.choice(list(changed))
-        target, key = (changed, group) if seed % 10 == 0 else (changed[group], rng.choice(list(changed[group])))
+        target, key = (
+            (changed, group)
+            if seed % 10 == 0
+            else (changed[group], rng.choice(list(changed[group])))
+        )
         target[key] = rng.choice(values)
         path.write_text(json.dumps(changed))
         try:
@@ -241,7 +304,9 @@ def test_a_saved_config_changed_at_random_is_read_or_refused(tmp_path):
     assert refused > 100
 
 
-OWN = BODY.format("c.mine.alpha, c.mine.n, c.mine.deep, c.mine.name, c.mine.pairs = 1.0, 2, False, 'x', ((1, 0.5),)")
+OWN = BODY.format(
+    "c.mine.alpha, c.mine.n, c.mine.deep, c.mine.name, c.mine.pairs = 1.0, 2, False, 'x', ((1, 0.5),)"
+)
 RULE = "\nRULES = {'mine.alpha': (lambda v: v > 0, 'a number above 0')}\n"
 
 
@@ -251,18 +316,36 @@ def write(folder, text: str = OWN, name: str = "own.py") -> str:
 
 
 def test_keys_of_ones_own(tmp_path):
-    path, types = write(tmp_path, OWN + RULE), {"alpha": float, "n": int, "deep": bool, "name": str, "pairs": tuple}
-    config = configs.load(path, ["mine.alpha=2", "mine.deep=true", "mine.name=a b", "mine.pairs=((3, 1.0),)"])
-    assert config.mine.to_dict() == {"alpha": 2.0, "n": 2, "deep": True, "name": "a b", "pairs": ((3, 1.0),)}
+    path = write(tmp_path, OWN + RULE)
+    types = {"alpha": float, "n": int, "deep": bool, "name": str, "pairs": tuple}
+    config = configs.load(
+        path, ["mine.alpha=2", "mine.deep=true", "mine.name=a b", "mine.pairs=((3, 1.0),)"]
+    )
+    assert config.mine.to_dict() == {
+        "alpha": 2.0,
+        "n": 2,
+        "deep": True,
+        "name": "a b",
+        "pairs": ((3, 1.0),),
+    }
     assert {key: type(value) for key, value in config.mine.items()} == types
     file = UPath(tmp_path) / "config.json"
     file.write_text(config.to_json(indent=1))
     again = configs.load_saved(file, [])
     assert again.mine.to_dict() == config.mine.to_dict() and type(again.mine.pairs[0][1]) is float
-    assert configs.fingerprint(again) == configs.fingerprint(config) != configs.fingerprint(configs.load(path, []))
+    assert (
+        configs.fingerprint(again)
+        == configs.fingerprint(config)
+        != configs.fingerprint(configs.load(path, []))
+    )
     changed = [configs.load(path, [f"mine.n={n}"]) for n in (2, 3)]
-    assert configs.diff(*changed) == ["mine.n: 2 -> 3"] and not configs.diff(*changed, configs.branch_may_change)
-    assert configs.replace(config, {"mine.n": 5}).mine.n == 5 and configs.load(BASE, []).mine.to_dict() == {}
+    assert configs.diff(*changed) == ["mine.n: 2 -> 3"] and not configs.diff(
+        *changed, configs.branch_may_change
+    )
+    assert (
+        configs.replace(config, {"mine.n": 5}).mine.n == 5
+        and configs.load(BASE, []).mine.to_dict() == {}
+    )
     with pytest.raises(InputError, match=r"mine\.alpha = -1.*above 0"):
         configs.replace(config, {"mine.alpha": -1.0}, rules=configs.load_rules(path))
 

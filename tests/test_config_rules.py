@@ -42,13 +42,41 @@ REFUSED = {  # by each rule; those that are missing here take any value of the k
     rules.COLUMN: ("",),
     rules.COLUMNS: ("()", "('',)", "('a', 'b', 'c')", "(1,)"),
     rules.FAMILY: ("", "GPT2", "roberta-prelayernorm"),
-    rules.BATCH_STAGES: ("(8,)", "((8,),)", "((0, 1),)", "((8.0, 1),)", "((8, 0),)", "((8, 0.5),)", "((8, 1, 2),)"),
-    rules.MIXTURE: ("('a', 1)", "(('a', 0),)", "(('', 1),)", "(('a', '1'),)", "(('a', nan),)", "(('a',),)", "a:1"),
+    rules.BATCH_STAGES: (
+        "(8,)",
+        "((8,),)",
+        "((0, 1),)",
+        "((8.0, 1),)",
+        "((8, 0),)",
+        "((8, 0.5),)",
+        "((8, 1, 2),)",
+    ),
+    rules.MIXTURE: (
+        "('a', 1)",
+        "(('a', 0),)",
+        "(('', 1),)",
+        "(('a', '1'),)",
+        "(('a', nan),)",
+        "(('a',),)",
+        "a:1",
+    ),
     rules.RANGES: ("('5:4',)", "('0:3',)", "('3',)", "('-1:3',)", "('1:2:3',)", "('a:b',)", "(3,)"),
     rules.CHECKPOINT: ("runs/a", "@5", "runs/a@x"),
     rules.TABLE: ("csv:", "text:a.txt", "hf:", "another"),
-    rules.NAMED_TABLES: ("(('train', 'csv:a.csv'),)", "(('a', 'a.csv'),)", "('a',)", "(('a b', 'csv:a.csv'),)"),
-    rules.NAMED_FOLDERS: ("('a', 'b')", "(('a', ''),)", "(('train', 'b'),)", "(('a/b', 'c'),)", "(('a', 1),)", "a"),
+    rules.NAMED_TABLES: (
+        "(('train', 'csv:a.csv'),)",
+        "(('a', 'a.csv'),)",
+        "('a',)",
+        "(('a b', 'csv:a.csv'),)",
+    ),
+    rules.NAMED_FOLDERS: (
+        "('a', 'b')",
+        "(('a', ''),)",
+        "(('train', 'b'),)",
+        "(('a/b', 'c'),)",
+        "(('a', 1),)",
+        "a",
+    ),
     rules.METRIC: ("('recall',)", "('loss',)"),
     rules.MILESTONES: (
         *("1.5", "('every:0',)", "('1000,2000',)", "('1k',)", "('tokens:1M',)", "('',)"),
@@ -100,8 +128,16 @@ TIED = [
         "corpus.test_groups",
         "validation",
     ),
-    ("corpus.validation_fraction=0.5 corpus.test_fraction=0.5", "corpus.test_fraction", "corpus.validation_fraction"),
-    ("corpus.group=document corpus.validation_groups=('a',)", "corpus.validation_groups", "corpus.group"),
+    (
+        "corpus.validation_fraction=0.5 corpus.test_fraction=0.5",
+        "corpus.test_fraction",
+        "corpus.validation_fraction",
+    ),
+    (
+        "corpus.group=document corpus.validation_groups=('a',)",
+        "corpus.validation_groups",
+        "corpus.group",
+    ),
     ("model.heads=7", "model.heads", "model.hidden_size"),
     *(
         (f"model.{key}={value}", f"model.{key}", f"modernbert {default}")
@@ -111,10 +147,21 @@ TIED = [
     ("shards.length=513", "shards.length", "model.positions = 512"),
     ("data.lanes=128", "shards.count", "data.lanes = 128"),
     ("data.global_batch=252", "data.global_batch", "data.lanes = 8"),
-    *((f"data.short_length={short}", "data.short_length", "8 shards.length = 512") for short in (96, 4, 512, 1024)),
-    ("train.steps=1000 checkpoint.milestones=('words:1M','every:1001')", "checkpoint.milestones", "train.steps = 1000"),
     *(
-        (f"data.batch_stages=({stages},) train.accumulate=16 train.steps=10", "data.batch_stages", words)
+        (f"data.short_length={short}", "data.short_length", "8 shards.length = 512")
+        for short in (96, 4, 512, 1024)
+    ),
+    (
+        "train.steps=1000 checkpoint.milestones=('words:1M','every:1001')",
+        "checkpoint.milestones",
+        "train.steps = 1000",
+    ),
+    *(
+        (
+            f"data.batch_stages=({stages},) train.accumulate=16 train.steps=10",
+            "data.batch_stages",
+            words,
+        )
         for stages, words in (
             ("(24,5)", "16 data.lanes train.accumulate"),
             ("(16,6),(272,2)", "data.global_batch = 256"),
@@ -132,8 +179,16 @@ TIED = [
     ("model.init=tiled", "model.init", "train.init_from"),
     ("model.init=primed train.init_from=runs/b", "model.init", "stock tiled train.init_from"),
     ("train.steps=50 schedule.warmup=51", "schedule.warmup", "train.steps = 50"),
-    ("schedule.name=wsd schedule.warmup=0.6 schedule.decay_fraction=0.5", "schedule.decay_fraction", "warmup"),
-    ("schedule.name=wsd_sqrt train.steps=100 schedule.warmup=95", "schedule.decay_fraction", "warmup"),
+    (
+        "schedule.name=wsd schedule.warmup=0.6 schedule.decay_fraction=0.5",
+        "schedule.decay_fraction",
+        "warmup",
+    ),
+    (
+        "schedule.name=wsd_sqrt train.steps=100 schedule.warmup=95",
+        "schedule.decay_fraction",
+        "warmup",
+    ),
     ("data.skip_batches=('7:9','1:3','3:5')", "data.skip_batches", "overlap"),
     ("mesh.fsdp=-1", "mesh.data", "-1"),
 ]
@@ -145,7 +200,10 @@ def test_rules_that_tie_keys_together(overrides, key, words):
     assert sentence.startswith(f"config.{key} = ")
     rule = sentence.partition(": ")[2]
     assert all(word in rule for word in words.replace(" = ", "=").split() if "=" not in word)
-    assert all(pair.replace("=", " = ") in rule for pair in re.findall(r"\S+=\S+", words.replace(" = ", "=")))
+    assert all(
+        pair.replace("=", " = ") in rule
+        for pair in re.findall(r"\S+=\S+", words.replace(" = ", "="))
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,37 +211,63 @@ def test_rules_that_tie_keys_together(overrides, key, words):
     [
         (configs.PRETRAINING, "shards.length=513", "must be at most model.positions = 512"),
         (configs.PRETRAINING, "data.short_length=96", "must be a multiple of 8"),
-        (configs.CLASSIFICATION, "classify.metric=pearson", "must be of accuracy, f1, .*, matthews for classes"),
-        (configs.CLASSIFICATION, "classify.label=text", "'text': must be another column than classify.text.$"),
+        (
+            configs.CLASSIFICATION,
+            "classify.metric=pearson",
+            "must be of accuracy, f1, .*, matthews for classes",
+        ),
+        (
+            configs.CLASSIFICATION,
+            "classify.label=text",
+            "'text': must be another column than classify.text.$",
+        ),
     ],
 )
 def test_rules_hold_for_the_task_that_reads_the_key(task, override, words):
-    other = {configs.PRETRAINING: configs.CLASSIFICATION, configs.CLASSIFICATION: configs.PRETRAINING}[task]
+    other = {
+        configs.PRETRAINING: configs.CLASSIFICATION,
+        configs.CLASSIFICATION: configs.PRETRAINING,
+    }[task]
     configs.load(BASE, [override], task=other)
-    with pytest.raises(InputError, match=f"config.{override.partition('=')[0]} = .*{words}") as caught:
+    with pytest.raises(
+        InputError, match=f"config.{override.partition('=')[0]} = .*{words}"
+    ) as caught:
         configs.load(BASE, [override], task=task)
     config = configs.load(BASE, [])
     with pytest.raises(InputError) as again:
         configs.replace(config, configs.parse(config, [override]), task=task)
     assert str(again.value) == str(caught.value)
     with pytest.raises(InputError, match="must be of accuracy, f1 for tokens"):
-        configs.load(BASE, ["classify.kind=tokens", "classify.metric=('f1_macro',)"], task=configs.CLASSIFICATION)
+        configs.load(
+            BASE,
+            ["classify.kind=tokens", "classify.metric=('f1_macro',)"],
+            task=configs.CLASSIFICATION,
+        )
 
 
 def read_by(family: str) -> set[str]:
     """Returns the numbers of the config's group `model` that change transformers' config of a family if doubled."""
-    model, special_ids = configs.load(BASE, []).model.to_dict(), {"cls": 0, "pad": 1, "sep": 2}
+    model = configs.load(BASE, []).model.to_dict()
+    special_ids = {"cls": 0, "pad": 1, "sep": 2}
 
     def made(**changes: float) -> dict:
-        return families.named(family).make_config(ConfigDict(model | changes), 1100, special_ids).to_dict()
+        return (
+            families.named(family)
+            .make_config(ConfigDict(model | changes), 1100, special_ids)
+            .to_dict()
+        )
 
     numbers = {key: value for key, value in model.items() if type(value) in (int, float)}
     return {key for key, value in numbers.items() if made(**{key: 2 * value}) != made()}
 
 
 def test_a_key_that_only_some_families_read_has_a_rule():
-    roberta, prelayernorm, modernbert = map(read_by, ("roberta", "roberta_prelayernorm", "modernbert"))
-    assert roberta == prelayernorm >= {"hidden_size", "positions", "layer_norm_eps", "hidden_dropout"}
+    roberta, prelayernorm, modernbert = map(
+        read_by, ("roberta", "roberta_prelayernorm", "modernbert")
+    )
+    assert (
+        roberta == prelayernorm >= {"hidden_size", "positions", "layer_norm_eps", "hidden_dropout"}
+    )
     assert modernbert - roberta == MODERNBERT.keys() == OF_MODERNBERT.keys()
     assert not roberta - modernbert, "a key that ModernBERT ignores needs a rule, too"
 

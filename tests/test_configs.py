@@ -28,7 +28,10 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
         others = set(re.findall(r"--config=(configs/\w+\.py)", text)) - {f"configs/{name}"}
         assert not others
     if rehearsal := re.search(r"rehearse it with (.*?)\)\n", text, re.DOTALL):
-        configs.load(f"configs/{name}", [flag.removeprefix("--config.") for flag in shlex.split(rehearsal[1])])
+        configs.load(
+            f"configs/{name}",
+            [flag.removeprefix("--config.") for flag in shlex.split(rehearsal[1])],
+        )
     for mentioned in re.findall(r"configs/\w+\.py", text):
         assert (ROOT / mentioned).is_file()
 
@@ -39,12 +42,25 @@ def mflop_per_token(name: str) -> tuple[float, float]:
     sizes = {"length": config.shards.length, "vocab_size": config.tokenizer.vocab_size}
     module = families.make_module(config.model, DatasetInfo.synthetic(records=1, **sizes))
     params = jax.eval_shape(module.init_params, jax.random.key(0))
-    body, whole = (flops.per_token(module, params, predicted_share=rate, **sizes) / 1e6 for rate in (0, 1))
+    body, whole = (
+        flops.per_token(module, params, predicted_share=rate, **sizes) / 1e6 for rate in (0, 1)
+    )
     return body, whole - body
 
 
-MODERN = ["modernbert_base.py", "modernbert_base_long.py", "modernbert_large.py", "modernbert_large_long.py"]
-PUBLISHED = ["roberta_base.py", "roberta_large.py", "tf_tpu_wikitext.py", "wikitext103_large.py", *MODERN]
+MODERN = [
+    "modernbert_base.py",
+    "modernbert_base_long.py",
+    "modernbert_large.py",
+    "modernbert_large_long.py",
+]
+PUBLISHED = [
+    "roberta_base.py",
+    "roberta_large.py",
+    "tf_tpu_wikitext.py",
+    "wikitext103_large.py",
+    *MODERN,
+]
 
 
 @pytest.mark.standard
@@ -62,9 +78,13 @@ def test_the_arithmetic_of_the_budget_on_tpus():
     """Tokens, steps, dollars and the law's losses follow from the figures that the docstring quotes."""
     text = " ".join(importlib.import_module("configs.budget_v5e8").__doc__.split())
     config = configs.load("configs/budget_v5e8.py", [])
-    batch, tokens = config.data.global_batch * config.shards.length, config.train.hours * 3600 * 964_000
+    batch = config.data.global_batch * config.shards.length
+    tokens = config.train.hours * 3600 * 964_000
     assert f"{tokens / 1e9:.1f}e9 tokens in {tokens / batch / 1e3:.0f},000 steps" in text
-    assert f"{config.train.hours * 8 * 1.2:.0f} dollars at 1.20" in text and f"are {batch:,}: 16 rows" in text
+    assert (
+        f"{config.train.hours * 8 * 1.2:.0f} dollars at 1.20" in text
+        and f"are {batch:,}: 16 rows" in text
+    )
     law = re.search(r"L = (\S+) \+ (\S+) / N\^(\S+) \+ (\S+) / D\^(\S+)", text).groups()
     e, a, alpha, b, beta = map(float, law)
 
@@ -79,7 +99,11 @@ def test_the_arithmetic_of_the_budget_on_tpus():
 
 
 def test_published_recipes():
-    for name, warmup in (("roberta_base", 24_000), ("roberta_large", 30_000), ("tf_tpu_wikitext", 14_675)):
+    for name, warmup in (
+        ("roberta_base", 24_000),
+        ("roberta_large", 30_000),
+        ("tf_tpu_wikitext", 14_675),
+    ):
         config = configs.load(f"configs/{name}.py", [])
         assert round(config.schedule.warmup * config.train.steps) == warmup
     bert = configs.load("configs/continue_wikitext103.py", [])
@@ -92,22 +116,31 @@ def test_published_recipes():
         sizes = [rows + number * (full - rows) // 5 for number in range(6)]
         assert [stage.rows for stage in (*warmup, last)] == sizes and sizes[-1] == full
         for stage in warmup:
-            assert (stage.last - stage.first + 1) * stage.rows * 1024 == pytest.approx(tokens, rel=1e-3)
+            assert (stage.last - stage.first + 1) * stage.rows * 1024 == pytest.approx(
+                tokens, rel=1e-3
+            )
         assert stages.rows_read(modern.train.steps) * 1024 == pytest.approx(1719e9, rel=1e-4)
         assert modern.schedule.warmup * rows * 1024 == pytest.approx(first, rel=1e-3)
         assert modern.optimizer.weight_decay * modern.optimizer.learning_rate == pytest.approx(1e-5)
-    assert stages.rows_read(184_160) * 1024 == pytest.approx(900e9, rel=1e-4), "where the authors restarted"
+    assert stages.rows_read(184_160) * 1024 == pytest.approx(900e9, rel=1e-4), (
+        "where the authors restarted"
+    )
     steps = configs.load("configs/modernbert_base.py", []).train.steps
     assert modern.train.init_from.endswith(f"@{steps}")
     for size, rows, rate, decay_rate in (("base", 576, 3e-4, 1e-5), ("large", 640, 5e-5, 1e-6)):
         steps = configs.load(f"configs/modernbert_{size}.py", []).train.steps
         long = configs.load(f"configs/modernbert_{size}_long.py", [])
-        schedule, tokens = optimizer.make_schedule(long, long.train.steps), rows * 8192
+        schedule = optimizer.make_schedule(long, long.train.steps)
+        tokens = rows * 8192
         assert long.train.branch_from == f"runs/modernbert_{size}@{steps}"
         decay = round(long.schedule.decay_fraction * long.train.steps)
         first = long.train.steps - decay
         assert decay * tokens == pytest.approx(50e9, rel=1e-4)
         assert (first - steps) * tokens == pytest.approx(250e9, rel=1e-4)
-        rates = [float(schedule(step)) for step in (steps, first, first + decay // 4, long.train.steps)]
+        rates = [
+            float(schedule(step)) for step in (steps, first, first + decay // 4, long.train.steps)
+        ]
         assert rates == pytest.approx([rate, rate, rate / 2, rate / 1000], rel=2e-3)
-        assert long.optimizer.weight_decay * long.optimizer.learning_rate == pytest.approx(decay_rate, rel=1e-2)
+        assert long.optimizer.weight_decay * long.optimizer.learning_rate == pytest.approx(
+            decay_rate, rel=1e-2
+        )

@@ -22,7 +22,9 @@ from mlm.workdir import Workdir
 from tests.support.tiny import TINY, tiny_config
 
 CONFIG = "from configs.base import get_config as base\n\n\ndef get_config():\n    c = base()\n    c.mine.power = 0.5\n"
-CONFIG += "    return c\n\n\nRULES = {'mine.power': (lambda v: 0 <= v <= 1, 'a number in [0, 1]')}\n"
+CONFIG += (
+    "    return c\n\n\nRULES = {'mine.power': (lambda v: 0 <= v <= 1, 'a number in [0, 1]')}\n"
+)
 LIBRARY = '''"""A loss of one's own."""
 from scale_of_mine import SCALE
 from mlm.tasks.pretraining import Pretraining
@@ -60,7 +62,9 @@ class Weighted(Pretraining):
     """A class whose loss reads a key of its own, and its data."""
 
     def loss(self, logits_BxKxV, masked):
-        weights_V = np.linspace(1, 2, self.info.vocab_size, dtype=np.float32) ** self.config.mine.power
+        weights_V = (
+            np.linspace(1, 2, self.info.vocab_size, dtype=np.float32) ** self.config.mine.power
+        )
         weights_BxK = masked.weights_BxK * jax.numpy.asarray(weights_V)[masked.labels_BxK]
         return super().loss(logits_BxKxV, masked._replace(weights_BxK=weights_BxK))
 
@@ -95,10 +99,17 @@ def describe(tmp_path, monkeypatch):
 def test_a_record_names_the_class_its_file_and_its_commit(describe, tmp_path):
     record = describe()
     code = hashlib.sha256(LIBRARY.encode()).hexdigest()
-    expected = {"name": "lib_of_mine.Scaled", "overrides": ["loss"], "file": "lib_of_mine.py", "code": code}
+    expected = {
+        "name": "lib_of_mine.Scaled",
+        "overrides": ["loss"],
+        "file": "lib_of_mine.py",
+        "code": code,
+    }
     assert record == expected | {"commit": ""}, "the folder is in no repository"
     assert entry.describe(Pretraining) == {}
-    assert not entry.changes_evaluation(record) and entry.changes_evaluation(entry.describe(Attends))
+    assert not entry.changes_evaluation(record) and entry.changes_evaluation(
+        entry.describe(Attends)
+    )
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *arguments], check=True)
@@ -116,7 +127,13 @@ def test_a_record_is_of_the_code_that_was_imported_whatever_the_file_has_become(
 
 
 def test_another_class_is_refused_on_resume_and_other_code_is_said():
-    saved = {"name": "a.Scaled", "overrides": ["loss"], "file": "a.py", "code": "1" * 64, "commit": "abc"}
+    saved = {
+        "name": "a.Scaled",
+        "overrides": ["loss"],
+        "file": "a.py",
+        "code": "1" * 64,
+        "commit": "abc",
+    }
     edited = saved | {"code": "2" * 64, "commit": ""}
     for now, lines in ((saved, 0), (edited, 1)):
         entry.check_resume(saved, now, "RUN/3", "RUN@3")
@@ -133,13 +150,31 @@ def test_another_class_is_refused_on_resume_and_other_code_is_said():
         (Pretraining, Pretraining, True, False, ""),
         (Weighted, Pretraining, True, False, "test_entry.Weighted"),
         (Weighted, Weighted, False, False, ""),
-        (Measured, Pretraining, False, False, "test_entry.Measured, whose metrics evaluate leaves out"),
+        (
+            Measured,
+            Pretraining,
+            False,
+            False,
+            "test_entry.Measured, whose metrics evaluate leaves out",
+        ),
         (Measured, Pretraining, True, False, "test_entry.Measured, which changes nothing here"),
         (Attends, Pretraining, True, True, "test_entry.Attends"),
         (Pretraining, Attends, False, True, "test_entry.Attends"),
         (Attends, Attends, False, False, ""),
-        (Attends, Attends, True, False, "make_attention, which evaluate does without; it computes mlm's own"),
-        (Deeper, Deeper, True, False, "make_attention, which evaluate does without; it computes the network of its"),
+        (
+            Attends,
+            Attends,
+            True,
+            False,
+            "make_attention, which evaluate does without; it computes mlm's own",
+        ),
+        (
+            Deeper,
+            Deeper,
+            True,
+            False,
+            "make_attention, which evaluate does without; it computes the network of its",
+        ),
     ],
 )
 def test_use_of_a_model_by_another_class(saved, now, stock_network, refused, said):
@@ -154,7 +189,9 @@ def test_use_of_a_model_by_another_class(saved, now, stock_network, refused, sai
 
 
 @pytest.mark.standard
-def test_a_model_of_mlms_own_class_is_computed_by_it_whatever_the_command_was_started_with(trained_workdir):
+def test_a_model_of_mlms_own_class_is_computed_by_it_whatever_the_command_was_started_with(
+    trained_workdir,
+):
     """As one of several that are compared; the class's module would give other numbers, or not fit the parameters."""
 
     class Changed(Pretraining):
@@ -168,7 +205,10 @@ def test_a_model_of_mlms_own_class_is_computed_by_it_whatever_the_command_was_st
 
 @pytest.mark.parametrize("given", [functools.partial(Weighted), dict, "Weighted"])
 def test_what_is_no_class_for_pretraining(tmp_path, capsys, given):
-    assert main(["train", "--config=configs/base.py", f"--workdir={tmp_path}/w"], pretraining=given) == 2
+    assert (
+        main(["train", "--config=configs/base.py", f"--workdir={tmp_path}/w"], pretraining=given)
+        == 2
+    )
     assert "Pretraining" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
@@ -176,7 +216,13 @@ COMMANDS = [
     ["classify", "--config=configs/base.py"],
     ["glue", "--model=x"],
     ["sweep", "classify", "--config=configs/base.py", "--vary", "train.seed=0"],
-    ["sweep", "train", "--config=configs/base.py", "--vary", "train.seed=0"],  # these arguments are not the script's
+    [
+        "sweep",
+        "train",
+        "--config=configs/base.py",
+        "--vary",
+        "train.seed=0",
+    ],  # these arguments are not the script's
 ]
 
 
@@ -209,14 +255,20 @@ class Typos(Pretraining):
 
 
 @pytest.mark.parametrize("method", ["make_model", "loss", "make_optimizer"])
-def test_a_mistake_in_a_class_is_a_traceback_that_shows_its_line(tmp_path, manifest, capsys, method):
-    mistaken = type("Mistaken", (Pretraining,), {method: vars(Typos)[method], "__module__": __name__})
+def test_a_mistake_in_a_class_is_a_traceback_that_shows_its_line(
+    tmp_path, manifest, capsys, method
+):
+    mistaken = type(
+        "Mistaken", (Pretraining,), {method: vars(Typos)[method], "__module__": __name__}
+    )
     keys = [f"--config.{key}" for key in (*TINY, "data.lanes=4", f"shards.dir={manifest.folder}")]
     command = ["train", "--config=configs/base.py", f"--workdir={tmp_path}/run", *keys]
     assert main(command, pretraining=mistaken) == 1
     said = capsys.readouterr().err
     assert f'{__file__}", line' in said and f"in {method}" in said
-    assert said.splitlines()[-1].startswith("mlm train: AttributeError: "), "after notes, as jax adds them"
+    assert said.splitlines()[-1].startswith("mlm train: AttributeError: "), (
+        "after notes, as jax adds them"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -227,18 +279,32 @@ def own_config(tmp_path_factory) -> str:
 
 def train(workdir, manifest, own_config, *overrides: str, pretraining=Weighted) -> None:
     """Trains two steps in this process."""
-    keys = (*TINY, f"shards.dir={manifest.folder}", "data.lanes=4", "train.steps=2", "log.every=1", *overrides)
+    keys = (
+        *TINY,
+        f"shards.dir={manifest.folder}",
+        "data.lanes=4",
+        "train.steps=2",
+        "log.every=1",
+        *overrides,
+    )
     config = configs.load(own_config, keys)
-    train_task(config, Workdir(str(workdir)), pretraining.open(config, Workdir(str(workdir)), manifest))
+    train_task(
+        config, Workdir(str(workdir)), pretraining.open(config, Workdir(str(workdir)), manifest)
+    )
 
 
 @pytest.mark.standard
-def test_a_subclass_is_on_record_and_in_the_report(one_device, tmp_path, manifest, own_config, monkeypatch, capsys):
+def test_a_subclass_is_on_record_and_in_the_report(
+    one_device, tmp_path, manifest, own_config, monkeypatch, capsys
+):
     """No other class and no other key goes on with it; mlm.testing's own tests take one through mesh and resume."""
     train(tmp_path / "run", manifest, own_config)
     saved = checkpoint_files.read_meta(Workdir(str(tmp_path / "run")).checkpoints, 2)
     assert saved["class"]["name"] == "test_entry.Weighted" and saved["config"].mine.power == 0.5
-    refusals = ((("mine.power=1.0",), Weighted, r"mine\.power: 0\.5 -> 1\.0"), ((), Pretraining, "test_entry.Weighted"))
+    refusals = (
+        (("mine.power=1.0",), Weighted, r"mine\.power: 0\.5 -> 1\.0"),
+        ((), Pretraining, "test_entry.Weighted"),
+    )
     for keys, cls, words in refusals:
         with pytest.raises(InputError, match=words):
             train(tmp_path / "run", manifest, own_config, *keys, pretraining=cls)

@@ -17,7 +17,22 @@ from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
 from tests.support.corpora import corpus_of, read_documents, texts_of, write_jsonl
 
-LETTERS = ["a[1]", "[", "b*c", "w?", "#1", "c:d", "x::y", "@5", "50%20", "{a,b}", "~", " é'", "-x", "file:z"]
+LETTERS = [
+    "a[1]",
+    "[",
+    "b*c",
+    "w?",
+    "#1",
+    "c:d",
+    "x::y",
+    "@5",
+    "50%20",
+    "{a,b}",
+    "~",
+    " é'",
+    "-x",
+    "file:z",
+]
 
 
 def names_of(pattern: str) -> list[str]:
@@ -38,13 +53,18 @@ def link_as_dvc(path: pathlib.Path) -> None:
 @pytest.mark.parametrize("kind", ["text", "jsonl"])
 def test_a_name_that_exists_is_no_pattern(tmp_path, monkeypatch, letters, kind):
     """Of a file, of a folder, and of the folder that a pattern is in; absolute and from the folder we are in."""
-    folder, end = tmp_path / letters, "#body" if kind == "jsonl" else ""
+    folder = tmp_path / letters
+    end = "#body" if kind == "jsonl" else ""
     folder.mkdir()
     for name in (f"{letters}.txt", "b.txt"):
         write_jsonl(folder / name, [f"of {name}"], field="body")
         if kind == "text":
             (folder / name).write_text(f"of {name}")
-    paths = [f"{root}{path}" for path in (f"{letters}.txt", "*.txt", "**/*.txt") for root in (f"{folder}/", "")]
+    paths = [
+        f"{root}{path}"
+        for path in (f"{letters}.txt", "*.txt", "**/*.txt")
+        for root in (f"{folder}/", "")
+    ]
     corpora = [corpus_of((f"{kind}:{path}{end}",), group="file") for path in paths]
     monkeypatch.chdir(folder)
     for path, corpus in zip(paths, corpora, strict=True):
@@ -55,12 +75,24 @@ def test_a_name_that_exists_is_no_pattern(tmp_path, monkeypatch, letters, kind):
 
 def test_patterns_as_in_a_shell(tmp_path):
     """A dot at the start of a name is matched by a dot alone, in any folder."""
-    for name in ("a1.txt", "a2.txt", "b.md", "c/a3.txt", "c/d/a4.txt", ".a.txt", ".h/a5.txt", "c/.h/.b.txt", "c/.env"):
+    for name in (
+        "a1.txt",
+        "a2.txt",
+        "b.md",
+        "c/a3.txt",
+        "c/d/a4.txt",
+        ".a.txt",
+        ".h/a5.txt",
+        "c/.h/.b.txt",
+        "c/.env",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "linked.txt").symlink_to("folder.txt")
-    assert names_of(f"{tmp_path}/a?.txt") == names_of(f"{tmp_path}/a[12].txt") == ["a1.txt", "a2.txt"]
+    assert (
+        names_of(f"{tmp_path}/a?.txt") == names_of(f"{tmp_path}/a[12].txt") == ["a1.txt", "a2.txt"]
+    )
     assert names_of(f"{tmp_path}/*/*.txt") == ["a3.txt"]
     assert sorted(names_of(f"{tmp_path}/**/*.txt")) == ["a1.txt", "a2.txt", "a3.txt", "a4.txt"]
     assert names_of(f"{tmp_path}/*.txt") == ["a1.txt", "a2.txt"]
@@ -82,7 +114,9 @@ def test_patterns_in_a_bucket_are_those_of_a_disk():
     assert names_of("memory://bucket/*.txt") == ["a.txt"]
     assert names_of("memory://bucket/**/*.txt") == ["a.txt", "d.txt"]
     assert names_of("memory://bucket/c/.*.txt") == [".e.txt"]
-    assert [file.name for file in find_files("memory://bucket/.f/*")] == ["memory://bucket/.f/g.txt"]
+    assert [file.name for file in find_files("memory://bucket/.f/*")] == [
+        "memory://bucket/.f/g.txt"
+    ]
     system.rm("/bucket", recursive=True)
 
 
@@ -106,7 +140,9 @@ def test_folders_that_link_to_one_above_are_read_once(tmp_path):
     for name in ("one", "two"):
         (tmp_path / "a" / name).symlink_to("..")
     (tmp_path / "b").symlink_to("a")
-    assert [file.name for file in find_files(f"{tmp_path}/**/*.txt")] == [f"{tmp_path}/{name}/x.txt" for name in "ab"]
+    assert [file.name for file in find_files(f"{tmp_path}/**/*.txt")] == [
+        f"{tmp_path}/{name}/x.txt" for name in "ab"
+    ]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "text", "gz"])
@@ -117,7 +153,10 @@ def test_a_corpus_of_links(tmp_path, kind):
         write_jsonl(folder / f"{name}.jsonl", [f"text {name}"])
         link_as_dvc(folder / f"{name}.jsonl")
     source = f"{'jsonl' if kind == 'jsonl' else 'text'}:{folder}/*.jsonl"
-    assert [("text a" in text, "text b" in text) for text in texts_of(source)] == [(True, False), (False, True)]
+    assert [("text a" in text, "text b" in text) for text in texts_of(source)] == [
+        (True, False),
+        (False, True),
+    ]
     own = corpus_of((source,))
     (part,) = own.parts()
     (tmp_path / "cache" / "data-b.jsonl-blob").write_text('{"text": "other"}\n')
@@ -145,7 +184,9 @@ def test_tables_and_pairs_of_any_name(tmp_path, letters):
     for pattern in (f"{letters}.jsonl", "*.jsonl"):
         (pair,) = minimal_pairs.read_pairs(f"jsonl:{folder}/{pattern}")
         assert pair.texts == ("a b", "b a") and pair.phenomenon == letters
-    table = labelled.read_table(f"csv:{folder}/{letters}.csv", labelled.Columns(("text",), "label"), split="train")
+    table = labelled.read_table(
+        f"csv:{folder}/{letters}.csv", labelled.Columns(("text",), "label"), split="train"
+    )
     assert (table.texts, table.labels) == ([("x",)], ["y"])
 
 
@@ -153,7 +194,8 @@ def test_folders_of_data_sets_by_their_letters(tmp_path):
     """A colon and a # may be in the path; what `datasets` takes for a pattern is refused."""
     for letters in ("a:b", "a #b", "c:d:1.0", "[1]", "x*"):
         (tmp_path / letters).mkdir()
-        name, plain = f"{tmp_path / letters}", not set("[*") & set(letters)
+        name = f"{tmp_path / letters}"
+        plain = not set("[*") & set(letters)
         if plain:
             assert data_sets.hf_name(data_sets.named_split(f"{name}#train")[0]) == (name, None)
             assert data_sets.hf_name(f"{name}:config") == (name, "config")

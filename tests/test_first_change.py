@@ -12,9 +12,25 @@ from mlm import testing
 from mlm.data.manifest import DatasetInfo
 from tests import ROOT
 
-SMALL = ("model.hidden_size=32", "model.layers=2", "model.heads=2", "model.intermediate_size=64", "data.lanes=2")
-SMALL += ("train.steps=4", "data.batch_stages=()", "data.short_length=0", "data.global_batch=8", "model.init=stock")
-BLOCKS = dict(re.findall(r"```python\n# ([a-z_]+\.py)\S*[^\n]*\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
+SMALL = (
+    "model.hidden_size=32",
+    "model.layers=2",
+    "model.heads=2",
+    "model.intermediate_size=64",
+    "data.lanes=2",
+)
+SMALL += (
+    "train.steps=4",
+    "data.batch_stages=()",
+    "data.short_length=0",
+    "data.global_batch=8",
+    "model.init=stock",
+)
+BLOCKS = dict(
+    re.findall(
+        r"```python\n# ([a-z_]+\.py)\S*[^\n]*\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +59,9 @@ def test_the_step_of_each_change_is_traced(changes, manifest, name):
     config = configs.load(changes.__file__, [*SMALL, *shards_of(manifest)])
     task = getattr(changes, name)(config, DatasetInfo.from_manifest(manifest), manifest=manifest)
     state, metrics = jax.eval_shape(task.train_step, task.abstract_state, task.batch_shapes(8))
-    assert jax.tree.map(lambda leaf: leaf.shape, state) == jax.tree.map(lambda leaf: leaf.shape, task.abstract_state)
+    assert jax.tree.map(lambda leaf: leaf.shape, state) == jax.tree.map(
+        lambda leaf: leaf.shape, task.abstract_state
+    )
     assert "loss" in metrics
 
 
@@ -56,7 +74,15 @@ def test_each_change_passes_its_test(changes, monkeypatch):
 
 def test_the_file_is_a_config_and_trains(changes, one_device, manifest, tmp_path):
     """With a model that transformers lacks, to what `evaluate` reads."""
-    settings = (*SMALL, "log.every=1", "evaluate.batch=8", "schedule.warmup=0", *shards_of(manifest))
+    settings = (
+        *SMALL,
+        "log.every=1",
+        "evaluate.batch=8",
+        "schedule.warmup=0",
+        *shards_of(manifest),
+    )
     settings = [f"--config.{key}" for key in settings]
     for arguments in (["train", f"--config={changes.__file__}", *settings], ["evaluate"]):
-        assert changes.main([*arguments, f"--workdir={tmp_path}/run"], pretraining=changes.Gated) == 0
+        assert (
+            changes.main([*arguments, f"--workdir={tmp_path}/run"], pretraining=changes.Gated) == 0
+        )

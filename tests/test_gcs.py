@@ -43,12 +43,21 @@ def test_paths(bucket, emulator):
     (root / "a" / "b" / "deep.txt").write_text("deep")
     assert sizes(root / "a") == {"x.json": 2, "empty": 0}
     assert [path.name for path in children(root / "a")] == ["b", "empty", "x.json"]
-    query = urllib.parse.urlencode({"uploadType": "media", "name": f"{(root / 'a' / 'later').path.partition('/')[2]}"})
-    urllib.request.urlopen(f"{emulator}/upload/storage/v1/b/bucket/o?{query}", data=b"by another host").close()
+    query = urllib.parse.urlencode(
+        {"uploadType": "media", "name": f"{(root / 'a' / 'later').path.partition('/')[2]}"}
+    )
+    urllib.request.urlopen(
+        f"{emulator}/upload/storage/v1/b/bucket/o?{query}", data=b"by another host"
+    ).close()
     assert "later" in sizes(root / "a"), "a listing was kept"
     move(root / "a", root / "moved", first="x.json")
     assert children(root / "a") == []
-    assert {name.rpartition("/")[2] for name in contents(root / "moved")} == {"x.json", "empty", "later", "deep.txt"}
+    assert {name.rpartition("/")[2] for name in contents(root / "moved")} == {
+        "x.json",
+        "empty",
+        "later",
+        "deep.txt",
+    }
     with pytest.raises(FileNotFoundError):
         local_folder(f"{bucket}/nowhere")
 
@@ -60,7 +69,9 @@ def test_a_replacement_that_was_cut_short_is_known_as_one(bucket, monkeypatch):
             new.mkdir()
             for name in ("a", "proof", "z"):
                 (new / name).write_text(text)
-        assert {path.name: path.read_text() for path in children(folder)} == dict.fromkeys(("a", "proof", "z"), text)
+        assert {path.name: path.read_text() for path in children(folder)} == dict.fromkeys(
+            ("a", "proof", "z"), text
+        )
     monkeypatch.setattr("mlm.paths.put_file", lambda file, target: 1 / 0)
     with pytest.raises(ZeroDivisionError), replacing(folder, last="proof") as new:
         new.mkdir()
@@ -71,12 +82,15 @@ def test_a_replacement_that_was_cut_short_is_known_as_one(bucket, monkeypatch):
 @pytest.mark.standard
 def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypatch):
     """Read from a bucket and written to it: what a disk holds. Stopped midway, it goes on where it was."""
-    folder, local = f"{bucket}/shards", write_jsonl(tmp_path / "texts.jsonl", texts[:400])
+    folder = f"{bucket}/shards"
+    local = write_jsonl(tmp_path / "texts.jsonl", texts[:400])
     remote = f"jsonl:{bucket}/texts*.jsonl"
     UPath(f"{bucket}/texts.jsonl").write_bytes((tmp_path / "texts.jsonl").read_bytes())
     write_shards(corpus_of((local,)), tmp_path / "shards", tokenizer_folder)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shards, "summarize", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            shards, "summarize", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         write_shards(corpus_of((remote,)), folder, tokenizer_folder, workers=1)
     kept = modified(work_folder(folder) / "tasks") | modified(UPath(folder))
     assert len(kept) > 20
@@ -90,11 +104,17 @@ def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypat
     made = write_shards(corpus_of((remote,)), folder, tokenizer_folder, workers=1)
     again = modified(UPath(folder))
     both = [name for name in kept if name in again and "parts.json" not in name]
-    assert all(again[name] == kept[name] for name in both), "a shard that was whole was written again"
+    assert all(again[name] == kept[name] for name in both), (
+        "a shard that was whole was written again"
+    )
     assert len(again.keys() & kept.keys()) >= 16
-    found, expected = contents(folder), contents(tmp_path / "shards")
+    found = contents(folder)
+    expected = contents(tmp_path / "shards")
     assert found.keys() == expected.keys()
-    assert {name for name in found if found[name] != expected[name]} == {"/manifest.json", "/documents/parts.json"}
+    assert {name for name in found if found[name] != expected[name]} == {
+        "/manifest.json",
+        "/documents/parts.json",
+    }
     assert children(work_folder(folder)) == []
     verify(load_manifest(folder), deep=True)
     assert find_documents(made, "train", 3)[0][0] == remote
@@ -116,7 +136,10 @@ def test_a_folder_that_can_not_be_listed(bucket, monkeypatch):
         raise gcsfs.retry.HttpError({"code": 503, "message": "later"})
 
     monkeypatch.setattr(folder.fs, "ls", ls)
-    with pytest.raises(InputError, match=r"/a: .* can't list it \(the bucket does not answer: later, 503\); start the"):
+    with pytest.raises(
+        InputError,
+        match=r"/a: .* can't list it \(the bucket does not answer: later, 503\); start the",
+    ):
         sizes(folder)
 
 
@@ -124,7 +147,9 @@ def test_a_folder_that_can_not_be_listed(bucket, monkeypatch):
 def test_checkpoints_in_a_bucket(bucket):
     folder = UPath(bucket) / "checkpoints"
     state = {"a": jnp.arange(1000.0), "b": {"c": jnp.ones((50, 7))}}
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
     with checkpoint.Checkpoints(folder, keep=2) as checkpoints:
         for step, score in ((1, 0.1), (2, 0.9), (3, 0.8), (4, 0.7)):
             meta = {"format": checkpoint_files.FORMAT, "step": step, "config": tiny_config()}
@@ -149,14 +174,17 @@ def test_checkpoints_in_a_bucket(bucket):
     assert np.array_equal(restored["a"], 3 * np.arange(1000.0))
     assert checkpoint_files.complete_steps(folder) == [1, 3, 6]
     names = {path.name for path in children(folder)}
-    assert "damaged.4" in names and "incomplete.5" not in names, "step 6 stands in for an incomplete one"
+    assert "damaged.4" in names and "incomplete.5" not in names, (
+        "step 6 stands in for an incomplete one"
+    )
     assert not {"9", "incomplete.9"} & names, "what orbax had not committed is gone"
     assert (folder / "damaged.4" / "hashes.json").is_file() and not (folder / "4").exists()
 
 
 def test_a_log_is_put_anew_now_and_then(bucket, monkeypatch):
     path = UPath(bucket) / "metrics.jsonl"
-    log, puts = logs.Lines(path), []
+    log = logs.Lines(path)
+    puts = []
     monkeypatch.setattr(logs, "write_text", lambda *args: (puts.append(args), write_text(*args)))
     for step in range(100):
         log.append({"step": step, "kind": "train"})
@@ -199,7 +227,11 @@ def test_a_lease_is_renewed_and_deleted_if_it_is_still_the_same(bucket, monkeypa
     lease = leases.Lease(UPath(bucket) / ".lock")
     asked = []
     generation = lease.create({"host": "here"})
-    assert lease.renew(generation, 1) and lease.read()[0] == generation and not lease.renew(generation + "0", 2)
+    assert (
+        lease.renew(generation, 1)
+        and lease.read()[0] == generation
+        and not lease.renew(generation + "0", 2)
+    )
     with pytest.raises(FileExistsError):
         lease.create({"host": "another"})
 
@@ -221,7 +253,13 @@ def test_a_bucket_that_is_not_there_is_told(emulator):
 
 @pytest.mark.slow
 def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, manifest, tokenizer_folder, tmp_path):
-    settings = ("train.steps=20", "checkpoint.every=7", "evaluate.every=10", "log.every=2", "log.tensorboard=true")
+    settings = (
+        "train.steps=20",
+        "checkpoint.every=7",
+        "evaluate.every=10",
+        "log.every=2",
+        "log.tensorboard=true",
+    )
     local = tmp_path / "run"
     for workdir in (str(local), f"{bucket}/run"):
         arguments = processes.train_arguments(workdir, manifest.folder, *settings)
@@ -232,9 +270,13 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, manifest, tokenizer_fold
         processes.run(arguments)
     run = UPath(f"{bucket}/run")
     assert (run / "metrics.jsonl").read_text() == (local / "metrics.jsonl").read_text()
-    assert json.loads((run / "config.json").read_text()) == json.loads((local / "config.json").read_text())
+    assert json.loads((run / "config.json").read_text()) == json.loads(
+        (local / "config.json").read_text()
+    )
     starts = [line for line in logs.read(run / "timing.jsonl") if line["kind"] == "start"]
-    assert [line["step"] for line in starts] == [0, 7], "the first start's lines came before its checkpoint"
+    assert [line["step"] for line in starts] == [0, 7], (
+        "the first start's lines came before its checkpoint"
+    )
     assert len(children(run / "tensorboard")) == 2 and not pathlib.Path("gs:").exists()
     for folder in (local, run):
         with replacing(UPath(folder) / "tokenizer", last="tokenizer.json") as new:
@@ -246,9 +288,12 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, manifest, tokenizer_fold
         processes.run(["export", f"--workdir={workdir}"])
         processes.run(["report", f"--workdir={workdir}"])
     assert "<html" in (run / "report.html").read_text()
-    own, other = contents(run / "export"), contents(UPath(local / "export"))
+    own = contents(run / "export")
+    other = contents(UPath(local / "export"))
     assert own.keys() == other.keys()
     differ = {name for name in own if own[name] != other[name]}
-    assert not [name for name in differ if name.endswith((".safetensors", ".msgpack", "proof.json"))]
+    assert not [
+        name for name in differ if name.endswith((".safetensors", ".msgpack", "proof.json"))
+    ]
     out, _ = processes.run(["predict", f"--model={run}/export", "It is the <mask>."])
     assert "It is the" in out

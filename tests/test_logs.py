@@ -17,7 +17,11 @@ from mlm.training.metrics import Log
 from mlm.training.xla_metrics import Programs
 from tests.training.toy import logged_task
 
-LINES = [{"step": step, "kind": kind, "loss": 1 / step} for step in (10, 20, 30) for kind in ("train", "eval")]
+LINES = [
+    {"step": step, "kind": kind, "loss": 1 / step}
+    for step in (10, 20, 30)
+    for kind in ("train", "eval")
+]
 
 
 def write(path: UPath, text: str) -> UPath:
@@ -31,7 +35,10 @@ def as_text(lines: list[dict]) -> str:
 
 @contextlib.contextmanager
 def opened(folder: UPath, *, start: int = 0, **options: Any) -> Iterator[Log]:
-    with Programs() as programs, Log(folder, logged_task("train.steps=20", **options), programs, start=start) as log:
+    with (
+        Programs() as programs,
+        Log(folder, logged_task("train.steps=20", **options), programs, start=start) as log,
+    ):
         yield log
 
 
@@ -44,7 +51,9 @@ def test_read_gives_the_lines_of_a_kind(tmp_path):
     assert path.stat().st_ino == before, "a good log is left alone"
 
 
-@pytest.mark.parametrize("torn", ["", '{"step": 20, "kind": "tra', '{"step": 20, "kind": "train", "loss": 1}'])
+@pytest.mark.parametrize(
+    "torn", ["", '{"step": 20, "kind": "tra', '{"step": 20, "kind": "train", "loss": 1}']
+)
 def test_cut_keeps_whole_lines_up_to_a_step(tmp_path, torn):
     path = write(UPath(tmp_path) / "log", as_text(LINES) + torn)
     logs.cut(path, 20)
@@ -64,8 +73,12 @@ def test_damage_inside_is_named_and_nothing_is_lost(tmp_path):
 def test_lines_and_objects_of_editors_on_windows(tmp_path):
     """A byte-order mark, and U+2028 as it is, which ends no line of JSON."""
     content = {"step": 1, "kind": "train", "note": "a\u2028b\x85c"}
-    (tmp_path / "a.json").write_text("\ufeff" + json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    (tmp_path / "a.jsonl").write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+    (tmp_path / "a.json").write_text(
+        "\ufeff" + json.dumps(content, ensure_ascii=False), encoding="utf-8"
+    )
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     assert logs.read_object(UPath(tmp_path / "a.json")) == content
     assert logs.read(UPath(tmp_path / "a.jsonl")) == [content]
 
@@ -74,11 +87,15 @@ def test_throughput_and_the_time_left_follow_the_size_of_the_batches(tmp_path, m
     """Steps of 10 tokens up to the tenth, then of 40; a second each."""
     clock = [0.0]
     monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
-    with opened(UPath(tmp_path), tokens_read=lambda step: 10 * step + 30 * max(step - 10, 0)) as log:
+    with opened(
+        UPath(tmp_path), tokens_read=lambda step: 10 * step + 30 * max(step - 10, 0)
+    ) as log:
         for step in (5, 15):
             clock[0] = step
             log.train(step, {"loss": np.float32(1), "consecutive_nonfinite": np.int32(0)})
-    lines = [line for line in logs.read(UPath(tmp_path / "timing.jsonl")) if line["kind"] == "train"]
+    lines = [
+        line for line in logs.read(UPath(tmp_path / "timing.jsonl")) if line["kind"] == "train"
+    ]
     assert [line["tokens_per_second"] for line in lines] == [10, 25]
     assert re.findall(r"(\S+) left", capsys.readouterr().err) == ["00:45", "00:08"]
 

@@ -21,9 +21,28 @@ from tests.support.refusals import refuse
 
 MLM = pathlib.Path(__main__.__file__).parent
 # What must not be imported before flags and config are read.
-HEAVY = {"jax", "tensorflow", "transformers", "flax", "optax", "orbax", "torch", "datasets", "matplotlib", "numpy"}
+HEAVY = {
+    "jax",
+    "tensorflow",
+    "transformers",
+    "flax",
+    "optax",
+    "orbax",
+    "torch",
+    "datasets",
+    "matplotlib",
+    "numpy",
+}
 NO_CONFIG = {"average", "compare", "predict", "report"}
-SEVERAL = {"run", "shards", "train", "verify", "classify", "evaluate", "export"}  # by several processes
+SEVERAL = {
+    "run",
+    "shards",
+    "train",
+    "verify",
+    "classify",
+    "evaluate",
+    "export",
+}  # by several processes
 
 
 def test_alone_it_prints_the_table_and_ends_with_2(capsys):
@@ -77,11 +96,21 @@ def test_an_unknown_flag_suggests_the_key(tmp_path, capsys, flag, near):
 
 @pytest.mark.parametrize("variable", ["JAX_PLATFORMS", "JAX_PLATFORM_NAME"])
 @pytest.mark.parametrize("value", ["cuda", "gpu,cpu", "ROCM", "cupu"])
-def test_a_platform_that_this_machine_has_not_is_refused_first(tmp_path, capsys, monkeypatch, variable, value):
-    monkeypatch.setattr(platforms, "DEVICES", platforms.DEVICES | {"cuda": ("/dev/none",), "rocm": ("/dev/none",)})
+def test_a_platform_that_this_machine_has_not_is_refused_first(
+    tmp_path, capsys, monkeypatch, variable, value
+):
+    monkeypatch.setattr(
+        platforms, "DEVICES", platforms.DEVICES | {"cuda": ("/dev/none",), "rocm": ("/dev/none",)}
+    )
     monkeypatch.setenv(variable, value)
     line = ["run", "--config=configs/quickstart.py", f"--workdir={tmp_path}/run"]
-    refuse(line, 2, f"{variable}={value} in the environment", value.partition(",")[0].lower(), capsys=capsys)
+    refuse(
+        line,
+        2,
+        f"{variable}={value} in the environment",
+        value.partition(",")[0].lower(),
+        capsys=capsys,
+    )
     assert not list(tmp_path.iterdir())
     monkeypatch.setenv(variable, "cpu")
     platforms.check()
@@ -89,13 +118,17 @@ def test_a_platform_that_this_machine_has_not_is_refused_first(tmp_path, capsys,
 
 @pytest.mark.standard
 def test_a_user_without_a_home_gets_no_folder_named_tilde(tmp_path):
-    if subprocess.run(["unshare", "-U", "--map-user=54321", "true"], capture_output=True).returncode:
+    if subprocess.run(
+        ["unshare", "-U", "--map-user=54321", "true"], capture_output=True
+    ).returncode:
         pytest.skip("needs user namespaces")
     code = "import os, mlm; os.makedirs(os.path.expanduser('~/.keras')); print(os.environ['HOME'])"
     environment = {**processes.environment(1), "PYTHONPATH": str(ROOT)}
     environment.pop("HOME", None)
     line = ["unshare", "-U", "--map-user=54321", sys.executable, "-c", code]
-    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
     assert not list(tmp_path.iterdir()) and not pathlib.Path(done.stdout.strip()).exists()
 
 
@@ -104,12 +137,23 @@ def test_a_command_that_reads_no_config_takes_no_key(name, tmp_path, capsys):
     line = [name, f"--workdir={tmp_path}"]
     sentence = f"--config.train.steps=1: {name} takes no --config.KEY; leave it out."
     refuse([*line, "--config.train.steps=1"], 2, sentence, capsys=capsys)
-    refuse([*line, "--config=configs/base.py"], 2, "--config=configs/base.py: there is no such flag", capsys=capsys)
+    refuse(
+        [*line, "--config=configs/base.py"],
+        2,
+        "--config=configs/base.py: there is no such flag",
+        capsys=capsys,
+    )
 
 
 def test_export_takes_no_key_of_the_run(tmp_path, capsys):
     line = ["export", f"--workdir={tmp_path}"]
-    refuse([*line, "--config=/nonexistent.py"], 2, "--config=/nonexistent.py", "no such file", capsys=capsys)
+    refuse(
+        [*line, "--config=/nonexistent.py"],
+        2,
+        "--config=/nonexistent.py",
+        "no such file",
+        capsys=capsys,
+    )
     refuse([*line, "--config.train.seed=1"], 2, "--config.train.seed=1", "pod.*", capsys=capsys)
 
 
@@ -126,15 +170,20 @@ def test_an_output_that_nobody_reads_is_the_end_of_a_page_but_no_success_of_a_ru
 
 
 @pytest.mark.parametrize("line", [["report", "--workdir=x"], ["report", "--unknown"]])
-def test_a_program_has_its_own_signals_back_after_a_command_and_may_start_it_in_a_thread(monkeypatch, line):
+def test_a_program_has_its_own_signals_back_after_a_command_and_may_start_it_in_a_thread(
+    monkeypatch, line
+):
     during = []
-    monkeypatch.setattr("mlm.commands.report.main", lambda *_: during.append(signal.getsignal(signal.SIGTERM)))
+    monkeypatch.setattr(
+        "mlm.commands.report.main", lambda *_: during.append(signal.getsignal(signal.SIGTERM))
+    )
 
     def command():
         with contextlib.suppress(SystemExit):
             codes.append(__main__.main(line))
 
-    codes, before = [], signal.getsignal(signal.SIGTERM)
+    codes = []
+    before = signal.getsignal(signal.SIGTERM)
     command()
     assert signal.getsignal(signal.SIGTERM) is before
     thread = threading.Thread(target=command)
@@ -162,9 +211,19 @@ sys.exit(__main__.main())
 def test_files_and_texts_are_utf8_in_any_locale(tmp_path, encoding):
     """A file that a library opens without an encoding, an argument, and what is printed through a pipe."""
     (tmp_path / "program.py").write_text(IN_ANY_LOCALE)
-    environment = processes.environment(1) | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = processes.environment(1) | {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
     environment |= {"PYTHONIOENCODING": encoding} if encoding else {}
-    line = [sys.executable, str(tmp_path / "program.py"), "predict", f"--workdir={tmp_path / 'größe'}", "東京"]
+    line = [
+        sys.executable,
+        str(tmp_path / "program.py"),
+        "predict",
+        f"--workdir={tmp_path / 'größe'}",
+        "東京",
+    ]
     done = subprocess.run(line, capture_output=True, env=environment, cwd=ROOT)
     assert (done.returncode, done.stdout.decode()) == (0, "['東京']\n"), done.stderr.decode()
     assert (tmp_path / "größe").read_text(encoding="utf-8") == "東京"
@@ -188,7 +247,9 @@ def test_what_a_disk_refuses_is_a_sentence(monkeypatch, capsys, number, file, wo
     refuse(["report", "--workdir=x"], 2, *words, capsys=capsys)
 
 
-@pytest.mark.parametrize(("wraps", "code"), [(ImportError("no module"), 75), (DamageError("x: is bad."), 4)])
+@pytest.mark.parametrize(
+    ("wraps", "code"), [(ImportError("no module"), 75), (DamageError("x: is bad."), 4)]
+)
 def test_ctrl_c_stays_one_where_a_library_wraps_it(monkeypatch, capsys, wraps, code):
     """As an import of tensorstore does; a sentence of ours stays as it is."""
 
@@ -199,18 +260,24 @@ def test_ctrl_c_stays_one_where_a_library_wraps_it(monkeypatch, capsys, wraps, c
             raise wraps from interrupt
 
     monkeypatch.setattr(importlib.import_module("mlm.commands.report"), "main", main)
-    refuse(["report", "--workdir=x"], code, "is bad." if code == 4 else "interrupted", capsys=capsys)
+    refuse(
+        ["report", "--workdir=x"], code, "is bad." if code == 4 else "interrupted", capsys=capsys
+    )
 
 
 def test_ctrl_c_while_the_command_is_imported_is_a_sentence_too(monkeypatch, capsys):
     def add_arguments(parser):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("mlm.commands.report"), "add_arguments", add_arguments)
+    monkeypatch.setattr(
+        importlib.import_module("mlm.commands.report"), "add_arguments", add_arguments
+    )
     refuse(["report", "--workdir=x"], 75, "mlm report: interrupted", capsys=capsys)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), FileNotFoundError(2, "none", "/x")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EACCES, "Permission denied"), FileNotFoundError(2, "none", "/x")]
+)
 def test_another_error_of_the_system_keeps_its_traceback(monkeypatch, capsys, error):
     """As of a socket, or a file that a fault in the code looks for."""
 
@@ -232,6 +299,8 @@ def test_a_reader_that_is_gone_at_the_end_is_no_error_of_the_exit():
     reader, writer = os.pipe()
     os.close(reader)
     environment = os.environ | {"PYTHONUNBUFFERED": ""}
-    done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, env=environment
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -18,7 +18,13 @@ HOME_KEYS = {  # a value of each key that holds paths, with HOME for the home fo
     "train.branch_from": "HOME/run@100",
     "data.mixture": (("HOME/a", 0.5), ("/b/~/c", 0.5)),
     "evaluate.sets": (("web", "HOME/web"),),
-    "corpus.sources": ("docstrings", "text:HOME/*.txt", "jsonl:/~/x#~", "hf:HOME/set", "tfds:HOME/set"),
+    "corpus.sources": (
+        "docstrings",
+        "text:HOME/*.txt",
+        "jsonl:/~/x#~",
+        "hf:HOME/set",
+        "tfds:HOME/set",
+    ),
     "corpus.keep_out": ("jsonl:HOME/x.jsonl#text",),
     "classify.train": "csv:HOME/x.csv",
     "classify.validation": "conll:HOME/x",
@@ -30,18 +36,30 @@ HOME_KEYS = {  # a value of each key that holds paths, with HOME for the home fo
 @pytest.mark.parametrize("home", ["~", f"~{getpass.getuser()}"])
 def test_the_home_folder_in_every_key_that_holds_paths(tmp_path, home):
     """A saved config holds the real path, and a run whose older config holds ~ goes on."""
-    needs = {"data.mixture": {"corpus.weights": (1.0,)}, "corpus.sources": {"corpus.weights": (1.0,) * 5}}
+    needs = {
+        "data.mixture": {"corpus.weights": (1.0,)},
+        "corpus.sources": {"corpus.weights": (1.0,) * 5},
+    }
     path = UPath(tmp_path / "config.json")
     for key, value in HOME_KEYS.items():
-        written, real = (repr(value).replace("HOME", text) for text in (home, str(Path(home).expanduser())))
+        written, real = (
+            repr(value).replace("HOME", text) for text in (home, str(Path(home).expanduser()))
+        )
         others = needs.get(key, {})
         overrides = [f"{name}={number}" for name, number in others.items()]
         config = configs.load("configs/base.py", [*overrides, f"{key}={written.strip(chr(39))}"])
         assert repr(configs.flatten(config)[key]) == real, key
-        flat = configs.flatten(configs.load("configs/base.py", [])) | others | {key: ast.literal_eval(written)}
+        flat = (
+            configs.flatten(configs.load("configs/base.py", []))
+            | others
+            | {key: ast.literal_eval(written)}
+        )
         path.write_text(configs.unflatten(flat).to_json())
         saved = configs.load_saved(path, [])
-        assert repr(configs.flatten(saved)[key]) == real and configs.diff(flat, configs.flatten(saved)) == [], key
+        assert (
+            repr(configs.flatten(saved)[key]) == real
+            and configs.diff(flat, configs.flatten(saved)) == []
+        ), key
 
 
 def test_the_home_folder_in_every_flag_that_takes_a_path(monkeypatch):
@@ -76,7 +94,13 @@ def test_other_names_stay(name):
 
 def test_a_folder_is_the_same_with_a_slash_at_its_end():
     """As a shell completes it: a resumed run with tokenizer.path=tk/ is the one with tk."""
-    assert [expand(path) for path in ("tk/", "/a/b//", "gs://b/", "./", "/")] == ["tk", "/a/b", "gs://b", ".", "/"]
+    assert [expand(path) for path in ("tk/", "/a/b//", "gs://b/", "./", "/")] == [
+        "tk",
+        "/a/b",
+        "gs://b",
+        ".",
+        "/",
+    ]
     both = [configs.load(str(configs.BASE), [f"tokenizer.path={path}"]) for path in ("tk", "tk/")]
     assert configs.diff(*both) == []
 

@@ -29,12 +29,24 @@ SHORT = (
     "evaluate.every=0",
 )
 
-BASE_ON_A_LAPTOP = ("corpus.weights=1.0", "data.lanes=8", "train.accumulate=1", "model.remat_feed_forward=0")
+BASE_ON_A_LAPTOP = (
+    "corpus.weights=1.0",
+    "data.lanes=8",
+    "train.accumulate=1",
+    "model.remat_feed_forward=0",
+)
 PUBLISHED = "FacebookAI/roberta-base"
-OF_MODEL = ("tokenizer.", "model.positions=", "model.layers=", "model.h", "model.intermediate_size=")  # PUBLISHED's own
+OF_MODEL = (
+    "tokenizer.",
+    "model.positions=",
+    "model.layers=",
+    "model.h",
+    "model.intermediate_size=",
+)  # PUBLISHED's own
 
 
-README, BENCH = ROOT / "README.md", ROOT / "mlm/bench/README.md"
+README = ROOT / "README.md"
+BENCH = ROOT / "mlm/bench/README.md"
 OTHERS = [page for page in sorted(ROOT.glob("mlm/*/README.md")) if page != BENCH]
 PAGES = (README, BENCH, *OTHERS)
 
@@ -64,8 +76,12 @@ def test_every_command_has_an_example():
 def test_settings_below_the_table(name):
     """`$S` and `$M` are settings that load."""
     (text,) = re.findall(rf'`{name}="([^"]*)"`', read())
-    file, *settings = (argument for argument in text.split() if not argument.startswith("--workdir="))
-    loaded = config.load(file.removeprefix("--config="), [each.removeprefix("--config.") for each in settings])
+    file, *settings = (
+        argument for argument in text.split() if not argument.startswith("--workdir=")
+    )
+    loaded = config.load(
+        file.removeprefix("--config="), [each.removeprefix("--config.") for each in settings]
+    )
     assert loaded.shards.length == 128 and loaded.tokenizer.vocab_size == 16384
 
 
@@ -79,9 +95,17 @@ def test_each_guarantee_has_tests_that_are_not_among_the_slow():
         for name in names:
             file, _, function = name.partition("::")
             tree = ast.parse((ROOT / "tests" / file).read_text())
-            (test,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+            (test,) = (
+                node
+                for node in tree.body
+                if isinstance(node, ast.FunctionDef) and node.name == function
+            )
             marks = [*map(ast.unparse, test.decorator_list)]
-            marks += [ast.unparse(node) for node in tree.body if ast.unparse(node).startswith("pytestmark")]
+            marks += [
+                ast.unparse(node)
+                for node in tree.body
+                if ast.unparse(node).startswith("pytestmark")
+            ]
             assert not re.search("mark.(slow|hosts)", " ".join(marks)), name
 
 
@@ -92,11 +116,15 @@ def with_settings(command: str, *settings: str) -> str:
 def shortened(line: str, folder: pathlib.Path) -> str:
     """A command of the pages as it runs here: on a small corpus, a small model, in some steps."""
     command = line.replace("my/texts/*.txt", f"{folder}/my.txt").replace("runs/", f"{folder}/runs/")
-    command = command.replace("quickstart@1000..1575", "quickstart@4..8")  # the steps of the short run
+    command = command.replace(
+        "quickstart@1000..1575", "quickstart@4..8"
+    )  # the steps of the short run
     command = command.replace("> docs.jsonl", f"> {folder}/docs.jsonl")
     corpus = f"jsonl:{folder}/corpus.jsonl"
     if line.startswith("gcloud"):  # what it runs on every host
-        command = re.search(r"--command='cd mlm && (.*)'", command)[1].replace("gs://BUCKET", str(folder))
+        command = re.search(r"--command='cd mlm && (.*)'", command)[1].replace(
+            "gs://BUCKET", str(folder)
+        )
         command = with_settings(command, *TINY, *BASE_ON_A_LAPTOP)
     if "mlm bench" in line and "shards" in line:
         command += " --megabytes=0.2"
@@ -106,11 +134,20 @@ def shortened(line: str, folder: pathlib.Path) -> str:
         if "my.txt" not in command:
             command = with_settings(command, f"corpus.sources={corpus}")
     if "mlm glue" in line:
-        command = command.partition("--config.")[0] + f"--data={glue_shaped.write(folder / 'glue')} --tasks rte wnli"
-        command = with_settings(command, "data.global_batch=16", "train.epochs=1", "model.dtype=float32")
+        command = (
+            command.partition("--config.")[0]
+            + f"--data={glue_shaped.write(folder / 'glue')} --tasks rte wnli"
+        )
+        command = with_settings(
+            command, "data.global_batch=16", "train.epochs=1", "model.dtype=float32"
+        )
     if re.search("mlm (sweep )?classify", line):
         settings = labelled_texts.settings(folder, "")
-        sources = [setting for setting in settings if setting.startswith(("classify.train=", "classify.validation="))]
+        sources = [
+            setting
+            for setting in settings
+            if setting.startswith(("classify.train=", "classify.validation="))
+        ]
         lengths = ("train.steps=0", "train.epochs=1", "schedule.warmup=0", "data.global_batch=16")
         command = with_settings(command, *sources, "classify.label=label", *lengths)
     if "mlm compare" in line:
@@ -129,14 +166,18 @@ def shortened(line: str, folder: pathlib.Path) -> str:
 @pytest.mark.parametrize("pages", [[README, *OTHERS], [BENCH]], ids=["README and others", "bench"])
 def test_commands_run(texts, model, pages, tmp_path):
     """One after the other, in the pages' order: later ones work on what earlier ones made, README's first above all."""
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
     (tmp_path / "my.txt").write_text("\n".join(text.replace("\n", " ") for text in texts))
     env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
     trained_model.publish(model, PUBLISHED, tmp_path / "hub")
     env |= {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     base = "--config=configs/base.py"
     env["S"] = with_settings(
-        f"{base} --workdir={tmp_path}/runs/speed", *SHORT, f"corpus.sources=jsonl:{tmp_path}/corpus.jsonl"
+        f"{base} --workdir={tmp_path}/runs/speed",
+        *SHORT,
+        f"corpus.sources=jsonl:{tmp_path}/corpus.jsonl",
     )
     env["M"] = with_settings(base, *TINY, SHORT[0])
     first, this, *_ = commands([README])

@@ -29,7 +29,9 @@ class Wrong(Pretraining):
 
     def make_eval_masking(self):
         masking = super().make_eval_masking()
-        return MaskingByRow(**{field.name: getattr(masking, field.name) for field in dataclasses.fields(masking)})
+        return MaskingByRow(
+            **{field.name: getattr(masking, field.name) for field in dataclasses.fields(masking)}
+        )
 
     def loss(self, logits_BxKxV, masked):
         """Divides by the weight of a microbatch, not of the batch."""
@@ -42,7 +44,8 @@ class Wrong(Pretraining):
 
     def metrics(self, logits_BxKxV, masked, intermediates):
         """How rows are split over devices, a mean of rows that may have no predictions, and what is predicted."""
-        ones_B, weight_B = jnp.ones(len(logits_BxKxV)), masked.weights_BxK.sum(-1)
+        ones_B = jnp.ones(len(logits_BxKxV))
+        weight_B = masked.weights_BxK.sum(-1)
         return {
             "row_shards": Mean(ones_B * self.mesh.shape["data"], ones_B),
             "mean_of_rows": Mean(weight_B / weight_B, ones_B),
@@ -53,7 +56,9 @@ class Wrong(Pretraining):
 @dataclasses.dataclass(frozen=True)
 class MaskingByRow(TokenMasking):
     def __call__(self, key, ids_BxL, attention_BxL, record_B, *rest):
-        return super().__call__(key, ids_BxL, attention_BxL, jnp.arange(len(record_B), dtype=record_B.dtype), *rest)
+        return super().__call__(
+            key, ids_BxL, attention_BxL, jnp.arange(len(record_B), dtype=record_B.dtype), *rest
+        )
 
 
 class RareAccuracy(Pretraining):
@@ -81,8 +86,12 @@ def test_says_what_is_wrong_and_where():
         "resumed: .*'step': 3",
     ):
         assert re.search(what, message), what
-    assert not re.search("mesh.fsdp.*train, step 1, loss", message), "there the compiler splits the batch"
-    assert not re.search("train, step 1, label", message), "masks of training are wrong for 8 rows alone"
+    assert not re.search("mesh.fsdp.*train, step 1, loss", message), (
+        "there the compiler splits the batch"
+    )
+    assert not re.search("train, step 1, label", message), (
+        "masks of training are wrong for 8 rows alone"
+    )
 
 
 @pytest.mark.parametrize("value", [None, RobertaModule])

@@ -22,7 +22,10 @@ def shown(*parts, out: io.StringIO | None = None) -> str:
 
 
 def test_control_characters_are_shown_and_all_else_is_kept():
-    assert printable("a\x1b[2J\r\x9b\u202e\n\udcff\x7f") == r"a\u001b[2J\u000d\u009b\u202e\u000a\udcff\u007f"
+    assert (
+        printable("a\x1b[2J\r\x9b\u202e\n\udcff\x7f")
+        == r"a\u001b[2J\u000d\u009b\u202e\u000a\udcff\u007f"
+    )
     text = "naïve 東京 \N{THUMBS UP SIGN}\t\N{ZERO WIDTH JOINER} <mask> \\"
     assert printable(text) == text
 
@@ -47,7 +50,10 @@ def test_a_pipe_gets_whole_lines_of_plain_text(monkeypatch, forced):
         monkeypatch.setenv(name, forced)
     monkeypatch.setenv("COLUMNS", "40")
     text = shown(
-        table("name", ">count", "words", rows=ROWS, indent=2), "", Text("x " * 100, "red"), "[b]\x1b[2J" + "y" * 200
+        table("name", ">count", "words", rows=ROWS, indent=2),
+        "",
+        Text("x " * 100, "red"),
+        "[b]\x1b[2J" + "y" * 200,
     )
     assert text.splitlines() == [
         "  name                count  words",

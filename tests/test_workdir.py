@@ -29,7 +29,9 @@ def test_without_locks_there_is_a_warning(tmp_path, monkeypatch, capsys, number)
     monkeypatch.setattr(fcntl, "flock", fail_with(number))
     with lock(UPath(tmp_path)):
         said = capsys.readouterr().err
-        assert said.startswith("warning: ") and str(tmp_path) in said and os.strerror(number) in said
+        assert (
+            said.startswith("warning: ") and str(tmp_path) in said and os.strerror(number) in said
+        )
 
 
 @pytest.mark.parametrize("name", ["run[1]", "run*", "what?", "[lab]/run", "a]"])
@@ -50,13 +52,19 @@ def test_a_lock_that_another_process_holds(tmp_path, monkeypatch, number):
 def test_a_lock_that_fails(tmp_path, monkeypatch, number):
     """EBADF: of a file that can only be read, on NFS."""
     monkeypatch.setattr(fcntl, "flock", fail_with(number))
-    with pytest.raises(InputError, match=rf"{tmp_path}/\.lock: .*{os.strerror(number)}"), lock(UPath(tmp_path)):
+    with (
+        pytest.raises(InputError, match=rf"{tmp_path}/\.lock: .*{os.strerror(number)}"),
+        lock(UPath(tmp_path)),
+    ):
         pass
 
 
 def test_a_lock_that_is_no_file(tmp_path):
     (tmp_path / LOCK).mkdir()
-    with pytest.raises(InputError, match=rf"{tmp_path}/\.lock: .*Is a directory"), lock(UPath(tmp_path)):
+    with (
+        pytest.raises(InputError, match=rf"{tmp_path}/\.lock: .*Is a directory"),
+        lock(UPath(tmp_path)),
+    ):
         pass
 
 
@@ -83,7 +91,9 @@ def test_the_lock_and_the_folder_of_a_colleague(tmp_path):
         line = [sys.executable, "-c", OF_OTHERS, str(folder)]
         return subprocess.run(line, capture_output=True, text=True, check=True).stdout
 
-    folder = pathlib.Path("/var/tmp", f"mlm-{os.getpid()}")  # tmp_path is below a folder of root alone
+    folder = pathlib.Path(
+        "/var/tmp", f"mlm-{os.getpid()}"
+    )  # tmp_path is below a folder of root alone
     folder.mkdir()
     try:
         folder.chmod(0o1777)  # as /tmp
@@ -94,7 +104,9 @@ def test_the_lock_and_the_folder_of_a_colleague(tmp_path):
         (folder / LOCK).chmod(0o000)
         assert f"{folder}/{LOCK}" in (said := say(folder)) and "Permission denied" in said
         folder.chmod(0o555)
-        assert str(folder) in (said := say(folder)) and "can't be written (Permission denied)" in said
+        assert (
+            str(folder) in (said := say(folder)) and "can't be written (Permission denied)" in said
+        )
     finally:
         folder.chmod(0o1777)
         (folder / LOCK).unlink()

@@ -66,8 +66,12 @@ ADVICE = (
     ("other", r"network", "see network and create_flags in pod.toml, and gcloud compute networks list"),
     ("other", r"", ""),
 )  # fmt: skip
-AUTHENTICATED = re.compile(r"\s*This command is authenticated (as|with) .*? property\.?")  # true of every refusal
-ENDING = re.compile(r"\n\s*(If you would like to report this issue|To search the help text).*", re.DOTALL)
+AUTHENTICATED = re.compile(
+    r"\s*This command is authenticated (as|with) .*? property\.?"
+)  # true of every refusal
+ENDING = re.compile(
+    r"\n\s*(If you would like to report this issue|To search the help text).*", re.DOTALL
+)
 # what gcloud's ssh says of itself, between ssh's own lines
 CHATTER = re.compile(
     r"SSH: |Retrying: SSH|Using ssh batch|Propagating SSH|WARNING: |\.*done\.|Warning: Permanently added|"
@@ -123,7 +127,11 @@ def explain(message: str, settings: Settings, asked_of: str = "") -> PodError:
     message: a `refusal`; asked_of: "nodes/NAME" or "queuedResources/NAME" if that alone was asked for.
     """
     said = first_line(message)
-    if message.startswith("NOT_FOUND: ") and asked_of and re.search(rf"/{asked_of}(?![-\w])", message):
+    if (
+        message.startswith("NOT_FOUND: ")
+        and asked_of
+        and re.search(rf"/{asked_of}(?![-\w])", message)
+    ):
         return PodError(f"{said}.", "absent")
     api = re.search(r"\b(\w+\.googleapis\.com)", message.replace("type.googleapis.com", ""))
     constraint = re.search(r"constraints?/[\w.]+", message)
@@ -133,29 +141,41 @@ def explain(message: str, settings: Settings, asked_of: str = "") -> PodError:
     }
     # a project may be called nlp-billing, and a pod my-quota
     nameless = re.sub(r"\b(projects|nodes|queuedResources)/[^/\s'\"]+", r"\1/-", message)
-    kind, _, advice = next(row for row in ADVICE if re.search(row[1], nameless, re.IGNORECASE | re.DOTALL))
+    kind, _, advice = next(
+        row for row in ADVICE if re.search(row[1], nameless, re.IGNORECASE | re.DOTALL)
+    )
     return PodError(f"{said}{'; ' if advice else ''}{advice.format_map(words)}.", kind)
 
 
 def reason(stderr: str) -> str:
     """Returns why ssh failed, or gcloud that runs it: gcloud's last error, or what ssh said before it ended."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [i for i, line in enumerate(lines) if line.startswith("ERROR: ") and not EXITED.search(line)]
+    errors = [
+        i for i, line in enumerate(lines) if line.startswith("ERROR: ") and not EXITED.search(line)
+    ]
     if errors:
-        return first_line(refusal("\n".join(line for line in lines[errors[-1] :] if not EXITED.search(line))))
+        return first_line(
+            refusal("\n".join(line for line in lines[errors[-1] :] if not EXITED.search(line)))
+        )
     said = [line for line in lines if not CHATTER.search(line)]
     return said[-1].rstrip(".") if said else "it said nothing"
 
 
 def key_of(settings: Settings) -> str:
     """Returns the file of the ssh key that gcloud takes."""
-    flags = [flag.partition("=")[2] for flag in settings.ssh_flags if flag.startswith("--ssh-key-file=")]
+    flags = [
+        flag.partition("=")[2] for flag in settings.ssh_flags if flag.startswith("--ssh-key-file=")
+    ]
     return flags[0] if flags else "~/.ssh/google_compute_engine"
 
 
 def advice(said: str, settings: Settings) -> str:
     """Returns what to do where ssh can't connect, "" where nothing is known; said: by ssh and gcloud."""
-    words = {"project": settings.project, "network": settings.network or "default", "key": key_of(settings)}
+    words = {
+        "project": settings.project,
+        "network": settings.network or "default",
+        "key": key_of(settings),
+    }
     for pattern, sentence in SSH_ADVICE:
         if re.search(pattern, said, re.IGNORECASE | re.DOTALL):
             return f"{sentence[0].upper()}{sentence[1:].format_map(words)}."

@@ -43,7 +43,14 @@ class SettingsError(PodError):
 ABSENT = "ABSENT"
 READY = "READY"
 STOPPED = "STOPPED"
-GONE = ("PREEMPTED", "TERMINATED", "SUSPENDED", "SUSPENDING", "FAILED", "UNKNOWN")  # UNKNOWN: after a failed repair
+GONE = (
+    "PREEMPTED",
+    "TERMINATED",
+    "SUSPENDED",
+    "SUSPENDING",
+    "FAILED",
+    "UNKNOWN",
+)  # UNKNOWN: after a failed repair
 DELETE = "deleting it"
 CREATE = "creating one"
 RESUME = "starting it again"
@@ -111,8 +118,12 @@ class Runner:
                 argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables, start_new_session=True
             )
         except OSError as error:
-            advice = "it has to be on this machine's PATH: https://cloud.google.com/sdk/docs/install"
-            raise SettingsError(f"{argv[0]} can't be started ({error.strerror}): {advice}.") from error
+            advice = (
+                "it has to be on this machine's PATH: https://cloud.google.com/sdk/docs/install"
+            )
+            raise SettingsError(
+                f"{argv[0]} can't be started ({error.strerror}): {advice}."
+            ) from error
         self._running.add(process)
         code = None
         stdout = stderr = b""
@@ -123,7 +134,9 @@ class Runner:
             code = process.returncode
         except subprocess.TimeoutExpired:
             kill(process)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # something outside the group may still hold the pipe
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # something outside the group may still hold the pipe
                 stdout, stderr = process.communicate(timeout=5)
         except BaseException:  # Ctrl-C: take the call along
             kill(process)

@@ -24,9 +24,13 @@ class HostReport:
     process: int
     host: str
     state: str  # "absent", "running", "exited" or "lost" (it is gone, and nobody saw how)
-    exit: dict[str, Any] | None = None  # {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}
+    exit: dict[str, Any] | None = (
+        None  # {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}
+    )
     progress: dict[str, Any] | None = None  # {"step", "phase", "time", ...}: where it was last
-    cause: dict[str, Any] | None = None  # {"kind", "time", "step", "phase", "code", "what", ...}: the reason it gave
+    cause: dict[str, Any] | None = (
+        None  # {"kind", "time", "step", "phase", "code", "what", ...}: the reason it gave
+    )
     ended_by_us: bool = False  # the launcher killed it, since others had ended
     last_line: str = ""  # that it printed, if known
 
@@ -48,7 +52,11 @@ class Cause:
     def sentence(self) -> str:
         """The cause for a person."""
         name = f" ({self.host})" if self.host else ""
-        clock = "" if self.time is None else f" at {time.strftime('%H:%M:%S', time.localtime(self.time))}"
+        clock = (
+            ""
+            if self.time is None
+            else f" at {time.strftime('%H:%M:%S', time.localtime(self.time))}"
+        )
         where = "" if self.phase is None else f" ({self.phase})"
         if self.step is not None:
             where = f", at step {self.step}{where}"
@@ -68,7 +76,9 @@ def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
     ends = [end for end in map(_end, hosts) if end]
     # a full disk keeps a reason from its own process alone
     told = {cause.process for rank, cause in ends if rank == TOLD}
-    ends = [(rank, cause) for rank, cause in ends if cause.kind != "exit" or cause.process not in told]
+    ends = [
+        (rank, cause) for rank, cause in ends if cause.kind != "exit" or cause.process not in told
+    ]
     best = min((rank for rank, _ in ends), default=OWN)
     causes = [cause for rank, cause in ends if rank == best]
     if best == FOLLOWED and any(cause.code == ABORTED for cause in causes):
@@ -76,7 +86,11 @@ def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
         causes = [_silent(host) for host in quiet] or causes
     hangs = sorted((cause for cause in causes if cause.kind == "hang"), key=_position)
     causes = [cause for cause in causes if cause.kind != "hang"] + hangs[:1]
-    return min(causes, key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process), default=None)
+    return min(
+        causes,
+        key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process),
+        default=None,
+    )
 
 
 def _end(host: HostReport) -> tuple[int, Cause] | None:
@@ -88,18 +102,35 @@ def _end(host: HostReport) -> tuple[int, Cause] | None:
     number = end.get("signal") or max(0, code - 128)  # of a signal, through a shell too
 
     def cause(kind: str, when: float | None, code: int, what: str) -> Cause:
-        return Cause(host.process, host.host, kind, when, position.get("step"), position.get("phase"), code or 1, what)
+        return Cause(
+            host.process,
+            host.host,
+            kind,
+            when,
+            position.get("step"),
+            position.get("phase"),
+            code or 1,
+            what,
+        )
 
     if of := reason.get("of"):
         where = reason.get("time"), of.get("step"), of.get("phase")
-        return TOLD, Cause(of["process"], of["host"], of["kind"], *where, reason.get("code") or 1, of["what"])
+        return TOLD, Cause(
+            of["process"], of["host"], of["kind"], *where, reason.get("code") or 1, of["what"]
+        )
     if reason:
         kind = reason.get("kind")
-        verb = {"hang": "hung", "signal": "was asked to end", "peer": "ended with another"}.get(kind, "failed")
+        verb = {"hang": "hung", "signal": "was asked to end", "peer": "ended with another"}.get(
+            kind, "failed"
+        )
         rank = FOLLOWED if kind == "peer" else OWN
-        return rank, cause(kind, reason.get("time"), reason.get("code"), f"{verb}: {reason.get('what')}")
+        return rank, cause(
+            kind, reason.get("time"), reason.get("code"), f"{verb}: {reason.get('what')}"
+        )
     if host.state == "lost":
-        return TOLD, cause("lost", position.get("time"), 1, "was lost: it is gone, and nobody saw how")
+        return TOLD, cause(
+            "lost", position.get("time"), 1, "was lost: it is gone, and nobody saw how"
+        )
     if number:
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         rank = FOLLOWED if host.ended_by_us or number == signal.SIGABRT else OWN
@@ -114,7 +145,9 @@ def _silent(host: HostReport) -> Cause:
     """Returns the end of a process that had none of its own when jax aborted the others, at its last sign of life."""
     at = host.progress or {}
     what = "is lost: the others had no sign of it"
-    return Cause(host.process, host.host, "lost", at.get("time"), at.get("step"), at.get("phase"), 1, what)
+    return Cause(
+        host.process, host.host, "lost", at.get("time"), at.get("step"), at.get("phase"), 1, what
+    )
 
 
 def _position(hang: Cause) -> tuple[int, int, float]:

@@ -32,7 +32,11 @@ class Follower:
     def alone(self) -> contextlib.AbstractContextManager:
         """Holds the run's log files here. Raises PodError if another process does."""
         refusal = PodError(f"somebody follows this run here already: tail -f {self.folder}/*.log")
-        return contextlib.nullcontext() if self.hosts.dry else host_setup.alone(self.folder / ".lock", refusal)
+        return (
+            contextlib.nullcontext()
+            if self.hosts.dry
+            else host_setup.alone(self.folder / ".lock", refusal)
+        )
 
     def round(self) -> bool:
         """Asks every host once; returns whether all of them have ended and said all, or can't say it."""
@@ -95,4 +99,7 @@ def _require_pod(hosts: Hosts) -> None:
             raise
         return
     if state in (*GONE, ABSENT):
-        raise PodError(f"{hosts.pod.name} is {state}: launch/tpu.py supervise gets another and goes on.", "absent")
+        raise PodError(
+            f"{hosts.pod.name} is {state}: launch/tpu.py supervise gets another and goes on.",
+            "absent",
+        )

@@ -27,8 +27,16 @@ INITIATORS = {"USER": "by a person", "SERVICE": "by Google Cloud"}  # of a suspe
 ASK = 120.0  # seconds that gcloud may take to answer
 CHANGE = 1800.0  # to create or delete
 CONNECT = 180.0  # for the first connection, in which gcloud makes a key and brings it to the hosts
-COLLECTION = {"tpu-vm": "nodes", "queued-resources": "queuedResources"}  # of the API, by gcloud's name
-SHARED = ("ControlMaster=auto", "ControlPersist=600", "BatchMode=yes", "ServerAliveInterval=15")  # between questions
+COLLECTION = {
+    "tpu-vm": "nodes",
+    "queued-resources": "queuedResources",
+}  # of the API, by gcloud's name
+SHARED = (
+    "ControlMaster=auto",
+    "ControlPersist=600",
+    "BatchMode=yes",
+    "ServerAliveInterval=15",
+)  # between questions
 PATIENCE = "--ssh-flag=-o ConnectTimeout=10"  # or a closed port takes ssh two minutes, and gcloud tries ten times
 LONGEST = 60  # of a folder for ssh's sockets, whose whole path has 104 characters at most
 
@@ -40,8 +48,12 @@ class TpuVm:
         self.settings = settings
         self.runner = runner
         self.dry = runner.dry
-        self.routes: list[list[str]] = []  # an ssh command for each host; none where gcloud's own goes
-        self._routes_file = pathlib.Path("runs/pods/ssh") / f"{settings.name}.json"  # under the folder we are in
+        self.routes: list[
+            list[str]
+        ] = []  # an ssh command for each host; none where gcloud's own goes
+        self._routes_file = (
+            pathlib.Path("runs/pods/ssh") / f"{settings.name}.json"
+        )  # under the folder we are in
 
     @functools.cached_property
     def label(self) -> str:
@@ -57,8 +69,14 @@ class TpuVm:
         """Asks for the pod; it need not be there when this returns. Raises PodError("exists") if it was there."""
         settings = self.settings
         flags = [flag for flag in settings.create_flags if not flag.startswith("--labels=")]
-        labels = [flag.removeprefix("--labels=") for flag in settings.create_flags if flag.startswith("--labels=")]
-        labels = ",".join([f"{LABEL}={self.label}", *labels])  # gcloud takes the last --labels alone
+        labels = [
+            flag.removeprefix("--labels=")
+            for flag in settings.create_flags
+            if flag.startswith("--labels=")
+        ]
+        labels = ",".join(
+            [f"{LABEL}={self.label}", *labels]
+        )  # gcloud takes the last --labels alone
         flags += [f"--labels={labels}", f"--accelerator-type={settings.accelerator_type}"]
         if settings.spot:
             flags.append("--spot")
@@ -102,20 +120,30 @@ class TpuVm:
         # the TPU VM first: it is there or not, whoever made it, and in whichever way
         node = self._ask("tpu-vm", "describe", name)
         if self.dry:
-            hosts = tuple(Host(i, f"ADDRESS-OF-WORKER-{i}") for i in range(self.settings.host_count))
-            return Pod(name, backend.READY, hosts, name if self.settings.queued else "", label=self.label)
+            hosts = tuple(
+                Host(i, f"ADDRESS-OF-WORKER-{i}") for i in range(self.settings.host_count)
+            )
+            return Pod(
+                name, backend.READY, hosts, name if self.settings.queued else "", label=self.label
+            )
         if node:
             return self._node(node)
         request = self._ask("queued-resources", "describe", name)
         if not request:
             return Pod(name, backend.ABSENT)
         if (called := _spec(request).get("nodeId", name)) != name:
-            raise SettingsError(f"{name} is a queued resource whose TPU VM is called {called}: set name to that.")
+            raise SettingsError(
+                f"{name} is a queued resource whose TPU VM is called {called}: set name to that."
+            )
         pod = self._request(request)
         if pod.state != "ACTIVE":
             return pod
         node = self._ask("tpu-vm", "describe", name)  # it may have come in between
-        return self._node(node) if node else dataclasses.replace(pod, state="FAILED", reason="its TPU VM is gone")
+        return (
+            self._node(node)
+            if node
+            else dataclasses.replace(pod, state="FAILED", reason="its TPU VM is gone")
+        )
 
     def requests(self) -> list[Pod]:
         """Returns all queued resources of the project and zone, without their hosts."""
@@ -135,11 +163,18 @@ class TpuVm:
             say(f"connecting to {len(pod.hosts)} hosts of {pod.name}")
             self._connect_first(words)
             answer = self.runner.run([*words, "--command=true", "--worker=all", "--dry-run"], ASK)
-            saved = {"key": [pod.identity, *words], "lines": [] if answer.code else answer.stdout.splitlines()}
-            with contextlib.suppress(OSError):  # a full disk, a folder of somebody else's: it is asked again
+            saved = {
+                "key": [pod.identity, *words],
+                "lines": [] if answer.code else answer.stdout.splitlines(),
+            }
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk, a folder of somebody else's: it is asked again
                 self._routes_file.parent.mkdir(parents=True, exist_ok=True)
                 host_setup.write(self._routes_file, saved)
-        flags = [word.removeprefix("--ssh-flag=") for word in words if word.startswith("--ssh-flag=")]
+        flags = [
+            word.removeprefix("--ssh-flag=") for word in words if word.startswith("--ssh-flag=")
+        ]
         routes = [parse_route(line, " ".join(flags).split()) for line in saved["lines"]]
         if None not in routes and len(routes) == len(pod.hosts):
             self.routes = routes
@@ -149,11 +184,14 @@ class TpuVm:
         first = self.runner.run([*words, "--command=true", "--worker=0"], CONNECT)
         if first.code in (None, 255):
             said = first.stderr
-            if "Permission denied" in said and self._has_passphrase():  # of which ssh says nothing, if it can't ask
+            if (
+                "Permission denied" in said and self._has_passphrase()
+            ):  # of which ssh says nothing, if it can't ask
                 said += "passphrase"
             advice = answers.advice(said, self.settings)
             raise PodError(
-                f"host 0 can't be reached by ssh: {answers.reason(first.stderr)}. {advice}".rstrip(), "hosts"
+                f"host 0 can't be reached by ssh: {answers.reason(first.stderr)}. {advice}".rstrip(),
+                "hosts",
             )
         if first.code != 0:
             raise self._explain("ssh", first, f"nodes/{self.settings.name}")
@@ -161,7 +199,10 @@ class TpuVm:
     def _has_passphrase(self) -> bool:
         """Returns whether the key can't be read without one."""
         key = pathlib.Path(answers.key_of(self.settings)).expanduser()
-        return key.exists() and self.runner.run(["ssh-keygen", "-y", "-P", "", "-f", str(key)], ASK).code != 0
+        return (
+            key.exists()
+            and self.runner.run(["ssh-keygen", "-y", "-P", "", "-f", str(key)], ASK).code != 0
+        )
 
     def ssh(self, worker: int, argv: Sequence[str]) -> Sequence[str]:
         """Returns the local call that runs argv on a worker: ssh itself, or gcloud."""
@@ -178,11 +219,15 @@ class TpuVm:
     def _ssh_words(self, *words: str) -> list[str]:
         settings = self.settings
         target = f"{settings.user}@{settings.name}" if settings.user else settings.name
-        return self._argv("tpu-vm", "ssh", target, *words, *settings.ssh_flags, PATIENCE)  # of two, ssh takes the first
+        return self._argv(
+            "tpu-vm", "ssh", target, *words, *settings.ssh_flags, PATIENCE
+        )  # of two, ssh takes the first
 
     def _node(self, node: dict) -> Pod:
         ends = node.get("networkEndpoints") or []
-        primary = ends[:: max(1, len(node.get("networkConfigs") or []))]  # of each host's interfaces the first
+        primary = ends[
+            :: max(1, len(node.get("networkConfigs") or []))
+        ]  # of each host's interfaces the first
         return Pod(
             self.settings.name,
             node.get("state", "without a state"),
@@ -233,19 +278,27 @@ class TpuVm:
         if result.code == 0:
             return result.stdout
         group, verb = words[:2]
-        asked_of = f"{COLLECTION[group]}/{words[2]}" if verb in ("describe", "start", "delete") else ""
+        asked_of = (
+            f"{COLLECTION[group]}/{words[2]}" if verb in ("describe", "start", "delete") else ""
+        )
         raise self._explain(f"{group} {verb}", result, asked_of, timeout)
 
-    def _explain(self, what: str, result: backend.Result, asked_of: str = "", timeout: float = ASK) -> PodError:
+    def _explain(
+        self, what: str, result: backend.Result, asked_of: str = "", timeout: float = ASK
+    ) -> PodError:
         """Returns why gcloud failed; asked_of: as in `answers.explain`."""
         if result.code is None:
-            return PodError(f"gcloud {what} gave no answer within {timeout:.0f} s: try again.", "network")
+            return PodError(
+                f"gcloud {what} gave no answer within {timeout:.0f} s: try again.", "network"
+            )
         if result.code < 0:
             return PodError(f"gcloud {what} was killed by signal {-result.code}: try again.")
         refusal = answers.refusal(result.stderr)
         if result.code == 2:  # its parser's: the same words are refused again
             where = "see create_flags, ssh_flags and track in pod.toml"
-            return SettingsError(f"gcloud refuses the flags of {what}: {answers.first_line(refusal)} ({where}).")
+            return SettingsError(
+                f"gcloud refuses the flags of {what}: {answers.first_line(refusal)} ({where})."
+            )
         return answers.explain(refusal, self.settings, asked_of)
 
 
@@ -264,9 +317,13 @@ def _health(node: dict) -> str:
     health = node.get("health", "HEALTHY")
     is_well = health in ("HEALTHY", "HEALTH_UNSPECIFIED")
     sentences = [] if is_well else [f"{health} {node.get('healthDescription', '')}".strip()]
-    for symptom in sorted(node.get("symptoms") or [], key=lambda symptom: symptom.get("createTime", ""))[-3:]:
+    for symptom in sorted(
+        node.get("symptoms") or [], key=lambda symptom: symptom.get("createTime", "")
+    )[-3:]:
         worker = symptom.get("workerId", "?")
-        sentences.append(f"{symptom.get('symptomType')} on worker {worker} {symptom.get('details', '')}".strip())
+        sentences.append(
+            f"{symptom.get('symptomType')} on worker {worker} {symptom.get('details', '')}".strip()
+        )
     return "; ".join(sentences)
 
 
@@ -280,7 +337,15 @@ def parse_route(line: str, flags: Sequence[str]) -> list[str] | None:
         return None
     options += _shared(line)
     key = ["-i", match[2]] if match[2] else []
-    return [match[1], "-T", *key, *(word for option in options for word in ("-o", option)), *flags, target, "--"]
+    return [
+        match[1],
+        "-T",
+        *key,
+        *(word for option in options for word in ("-o", option)),
+        *flags,
+        target,
+        "--",
+    ]
 
 
 def _shared(line: str) -> list[str]:

@@ -46,7 +46,9 @@ class Hosts:
 
     cloud: TpuVm
     pod: Pod
-    timeout: float = 60.0  # seconds that a host has to answer a question, unless the question says otherwise
+    timeout: float = (
+        60.0  # seconds that a host has to answer a question, unless the question says otherwise
+    )
     retry: bool = True  # ssh is tried again
 
     @property
@@ -71,12 +73,20 @@ class Hosts:
         stdin: what host.py reads; without secrets in a dry run, which prints it.
         """
         argvs = argv if isinstance(argv, Mapping) else dict.fromkeys(self.all, argv)
-        code, texts = program(), dict.fromkeys(argvs, b"") | (stdin or {})
-        whole = {text: code + text for text in {*texts.values()}}  # once for all hosts that read the same
-        pool = ThreadPoolExecutor(1 if self.dry else AT_ONCE)  # a dry run prints one after the other
+        code = program()
+        texts = dict.fromkeys(argvs, b"") | (stdin or {})
+        whole = {
+            text: code + text for text in {*texts.values()}
+        }  # once for all hosts that read the same
+        pool = ThreadPoolExecutor(
+            1 if self.dry else AT_ONCE
+        )  # a dry run prints one after the other
         limit = timeout or self.timeout
         try:
-            jobs = [pool.submit(self._ask, host, words, whole[texts[host]], limit) for host, words in argvs.items()]
+            jobs = [
+                pool.submit(self._ask, host, words, whole[texts[host]], limit)
+                for host, words in argvs.items()
+            ]
             return [job.result() for job in jobs]
         except BaseException:  # Ctrl-C: nobody waits for a host any longer
             self.cloud.runner.end()
@@ -100,12 +110,16 @@ class Hosts:
             if wait is None or self.cloud.runner.over.wait(wait):
                 break
         self.cloud.forget()
-        return Answer(host, {}, f"ssh failed{f' {len(waits)} times' if len(waits) > 1 else ''}: {why}")
+        return Answer(
+            host, {}, f"ssh failed{f' {len(waits)} times' if len(waits) > 1 else ''}: {why}"
+        )
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:
         """Returns what all hosts have said. Raises PodError, which names every host that failed and says why."""
         if faults := [answer.fault for answer in answers if answer.error]:
-            sentence = f"{what} failed on {len(faults)} of {len(answers)} hosts: {'; '.join(faults)}."
+            sentence = (
+                f"{what} failed on {len(faults)} of {len(answers)} hosts: {'; '.join(faults)}."
+            )
             raise PodError(f"{sentence} {advice(sentence, self.cloud.settings)}".rstrip(), "hosts")
         return [answer.data for answer in answers]
 
@@ -126,12 +140,15 @@ def program() -> bytes:
     return f"{PREFIX}{json.dumps(text)}\n".encode()
 
 
-def connect(cloud: TpuVm, timeout: float, pod: Pod | None = None, *, partial: bool = False) -> Hosts:
+def connect(
+    cloud: TpuVm, timeout: float, pod: Pod | None = None, *, partial: bool = False
+) -> Hosts:
     """Returns the hosts of the pod (asked for, if not given). Raises PodError unless all of them are ready.
 
     partial: a first host that ssh can't reach is reported, and is no error: what the others say is of use.
     """
-    pod, settings = pod or cloud.describe(), cloud.settings
+    pod = pod or cloud.describe()
+    settings = cloud.settings
     if pod.state != READY:
         raise PodError(f"{pod.name} is {pod.condition}, not ready: launch/tpu.py up.", "absent")
     if len(pod.hosts) != settings.host_count:
@@ -153,12 +170,20 @@ def _read(host: Host, result: Result, timeout: float) -> Answer:
     """Returns host.py's answer, which stands among what else a host prints."""
     said = reason(result.stderr)
     if result.code is None:
-        return Answer(host, {}, f"no answer within {timeout:g} s{f' ({said})' if result.stderr.strip() else ''}")
-    lines = [line.removeprefix(PREFIX) for line in result.stdout.splitlines() if line.startswith(PREFIX)]
+        return Answer(
+            host,
+            {},
+            f"no answer within {timeout:g} s{f' ({said})' if result.stderr.strip() else ''}",
+        )
+    lines = [
+        line.removeprefix(PREFIX) for line in result.stdout.splitlines() if line.startswith(PREFIX)
+    ]
     try:
         data = json.loads(lines[-1])
     except (IndexError, json.JSONDecodeError):
-        sentence = f"code {result.code}: {said}" if result.code else "it ended well and gave no answer"
+        sentence = (
+            f"code {result.code}: {said}" if result.code else "it ended well and gave no answer"
+        )
         return Answer(host, {}, sentence)
     error = str(data.get("error") or f"code {result.code}: {said}") if result.code else ""
     return Answer(host, data, error)

@@ -92,7 +92,11 @@ def down(cloud: TpuVm) -> None:
     elif pod.label == cloud.label:
         cloud.delete(pod)
     else:
-        what = f"queued-resources delete --force {pod.request}" if pod.request else f"tpu-vm delete {pod.name}"
+        what = (
+            f"queued-resources delete --force {pod.request}"
+            if pod.request
+            else f"tpu-vm delete {pod.name}"
+        )
         raise PodError(
             f"{pod.name} was not made by your `up` (but by {pod.label or 'another way'}), so it is left as it is; to "
             f"delete it all the same: gcloud compute tpus {what} --project={settings.project} --zone={settings.zone}."
@@ -105,4 +109,6 @@ def clean(cloud: TpuVm) -> None:
         if pod.state in GONE and pod.label == cloud.label:
             cloud.delete(pod)
         elif pod.state in GONE:
-            say(f"{pod.name} is {pod.state} and only uses up quota, but your `up` has not made it: it is left as it is")
+            say(
+                f"{pod.name} is {pod.state} and only uses up quota, but your `up` has not made it: it is left as it is"
+            )

@@ -33,7 +33,8 @@ class Job:
 
     def difference(self, other: dict) -> str:
         """Returns in what the arguments of a job.json differ from ours, "" if they are the same."""
-        there, here = [other["program"], *other["argv"]], [self.program, *self.argv]
+        there = [other["program"], *other["argv"]]
+        here = [self.program, *self.argv]
         if there == here:
             return ""
         sides = {
@@ -91,12 +92,19 @@ class RunStatus:
         """One line a host, for a person: its state, exit code and last step; and the first cause under them."""
         rows = []
         for report in self.reports:
-            words = [f"host {report.process} ({report.host}): {how_it_is(report.state, report.exit)}"]
+            words = [
+                f"host {report.process} ({report.host}): {how_it_is(report.state, report.exit)}"
+            ]
             if report.progress:
-                step, phase = report.progress.get("step"), report.progress.get("phase")
+                step = report.progress.get("step")
+                phase = report.progress.get("phase")
                 words.append(f"{phase}" if step is None else f"step {step} ({phase})")
             rows.append(", ".join(words))
-        return [*rows, *self.errors, *([f"first cause: {self.cause.sentence}"] if self.cause else [])]
+        return [
+            *rows,
+            *self.errors,
+            *([f"first cause: {self.cause.sentence}"] if self.cause else []),
+        ]
 
 
 def how_it_is(state: str, end: dict | None) -> str:
@@ -105,14 +113,21 @@ def how_it_is(state: str, end: dict | None) -> str:
         return state
     if end.get("code") is None and not end.get("signal"):  # stopped before
         return "never started"
-    return f"{state}, signal {end['signal']}" if end.get("signal") else f"{state}, exit code {end['code']}"
+    return (
+        f"{state}, signal {end['signal']}"
+        if end.get("signal")
+        else f"{state}, exit code {end['code']}"
+    )
 
 
 def make_job(args: argparse.Namespace) -> Job:
     """Returns the job that the arguments of `run` describe. Raises SettingsError."""
-    code, run = codes.pack(), args.id or pathlib.Path(args.config).stem
-    config, program = code.path_of(args.config), code.path_of(args.program) if args.program else ""
-    workdir, bucket = args.workdir, args.cloud.settings.bucket.rstrip("/")
+    code = codes.pack()
+    run = args.id or pathlib.Path(args.config).stem
+    config = code.path_of(args.config)
+    program = code.path_of(args.program) if args.program else ""
+    workdir = args.workdir
+    bucket = args.cloud.settings.bucket.rstrip("/")
     if not workdir and not bucket:
         sentence = "there is no folder for the run that all hosts see: --workdir gs://..., or bucket in pod.toml."
         raise SettingsError(sentence)
@@ -123,7 +138,9 @@ def make_job(args: argparse.Namespace) -> Job:
     for name in args.env:
         if name not in os.environ:
             name = name.partition("=")[0]
-            raise SettingsError(f"--env {name}: give the name of a variable that is set here, not its value.")
+            raise SettingsError(
+                f"--env {name}: give the name of a variable that is set here, not its value."
+            )
     argv = (args.mlm, f"--config={config}", f"--workdir={workdir}", *args.words)
     return Job(run, argv, {name: os.environ[name] for name in args.env}, code, program)
 
@@ -137,16 +154,21 @@ def status(hosts: Hosts, run: str, attempt: int = 0) -> RunStatus:
     """Returns an attempt (0: the newest) of a run on all hosts."""
     answers = hosts.ask(["status", run, str(attempt)])
     errors = tuple(answer.fault for answer in answers if answer.error)
-    answered = {answer.host.worker: answer.data for answer in answers if answer.data and not answer.error}
+    answered = {
+        answer.host.worker: answer.data for answer in answers if answer.data and not answer.error
+    }
     newest = max((data["attempt"] for data in answered.values()), default=0)
-    reports, job, stopped = [], None, False
+    reports = []
+    job = None
+    stopped = False
     for worker, data in answered.items():
         if data["attempt"] < newest:
             reports.append(HostReport(worker, data["host"], "absent"))
         else:
             files = (data[name] for name in ("exit", "progress", "cause"))
             reports.append(HostReport(worker, data["host"], data["state"], *files))
-            job, stopped = job or data["job"], stopped or bool(data["stopped"])
+            job = job or data["job"]
+            stopped = stopped or bool(data["stopped"])
     return RunStatus(newest, tuple(reports), errors, job, stopped)
 
 
@@ -183,9 +205,15 @@ def start(hosts: Hosts, job: Job, seen: RunStatus) -> tuple[int, bool]:
         raise PodError(f"nothing was started: {'; '.join(seen.errors)}.", "hosts")
     if seen.running:
         if seen.job and seen.job["code"] != job.code.hash:
-            say(f"run {job.id!r} is alive with code {seen.job['code'][:12]}, not with {job.code.label}")
-        if absent := [f"host {report.process}" for report in seen.reports if report.state == "absent"]:  # Ctrl-C
-            say(f"but it was not started on {', '.join(absent)}: if it stays so, launch/tpu.py stop {quoted(job.id)}")
+            say(
+                f"run {job.id!r} is alive with code {seen.job['code'][:12]}, not with {job.code.label}"
+            )
+        if absent := [
+            f"host {report.process}" for report in seen.reports if report.state == "absent"
+        ]:  # Ctrl-C
+            say(
+                f"but it was not started on {', '.join(absent)}: if it stays so, launch/tpu.py stop {quoted(job.id)}"
+            )
         return seen.attempt, False
     report = readiness.check(hosts, job.code)
     for remark in report.remarks:
@@ -205,7 +233,9 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
     Returns whether it was us. Raises PodError if a host did not start it; then it is stopped on all.
     """
     launch = "..." if hosts.dry else secrets.token_hex(8)
-    env = {"MLM_COMMIT": job.code.commit} | job.env  # for the card of an export: the hosts have no git
+    env = {
+        "MLM_COMMIT": job.code.commit
+    } | job.env  # for the card of an export: the hosts have no git
     text = {
         "id": job.id,
         "attempt": attempt,
@@ -217,10 +247,15 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
         "launch": launch,
     }
     place = [f"--coordinator={hosts.all[0].address}", f"--processes={len(hosts.all)}"]
-    texts = {host: json.dumps(text | {"place": [*place, f"--process-id={host.worker}"]}).encode() for host in hosts.all}
+    texts = {
+        host: json.dumps(text | {"place": [*place, f"--process-id={host.worker}"]}).encode()
+        for host in hosts.all
+    }
     answers = hosts.ask({hosts.all[0]: ["start"]}, stdin=texts)
     there = answers[0].data.get("job")  # none where it was stopped before
-    if there and there["launch"] != launch:  # somebody else's start came first; the other hosts are theirs too
+    if (
+        there and there["launch"] != launch
+    ):  # somebody else's start came first; the other hosts are theirs too
         if difference := job.difference(there):
             raise _other_arguments(job, difference, attempt)
         return False
@@ -232,11 +267,19 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
         if answer.error or (answer.data.get("job") or {}).get("launch") != launch
     ]
     if failures and not hosts.dry:
-        stops = hosts.ask(["stop", job.id, str(attempt), "0"])  # one that did not answer may start it yet
+        stops = hosts.ask(
+            ["stop", job.id, str(attempt), "0"]
+        )  # one that did not answer may start it yet
         left = ", ".join(str(stop.host) for stop in stops if stop.error)
-        but = f", but {left} did not confirm that: launch/tpu.py stop {quoted(job.id)}" if left else ""
+        but = (
+            f", but {left} did not confirm that: launch/tpu.py stop {quoted(job.id)}"
+            if left
+            else ""
+        )
         why = f"the run could not be started on all hosts ({'; '.join(failures)})"
-        raise PodError(f"{why}; it was stopped where it had started{but}. Then: run --again.", "hosts")
+        raise PodError(
+            f"{why}; it was stopped where it had started{but}. Then: run --again.", "hosts"
+        )
     return True
 
 

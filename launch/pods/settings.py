@@ -14,14 +14,22 @@ from pods.backend import SettingsError
 WORD = (r"[A-Za-z0-9][-A-Za-z0-9._:/]*", "be one plain word")  # can't be taken for a flag
 RULES = {  # key: (what its value matches, and must, in words)
     **dict.fromkeys(("project", "zone", "runtime_version", "network", "user"), WORD),
-    "name": ("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "be small letters, digits and dashes, 63 at most, a letter first"),
+    "name": (
+        "[a-z]([-a-z0-9]{0,61}[a-z0-9])?",
+        "be small letters, digits and dashes, 63 at most, a letter first",
+    ),
     "bucket": (r"gs://[a-z0-9][-a-z0-9._]+(/[^\0]*)?", "begin with gs:// and a bucket's name"),
     "track": ("alpha", 'be "alpha" or "": gcloud has no other track for TPU VMs'),
     "python": (r"/[^\0]*", "be an absolute path"),
     "root": (r"(?!-)(?!(.*/)?\.\.(/|$))[^\0]+", "be a folder, such as ~/.mlm-pod"),
 }
 RANGES = {"price": (0, 1e6), "hosts": (0, 4096)}
-KINDS = {str: "be a text in quotes", bool: "be true or false", int: "be a whole number", float: "be a number"}
+KINDS = {
+    str: "be a text in quotes",
+    bool: "be true or false",
+    int: "be a whole number",
+    float: "be a number",
+}
 FLAG = re.compile(r"--[a-z][-a-z0-9]*(=[^\0]*)?")
 # what the launcher itself says to gcloud, or depends on
 OWN_FLAGS = (
@@ -57,17 +65,27 @@ class Settings:
     accelerator_type: str = key("such as v4-32, v5litepod-16, v5p-64, v6e-8", "")
     runtime_version: str = key("of the TPU VM; default: that of the generation", "")
     spot: bool = key("cheaper, and may be taken away at any time", False)
-    queued: bool = key("wait in the queue for it (a queued resource) instead of creating it now", False)
+    queued: bool = key(
+        "wait in the queue for it (a queued resource) instead of creating it now", False
+    )
     network: str = key("VPC network; default: the project's default", "")
-    bucket: str = key("gs://BUCKET[/FOLDER]: a run's workdir is {bucket}/{run id}, unless --workdir says so", "")
+    bucket: str = key(
+        "gs://BUCKET[/FOLDER]: a run's workdir is {bucket}/{run id}, unless --workdir says so", ""
+    )
     price: float = key("dollars for one chip and one hour, to say what a run has cost", 0.0)
     root: str = key("the launcher's folder on each host; ~ is the home there", "~/.mlm-pod")
-    python: str = key("interpreter on the hosts that has all packages; default: an environment is made there", "")
+    python: str = key(
+        "interpreter on the hosts that has all packages; default: an environment is made there", ""
+    )
     hosts: int = key("number of hosts; 0: as the accelerator type says", 0)
     user: str = key("name to log in with on the hosts; default: gcloud's choice", "")
     track: str = key('"alpha" for gcloud alpha, which has more flags; default: gcloud', "")
-    create_flags: tuple[str, ...] = key("a flag for gcloud's create, such as --reserved; repeatable", ())
-    ssh_flags: tuple[str, ...] = key("a flag for gcloud's ssh, such as --internal-ip; repeatable", ())
+    create_flags: tuple[str, ...] = key(
+        "a flag for gcloud's create, such as --reserved; repeatable", ()
+    )
+    ssh_flags: tuple[str, ...] = key(
+        "a flag for gcloud's ssh, such as --internal-ip; repeatable", ()
+    )
 
     @property
     def chips(self) -> int:
@@ -100,8 +118,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pod.toml, and what overrides it")
     group.add_argument("--pod", default="", metavar="FILE", help="default: pod.toml in this folder")
     for name, field in FIELDS.items():
-        flag, kind = "--" + name.replace("_", "-"), type(field.default)
-        add = functools.partial(group.add_argument, flag, dest=f"set_{name}", help=field.metadata["words"])
+        flag = "--" + name.replace("_", "-")
+        kind = type(field.default)
+        add = functools.partial(
+            group.add_argument, flag, dest=f"set_{name}", help=field.metadata["words"]
+        )
         if kind is bool:
             add(action=argparse.BooleanOptionalAction)
         elif kind is tuple:
@@ -122,10 +143,16 @@ def load(file: str, flags: dict[str, object]) -> Settings:
     values = _read(path) if file or path.exists() else {}
     for name in REQUIRED:
         if not (flags.get(name) or values.get(name)):
-            where = f"{path} has no {name}" if path.exists() else f"there is no {path}, and no --{name}"
-            raise SettingsError(f"{where}: copy launch/pod.toml.example to pod.toml and fill it in.")
+            where = (
+                f"{path} has no {name}" if path.exists() else f"there is no {path}, and no --{name}"
+            )
+            raise SettingsError(
+                f"{where}: copy launch/pod.toml.example to pod.toml and fill it in."
+            )
     checked = {name: _check(name, value, f"{path}: {name}") for name, value in values.items()}
-    checked |= {name: _check(name, value, "--" + name.replace("_", "-")) for name, value in flags.items()}
+    checked |= {
+        name: _check(name, value, "--" + name.replace("_", "-")) for name, value in flags.items()
+    }
     return Settings(**checked)
 
 
@@ -134,11 +161,16 @@ def _read(path: pathlib.Path) -> dict[str, object]:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{path} can't be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, a list in 1,000 others
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of 5,000 digits, a list in 1,000 others
         raise SettingsError(f"{path} is no TOML: {error}.") from error
     for name in values:
         if name not in FIELDS:
-            raise SettingsError(f"{path}: {name} is no key of it; the keys are {', '.join(FIELDS)}.")
+            raise SettingsError(
+                f"{path}: {name} is no key of it; the keys are {', '.join(FIELDS)}."
+            )
     return values
 
 

@@ -26,7 +26,11 @@ WAIT = ""
 START = "starting"
 DONE = "done"
 GIVE_UP = "giving up"
-FINAL = {2: "the config or its input is bad", 3: "the numerics guard stopped it", 4: "data or a checkpoint is damaged"}
+FINAL = {
+    2: "the config or its input is bad",
+    3: "the numerics guard stopped it",
+    4: "data or a checkpoint is damaged",
+}
 STOPPED = 75  # the code of a run that was asked to end, and saved
 SILENT = 5  # polls without an answer, after which a host is taken for dead if a run has ended
 LOGS_EVERY = 20  # polls between two visits to the logs: those of a pod that is taken away are gone
@@ -47,7 +51,9 @@ class Action(NamedTuple):
 class Memory:
     """What is kept from one poll to the next, and over a restart of the supervisor."""
 
-    watched: int = 0  # the attempt that we have started, or seen alive; 0 once its end is dealt with
+    watched: int = (
+        0  # the attempt that we have started, or seen alive; 0 once its end is dealt with
+    )
     step: int = -1  # the furthest seen
     silent: int = 0  # polls in a row in which a host that matters did not answer
     tries: int = 0  # in vain, since the run last came further
@@ -69,7 +75,9 @@ def decide(pod: Pod, status: RunStatus | None, memory: Memory, *, may_delete: bo
         memory.tries = 0
         memory.trouble = 0.0
     action = (
-        _of_run(pod, status, memory) if status else Action(STEPS.get(pod.state, WAIT), f"the pod is {pod.condition}")
+        _of_run(pod, status, memory)
+        if status
+        else Action(STEPS.get(pod.state, WAIT), f"the pod is {pod.condition}")
     )
     if action.kind == DELETE:
         memory.watched = memory.silent = 0
@@ -87,7 +95,9 @@ def _of_run(pod: Pod, status: RunStatus, memory: Memory) -> Action:
     if quiet and not status.running:
         return _silence(quiet + unwell, pod, status, memory)
     memory.silent = 0
-    if status.running:  # a host that does not answer is not missed: if it is dead, the others end, and if not, not
+    if (
+        status.running
+    ):  # a host that does not answer is not missed: if it is dead, the others end, and if not, not
         why = f"attempt {status.attempt} runs{'; ' if quiet else ''}{quiet}{unwell}"
         if ended := sum(report.state != "running" for report in status.reports):
             why += f", but {ended} of {len(pod.hosts)} hosts have ended; the others should follow"
@@ -104,7 +114,9 @@ def _of_run(pod: Pod, status: RunStatus, memory: Memory) -> Action:
         return Action(GIVE_UP, f"attempt {status.attempt} was ended by launch/tpu.py stop", STOPPED)
     cause = status.cause
     if cause and cause.code in FINAL:
-        return Action(GIVE_UP, f"{cause.sentence}: {FINAL[cause.code]}, which no restart can fix", cause.code)
+        return Action(
+            GIVE_UP, f"{cause.sentence}: {FINAL[cause.code]}, which no restart can fix", cause.code
+        )
     why = cause.sentence if cause else f"attempt {status.attempt} ended"
     return Action(START, f"{why}{unwell}", is_trouble=not cause or cause.code != STOPPED)
 
@@ -118,7 +130,9 @@ def _silence(quiet: str, pod: Pod, status: RunStatus, memory: Memory) -> Action:
         return Action(WAIT, what, is_trouble=True)
     # the end that we can see is the consequence of one that we can't, the machine's, unless no restart could fix it
     if (cause := status.cause) and cause.code in FINAL:
-        return Action(GIVE_UP, f"{cause.sentence}: {FINAL[cause.code]}, which no restart can fix", cause.code)
+        return Action(
+            GIVE_UP, f"{cause.sentence}: {FINAL[cause.code]}, which no restart can fix", cause.code
+        )
     return Action(DELETE, f"{what}: taken for dead")
 
 
@@ -143,14 +157,18 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervises until the run is done or given up; returns its exit code. Ctrl-C, 130, leaves all as it is."""
-        refusal = PodError(f"run {self.job.id!r} is being supervised already, by another process here.")
+        refusal = PodError(
+            f"run {self.job.id!r} is being supervised already, by another process here."
+        )
         with host_setup.alone(self.folder / ".supervise.lock", refusal):
             try:
                 while (code := self.step()) is None:
                     time.sleep(self.pause())
             except KeyboardInterrupt:
                 log("detached; the run goes on, unsupervised")
-                print(f"come back: the same command again, or python launch/tpu.py status {quoted(self.job.id)}")
+                print(
+                    f"come back: the same command again, or python launch/tpu.py status {quoted(self.job.id)}"
+                )
                 return 130
             finally:
                 self._save()
@@ -159,7 +177,10 @@ class Supervisor:
 
     def pause(self) -> float:
         """Returns the seconds until the next poll: longer and longer while something is tried in vain."""
-        return min(self.flags.every * 2 ** min(self.memory.tries, 9), max(lifetime.LONGEST, self.flags.every))
+        return min(
+            self.flags.every * 2 ** min(self.memory.tries, 9),
+            max(lifetime.LONGEST, self.flags.every),
+        )
 
     def step(self) -> int | None:
         """Polls, decides, acts; returns the exit code at the end. Raises PodError for what no new try can change."""
@@ -181,7 +202,9 @@ class Supervisor:
             return self._in_vain(str(error), is_tried=True)
         if action.kind in (CREATE, RESUME):
             self.memory.tries = 0
-        return self._in_vain(action.why, is_tried=action.kind == START) if action.is_trouble else None
+        return (
+            self._in_vain(action.why, is_tried=action.kind == START) if action.is_trouble else None
+        )
 
     def poll(self) -> Pod:
         """Returns how the pod is, and asks how the run is."""
@@ -201,7 +224,9 @@ class Supervisor:
             attempt, _ = runs.start(self.hosts, self.job, self.status)
             self.memory.watched = attempt
             with contextlib.suppress(OSError):  # a full disk
-                (self.folder / str(attempt)).mkdir(parents=True, exist_ok=True)  # its number is not given again
+                (self.folder / str(attempt)).mkdir(
+                    parents=True, exist_ok=True
+                )  # its number is not given again
             log(f"attempt {attempt} started on {len(self.hosts.all)} hosts")
 
     def _in_vain(self, why: str, *, is_tried: bool) -> int | None:
@@ -236,7 +261,11 @@ class Supervisor:
         """Returns what the pods have cost while they were READY, for a person."""
         settings = self.cloud.settings
         hours = self.memory.paid / 3600
-        dollars = f"{hours * settings.dollars_per_hour:.2f} dollars" if settings.price else "price unknown"
+        dollars = (
+            f"{hours * settings.dollars_per_hour:.2f} dollars"
+            if settings.price
+            else "price unknown"
+        )
         return f"{hours * settings.chips:.2f} chip-hours so far, {dollars}"
 
     def _end_pod(self) -> None:
@@ -244,14 +273,21 @@ class Supervisor:
         if self.flags.down:
             lifetime.down(self.cloud)
         elif self.memory.ready_at:
-            log(f"the pod is left as it is, and costs{lifetime.price(self.cloud)}: launch/tpu.py down deletes it")
+            log(
+                f"the pod is left as it is, and costs{lifetime.price(self.cloud)}: launch/tpu.py down deletes it"
+            )
 
     def _fetch_logs(self, action: Action) -> None:
         """Brings the logs here, now and then and when an attempt is over."""
         is_time = action.kind != WAIT or self.polls % LOGS_EVERY == 0
         if is_time and self.status and not self.status.absent:
-            follower = following.Follower(self.hosts, self.job.id, self.status.attempt, show=lambda line: None)
-            with contextlib.suppress(PodError, OSError), follower.alone():  # a person may follow them as well
+            follower = following.Follower(
+                self.hosts, self.job.id, self.status.attempt, show=lambda line: None
+            )
+            with (
+                contextlib.suppress(PodError, OSError),
+                follower.alone(),
+            ):  # a person may follow them as well
                 follower.round()
 
     def _load(self) -> Memory:
@@ -259,14 +295,18 @@ class Supervisor:
         try:
             return Memory(**json.loads(file.read_text())) if file.exists() else Memory()
         except (ValueError, TypeError) as error:
-            raise SettingsError(f"{file} is damaged ({error}): remove it; only what was spent is in it.") from error
+            raise SettingsError(
+                f"{file} is damaged ({error}): remove it; only what was spent is in it."
+            ) from error
 
     def _save(self) -> None:
         """Writes down what was spent; a disk that is full for a while ends nothing."""
         try:
             host_setup.write(self.folder / "supervise.json", dataclasses.asdict(self.memory))
         except OSError as error:
-            log(f"{self.folder}/supervise.json can't be written ({error.strerror}): what was spent is known here alone")
+            log(
+                f"{self.folder}/supervise.json can't be written ({error.strerror}): what was spent is known here alone"
+            )
 
 
 def log(text: str) -> None:

@@ -52,13 +52,17 @@ def mask_on_host(
     return masked_BxL.astype(np.int32), labels_BxL.astype(np.int32)
 
 
-def loss(model: TransformersModel, params: Params, batch: Batch, dropout_key: Array | None) -> Array:
+def loss(
+    model: TransformersModel, params: Params, batch: Batch, dropout_key: Array | None
+) -> Array:
     """Returns the mean cross entropy in nats over the positions that have a label."""
     ids_BxL, attention_BxL, labels_BxL = batch
     logits_BxLxV = model.logits(params, ids_BxL, attention_BxL, None, dropout_key)
     one_hot_BxLxV = jax.nn.one_hot(labels_BxL, logits_BxLxV.shape[-1])
     weight_BxL = labels_BxL != IGNORED
-    return jnp.sum(optax.softmax_cross_entropy(logits_BxLxV, one_hot_BxLxV) * weight_BxL) / jnp.sum(weight_BxL)
+    return jnp.sum(optax.softmax_cross_entropy(logits_BxLxV, one_hot_BxLxV) * weight_BxL) / jnp.sum(
+        weight_BxL
+    )
 
 
 def make_step(

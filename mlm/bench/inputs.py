@@ -26,7 +26,9 @@ BATCH_INTERVAL = 3.0  # seconds: long timings, so that batches prefetched before
 VALIDATION = 50  # one document in 50
 
 
-def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, seconds: float) -> dict[str, Any]:
+def compare_shards(
+    config: ConfigDict, tokenizer_folder: str, megabytes: float, seconds: float
+) -> dict[str, Any]:
     """Measures writing shards of documents of the corpus: ours from reading them on, the example's from memory.
 
     Returns `interleaved.summary` in "tokens" of the text, special ones and dropped ones included;
@@ -44,7 +46,11 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
         say("bench: shards: starting the TF-TPU example")
         other.submit(tf_tpu_example.prepare, splits, f"{folder}/documents").result()
         documents = Path(folder, "documents.jsonl")
-        lines = (json.dumps({"text": text, "split": split}) + "\n" for split in splits for text in splits[split])
+        lines = (
+            json.dumps({"text": text, "split": split}) + "\n"
+            for split in splits
+            for text in splits[split]
+        )
         documents.write_text("".join(lines), encoding="utf-8")
         size = {split: sum(map(len, splits[split])) for split in splits}
         ours = configs.replace(
@@ -73,11 +79,15 @@ def compare_shards(config: ConfigDict, tokenizer_folder: str, megabytes: float, 
                     engine=engine,
                 )
             rows["mlm"] = sum(split.records for split in manifest.splits.values())
-            tokens = sum(split.records * length + split.dropped_tokens for split in manifest.splits.values())
+            tokens = sum(
+                split.records * length + split.dropped_tokens for split in manifest.splits.values()
+            )
             shutil.rmtree(target)
 
         def write_example(calls: int) -> None:
-            write = functools.partial(tf_tpu_example.write_shards, tokenizer_folder=tokenizer_folder, length=length)
+            write = functools.partial(
+                tf_tpu_example.write_shards, tokenizer_folder=tokenizer_folder, length=length
+            )
             rows["tf_tpu_example"] = other.submit(write, f"{folder}/documents", target).result()
             shutil.rmtree(target)
 
@@ -95,7 +105,9 @@ def sample_texts(config: ConfigDict, megabytes: float) -> list[str]:
         tempfile.TemporaryDirectory(prefix="mlm-bench-") as kept,
         open_pool(workers=config.shards.workers) as engine,
     ):
-        return sample.draw(Corpus.from_config(config.corpus), megabytes=megabytes, engine=engine, texts=kept)
+        return sample.draw(
+            Corpus.from_config(config.corpus), megabytes=megabytes, engine=engine, texts=kept
+        )
 
 
 def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:
@@ -107,7 +119,9 @@ def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> d
         "mlm": train_batches(config, manifest, sharding.mesh_of(config.mesh), stages, start=0),
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),
     }
-    candidates = {name: repeated(functools.partial(next, stream)) for name, stream in streams.items()}
+    candidates = {
+        name: repeated(functools.partial(next, stream)) for name, stream in streams.items()
+    }
     rates = interleaved.measure("batches", candidates, seconds, interval=BATCH_INTERVAL)
     return interleaved.summary(rates, rows * manifest.length * manifest.real_share)
 
@@ -120,7 +134,9 @@ def compare_loop(
 ) -> dict[str, Any]:
     """Measures the step on the batches of the run, "real_batches", and on "one_batch" reused."""
     say("bench: loop: compiling")
-    task = pretraining.without_data(config, info=DatasetInfo.from_manifest(manifest), manifest=manifest)
+    task = pretraining.without_data(
+        config, info=DatasetInfo.from_manifest(manifest), manifest=manifest
+    )
     stream = task.batches(0)
     put = functools.partial(sharding.put_batch, mesh=task.mesh, rows=config.data.global_batch)
     same = put(next(stream))
@@ -129,4 +145,6 @@ def compare_loop(
         "real_batches": repeated(lambda: update(put(next(stream)))),
         "one_batch": repeated(lambda: update(same)),
     }
-    return interleaved.summary(interleaved.measure("loop", candidates, seconds), task.tokens_read(1))
+    return interleaved.summary(
+        interleaved.measure("loop", candidates, seconds), task.tokens_read(1)
+    )

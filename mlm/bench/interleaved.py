@@ -32,7 +32,9 @@ Repeat = Callable[[int], None]  # makes that many calls and waits for the last
 Rates = dict[str, list[float]]
 
 
-def measure(part: str, candidates: dict[str, Repeat], seconds: float, interval: float | None = None, calls=0) -> Rates:
+def measure(
+    part: str, candidates: dict[str, Repeat], seconds: float, interval: float | None = None, calls=0
+) -> Rates:
     """Times the candidates in turn for `seconds` in all; returns each one's calls per second, round by round.
 
     A timing is of `calls`, without a warm-up; if 0, of as many as take about `interval` seconds.
@@ -71,7 +73,10 @@ def summary(rates: Rates, tokens: int) -> dict[str, Any]:
     first, *others = rates
     ratios = {name: statistics.median(np.divide(rates[first], rates[name])) for name in others}
     medians = {name: statistics.median(column) for name, column in rates.items()}
-    rows = {name: {"tokens_per_second": tokens * rate, "milliseconds": 1e3 / rate} for name, rate in medians.items()}
+    rows = {
+        name: {"tokens_per_second": tokens * rate, "milliseconds": 1e3 / rate}
+        for name, rate in medians.items()
+    }
     return {"ratios": ratios} | rows
 
 
@@ -110,10 +115,14 @@ class Worker:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (a pipe would fill up)
         pipe = subprocess.PIPE
         try:
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+            )
         except OSError as error:
             self._errors.close()
-            raise InputError(f"{name}: can't be run ({error.strerror}); name a Python interpreter.") from None
+            raise InputError(
+                f"{name}: can't be run ({error.strerror}); name a Python interpreter."
+            ) from None
         self.ready = self.ask(settings)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +134,9 @@ class Worker:
             return dict(json.loads(self._process.stdout.readline()))
         except (ValueError, TypeError):
             last = self.close()
-        error = last if self._process.returncode == 2 else f"the process failed: {last.rstrip('.')}."
+        error = (
+            last if self._process.returncode == 2 else f"the process failed: {last.rstrip('.')}."
+        )
         raise InputError(f"{self._name}: {error}")
 
     def close(self) -> str:

@@ -44,7 +44,11 @@ def compare_steps(
         makers["baseline"] = functools.partial(baseline_step, task)
     candidates: dict[str, interleaved.Repeat] = {}
     details: dict[str, dict[str, Any]] = {}
-    with contextlib.closing(start_torch(torch_python, task)) if torch_python else contextlib.nullcontext() as worker:
+    with (
+        contextlib.closing(start_torch(torch_python, task))
+        if torch_python
+        else contextlib.nullcontext() as worker
+    ):
         for name, make in makers.items():
             say(f"bench: step: compiling {interleaved.NAMES[name]}")
             program, update = make(host)
@@ -60,7 +64,9 @@ def compare_steps(
         row = comparison[name]
         row |= row_details
         is_elsewhere = row.get("device") == "cpu"  # PyTorch, while the peak is that of jax's device
-        row["mfu"] = None if is_elsewhere else peaks.mfu(row["tokens_per_second"] * useful, jax.devices())
+        row["mfu"] = (
+            None if is_elsewhere else peaks.mfu(row["tokens_per_second"] * useful, jax.devices())
+        )
     return comparison
 
 
@@ -76,7 +82,9 @@ def put(task: Pretraining, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]
     """Puts this host's rows of a global batch, which is the same on every host, on its devices."""
     count = len(batch["record_id"])
     rows = slice(*sharding.local_rows(task.mesh, count))
-    return sharding.put_batch({name: column[rows] for name, column in batch.items()}, task.mesh, count)
+    return sharding.put_batch(
+        {name: column[rows] for name, column in batch.items()}, task.mesh, count
+    )
 
 
 def our_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
@@ -87,7 +95,9 @@ def our_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages
     return compiled, lambda: update(put(task, host))
 
 
-def baseline_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:
+def baseline_step(
+    task: Pretraining, host: dict[str, np.ndarray]
+) -> tuple[jax.stages.Compiled, Step]:
     """As `our_step`, with the masks drawn on the host."""
     init, step = baseline.make_step(task)
     state = init(task.init().params)
@@ -95,7 +105,9 @@ def baseline_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.s
     random = np.random.default_rng(0)
 
     def batch() -> baseline.Batch:
-        ids, labels = baseline.mask_on_host(task.masking, host["input_ids"], host["attention_mask"], random)
+        ids, labels = baseline.mask_on_host(
+            task.masking, host["input_ids"], host["attention_mask"], random
+        )
         arrays = {"ids": ids, "attention": host["attention_mask"], "labels": labels}
         columns = sharding.put_batch(arrays, task.mesh, len(ids))
         return tuple(columns[name] for name in arrays)

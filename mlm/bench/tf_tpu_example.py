@@ -25,7 +25,9 @@ def prepare(texts: dict[str, list[str]], folder: str) -> None:
     try:
         import tensorflow  # noqa: F401
     except ImportError as error:
-        raise InputError(f"the TF-TPU example needs TensorFlow ({error}); install tensorflow-cpu.") from error
+        raise InputError(
+            f"the TF-TPU example needs TensorFlow ({error}); install tensorflow-cpu."
+        ) from error
 
     datasets.disable_progress_bars()
     for split, column in texts.items():
@@ -45,7 +47,10 @@ def write_shards(folder: str, target: str, *, tokenizer_folder: str, length: int
     def group(columns: Columns) -> Columns:
         joined = {name: sum(lists, []) for name, lists in columns.items()}  # noqa: RUF017 (so it does)
         whole = len(joined["input_ids"]) // length * length
-        return {name: [ids[i : i + length] for i in range(0, whole, length)] for name, ids in joined.items()}
+        return {
+            name: [ids[i : i + length] for i in range(0, whole, length)]
+            for name, ids in joined.items()
+        }
 
     def tokenize(columns: Columns) -> Columns:
         return tok(columns["text"])
@@ -91,5 +96,9 @@ def batches(files: list[str], *, length: int, rows: int) -> Iterator[dict]:
 
     shards = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).repeat()
     records = tf.data.TFRecordDataset(shards, num_parallel_reads=tf.data.AUTOTUNE)
-    decoded = records.map(tf.autograph.experimental.do_not_convert(decode), num_parallel_calls=tf.data.AUTOTUNE)
-    yield from (decoded.shuffle(SHUFFLE_BUFFER).batch(rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+    decoded = records.map(
+        tf.autograph.experimental.do_not_convert(decode), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    yield from (
+        decoded.shuffle(SHUFFLE_BUFFER).batch(rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    )

@@ -30,7 +30,8 @@ def train(settings: dict, answers: TextIO) -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
-            per_device_train_batch_size=settings["data.global_batch"] // max(1, torch.cuda.device_count()),
+            per_device_train_batch_size=settings["data.global_batch"]
+            // max(1, torch.cuda.device_count()),
             max_steps=10**9,
             learning_rate=settings["optimizer.learning_rate"],
             weight_decay=settings["optimizer.weight_decay"],
@@ -40,13 +41,17 @@ def train(settings: dict, answers: TextIO) -> None:
             report_to="none",
             disable_tqdm=True,
         )
-        config = transformers.CONFIG_MAPPING[settings["model"]["model_type"]].from_dict(settings["model"])
+        config = transformers.CONFIG_MAPPING[settings["model"]["model_type"]].from_dict(
+            settings["model"]
+        )
         rate = settings["masking.rate"]
         transformers.Trainer(
             model=transformers.AutoModelForMaskedLM.from_config(config),
             args=arguments,
             train_dataset=_random_rows(settings) * EPOCH,
-            data_collator=transformers.DataCollatorForLanguageModeling(_tokenizer(settings), mlm_probability=rate),
+            data_collator=transformers.DataCollatorForLanguageModeling(
+                _tokenizer(settings), mlm_probability=rate
+            ),
             callbacks=[_pauses(answers)],
         ).train()
 
@@ -61,7 +66,9 @@ def _pauses(answers: TextIO):
     class Pauses(transformers.TrainerCallback):
         steps_left = 0
 
-        def on_train_begin(self, arguments: transformers.TrainingArguments, *others: object, **more: object) -> None:
+        def on_train_begin(
+            self, arguments: transformers.TrainingArguments, *others: object, **more: object
+        ) -> None:
             dtype = "bfloat16" if arguments.bf16 else "float32"
             versions = {"torch": torch.__version__, "transformers": transformers.__version__}
             self.answer(versions | {"device": "cuda" if cuda else "cpu", "dtype": dtype})
@@ -88,7 +95,9 @@ def _random_rows(settings: dict) -> list[dict]:
     length = settings["shards.length"]
     first = max(settings["special_ids"].values()) + 1
     shape = (settings["data.global_batch"], length)
-    ids = torch.randint(first, settings["model"]["vocab_size"], shape, generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        first, settings["model"]["vocab_size"], shape, generator=torch.Generator().manual_seed(0)
+    )
     columns = {"attention_mask": [1] * length, "special_tokens_mask": [0] * length}
     return [{"input_ids": row} | columns for row in ids.tolist()]
 
@@ -99,8 +108,12 @@ def _tokenizer(settings: dict):
     from transformers import PreTrainedTokenizerFast
 
     names = {number: f"<{role}>" for role, number in settings["special_ids"].items()}
-    words = {names.get(number, f"w{number}"): number for number in range(settings["model"]["vocab_size"])}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")))
+    words = {
+        names.get(number, f"w{number}"): number for number in range(settings["model"]["vocab_size"])
+    }
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    )
     tokenizer.add_special_tokens({f"{role}_token": f"<{role}>" for role in settings["special_ids"]})
     return tokenizer
 
@@ -113,7 +126,9 @@ def main() -> int:
     try:
         train(json.loads(sys.stdin.readline()), answers)
     except ImportError as error:
-        print(f"install torch, transformers and accelerate in this Python ({error}).", file=sys.stderr)
+        print(
+            f"install torch, transformers and accelerate in this Python ({error}).", file=sys.stderr
+        )
         return 2
     return 0
 
@@ -121,7 +136,13 @@ def main() -> int:
 if __name__ == "__main__":
     # Python puts this folder first on the path, where our modules would shadow installed ones of
     # the same names.
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+    sys.path[:] = [
+        entry
+        for entry in sys.path
+        if Path(entry or ".").resolve() != Path(__file__).resolve().parent
+    ]
     # bench starts this file in an environment that hides PyTorch from transformers.
-    os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+    os.environ.update(
+        USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error"
+    )
     sys.exit(main())

@@ -52,13 +52,19 @@ class Cluster:
         return f"process {self.process_id} of {self.processes}{where} (from {self.source})"
 
 
-def detect(*, coordinator: str = "", processes: int | None = None, process_id: int | None = None) -> Cluster:
+def detect(
+    *, coordinator: str = "", processes: int | None = None, process_id: int | None = None
+) -> Cluster:
     """Returns what the flags of these names and the platform say of this process. Raises InputError."""
     if processes == 1:
         refuse_part_of_a_slice()
         return Cluster()
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
-    flags = {"--coordinator": coordinator or None, "--processes": processes, "--process-id": process_id}
+    flags = {
+        "--coordinator": coordinator or None,
+        "--processes": processes,
+        "--process-id": process_id,
+    }
     missing = [flag for flag, value in flags.items() if value is None]
     platform = _of_platform(coordinator) if missing else Cluster()
     if len(missing) == len(flags):
@@ -69,7 +75,9 @@ def detect(*, coordinator: str = "", processes: int | None = None, process_id: i
             if len(missing) == 2 and coordinator
             else "nothing"
         )
-        raise InputError(f"{' and '.join(missing)}: {why} else says which process this is; give them too.")
+        raise InputError(
+            f"{' and '.join(missing)}: {why} else says which process this is; give them too."
+        )
     cluster = Cluster(
         source=f"{platform.source} and flags" if platform.source else "flags",
         coordinator=coordinator or platform.coordinator,
@@ -135,11 +143,18 @@ def _of_jax(coordinator: str, name: str = "") -> Cluster:
     from jax._src.clusters import ClusterEnv
 
     # With these bounds libtpu takes this host's chips for a whole slice; jax does not look at them.
-    is_own_slice = "1,1,1" in (os.environ.get("TPU_PROCESS_BOUNDS"), os.environ.get("TPU_HOST_BOUNDS"))
+    is_own_slice = "1,1,1" in (
+        os.environ.get("TPU_PROCESS_BOUNDS"),
+        os.environ.get("TPU_HOST_BOUNDS"),
+    )
     try:
         for platform in ClusterEnv._cluster_types:
             is_asked = platform.name == name if name else not platform.opt_in_only_method
-            if not is_asked or platform.name not in SOURCES or ("tpu" in platform.name and is_own_slice):
+            if (
+                not is_asked
+                or platform.name not in SOURCES
+                or ("tpu" in platform.name and is_own_slice)
+            ):
                 continue
             if (platform.name == "slurm" and not _is_slurm_task()) or not platform.is_env_present():
                 continue

@@ -32,16 +32,22 @@ def initialize(
     `shards` and `tokenizer` are fingerprints of the data, if any is read; `entry` has the class that is used. One that
     `saves` caches its compiled programs in the workdir, unless JAX_COMPILATION_CACHE_DIR names another folder.
     """
-    current, pod = watch.current, config.pod
-    cluster, service = current.cluster, current.service
+    current = watch.current
+    pod = config.pod
+    cluster = current.cluster
+    service = current.service
     current.set_limits(hang=pod.hang, heartbeat=pod.hang if service is None else pod.heartbeat)
     if service is not None:
         data = {"shards": shards, "tokenizer": tokenizer} | (entry or Entry()).fingerprint()
-        service.agree("data", fingerprints.host_fingerprint(config, current.command, str(workdir.root), data))
+        service.agree(
+            "data", fingerprints.host_fingerprint(config, current.command, str(workdir.root), data)
+        )
     memory.cache_programs(str(workdir.root / "xla_cache") if saves else None)
     if (jax.process_index(), jax.process_count()) != (cluster.process_id, cluster.processes):
         other = f"its devices are those of process {jax.process_index()} of {jax.process_count()}"
-        raise InputError(f"this is {cluster.sentence}, but {other}; start the processes in the platform's order.")
+        raise InputError(
+            f"this is {cluster.sentence}, but {other}; start the processes in the platform's order."
+        )
 
 
 def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array], *static: Any) -> None:

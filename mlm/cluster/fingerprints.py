@@ -13,16 +13,36 @@ from ml_collections import ConfigDict
 from mlm import config as configs
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "numpy", "orbax-checkpoint", "transformers")
-DATA_PACKAGES = ("datasets", "pyarrow", "tokenizers", "tensorflow-datasets", "dask", "distributed", "cloudpickle")
+DATA_PACKAGES = (
+    "datasets",
+    "pyarrow",
+    "tokenizers",
+    "tensorflow-datasets",
+    "dask",
+    "distributed",
+    "cloudpickle",
+)
 # They change the compiled program, or its roundings; mlm/model/keys.py states what chooses random bits.
-VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS", "JAX_DEFAULT_MATMUL_PRECISION", "NVIDIA_TF32_OVERRIDE")
+VARIABLES = (
+    "XLA_FLAGS",
+    "LIBTPU_INIT_ARGS",
+    "JAX_PLATFORMS",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "NVIDIA_TF32_OVERRIDE",
+)
 SHOWN = 4  # differences in a sentence
 ROOT = Path(__file__).parents[2]
 
 
-def host_fingerprint(config: ConfigDict, command: str, workdir: str, data: dict[str, str]) -> dict[str, Any]:
+def host_fingerprint(
+    config: ConfigDict, command: str, workdir: str, data: dict[str, str]
+) -> dict[str, Any]:
     """Returns {readable name: value} of everything that decides what a process computes; `data` of what it reads."""
-    values: dict[str, Any] = {"command": command, "--workdir": workdir, "Python": platform.python_version()}
+    values: dict[str, Any] = {
+        "command": command,
+        "--workdir": workdir,
+        "Python": platform.python_version(),
+    }
     values |= {f"config.{key}": value for key, value in configs.flatten(config).items()} | data
     values |= {name: version(name) for name in PACKAGES}
     values |= {f"${name}": os.environ.get(name, "") for name in VARIABLES}
@@ -32,7 +52,10 @@ def host_fingerprint(config: ConfigDict, command: str, workdir: str, data: dict[
 def code() -> dict[str, str]:
     """Returns {"code mlm/...": the beginning of its SHA-256} of every module and template of the package."""
     files = sorted(path for path in (ROOT / "mlm").rglob("*") if path.suffix in (".py", ".j2"))
-    return {f"code {f.relative_to(ROOT).as_posix()}": hashlib.sha256(f.read_bytes()).hexdigest()[:16] for f in files}
+    return {
+        f"code {f.relative_to(ROOT).as_posix()}": hashlib.sha256(f.read_bytes()).hexdigest()[:16]
+        for f in files
+    }
 
 
 @functools.cache
@@ -44,8 +67,14 @@ def worker_fingerprint() -> dict[str, str]:
 
 def difference(fingerprint: dict[str, Any], usual: dict[str, Any]) -> str:
     """Returns how a fingerprint differs from the usual one: "KEY (VALUE, not USUAL); ..."."""
-    names = [name for name in sorted(fingerprint.keys() | usual.keys()) if fingerprint.get(name) != usual.get(name)]
-    shown = [f"{name} ({fingerprint.get(name)!r}, not {usual.get(name)!r})" for name in names[:SHOWN]]
+    names = [
+        name
+        for name in sorted(fingerprint.keys() | usual.keys())
+        if fingerprint.get(name) != usual.get(name)
+    ]
+    shown = [
+        f"{name} ({fingerprint.get(name)!r}, not {usual.get(name)!r})" for name in names[:SHOWN]
+    ]
     if len(names) > SHOWN:
         shown.append(f"{len(names) - SHOWN} more")
     return "; ".join(shown)

@@ -47,12 +47,16 @@ def wait_until_free(address: tuple[str, int], timeout: float) -> str:
 
     def listen() -> socket.socket:
         ip = interface(host)
-        return socket.create_server((ip, port), family=socket.AF_INET6 if ":" in ip else socket.AF_INET)
+        return socket.create_server(
+            (ip, port), family=socket.AF_INET6 if ":" in ip else socket.AF_INET
+        )
 
     def explain(error: OSError) -> str:
         if error.errno == errno.EADDRINUSE:
             return f"port {port} of {host} is held by {holder(port)}; stop that process, or {fix}"
-        reason = f"({printable(socket.gethostname())}) can't listen there ({error.strerror or error})"
+        reason = (
+            f"({printable(socket.gethostname())}) can't listen there ({error.strerror or error})"
+        )
         problem = f"coordinator {format_address(address)}: host 0 {reason}"
         problem += f"; give an address of host 0 that the others reach, or {fix}"
         # A name server may still give the address of an earlier pod of this name.
@@ -72,10 +76,14 @@ def wait_for_host_0(address: tuple[str, int], timeout: float) -> str:
         fix = "see whether it runs there, and whether a firewall closes the port"
         return f"host 0 has not answered at {format_address(address)} ({reason}); {fix}"
 
-    return _wait(lambda: socket.create_connection(address, timeout=CONNECT_TIMEOUT), explain, timeout)
+    return _wait(
+        lambda: socket.create_connection(address, timeout=CONNECT_TIMEOUT), explain, timeout
+    )
 
 
-def _wait(open_socket: Callable[[], socket.socket], explain: Callable[[OSError], str], timeout: float) -> str:
+def _wait(
+    open_socket: Callable[[], socket.socket], explain: Callable[[OSError], str], timeout: float
+) -> str:
     """Waits until a socket opens, and returns its IP; reports once why it does not, and raises StopError."""
     begin = time.monotonic()
     is_reported = False
@@ -104,7 +112,10 @@ def connected(port: int) -> list[str]:
 def addresses_of(host: str) -> set[str]:
     """Returns the IPs of a host, none of one whose name does not resolve."""
     with contextlib.suppress(OSError):
-        return {info[4][0].partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        return {
+            info[4][0].partition("%")[0]
+            for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        }
     return set()
 
 
@@ -119,9 +130,15 @@ def interface(host: str) -> str:
 
 def holder(port: int) -> str:
     """Returns which process of this machine listens on a port."""
-    with contextlib.suppress(OSError, RuntimeError, psutil.Error):  # what it cannot read is not worth a failure
+    with contextlib.suppress(
+        OSError, RuntimeError, psutil.Error
+    ):  # what it cannot read is not worth a failure
         for listener in psutil.net_connections("tcp"):
-            if listener.status == psutil.CONN_LISTEN and listener.laddr.port == port and listener.pid:
+            if (
+                listener.status == psutil.CONN_LISTEN
+                and listener.laddr.port == port
+                and listener.pid
+            ):
                 return f"{printable(psutil.Process(listener.pid).name())} (process {listener.pid})"
     return "a process that can't be seen from here"
 

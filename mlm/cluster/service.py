@@ -63,7 +63,9 @@ class Service:
         self.address = ports.parse_address(cluster.coordinator, pod.port)
         is_primary = self._process == 0
         wait = ports.wait_until_free if is_primary else ports.wait_for_host_0
-        self.ip = wait(self.address, pod.start_timeout)  # where process 0 listens, and how another one reaches it
+        self.ip = wait(
+            self.address, pod.start_timeout
+        )  # where process 0 listens, and how another one reaches it
         # gRPC would ask $http_proxy for the way to process 0; where this is set, it does not read $no_proxy.
         excepted = os.environ.get(NO_PROXY) or os.environ.get("no_proxy") or ""
         os.environ[NO_PROXY] = f"{excepted},{self.address[0]}".lstrip(",")
@@ -77,13 +79,16 @@ class Service:
                 timeout=pod.start_timeout + (0 if is_primary else LATER),
                 cluster_detection_method="deactivate",
                 coordinator_bind_address=ports.format_address((self.ip, self.address[1])),
-                initialization_timeout=int(pod.start_timeout) + 2 * LATER,  # then jax aborts, and names nobody
+                initialization_timeout=int(pod.start_timeout)
+                + 2 * LATER,  # then jax aborts, and names nobody
                 heartbeat_timeout_seconds=int(pod.heartbeat),
                 shutdown_timeout_seconds=int(pod.heartbeat),
             )
         except TimeoutError:
             come = (
-                f"connected are {', '.join(ports.connected(self.address[1])) or 'none'}" if is_primary else "see there"
+                f"connected are {', '.join(ports.connected(self.address[1])) or 'none'}"
+                if is_primary
+                else "see there"
             )
             raise StopError(
                 f"not all of {cluster.processes} processes have come to host 0 at {cluster.coordinator} within "
@@ -95,7 +100,11 @@ class Service:
         self._client.key_value_set(f"host/{self._process}", printable(socket.gethostname()))
         self.barrier("met")
         self._hosts = self._read("host/")
-        here = [process for process, host in sorted(self._hosts.items()) if host == self._hosts[self._process]]
+        here = [
+            process
+            for process, host in sorted(self._hosts.items())
+            if host == self._hosts[self._process]
+        ]
         self.local_processes = len(here)
         if len(here) > 1 and "," in os.environ.get("CUDA_VISIBLE_DEVICES", ","):
             # One GPU for each process of this machine. jax does so for every task of Slurm, even if it is alone.
@@ -118,7 +127,9 @@ class Service:
                 self._end_by_difference(name, odd, digests, usual)
         self.barrier(f"{name} is the same")
 
-    def _end_by_difference(self, name: str, odd: list[int], digests: dict[int, str], usual: str) -> None:
+    def _end_by_difference(
+        self, name: str, odd: list[int], digests: dict[int, str], usual: str
+    ) -> None:
         """Names the first of the processes that differ as the cause, and waits for the end."""
         first = odd[0]
         theirs, expected = (
@@ -128,14 +139,19 @@ class Service:
         what = f"differs from {len(digests) - len(odd)} of {len(digests)} hosts in "
         what += printable(fingerprints.difference(theirs, expected))
         what += "".join(f"; so does host {process}" for process in odd[1:])
-        cause = Termination(first, self._hosts[first], "exception", 2, f"{what}; make all hosts alike.")
+        cause = Termination(
+            first, self._hosts[first], "exception", 2, f"{what}; make all hosts alike."
+        )
         with contextlib.suppress(JaxRuntimeError):  # another was first
             self._client.key_value_set("cause", cause.text)
         self.wait_for_end()
 
     def _read(self, folder: str) -> dict[int, str]:
         """Returns {process: value} of the keys FOLDER/PROCESS."""
-        return {int(key.rpartition("/")[2]): value for key, value in self._client.key_value_dir_get(folder)}
+        return {
+            int(key.rpartition("/")[2]): value
+            for key, value in self._client.key_value_dir_get(folder)
+        }
 
     def barrier(self, name: str) -> None:
         """Waits until all have come here; they come to all barriers in the same order."""
@@ -166,7 +182,9 @@ class Service:
                 hung = map(Termination.read, self._read("hung/").values())
                 termination = min(hung, key=lambda hung: hung.position)
             if termination.kind != "peer":
-                self._client.key_value_set("cause", termination.text)  # an error if another was first
+                self._client.key_value_set(
+                    "cause", termination.text
+                )  # an error if another was first
         if self._process > 0:
             with contextlib.suppress(JaxRuntimeError):
                 self._client.key_value_set(f"heard/{self._process}", "", allow_overwrite=True)
@@ -191,7 +209,9 @@ class Service:
             self._on_end(Termination.read(cause.decode(errors="replace")))
 
 
-def _call(wait: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
+def _call(
+    wait: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any
+) -> None:
     """Calls what waits in C for the others; not in the main thread, which would hear of no signal meanwhile."""
     done: Future[None] = Future()
 

@@ -43,7 +43,10 @@ TASKS = "tasks"  # each one that is finished is progress
 SLOW_PHASES = ("start", "compile", "save")  # they report no progress of their own, and so may take
 SLOW_FACTOR = 4  # times as long as config.pod.hang
 CAUSE_WAIT = 2.0  # seconds that a crash waits for the news that another process failed first
-OF_THIS_PROCESS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")  # jax's errors that no other process can cause
+OF_THIS_PROCESS = (
+    "RESOURCE_EXHAUSTED",
+    "INVALID_ARGUMENT",
+)  # jax's errors that no other process can cause
 Item = TypeVar("Item")
 
 
@@ -145,10 +148,15 @@ class Watch:
         self._hang = 0.0  # while it waits here
         is_expected = isinstance(error, StopError | KeyboardInterrupt)
         if self.service is not None and not is_expected:
-            if _is_of_jax(error):  # a collective breaks when another process dies: jax ends this one
+            if _is_of_jax(
+                error
+            ):  # a collective breaks when another process dies: jax ends this one
                 self.service.wait_for_end()
             time.sleep(CAUSE_WAIT)
-        is_agreed = isinstance(error, PreemptedError) and self.phase not in (UNTIMED, TASKS)  # by all processes
+        is_agreed = isinstance(error, PreemptedError) and self.phase not in (
+            UNTIMED,
+            TASKS,
+        )  # by all processes
         name, when = self._signal or ("Ctrl-C", time.time())
         kind = "exception"
         what = str(error) or type(error).__name__
@@ -183,7 +191,9 @@ class Watch:
             self._leave(end, cause.sentence)
 
     def _termination(self, kind: str, code: int, what: str) -> Termination:
-        return Termination(self.cluster.process_id, self._host, kind, code, what, self.step, self.phase)
+        return Termination(
+            self.cluster.process_id, self._host, kind, code, what, self.step, self.phase
+        )
 
     def _leave(self, end: Termination, message: str) -> NoReturn:
         """Prints the message, notifies the other processes and ends this one: jax's own exit waits for the others."""
@@ -208,15 +218,21 @@ class Watch:
             is_slow = position.phase in SLOW_PHASES
             limit = self._hang * (SLOW_FACTOR if is_slow else 1)
             if limit and position.phase != UNTIMED and time.monotonic() - position.since > limit:
-                self._hung(limit, f"config.pod.hang times {SLOW_FACTOR}" if is_slow else "config.pod.hang")
+                self._hung(
+                    limit, f"config.pod.hang times {SLOW_FACTOR}" if is_slow else "config.pod.hang"
+                )
             if self._heartbeat:  # if no Python thread runs, not even this one, C ends the process
-                faulthandler.dump_traceback_later(self._heartbeat, exit=True, file=self._stacks or STDERR)
+                faulthandler.dump_traceback_later(
+                    self._heartbeat, exit=True, file=self._stacks or STDERR
+                )
             time.sleep(INTERVAL)
         faulthandler.cancel_dump_traceback_later()  # Python's own exit may take longer
 
     def _hung(self, limit: float, key: str) -> None:
         what = f"no progress for {limit:g} s ({key})"
-        faulthandler.dump_traceback(self._stacks if self._open_stacks() else STDERR, all_threads=True)
+        faulthandler.dump_traceback(
+            self._stacks if self._open_stacks() else STDERR, all_threads=True
+        )
         where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
         self.end_now("hang", what, f"{what}, in {self.phase}; see {where}", 1)
 

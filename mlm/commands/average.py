@@ -13,8 +13,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", type=common.path, metavar="WORKDIR[@STEPS]", help=names)
     new = "new folder for the mean, local or gs://"
     parser.add_argument("--workdir", type=common.path, default="", metavar="DIR", help=new)
-    parser.add_argument("--last", type=int, default=0, metavar="K", help="the newest K of each WORKDIR")
-    decay = "weight of a checkpoint, as a share of that of the one after it; default: 1, the plain mean"
+    parser.add_argument(
+        "--last", type=int, default=0, metavar="K", help="the newest K of each WORKDIR"
+    )
+    decay = (
+        "weight of a checkpoint, as a share of that of the one after it; default: 1, the plain mean"
+    )
     parser.add_argument("--decay", type=float, default=1.0, metavar="D", help=decay)
 
 

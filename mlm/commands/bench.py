@@ -26,8 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", nargs="+", default=["step"], choices=PARTS, help=parts)
     torch = "Python with PyTorch, for its step too"
     parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=torch)
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of each comparison; default: 20")
-    parser.add_argument("--megabytes", type=float, default=20.0, metavar="MB", help="text for shards; default: 20")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, metavar="S", help="of each comparison; default: 20"
+    )
+    parser.add_argument(
+        "--megabytes", type=float, default=20.0, metavar="MB", help="text for shards; default: 20"
+    )
     common.add_json_flag(parser)
 
 
@@ -69,7 +73,9 @@ def measure(
     config = configs.replace(config, {"data.batch_stages": ()})  # all of data.global_batch rows
     compare = {
         "step": lambda: steps.compare_steps(config, args.seconds, args.torch, pretraining),
-        "shards": lambda: inputs.compare_shards(config, tokenizer_folder, args.megabytes, args.seconds),
+        "shards": lambda: inputs.compare_shards(
+            config, tokenizer_folder, args.megabytes, args.seconds
+        ),
         "batches": lambda: inputs.compare_batches(config, manifest, args.seconds),
         "loop": lambda: inputs.compare_loop(config, manifest, args.seconds, pretraining),
     }

@@ -67,7 +67,9 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> Examples:
     settings = config.classify
     for key in ("train", "validation"):
         if not settings[key]:
-            raise InputError(f"config.classify.{key}: say where the rows are, such as csv:{key}.csv.")
+            raise InputError(
+                f"config.classify.{key}: say where the rows are, such as csv:{key}.csv."
+            )
     sources = {split: settings[split] for split in data.SPLITS if settings[split]}
     columns = data.Columns(settings.text, settings.label, settings.kind)
     tables, names = data.read_tables(sources, columns)
@@ -81,7 +83,9 @@ def _open_examples(config: ConfigDict, workdir: Workdir) -> Examples:
             raise InputError(
                 f"config.tokenizer.path: name a tokenizer; train.init_from = {config.train.init_from!r} has none."
             )
-    return data.tokenize(tables | others, names, tokenizer_folder=str(workdir.tokenizer), length=settings.length)
+    return data.tokenize(
+        tables | others, names, tokenizer_folder=str(workdir.tokenizer), length=settings.length
+    )
 
 
 def _find_model(
@@ -97,7 +101,9 @@ def _find_model(
     if steps:
         dataset = checkpoint_files.read_meta(workdir.checkpoints, steps[-1])["dataset"]
         if "labels" not in dataset:
-            raise InputError(f"{workdir.checkpoints}: holds a masked language model; classify in another --workdir.")
+            raise InputError(
+                f"{workdir.checkpoints}: holds a masked language model; classify in another --workdir."
+            )
         body = load.config_of(dataset["model"])
     elif init_from:
         body = source().config
@@ -105,13 +111,17 @@ def _find_model(
             say(f"{load.INIT_FROM}{init_from}: only its parameters are taken ({changed[0]})")
     else:
         special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
-        body = families.named(config.model.family).make_config(config.model, examples.vocab_size, special_ids)
+        body = families.named(config.model.family).make_config(
+            config.model, examples.vocab_size, special_ids
+        )
     if not steps and body.model_type == "bert":
         classifier.set_pairs(body, tokenizer.load(str(workdir.tokenizer)))
     families.set_dropout(body, config.model)
     body.initializer_range = config.model.init_stddev
     if examples.labels and not config.classify.metric:
-        spans = config.classify.kind == "tokens" and any(name[1:2] == "-" for name in examples.labels)
+        spans = config.classify.kind == "tokens" and any(
+            name[1:2] == "-" for name in examples.labels
+        )
         metric = {"classify.metric": ("f1" if spans else "accuracy",)}
         config = configs.replace(config, metric, task=configs.CLASSIFICATION)
     return config, body, (lambda: source().encoder) if init_from else None
@@ -120,9 +130,15 @@ def _find_model(
 def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> None:
     """Prints the scores of the best checkpoint, and the paths."""
     content = logs.read_object(workdir.classification)
-    print(f"\nbest checkpoint, after {best.step:,} steps, on the {scores['rows']:,} {content['split']} rows")
+    print(
+        f"\nbest checkpoint, after {best.step:,} steps, on the {scores['rows']:,} {content['split']} rows"
+    )
     for name, set_scores in {"": scores, **content["sets"]}.items():
-        specs = {key: spec for key, (_, spec) in logs.SCORES.items() if key in set_scores and key != "rows"}
+        specs = {
+            key: spec
+            for key, (_, spec) in logs.SCORES.items()
+            if key in set_scores and key != "rows"
+        }
         values = {key: math.nan if set_scores[key] is None else set_scores[key] for key in specs}
         shown = ", ".join(f"{key} {values[key]:{spec}}" for key, spec in specs.items())
         print(f"  {f'{name}: ' if name else ''}{shown or 'no labels'}")

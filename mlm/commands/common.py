@@ -50,33 +50,48 @@ def check_sources(flag: str, names: Sequence[str]) -> None:
 
 def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Adds --config and --workdir; a --config that is not `required` defaults to the workdir's."""
-    file = "config file, such as configs/quickstart.py" if required else "config file; default: that of the workdir"
+    file = (
+        "config file, such as configs/quickstart.py"
+        if required
+        else "config file; default: that of the workdir"
+    )
     parser.add_argument("--config", type=path, required=required, metavar="FILE", help=file)
     add_workdir_flag(parser)
 
 
 def add_workdir_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", type=path, default="", metavar="DIR", help="folder of the run, local or gs://")
+    parser.add_argument(
+        "--workdir", type=path, default="", metavar="DIR", help="folder of the run, local or gs://"
+    )
 
 
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
-    detected = "Detected on TPU VMs, GKE TPUs, Slurm and Open MPI; these flags override what is detected."
+    detected = (
+        "Detected on TPU VMs, GKE TPUs, Slurm and Open MPI; these flags override what is detected."
+    )
     group = parser.add_argument_group("several processes", detected)
     address = "where process 0 listens; the default port is config.pod.port"
     group.add_argument("--coordinator", default="", metavar="HOST[:PORT]", help=address)
-    group.add_argument("--processes", type=int, metavar="N", help="number of processes; 1 runs this one alone")
+    group.add_argument(
+        "--processes", type=int, metavar="N", help="number of processes; 1 runs this one alone"
+    )
     group.add_argument("--process-id", type=int, metavar="I", help="index of this process, from 0")
 
 
 def add_engine_flags(
-    parser: argparse.ArgumentParser, description: str = "What reads the corpus; default: the cores of the run's hosts."
+    parser: argparse.ArgumentParser,
+    description: str = "What reads the corpus; default: the cores of the run's hosts.",
 ) -> None:
     group = parser.add_argument_group("engine", description)
-    group.add_argument("--engine", default="", metavar="tls://HOST:PORT", help="scheduler of a Dask cluster")
+    group.add_argument(
+        "--engine", default="", metavar="tls://HOST:PORT", help="scheduler of a Dask cluster"
+    )
     folder = "folder of ca.pem, cert.pem and key.pem; default: WORKDIR/hosts/certificates"
     group.add_argument("--engine-certificates", type=path, default="", metavar="DIR", help=folder)
     timeout = "time for the scheduler to answer (8 at most) and to have a worker; default: 60"
-    group.add_argument("--engine-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout)
+    group.add_argument(
+        "--engine-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout
+    )
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
@@ -92,18 +107,24 @@ def add_model_flag(parser: argparse.ArgumentParser) -> None:
     add_step_flag(parser)
 
 
-def add_step_flag(parser: argparse.ArgumentParser, model: str = "the workdir, or of --model if that is one") -> None:
+def add_step_flag(
+    parser: argparse.ArgumentParser, model: str = "the workdir, or of --model if that is one"
+) -> None:
     step = f"step of the checkpoint, of {model}; default: the newest, or of a classifier the best"
     parser.add_argument("--step", type=int, metavar="N", help=step)
 
 
 def named_model(args: argparse.Namespace) -> str:
     """Returns what --model and --step name; "" for the newest checkpoint of the workdir."""
-    return args.model if args.step is None else locate.at_step(args.model or args.workdir, args.step)
+    return (
+        args.model if args.step is None else locate.at_step(args.model or args.workdir, args.step)
+    )
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of text")
+    parser.add_argument(
+        "--json", action="store_true", help="print one line of JSON instead of text"
+    )
 
 
 def open_run(
@@ -116,7 +137,9 @@ def open_run(
     if getattr(args, "skip_batches", []):
         ranges = tuple(dict.fromkeys([*config.data.skip_batches, *args.skip_batches]))
         config = configs.replace(config, {"data.skip_batches": ranges})
-    workdir = Workdir(args.workdir, create=is_remote(args.workdir) or None)  # tries whether a bucket can be written
+    workdir = Workdir(
+        args.workdir, create=is_remote(args.workdir) or None
+    )  # tries whether a bucket can be written
     if "averaged" in locate.metadata(workdir):  # parameters alone
         raise InputError(
             f"--workdir={args.workdir}: holds an average of checkpoints, which can't be trained further; "
@@ -128,7 +151,9 @@ def open_run(
 
 def join(args: argparse.Namespace, overrides: list[str], *, task: str) -> None:
     """Detects which process of the run this is, sets `args.processes` and `args.process_id`, and meets the others."""
-    place = detect.detect(coordinator=args.coordinator, processes=args.processes, process_id=args.process_id)
+    place = detect.detect(
+        coordinator=args.coordinator, processes=args.processes, process_id=args.process_id
+    )
     args.processes = place.processes
     args.process_id = place.process_id
     if place.processes > 1:
@@ -149,7 +174,9 @@ def join(args: argparse.Namespace, overrides: list[str], *, task: str) -> None:
 
 
 @contextlib.contextmanager
-def open_engine(args: argparse.Namespace, config: ConfigDict, workdir: Workdir) -> Iterator[Engine | None]:
+def open_engine(
+    args: argparse.Namespace, config: ConfigDict, workdir: Workdir
+) -> Iterator[Engine | None]:
     """Yields what runs the corpus's tasks, in process 0 alone: the cluster of --engine, that of the run, or a pool."""
     workers = config.shards.workers
     folder = args.engine_certificates or str(workdir.root / "hosts" / "certificates")
@@ -187,7 +214,9 @@ def read_config(
     remark = ""
     args.inherited = {}
 
-    def derive(flat: dict[str, Any], overridden: Collection[str], file: dict[str, Any]) -> dict[str, Any]:
+    def derive(
+        flat: dict[str, Any], overridden: Collection[str], file: dict[str, Any]
+    ) -> dict[str, Any]:
         nonlocal remark
         init_from = flat[INIT_FROM]
         if not init_from and step is None:
@@ -199,7 +228,9 @@ def read_config(
             if not inherit.saved(args.workdir, named):
                 named = locate.at_step(init_from, step)
             flat = flat | {INIT_FROM: named}
-            args.inherited = inherit.values(flat, overridden, file[INIT_FROM], task=task, workdir=args.workdir)
+            args.inherited = inherit.values(
+                flat, overridden, file[INIT_FROM], task=task, workdir=args.workdir
+            )
         except (InputError, DamageError) as error:
             if starts:
                 raise
@@ -268,8 +299,14 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     parts = mixture.parts(manifest)
     manifests = mixture.folders(manifest)
     lanes = lanes_of_shares([part.share for part in parts], config.data.lanes)
-    lanes_key = f"its share of config.data.lanes = {config.data.lanes}" if parts[1:] else "config.data.lanes"
-    needs = [(part.manifest, "train", count, lanes_key) for part, count in zip(parts, lanes, strict=True)]
+    lanes_key = (
+        f"its share of config.data.lanes = {config.data.lanes}"
+        if parts[1:]
+        else "config.data.lanes"
+    )
+    needs = [
+        (part.manifest, "train", count, lanes_key) for part, count in zip(parts, lanes, strict=True)
+    ]
     needs += [(one, "validation", 1, "config.shards.validation_count") for one in manifests]
     for one, split, minimum, key in needs:
         count = sum(shard.records > 0 for shard in one.splits[split].shards)
@@ -279,7 +316,9 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
             )
     rows = manifest.splits["train"].records * (length // short if short else 1)
     if rows > 2**32:
-        raise InputError(f"{folder}: holds {rows:,} training rows, but record ids end at 2^32; leave some of them out.")
+        raise InputError(
+            f"{folder}: holds {rows:,} training rows, but record ids end at 2^32; leave some of them out."
+        )
     for one in manifests:
         verify(one, deep=True)
     return manifest

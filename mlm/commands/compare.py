@@ -13,13 +13,21 @@ from mlm.workdir import Workdir
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     models = "workdirs, WORKDIR@STEP, folders or names on the Hugging Face Hub"
-    parser.add_argument("--models", nargs="+", type=common.path, required=True, metavar="MODEL", help=models)
+    parser.add_argument(
+        "--models", nargs="+", type=common.path, required=True, metavar="MODEL", help=models
+    )
     source = "the text, as in corpus.sources: text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG][#SPLIT], ..."
-    parser.add_argument("--source", type=common.source, required=True, metavar="SOURCE", help=source)
-    parser.add_argument("--words", type=int, default=2000, metavar="N", help="words to ask; default: 2000")
+    parser.add_argument(
+        "--source", type=common.source, required=True, metavar="SOURCE", help=source
+    )
+    parser.add_argument(
+        "--words", type=int, default=2000, metavar="N", help="words to ask; default: 2000"
+    )
     window = "most characters of the text around a word; default: 1000"
     parser.add_argument("--window", type=int, default=1000, metavar="N", help=window)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draw of the words; default: 0")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the draw of the words; default: 0"
+    )
     folder = "folder for words.html and words.json; default: none is written"
     parser.add_argument("--workdir", type=common.path, default="", metavar="DIR", help=folder)
     common.add_json_flag(parser)
@@ -39,10 +47,22 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     models = comparison.open_models(args.models, args.entry)
     texts = [document.text for part in corpus.parts() for document in corpus.read(part, texts="")]
     root = Workdir(args.workdir).root if args.workdir else None
-    scores = comparison.compare(config, models, texts, count=args.words, size=args.window, seed=args.seed)
+    scores = comparison.compare(
+        config, models, texts, count=args.words, size=args.window, seed=args.seed
+    )
     result = {"source": args.source} | scores
-    rendered = [part for heads, rows in words.tables(result) for part in ("", table(*heads, rows=rows, indent=2))]
-    show(*([json.dumps(result)] if args.json else [f"{args.source}: {words.summary(result)}", *rendered]))
+    rendered = [
+        part
+        for heads, rows in words.tables(result)
+        for part in ("", table(*heads, rows=rows, indent=2))
+    ]
+    show(
+        *(
+            [json.dumps(result)]
+            if args.json
+            else [f"{args.source}: {words.summary(result)}", *rendered]
+        )
+    )
     if root:
         write_text(root / "words.json", json.dumps(result, indent=1) + "\n")
         write_text(root / "words.html", words.to_page(result))

@@ -19,15 +19,27 @@ COLORS = {"error": "red", "warning": "yellow", "ok": "green"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
-    parser.add_argument("--hosts", type=int, default=0, metavar="N", help="hosts of the planned run")
-    parser.add_argument("--devices", type=int, default=0, metavar="N", help="devices of all hosts; default: those here")
+    parser.add_argument(
+        "--hosts", type=int, default=0, metavar="N", help="hosts of the planned run"
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=0,
+        metavar="N",
+        help="devices of all hosts; default: those here",
+    )
     topology = "TPU, such as v5e:2x4, whose hosts and devices are those of the planned run"
     parser.add_argument("--topology", default="", metavar="NAME", help=topology)
-    parser.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of that topology")
+    parser.add_argument(
+        "--slices", type=int, default=1, metavar="N", help="number of slices of that topology"
+    )
     rows = "training rows to search for duplicates; default: 200,000"
     parser.add_argument("--rows", type=int, default=200_000, metavar="N", help=rows)
     against = "benchmarks, as sources of a corpus (hf:nyu-mll/glue:rte, jsonl:FILE#FIELD): what training has of them"
-    parser.add_argument("--against", nargs="+", type=common.source, default=[], metavar="SOURCE", help=against)
+    parser.add_argument(
+        "--against", nargs="+", type=common.source, default=[], metavar="SOURCE", help=against
+    )
     record = "only print the text of a training record (validation:ID, test:ID for others) and its documents"
     parser.add_argument("--record", default="", metavar="ID", help=record)
     common.add_json_flag(parser)
@@ -43,7 +55,12 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
     common.check_sources("--against", args.against)
     if args.record:
-        show_record(common.load_data(config, workdir), str(workdir.tokenizer), args.record, as_json=args.json)
+        show_record(
+            common.load_data(config, workdir),
+            str(workdir.tokenizer),
+            args.record,
+            as_json=args.json,
+        )
         return
     from rich.text import Text
 
@@ -52,12 +69,19 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     shards = " + ".join(name for name, _ in config.data.mixture) or workdir.shards_of(config)
     opened = preflight.errors(preflight.Case(args.name, config, workdir, args))
     batch = []
-    unusable = [checks.Finding("error", str(error), "see the message", "the config", name) for name, error in opened]
+    unusable = [
+        checks.Finding("error", str(error), "see the message", "the config", name)
+        for name, error in opened
+    ]
     try:
         manifest = common.load_data(config, workdir)
     except (InputError, DamageError) as error:
-        unusable = [finding for finding in unusable if str(error) not in finding.what]  # reported once
-        findings = [checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")]
+        unusable = [
+            finding for finding in unusable if str(error) not in finding.what
+        ]  # reported once
+        findings = [
+            checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")
+        ]
     else:
         case = checks.DataCase(args.name, config, workdir, args, manifest)
         findings = [finding for check in checks.ALL for finding in checks.run(check, case)]
@@ -65,15 +89,27 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     findings = unusable + findings
     errors = [finding.check for finding in findings if finding.level == "error"]
     if args.json:
-        content = {"findings": list(map(dataclasses.asdict, findings)), "batch": batch, "errors": len(errors)}
+        content = {
+            "findings": list(map(dataclasses.asdict, findings)),
+            "batch": batch,
+            "errors": len(errors),
+        }
         print(json.dumps(content), flush=True)
     else:
-        lines = [" | ".join(filter(None, (finding.what, finding.where, finding.fix))) for finding in findings]
-        rows = [(Text(f.level, COLORS[f.level]), f.check, line) for f, line in zip(findings, lines, strict=True)]
+        lines = [
+            " | ".join(filter(None, (finding.what, finding.where, finding.fix)))
+            for finding in findings
+        ]
+        rows = [
+            (Text(f.level, COLORS[f.level]), f.check, line)
+            for f, line in zip(findings, lines, strict=True)
+        ]
         show(table("", "", "", rows=rows), *first_batch.render(batch))
     if errors:
         names = ", ".join(dict.fromkeys(errors))
-        raise InputError(f"{len(errors)} of {len(findings)} findings are errors ({names}); fix them before you train.")
+        raise InputError(
+            f"{len(errors)} of {len(findings)} findings are errors ({names}); fix them before you train."
+        )
 
 
 def show_record(manifest: Manifest, tokenizer_folder: str, name: str, *, as_json: bool) -> None:
@@ -96,4 +132,7 @@ def show_record(manifest: Manifest, tokenizer_folder: str, name: str, *, as_json
         return
     print(*map(printable, text.splitlines()), sep="\n")
     for document in documents:
-        print(printable(f"from {document.source}, {document.part}, document {document.place}"), flush=True)
+        print(
+            printable(f"from {document.source}, {document.part}, document {document.place}"),
+            flush=True,
+        )

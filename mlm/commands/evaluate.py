@@ -16,8 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     split = "split to score, or a validation set by its name (evaluate.sets); default: validation"
     parser.add_argument("--split", default="validation", metavar="NAME", help=split)
     kinds = ["token", "word", "span"]
-    parser.add_argument("--masks", nargs="+", default=[], choices=kinds, help="masks to score besides the run's own")
-    parser.add_argument("--pseudo", type=int, default=0, metavar="N", help="also the pseudo-perplexity of N rows")
+    parser.add_argument(
+        "--masks", nargs="+", default=[], choices=kinds, help="masks to score besides the run's own"
+    )
+    parser.add_argument(
+        "--pseudo", type=int, default=0, metavar="N", help="also the pseudo-perplexity of N rows"
+    )
     draws = "draws of the masks to score; default: evaluate.draws"
     parser.add_argument("--draws", default="", metavar="N", help=draws)
     breakdown = "also the loss by position in the row, and by distance of the nearest copy of the token there"
@@ -43,7 +47,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.phenomenon and not args.pairs:
         raise InputError(f"--phenomenon={args.phenomenon} needs --pairs=SOURCE.")
     if is_classifier and masks:
-        raise InputError(f"{model or args.workdir}: is a classifier, which takes no {others}; leave them out.")
+        raise InputError(
+            f"{model or args.workdir}: is a classifier, which takes no {others}; leave them out."
+        )
     overrides = overrides + ([f"evaluate.draws={args.draws}"] if args.draws else [])
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
     common.join(args, overrides, task=task)
@@ -52,7 +58,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     manifest = None if is_classifier or args.pairs else common.open_data(config, workdir)
     from mlm.cluster import distributed
 
-    distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=False, entry=args.entry)
+    distributed.initialize(
+        config, workdir, *common.fingerprints(manifest), saves=False, entry=args.entry
+    )
     from mlm.inference import evaluate, evaluate_classifier, minimal_pairs
 
     if args.pairs:

@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", type=common.path, default="", metavar="DIR", help=to)
     torch = "Python with PyTorch to verify the export in"
     parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=torch)
-    parser.add_argument("--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub")
+    parser.add_argument(
+        "--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub"
+    )
     branch = "with --push: the branch to upload to, such as step-1000; made if it is missing; default: main"
     parser.add_argument("--revision", default="", metavar="BRANCH", help=branch)
     parser.add_argument(
@@ -57,9 +59,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         if getattr(args, flag) and not args.push:
             raise InputError(f"--{flag} needs --push=USER/NAME.")
     if args.milestones and (args.step is not None or args.best or args.revision or args.to):
-        raise InputError("--milestones: names the steps, folders and branches; leave out --step and all such flags.")
+        raise InputError(
+            "--milestones: names the steps, folders and branches; leave out --step and all such flags."
+        )
     if args.best and args.step is not None:
-        raise InputError(f"--best: is a step of its own, and so is --step={args.step}; leave out one of them.")
+        raise InputError(
+            f"--best: is a step of its own, and so is --step={args.step}; leave out one of them."
+        )
     if args.push:
         push.check(args.push, args.revision)  # before anything that takes time
     config = ConfigDict()
@@ -73,10 +79,16 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             distributed.initialize(config, workdir, saves=False, entry=args.entry)
         steps = locate.milestones(workdir) if args.milestones else [args.step]
         if not steps:
-            raise InputError(f"--milestones: none was kept in {workdir.checkpoints}; name a step with --step.")
-        hub = {key: value for key, value in configs.flatten(config).items() if key.startswith("hub.")}
+            raise InputError(
+                f"--milestones: none was kept in {workdir.checkpoints}; name a step with --step."
+            )
+        hub = {
+            key: value for key, value in configs.flatten(config).items() if key.startswith("hub.")
+        }
         models = [
-            write_export(workdir, args, step=step, best=args.best, torch_python=args.torch, changes=hub)
+            write_export(
+                workdir, args, step=step, best=args.best, torch_python=args.torch, changes=hub
+            )
             for step in steps
         ]
     for step, model in zip(steps, models, strict=True) if args.process_id == 0 else ():

@@ -25,27 +25,39 @@ DECIDED = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     models = "model to evaluate: workdir, WORKDIR@STEP, folder or Hub name"
     parser.add_argument("--model", type=common.path, required=True, metavar="MODEL", help=models)
-    parser.add_argument("--workdir", type=common.path, default="", metavar="DIR", help="of the table and its runs")
+    parser.add_argument(
+        "--workdir", type=common.path, default="", metavar="DIR", help="of the table and its runs"
+    )
     protocol = f"{', '.join(NAMES)} (configs/glue/), or a file like theirs; default: roberta"
-    parser.add_argument("--protocol", type=common.path, default="roberta", metavar="NAME", help=protocol)
+    parser.add_argument(
+        "--protocol", type=common.path, default="roberta", metavar="NAME", help=protocol
+    )
     names = "default: those of GLUE"
     parser.add_argument("--tasks", nargs="+", default=list(GLUE), choices=list(TASKS), help=names)
     data = "copy of the data: hf:FOLDER as on the Hub, or jsonl:FOLDER with TASK/SPLIT.jsonl; default: from the Hub"
     parser.add_argument("--data", type=common.source, default="", metavar="FOLDER", help=data)
     config = "config of the runs; default: base.py"
-    parser.add_argument("--config", type=common.path, default=str(configs.BASE), metavar="FILE", help=config)
+    parser.add_argument(
+        "--config", type=common.path, default=str(configs.BASE), metavar="FILE", help=config
+    )
     common.add_json_flag(parser)
 
 
 def _check_flags(args: argparse.Namespace, overrides: list[str]) -> None:
     """Raises InputError for a --workdir or --data that can't be used, by its name alone, or a key that is decided."""
     if locate.is_workdir(args.workdir):  # its glue.json has a table for each of its steps
-        raise InputError(f"--workdir={args.workdir}: holds a trained model; name another folder for the table.")
+        raise InputError(
+            f"--workdir={args.workdir}: holds a trained model; name another folder for the table."
+        )
     if args.data and args.data.partition(":")[0] not in ("hf", "jsonl"):
-        raise InputError(f"--data={args.data}: must be hf:FOLDER, or jsonl:FOLDER with TASK/SPLIT.jsonl.")
+        raise InputError(
+            f"--data={args.data}: must be hf:FOLDER, or jsonl:FOLDER with TASK/SPLIT.jsonl."
+        )
     for key in (override.partition("=")[0] for override in overrides):
         if key in DECIDED:
-            raise InputError(f"config.{key}: --model, the tasks or the protocol's seeds decide it; leave it out.")
+            raise InputError(
+                f"config.{key}: --model, the tasks or the protocol's seeds decide it; leave it out."
+            )
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -91,9 +103,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         print(json.dumps(table))
     else:
         show(*glue.render(table))
-    failed = {name: table["tasks"][name]["code"] for name in names if "failed" in table["tasks"][name]}
+    failed = {
+        name: table["tasks"][name]["code"] for name in names if "failed" in table["tasks"][name]
+    }
     if len(failed) < len(names):
         print(workdir.root / "submission")
     if failed:
         code = next(iter(failed.values()))
-        raise StopError(f"{', '.join(failed)} failed; run the same command to repeat the failed runs.", code)
+        raise StopError(
+            f"{', '.join(failed)} failed; run the same command to repeat the failed runs.", code
+        )

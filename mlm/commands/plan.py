@@ -20,12 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
     names = "such as v5e:2x4, v3-8 or h100:8; v5e:? lists those of v5e"
     parser.add_argument("--topology", default="", metavar="NAME", help=names)
-    parser.add_argument("--slices", type=int, default=1, metavar="N", help="number of slices of that topology")
-    parser.add_argument("--compare", choices=["stock"], help="also plan the baseline, the step of run_mlm_flax.py")
+    parser.add_argument(
+        "--slices", type=int, default=1, metavar="N", help="number of slices of that topology"
+    )
+    parser.add_argument(
+        "--compare", choices=["stock"], help="also plan the baseline, the step of run_mlm_flax.py"
+    )
     keys = "plan every combination; KEY is topology, per_chip_batch or any config key"
     parser.add_argument("--sweep", nargs="+", default=[], metavar="KEY=V,V", help=keys)
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="price of a chip-hour")
-    parser.add_argument("--records", type=int, metavar="N", help="training rows; default: those of the workdir")
+    parser.add_argument(
+        "--records", type=int, metavar="N", help="training rows; default: those of the workdir"
+    )
     common.add_json_flag(parser)
 
 
@@ -36,13 +42,17 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     topology.prepare()  # before jax is imported
     config = common.read_config(args, overrides, says=True)
     common.refuse_classifier(config)
-    manifest = common.open_data(config, Workdir(args.workdir, create=False)) if args.workdir else None
+    manifest = (
+        common.open_data(config, Workdir(args.workdir, create=False)) if args.workdir else None
+    )
     results = compute(args, config, manifest)
     render = tables.sweep if args.sweep else tables.plan
     show(*([json.dumps(results)] if args.json else render(results)))
 
 
-def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None) -> dict[str, Any]:
+def compute(
+    args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None
+) -> dict[str, Any]:
     """Returns what --json prints: {"sweep": [...]}, or {"plan"} and with --compare {"baseline", "ratio"}."""
     with topology.silence():  # jax's import
         from mlm.bench import baseline
@@ -54,7 +64,9 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
     if args.compare and not baseline.exists(config.model.family):
         what = f"run_mlm_flax.py can't train config.model.family = {config.model.family}"
         raise InputError(f"--compare={args.compare}: {what}; leave it out.")
-    job = plan.make_job(config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining)
+    job = plan.make_job(
+        config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining
+    )
     if args.sweep:
         rules = configs.load_rules(args.config)
         cells = plan.cells(args.sweep, args.topology)
@@ -71,6 +83,7 @@ def compute(args: argparse.Namespace, config: ConfigDict, manifest: Manifest | N
         if "cycles" in ours and "cycles" in theirs:
             results["ratio"] = {
                 "cycles": ours["cycles"]["all"] / theirs["cycles"]["all"],
-                "temporaries": ours["bytes_per_chip"]["temporaries"] / theirs["bytes_per_chip"]["temporaries"],
+                "temporaries": ours["bytes_per_chip"]["temporaries"]
+                / theirs["bytes_per_chip"]["temporaries"],
             }
     return results

@@ -17,15 +17,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts = "default: the lines of standard input, each answered by a line of JSON"
     parser.add_argument("texts", nargs="*", help=texts)
     common.add_model_flag(parser)
-    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="answers per mask or text; default: 5")
-    parser.add_argument("--targets", nargs="+", default=[], metavar="WORD", help="fill masks with these words only")
+    parser.add_argument(
+        "--top-k", type=int, default=5, metavar="K", help="answers per mask or text; default: 5"
+    )
+    parser.add_argument(
+        "--targets", nargs="+", default=[], metavar="WORD", help="fill masks with these words only"
+    )
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     name = common.named_model(args) or Workdir(args.workdir, create=False)
     is_classifier = locate.is_classifier(name)
     if is_classifier and args.targets:
-        raise InputError(f"--targets: {args.model or args.workdir} is a classifier and fills no masks; leave it out.")
+        raise InputError(
+            f"--targets: {args.model or args.workdir} is a classifier and fills no masks; leave it out."
+        )
     from mlm.inference.answers import answer_texts
     from mlm.inference.classify_texts import TextClassifier
     from mlm.inference.fill_mask import FillMask
@@ -33,11 +39,15 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.tasks.changed_model import with_class
 
     if isinstance(name, Workdir) and os.access(programs := str(name.root / "xla_cache"), os.W_OK):
-        memory.cache_programs(programs)  # of training on this machine; compiling takes longer than computing
+        memory.cache_programs(
+            programs
+        )  # of training on this machine; compiling takes longer than computing
     model = load.load(name, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
     model = with_class(model, args.entry, command=args.name)
     tok = tokenizer.load(model.tokenizer)
     predictor = (
-        TextClassifier(model, tok, args.top_k) if is_classifier else FillMask(model, tok, args.top_k, args.targets)
+        TextClassifier(model, tok, args.top_k)
+        if is_classifier
+        else FillMask(model, tok, args.top_k, args.targets)
     )
     answer_texts(predictor, args.texts, sys.stdin, sys.stdout)

@@ -9,7 +9,9 @@ from mlm.workdir import Workdir
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_workdir_flag(parser)
     others = "other runs to compare this one with, on one page"
-    parser.add_argument("--compare", nargs="+", type=common.path, default=[], metavar="DIR", help=others)
+    parser.add_argument(
+        "--compare", nargs="+", type=common.path, default=[], metavar="DIR", help=others
+    )
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -17,7 +19,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.report import report
 
     if args.compare:
-        print(report.compare([workdir, *(Workdir(folder, create=False) for folder in args.compare)]))
+        print(
+            report.compare([workdir, *(Workdir(folder, create=False) for folder in args.compare)])
+        )
     else:
         report.write(workdir)
         print(workdir.report)

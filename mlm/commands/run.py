@@ -62,25 +62,38 @@ def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
         print(f"  {remark}")
     if scores["loss"] is not None:  # some tokens were masked
         loss = f"{scores['loss']:.3f} nats{logs.errors(scores, 3)}"
-        print(f"  loss {loss}, perplexity {scores['perplexity']:.1f}, accuracy {scores['accuracy']:.1%}")
+        print(
+            f"  loss {loss}, perplexity {scores['perplexity']:.1f}, accuracy {scores['accuracy']:.1%}"
+        )
     if entropy is not None and scores["loss"] is not None:
         where = "below" if scores["loss"] < entropy else "above"
         difference = abs(entropy - scores["loss"])
-        print(f"  unigram entropy of the split {entropy:.3f} nats: the model is {difference:.2f} {where} it")
+        print(
+            f"  unigram entropy of the split {entropy:.3f} nats: the model is {difference:.2f} {where} it"
+        )
     tok = tokenizer.load(str(workdir.tokenizer))
     masked = list(itertools.islice(_masked_sentences(manifest, tok), 5))
     filled = fill_mask.FillMask(model, tok, 5)([text for text, _ in masked])
     for (text, answer), fillings in zip(masked, filled, strict=True):
         print(f"\n  {text}    (was: {answer})")
-        words = (f"{f['token_str'].strip() or repr(f['token_str'])} {f['score']:.0%}" for f in fillings[0])
+        words = (
+            f"{f['token_str'].strip() or repr(f['token_str'])} {f['score']:.0%}"
+            for f in fillings[0]
+        )
         print(f"    {'   '.join(words)}")
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")
-    is_scored = any(key.startswith("test,") for key in logs.read_object(workdir.root / logs.RESULTS))
+    is_scored = any(
+        key.startswith("test,") for key in logs.read_object(workdir.root / logs.RESULTS)
+    )
     if "test" in manifest.splits and not is_scored:
-        print(f"test    not scored yet: python -m mlm evaluate --workdir={workdir.root} --split=test")
+        print(
+            f"test    not scored yet: python -m mlm evaluate --workdir={workdir.root} --split=test"
+        )
 
 
-def _masked_sentences(manifest: Manifest, tok: PreTrainedTokenizerFast) -> Iterator[tuple[str, str]]:
+def _masked_sentences(
+    manifest: Manifest, tok: PreTrainedTokenizerFast
+) -> Iterator[tuple[str, str]]:
     """Yields sentences of the validation split with a word masked, and the word: one token of four letters or more."""
     from mlm.data import batches
 
@@ -88,7 +101,11 @@ def _masked_sentences(manifest: Manifest, tok: PreTrainedTokenizerFast) -> Itera
         for ids in batch["input_ids"][batch["valid"] > 0]:
             text = " ".join(tok.decode(ids, skip_special_tokens=True).split())
             for sentence in re.findall(r"(?<=[.] )[A-Z][^.`:=>{}\[\]]{30,110}[.](?= )", text)[:1]:
-                words = [w for w in re.findall(r"(?<= )[a-z]{4,}(?= )", sentence) if len(tok.tokenize(" " + w)) == 1]
+                words = [
+                    w
+                    for w in re.findall(r"(?<= )[a-z]{4,}(?= )", sentence)
+                    if len(tok.tokenize(" " + w)) == 1
+                ]
                 if words:
                     word = words[len(words) // 2]
                     yield re.sub(rf"(?<= ){word}(?= )", tok.mask_token, sentence, count=1), word

@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides)
     if config.data.mixture:
-        raise InputError("config.data.mixture: its shards are written folder by folder; use a config for each.")
+        raise InputError(
+            "config.data.mixture: its shards are written folder by folder; use a config for each."
+        )
     with common.locked(workdir), common.open_engine(args, config, workdir) as engine:
         if engine is not None:
             make_tokenizer(config, workdir, engine)
@@ -48,10 +50,16 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     complete = (UPath(folder) / NAME).is_file()
     begin = time.monotonic()
     documents = corpus.Corpus.from_config(config.corpus)
-    if (config.tokenizer.path or config.train.branch_from) and not complete:  # `make_tokenizer` warns of a new one
+    if (
+        config.tokenizer.path or config.train.branch_from
+    ) and not complete:  # `make_tokenizer` warns of a new one
         texts = str(work_folder(folder) / "texts")
-        warn_of_unknown_tokens(sample.draw(documents, megabytes=1.0, engine=engine, texts=texts), workdir)
-    source = config.corpus.to_dict() | {"near_duplicates": 0.0}  # a key of earlier versions, whose shards are the same
+        warn_of_unknown_tokens(
+            sample.draw(documents, megabytes=1.0, engine=engine, texts=texts), workdir
+        )
+    source = config.corpus.to_dict() | {
+        "near_duplicates": 0.0
+    }  # a key of earlier versions, whose shards are the same
     manifest = shards.write(
         documents,
         shards.Settings(config.shards.length, counts, config.shards.rows),

@@ -48,14 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "config keys, `config`, or flags of COMMAND, each with values: train.seed=0,1,2 train.init_from=A,B@1000 "
         "step=1000,2000; a comma within brackets or quotes belongs to a value"
     )
-    parser.add_argument("--vary", nargs="+", action="extend", required=True, metavar="KEY=V1,V2", help=vary)
+    parser.add_argument(
+        "--vary", nargs="+", action="extend", required=True, metavar="KEY=V1,V2", help=vary
+    )
     metric = "score of the table; default: the one that chooses the best checkpoint"
     parser.add_argument("--metric", default="", metavar="NAME", help=metric)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if args.command not in COMMANDS:
-        raise InputError(f"{args.command}: can't be swept; the commands that can are {', '.join(COMMANDS)}.")
+        raise InputError(
+            f"{args.command}: can't be swept; the commands that can are {', '.join(COMMANDS)}."
+        )
     folder = args.workdir
     if args.command == "evaluate":
         folder = str(Workdir(args.workdir, create=False).root / "sweep")
@@ -101,8 +105,14 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
         classifies = locate.is_classifier(model) if evaluates else args.command == "classify"
         task = configs.CLASSIFICATION if classifies else configs.PRETRAINING
         flat = configs.flatten(common.read_config(parsed, run_overrides, task=task))
-        values = {key: flat[key] if "." in key else getattr(parsed, key.replace("-", "_")) for key in varied}
-        values = {key: " ".join(value) if isinstance(value, list) else value for key, value in values.items()}
+        values = {
+            key: flat[key] if "." in key else getattr(parsed, key.replace("-", "_"))
+            for key in varied
+        }
+        values = {
+            key: " ".join(value) if isinstance(value, list) else value
+            for key, value in values.items()
+        }
         name = grid.name(values)
         if any(name == trial.name for trial in trials):  # however its values are spelled
             raise InputError(f"--vary: asks for the run {name} twice; name each value once.")
@@ -114,11 +124,26 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
         if newest != model:
             command.append(f"--step={locate.split_step(newest)[1]}")
         config = common.read_config(parsed, run_overrides, task=task, starts=not evaluates)
-        if trials and config.hub.name and not evaluates and {"hub.name", "config"}.isdisjoint(varied):
-            raise InputError(f"config.hub.name = {config.hub.name}: several runs would push to it; vary it, too.")
-        opens = repr([item for item in values.items() if not item[0].startswith(UNCHECKED) and "seed" not in item[0]])
+        if (
+            trials
+            and config.hub.name
+            and not evaluates
+            and {"hub.name", "config"}.isdisjoint(varied)
+        ):
+            raise InputError(
+                f"config.hub.name = {config.hub.name}: several runs would push to it; vary it, too."
+            )
+        opens = repr(
+            [
+                item
+                for item in values.items()
+                if not item[0].startswith(UNCHECKED) and "seed" not in item[0]
+            ]
+        )
         if opens not in opened:
-            preflight.refuse(preflight.Case(args.command, config, Workdir(parsed.workdir, create=None), parsed))
+            preflight.refuse(
+                preflight.Case(args.command, config, Workdir(parsed.workdir, create=None), parsed)
+            )
             opened.add(opens)
         if not evaluates and not args.entry.record:  # others have scores of their own
             table.check_name(args.metric, config.classify.metric)
@@ -126,7 +151,9 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
     return trials
 
 
-def _check_keys(varied: dict[str, list[str]], command: str, flags: argparse.ArgumentParser, fixed: list[str]) -> None:
+def _check_keys(
+    varied: dict[str, list[str]], command: str, flags: argparse.ArgumentParser, fixed: list[str]
+) -> None:
     """Raises InputError for a varied key that is none, or that is fixed for all runs."""
     variable = {action.dest for action in flags._actions if action.nargs != 0} - FIXED_FLAGS
     known = variable | configs.flatten(configs.load(str(configs.BASE), [])).keys()
@@ -134,9 +161,13 @@ def _check_keys(varied: dict[str, list[str]], command: str, flags: argparse.Argu
         # The config of each run has to have those
         if key.replace("-", "_") not in known and not configs.is_mine(key):
             advice = configs.suggestion(key, known) or "; configs/base.py lists the keys."
-            raise InputError(f"--vary {key}: is no config key and no flag that {command} can vary{advice}")
+            raise InputError(
+                f"--vary {key}: is no config key and no flag that {command} can vary{advice}"
+            )
         if any(flag.startswith(f"{_flag(key)}=") for flag in fixed):
-            raise InputError(f"--vary {key}: {_flag(key)} sets it for all runs; remove one of the two.")
+            raise InputError(
+                f"--vary {key}: {_flag(key)} sets it for all runs; remove one of the two."
+            )
 
 
 def _flag(key: str) -> str:

@@ -42,7 +42,9 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         path = f"{branch.rpartition('@')[0]}/tokenizer"
     if config.data.mixture and not path:
         if workdir.tokenizer_folder is None:
-            raise InputError("config.data.mixture: its shards have a tokenizer already; set tokenizer.path to it.")
+            raise InputError(
+                "config.data.mixture: its shards have a tokenizer already; set tokenizer.path to it."
+            )
         return
     settings = config.tokenizer
     recipe = json.dumps({"path": path})
@@ -59,7 +61,9 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
             )
         return
     if not path and config.shards.dir and holds_foreign_shards(config.shards.dir):
-        raise InputError(f"{config.shards.dir}: its shards were made with another tokenizer; set tokenizer.path to it.")
+        raise InputError(
+            f"{config.shards.dir}: its shards were made with another tokenizer; set tokenizer.path to it."
+        )
     begin = time.monotonic()
     with replacing(workdir.tokenizer, last=RECIPE) as new:
         if path:
@@ -67,7 +71,9 @@ def make_tokenizer(config: ConfigDict, workdir: Workdir, engine: Engine | None =
         else:
             documents = corpus.Corpus.from_config(config.corpus)
             kept = work_folder(workdir.shards_of(config)) / "texts"
-            texts = sample.draw(documents, megabytes=settings.sample_megabytes, engine=engine, texts=str(kept))
+            texts = sample.draw(
+                documents, megabytes=settings.sample_megabytes, engine=engine, texts=str(kept)
+            )
             train_tokenizer.train(
                 texts,
                 kind=settings.kind,

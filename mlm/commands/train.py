@@ -27,7 +27,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         pretrain(args, config, workdir, manifest)
 
 
-def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, manifest: Manifest) -> None:
+def pretrain(
+    args: argparse.Namespace, config: ConfigDict, workdir: Workdir, manifest: Manifest
+) -> None:
     """Trains to the last step, from the newest checkpoint if there is one."""
     from mlm.cluster import distributed
     from mlm.data.manifest import DatasetInfo
@@ -35,10 +37,14 @@ def pretrain(args: argparse.Namespace, config: ConfigDict, workdir: Workdir, man
     from mlm.tasks.pretraining import Pretraining
     from mlm.training import hours
 
-    distributed.initialize(config, workdir, *common.fingerprints(manifest), saves=True, entry=args.entry)
+    distributed.initialize(
+        config, workdir, *common.fingerprints(manifest), saves=True, entry=args.entry
+    )
     task_class = args.entry.pretraining or Pretraining
     if config.train.hours:
         records = DatasetInfo.from_manifest(manifest).records
-        config = hours.with_steps(config, workdir, records, lambda: task_class.open(config, workdir, manifest))
+        config = hours.with_steps(
+            config, workdir, records, lambda: task_class.open(config, workdir, manifest)
+        )
     task = task_class.open(config, workdir, manifest)
     hub.train_and_push(config, workdir, task, args.entry)

@@ -17,7 +17,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms and "cpu" not in platforms.split(","):
         fix = f"set JAX_PLATFORMS={platforms},cpu"
-        raise InputError(f"JAX_PLATFORMS={platforms}: leaves out the host's CPU, which verify compares with; {fix}.")
+        raise InputError(
+            f"JAX_PLATFORMS={platforms}: leaves out the host's CPU, which verify compares with; {fix}."
+        )
     config, workdir = common.open_run(args, overrides)
     common.refuse_classifier(config)
     with common.locked(workdir):
@@ -26,7 +28,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         from mlm.verify import kernels, numbers, speed
         from mlm.verify.session import Session
 
-        distributed.initialize(config, workdir, *common.fingerprints(None), saves=False, entry=args.entry)
+        distributed.initialize(
+            config, workdir, *common.fingerprints(None), saves=False, entry=args.entry
+        )
         session = Session(config, args.entry.pretraining or Pretraining)
         failed = []
         for check in (
@@ -44,4 +48,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     if failed:
         if not cluster.is_primary():
             cluster.barrier("the end")  # process 0 fails for all of them
-        raise StopError(f"{'; '.join(failed)}: not as it should be on these devices.", DamageError.code)
+        raise StopError(
+            f"{'; '.join(failed)}: not as it should be on these devices.", DamageError.code
+        )

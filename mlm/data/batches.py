@@ -34,7 +34,14 @@ def _without_autograph(function):
 
 
 def train_batches(
-    manifest: Manifest, *, split: str, seed: int, global_batch: int, lanes: int, start_row: int, rows: tuple[int, int]
+    manifest: Manifest,
+    *,
+    split: str,
+    seed: int,
+    global_batch: int,
+    lanes: int,
+    start_row: int,
+    rows: tuple[int, int],
 ) -> Iterator[Batch]:
     """Returns the rows [start, stop) of the global batches after those that hold `start_row` rows, without end.
 
@@ -55,18 +62,28 @@ def train_batches(
     # traced once, however many lanes there are
     rows_by_lane = lane_numbers.interleave(_without_autograph(stream), cycle_length=len(visits))
     batches = reader.run(rows_by_lane.batch(len(visits)))
-    return ({key: np.concatenate(parts)[start:stop] for key, parts in batch.items()} for batch in batches)
+    return (
+        {key: np.concatenate(parts)[start:stop] for key, parts in batch.items()}
+        for batch in batches
+    )
 
 
 def eval_batches(
-    manifest: Manifest, *, split: str, batch: int, rows: tuple[int, int], shards: Sequence[int] | None = None
+    manifest: Manifest,
+    *,
+    split: str,
+    batch: int,
+    rows: tuple[int, int],
+    shards: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
     """Yields the rows [start, stop) of batches that hold every record of a split, or of some shards, once, in order.
 
     Batches are as in `train_batches`, and "valid": float32 [rows], 0 for copies that fill up the last one.
     """
     if split not in manifest.splits or not manifest.splits[split].records:
-        raise InputError(f"{manifest.folder}: the {split} split is empty; there is nothing to evaluate on.")
+        raise InputError(
+            f"{manifest.folder}: the {split} split is empty; there is nothing to evaluate on."
+        )
     reader = _Reader(manifest, split)
     shards = range(len(reader.shards)) if shards is None else shards
     visits = (Visit(shard, 0, np.arange(reader.records[shard])) for shard in shards)
@@ -75,7 +92,9 @@ def eval_batches(
     for columns in reader.run(stream):
         valid = places < len(columns["record_id"])
         picked = np.where(valid, places, 0)
-        yield {key: column[picked] for key, column in columns.items()} | {"valid": valid.astype(np.float32)}
+        yield {key: column[picked] for key, column in columns.items()} | {
+            "valid": valid.astype(np.float32)
+        }
 
 
 def in_memory(ids_BxL: np.ndarray) -> Batch:
@@ -106,7 +125,9 @@ def count_tokens(manifest: Manifest) -> np.ndarray:
 
 def words_per_row(manifest: Manifest, words_V: np.ndarray) -> float:
     """Returns the mean of `tokenizer.counted_words` in a row of the training split, over `count_tokens`' sample."""
-    return float(count_tokens(manifest) @ words_V) / sum(count for _, count in _sample_sizes(manifest))
+    return float(count_tokens(manifest) @ words_V) / sum(
+        count for _, count in _sample_sizes(manifest)
+    )
 
 
 def _sample_sizes(manifest: Manifest) -> list[tuple[Manifest, int]]:
@@ -145,13 +166,25 @@ class _Reader:
         def read(_) -> dict:
             shard, epoch, order = tf.numpy_function(plan, [lane], [tf.int64] * 3)
             shard.set_shape([]), epoch.set_shape([]), order.set_shape([None])
-            rows = tf.data.TFRecordDataset(paths[shard]).batch(max(self.records) + 1).get_single_element()
-            with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(rows, tf.int64)[0], records[shard])]):
+            rows = (
+                tf.data.TFRecordDataset(paths[shard])
+                .batch(max(self.records) + 1)
+                .get_single_element()
+            )
+            with tf.control_dependencies(
+                [tf.debugging.assert_equal(tf.shape(rows, tf.int64)[0], records[shard])]
+            ):
                 parsed = tf.io.parse_example(rows, features)
-            largest = tf.reduce_max(tf.bitcast(parsed["input_ids"], tf.uint64))  # a negative id exceeds any other
+            largest = tf.reduce_max(
+                tf.bitcast(parsed["input_ids"], tf.uint64)
+            )  # a negative id exceeds any other
             with tf.control_dependencies([tf.debugging.assert_less(largest, size)]):
                 ids = tf.gather(tf.cast(parsed["input_ids"], tf.int32), order)
-            mask = tf.gather(tf.cast(parsed["attention_mask"], tf.int32), order) if names[1:] else tf.ones_like(ids)
+            mask = (
+                tf.gather(tf.cast(parsed["attention_mask"], tf.int32), order)
+                if names[1:]
+                else tf.ones_like(ids)
+            )
             return {
                 "input_ids": ids,
                 "attention_mask": mask,
@@ -159,7 +192,11 @@ class _Reader:
                 "epoch": tf.cast(tf.fill(tf.shape(order), epoch), tf.uint32),
             }
 
-        return tf.data.Dataset.range(count).map(_without_autograph(read), num_parallel_calls=1).prefetch(1)
+        return (
+            tf.data.Dataset.range(count)
+            .map(_without_autograph(read), num_parallel_calls=1)
+            .prefetch(1)
+        )
 
     def run(self, dataset) -> Iterator[Batch]:
         """Returns the batches of a tf.data pipeline as numpy arrays; an error in it is traced to its record."""
@@ -180,7 +217,9 @@ class _Reader:
             while columns := next(pipeline[0], None):
                 yield {key: column.numpy() for key, column in columns.items()}
         except failure as error:
-            raise DamageError(self._find_damage() or f"{self.manifest.folder}: {error.message}") from error
+            raise DamageError(
+                self._find_damage() or f"{self.manifest.folder}: {error.message}"
+            ) from error
 
     def _find_damage(self) -> str | None:
         """Reads the visited shards record by record, the latest first; returns the first fault, or None."""

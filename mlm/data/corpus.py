@@ -24,7 +24,9 @@ class Part(NamedTuple):
     name: str  # for messages and for looking up a document
     bytes: int  # about, of what is read; 0 if unknown
     where: tuple[Any, ...]  # what the reader of its kind needs; it changes when the part does
-    cut: tuple[str, ...] = ()  # without such a split: the held-out splits that take some of its groups
+    cut: tuple[
+        str, ...
+    ] = ()  # without such a split: the held-out splits that take some of its groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,9 @@ class Corpus:
 
     def of_texts(self, names: tuple[str, ...], key: str) -> Self:
         """Returns the corpus of all documents of other sources, which are not trained on."""
-        return dataclasses.replace(self, sources=names, key=key, keep_out=(), group=sources.DOCUMENT, max_documents=0)
+        return dataclasses.replace(
+            self, sources=names, key=key, keep_out=(), group=sources.DOCUMENT, max_documents=0
+        )
 
     @property
     def named_groups(self) -> tuple[str, ...]:
@@ -79,13 +83,17 @@ class Corpus:
             names[source] = type(kind), kind.name
             roles[names[source]] |= {part.split for part in parts}
             all_parts += parts
-        held_out = ("validation", "test") if self.test_fraction or self.test_groups else ("validation",)
+        held_out = (
+            ("validation", "test") if self.test_fraction or self.test_groups else ("validation",)
+        )
         for number, part in enumerate(all_parts):
             if part.split not in ("validation", "test"):
                 cut = tuple(split for split in held_out if split not in roles[names[part.source]])
                 all_parts[number] = part._replace(split="" if cut else "train", cut=cut)
         if self.key == SOURCES and not any(part.split in ("", "train") for part in all_parts):
-            raise InputError(f"config.corpus.sources: {', '.join(self.sources)} holds no split to train on; add one.")
+            raise InputError(
+                f"config.corpus.sources: {', '.join(self.sources)} holds no split to train on; add one."
+            )
         return sorted(all_parts, key=lambda part: part.split != "test")
 
     def check(self, source: str) -> None:
@@ -134,7 +142,9 @@ class Corpus:
 
     def _kind(self, source: str) -> sources.Kind:
         name, _, rest = source.partition(":")
-        return sources.KINDS[name](rest, field=self.field, group=self.group, streaming=self.streaming)
+        return sources.KINDS[name](
+            rest, field=self.field, group=self.group, streaming=self.streaming
+        )
 
     def split_of(self, part: Part, group: str, number: int) -> str:
         """Returns the split of a document: its source's, or its group's; `number` is the text's hash."""
@@ -153,5 +163,7 @@ class Corpus:
 
 def text_hash(text: str) -> int:
     """Returns 64 bits of BLAKE2b of a text: they identify duplicates, and decide the split of a document or group."""
-    data = text.encode(errors="surrogateescape")  # a group may be the name of a file, which need not be UTF-8
+    data = text.encode(
+        errors="surrogateescape"
+    )  # a group may be the name of a file, which need not be UTF-8
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

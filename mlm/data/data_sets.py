@@ -49,7 +49,9 @@ def named_split(rest: str) -> tuple[str, str]:
 def role_of(split: str) -> str:
     """Returns the role of a split by the words of its name; training, if none says that it is held out."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", split)]
-    return next((role for role, names in ROLES.items() if any(map(names.fullmatch, words))), "train")
+    return next(
+        (role for role, names in ROLES.items() if any(map(names.fullmatch, words))), "train"
+    )
 
 
 def splits_to_read(rows: Mapping[str, int], spec: str) -> list[tuple[str, int, int, str]]:
@@ -70,7 +72,9 @@ def splits_to_read(rows: Mapping[str, int], spec: str) -> list[tuple[str, int, i
         to_read.append((split, slice_.from_ or 0, stop, role_of(split)))
     roles = {role for *_, role in to_read}
     if len(roles) > 1:
-        raise ValueError(f"{spec} joins splits for {' and '.join(sorted(roles))}; name them in sources of their own")
+        raise ValueError(
+            f"{spec} joins splits for {' and '.join(sorted(roles))}; name them in sources of their own"
+        )
     return to_read
 
 
@@ -80,7 +84,9 @@ def load_hf(name: str, *, split: str | None = None, streaming: bool = False) -> 
 
     name, config = hf_name(name)
     with hf_errors():
-        return datasets.load_dataset(name, config, split=split, streaming=streaming, trust_remote_code=False)
+        return datasets.load_dataset(
+            name, config, split=split, streaming=streaming, trust_remote_code=False
+        )
 
 
 @contextlib.contextmanager
@@ -97,7 +103,9 @@ def hf_errors() -> Iterator[None]:
         raise ValueError(f"{cache}; set HF_HOME to a folder on a local disk") from error
     except (datasets.exceptions.DatasetsError, ValueError) as error:
         reason = error
-        if type(error) is datasets.exceptions.DatasetGenerationError:  # which says no more than that
+        if (
+            type(error) is datasets.exceptions.DatasetGenerationError
+        ):  # which says no more than that
             reason = error.__cause__ or error
         raise ValueError(" ".join(str(reason).split())) from error
 
@@ -106,14 +114,20 @@ def hf_name(name: str) -> tuple[str, str | None]:
     """Returns the name and the configuration (None for the default) of NAME[:CONFIG]."""
     if UPath(name).is_file():
         raise ValueError("it is a file; name its folder, all of whose files are then read")
-    folder, _, config = (name, "", "") if UPath(name).is_dir() else name.rpartition(":")  # a path may hold a colon
+    folder, _, config = (
+        (name, "", "") if UPath(name).is_dir() else name.rpartition(":")
+    )  # a path may hold a colon
     if not folder or not UPath(folder).is_dir():
         folder, _, config = name.partition(":")
     elif re.search(r"[*?[]|::", str(UPath(folder).absolute())):
-        raise ValueError(f"the library `datasets` takes *, ?, [ and :: in {folder} for a pattern; rename the folder")
+        raise ValueError(
+            f"the library `datasets` takes *, ?, [ and :: in {folder} for a pattern; rename the folder"
+        )
     elif (UPath(folder) / "state.json").is_file():  # so load_dataset refuses it, too, but late
         fix = "write it into another one by to_parquet, or by save_to_disk of a DatasetDict"
-        raise ValueError(f"the folder is one of Dataset.save_to_disk, which load_dataset can't read; {fix}")
+        raise ValueError(
+            f"the folder is one of Dataset.save_to_disk, which load_dataset can't read; {fix}"
+        )
     return folder, config or None
 
 
@@ -121,7 +135,9 @@ def check_columns(required: Iterable[str], columns: Iterable[str]) -> None:
     """Raises ValueError for a required column that is not among the columns."""
     for column in required:
         if column not in columns:
-            raise ValueError(f"there is no column {column!r} among {', '.join(map(repr, columns)) or 'none'}")
+            raise ValueError(
+                f"there is no column {column!r} among {', '.join(map(repr, columns)) or 'none'}"
+            )
 
 
 def check_first_row(library: str, name: str, split: str, required: Iterable[str]) -> None:
@@ -143,8 +159,14 @@ def check_first_row(library: str, name: str, split: str, required: Iterable[str]
             splits = builder.info.splits if is_described else builder.as_streaming_dataset()
             first = re.split(r"[\[+]", split)[0] if split != "all" else ""
             if first and first not in splits:
-                raise ValueError(f"there is no split {first!r} among {', '.join(map(repr, splits)) or 'none'}")
-            row = builder.info.features if is_described else next(iter(splits[first or next(iter(splits))]), {})
+                raise ValueError(
+                    f"there is no split {first!r} among {', '.join(map(repr, splits)) or 'none'}"
+                )
+            row = (
+                builder.info.features
+                if is_described
+                else next(iter(splits[first or next(iter(splits))]), {})
+            )
     check_columns(required, list(row))
 
 
@@ -162,9 +184,13 @@ def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterator[dict[str, Any]]]
     builder = _builder(name)
     info = builder.info
     files = {file.name for file in children(UPath(builder.data_dir))}
-    listed = (getattr(path, "name", path) for split in info.splits.values() for path in split.filepaths)
+    listed = (
+        getattr(path, "name", path) for split in info.splits.values() for path in split.filepaths
+    )
     if missing := next((file for file in listed if file not in files), None):
-        raise ValueError(f"{builder.data_dir} lacks {missing}; prepare the data set again, or copy all of its files")
+        raise ValueError(
+            f"{builder.data_dir} lacks {missing}; prepare the data set again, or copy all of its files"
+        )
 
     def rows(split: str) -> Iterator[dict[str, Any]]:
         try:
@@ -172,7 +198,9 @@ def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterator[dict[str, Any]]]
         except tf.errors.OpError as error:
             raise ValueError(f"{builder.data_dir}, {split}: {error.message}") from error
         except NotImplementedError as error:  # of files that tf.data can't read
-            raise ValueError(f"{builder.data_dir}: its files are {info.file_format}; prepare it as tfrecord") from error
+            raise ValueError(
+                f"{builder.data_dir}: its files are {info.file_format}; prepare it as tfrecord"
+            ) from error
 
     return info, rows
 
@@ -193,13 +221,17 @@ def _builder(name: str, *, prepare: bool = True) -> Any:
         raise ValueError(reason)
     parsed = tfds.core.naming.parse_builder_name_kwargs(name)[0]
     if parsed.namespace:
-        raise ValueError(f"the code of {name} would be downloaded and run; prepare it yourself, and name its folder")
+        raise ValueError(
+            f"the code of {name} would be downloaded and run; prepare it yourself, and name its folder"
+        )
     root = UPath(tfds.core.constants.DATA_DIR).expanduser()
     _refuse_other_classes(root / parsed.name)
     try:
         builder = tfds.builder(name)
     except tfds.core.DatasetNotFoundError as error:
-        raise ValueError(f"{name} is not in TensorFlow Datasets or {root} (TFDS_DATA_DIR), and {reason}") from error
+        raise ValueError(
+            f"{name} is not in TensorFlow Datasets or {root} (TFDS_DATA_DIR), and {reason}"
+        ) from error
     if prepare:
         builder.download_and_prepare()
     return builder
@@ -214,8 +246,14 @@ def _prepared_folder(name: str) -> tuple[UPath, UPath | None]:
     versions = [version for version in versions if "incomplete" not in version.name]
     if len({version.parent for version in versions}) > 1:
         names = ", ".join(sorted({str(version.parent) for version in versions})[:LISTED])
-        raise ValueError(f"{folder} holds several data sets or configurations; name one of them: {names}")
-    newest = max(versions, key=lambda version: [int(n) for n in re.findall("[0-9]+", version.name)], default=None)
+        raise ValueError(
+            f"{folder} holds several data sets or configurations; name one of them: {names}"
+        )
+    newest = max(
+        versions,
+        key=lambda version: [int(n) for n in re.findall("[0-9]+", version.name)],
+        default=None,
+    )
     return folder, newest
 
 
@@ -229,9 +267,13 @@ def _refuse_other_classes(folder: UPath) -> None:
 
     def refuse(content: dict[str, Any]) -> None:
         for key, name in content.items():
-            is_class = key.replace("_", "").lower() in ("pythonclassname", "type") and isinstance(name, str)
+            is_class = key.replace("_", "").lower() in ("pythonclassname", "type") and isinstance(
+                name, str
+            )
             if is_class and not name.startswith("tensorflow_datasets."):
-                raise ValueError(f"its features.json names the class {name!r:.80}, not one of TensorFlow Datasets")
+                raise ValueError(
+                    f"its features.json names the class {name!r:.80}, not one of TensorFlow Datasets"
+                )
 
     for file in _files_of_versions(folder, "features.json"):
         json.loads(file.read_text(encoding="utf-8"), object_hook=refuse)

@@ -7,7 +7,9 @@ import numpy as np
 from mlm.data.order import hash_order
 
 
-def deal(hashes_N: np.ndarray, copies_N: np.ndarray, tokens_N: np.ndarray, *, count: int) -> list[np.ndarray]:
+def deal(
+    hashes_N: np.ndarray, copies_N: np.ndarray, tokens_N: np.ndarray, *, count: int
+) -> list[np.ndarray]:
     """Returns the indices of the blocks of each of `count` shards, in order; shards differ by one block at most.
 
     Each of the N blocks goes to the shard that has the fewest tokens so far; its copies go to others, if there are any.

@@ -46,7 +46,9 @@ class LeaveOutTask(NamedTuple):
         return f"{self.key}-{part}.rows"
 
 
-def deduplicate(do: Callable[..., None], maps: tuple[str, ...], *, documents: int, folder: str) -> list[LeaveOutTask]:
+def deduplicate(
+    do: Callable[..., None], maps: tuple[str, ...], *, documents: int, folder: str
+) -> list[LeaveOutTask]:
     """Runs all tasks by `do`, unless their last file is there; returns those of `leave_out`.
 
     There are so many `documents` in all.
@@ -82,7 +84,9 @@ def find_duplicates(task: DuplicatesTask) -> None:
     hashes = entries["hash"][order]
     again = order[1:][hashes[1:] == hashes[:-1]]
     again = again[np.lexsort((entries["row"][again], parts[again]))]
-    results.save_cut(UPath(f"{task.folder}/{task.key}.duplicates"), entries[again], parts[again], len(task.maps))
+    results.save_cut(
+        UPath(f"{task.folder}/{task.key}.duplicates"), entries[again], parts[again], len(task.maps)
+    )
 
 
 def leave_out(task: LeaveOutTask) -> None:
@@ -97,7 +101,9 @@ def leave_out(task: LeaveOutTask) -> None:
         table["part"] = part
         table["block"] = blocks
         table["documents"] = np.bincount(block_of_entry, minlength=len(blocks))
-        table["tokens"] = np.bincount(block_of_entry, weights=entries["tokens"], minlength=len(blocks))
+        table["tokens"] = np.bincount(
+            block_of_entry, weights=entries["tokens"], minlength=len(blocks)
+        )
         dropped.append(table)
         if len(entries):
             rows[UPath(f"{task.folder}/{task.rows(part)}")] = np.sort(entries["row"])
@@ -109,5 +115,7 @@ def _load(
     task: DuplicatesTask | LeaveOutTask, keys: tuple[str, ...], kind: str, pieces: int
 ) -> Iterator[list[np.ndarray]]:
     """Yields the pieces `first` up to `stop` of each of some files of ENTRY, which have so many pieces."""
-    load = functools.partial(results.load_cut, dtype=ENTRY, pieces=pieces, first=task.first, stop=task.stop)
+    load = functools.partial(
+        results.load_cut, dtype=ENTRY, pieces=pieces, first=task.first, stop=task.stop
+    )
     return results.at_once(load, (UPath(f"{task.folder}/{key}.{kind}") for key in keys))

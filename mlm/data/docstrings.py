@@ -15,9 +15,17 @@ from mlm.text import is_text
 SHORTEST = 60  # characters; below that a docstring is a phrase
 PART_BYTES = 2 * 10**6  # of source code
 SOURCE = 4  # bytes of source code for each byte of docstrings, about
-LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\.")  # of the files of a package
+LEFT_OUT = re.compile(
+    r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\."
+)  # of the files of a package
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")  # of a statement: the statements in it
+BLOCKS = (
+    "body",
+    "orelse",
+    "handlers",
+    "finalbody",
+    "cases",
+)  # of a statement: the statements in it
 
 
 class Modules(NamedTuple):
@@ -35,10 +43,16 @@ def parts() -> Iterator[Modules]:
     requirements = Path(__file__).parents[2] / "requirements.txt"
     pins = requirements.read_text(encoding="utf-8")
     for name in sorted(set(re.findall(r"^([A-Za-z0-9._-]+)==", pins, re.MULTILINE))):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # pinned for another platform
+        with contextlib.suppress(
+            importlib.metadata.PackageNotFoundError
+        ):  # pinned for another platform
             package = importlib.metadata.distribution(name)
-            lines = (line.rsplit(",", 2) for line in (package.read_text("RECORD") or "").splitlines())
-            modules = sorted((file, int(size or 0)) for file, _, size in lines if file.endswith(".py"))
+            lines = (
+                line.rsplit(",", 2) for line in (package.read_text("RECORD") or "").splitlines()
+            )
+            modules = sorted(
+                (file, int(size or 0)) for file, _, size in lines if file.endswith(".py")
+            )
             modules = [(file, size) for file, size in modules if not LEFT_OUT.search(file)]
             first = total = 0
             for number, (_, size) in enumerate(modules, 1):

@@ -40,7 +40,9 @@ class Words:
 
     texts: list[str]
     row_W: np.ndarray  # int64, the row of each
-    token_W: np.ndarray  # int64, its first piece in the row; -1 where it has none, see `first_pieces`
+    token_W: (
+        np.ndarray
+    )  # int64, its first piece in the row; -1 where it has none, see `first_pieces`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,9 @@ class LabelledSplit:
 
     tokens: np.ndarray  # int32, all rows, one after the other
     starts: np.ndarray  # int64 [N + 1], where each row begins
-    labels_N: np.ndarray  # int32 class indices, or float32 targets; -1 or NaN where a row to predict has none; [W]
+    labels_N: (
+        np.ndarray
+    )  # int32 class indices, or float32 targets; -1 or NaN where a row to predict has none; [W]
     truncated: int  # number of truncated rows
     words: Words | None = None  # with token labels alone
 
@@ -66,7 +70,9 @@ class LabelledSplit:
         """The labels of words at their first pieces, int32; -1 at other tokens."""
         labels_T = np.full(len(self.tokens), -1, np.int32)
         is_read = self.words.token_W >= 0
-        labels_T[self.starts[self.words.row_W[is_read]] + self.words.token_W[is_read]] = self.labels_N[is_read]
+        labels_T[self.starts[self.words.row_W[is_read]] + self.words.token_W[is_read]] = (
+            self.labels_N[is_read]
+        )
         return labels_T
 
     def batch(self, rows_B: np.ndarray, length: int, pad_id: int) -> dict[str, np.ndarray]:
@@ -78,7 +84,9 @@ class LabelledSplit:
 
         def padded(values_T: np.ndarray, padding: int) -> np.ndarray:
             values_BxL = np.full(real_BxL.shape, padding, np.int32)
-            values_BxL[real_BxL] = np.concatenate([values_T[self.starts[row] : self.starts[row + 1]] for row in rows_B])
+            values_BxL[real_BxL] = np.concatenate(
+                [values_T[self.starts[row] : self.starts[row + 1]] for row in rows_B]
+            )
             return values_BxL
 
         return {
@@ -104,7 +112,12 @@ class Examples:
         """Returns the SHA-256 of all token ids and labels of splits."""
         digest = hashlib.sha256(json.dumps([self.labels, sorted(names)]).encode())
         for split in map(self.splits.get, sorted(names)):
-            for array in (split.tokens, split.starts, split.labels_N, *([split.words.token_W] if split.words else [])):
+            for array in (
+                split.tokens,
+                split.starts,
+                split.labels_N,
+                *([split.words.token_W] if split.words else []),
+            ):
                 digest.update(array.tobytes())
         return digest.hexdigest()
 
@@ -115,11 +128,17 @@ class Examples:
     def lengths(self, split: str = "train") -> list[int]:
         """Returns every length that a batch of a split can have; a step compiles once for each."""
         lengths = self.splits[split].lengths
-        return sorted({self.padded(length) for length in range(int(lengths.min()), int(lengths.max()) + 1)})
+        return sorted(
+            {self.padded(length) for length in range(int(lengths.min()), int(lengths.max()) + 1)}
+        )
 
 
 def read_tables(
-    sources: dict[str, str], columns: Columns, *, names: tuple[str, ...] | None = None, require_labels: bool = True
+    sources: dict[str, str],
+    columns: Columns,
+    *,
+    names: tuple[str, ...] | None = None,
+    require_labels: bool = True,
 ) -> tuple[dict[str, Table], tuple[str, ...]]:
     """Returns {split: its rows} and the names of the classes: `names`, or the labels in training; () if numbers."""
     tables = {}
@@ -131,19 +150,25 @@ def read_tables(
         return tables, ()
     names = names or class_names(tables["train"])
     class_of = {None: None}  # of a row or word without a label
-    class_of |= {labelled.spelling(name): name for name in reversed(names)} | {name: name for name in names}
+    class_of |= {labelled.spelling(name): name for name in reversed(names)} | {
+        name: name for name in names
+    }
     for split, table in tables.items():
         for row, row_labels in enumerate(map(_as_tuple, table.labels)):
             classes = []
             for label in row_labels:
                 name = label if label in class_of else labelled.spelling(label)
                 if name not in class_of:
-                    what = f"its label {label!r} is not one of the {len(names)} of the training split"
+                    what = (
+                        f"its label {label!r} is not one of the {len(names)} of the training split"
+                    )
                     raise InputError(
                         f"{table.places[row]}: {what}; correct it, or remove the row from the {split} split."
                     )
                 classes.append(class_of[name])
-            table.labels[row] = tuple(classes) if isinstance(table.labels[row], tuple) else classes[0]
+            table.labels[row] = (
+                tuple(classes) if isinstance(table.labels[row], tuple) else classes[0]
+            )
     return tables, names
 
 
@@ -161,7 +186,9 @@ def class_names(table: Table) -> tuple[str, ...]:
     longest_first = sorted(labels, key=lambda label: (-len(label), label))
     names = {labelled.spelling(label): label for label in longest_first}.values()
     if len(names) < 2:
-        raise InputError(f"{table.source}: all of its rows have the label {min(names)!r}; two labels are needed.")
+        raise InputError(
+            f"{table.source}: all of its rows have the label {min(names)!r}; two labels are needed."
+        )
     if table.names:
         return tuple(table.names)
     if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
@@ -169,14 +196,18 @@ def class_names(table: Table) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def tokenize(tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_folder: str, length: int) -> Examples:
+def tokenize(
+    tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_folder: str, length: int
+) -> Examples:
     """Returns the examples of `read_tables`; rows are truncated to `length` tokens, the longer of two texts first."""
     tok = tokenizer.load(tokenizer_folder)
     tok.truncation_side = tok.padding_side = "right"
     splits = {}
     for split, table in tables.items():
         if not table.is_tokens and len(table.texts[0]) == 2:
-            tokenizer_checks.check_pairs(tok.backend_tokenizer, sep_id=tok.sep_token_id, where=tokenizer_folder)
+            tokenizer_checks.check_pairs(
+                tok.backend_tokenizer, sep_id=tok.sep_token_id, where=tokenizer_folder
+            )
         splits[split] = _tokenize_table(table, names, tok, length)
     return Examples(
         splits=splits,
@@ -188,14 +219,18 @@ def tokenize(tables: dict[str, Table], names: tuple[str, ...], *, tokenizer_fold
     )
 
 
-def _tokenize_table(table: Table, names: tuple[str, ...], tok: PreTrainedTokenizerFast, length: int) -> LabelledSplit:
+def _tokenize_table(
+    table: Table, names: tuple[str, ...], tok: PreTrainedTokenizerFast, length: int
+) -> LabelledSplit:
     """Returns the tokens of a table's rows, and the indices of their labels in `names` or, without, the numbers."""
     rows = []
     pieces = []
     truncated = 0
     for first in range(0, len(table.texts), CHUNK):
         texts = table.texts[first : first + CHUNK]
-        columns = zip(*([(" ".join(words),) for words in texts] if table.is_tokens else texts), strict=True)
+        columns = zip(
+            *([(" ".join(words),) for words in texts] if table.is_tokens else texts), strict=True
+        )
         encoded = tok(*map(list, columns), truncation="longest_first", max_length=length)
         truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
         rows += [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
@@ -203,7 +238,9 @@ def _tokenize_table(table: Table, names: tuple[str, ...], tok: PreTrainedTokeniz
             pieces += map(first_pieces, encoded.encodings, texts)
     for row, ids in enumerate(rows):
         if tok.pad_token_id in ids:
-            raise InputError(f"{table.places[row]}: holds the padding token {tok.pad_token}; remove it.")
+            raise InputError(
+                f"{table.places[row]}: holds the padding token {tok.pad_token}; remove it."
+            )
     labels = table.labels
     words = None
     if table.is_tokens:
@@ -211,13 +248,17 @@ def _tokenize_table(table: Table, names: tuple[str, ...], tok: PreTrainedTokeniz
         for row_labels, row_words in zip(table.labels, table.texts, strict=True):
             labels += row_labels or [None] * len(row_words)
         row_W = np.repeat(np.arange(len(rows)), list(map(len, table.texts)))
-        words = Words([word for text in table.texts for word in text], row_W, np.concatenate(pieces))
+        words = Words(
+            [word for text in table.texts for word in text], row_W, np.concatenate(pieces)
+        )
     if names:
         indices = {name: index for index, name in enumerate(names)}
         labels_N = np.array([indices.get(label, -1) for label in labels], np.int32)
     else:
         labels_N = np.asarray(labels, np.float32)
-    return LabelledSplit(np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated, words)
+    return LabelledSplit(
+        np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated, words
+    )
 
 
 def first_pieces(encoding: Encoding, words: Sequence[str]) -> np.ndarray:
@@ -235,7 +276,13 @@ def first_pieces(encoding: Encoding, words: Sequence[str]) -> np.ndarray:
 
 
 def train_batches(
-    examples: Examples, *, seed: int, global_batch: int, lanes: int, start_step: int, rows: tuple[int, int]
+    examples: Examples,
+    *,
+    seed: int,
+    global_batch: int,
+    lanes: int,
+    start_step: int,
+    rows: tuple[int, int],
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the rows [start, stop) of the batches from `start_step` on, each `LabelledSplit.batch` and "epoch"."""
     split = examples.splits["train"]
@@ -243,7 +290,9 @@ def train_batches(
     owned = [np.arange(lane, len(split), lanes) for lane in range(lanes)]
     sizes = tuple(map(len, owned))
     row_of_record = np.concatenate(owned)
-    streams = [Lane(seed, sizes, lane, lanes).records_from(start_step * per_lane) for lane in range(lanes)]
+    streams = [
+        Lane(seed, sizes, lane, lanes).records_from(start_step * per_lane) for lane in range(lanes)
+    ]
     while True:
         pairs = [pair for stream in streams for pair in itertools.islice(stream, per_lane)]
         records_B, epochs_B = np.array(pairs).T

@@ -37,19 +37,28 @@ def hash_part(task: HashTask) -> None:
 
 def hash_parts(do: Callable[..., None], corpus: Corpus, folder: str) -> tuple[str, ...]:
     """Hashes the texts to keep out, and returns the keys of the results; `do` runs tasks that are not done."""
-    tasks = [HashTask(part, corpus, folder, results.key("keep out", corpus.field, part)) for part in corpus.parts()]
+    tasks = [
+        HashTask(part, corpus, folder, results.key("keep out", corpus.field, part))
+        for part in corpus.parts()
+    ]
     do(hash_part, tasks, label="keep out", last=".stretches")
     size_of_file = sizes(UPath(folder)) if tasks else {}
     for source in corpus.sources:
-        if not any(size_of_file[f"{task.key}.stretches"] for task in tasks if task.part.source == source):
+        if not any(
+            size_of_file[f"{task.key}.stretches"] for task in tasks if task.part.source == source
+        ):
             raise InputError(f"config.corpus.keep_out: {source} has no text of {STRETCH} words.")
     return tuple(task.key for task in tasks)
 
 
 def list_documents(places: Iterable[Sequence[int]], names: Sequence[str]) -> dict[str, str]:
     """Returns what the manifest says of the first documents that are kept out, from their places in all parts."""
-    documents = (f"{name} {place}" for name, in_part in zip(names, places, strict=True) for place in in_part)
-    return dict.fromkeys(itertools.islice(documents, LISTED), f"has {STRETCH} words of corpus.keep_out")
+    documents = (
+        f"{name} {place}" for name, in_part in zip(names, places, strict=True) for place in in_part
+    )
+    return dict.fromkeys(
+        itertools.islice(documents, LISTED), f"has {STRETCH} words of corpus.keep_out"
+    )
 
 
 @functools.lru_cache(1)

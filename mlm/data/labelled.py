@@ -40,7 +40,9 @@ Row = dict[str, Any]
 PlacedRows = Iterator[tuple[str, Row]]  # (place, row)
 Names = list[str] | None  # of the classes by index, where a library has them
 
-csv.field_size_limit(2**31 - 1)  # characters; the default of 131,072 is less than long documents have
+csv.field_size_limit(
+    2**31 - 1
+)  # characters; the default of 131,072 is less than long documents have
 
 
 class Columns(NamedTuple):
@@ -57,13 +59,17 @@ class Table:
 
     source: str  # as in the config
     texts: list[tuple[str, ...]]  # one or two a row; the words of a row where each has a label
-    labels: list[Any]  # str, float or, of words, a tuple; None where the source has none, as in a test split
+    labels: list[
+        Any
+    ]  # str, float or, of words, a tuple; None where the source has none, as in a test split
     places: list[str]  # the source and the line or row of each, for messages
     names: Names = None  # of the classes by index, where a library has them
     is_tokens: bool = False  # whether each word has a label
 
 
-def check(source: str, columns: Columns, *, split: str, require_labels: bool = True, key: str = "") -> None:
+def check(
+    source: str, columns: Columns, *, split: str, require_labels: bool = True, key: str = ""
+) -> None:
     """Raises InputError if a source isn't there, or its first row can't be read or lacks a column."""
     kind, _, rest = source.partition(":")
     key = key or f"config.classify.{split}"
@@ -104,17 +110,29 @@ def read_table(
             no_label -= {spelling(name).lower() for name in classes}
         for place, row in itertools.islice(rows, limit):
             places.append(f"{source}, {place}")
-            cells = [[_text(*cell, by_word) for cell in _cells(row, column, place, by_word)] for column in columns.text]
+            cells = [
+                [_text(*cell, by_word) for cell in _cells(row, column, place, by_word)]
+                for column in columns.text
+            ]
             texts.append(tuple(itertools.chain(*cells)))
-            if not by_word and not any(map(str.strip, texts[-1])):  # one of a pair may be, as in two rows of QQP
+            if not by_word and not any(
+                map(str.strip, texts[-1])
+            ):  # one of a pair may be, as in two rows of QQP
                 names_of_texts = " and ".join(map(repr, columns.text))
-                raise ValueError(f"{place}: its {names_of_texts} is empty; fill it in, or remove the row")
+                raise ValueError(
+                    f"{place}: its {names_of_texts} is empty; fill it in, or remove the row"
+                )
             if not require_labels and _is_missing(_plain(row.get(columns.label)), no_label):
                 labels.append(None)
                 continue
-            label = tuple(_label(*cell, columns.kind, names) for cell in _cells(row, columns.label, place, by_word))
+            label = tuple(
+                _label(*cell, columns.kind, names)
+                for cell in _cells(row, columns.label, place, by_word)
+            )
             if by_word and len(texts[-1]) != len(label):
-                raise ValueError(f"{place}: has {len(texts[-1])} words, {len(label)} labels; give each word one")
+                raise ValueError(
+                    f"{place}: has {len(texts[-1])} words, {len(label)} labels; give each word one"
+                )
             labels.append(label if by_word else label[0])
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
@@ -156,7 +174,9 @@ def _cells(row: Row, column: str, place: str, by_word: bool) -> list[tuple[Any, 
     if not by_word:
         return [(value, where)]
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list, one entry per word")
+        raise ValueError(
+            f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list, one entry per word"
+        )
     return [(word, f"{where}, word {number},") for number, word in enumerate(value, 1)]
 
 
@@ -166,7 +186,9 @@ def _text(text: Any, where: str, by_word: bool) -> str:
     if by_word and not text.strip(lines.SPACES):
         raise ValueError(f"{where} is empty; fill it in, or remove the row")
     if not is_text(text):
-        raise ValueError(f"{where} is not valid Unicode: it has bytes that are not UTF-8, or half of a surrogate pair")
+        raise ValueError(
+            f"{where} is not valid Unicode: it has bytes that are not UTF-8, or half of a surrogate pair"
+        )
     return text
 
 
@@ -175,16 +197,22 @@ def _label(value: Any, where: str, kind: str, names: Names) -> str | float | Non
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if abs(float(value)) <= FLOAT_MAX:
                 return float(value)
-        raise ValueError(f"{where} is {value!r:.80}; config.classify.kind = regression needs a number")
+        raise ValueError(
+            f"{where} is {value!r:.80}; config.classify.kind = regression needs a number"
+        )
     if kind == "tokens" and str(value) in ("-100", "-100.0"):
         return None
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float) and names is not None:
         if value not in range(len(names)):
-            raise ValueError(f"{where} is {value}, which is not the index of a label; name a split that has labels")
+            raise ValueError(
+                f"{where} is {value}, which is not the index of a label; name a split that has labels"
+            )
         return names[int(value)]
-    if isinstance(value, int | str) or (isinstance(value, float | Decimal) and math.isfinite(value)):
+    if isinstance(value, int | str) or (
+        isinstance(value, float | Decimal) and math.isfinite(value)
+    ):
         text = str(value + 0.0 if isinstance(value, float) else value)  # -0.0 is 0.0
         if text.strip() and is_text(text):
             return text
@@ -206,14 +234,20 @@ def _csv(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
         try:
             head = next(reader, [])
             data_sets.check_columns(columns, head)
-            if twice := next((column for column in (*columns, label) if head.count(column) > 1), None):
-                raise ValueError(f"{head.count(twice)} of its columns are named {twice!r}; rename all but one")
+            if twice := next(
+                (column for column in (*columns, label) if head.count(column) > 1), None
+            ):
+                raise ValueError(
+                    f"{head.count(twice)} of its columns are named {twice!r}; rename all but one"
+                )
             begin = reader.line_num + 1
             for cells in reader:
                 place = f"line {begin}"
                 begin = reader.line_num + 1  # a quoted text may span several lines
                 if cells and len(cells) != len(head):
-                    raise ValueError(f"{place}: has {len(cells)} columns where the header has {len(head)}")
+                    raise ValueError(
+                        f"{place}: has {len(cells)} columns where the header has {len(head)}"
+                    )
                 if cells:
                     yield place, dict(zip(head, cells, strict=True))
         except csv.Error as error:
@@ -243,7 +277,11 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
     with open_file(file) as raw:
         rows = itertools.chain(lines.decoded(lines.read_lines(raw, file), file), [""])
         for number, line in enumerate(rows, 1):
-            cells = [cell.strip(lines.SPACES) for cell in line.split("\t")] if "\t" in line else lines.split_words(line)
+            cells = (
+                [cell.strip(lines.SPACES) for cell in line.split("\t")]
+                if "\t" in line
+                else lines.split_words(line)
+            )
             if not any(cells) or cells[0] == "-DOCSTART-":
                 if words:
                     row = {columns[0]: words}
@@ -261,11 +299,15 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
             known.update(cells[1:][-1:])
 
 
-def _library(kind: str, name: str, split: str, columns: tuple[str, ...], label: str) -> tuple[Names, PlacedRows]:
+def _library(
+    kind: str, name: str, split: str, columns: tuple[str, ...], label: str
+) -> tuple[Names, PlacedRows]:
     name, named_split = data_sets.named_split(name)
     if kind == "hf":
         loaded = data_sets.load_hf(name, split=named_split or split)
-        used = [column for column in loaded.column_names if column in (*columns, label)]  # others may be images
+        used = [
+            column for column in loaded.column_names if column in (*columns, label)
+        ]  # others may be images
         features = loaded.features
         rows = loaded.select_columns(used)
     else:

@@ -23,7 +23,9 @@ def is_gzip(name: str) -> bool:
     return name.lower().endswith(".gz")
 
 
-def read_lines(file: IO[bytes], name: str, start: int = 0, stop: float = math.inf) -> Iterator[bytes]:
+def read_lines(
+    file: IO[bytes], name: str, start: int = 0, stop: float = math.inf
+) -> Iterator[bytes]:
     r"""Yields the lines that begin in a range of bytes (between two \n, if it is cut), or all lines of a .gz file.
 
     They keep their ends. Raises ValueError, which names the file.
@@ -42,7 +44,9 @@ def read_lines(file: IO[bytes], name: str, start: int = 0, stop: float = math.in
             if not line and stop == math.inf:
                 return
             if not line:
-                raise ValueError(f"{name} ends after {place} bytes, {stop} were listed; start the same command again")
+                raise ValueError(
+                    f"{name} ends after {place} bytes, {stop} were listed; start the same command again"
+                )
             text = line if place else _without_mark(line, name)
             place = place + len(line)
             if b"\r" in text:
@@ -58,10 +62,14 @@ def read_lines(file: IO[bytes], name: str, start: int = 0, stop: float = math.in
 
 def _without_mark(line: bytes, name: str) -> bytes:
     if line.startswith(COMPRESSED):
-        raise ValueError(f"{name} is compressed; decompress it, or compress it with gzip and name it .gz")
+        raise ValueError(
+            f"{name} is compressed; decompress it, or compress it with gzip and name it .gz"
+        )
     if line[257:262] == b"ustar":
         raise ValueError(f"{name} is a tar archive; unpack it, and name the files in it")
-    encoding = json.detect_encoding(line)  # by a mark, or by the zeros that ASCII has in UTF-16 and UTF-32
+    encoding = json.detect_encoding(
+        line
+    )  # by a mark, or by the zeros that ASCII has in UTF-16 and UTF-32
     if encoding not in ("utf-8", "utf-8-sig"):
         raise ValueError(f"{name} is {encoding.upper()}; convert it to UTF-8")
     return line.removeprefix(codecs.BOM_UTF8)
@@ -73,7 +81,9 @@ def decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
         try:
             yield line.decode()
         except UnicodeDecodeError:
-            raise ValueError(f"{name}, line {number}: is not UTF-8; convert the file first") from None
+            raise ValueError(
+                f"{name}, line {number}: is not UTF-8; convert the file first"
+            ) from None
 
 
 def json_object(line: str) -> dict[str, Any]:

@@ -67,7 +67,9 @@ class Manifest:
     folder: str  # local or gs://
     length: int  # tokens in a row
     vocab_size: int
-    special_ids: dict[str, int]  # "cls", "pad", "sep", "mask", and "unk" unless every character is known
+    special_ids: dict[
+        str, int
+    ]  # "cls", "pad", "sep", "mask", and "unk" unless every character is known
     all_special_ids: tuple[int, ...]  # those, other special tokens, and ids without an entry
     tokenizer_fingerprint: str
     full_rows: bool  # every token is real, so attention_mask need not be read
@@ -96,11 +98,24 @@ class Manifest:
     def fingerprint_of(self, split: str) -> str:
         """Returns the SHA-256 of what decides the scores of a split: the test split's own files, or all others."""
         if self.parts:  # the fingerprints of the folders and their shares, in order
-            content = [(part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.parts]
-            return content[0][0] if len(content) == 1 else hashlib.sha256(json.dumps(content).encode()).hexdigest()
+            content = [
+                (part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.parts
+            ]
+            return (
+                content[0][0]
+                if len(content) == 1
+                else hashlib.sha256(json.dumps(content).encode()).hexdigest()
+            )
         header = [self.length, self.vocab_size, self.special_ids, self.all_special_ids]
-        decisive = {name: self.splits[name].shards for name in self.splits if (name == "test") == (split == "test")}
-        files = {name: [dataclasses.astuple(shard) for shard in shards] for name, shards in decisive.items()}
+        decisive = {
+            name: self.splits[name].shards
+            for name in self.splits
+            if (name == "test") == (split == "test")
+        }
+        files = {
+            name: [dataclasses.astuple(shard) for shard in shards]
+            for name, shards in decisive.items()
+        }
         return hashlib.sha256(json.dumps([header, files], sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -118,7 +133,9 @@ class DatasetInfo:
     all_special_ids: tuple[int, ...]
     length: int  # tokens in a row
     records: int  # rows of the training split
-    mixture: tuple[dict[str, Any], ...] = ()  # of several folders: name, share, records and fingerprint of each
+    mixture: tuple[
+        dict[str, Any], ...
+    ] = ()  # of several folders: name, share, records and fingerprint of each
     real_share: float = 1.0  # of the tokens of training rows, as in a manifest
     padding: str = "any"  # where any row that is read may have some: none | end | any (in shards of another program)
 
@@ -129,7 +146,12 @@ class DatasetInfo:
         all_ids = manifest.all_special_ids
         records = manifest.splits["train"].records
         folders = tuple(
-            {"name": name, "share": share, "records": data.splits["train"].records, "fingerprint": data.fingerprint}
+            {
+                "name": name,
+                "share": share,
+                "records": data.splits["train"].records,
+                "fingerprint": data.fingerprint,
+            }
             for name, share, data in manifest.parts
         )
         mixture = folders if len(folders) > 1 else ()
@@ -138,7 +160,16 @@ class DatasetInfo:
         padding = "end" if all(data.rows for data in read) else "any"
         if all(data.full_rows for data in read):
             padding = "none"
-        return cls(manifest.vocab_size, ids, all_ids, manifest.length, records, mixture, manifest.real_share, padding)
+        return cls(
+            manifest.vocab_size,
+            ids,
+            all_ids,
+            manifest.length,
+            records,
+            mixture,
+            manifest.real_share,
+            padding,
+        )
 
     @classmethod
     def synthetic(cls, *, vocab_size: int, length: int, records: int) -> Self:
@@ -160,7 +191,9 @@ def read_manifest(folder: str) -> Manifest | None:
         return None
     version = content.pop("format", None)
     if type(version) is int and version != FORMAT:
-        raise InputError(f"{file}: has format {str(version)[:9]}, this code reads {FORMAT}; write the shards again.")
+        raise InputError(
+            f"{file}: has format {str(version)[:9]}, this code reads {FORMAT}; write the shards again."
+        )
     content.setdefault("rows", CONCATENATED)  # as all were that don't say it
     try:
         if version != FORMAT or not content.keys().isdisjoint(NOT_SAVED):
@@ -169,7 +202,8 @@ def read_manifest(folder: str) -> Manifest | None:
         for name, split in content.pop("splits").items():
             split.pop("near_duplicates", None)  # of earlier versions
             shards = [
-                Shard(file["file"], file["records"], file["bytes"], file["sha256"]) for file in split.pop("shards")
+                Shard(file["file"], file["records"], file["bytes"], file["sha256"])
+                for file in split.pop("shards")
             ]
             splits[name] = Split(tuple(shards), **split)
         content["all_special_ids"] = tuple(content["all_special_ids"])
@@ -177,7 +211,9 @@ def read_manifest(folder: str) -> Manifest | None:
         _check_values(manifest)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"is not what was written ({printable(str(error)):.200})"
-        raise DamageError(f"{file}: {reason}; put a good copy in its place, or write the shards again.") from error
+        raise DamageError(
+            f"{file}: {reason}; put a good copy in its place, or write the shards again."
+        ) from error
     return manifest
 
 
@@ -185,15 +221,29 @@ def _check_values(manifest: Manifest) -> None:
     """Raises ValueError for a file that is not of its split's folder, and for ids that the vocabulary lacks."""
     for split, values in manifest.splits.items():
         for shard in values.shards:
-            match = re.fullmatch(f"{split}/{SHARD_NAME.pattern}", shard.file) if split in SPLITS else None
+            match = (
+                re.fullmatch(f"{split}/{SHARD_NAME.pattern}", shard.file)
+                if split in SPLITS
+                else None
+            )
             if match is None or int(match[2]) != shard.records:
-                raise ValueError(f"{shard.file!r} must be {split}/dataset-NUMBER-{shard.records}.tfrecord")
+                raise ValueError(
+                    f"{shard.file!r} must be {split}/dataset-NUMBER-{shard.records}.tfrecord"
+                )
     ids = set(manifest.special_ids.values())
-    if not 0 < manifest.length < 2**31 or not max(manifest.all_special_ids) < manifest.vocab_size < 2**31:
-        raise ValueError("length or vocab_size is not of int32, or vocab_size no larger than the special ids")
+    if (
+        not 0 < manifest.length < 2**31
+        or not max(manifest.all_special_ids) < manifest.vocab_size < 2**31
+    ):
+        raise ValueError(
+            "length or vocab_size is not of int32, or vocab_size no larger than the special ids"
+        )
     if missing := ids - set(manifest.all_special_ids):
         raise ValueError(f"all_special_ids lacks {min(missing)}, which special_ids has")
-    for held, needed in ((manifest.special_ids, ROLES.keys() - {"unk"}), (manifest.splits, SPLITS[:2])):
+    for held, needed in (
+        (manifest.special_ids, ROLES.keys() - {"unk"}),
+        (manifest.splits, SPLITS[:2]),
+    ):
         if missing := set(needed) - held.keys():
             raise ValueError(f"there is no {min(missing)}")
 
@@ -211,25 +261,35 @@ def _is_incomplete(folder: str) -> bool:
 
 def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
     if _is_incomplete(str(root)):
-        raise InputError(f"{root}: its shards are not complete; start the command `shards` again, on all hosts.")
+        raise InputError(
+            f"{root}: its shards are not complete; start the command `shards` again, on all hosts."
+        )
     splits = {}
     for split in SPLITS:
         files = sizes(root / split)
-        matches = sorted(filter(None, map(SHARD_NAME.fullmatch, files)), key=lambda match: int(match[1]))
+        matches = sorted(
+            filter(None, map(SHARD_NAME.fullmatch, files)), key=lambda match: int(match[1])
+        )
         shards = []
         for index, match in enumerate(matches):
             number = int(match[1])
             records = int(match[2])
             size = files[match[0]]
             if number != index:
-                raise DamageError(f"{root / split}: shard {min(number, index)} is missing or duplicate.")
+                raise DamageError(
+                    f"{root / split}: shard {min(number, index)} is missing or duplicate."
+                )
             if not records or not size:
-                raise DamageError(f"{root / split / match[0]}: is empty; move it away and renumber the others.")
+                raise DamageError(
+                    f"{root / split / match[0]}: is empty; move it away and renumber the others."
+                )
             shards.append(Shard(f"{split}/{match[0]}", records, size, None))
         if shards or split != "test":
             splits[split] = Split(tuple(shards))
     if not splits["train"].shards:
-        raise InputError(f"{root}: holds no shards (train/dataset-*-*.tfrecord); write them first, or set shards.dir.")
+        raise InputError(
+            f"{root}: holds no shards (train/dataset-*-*.tfrecord); write them first, or set shards.dir."
+        )
     if tokenizer_folder is None:
         raise InputError(f"{root}: has no {NAME}, so its tokenizer is needed: set tokenizer.path.")
     from mlm.data import tfrecord  # imports numpy
@@ -239,7 +299,13 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
         length = tfrecord.first_length(file.read(1 << 20), str(first))
     vocabulary = tokenizer.manifest_fields(tokenizer_folder)
     return Manifest(
-        folder=str(root), length=length, full_rows=False, inputs="", source="unknown", splits=splits, **vocabulary
+        folder=str(root),
+        length=length,
+        full_rows=False,
+        inputs="",
+        source="unknown",
+        splits=splits,
+        **vocabulary,
     )
 
 
@@ -256,22 +322,32 @@ def check_config(manifest: Manifest, config: ConfigDict) -> None:
     length = config.shards.length
     short = config.data.short_length
     if manifest.length != length:
-        raise InputError(f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}.")
+        raise InputError(
+            f"config.shards.length = {length}: the shards in {folder} hold {manifest.length}."
+        )
     check_rows(manifest, config.shards.rows)
     if short and manifest.real_share < 1:
-        raise InputError(f"config.data.short_length = {short}: the rows in {folder} are padded; set it to 0.")
+        raise InputError(
+            f"config.data.short_length = {short}: the rows in {folder} are padded; set it to 0."
+        )
 
 
 def verify(manifest: Manifest, *, deep: bool) -> None:
     """Raises DamageError unless the folder holds these shards, of these sizes (`deep`: and hashes), and no others."""
     root = UPath(manifest.folder)
-    files = {f"{split}/{name}": size for split in manifest.splits for name, size in sizes(root / split).items()}
+    files = {
+        f"{split}/{name}": size
+        for split in manifest.splits
+        for name, size in sizes(root / split).items()
+    }
     shards = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
     for file in sorted(files.keys() - shards.keys()):
         if file.endswith(".tfrecord"):
             raise DamageError(f"{root / file}: is not in {NAME}; move it away.")
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        damage = pool.map(lambda shard: _damage(root, shard, files.get(shard.file), deep), shards.values())
+        damage = pool.map(
+            lambda shard: _damage(root, shard, files.get(shard.file), deep), shards.values()
+        )
         if first := next(filter(None, damage), None):
             raise DamageError(f"{first}; put a good copy in its place, or write the shards again.")
 

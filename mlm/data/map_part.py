@@ -30,7 +30,9 @@ WIDTH = np.uint64(2**64 // RANGES)
 BATCH_DOCUMENTS = 256  # tokenized in one call
 GROUPS = 1000  # whose sizes are known to messages
 DOCUMENT = np.dtype([("place", "<u4"), ("tokens", "<u4"), ("bytes", "<u4")])  # bytes of UTF-8
-ENTRY = np.dtype([("hash", "<u8"), ("place", "<u4"), ("row", "<u4"), ("block", "<u4"), ("tokens", "<u4")])
+ENTRY = np.dtype(
+    [("hash", "<u8"), ("place", "<u4"), ("row", "<u4"), ("block", "<u4"), ("tokens", "<u4")]
+)
 BLOCK = np.dtype(
     [
         ("hash", "<u8"),

@@ -22,7 +22,9 @@ class MixedFolder(NamedTuple):
     manifest: Manifest
 
 
-def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest] | None = None) -> Manifest:
+def join(
+    folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest] | None = None
+) -> Manifest:
     """Returns (share, manifest) of folders, which must have one tokenizer and length, as one manifest.
 
     Its shards are those of one folder after the other, its entropies the mean by share; other counts are unknown. The
@@ -31,17 +33,30 @@ def join(folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest]
     first = folders[0][1]
     if len(folders) == 1 and not sets:
         return first
-    names = distinct_parts([manifest.folder for _, manifest in folders]) if len(folders) > 1 else [""]
-    parts = tuple(MixedFolder(name, share, manifest) for name, (share, manifest) in zip(names, folders, strict=True))
+    names = (
+        distinct_parts([manifest.folder for _, manifest in folders]) if len(folders) > 1 else [""]
+    )
+    parts = tuple(
+        MixedFolder(name, share, manifest)
+        for name, (share, manifest) in zip(names, folders, strict=True)
+    )
     splits = {}
     for name in SPLITS:
-        of_parts = [(part.share, part.manifest.splits[name]) for part in parts if name in part.manifest.splits]
+        of_parts = [
+            (part.share, part.manifest.splits[name])
+            for part in parts
+            if name in part.manifest.splits
+        ]
         if len(of_parts) == len(parts):
             shards = tuple(shard for _, split in of_parts for shard in split.shards)
             entropies = [
-                share * split.unigram_entropy for share, split in of_parts if split.unigram_entropy is not None
+                share * split.unigram_entropy
+                for share, split in of_parts
+                if split.unigram_entropy is not None
             ]
-            splits[name] = Split(shards, unigram_entropy=sum(entropies) if len(entropies) == len(parts) else None)
+            splits[name] = Split(
+                shards, unigram_entropy=sum(entropies) if len(entropies) == len(parts) else None
+            )
     return dataclasses.replace(
         first,
         folder=" + ".join(part.manifest.folder for part in parts),
@@ -71,7 +86,11 @@ def folders(manifest: Manifest) -> list[Manifest]:
 def paths(manifest: Manifest, split: str) -> list[str]:
     """Returns the files of a split, in order."""
     folders = [part.manifest for part in parts(manifest)]
-    return [f"{folder.folder}/{shard.file}" for folder in folders for shard in folder.splits[split].shards]
+    return [
+        f"{folder.folder}/{shard.file}"
+        for folder in folders
+        for shard in folder.splits[split].shards
+    ]
 
 
 def lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane]:

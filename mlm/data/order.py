@@ -34,7 +34,10 @@ class Lane:
     records: tuple[int, ...]  # in each shard of the split
     lane: int  # among those of its folder
     lanes: int
-    folder: tuple[int, int | None] = (0, None)  # in a mixture, where its shards start and stop in the split
+    folder: tuple[int, int | None] = (
+        0,
+        None,
+    )  # in a mixture, where its shards start and stop in the split
 
     @property
     def shards(self) -> np.ndarray:
@@ -72,7 +75,9 @@ def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:
     held = rows[1] - rows[0]
     per_lane, rest = divmod(global_batch, lanes)
     if rest:
-        raise InputError(f"config.data.lanes = {lanes}: must divide data.global_batch = {global_batch}.")
+        raise InputError(
+            f"config.data.lanes = {lanes}: must divide data.global_batch = {global_batch}."
+        )
     unit = min(held, per_lane)
     if held % unit or per_lane % unit or start % unit:
         raise InputError(
@@ -83,7 +88,9 @@ def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:
     return range(start // per_lane, -(-rows[1] // per_lane))
 
 
-def batch_rows(lanes: Sequence[Lane], *, rows_before: int, rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+def batch_rows(
+    lanes: Sequence[Lane], *, rows_before: int, rows: int, count: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns (record ids, epochs), int64 [count, rows], of `count` batches of `rows` rows after `rows_before` rows."""
     per_lane = rows // len(lanes)
     streams = (lane.records_from(rows_before // len(lanes)) for lane in lanes)

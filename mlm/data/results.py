@@ -37,7 +37,11 @@ def written(target: UPath, name: Callable[[], str] | None = None) -> Iterator[Pa
     temporary = f".{uuid.uuid4().hex}.tmp"
     try:
         make_folder(parent)
-        file = Path(tempfile.gettempdir(), f"mlm-{temporary}") if is_remote(target) else Path(str(parent), temporary)
+        file = (
+            Path(tempfile.gettempdir(), f"mlm-{temporary}")
+            if is_remote(target)
+            else Path(str(parent), temporary)
+        )
         try:
             with os_errors():
                 yield file
@@ -47,7 +51,9 @@ def written(target: UPath, name: Callable[[], str] | None = None) -> Iterator[Pa
     except OSError as error:
         fix = "make room there, or choose another shards.dir, and start again: what is written is kept"
         reason = error.strerror or error
-        raise InputError(f"{target}: can't be written on {platform.node()} ({reason}); {fix}.") from error
+        raise InputError(
+            f"{target}: can't be written on {platform.node()} ({reason}); {fix}."
+        ) from error
 
 
 def save(target: UPath, *arrays: np.ndarray) -> None:
@@ -70,7 +76,9 @@ def load_json(file: UPath) -> Any:
         raise _damaged(file) from None
 
 
-def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *, after: int = 0) -> np.ndarray:
+def load(
+    file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *, after: int = 0
+) -> np.ndarray:
     """Returns `count` items (-1: to the end) from item `first` on, of a file with `after` bytes before them."""
     dtype = np.dtype(dtype)
     start = after + first * dtype.itemsize
@@ -79,7 +87,9 @@ def load(file: UPath, dtype: np.dtype | type, first: int = 0, count: int = -1, *
         with os_errors():
             data = file.fs.cat_file(file.path, start or None, stop) if stop != start else b""
     except OSError as error:
-        if isinstance(error, FileNotFoundError) or getattr(error.__cause__, "code", 0) == 416:  # it ends before `start`
+        if (
+            isinstance(error, FileNotFoundError) or getattr(error.__cause__, "code", 0) == 416
+        ):  # it ends before `start`
             raise _damaged(file) from None
         reason = f"{platform.node()} can't read it ({error.strerror or error})"
         raise InputError(f"{file}: {reason}; start the same command again.") from error
@@ -98,7 +108,9 @@ def save_cut(target: UPath, items: np.ndarray, numbers: np.ndarray, pieces: int)
     save(target, np.searchsorted(numbers, np.arange(pieces + 1)).astype(np.uint64), items)
 
 
-def load_cut(file: UPath, dtype: np.dtype | type, pieces: int, first: int, stop: int) -> list[np.ndarray]:
+def load_cut(
+    file: UPath, dtype: np.dtype | type, pieces: int, first: int, stop: int
+) -> list[np.ndarray]:
     """Returns the items of pieces `first` up to `stop`, of a file of so many pieces."""
     cuts = load(file, np.uint64, first, stop - first + 1).astype(np.int64)
     items = load(file, dtype, int(cuts[0]), int(cuts[-1] - cuts[0]), after=8 * (pieces + 1))

@@ -28,7 +28,9 @@ class Rows(NamedTuple):
     cut_tokens: int  # that are not in the row where their document starts
 
 
-def concatenate(rest_T: np.ndarray, ids_T: np.ndarray, sizes_D: np.ndarray, length: int) -> tuple[Rows, np.ndarray]:
+def concatenate(
+    rest_T: np.ndarray, ids_T: np.ndarray, sizes_D: np.ndarray, length: int
+) -> tuple[Rows, np.ndarray]:
     """Returns the rows of documents that follow the tokens `rest_T`, and the tokens of the last, partial row."""
     start_D = len(rest_T) + np.cumsum(sizes_D) - sizes_D
     ids_T = np.concatenate([rest_T, ids_T])
@@ -42,7 +44,9 @@ def concatenate(rest_T: np.ndarray, ids_T: np.ndarray, sizes_D: np.ndarray, leng
 def arrange(kind: str, ids_T: np.ndarray, sizes_D: np.ndarray, *, length: int, pad_id: int) -> Rows:
     """Returns the padded rows of documents of `sizes_D` tokens, as "lines" or "documents"."""
     room = length - 2  # without cls and sep
-    count_D = np.maximum(-(-(sizes_D - 2) // room), 1) if kind == DOCUMENTS else np.ones_like(sizes_D)
+    count_D = (
+        np.maximum(-(-(sizes_D - 2) // room), 1) if kind == DOCUMENTS else np.ones_like(sizes_D)
+    )
     document_P = np.repeat(np.arange(len(sizes_D)), count_D)
     first_P = room * (np.arange(len(document_P)) - np.repeat(np.cumsum(count_D) - count_D, count_D))
     size_P = np.minimum(sizes_D[document_P] - first_P, length)
@@ -52,7 +56,9 @@ def arrange(kind: str, ids_T: np.ndarray, sizes_D: np.ndarray, *, length: int, p
         # In the order of their first documents, so that the first rows are a fair sample of all.
         row_P = np.argsort(np.argsort(np.unique(row_P, return_index=True)[1]))[row_P]
     order_P = np.argsort(row_P, kind="stable")
-    document_P, first_P, size_P, row_P = (column[order_P] for column in (document_P, first_P, size_P, row_P))
+    document_P, first_P, size_P, row_P = (
+        column[order_P] for column in (document_P, first_P, size_P, row_P)
+    )
     tokens_N = np.bincount(row_P, size_P).astype(np.int64)
     end_P = np.cumsum(size_P)
     begin_P = end_P - size_P  # in all rows' tokens
@@ -69,7 +75,9 @@ def arrange(kind: str, ids_T: np.ndarray, sizes_D: np.ndarray, *, length: int, p
 
 def best_fit(sizes_P: np.ndarray, length: int) -> np.ndarray:
     """Returns the row of each piece: the largest first, each goes where it leaves the least room, or opens a row."""
-    rows_with_room: list[list[int]] = [[] for _ in range(length + 1)]  # heaps: of several such rows, the first
+    rows_with_room: list[list[int]] = [
+        [] for _ in range(length + 1)
+    ]  # heaps: of several such rows, the first
     rooms = 0
     count = 0  # bit r of `rooms`: some row has room for r more tokens
     order_P = np.argsort(-sizes_P, kind="stable")

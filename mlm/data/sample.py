@@ -11,7 +11,11 @@ from mlm.engine.engine import Engine
 
 LONGEST = 100_000  # characters of a document that are used: a book must not be the whole sample
 # Margins of the size, and least shares of the documents: tried in turn, as sizes are known roughly, or not at all.
-MARGINS = ((1.5, 1 / 8), (8.0, 1 / 8), (math.inf, 1.0))  # a part is read up to where it has given its quota
+MARGINS = (
+    (1.5, 1 / 8),
+    (8.0, 1 / 8),
+    (math.inf, 1.0),
+)  # a part is read up to where it has given its quota
 
 
 def sample_part(
@@ -45,7 +49,11 @@ def draw(corpus: Corpus, *, megabytes: float, engine: Engine, texts: str) -> lis
             quota = margin * size * (part.bytes / total if total else 1 / len(parts))
             tasks.append((part, limit, math.inf if limit else quota))
         pick = functools.partial(sample_part, corpus=corpus, share=share, texts=texts)
-        picked = {document for _, in_part in engine.each(pick, tasks, label="sample") for document in in_part}
+        picked = {
+            document
+            for _, in_part in engine.each(pick, tasks, label="sample")
+            for document in in_part
+        }
         documents = [text for _, text in sorted(picked)]
         ends = np.cumsum([len(text.encode()) for text in documents])
         if len(ends) and ends[-1] >= size:

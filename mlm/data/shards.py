@@ -42,12 +42,20 @@ class Settings(NamedTuple):
     """What decides the rows besides the corpus and the tokenizer."""
 
     length: int  # tokens in a row
-    counts: dict[str, int]  # shards of training and of the held-out splits ("validation"); small ones get fewer
+    counts: dict[
+        str, int
+    ]  # shards of training and of the held-out splits ("validation"); small ones get fewer
     rows: str = CONCATENATED  # or another of config.shards.rows
 
 
 def write(
-    corpus: Corpus, settings: Settings, *, tokenizer_folder: str, folder: str, source: str, engine: Engine
+    corpus: Corpus,
+    settings: Settings,
+    *,
+    tokenizer_folder: str,
+    folder: str,
+    source: str,
+    engine: Engine,
 ) -> Manifest:
     """Writes the shards of all splits, unless the same ones are there; returns when they are complete.
 
@@ -56,7 +64,12 @@ def write(
     """
     vocabulary = tokenizer.manifest_fields(tokenizer_folder)
     # As when the deal had a seed, and before there were other rows.
-    decisive = (settings.length, settings.counts, 0, *([] if settings.rows == CONCATENATED else [settings.rows]))
+    decisive = (
+        settings.length,
+        settings.counts,
+        0,
+        *([] if settings.rows == CONCATENATED else [settings.rows]),
+    )
     inputs = results.key(source, vocabulary["tokenizer_fingerprint"], decisive)
     if not _is_done(folder, inputs, settings.rows):
         job = _Job(corpus, settings, tokenizer_folder, vocabulary, UPath(folder), inputs, engine)
@@ -128,16 +141,27 @@ class _Job:
     def _do(self, function: Any, tasks: list, *, label: str, last: str) -> None:
         """Runs the tasks whose last file is not there."""
         files = sizes(self.tasks)
-        for _ in self.engine.each(function, [task for task in tasks if f"{task.key}{last}" not in files], label=label):
+        for _ in self.engine.each(
+            function, [task for task in tasks if f"{task.key}{last}" not in files], label=label
+        ):
             pass  # a task's result is its files
 
     def _map(self) -> None:
         parts = self.corpus.parts()
         texts = str(self.root / "texts")
-        self.splits = SPLITS if any("test" in (part.split, *part.cut) for part in parts) else SPLITS[:2]
+        self.splits = (
+            SPLITS if any("test" in (part.split, *part.cut) for part in parts) else SPLITS[:2]
+        )
         banned = keep_out.hash_parts(self._do, self.corpus.kept_out(), str(self.tasks))
         block_bytes = self._block_bytes(parts)
-        decisive = ("field", "group", "validation_fraction", "validation_groups", "test_fraction", "test_groups")
+        decisive = (
+            "field",
+            "group",
+            "validation_fraction",
+            "validation_groups",
+            "test_fraction",
+            "test_groups",
+        )
         corpus = {name: getattr(self.corpus, name) for name in decisive}
         fingerprint = self.vocabulary["tokenizer_fingerprint"]
         tasks = []
@@ -161,32 +185,48 @@ class _Job:
         tables = list(self._load_each(self.maps, "blocks", BLOCK))
         self.kept_out = list(self._load_each(self.maps, "kept_out", np.uint32))
         self.blocks = np.concatenate(tables)
-        self.part_of_block = np.repeat(np.arange(len(tables), dtype=np.uint32), list(map(len, tables)))
+        self.part_of_block = np.repeat(
+            np.arange(len(tables), dtype=np.uint32), list(map(len, tables))
+        )
         self.tokens = self.blocks["tokens"].copy()  # of each block, without what is left out
         self.documents = self.blocks["documents"].copy()
         results_of_parts = zip(self.parts, tables, self.kept_out, strict=True)
-        with_text = {part.source for part, blocks, places in results_of_parts if len(blocks) or len(places)}
+        with_text = {
+            part.source for part, blocks, places in results_of_parts if len(blocks) or len(places)
+        }
         if empty := [part.source for part in self.parts if part.source not in with_text]:
             raise self.corpus.without_text(empty[0])
 
     def _block_bytes(self, parts: list[Part]) -> int:
         """Returns the bytes of text in a block, so that a shard has about BLOCKS."""
-        parts = [part for part in parts if part.split != "test"]  # which changes nothing in the other splits
+        parts = [
+            part for part in parts if part.split != "test"
+        ]  # which changes nothing in the other splits
         total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
         if self.corpus.max_documents:
-            limit = DOCUMENT_BYTES * self.corpus.max_documents * len({(part.source, part.split) for part in parts})
+            limit = (
+                DOCUMENT_BYTES
+                * self.corpus.max_documents
+                * len({(part.source, part.split) for part in parts})
+            )
             total = min(total, limit) if total else limit
         if not total:
             return UNKNOWN_BYTES
-        return min(max(total // (BLOCKS * self.settings.counts["train"]), BLOCK_BYTES[0]), BLOCK_BYTES[1])
+        return min(
+            max(total // (BLOCKS * self.settings.counts["train"]), BLOCK_BYTES[0]), BLOCK_BYTES[1]
+        )
 
-    def _load_each(self, keys: Iterable[str], kind: str, dtype: np.dtype | type) -> Iterator[np.ndarray]:
+    def _load_each(
+        self, keys: Iterable[str], kind: str, dtype: np.dtype | type
+    ) -> Iterator[np.ndarray]:
         return results.at_once(lambda key: results.load(self.tasks / f"{key}.{kind}", dtype), keys)
 
     def _deduplicate(self) -> tuple[dict[int, str], np.ndarray]:
         """Returns the files of rows to leave out by part, and how many documents of each split are duplicates."""
         documents = int(self.blocks["documents"].sum())
-        tasks = deduplicate.deduplicate(self._do, tuple(self.maps), documents=documents, folder=str(self.tasks))
+        tasks = deduplicate.deduplicate(
+            self._do, tuple(self.maps), documents=documents, folder=str(self.tasks)
+        )
         keys = [task.key for task in tasks]
         dropped = np.concatenate([*self._load_each(keys, "dropped", deduplicate.DROPPED)])
         blocks = np.searchsorted(self.part_of_block, dropped["part"]) + dropped["block"]
@@ -194,7 +234,12 @@ class _Job:
         np.subtract.at(self.documents, blocks, dropped["documents"])
         duplicates = np.bincount(self.blocks["split"][blocks], dropped["documents"], len(SPLITS))
         parts = set(dropped["part"].tolist())
-        rows = {part: task.rows(part) for task in tasks for part in range(task.first, task.stop) if part in parts}
+        rows = {
+            part: task.rows(part)
+            for task in tasks
+            for part in range(task.first, task.stop)
+            if part in parts
+        }
         return rows, duplicates
 
     def _check_fractions(self) -> None:
@@ -203,16 +248,24 @@ class _Job:
             asked = getattr(self.corpus, f"{split}_fraction")
             groups = set(getattr(self.corpus, f"{split}_groups"))
             is_cut = np.array([split in part.cut for part in self.parts], bool)[self.part_of_block]
-            sizes = np.bincount(self.blocks["split"][is_cut], self.blocks["bytes"][is_cut], len(SPLITS))
+            sizes = np.bincount(
+                self.blocks["split"][is_cut], self.blocks["bytes"][is_cut], len(SPLITS)
+            )
             fraction = sizes[SPLITS.index(split)] / max(1, sizes.sum())
-            fits = not sizes.any() or asked / 2 <= fraction <= 2 * asked or (split == "test" and not asked)
+            fits = (
+                not sizes.any()
+                or asked / 2 <= fraction <= 2 * asked
+                or (split == "test" and not asked)
+            )
             if fits and not groups:
                 continue
             size_of_group = Counter()
             files = (self.tasks / f"{key}.groups" for key in self.maps)
             for sizes_in_part in results.at_once(results.load_json, files):
                 size_of_group.update(sizes_in_part)
-            largest = ", ".join(f"{group} {size / 1e6:.2f} MB" for group, size in size_of_group.most_common(LISTED))
+            largest = ", ".join(
+                f"{group} {size / 1e6:.2f} MB" for group, size in size_of_group.most_common(LISTED)
+            )
             if missing := sorted(groups - size_of_group.keys()) if largest else []:
                 raise InputError(
                     f"config.corpus.{split}_groups: the corpus has no group {missing[0]!r}; name others, or set it to "
@@ -234,7 +287,9 @@ class _Job:
         hashes = self.blocks["hash"][blocks]
         copies = np.ones(len(blocks), np.int64)
         length = self.settings.length
-        sizes = self.tokens[blocks].astype(np.int64)  # which give shards the same number of rows, about
+        sizes = self.tokens[blocks].astype(
+            np.int64
+        )  # which give shards the same number of rows, about
         row = length
         if self.settings.rows == LINES:
             sizes = self.documents[blocks].astype(np.int64)
@@ -245,7 +300,9 @@ class _Job:
             weight_of_part = np.array([weights[part.source] for part in self.parts])
             copies = deal.copies(hashes, weight_of_part[self.part_of_block[blocks]])
             if not copies.sum():
-                raise InputError("the train split holds no text: lower corpus.validation_fraction, or give more text.")
+                raise InputError(
+                    "the train split holds no text: lower corpus.validation_fraction, or give more text."
+                )
         count = self.settings.counts["train" if split == "train" else "validation"]
         rows = int((sizes * copies).sum()) // row
         while True:
@@ -258,20 +315,29 @@ class _Job:
             if count == 1:
                 fix = f"raise corpus.{split}_fraction, or give more text"
                 fix += ", or name the splits to read without it (#SPLIT)" if split == "test" else ""
-                raise InputError(f"the {split} split is shorter than a row of {length} tokens: {fix}.")
+                raise InputError(
+                    f"the {split} split is shorter than a row of {length} tokens: {fix}."
+                )
             # A held-out split may be too small for so many shards: an eighth fewer each time, until each holds a row.
             count = min(count - 1 - count // 8, max(1, rows))
 
     def _reduce(self, rows: dict[int, str], duplicates: np.ndarray) -> dict[str, Split]:
         """Writes the shards; returns what the manifest says of them."""
         tasks = {split: self._shard_tasks(split, rows) for split in self.splits}
-        self._do(write_shard, [task for split in self.splits for task in tasks[split]], label="write", last=".json")
+        self._do(
+            write_shard,
+            [task for split in self.splits for task in tasks[split]],
+            label="write",
+            last=".json",
+        )
         results.save_json(self.shards / PARTS, [[part.source, part.name] for part in self.parts])
         splits = {}
         for split in self.splits:
             kept_out = sum(map(len, self.kept_out)) if split == "train" else 0
             count = int(duplicates[SPLITS.index(split)])
-            splits[split] = summarize(tasks[split], self.vocabulary, duplicates=count, kept_out=kept_out)
+            splits[split] = summarize(
+                tasks[split], self.vocabulary, duplicates=count, kept_out=kept_out
+            )
         self._remove_others({shard.file for split in splits.values() for shard in split.shards})
         return splits
 

@@ -63,7 +63,9 @@ class Kind:
 
     def check(self) -> bool:
         """Returns whether there is text; raises ValueError if the first row can't be read, or lacks a column."""
-        return any(document.text.strip() for part in self.parts() for document in self.read(part[3]))
+        return any(
+            document.text.strip() for part in self.parts() for document in self.read(part[3])
+        )
 
     def from_row(self, row: dict[str, Any], group: str = "") -> Document:
         """Returns the document of a row; its group is `group` or, if corpus.group names a field, in that.
@@ -76,14 +78,18 @@ class Kind:
                 raise ValueError(f"has no field {name!r}")
             value = "" if row[name] is None else row[name]
             value = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
-            if values and isinstance(value, numbers.Integral):  # the group: many data sets number their documents
+            if values and isinstance(
+                value, numbers.Integral
+            ):  # the group: many data sets number their documents
                 value = str(int(value))
             if not is_text(value):
                 raise ValueError(f"the field {name!r} is not a string of valid Unicode")
             values.append(value)
         return Document(values[0], values[1] if self.columns[1:] else group)
 
-    def from_rows(self, rows: Iterable[dict[str, Any]], place: str, first: int = 0) -> Iterator[Document]:
+    def from_rows(
+        self, rows: Iterable[dict[str, Any]], place: str, first: int = 0
+    ) -> Iterator[Document]:
         """Yields the documents of a library's rows, of which `first` come before."""
         for number, row in enumerate(rows, first + 1):
             try:
@@ -96,7 +102,9 @@ class _Docstrings(Kind):
     slow = files = True
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        return (("", f"{m.package} {m.version}[{m.first}:]", m.bytes, m) for m in docstrings.parts())
+        return (
+            ("", f"{m.package} {m.version}[{m.first}:]", m.bytes, m) for m in docstrings.parts()
+        )
 
     def read(self, where: tuple) -> Iterator[Document]:
         modules = docstrings.Modules(*where)
@@ -111,7 +119,9 @@ class _Lines(Kind):
     fields = False
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        files = [file for file in find_files(self.rest) if file.size]  # 0 bytes of a part mean that they are unknown
+        files = [
+            file for file in find_files(self.rest) if file.size
+        ]  # 0 bytes of a part mean that they are unknown
         limit = part_bytes(sum(file.size for file in files))
         pieces_of_parts = [[]]
         size_of_part = 0
@@ -135,7 +145,9 @@ class _Lines(Kind):
         for name, start, stop, stamp in where:
             status = read_stat(name)
             if status is None or status.stamp != stamp:
-                raise ValueError(f"{name} has changed since it was listed; start the same command again")
+                raise ValueError(
+                    f"{name} has changed since it was listed; start the same command again"
+                )
             group = name.removeprefix(f"{folder}/") if self.group == FILE else ""
             with open_file(name) as raw:
                 file = raw if lines.is_gzip(name) else io.BufferedReader(raw, 2**20)
@@ -145,7 +157,9 @@ class _Lines(Kind):
                     except ValueError as error:
                         reason = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
                         file.seek(0)
-                        before = sum(1 for _ in lines.read_lines(file, name, 0, start)) if start else 0
+                        before = (
+                            sum(1 for _ in lines.read_lines(file, name, 0, start)) if start else 0
+                        )
                         raise ValueError(f"{name}, line {before + number}: {reason}") from error
 
     def from_line(self, line: str, group: str) -> Document:
@@ -186,10 +200,17 @@ class _HuggingFace(Kind):
         version = f"{builder.config_id} {builder.hash}"  # changes with the data
         if self.streaming:
             if re.search(r"[\[+]", self.split):
-                raise ValueError(f"corpus.streaming reads whole splits, not {self.split}; set it to false")
+                raise ValueError(
+                    f"corpus.streaming reads whole splits, not {self.split}; set it to false"
+                )
             for split, _, _, role in data_sets.splits_to_read(dict.fromkeys(loaded, 0), self.split):
                 for n in range(loaded[split].num_shards):
-                    yield role, f"{split}, shard {n}", 0, (split, n, loaded[split].num_shards, version)
+                    yield (
+                        role,
+                        f"{split}, shard {n}",
+                        0,
+                        (split, n, loaded[split].num_shards, version),
+                    )
             return
         rows = {split: data.num_rows for split, data in loaded.items()}
         for split, first, last, role in data_sets.splits_to_read(rows, self.split):
@@ -211,7 +232,9 @@ class _HuggingFace(Kind):
             place = split
             before = first
         with data_sets.hf_errors():
-            yield from self.from_rows(rows.select_columns(list(dict.fromkeys(self.columns))), place, before)
+            yield from self.from_rows(
+                rows.select_columns(list(dict.fromkeys(self.columns))), place, before
+            )
 
 
 class _TensorFlow(_HuggingFace):
@@ -225,13 +248,24 @@ class _TensorFlow(_HuggingFace):
             size = info.splits[split].num_bytes // max(1, len(ends))
             cuts = [first, *(end for end in ends if first < end < last), last]
             for start, stop in itertools.pairwise(cuts if first < last else ()):
-                yield role, f"{split}[{start}:{stop}]", size, (f"{split}[{start}:{stop}]", info.full_name)
+                yield (
+                    role,
+                    f"{split}[{start}:{stop}]",
+                    size,
+                    (f"{split}[{start}:{stop}]", info.full_name),
+                )
 
     def read(self, where: tuple) -> Iterator[Document]:
         return self.from_rows(data_sets.load_tfds(self.name)[1](where[0]), where[0])
 
 
-KINDS = {"docstrings": _Docstrings, "text": _Lines, "jsonl": _JsonLines, "hf": _HuggingFace, "tfds": _TensorFlow}
+KINDS = {
+    "docstrings": _Docstrings,
+    "text": _Lines,
+    "jsonl": _JsonLines,
+    "hf": _HuggingFace,
+    "tfds": _TensorFlow,
+}
 
 
 def part_bytes(total: int) -> int:

@@ -47,7 +47,9 @@ class Stage(NamedTuple):
         if start > stop:
             return None
         rows_before = self.rows_before + (start - self.first) * self.rows
-        return self._replace(first=start, last=stop, batch=self.batch_of(start), rows_before=rows_before)
+        return self._replace(
+            first=start, last=stop, batch=self.batch_of(start), rows_before=rows_before
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +111,9 @@ def make_stages(config: ConfigDict, records: int) -> Stages:
                 count = min(last - first, until - step) + 1
                 if count > 0:
                     rows_before = size.rows_before + (first - size.first) * size.rows
-                    table.append(Stage(step, step + count - 1, size.rows, length, first, rows_before))
+                    table.append(
+                        Stage(step, step + count - 1, size.rows, length, first, rows_before)
+                    )
                     step += count
                     first += count
     return Stages(table, steps, branch_start(config))
@@ -123,7 +127,9 @@ def batch_sizes(config: ConfigDict) -> list[Stage]:
     stages = [*config.data.batch_stages, (config.data.global_batch, math.inf)]
     for rows, neighbours in itertools.groupby(stages, operator.itemgetter(0)):
         count = sum(steps for _, steps in neighbours)
-        sizes.append(Stage(first, first + count - 1, rows, config.shards.length, first, rows_before))
+        sizes.append(
+            Stage(first, first + count - 1, rows, config.shards.length, first, rows_before)
+        )
         first += count
         rows_before += count * rows
     return sizes
@@ -156,7 +162,9 @@ def check_branch(config: ConfigDict, steps: int) -> None:
     start = branch_start(config)
     if steps <= start:
         what = f"the run would end after step {steps:,}, but the branch starts after step {start:,}"
-        raise InputError(f"config.train.branch_from = {config.train.branch_from}: {what}; train longer.")
+        raise InputError(
+            f"config.train.branch_from = {config.train.branch_from}: {what}; train longer."
+        )
 
 
 def batch_of(step: int, skipped: Iterable[Range]) -> int:
@@ -169,7 +177,9 @@ def batch_of(step: int, skipped: Iterable[Range]) -> int:
     return batch
 
 
-def check_skipped(saved: Iterable[str], new: Iterable[str], *, step: int, steps: Sequence[int], where: str) -> None:
+def check_skipped(
+    saved: Iterable[str], new: Iterable[str], *, step: int, steps: Sequence[int], where: str
+) -> None:
     """Raises InputError if a run can't resume from `where`/`step`: it skips batches `new`, and skipped `saved` so far.
 
     `steps` are those of all checkpoints.

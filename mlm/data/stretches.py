@@ -74,4 +74,8 @@ def _translation() -> dict[int, str | None]:
     """Returns what becomes of the characters that are no part of words."""
     characters = [chr(code) for code in range(sys.maxunicode + 1)]
     spaces = {ord(character): " " for character in characters if character.isspace()}
-    return spaces | {ord(character): None for character in characters if unicodedata.category(character)[0] in "PS"}
+    return spaces | {
+        ord(character): None
+        for character in characters
+        if unicodedata.category(character)[0] in "PS"
+    }

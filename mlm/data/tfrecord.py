@@ -20,11 +20,17 @@ def encode(ids_NxL: np.ndarray, tokens_N: np.ndarray | None = None) -> list[byte
     """Returns the framed record of each row: attention_mask is 1 at its first `tokens_N`, by default at all."""
     length = ids_NxL.shape[1]
     tokens = [length] * len(ids_NxL) if tokens_N is None else tokens_N.tolist()
-    masks = {n: _feature(b"attention_mask", b"\x01" * n + b"\x00" * (length - n)) for n in set(tokens)}
+    masks = {
+        n: _feature(b"attention_mask", b"\x01" * n + b"\x00" * (length - n)) for n in set(tokens)
+    }
     flat, sizes_N = _varints(ids_NxL)
     ends = np.cumsum(sizes_N)
-    rows = (flat[end - size : end] for end, size in zip(ends.tolist(), sizes_N.tolist(), strict=True))
-    return [_framed(_delimited(0x0A, masks[n] + _feature(b"input_ids", next(rows)))) for n in tokens]
+    rows = (
+        flat[end - size : end] for end, size in zip(ends.tolist(), sizes_N.tolist(), strict=True)
+    )
+    return [
+        _framed(_delimited(0x0A, masks[n] + _feature(b"input_ids", next(rows)))) for n in tokens
+    ]
 
 
 def _varints(ids_NxL: np.ndarray) -> tuple[bytes, np.ndarray]:
@@ -32,7 +38,9 @@ def _varints(ids_NxL: np.ndarray) -> tuple[bytes, np.ndarray]:
     numbers = ids_NxL.astype(np.uint64)
     longest = max(int(numbers.max(initial=0)).bit_length() + 6, 7) // 7  # bytes
     groups = (numbers[..., None] >> np.arange(0, 7 * longest, 7, dtype=np.uint64)) & np.uint64(0x7F)
-    sizes_NxL = 1 + (numbers[..., None] >= np.uint64(1) << np.arange(7, 7 * longest, 7, dtype=np.uint64)).sum(-1)
+    sizes_NxL = 1 + (
+        numbers[..., None] >= np.uint64(1) << np.arange(7, 7 * longest, 7, dtype=np.uint64)
+    ).sum(-1)
     is_used = np.arange(longest) < sizes_NxL[..., None]
     is_continued = np.arange(longest) < sizes_NxL[..., None] - 1
     encoded = groups.astype(np.uint8) | (is_continued.astype(np.uint8) << 7)
@@ -66,7 +74,9 @@ def _framed(record: bytes) -> bytes:
 def first_length(data: bytes, file: str) -> int:
     """Returns L of the first record of a file, from the file's first bytes; DamageError if there is none."""
     varint = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
-    header = re.search(rb"input_ids\x12%b\x1a%b\x0a(%b)" % (varint, varint, varint), data, re.DOTALL)
+    header = re.search(
+        rb"input_ids\x12%b\x1a%b\x0a(%b)" % (varint, varint, varint), data, re.DOTALL
+    )
     if header:
         size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(header[1]))
         packed = data[header.end() : header.end() + size]

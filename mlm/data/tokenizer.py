@@ -36,11 +36,19 @@ def load(path: str) -> PreTrainedTokenizerFast:
         folder = local_folder(path)
         settings = get_tokenizer_config(folder)
         load_from = AutoTokenizer.from_pretrained
-        if settings.get("tokenizer_class") == "TokenizersBackend":  # transformers 5's, whose default is without types
+        if (
+            settings.get("tokenizer_class") == "TokenizersBackend"
+        ):  # transformers 5's, whose default is without types
             names = settings.get("model_input_names", ["input_ids", "attention_mask"])
-            load_from = functools.partial(PreTrainedTokenizerFast.from_pretrained, model_input_names=names)
-        if isinstance(special_tokens := settings.get("extra_special_tokens"), list):  # as 5 saves them
-            load_from = functools.partial(load_from, extra_special_tokens={}, additional_special_tokens=special_tokens)
+            load_from = functools.partial(
+                PreTrainedTokenizerFast.from_pretrained, model_input_names=names
+            )
+        if isinstance(
+            special_tokens := settings.get("extra_special_tokens"), list
+        ):  # as 5 saves them
+            load_from = functools.partial(
+                load_from, extra_special_tokens={}, additional_special_tokens=special_tokens
+            )
         tokenizer = load_from(folder, trust_remote_code=False)
     except Exception as error:  # whatever transformers, tokenizers or the Hub's client raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -48,18 +56,28 @@ def load(path: str) -> PreTrainedTokenizerFast:
         if of_none and not (UPath(path) / "tokenizer.json").is_file():
             reason = "it holds neither tokenizer.json nor the files of a vocabulary"
         fix = "name a folder that save_pretrained of a fast tokenizer has written, or a tokenizer of the Hub"
-        raise InputError(f"{path}: no tokenizer can be loaded from there ({printable(reason):.200}); {fix}.") from error
+        raise InputError(
+            f"{path}: no tokenizer can be loaded from there ({printable(reason):.200}); {fix}."
+        ) from error
     if not tokenizer.is_fast:
-        raise InputError(f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first.")
+        raise InputError(
+            f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first."
+        )
     if tokenizer.split_special_tokens:  # its next call would read <mask> in a text as text
         tokenizer.split_special_tokens = False
         del tokenizer.init_kwargs["split_special_tokens"]  # which are saved
-        _say_once(f"tokenizer: {printable(path)}: split_special_tokens is off, so that a mask token in a text is one")
-    if (settings.get("sp_model_kwargs") or {}).get("enable_sampling"):  # of sentencepiece, which is not used
+        _say_once(
+            f"tokenizer: {printable(path)}: split_special_tokens is off, so that a mask token in a text is one"
+        )
+    if (settings.get("sp_model_kwargs") or {}).get(
+        "enable_sampling"
+    ):  # of sentencepiece, which is not used
         _say_once(f"tokenizer: {printable(path)}: sampling (sp_model_kwargs) is off")
     fast = tokenizer.backend_tokenizer
     _settle(fast, path)
-    tokenizer_checks.special_ids(fast, {role: getattr(tokenizer, f"{role}_token") for role in ROLES}, path)
+    tokenizer_checks.special_ids(
+        fast, {role: getattr(tokenizer, f"{role}_token") for role in ROLES}, path
+    )
     return tokenizer
 
 
@@ -67,7 +85,9 @@ def load_fast(folder: str) -> Tokenizer:
     """Returns the tokenizer of a folder, local or gs://, without transformers and in a fraction of its time."""
     file = UPath(folder) / "tokenizer.json"
     if not file.is_file():
-        raise InputError(f"{file}: there is no such file; train a tokenizer first, or set tokenizer.path.")
+        raise InputError(
+            f"{file}: there is no such file; train a tokenizer first, or set tokenizer.path."
+        )
     try:
         fast = Tokenizer.from_file(f"{local_folder(folder)}/tokenizer.json")
     except Exception as error:  # tokenizers raises plain Exception
@@ -81,7 +101,9 @@ def _settle(fast: Tokenizer, where: str) -> None:
     fast.no_truncation()
     fast.no_padding()
     fast.encode_special_tokens = False  # "<mask>" in a text is a mask token
-    if dropout := getattr(fast.model, "dropout", None):  # of BPE, for training a model on several readings of a word
+    if dropout := getattr(
+        fast.model, "dropout", None
+    ):  # of BPE, for training a model on several readings of a word
         fast.model.dropout = None
         _say_once(f"tokenizer: {printable(where)}: the dropout of its BPE, {dropout:g}, is off")
     tokenizer_checks.check_repeats(fast, where)
@@ -100,7 +122,11 @@ def load_for_corpus(folder: str) -> Tokenizer:
 
 def reader_of(tok: PreTrainedTokenizerFast) -> Tokenizer:
     """Returns a loaded tokenizer as it reads a corpus, see `for_corpus`."""
-    roles = {name: token for name, token in tok.special_tokens_map.items() if name != "additional_special_tokens"}
+    roles = {
+        name: token
+        for name, token in tok.special_tokens_map.items()
+        if name != "additional_special_tokens"
+    }
     return for_corpus(tok.backend_tokenizer, roles.values())
 
 
@@ -117,7 +143,9 @@ def for_corpus(fast: Tokenizer, roles: Collection[object]) -> Tokenizer:
     reader = Tokenizer.from_str(json.dumps(content))
     reader.encode_special_tokens = True  # as text
     ids = {token: reader.token_to_id(token) for token in roles if isinstance(token, str)}
-    readable = [text for text in ids if ids[text] in reader.encode(text, add_special_tokens=False).ids]
+    readable = [
+        text for text in ids if ids[text] in reader.encode(text, add_special_tokens=False).ids
+    ]
     if readable:
         pattern = "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in readable)
         cut = pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -133,9 +161,14 @@ def _role_tokens(folder: str) -> dict[str, object]:
         try:
             settings |= logs.read_object(UPath(local_folder(folder)) / file)
         except DamageError:
-            raise InputError(f"{folder}/{file}: is not a JSON object; put a good copy in its place.") from None
+            raise InputError(
+                f"{folder}/{file}: is not a JSON object; put a good copy in its place."
+            ) from None
     tokens = {role: settings.get(f"{role}_token") for role in (*ROLES, "bos", "eos")}
-    texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
+    texts = {
+        role: token.get("content") if isinstance(token, dict) else token
+        for role, token in tokens.items()
+    }
     return {role: text for role, text in texts.items() if text is not None}
 
 
@@ -179,7 +212,9 @@ def word_starts(folder: str, *, key: str, fix: str = "set masking.kind to token"
             starts_V[number] = text_of(piece)[:1].isspace()
     if not starts_V.any():
         where = f"{key}: the vocabulary and decoder of {folder} ({type(fast.model).__name__})"
-        raise InputError(f"{where} do not show which tokens start a word; {fix}, or use another tokenizer.")
+        raise InputError(
+            f"{where} do not show which tokens start a word; {fix}, or use another tokenizer."
+        )
     starts_V[list(fast.get_added_tokens_decoder())] = True
     return starts_V
 
@@ -192,7 +227,13 @@ def counted_words(folder: str, *, key: str) -> np.ndarray:
     starts_V = word_starts(folder, key=key, fix="name steps")
     fast = load_fast(folder)
     if isinstance(fast.decoder, decoders.WordPiece):  # its punctuation marks stand alone
-        starts_V[[number for piece, number in fast.get_vocab().items() if not any(map(str.isalnum, piece))]] = False
+        starts_V[
+            [
+                number
+                for piece, number in fast.get_vocab().items()
+                if not any(map(str.isalnum, piece))
+            ]
+        ] = False
     counts_V = starts_V.astype("int64")
     text_of = surface(fast)
     for piece, number in fast.get_vocab().items():  # some tokenizers have entries of several words

@@ -35,34 +35,44 @@ def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> di
     ids = {role: ids[role] for role in ROLES if ids.get(role) is not None}
     for role in ROLES:
         if role not in ids and role != "unk":
-            raise InputError(f"{where}: the tokenizer has no {role} token; a masked language model needs one.")
+            raise InputError(
+                f"{where}: the tokenizer has no {role} token; a masked language model needs one."
+            )
     size = vocabulary_size(fast)
     entries = fast.get_vocab_size()
     if size > LARGEST_VOCABULARY:
-        gaps = (
-            f"the tokenizer has {entries:,} entries with ids up to {size - 1:,}, and the model needs a row for each id"
+        gaps = f"{entries:,} entries with ids up to {size - 1:,}, and the model needs a row for each id"
+        raise InputError(
+            f"{where}: the tokenizer has {gaps}; number its entries without such gaps."
         )
-        raise InputError(f"{where}: {gaps}; number its entries without such gaps.")
     if not _encodes_letters(fast, distinct="unk" not in ids) and not is_byte_level(fast):
         fix = "add one to its model (unk_id of Unigram, else unk_token), and name it in tokenizer_config.json"
-        raise InputError(f"{where}: the tokenizer has no unk token for the characters that it doesn't know; {fix}.")
+        raise InputError(
+            f"{where}: the tokenizer has no unk token for the characters that it doesn't know; {fix}."
+        )
     for role, other in itertools.product(("pad", "mask"), ids):
         if role != other and ids[role] == ids[other]:
             call = f"tokenizer.add_special_tokens({{'{role}_token': '{ROLES[role]}'}})"
             token = f"the {role} token of the tokenizer, {printable(str(tokens[role]))}"
-            raise InputError(f"{where}: {token}, is its {other} token too; give it another one ({call}), and save it.")
+            raise InputError(
+                f"{where}: {token}, is its {other} token too; give it another one ({call}), and save it."
+            )
     _check_added(fast, tokens, ids, where)
     return ids
 
 
-def _check_added(fast: Tokenizer, tokens: Mapping[str, object], ids: Mapping[str, int], where: str) -> None:
+def _check_added(
+    fast: Tokenizer, tokens: Mapping[str, object], ids: Mapping[str, int], where: str
+) -> None:
     """Raises InputError unless cls and sep enclose a text, and the mask token in a text is read as such."""
     cls, sep, mask = (printable(str(tokens[role])) for role in ("cls", "sep", "mask"))
     try:
         empty = fast.encode("").ids
         masked = fast.encode(f"a {tokens['mask']} a").ids
     except Exception as error:  # tokenizers raises plain Exception
-        raise InputError(f"{where}: the tokenizer can't encode a text ({printable(str(error))[:200]}).") from error
+        raise InputError(
+            f"{where}: the tokenizer can't encode a text ({printable(str(error))[:200]})."
+        ) from error
     if empty[:1] != [ids["cls"]] or empty[1:][-1:] != [ids["sep"]]:
         raise InputError(
             f"{where}: the tokenizer doesn't put its special tokens {cls} and {sep} around a text (it has no "
@@ -72,7 +82,9 @@ def _check_added(fast: Tokenizer, tokens: Mapping[str, object], ids: Mapping[str
         )
     if masked.count(ids["mask"]) != 1:
         fix = f"add it as tokenizers.AddedToken('{mask}', normalized=False, special=True), and save it"
-        raise InputError(f"{where}: the tokenizer doesn't read {mask} in a text as its mask token; {fix}.")
+        raise InputError(
+            f"{where}: the tokenizer doesn't read {mask} in a text as its mask token; {fix}."
+        )
 
 
 def check_repeats(fast: Tokenizer, where: str) -> None:
@@ -83,7 +95,9 @@ def check_repeats(fast: Tokenizer, where: str) -> None:
         return
     if len(readings) > 1:
         fix = "turn off its sampling (dropout, alpha, nbest_size), and save it"
-        raise InputError(f"{where}: the tokenizer gives the same text other tokens each time; {fix}.")
+        raise InputError(
+            f"{where}: the tokenizer gives the same text other tokens each time; {fix}."
+        )
 
 
 def check_pairs(fast: Tokenizer, *, sep_id: int, where: str) -> None:
@@ -92,7 +106,9 @@ def check_pairs(fast: Tokenizer, *, sep_id: int, where: str) -> None:
     if ids[-1:] != [sep_id] or ids.count(sep_id) < 2:
         sep = printable(str(fast.id_to_token(sep_id)))
         fix = "give its post-processor a template for pairs (tokenizers.processors.TemplateProcessing), and save it"
-        raise InputError(f"{where}: the tokenizer doesn't separate the two texts of a pair by {sep}; {fix}.")
+        raise InputError(
+            f"{where}: the tokenizer doesn't separate the two texts of a pair by {sep}; {fix}."
+        )
 
 
 def marks_second_text(fast: Tokenizer, sep_id: int) -> bool:
@@ -119,7 +135,11 @@ def _encodes_letters(fast: Tokenizer, *, distinct: bool) -> bool:
 def split_pieces(fast: Tokenizer, text: str) -> list[tuple[str, tuple[int, int]]]:
     """Returns the pieces that a model gets of a text, and where they are in it once it is normalized."""
     text = fast.normalizer.normalize_str(text) if fast.normalizer else text
-    return fast.pre_tokenizer.pre_tokenize_str(text) if fast.pre_tokenizer else [(text.strip(), (0, len(text)))]
+    return (
+        fast.pre_tokenizer.pre_tokenize_str(text)
+        if fast.pre_tokenizer
+        else [(text.strip(), (0, len(text)))]
+    )
 
 
 def is_byte_level(fast: Tokenizer) -> bool:
@@ -150,7 +170,9 @@ def unknown_share(fast: Tokenizer, texts: Iterable[str], unk_id: int | None) -> 
 def unknown_warning(share: float, fast: Tokenizer) -> tuple[str, str]:
     """Returns what to say of a share of unknown tokens above UNKNOWN, and what to do about it."""
     longest = getattr(fast.model, "max_input_chars_per_word", None)
-    reason = f"WordPiece makes a word of more than {longest} characters one of them: " if longest else ""
+    reason = (
+        f"WordPiece makes a word of more than {longest} characters one of them: " if longest else ""
+    )
     fix = f"{reason}use a unigram or bpe tokenizer (tokenizer.kind) that was trained on such text"
     return f"{share:.0%} of the tokens are unknown", fix
 

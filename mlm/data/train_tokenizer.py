@@ -9,14 +9,29 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from mlm.data import tokenizer_checks
 from mlm.data.tokenizer_checks import ROLES
 from mlm.errors import InputError
 from mlm.text import can_draw, say
 
-MASK = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False}  # it takes the space before it
+MASK = {
+    "lstrip": True,
+    "rstrip": False,
+    "normalized": False,
+    "single_word": False,
+}  # it takes the space before it
 LONGEST_PIECE = 16  # characters of an entry of Unigram
 # Where more than UNSPACED of the text is in longer pieces (Chinese, Thai, DNA), hardly a piece occurs twice. Training
 # then takes the longer for each megabyte the more there are, unless pieces are cut and candidate entries are few.
@@ -28,7 +43,9 @@ CHARACTERS_PER_MINUTE = 1.5e6  # in such pieces, about
 TRIES = 3  # to find a size that works in place of one that doesn't
 
 
-def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, length: int, folder: str) -> None:
+def train(
+    texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, length: int, folder: str
+) -> None:
     """Trains a tokenizer and writes it to a new local folder; its model reads `length` tokens.
 
     Unigram (Kudo, 2018) round-trips NFC text of the sample's characters except for a space at its start, byte-level BPE
@@ -39,7 +56,9 @@ def train(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, 
     if size != vocab_size:
         raise InputError(_reason(texts, kind, vocab_size, lowercase, size))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
     )
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -73,7 +92,9 @@ def _fit(texts: list[str], kind: str, vocab_size: int, lowercase: bool) -> tuple
                     f"tokenizer: {unspaced:.0%} of the text has no spaces, so that training takes about {minutes:.0f} "
                     "min; a smaller tokenizer.sample_megabytes, or tokenizer.kind=bpe, is faster"
                 )
-            trainer = _trainer(kind, vocab_size, seed_size=SEED_ENTRIES * vocab_size, shrinking_factor=SHRINKING)
+            trainer = _trainer(
+                kind, vocab_size, seed_size=SEED_ENTRIES * vocab_size, shrinking_factor=SHRINKING
+            )
     size = _train(tokenizer, texts, trainer)
     if size < vocab_size and kind == "unigram" and unspaced > UNSPACED:
         size = _train(tokenizer, texts, _trainer(kind, vocab_size))
@@ -88,7 +109,9 @@ def _train(tokenizer: Tokenizer, texts: list[str], trainer: trainers.Trainer) ->
     except Exception as error:  # tokenizers raises plain Exception
         if "not large enough" not in str(error):
             raise
-        pieces = (piece for text in texts for piece, _ in tokenizer_checks.split_pieces(tokenizer, text))
+        pieces = (
+            piece for text in texts for piece, _ in tokenizer_checks.split_pieces(tokenizer, text)
+        )
         return len(set().union(*pieces)) + len(ROLES)
     return tokenizer.get_vocab_size()
 
@@ -109,12 +132,23 @@ def _reason(texts: list[str], kind: str, vocab_size: int, lowercase: bool, size:
 
 def _trainer(kind: str, vocab_size: int, **settings: Any) -> trainers.Trainer:
     """Returns a trainer; a bar shows on a terminal how far it is."""
-    tokens = [AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True) for token in ROLES.values()]
-    settings |= {"vocab_size": vocab_size, "special_tokens": tokens, "show_progress": can_draw(sys.stderr)}
+    tokens = [
+        AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True)
+        for token in ROLES.values()
+    ]
+    settings |= {
+        "vocab_size": vocab_size,
+        "special_tokens": tokens,
+        "show_progress": can_draw(sys.stderr),
+    }
     if kind == "unigram":
-        return trainers.UnigramTrainer(unk_token="<unk>", max_piece_length=LONGEST_PIECE, **settings)
+        return trainers.UnigramTrainer(
+            unk_token="<unk>", max_piece_length=LONGEST_PIECE, **settings
+        )
     if kind == "bpe":
-        return trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), min_frequency=2, **settings)
+        return trainers.BpeTrainer(
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), min_frequency=2, **settings
+        )
     return trainers.WordPieceTrainer(**settings)
 
 
@@ -126,7 +160,9 @@ def _untrained(kind: str, lowercase: bool) -> Tokenizer:
             [
                 pre_tokenizers.Split(Regex(r"\n+"), "isolated"),
                 pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
-                pre_tokenizers.Split(Regex(r"▁+(?=▁)|▁?[^\W\d_]+|▁?\d+|▁?[^\w▁]+|▁+|_+"), "isolated"),
+                pre_tokenizers.Split(
+                    Regex(r"▁+(?=▁)|▁?[^\W\d_]+|▁?\d+|▁?[^\w▁]+|▁+|_+"), "isolated"
+                ),
             ]
         )
         tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")

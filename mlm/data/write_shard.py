@@ -30,8 +30,17 @@ from mlm.paths import UPath
 
 PARTS = "documents/parts.json"
 ENCODED = 1024  # rows at once: padded, they take more memory than their tokens
-SUMMED = ("documents", "dropped_tokens", "cut_tokens", "padding_tokens", "joined_tokens", "text_bytes")  # of shards
-PLACED = np.dtype([("start", "<u8"), ("part", "<u4"), ("place", "<u4")])  # start: a piece's first token in the shard
+SUMMED = (
+    "documents",
+    "dropped_tokens",
+    "cut_tokens",
+    "padding_tokens",
+    "joined_tokens",
+    "text_bytes",
+)  # of shards
+PLACED = np.dtype(
+    [("start", "<u8"), ("part", "<u4"), ("place", "<u4")]
+)  # start: a piece's first token in the shard
 
 
 class ShardTask(NamedTuple):
@@ -42,7 +51,9 @@ class ShardTask(NamedTuple):
     parts: tuple[int, ...]  # the part of each block
     maps: dict[int, str]  # the keys of these parts
     sources: dict[int, str]  # and their sources
-    left_out: dict[int, str]  # the files of the rows of documents to leave out, of those that have any
+    left_out: dict[
+        int, str
+    ]  # the files of the rows of documents to leave out, of those that have any
     tokens: int  # of the others
     length: int
     rows: str  # as config.shards.rows
@@ -64,7 +75,9 @@ def write_shard(task: ShardTask) -> None:
     rest_T = np.zeros(0, np.uint16)
     target = UPath(f"{task.shards}/{task.name}")
     digest = hashlib.sha256()
-    with results.written(target, lambda: f"{target.name}-{sum(map(len, tokens_of_rows))}.tfrecord") as file:
+    with results.written(
+        target, lambda: f"{target.name}-{sum(map(len, tokens_of_rows))}.tfrecord"
+    ) as file:
         with file.open("wb") as out:
             for ids_T, documents, part_D in _read_windows(task):
                 sizes_D = documents["tokens"].astype(np.int64)
@@ -73,7 +86,9 @@ def write_shard(task: ShardTask) -> None:
                 if task.rows == CONCATENATED:
                     made, rest_T = rows.concatenate(rest_T, ids_T, sizes_D, task.length)
                 else:
-                    made = rows.arrange(task.rows, ids_T, sizes_D, length=task.length, pad_id=task.pad_id)
+                    made = rows.arrange(
+                        task.rows, ids_T, sizes_D, length=task.length, pad_id=task.pad_id
+                    )
                 table = np.zeros(len(made.start_P), PLACED)
                 table["start"] = task.length * sum(map(len, tokens_of_rows)) + made.start_P
                 table["part"] = part_D[made.document_P]
@@ -96,10 +111,15 @@ def write_shard(task: ShardTask) -> None:
         size = file.stat().st_size
     # Files of a task are named by what they were made from; were they exchanged, the sums would not agree.
     if sources.total() != task.tokens:
-        raise DamageError(f"{task.folder}: holds other blocks than those counted; remove it, and start again.")
+        raise DamageError(
+            f"{task.folder}: holds other blocks than those counted; remove it, and start again."
+        )
     table = np.concatenate(tables)
     tokens_N = np.concatenate(tokens_of_rows)
-    with results.written(UPath(f"{task.shards}/{table_name(task.name)}")) as file, file.open("wb") as out:
+    with (
+        results.written(UPath(f"{task.shards}/{table_name(task.name)}")) as file,
+        file.open("wb") as out,
+    ):
         np.save(out, table)
     kept_V = counts_in_rows_V if task.rows == LINES else counts_V
     results.save(UPath(f"{task.folder}/{task.key}.counts"), counts_V, kept_V)
@@ -108,14 +128,22 @@ def write_shard(task: ShardTask) -> None:
     note["dropped_tokens"] = len(rest_T)
     note["joined_tokens"] = int(tokens_N[joined_N[joined_N < len(tokens_N)]].sum())
     shard = [f"{task.name}-{len(tokens_N)}.tfrecord", len(tokens_N), size, digest.hexdigest()]
-    results.save_json(UPath(f"{task.folder}/{task.key}.json"), dict(note) | {"shard": shard, "sources": sources})
+    results.save_json(
+        UPath(f"{task.folder}/{task.key}.json"), dict(note) | {"shard": shard, "sources": sources}
+    )
 
 
 def _read_windows(task: ShardTask) -> Iterator[tuple[np.ndarray, ...]]:
     """Yields the tokens, the DOCUMENTs and the part of each document, of blocks that become rows together."""
     blocks = np.frombuffer(task.blocks, BLOCK)
-    windows = range(len(blocks)) if task.rows == CONCATENATED else np.cumsum(blocks["tokens"]) // np.uint64(rows.WINDOW)
-    read = results.at_once(functools.partial(_read_block, task), zip(task.parts, blocks, strict=True))
+    windows = (
+        range(len(blocks))
+        if task.rows == CONCATENATED
+        else np.cumsum(blocks["tokens"]) // np.uint64(rows.WINDOW)
+    )
+    read = results.at_once(
+        functools.partial(_read_block, task), zip(task.parts, blocks, strict=True)
+    )
     for _, group in itertools.groupby(zip(windows, read, strict=True), operator.itemgetter(0)):
         yield tuple(map(np.concatenate, zip(*(block for _, block in group), strict=True)))
 
@@ -127,7 +155,10 @@ def _read_block(task: ShardTask, part_and_block: tuple[int, np.void]) -> tuple[n
     first = int(block["row"])
     count = int(block["documents"])
     ids = results.load(
-        UPath(f"{base}.tokens"), token_dtype(task.vocab_size), int(block["offset"]), int(block["tokens"])
+        UPath(f"{base}.tokens"),
+        token_dtype(task.vocab_size),
+        int(block["offset"]),
+        int(block["tokens"]),
     )
     documents = results.load(UPath(f"{base}.documents"), DOCUMENT, first, count)
     if part in task.left_out:
@@ -138,13 +169,19 @@ def _read_block(task: ShardTask, part_and_block: tuple[int, np.void]) -> tuple[n
     return ids, documents, np.full(len(documents), part)
 
 
-def summarize(tasks: Sequence[ShardTask], vocabulary: Mapping[str, Any], *, duplicates: int, kept_out: int) -> Split:
+def summarize(
+    tasks: Sequence[ShardTask], vocabulary: Mapping[str, Any], *, duplicates: int, kept_out: int
+) -> Split:
     """Returns a split of the manifest from its tasks' files, and from how many documents are left out, and why."""
     counts_2xV = np.zeros((2, vocabulary["vocab_size"]), np.int64)
     counts_files = (UPath(f"{task.folder}/{task.key}.counts") for task in tasks)
     for counts_of_shard in results.at_once(lambda file: results.load(file, np.int64), counts_files):
         counts_2xV += counts_of_shard.reshape(2, -1)
-    notes = list(results.at_once(results.load_json, (UPath(f"{task.folder}/{task.key}.json") for task in tasks)))
+    notes = list(
+        results.at_once(
+            results.load_json, (UPath(f"{task.folder}/{task.key}.json") for task in tasks)
+        )
+    )
     sources: Counter[str] = Counter()
     for note in notes:
         sources.update(note["sources"])
@@ -184,19 +221,32 @@ def find_documents(manifest: Manifest, split: str, record: int) -> list[Document
     total = manifest.splits[split].records
     if not 0 <= record < total:
         raise InputError(f"record {record}: the {split} split has the records 0 to {total - 1}.")
-    shards = [(folder, shard) for _, _, folder in mixture.parts(manifest) for shard in folder.splits[split].shards]
+    shards = [
+        (folder, shard)
+        for _, _, folder in mixture.parts(manifest)
+        for shard in folder.splits[split].shards
+    ]
     stops = np.cumsum([shard.records for _, shard in shards])
     index = np.searchsorted(stops, record, side="right")
     folder, shard = shards[index]
     first = (record - stops[index] + shard.records) * folder.length
     try:
         table, parts = _documents(folder.folder, shard.file)
-        begin, end = np.searchsorted(table["start"], [first, first + folder.length - 1], side="right")
-        return [DocumentPlace(*map(str, parts[part]), place) for _, part, place in table[begin - 1 : end].tolist()]
+        begin, end = np.searchsorted(
+            table["start"], [first, first + folder.length - 1], side="right"
+        )
+        return [
+            DocumentPlace(*map(str, parts[part]), place)
+            for _, part, place in table[begin - 1 : end].tolist()
+        ]
     except FileNotFoundError as error:
-        raise InputError(f"{folder.folder}: doesn't say where its records are from ({error.filename}).") from error
+        raise InputError(
+            f"{folder.folder}: doesn't say where its records are from ({error.filename})."
+        ) from error
     except (ValueError, IndexError, KeyError, TypeError, EOFError) as error:
-        raise DamageError(f"{folder.folder}/documents: is not what was written; write the shards again.") from error
+        raise DamageError(
+            f"{folder.folder}/documents: is not what was written; write the shards again."
+        ) from error
 
 
 @of_a_command

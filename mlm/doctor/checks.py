@@ -19,7 +19,9 @@ from mlm.errors import DamageError, InputError
 from mlm.plan import tables, topology
 from mlm.training import sharding
 
-UNEVEN = 1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
+UNEVEN = (
+    1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
+)
 PADDED = 0.5  # share of the tokens in rows: above it, most of a step is spent on padding
 REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
 # Shares of the rows of a held-out split: a warning above the first; from the second on, the score is of memory.
@@ -43,7 +45,9 @@ class DataCase(Case):
     """A case with shards to check."""
 
     manifest: Manifest
-    batch: list[list[first_batch.Piece]] = dataclasses.field(default_factory=list)  # rows to show, added by `masks`
+    batch: list[list[first_batch.Piece]] = dataclasses.field(
+        default_factory=list
+    )  # rows to show, added by `masks`
 
     @property
     def folder(self) -> str | None:
@@ -59,7 +63,9 @@ def run(check: Callable[[DataCase], list[Finding]], case: DataCase) -> list[Find
         findings = [Finding("error", str(error), "see the message")]
     name = check.__name__
     folder = case.manifest.folder
-    return [dataclasses.replace(f, check=f.check or name, where=f.where or folder) for f in findings]
+    return [
+        dataclasses.replace(f, check=f.check or name, where=f.where or folder) for f in findings
+    ]
 
 
 def files(case: DataCase) -> list[Finding]:
@@ -67,7 +73,9 @@ def files(case: DataCase) -> list[Finding]:
     for manifest in mixture.folders(case.manifest):
         verify(manifest, deep=True)
     splits = case.manifest.splits.items()
-    counts = ", ".join(f"{len(split.shards)} {name} shards with {split.records:,} rows" for name, split in splits)
+    counts = ", ".join(
+        f"{len(split.shards)} {name} shards with {split.records:,} rows" for name, split in splits
+    )
     hashed = all(shard.sha256 for _, split in splits for shard in split.shards)
     return [Finding("ok", f"{counts}, {'as they were written' if hashed else 'without hashes'}")]
 
@@ -80,7 +88,13 @@ def length(case: DataCase) -> list[Finding]:
         return [Finding("ok", f"rows of {tokens} tokens, {positions} positions")]
     what = f"the rows hold {tokens} tokens, config.shards.length = {case.config.shards.length}, {positions} positions"
     more_positions = f" and model.positions to {tokens} or more" if tokens > positions else ""
-    return [Finding("error", what, f"set shards.length to {tokens}{more_positions}, or write the shards again")]
+    return [
+        Finding(
+            "error",
+            what,
+            f"set shards.length to {tokens}{more_positions}, or write the shards again",
+        )
+    ]
 
 
 def rows(case: DataCase) -> list[Finding]:
@@ -95,7 +109,11 @@ def rows(case: DataCase) -> list[Finding]:
                 shares.append(split.padding_tokens / max(split.records * manifest.length, 1))
                 what += f"; {name}: {split.cut_tokens:,} tokens {cut}, {split.joined_tokens:,} in rows of several "
                 what += f"documents, {split.padding_tokens:,} of padding ({shares[-1]:.1%})"
-        fix = "write them again with a lower shards.length, or as documents" if max(shares) > PADDED else ""
+        fix = (
+            "write them again with a lower shards.length, or as documents"
+            if max(shares) > PADDED
+            else ""
+        )
         findings.append(Finding("warning" if fix else "ok", what, fix, manifest.folder))
     return findings
 
@@ -106,12 +124,20 @@ def tokenizer(case: DataCase) -> list[Finding]:
     findings = []
     if case.folder is None:
         what = "there is no tokenizer, so nothing can be decoded or compared"
-        return [Finding("warning", what, "put the shards' tokenizer there: python -m mlm tokenizer", where)]
+        return [
+            Finding(
+                "warning", what, "put the shards' tokenizer there: python -m mlm tokenizer", where
+            )
+        ]
     for key, value in manifest_fields(case.folder).items():
         other = getattr(case.manifest, key)
         if value != other:
             what = f"its {key} is {value}, in the manifest of the shards {other}"
-            findings.append(Finding("error", what, "use the shards' own tokenizer, or write the shards again", where))
+            findings.append(
+                Finding(
+                    "error", what, "use the shards' own tokenizer, or write the shards again", where
+                )
+            )
     size = case.manifest.vocab_size
     config = case.config.tokenizer
     if not config.path and config.vocab_size != size:
@@ -126,7 +152,9 @@ def mesh(case: DataCase) -> list[Finding]:
     where = case.flags.topology or "--hosts, --devices"
     try:
         if case.flags.topology:
-            planned = sharding.mesh_of(axes, topology.find(case.flags.topology, case.flags.slices).devices)
+            planned = sharding.mesh_of(
+                axes, topology.find(case.flags.topology, case.flags.slices).devices
+            )
             (data, fsdp, tensor) = planned.shape.values()
             processes_SxT = sharding.processes_of(planned)
         else:
@@ -152,7 +180,9 @@ def lanes(case: DataCase) -> list[Finding]:
     parts = mixture.parts(case.manifest)
     batch = case.config.data.global_batch
     lanes = case.config.data.lanes
-    for part, count in zip(parts, lanes_of_shares([part.share for part in parts], lanes), strict=True):
+    for part, count in zip(
+        parts, lanes_of_shares([part.share for part in parts], lanes), strict=True
+    ):
         shards = [shard.records for shard in part.manifest.splits["train"].shards]
         where = part.manifest.folder
         sizes = [sum(shards[lane::count]) for lane in range(count)]
@@ -167,12 +197,22 @@ def lanes(case: DataCase) -> list[Finding]:
         uneven = max(sizes) > UNEVEN * min(sizes)
         if uneven:
             what = f"the lanes hold from {min(sizes):,} to {max(sizes):,} rows: their epochs drift apart"
-            findings.append(Finding("warning", what, f"write a multiple of {count} shards (shards.count)", where))
+            findings.append(
+                Finding(
+                    "warning", what, f"write a multiple of {count} shards (shards.count)", where
+                )
+            )
         if rows > total:
             what = f"config.data.global_batch = {batch} takes {rows} of the {total:,} rows of the training split"
-            findings.append(Finding("warning", what, "a step reads rows twice: lower it, or give more text", where))
+            findings.append(
+                Finding(
+                    "warning", what, "a step reads rows twice: lower it, or give more text", where
+                )
+            )
         elif not uneven:
-            what = f"{count} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
+            what = (
+                f"{count} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
+            )
             findings.append(Finding("ok", what, where=where))
     return findings
 
@@ -191,7 +231,13 @@ def ids(case: DataCase) -> list[Finding]:
     fix = "use the tokenizer of the shards, or write them again" if largest >= size else ""
     findings = [Finding("error" if fix else "ok", f"{what}; checked {part}", fix)]
     if repeats.unknown > UNKNOWN and case.folder is not None:
-        findings.append(Finding("warning", *unknown_warning(repeats.unknown, load_fast(case.folder)), check="unknown"))
+        findings.append(
+            Finding(
+                "warning",
+                *unknown_warning(repeats.unknown, load_fast(case.folder)),
+                check="unknown",
+            )
+        )
 
     rate = repeats.repeated / max(repeats.documents, 1)
     level = "warning" if rate > REPEATED else "ok"
@@ -200,9 +246,15 @@ def ids(case: DataCase) -> list[Finding]:
         one, other, (start, stop) = repeats.example
         text = _decode(case, scan.row(manifest, "train", one)[start:stop])
         what += f"; the most frequent is in the records {one} and {other}: {text}"
-    fix = "see corpus.weights and the source: a model memorizes repeated lines" if level != "ok" else ""
+    fix = (
+        "see corpus.weights and the source: a model memorizes repeated lines"
+        if level != "ok"
+        else ""
+    )
     findings.append(Finding(level, what, fix, check="duplicates"))
-    return findings + [_overlap(case, split, overlap, part) for split, overlap in repeats.overlaps.items()]
+    return findings + [
+        _overlap(case, split, overlap, part) for split, overlap in repeats.overlaps.items()
+    ]
 
 
 def _overlap(case: DataCase, split: str, overlap: scan.Overlap, part: str) -> Finding:
@@ -277,7 +329,9 @@ def masks(case: DataCase) -> list[Finding]:
         case.batch.extend(list(first_batch.pieces(load_fast(case.folder), *row)) for row in rows)
     overrides = case.flags.entry.record.get("overrides", ())
     draws_as_set = not {"make_masking", "inputs", "__init__"} & set(overrides)
-    judged = first_batch.judge(case.config, batch, read_BxL, kinds_BxL, special, draws_as_set=draws_as_set)
+    judged = first_batch.judge(
+        case.config, batch, read_BxL, kinds_BxL, special, draws_as_set=draws_as_set
+    )
     return [Finding(*judged, where="the first batch")]
 
 

@@ -23,7 +23,9 @@ from mlm.workdir import Workdir
 SHOWN = 3  # rows
 DEVIATIONS = 6  # standard deviations: once in 10^9 by chance
 COLORS = {"mask": "red", "random": "magenta", "kept": "cyan"}
-Piece = tuple[str, str, str]  # text, kind ("" where nothing is predicted), what the model reads there
+Piece = tuple[
+    str, str, str
+]  # text, kind ("" where nothing is predicted), what the model reads there
 
 
 def make_task(
@@ -42,7 +44,10 @@ def make_task(
 
 
 def draw(
-    config: ConfigDict, manifest: Manifest, workdir: Workdir, pretraining: type[Pretraining] | None = None
+    config: ConfigDict,
+    manifest: Manifest,
+    workdir: Workdir,
+    pretraining: type[Pretraining] | None = None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Returns (the first batch, ids [B, L] that the model reads, "mask", "random", "kept" or "" [B, L]).
 
@@ -51,7 +56,9 @@ def draw(
     length = manifest.length
     short = config.data.short_length or manifest.length
     if length % short:
-        raise InputError(f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows.")
+        raise InputError(
+            f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows."
+        )
     task = make_task(config, manifest, workdir, pretraining)
     batch = next(train_batches(config, manifest, task.mesh, task.stages, start=0))
     batch = train.split_rows(batch, short)
@@ -87,7 +94,11 @@ def judge(
     drawn = int(np.isin(read_BxL[kinds_BxL == "random"], special).sum())
     if forbidden or drawn:
         what = f"{forbidden} special tokens are predicted, and {drawn} drawn as a replacement"
-        return "error", what, "the manifest's special ids are not the tokenizer's: write the shards again"
+        return (
+            "error",
+            what,
+            "the manifest's special ids are not the tokenizer's: write the shards again",
+        )
     if not count:
         return "error", "nothing is predicted", "check masking.rate, and whether the rows hold text"
     masking = config.masking
@@ -101,11 +112,17 @@ def judge(
         f"{rate:.2%} of the ordinary tokens are predicted (masking.rate = {masking.rate:g}), "
         f"{per_row.min()} to {per_row.max()} in a row; of them {kinds}; special tokens never"
     )
-    unit = 1 if masking.kind == "token" else masking.longest  # tokens of a word or a span share their fate
+    unit = (
+        1 if masking.kind == "token" else masking.longest
+    )  # tokens of a word or a span share their fate
     is_off = _is_off(rate, masking.rate, ordinary / unit)
     is_off |= any(_is_off(counted[kind], share, count / unit) for kind, share in wanted.items())
     if is_off and draws_as_set:
-        return "error", what, "these are not the rates that were set: look for what changes random numbers"
+        return (
+            "error",
+            what,
+            "these are not the rates that were set: look for what changes random numbers",
+        )
     return "ok", what, ""
 
 
@@ -114,7 +131,9 @@ def _is_off(share: float, wanted: float, draws: float) -> bool:
     return abs(share - wanted) > DEVIATIONS * (wanted * (1 - wanted) / draws) ** 0.5 + 1 / draws
 
 
-def pieces(tok: Tokenizer, ids_L: np.ndarray, read_L: np.ndarray, kinds_L: np.ndarray) -> Iterator[Piece]:
+def pieces(
+    tok: Tokenizer, ids_L: np.ndarray, read_L: np.ndarray, kinds_L: np.ndarray
+) -> Iterator[Piece]:
     """Yields the pieces of a row; each predicted token is one, and so is the text between two of them."""
     ids = ids_L.tolist()
 

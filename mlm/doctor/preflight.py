@@ -27,7 +27,9 @@ from mlm.pretrained import locate
 ANSWER = 8.0  # seconds for a scheduler to answer
 PRETRAINING = ("run", "train", "tokenizer", "shards", "doctor")
 Part = Callable[[], Any]  # raises InputError or DamageError
-Check = Callable[["Case"], Iterator[Part] | None]  # raises one itself, or yields parts that are tried one by one
+Check = Callable[
+    ["Case"], Iterator[Part] | None
+]  # raises one itself, or yields parts that are tried one by one
 
 
 def refuse(case: Case) -> None:
@@ -57,7 +59,11 @@ def errors(case: Case) -> Iterator[tuple[str, StopError]]:
 
 def servers(case: Case) -> Iterator[Part]:
     """The servers of all buckets in the config."""
-    values = [value for key, value in configs.flatten(case.config).items() if not key.startswith(("pod.", "log."))]
+    values = [
+        value
+        for key, value in configs.flatten(case.config).items()
+        if not key.startswith(("pod.", "log."))
+    ]
     for path in dict.fromkeys(re.findall(r"[a-z0-9+]+://[^'\",()]+", repr(values))):
         yield functools.partial(check_reachable, path)
 
@@ -79,11 +85,17 @@ def torch(case: Case) -> None:
         return
     code = f"import importlib.util as u; print(*(n for n in {names} if u.find_spec(n) is None))"
     try:
-        finished = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ANSWER, check=True)
+        finished = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, timeout=ANSWER, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        raise InputError(f"--torch={python}: can't be run ({error}); name a Python with PyTorch.") from None
+        raise InputError(
+            f"--torch={python}: can't be run ({error}); name a Python with PyTorch."
+        ) from None
     if missing := finished.stdout.split():
-        raise InputError(f"--torch={python}: has no {' and no '.join(missing)}; install it there, or name another.")
+        raise InputError(
+            f"--torch={python}: has no {' and no '.join(missing)}; install it there, or name another."
+        )
 
 
 def engine(case: Case) -> None:
@@ -113,7 +125,9 @@ def branch(case: Case) -> None:
     source, _ = branch.read_source(case.config, deep=False)
     if case.tokenizer and case.fingerprint() != fingerprint_of(str(source.workdir.tokenizer)):
         reason = f"was trained with another tokenizer than {case.tokenizer}"
-        raise InputError(f"config.train.branch_from = {name}: {reason}; use its tokenizer, and shards made with it.")
+        raise InputError(
+            f"config.train.branch_from = {name}: {reason}; use its tokenizer, and shards made with it."
+        )
 
 
 def wandb(case: Case) -> None:
@@ -127,7 +141,9 @@ def wandb(case: Case) -> None:
 
         wandb.login()
     except ImportError:
-        raise InputError(f"{where}: the wandb package is missing; install it, or leave the key empty.") from None
+        raise InputError(
+            f"{where}: the wandb package is missing; install it, or leave the key empty."
+        ) from None
     except Exception as error:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
 
@@ -154,10 +170,18 @@ def init_from(case: Case) -> None:
     source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM, headers=True)
     fingerprint = None
     if locate.has_tokenizer(UPath(source.tokenizer)):
-        fingerprint = fingerprint_of(source.tokenizer)  # the rows of its tables are matched by token
+        fingerprint = fingerprint_of(
+            source.tokenizer
+        )  # the rows of its tables are matched by token
     if case.command in PRETRAINING:
-        ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}  # no architecture depends on them
-        model = families.named(config.model.family).make_config(config.model, source.config.vocab_size, ids)
+        ids = {
+            "cls": 0,
+            "pad": source.config.pad_token_id,
+            "sep": 2,
+        }  # no architecture depends on them
+        model = families.named(config.model.family).make_config(
+            config.model, source.config.vocab_size, ids
+        )
         warm_start.refuse_another_model(source, model, tiled=config.model.init == "tiled")
     elif case.tokenizer:
         if fingerprint not in (None, case.fingerprint()):
@@ -166,7 +190,10 @@ def init_from(case: Case) -> None:
             raise InputError(f"{case.tokenizer}: is not the tokenizer of {name}; {fix}.")
         tok = tokenizer.load(case.tokenizer)
         warm_start.refuse_unfit_rows(
-            source.config, length=config.classify.length, vocab_size=len(tok), pad_id=tok.pad_token_id
+            source.config,
+            length=config.classify.length,
+            vocab_size=len(tok),
+            pad_id=tok.pad_token_id,
         )
 
 
@@ -197,11 +224,15 @@ def _check_folder(case: Case, key: str, folder: str) -> None:
     check_rows(manifest, case.config.shards.rows if key == "shards.dir" else manifest.rows)
     if manifest.length != case.config.shards.length:
         lengths = f"has rows of {manifest.length} tokens, but config.shards.length = {case.config.shards.length}"
-        raise InputError(f"config.{key}: {folder}: {lengths}; set it to that, or write these shards again.")
+        raise InputError(
+            f"config.{key}: {folder}: {lengths}; set it to that, or write these shards again."
+        )
     fingerprints = {manifest.tokenizer_fingerprint, case.fingerprint()} - {None}
     if len(fingerprints) > 1:
         fix = "set tokenizer.path to the tokenizer of these shards, or write them again"
-        raise InputError(f"config.{key}: {folder}: was not made with the tokenizer in {case.tokenizer}; {fix}.")
+        raise InputError(
+            f"config.{key}: {folder}: was not made with the tokenizer in {case.tokenizer}; {fix}."
+        )
 
 
 def sources(case: Case) -> Iterator[Part]:
@@ -248,7 +279,12 @@ def tables(case: Case) -> Iterator[Part]:
             yield functools.partial(labelled.check, settings[split], columns, split=split)
     for name, source in settings.predict:
         yield functools.partial(
-            labelled.check, source, columns, split=name, key="config.classify.predict", require_labels=False
+            labelled.check,
+            source,
+            columns,
+            split=name,
+            key="config.classify.predict",
+            require_labels=False,
         )
 
 
@@ -266,7 +302,9 @@ def model(case: Case) -> None:
 
     if case.flags.model:
         name = locate.at_step(case.flags.model, case.flags.step)
-        head = load.CLASSIFIER if not case.flags.pairs and locate.is_classifier(name) else load.LM_HEAD
+        head = (
+            load.CLASSIFIER if not case.flags.pairs and locate.is_classifier(name) else load.LM_HEAD
+        )
         load.load(name, head=head, headers=True)
 
 
@@ -281,7 +319,9 @@ def hub(case: Case) -> None:
     """hub.name: the Hub would take a push. In the middle of a run, a refusal is a warning."""
     settings = case.config.hub
     if settings.name and case.command == "glue":
-        raise InputError(f"config.hub.name = {settings.name}: all runs would push to it; leave it empty.")
+        raise InputError(
+            f"config.hub.name = {settings.name}: all runs would push to it; leave it empty."
+        )
     if settings.name and not case.begun and cluster.is_primary():
         from mlm.export import push  # huggingface_hub takes half a second
 

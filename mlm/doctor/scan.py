@@ -18,7 +18,9 @@ from mlm.data.manifest import Manifest
 from mlm.data.stretches import StretchIndex, hash_stretches
 
 LEAST_STRETCHES = 8  # in a row that is compared: fewer are a line of boilerplate
-SHORTEST = 8  # tokens of a document that is compared: shorter ones are often the same and mean nothing
+SHORTEST = (
+    8  # tokens of a document that is compared: shorter ones are often the same and mean nothing
+)
 BATCH = 500  # rows read at once
 
 
@@ -37,7 +39,9 @@ class Repeats:
     share: float  # of the training rows that were read
     documents: int  # whole documents in them
     repeated: int  # of these, copies of an earlier one
-    example: tuple[int, int, tuple[int, int]] | None  # two records with the same document, its place in the first
+    example: (
+        tuple[int, int, tuple[int, int]] | None
+    )  # two records with the same document, its place in the first
     overlaps: dict[str, Overlap]  # of the held-out splits
     largest: tuple[int, str, int]  # (id, split, record) of the largest token id
     unknown: float  # share of unknown tokens among the ordinary ones of the training rows
@@ -64,12 +68,19 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000
         real = batch["input_ids"][batch["attention_mask"] > 0]
         unknown += int(np.sum(real == manifest.special_ids.get("unk", -1)))
         known += int(np.sum(~np.isin(real, manifest.all_special_ids)))
-        starts, stops = _documents(batch["input_ids"], manifest.special_ids["cls"], manifest.special_ids["sep"])
+        starts, stops = _documents(
+            batch["input_ids"], manifest.special_ids["cls"], manifest.special_ids["sep"]
+        )
         flat = batch["input_ids"].ravel()
         length = manifest.length
-        digests = (xxh3_64_intdigest(flat[start:stop].tobytes()) for start, stop in zip(starts, stops, strict=True))
+        digests = (
+            xxh3_64_intdigest(flat[start:stop].tobytes())
+            for start, stop in zip(starts, stops, strict=True)
+        )
         hashes.append(np.fromiter(digests, np.uint64, len(starts)))
-        spans.append(np.stack([batch["record_id"][starts // length], starts % length, stops % length], 1))
+        spans.append(
+            np.stack([batch["record_id"][starts // length], starts % length, stops % length], 1)
+        )
         largest = max(largest, _largest(batch, "train"))
     hashes = np.concatenate(hashes)
     spans = np.concatenate(spans)
@@ -84,13 +95,17 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000
         documents=len(hashes),
         repeated=len(hashes) - len(unique),
         example=example,
-        overlaps={split: overlaps[split].summary() for split in manifest.splits if split in overlaps},
+        overlaps={
+            split: overlaps[split].summary() for split in manifest.splits if split in overlaps
+        },
         largest=largest,
         unknown=unknown / max(known + unknown, 1),
     )
 
 
-def find_held(manifest: Manifest, texts: Sequence[Sequence[int]], *, max_rows: int) -> tuple[np.ndarray, float]:
+def find_held(
+    manifest: Manifest, texts: Sequence[Sequence[int]], *, max_rows: int
+) -> tuple[np.ndarray, float]:
     """Returns the share of each text's stretches that about `max_rows` training rows have, and the share of these rows.
 
     A text without a stretch has the share NaN.
@@ -117,11 +132,17 @@ def row(manifest: Manifest, split: str, record: int) -> np.ndarray:
     """Returns the ids [L] of one record; reads its shard."""
     stops = np.cumsum([shard.records for shard in manifest.splits[split].shards])
     shard = _read(manifest, split, [int(np.searchsorted(stops, record, side="right"))])
-    return next(batch["input_ids"][batch["record_id"] == record][0] for batch in shard if record in batch["record_id"])
+    return next(
+        batch["input_ids"][batch["record_id"] == record][0]
+        for batch in shard
+        if record in batch["record_id"]
+    )
 
 
 def _read(manifest: Manifest, split: str, taken: Sequence[int]) -> Iterator[batches.Batch]:
-    for batch in batches.eval_batches(manifest, split=split, batch=BATCH, rows=(0, BATCH), shards=taken):
+    for batch in batches.eval_batches(
+        manifest, split=split, batch=BATCH, rows=(0, BATCH), shards=taken
+    ):
         valid = batch["valid"] > 0
         yield {key: column[valid] for key, column in batch.items()}
 
@@ -145,7 +166,12 @@ def _documents(ids_BxL: np.ndarray, cls: int, sep: int) -> tuple[np.ndarray, np.
 
 def _stretches_of_rows(manifest: Manifest, batch: batches.Batch) -> tuple[np.ndarray, np.ndarray]:
     records_BxL = np.broadcast_to(batch["record_id"][:, None], batch["input_ids"].shape)
-    return _stretches(manifest, batch["input_ids"].ravel(), records_BxL.ravel(), batch["attention_mask"].ravel() > 0)
+    return _stretches(
+        manifest,
+        batch["input_ids"].ravel(),
+        records_BxL.ravel(),
+        batch["attention_mask"].ravel() > 0,
+    )
 
 
 def _stretches(
@@ -166,7 +192,9 @@ class _Overlap:
         self._records = records
         self._index = StretchIndex(hashes)
         self._place = self._index.find(hashes)
-        self._training = np.full(len(self._index.hashes), -1)  # a training record that has the stretch
+        self._training = np.full(
+            len(self._index.hashes), -1
+        )  # a training record that has the stretch
 
     def add(self, hashes: np.ndarray, records: np.ndarray) -> None:
         """Compares the stretches of training rows."""
@@ -176,7 +204,11 @@ class _Overlap:
     def shares(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the records, how many stretches each has, and the share of these in training."""
         records, index, count = np.unique(self._records, return_inverse=True, return_counts=True)
-        return records, count, np.bincount(index, weights=self._training[self._place] >= 0) / np.maximum(count, 1)
+        return (
+            records,
+            count,
+            np.bincount(index, weights=self._training[self._place] >= 0) / np.maximum(count, 1),
+        )
 
     def summary(self) -> Overlap:
         """Returns what the rows share with training."""

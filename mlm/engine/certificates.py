@@ -30,7 +30,9 @@ def load_security(folder: UPath | Path) -> Any:
     fix = "--engine-certificates=DIR names the folder of ca.pem, cert.pem and key.pem, which "
     contents = []
     for name in NAMES:
-        with refusing(f"{folder / name}: can't be read", f"{fix}`python -m mlm.engine.certificates DIR` makes"):
+        with refusing(
+            f"{folder / name}: can't be read", f"{fix}`python -m mlm.engine.certificates DIR` makes"
+        ):
             contents.append((folder / name).read_text(encoding="utf-8"))
     authority, certificate, key = contents
     return Security(
@@ -55,7 +57,9 @@ def main() -> None:
         make(folder)
     except InputError as error:
         parser.error(str(error))
-    print(f"{folder}: {', '.join(NAMES)}; give this folder to the hosts of the cluster, and to nobody else")
+    print(
+        f"{folder}: {', '.join(NAMES)}; give this folder to the hosts of the cluster, and to nobody else"
+    )
 
 
 if __name__ == "__main__":

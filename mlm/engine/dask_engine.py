@@ -35,7 +35,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 NO_CODE = "this code can't be imported by the worker"
 
 
-pool: concurrent.futures.Executor | None = None  # where this process, if it is a worker of a run, runs its tasks
+pool: concurrent.futures.Executor | None = (
+    None  # where this process, if it is a worker of a run, runs its tasks
+)
 
 
 class DaskEngine(Engine):
@@ -65,7 +67,9 @@ class DaskEngine(Engine):
         from distributed.comm import connect
         from distributed.utils import LoopRunner
 
-        context = self._security.get_connection_args("client")["ssl_context"] if self._security else None
+        context = (
+            self._security.get_connection_args("client")["ssl_context"] if self._security else None
+        )
 
         async def connect_once() -> None:
             opening = connect(self._address, self._timeout, ssl_context=context)
@@ -75,20 +79,26 @@ class DaskEngine(Engine):
             LoopRunner().run_sync(connect_once)
         except OSError as error:
             what = f"no Dask scheduler answers within {self._timeout:g} s (--engine-timeout; {error or 'it is silent'})"
-            raise InputError(f"--engine={self._address}: {what}; check the address, the certificates and it.") from None
+            raise InputError(
+                f"--engine={self._address}: {what}; check the address, the certificates and it."
+            ) from None
 
     def _open(self) -> None:
         self.greet()
         from distributed import Client
 
         timeout = self._timeout
-        client = Client(self._address, security=self._security, timeout=timeout, set_as_default=False)
+        client = Client(
+            self._address, security=self._security, timeout=timeout, set_as_default=False
+        )
         try:
             client.wait_for_workers(1, timeout)
         except TimeoutError:
             client.close()
             what = f"the scheduler has no worker after {timeout:g} s (--engine-timeout)"
-            raise InputError(f"--engine={self._address}: {what}; start some, or wait longer.") from None
+            raise InputError(
+                f"--engine={self._address}: {what}; start some, or wait longer."
+            ) from None
         self._client = client
         self._executor = client.get_executor(pure=False)
 
@@ -98,7 +108,9 @@ class DaskEngine(Engine):
             self._client.close()
 
     def _submit(self, function: Callable, item: Any) -> concurrent.futures.Future:
-        return self._executor.submit(_entry(), fingerprints.worker_fingerprint(), pickle.dumps((function, item)))
+        return self._executor.submit(
+            _entry(), fingerprints.worker_fingerprint(), pickle.dumps((function, item))
+        )
 
     def _known(self, error: Exception, label: str) -> StopError | None:
         from distributed import KilledWorker
@@ -106,9 +118,13 @@ class DaskEngine(Engine):
         if isinstance(error, ImportError) and str(error).startswith(NO_CODE):
             return InputError(f"{label}: {error}.")
         if isinstance(error, KilledWorker):
-            return PreemptedError(f"{label}: one task killed several workers in turn ({error}); {AGAIN}")
+            return PreemptedError(
+                f"{label}: one task killed several workers in turn ({error}); {AGAIN}"
+            )
         if isinstance(error, concurrent.futures.CancelledError):
-            return PreemptedError(f"{label}: the Dask scheduler at {self._address} is lost; {AGAIN}")
+            return PreemptedError(
+                f"{label}: the Dask scheduler at {self._address} is lost; {AGAIN}"
+            )
         return super()._known(error, label)
 
 
@@ -139,7 +155,9 @@ def run_task(expected: dict[str, str], task: bytes) -> Any:
     """Runs a task on a worker; raises InputError if its packages and code are not the `expected` ones."""
     if (fingerprint := fingerprints.worker_fingerprint()) != expected:
         where = f"the worker on {socket.gethostname()}, whose code is in {fingerprints.ROOT},"
-        raise InputError(f"{where} differs in {fingerprints.difference(fingerprint, expected)}; make it alike.")
+        raise InputError(
+            f"{where} differs in {fingerprints.difference(fingerprint, expected)}; make it alike."
+        )
     if pool is not None:  # in a thread of a run's own worker
         return pool.submit(_run, task).result()
     os.environ |= ONE_THREAD
@@ -151,7 +169,9 @@ def _run(task: bytes) -> Any:
     return function(item)
 
 
-def connect(address: str, *, timeout: float = 60.0, certificates: str = "") -> contextlib.closing[DaskEngine]:
+def connect(
+    address: str, *, timeout: float = 60.0, certificates: str = ""
+) -> contextlib.closing[DaskEngine]:
     """Opens an engine on the cluster of a scheduler, to which it connects with the first task; raises InputError."""
     security = pem.load_security(UPath(certificates)) if check_address(address) else None
     return contextlib.closing(DaskEngine(address, security, timeout))
@@ -206,7 +226,9 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
             )
         except Exception as error:
             fix = "open its port; a certificate is also refused where this host's clock is behind"
-            raise StopError(f"can't reach host 0's Dask scheduler at {address} ({error}); {fix}.") from None
+            raise StopError(
+                f"can't reach host 0's Dask scheduler at {address} ({error}); {fix}."
+            ) from None
         context = contextlib.closing(DaskEngine(address, security, timeout))
         with context if scheduler else contextlib.nullcontext() as engine:
             yield engine
@@ -225,10 +247,14 @@ def check_address(address: str) -> bool:
     """Returns whether a scheduler's address is one of TLS; raises InputError for plain TCP off the loopback."""
     match = re.fullmatch(r"(tls|tcp)://(\[[0-9a-f:]+\]|[\w.-]+):[0-9]{1,5}", address)
     if match is None:
-        raise InputError(f"--engine={address}: must be tls://HOST:PORT, the address of a Dask scheduler.")
+        raise InputError(
+            f"--engine={address}: must be tls://HOST:PORT, the address of a Dask scheduler."
+        )
     if match[1] == "tcp" and match[2] not in LOOPBACK:
         reason = "without TLS, whoever reaches a worker can run code on it"
-        raise InputError(f"--engine={address}: {reason}; start the cluster with certificates, and use tls://.")
+        raise InputError(
+            f"--engine={address}: {reason}; start the cluster with certificates, and use tls://."
+        )
     return match[1] == "tls"
 
 
@@ -239,5 +265,9 @@ def quiet() -> None:
 
     del distributed  # it gives its loggers their levels
     dask.config.set({"distributed.worker.profile.enabled": False})
-    for name in [name for name in logging.root.manager.loggerDict if name.startswith(("distributed", "tornado"))]:
+    for name in [
+        name
+        for name in logging.root.manager.loggerDict
+        if name.startswith(("distributed", "tornado"))
+    ]:
         logging.getLogger(name).setLevel(logging.CRITICAL)

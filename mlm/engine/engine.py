@@ -23,7 +23,10 @@ from mlm.text import can_draw
 
 AGAIN = "start the same command again: what is written is kept."
 AHEAD = 3  # tasks for each worker that are submitted and not finished: the driver's memory is that of these
-ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}  # of a task: processes are the parallelism
+ONE_THREAD = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAYON_NUM_THREADS": "1",
+}  # of a task: processes are the parallelism
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -67,9 +70,13 @@ class Engine:
         numbers = iter(range(len(items)))
         watch.progress(watch.TASKS)
         try:
-            with tqdm(total=len(items), desc=label, unit=" tasks", disable=not can_draw(sys.stderr)) as bar:
+            with tqdm(
+                total=len(items), desc=label, unit=" tasks", disable=not can_draw(sys.stderr)
+            ) as bar:
                 while True:
-                    for number in itertools.islice(numbers, max(0, AHEAD * self.workers - len(pending))):
+                    for number in itertools.islice(
+                        numbers, max(0, AHEAD * self.workers - len(pending))
+                    ):
                         task = self._submit(function, items[number])
                         pending[task] = number
                         task.add_done_callback(finished.put)
@@ -112,11 +119,15 @@ def open_pool(workers: int = 0) -> Iterator[Engine]:
 def process_pool(workers: int) -> Iterator[concurrent.futures.Executor]:
     """Yields a pool of processes of one thread, which start with the first tasks and end with this one."""
     before = set(multiprocessing.active_children())
-    with refusing("worker processes can't share semaphores", "mount a /dev/shm that can be written"):
+    with refusing(
+        "worker processes can't share semaphores", "mount a /dev/shm that can be written"
+    ):
         pool = concurrent.futures.ProcessPoolExecutor(workers, Spawn(), _start_worker)
     try:
         yield pool
-    except BaseException:  # an error or Ctrl-C does not wait for what runs: a task writes its file whole or not at all
+    except (
+        BaseException
+    ):  # an error or Ctrl-C does not wait for what runs: a task writes its file whole or not at all
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
@@ -127,14 +138,20 @@ def process_pool(workers: int) -> Iterator[concurrent.futures.Executor]:
 
 def available_cores() -> int:
     """Returns the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )  # macOS
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group, and the parent ends us
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole process group, and the parent ends us
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ |= ONE_THREAD
-    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which Python reports as leaked if we are terminated
+    tqdm.set_lock(
+        threading.RLock()
+    )  # its own is a semaphore, which Python reports as leaked if we are terminated
 
 
 def _exit_with_parent() -> None:

@@ -57,7 +57,9 @@ MODEL_INPUTS = ["input_ids", "attention_mask"]
 Report = Callable[[str], None]  # what shows a line
 
 
-def load_checkpoint(workdir: Workdir, entry: Entry, *, step: int | None = None, best: bool = False) -> Pretrained:
+def load_checkpoint(
+    workdir: Workdir, entry: Entry, *, step: int | None = None, best: bool = False
+) -> Pretrained:
     """Returns the model of a checkpoint, see `load.from_workdir`, by the class that made it."""
     model = load.from_workdir(workdir, head=None, step=step, best=best)
     return with_class(model, entry, command="export")
@@ -80,7 +82,9 @@ def export_checkpoint(
         scores=next((scores for scores in evaluations if scores["step"] == model.step), None),
         name=workdir.root.name,
         torch_python=torch_python,
-        history=None if is_classifier else summary.gather(workdir, model.run_config, until=model.step),
+        history=None
+        if is_classifier
+        else summary.gather(workdir, model.run_config, until=model.step),
         report=report,
     )
 
@@ -113,7 +117,9 @@ def export(
             write_model(model, new)
             write_tokenizer(model, new)
             if model.run_config is not None:
-                (new / "run_config.json").write_text(model.run_config.to_json(indent=1) + "\n", encoding="utf-8")
+                (new / "run_config.json").write_text(
+                    model.run_config.to_json(indent=1) + "\n", encoding="utf-8"
+                )
             model_card.write(new, model, tok.mask_token, scores=scores, name=name, history=history)
             expected = reference.compute(model)
             expected.write(new)
@@ -133,7 +139,9 @@ def export(
     except OSError as error:
         if is_remote(folder):
             raise
-        raise InputError(f"{folder}: can't be written ({error.strerror or error}); free some space there.") from error
+        raise InputError(
+            f"{folder}: can't be written ({error.strerror or error}); free some space there."
+        ) from error
 
 
 def write_model(model: Pretrained, folder: Path) -> None:
@@ -142,7 +150,9 @@ def write_model(model: Pretrained, folder: Path) -> None:
     config.dtype = "float32"
     config.save_pretrained(str(folder))
     if model.module.in_transformers:
-        save_file(weights.to_torch(model.params), str(folder / SAFETENSORS), metadata={"format": "pt"})
+        save_file(
+            weights.to_torch(model.params), str(folder / SAFETENSORS), metadata={"format": "pt"}
+        )
     else:  # transformers' classes must not load it as another model
         name = type(model.module).__name__
         content = logs.read_object(folder / "config.json") | {
@@ -173,7 +183,11 @@ def _inputs(model: Pretrained) -> list[str]:
     BERT's tokenizer gives type 1 to the second text of a pair, which a BERT alone reads.
     """
     marks_pairs = model.config.model_type == "bert" and model.config.sep_token_id is not None
-    return [*MODEL_INPUTS, "token_type_ids"] if marks_pairs and model.module.head_name == SEQUENCES else MODEL_INPUTS
+    return (
+        [*MODEL_INPUTS, "token_type_ids"]
+        if marks_pairs and model.module.head_name == SEQUENCES
+        else MODEL_INPUTS
+    )
 
 
 def _check_tokenizer(folder: Path, expected: Reference, inputs: list[str]) -> None:
@@ -193,7 +207,9 @@ def check_files(folder: Path, expected: Reference, model: Pretrained, report: Re
     try:
         logits_of = _read_back(folder, expected, model)
     except (InputError, OSError, ValueError, FlaxError) as error:
-        raise DamageError(f"what export wrote can't be read back ({error}); check the disk, and try again.") from None
+        raise DamageError(
+            f"what export wrote can't be read back ({error}); check the disk, and try again."
+        ) from None
     for file, logits in logits_of.items():
         pairs = zip(expected.logits[-len(logits) :], logits, strict=True)
         difference = float(np.max([np.max(np.abs(right - read)) for right, read in pairs]))
@@ -218,12 +234,18 @@ def _read_back(folder: Path, expected: Reference, model: Pretrained) -> dict[str
     logits_of = {SAFETENSORS: make_forward(model)(expected.ids, expected.positions)}
     if flax_class := model.family.flax_class(model.module.head_name):
         # drawn initial values and a call without jit would take ten times as long
-        flax_model, params = flax_class.from_pretrained(str(folder), trust_remote_code=False, _do_init=False)
+        flax_model, params = flax_class.from_pretrained(
+            str(folder), trust_remote_code=False, _do_init=False
+        )
         encode = tokenizer.load(str(folder))
         texts = expected.texts[-1]
-        columns = encode(*texts, truncation="longest_first", max_length=expected.longest, return_tensors="np")
+        columns = encode(
+            *texts, truncation="longest_first", max_length=expected.longest, return_tensors="np"
+        )
         with jax.default_matmul_precision("highest"):
-            last = np.asarray(jax.jit(lambda params: flax_model(**columns, params=params).logits[0])(params))
+            last = np.asarray(
+                jax.jit(lambda params: flax_model(**columns, params=params).logits[0])(params)
+            )
         logits_of[MSGPACK] = [last if expected.positions is None else last[expected.positions[-1]]]
     return logits_of
 
@@ -233,15 +255,21 @@ def _check_in_torch(python: str, folder: Path, report: Report) -> None:
     command = [python, verify_export.__file__, str(folder)]
     environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=environment)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", env=environment
+        )
     except OSError as error:
-        raise InputError(f"--torch={python}: can't be run ({error.strerror}); name a Python interpreter.") from None
+        raise InputError(
+            f"--torch={python}: can't be run ({error.strerror}); name a Python interpreter."
+        ) from None
     if done.returncode == 2:
         raise InputError(f"--torch={python}: {done.stderr.strip().splitlines()[-1]}")
     for line in done.stdout.splitlines():
         report(f"export: {line}")
     if done.returncode != 0:
-        wrong = [line for line in done.stdout.splitlines() if line.startswith("WRONG")] or done.stderr.splitlines()[-1:]
+        wrong = [
+            line for line in done.stdout.splitlines() if line.startswith("WRONG")
+        ] or done.stderr.splitlines()[-1:]
         raise DamageError(
             f"--torch={python}: the export is not proven ({' '.join(wrong)}); nothing was exported, and an earlier "
             "export is as it was."

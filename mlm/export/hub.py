@@ -81,7 +81,9 @@ class Pushes(AbstractContextManager):
         if not is_last:
             self._stopped.set()
         if self._thread.is_alive() or self._pushed != step:
-            _say(f"hub: sends the last checkpoint, for {LAST / 60:g} min at most; the run itself is saved")
+            _say(
+                f"hub: sends the last checkpoint, for {LAST / 60:g} min at most; the run itself is saved"
+            )
             cluster.progress(watch.UNTIMED, watch.current.step)
         if self._thread.is_alive():
             self._thread.join(LAST if is_last else LAST / 2)  # a silent Hub may hold it for ever
@@ -90,11 +92,15 @@ class Pushes(AbstractContextManager):
             self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._pushed != step:
             command = f"python -m mlm export --workdir={self._workdir.root} --push={self._name}"
-            _say(f"hub: warning: {self._name} lacks the last checkpoint; run the same command again, or {command}")
+            _say(
+                f"hub: warning: {self._name} lacks the last checkpoint; run the same command again, or {command}"
+            )
 
     def _start(self, step: int, patience: float, stopped: threading.Event) -> None:
         self._step = step
-        self._thread = threading.Thread(target=self._push, args=(step, patience, stopped), daemon=True)
+        self._thread = threading.Thread(
+            target=self._push, args=(step, patience, stopped), daemon=True
+        )
         self._thread.start()
 
     def _push(self, step: int, patience: float, stopped: threading.Event) -> None:
@@ -119,8 +125,12 @@ class Pushes(AbstractContextManager):
         except Exception as error:  # of the Hub, a disk, a bucket: no reason to end a run
             if stopped.is_set():  # the run has ended, and takes the last checkpoint if any
                 return
-            reason = str(error) if isinstance(error, StopError) else f"{type(error).__name__}: {error}"
-            _say(f"hub: warning: {self._name} lacks step {step}: {reason.rstrip('.')}; the run goes on")
+            reason = (
+                str(error) if isinstance(error, StopError) else f"{type(error).__name__}: {error}"
+            )
+            _say(
+                f"hub: warning: {self._name} lacks step {step}: {reason.rstrip('.')}; the run goes on"
+            )
 
 
 def _say(message: str) -> None:

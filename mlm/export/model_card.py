@@ -77,14 +77,23 @@ def write(
     run = model.run_config
     name = printable(" ".join(name.split()))
     parts = model.meta.get("averaged", ())
-    averaged = f"averaged, decay {run.optimizer.ema_decay}" if run and run.optimizer.ema_decay else ""
+    averaged = (
+        f"averaged, decay {run.optimizer.ema_decay}" if run and run.optimizer.ema_decay else ""
+    )
     if parts:
-        weights = (f"{part['checkpoint'].rpartition('/')[2]} (weight {part['weight']:.3g})" for part in parts)
+        weights = (
+            f"{part['checkpoint'].rpartition('/')[2]} (weight {part['weight']:.3g})"
+            for part in parts
+        )
         averaged = f"the mean of {', '.join(weights)}"
     is_classifier = load.CLASSIFIER in model.params
     task = "fill-mask"
     if is_classifier:
-        task = "token-classification" if classifier.kind(model.config) == "tokens" else "text-classification"
+        task = (
+            "token-classification"
+            if classifier.kind(model.config) == "tokens"
+            else "text-classification"
+        )
     values = {
         "metadata": _metadata(model, task, mask_token, scores or {}, name),
         "name": name,
@@ -146,7 +155,9 @@ def _course(folder: Path, model: Pretrained, history: RunSummary | None) -> dict
         "tests": _tests(history, model.step),
         "curve": CURVE if (folder / CURVE).is_file() else "",
         "losses": _losses(history),
-        "versions": ", ".join(f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)),
+        "versions": ", ".join(
+            f"{module.__name__} {module.__version__}" for module in (jax, flax, transformers)
+        ),
     }
 
 
@@ -165,7 +176,11 @@ def _metadata(model: Pretrained, task: str, mask_token: str, scores: Line, name:
         sources = run.corpus.sources
     elif run and not is_pretraining:
         sources = (run.classify.train, run.classify.validation)
-    names = [match[1] for source in sources if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:[^#]*)?(#.*)?", source))]
+    names = [
+        match[1]
+        for source in sources
+        if (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(:[^#]*)?(#.*)?", source))
+    ]
     datasets = list(dict.fromkeys(names))
     is_one = len(datasets) == 1 and len(names) == len(sources)  # that the scores are of
     results = [
@@ -211,23 +226,37 @@ def _branch(meta: dict[str, Any]) -> str:
         return ""
     shown = ORDER if branch["same_data"] else DATA  # a folder may have moved
     keys = {change: change.partition(":")[0] for change in branch["config_changes"]}
-    changes = [change for change, key in keys.items() if shown.fullmatch(key) or not configs.resume_may_change(key)]
+    changes = [
+        change
+        for change, key in keys.items()
+        if shown.fullmatch(key) or not configs.resume_may_change(key)
+    ]
     return f"step {branch['step']:,} of {branch['from']}, with {', '.join(changes) or 'nothing changed'}"
 
 
 def _folders(model: Pretrained, run: ConfigDict | None) -> list[tuple[str, str, int, float]]:
     """Returns (name, share, rows, epochs read) of each folder of the run's mixture."""
     folders = model.meta.get("dataset", {}).get("mixture", ()) if run else ()
-    read = make_stages(run, model.meta["dataset"]["records"]).own_rows_read(model.step) if folders else 0
+    read = (
+        make_stages(run, model.meta["dataset"]["records"]).own_rows_read(model.step)
+        if folders
+        else 0
+    )
     rows = [(folder["name"], folder["share"], folder["records"]) for folder in folders]
-    return [(name, f"{share:.4g}", count, f"{read * share / count:.2f}") for name, share, count in rows]
+    return [
+        (name, f"{share:.4g}", count, f"{read * share / count:.2f}") for name, share, count in rows
+    ]
 
 
 def _losses(history: RunSummary) -> list[tuple[str, float, str]]:
     """Returns (steps, loss, accuracy) of some of the evaluations, evenly spread."""
     evals = [line for line in history.evals if line.get("loss") is not None]
-    chosen = sorted({round(i * (len(evals) - 1) / (POINTS - 1)) for i in range(POINTS)}) if evals else []
-    return [(f"{evals[i]['step']:,}", evals[i]["loss"], f"{evals[i]['accuracy']:.1%}") for i in chosen]
+    chosen = (
+        sorted({round(i * (len(evals) - 1) / (POINTS - 1)) for i in range(POINTS)}) if evals else []
+    )
+    return [
+        (f"{evals[i]['step']:,}", evals[i]["loss"], f"{evals[i]['accuracy']:.1%}") for i in chosen
+    ]
 
 
 def _tests(history: RunSummary, step: int) -> Rows:
@@ -239,7 +268,9 @@ def _tests(history: RunSummary, step: int) -> Rows:
 
 def _code_fingerprint() -> Markup:
     """Returns the SHA-256 of the code, and its commit: $MLM_COMMIT, or that of the git checkout that it is."""
-    text = code(hashlib.sha256(json.dumps(fingerprints.code(), sort_keys=True).encode()).hexdigest())
+    text = code(
+        hashlib.sha256(json.dumps(fingerprints.code(), sort_keys=True).encode()).hexdigest()
+    )
     if commit := os.environ.get("MLM_COMMIT"):  # of launch/tpu.py, whose hosts have no git
         return text + ", commit " + code(commit)
     command = [

@@ -51,7 +51,9 @@ class HubBusyError(StopError):
 def check(name: str, revision: str = "") -> str:
     """Returns the user's token; raises InputError if there is none, or if the name of repository or branch is wrong."""
     if revision and not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[\w-])?", revision, re.ASCII):
-        raise InputError(f"--revision={revision}: must be letters, digits, '_', '-' and '.', such as step-1000.")
+        raise InputError(
+            f"--revision={revision}: must be letters, digits, '_', '-' and '.', such as step-1000."
+        )
     try:
         validate_repo_id(name)
         is_name = name.count("/") == 1
@@ -62,7 +64,9 @@ def check(name: str, revision: str = "") -> str:
         raise InputError(f"--push={name}: is no name on the Hub; {fix}.")
     token = get_token()
     if not token:
-        raise InputError("--push: there is no token of the Hugging Face Hub; run `hf auth login`, or set HF_TOKEN.")
+        raise InputError(
+            "--push: there is no token of the Hugging Face Hub; run `hf auth login`, or set HF_TOKEN."
+        )
     return token
 
 
@@ -71,7 +75,9 @@ def try_out(name: str) -> None:
 
     A Hub that is busy, or does not answer in time, is a warning: the pushes will try again.
     """
-    outcome: list[StopError] = [HubBusyError(f"--push={name}: the Hub gives no answer in {ANSWER:g} s")]
+    outcome: list[StopError] = [
+        HubBusyError(f"--push={name}: the Hub gives no answer in {ANSWER:g} s")
+    ]
 
     def ask() -> None:
         try:
@@ -121,7 +127,9 @@ def push(
             stopped.wait(pause)
 
 
-def _send(folder: UPath | None, name: str, *, public: bool, revision: str = "", message: str = "") -> str:
+def _send(
+    folder: UPath | None, name: str, *, public: bool, revision: str = "", message: str = ""
+) -> str:
     """Tries once to do as `push`; without a folder, only asks whether the Hub would take one."""
     token = check(name)
     api = HfApi(token=token)
@@ -132,7 +140,9 @@ def _send(folder: UPath | None, name: str, *, public: bool, revision: str = "", 
             fix = "name another, make it private, or `export` with --public"
             raise InputError(f"--push={name}: that repository is public; {fix}.")
         if folder is None:
-            api.preupload_lfs_files(name, [CommitOperationAdd("config.json", b"{}")])  # sends its name, not the file
+            api.preupload_lfs_files(
+                name, [CommitOperationAdd("config.json", b"{}")]
+            )  # sends its name, not the file
             return str(url)
         if revision:
             api.create_branch(name, branch=revision, exist_ok=True)
@@ -168,7 +178,9 @@ def _explained(error: BaseException, where: str, redact: Callable[[str], str]) -
                 f"{where} answers {code} ({shown})",
                 _seconds(response.headers.get("Retry-After", "")),
             )
-        hint = {401: ": the token is not valid there", 403: ": the token may not write there"}.get(code, "")
+        hint = {401: ": the token is not valid there", 403: ": the token may not write there"}.get(
+            code, ""
+        )
         return InputError(f"{where} refused with {code}{hint} ({shown}).")
     if isinstance(error, RequestException) and not isinstance(error, ValueError):
         return HubBusyError(f"{where} can't be reached ({type(error).__name__})")

@@ -69,7 +69,9 @@ class Reference(NamedTuple):
 def compute(model: Pretrained) -> Reference:
     """Returns the reference outputs of a model."""
     tok = tokenizer.load(model.tokenizer)
-    return _of_classifier(model, tok) if load.CLASSIFIER in model.params else _of_masked_lm(model, tok)
+    return (
+        _of_classifier(model, tok) if load.CLASSIFIER in model.params else _of_masked_lm(model, tok)
+    )
 
 
 def _of_masked_lm(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
@@ -77,19 +79,33 @@ def _of_masked_lm(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
     longest = model.longest_row
     mask = tok.mask_token
     filler = FILLER.split() * longest
-    while len(row := tok(" ".join([*filler, mask]), verbose=False)["input_ids"]) > longest and filler:
+    while (
+        len(row := tok(" ".join([*filler, mask]), verbose=False)["input_ids"]) > longest and filler
+    ):
         filler = filler[: len(filler) * longest // (len(row) + 1)]  # always fewer
-    long = " ".join([*filler, *[mask] * (longest - len(row) + 1)])  # fills the positions to the last
+    long = " ".join(
+        [*filler, *[mask] * (longest - len(row) + 1)]
+    )  # fills the positions to the last
     texts = [*(text.replace("<mask>", mask) for text in TEXTS), long]
     texts = [text for text in texts if len(tok(text, verbose=False)["input_ids"]) <= longest]
     ids = [tok(text)["input_ids"] for text in texts]
-    masks = [[place for place, token in enumerate(row) if token == tok.mask_token_id] for row in ids]
-    positions = [sorted({0, len(row) // 2, len(row) - 1, *places[:4]}) for row, places in zip(ids, masks, strict=True)]
+    masks = [
+        [place for place, token in enumerate(row) if token == tok.mask_token_id] for row in ids
+    ]
+    positions = [
+        sorted({0, len(row) // 2, len(row) - 1, *places[:4]})
+        for row, places in zip(ids, masks, strict=True)
+    ]
     top_k = min(TOP_K, model.config.vocab_size)
     columns = zip(texts, ids, positions, FillMask(model, tok, top_k)(texts), strict=True)
-    rows = [{"text": text, "ids": row, "positions": kept, "fillings": best} for text, row, kept, best in columns]
+    rows = [
+        {"text": text, "ids": row, "positions": kept, "fillings": best}
+        for text, row, kept, best in columns
+    ]
     logits = make_forward(model)(ids, positions)
-    return Reference({"top_k": top_k, "rows": rows}, [[text] for text in texts], longest, ids, positions, logits)
+    return Reference(
+        {"top_k": top_k, "rows": rows}, [[text] for text in texts], longest, ids, positions, logits
+    )
 
 
 def _of_classifier(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
@@ -101,7 +117,11 @@ def _of_classifier(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference
     if model.run_config is not None and len(model.run_config.classify.text) == 2:
         texts = [*([text, plain[-1]] for text in plain), [plain[1], plain[0]], [plain[0], long]]
     ids = [tok(*row, truncation="longest_first", max_length=longest)["input_ids"] for row in texts]
-    task = "token-classification" if classifier.kind(model.config) == "tokens" else "text-classification"
+    task = (
+        "token-classification"
+        if classifier.kind(model.config) == "tokens"
+        else "text-classification"
+    )
     rows = [{"texts": row_texts, "ids": row} for row_texts, row in zip(texts, ids, strict=True)]
     labels = [str(model.config.id2label[index]) for index in range(model.config.num_labels)]
     content = {"task": task, "longest": longest, "labels": labels, "rows": rows}

@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 LOGITS = 1e-4  # largest absolute difference, float32
-SCORES = 2 * LOGITS  # largest relative difference of a softmax over such logits; fillings closer than this are a tie
+SCORES = (
+    2 * LOGITS
+)  # largest relative difference of a softmax over such logits; fillings closer than this are a tie
 
 
 def verify(folder: str) -> bool:
@@ -27,15 +29,21 @@ def verify(folder: str) -> bool:
     rows = proof["rows"]
     task = proof.get("task", "fill-mask")
     longest = proof.get("longest")
-    logits = tensors["logits"] if "logits" in tensors else [tensors[f"logits.{row}"] for row in range(len(rows))]
+    logits = (
+        tensors["logits"]
+        if "logits" in tensors
+        else [tensors[f"logits.{row}"] for row in range(len(rows))]
+    )
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {len(rows)} texts")
 
     tok = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tok.padding_side = tok.truncation_side = "right"
     heads = {"fill-mask": "MaskedLM", "token-classification": "TokenClassification"}
     auto = getattr(transformers, f"AutoModelFor{heads.get(task, 'SequenceClassification')}")
-    model, loading = auto.from_pretrained(  # executes nothing of the folder: neither code nor a pickle
-        folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+    model, loading = (
+        auto.from_pretrained(  # executes nothing of the folder: neither code nor a pickle
+            folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+        )
     )
     model = model.float().eval()
     unmatched = sorted(str(key) for keys in loading.values() for key in keys)
@@ -46,17 +54,23 @@ def verify(folder: str) -> bool:
     )
 
     encode = functools.partial(tok, truncation="longest_first", max_length=longest)
-    different = [_texts(row) for row in rows if list(encode(*_texts(row))["input_ids"]) != row["ids"]]
+    different = [
+        _texts(row) for row in rows if list(encode(*_texts(row))["input_ids"]) != row["ids"]
+    ]
     equal = f"token ids: {sum(len(row['ids']) for row in rows)} in {len(rows)} texts are equal"
     good &= _check(not different, equal, f"not in {different[:1]}")
     good &= _same_logits(model, encode, rows, logits)
-    pipeline = functools.partial(transformers.pipeline, task, model=model, tokenizer=tok, device="cpu")
+    pipeline = functools.partial(
+        transformers.pipeline, task, model=model, tokenizer=tok, device="cpu"
+    )
     if task == "fill-mask":
         return good & _same_fillings(pipeline(top_k=proof["top_k"]), rows)
     if task == "token-classification":
         compared = _label_tokens(pipeline(ignore_labels=[]), rows, proof["labels"], logits)
     else:
-        compared = _label_texts(pipeline(top_k=None, function_to_apply="none"), rows, proof["labels"], logits)
+        compared = _label_texts(
+            pipeline(top_k=None, function_to_apply="none"), rows, proof["labels"], logits
+        )
     return good & _same_labels(task, list(compared))
 
 
@@ -79,7 +93,9 @@ def _same_logits(model, encode, rows: list[dict], logits) -> bool:
             actual = computed[index]
             expected = logits[first + index]
             if actual.ndim > 1:  # of a padded row
-                actual = actual[row["positions"]] if "positions" in row else actual[: len(row["ids"])]
+                actual = (
+                    actual[row["positions"]] if "positions" in row else actual[: len(row["ids"])]
+                )
             if actual.shape != expected.shape:
                 return _check(
                     False,
@@ -100,16 +116,22 @@ def _same_fillings(fill, rows: list[dict]) -> bool:
     for row in rows:
         answers = fill(row["text"])
         answers = answers if isinstance(answers[0], list) else [answers]  # of one mask
-        if [len(fillings) for fillings in answers] != [len(fillings) for fillings in row["fillings"]]:
+        if [len(fillings) for fillings in answers] != [
+            len(fillings) for fillings in row["fillings"]
+        ]:
             return _check(False, "", f"fillings: another number of them in {row['text']!r}")
         for fillings, all_expected in zip(answers, row["fillings"]):  # noqa: B905
             by_token = {filling["token"]: filling for filling in all_expected}
             for filling, expected in zip(fillings, all_expected):  # noqa: B905
                 # A token that is not in the list at all can only have tied with the last one.
-                tied = by_token.get(filling["token"], filling | {"score": all_expected[-1]["score"]})
+                tied = by_token.get(
+                    filling["token"], filling | {"score": all_expected[-1]["score"]}
+                )
                 difference = max(_relative(filling, expected), _relative(filling, tied))
                 if not (difference < SCORES and filling["token_str"] == tied["token_str"]):
-                    actual, other = (f"{f['token_str']!r} {f['score']:.6f}" for f in (filling, expected))
+                    actual, other = (
+                        f"{f['token_str']!r} {f['score']:.6f}" for f in (filling, expected)
+                    )
                     return _check(False, "", f"fillings: {actual}, not {other} in {row['text']!r}")
                 worst = max(worst, difference)
                 count = count + 1
@@ -183,7 +205,9 @@ def main(arguments: list[str]) -> int:
     except ImportError as error:
         print(f"verify_export: {sys.executable} lacks a package: {error}.", file=sys.stderr)
         return 2
-    except Exception as error:  # whatever transformers raises at a file that is not what was written
+    except (
+        Exception
+    ) as error:  # whatever transformers raises at a file that is not what was written
         print(f"WRONG {type(error).__name__}: {error}")
         return 4
 
@@ -191,7 +215,13 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     # Python puts this folder first on the path, where our modules would stand in for installed ones
     # of the same names.
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+    sys.path[:] = [
+        entry
+        for entry in sys.path
+        if Path(entry or ".").resolve() != Path(__file__).resolve().parent
+    ]
     # export, which runs this, hides PyTorch from itself by these.
-    os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+    os.environ.update(
+        USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error"
+    )
     sys.exit(main(sys.argv[1:]))

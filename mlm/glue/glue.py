@@ -43,7 +43,9 @@ def read(data: str, name: str, split: str, *, require_labels: bool = True) -> li
     task = TASKS[name]
     where = source(data, name, split)
     columns = labelled.Columns(task.text, "label", "classes" if task.labels else "regression")
-    rows = labelled.read_table(where, columns, split="validation", require_labels=require_labels, key="--data")
+    rows = labelled.read_table(
+        where, columns, split="validation", require_labels=require_labels, key="--data"
+    )
     for label in rows.labels if task.labels and require_labels else ():
         if _index(task, label) is None:
             known = f"{name} has {', '.join(task.labels)}, or their indices"
@@ -109,7 +111,9 @@ def run(
                 if (UPath(trial.folder) / part).is_dir():
                     remove(UPath(trial.folder) / part)
     cell = next(recipe.cells(names[0], {}))
-    others = sorted(key for key in overrides if key not in cell and not configs.resume_may_change(key))
+    others = sorted(
+        key for key in overrides if key not in cell and not configs.resume_may_change(key)
+    )
     changed = [f"{key}={overrides[key]}" for key in (*cell, *others) if key in overrides]
     protocol = f"{protocol} (with {', '.join(changed)})" if changed else protocol
     return {"protocol": protocol, "tasks": tasks} | means(tasks)
@@ -170,7 +174,9 @@ def plan(
     for cell in protocol.cells(name, overrides):
         length = min(cell["classify.length"], longest)
         for seed in range(protocol.seeds.get(name, protocol.seeds[""])):
-            settings = cell | rows | {"classify.length": length, "train.seed": seed, "data.seed": seed}
+            settings = (
+                cell | rows | {"classify.length": length, "train.seed": seed, "data.seed": seed}
+            )
             values = {key: settings[key] for key in CHOSEN}
             folder = root / "runs" / name / grid.name(values)
             keys = (f"--config.{key}={value}" for key, value in settings.items())
@@ -188,10 +194,14 @@ def _choose(name: str, outcomes: Sequence[Outcome], root: UPath) -> dict[str, An
     if failed:
         return {"failed": f"{failed.trial.name}: {failed.last_line}", "code": failed.code}
     trials = [outcome.trial for outcome in outcomes]
-    best = max(summarize(trials, [_score(name, trial) for trial in trials]), key=lambda group: group.median)
+    best = max(
+        summarize(trials, [_score(name, trial) for trial in trials]), key=lambda group: group.median
+    )
     chosen = best.trials[best.scores.index(max(best.scores))].folder
     for split, file in TASKS[name].tests:
-        with (UPath(chosen) / "predictions" / f"{split}.tsv").open("r", encoding="utf-8", newline="") as lines:
+        with (UPath(chosen) / "predictions" / f"{split}.tsv").open(
+            "r", encoding="utf-8", newline=""
+        ) as lines:
             predicted = [row["prediction"] for row in csv.DictReader(lines, delimiter="\t")]
         _submit(TASKS[name], predicted, root / "submission" / file)
     return {
@@ -202,7 +212,8 @@ def _choose(name: str, outcomes: Sequence[Outcome], root: UPath) -> dict[str, An
         "high": max(best.scores),
         "setting": best.values,
         "run": chosen,
-        "device_hours": sum(outcome.seconds * _devices(outcome.trial) for outcome in outcomes) / 3600,
+        "device_hours": sum(outcome.seconds * _devices(outcome.trial) for outcome in outcomes)
+        / 3600,
     }
 
 
@@ -224,9 +235,15 @@ def _submit(task: Task, predicted: Sequence[str], file: UPath) -> None:
         shown = [f"{min(max(float(value), 0.0), 5.0):.3f}" for value in predicted]
     else:
         indices = [_index(task, label) for label in predicted]
-        shown = [task.labels[index] if task.names or file.suffix == ".jsonl" else str(index) for index in indices]
+        shown = [
+            task.labels[index] if task.names or file.suffix == ".jsonl" else str(index)
+            for index in indices
+        ]
     if file.suffix == ".jsonl":
-        lines = [json.dumps({"idx": number, "label": label.lower()}) for number, label in enumerate(shown)]
+        lines = [
+            json.dumps({"idx": number, "label": label.lower()})
+            for number, label in enumerate(shown)
+        ]
     else:
         lines = ["index\tprediction", *(f"{number}\t{label}" for number, label in enumerate(shown))]
     write_text(file, "\n".join(lines) + "\n")

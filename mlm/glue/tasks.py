@@ -41,13 +41,19 @@ MNLI = Task(
 TASKS = {  # in the order of the papers' tables; MNLI first, for others start from its model
     "mnli": MNLI,
     "qnli": Task(("question", "sentence"), ("accuracy",), NLI, (("test", "QNLI.tsv"),), names=True),
-    "qqp": Task(("question1", "question2"), BOTH, ("not_duplicate", "duplicate"), (("test", "QQP.tsv"),)),
+    "qqp": Task(
+        ("question1", "question2"), BOTH, ("not_duplicate", "duplicate"), (("test", "QQP.tsv"),)
+    ),
     "rte": Task(SENTENCES, ("accuracy",), NLI, (("test", "RTE.tsv"),), names=True),
     "sst2": Task(("sentence",), ("accuracy",), ("negative", "positive"), (("test", "SST-2.tsv"),)),
     "mrpc": Task(SENTENCES, BOTH, ("not_equivalent", "equivalent"), (("test", "MRPC.tsv"),)),
-    "cola": Task(("sentence",), ("matthews",), ("unacceptable", "acceptable"), (("test", "CoLA.tsv"),)),
+    "cola": Task(
+        ("sentence",), ("matthews",), ("unacceptable", "acceptable"), (("test", "CoLA.tsv"),)
+    ),
     "stsb": Task(SENTENCES, ("pearson", "spearman"), (), (("test", "STS-B.tsv"),)),
-    "wnli": Task(SENTENCES, ("accuracy",), ("not_entailment", "entailment"), (("test", "WNLI.tsv"),)),
+    "wnli": Task(
+        SENTENCES, ("accuracy",), ("not_entailment", "entailment"), (("test", "WNLI.tsv"),)
+    ),
     "boolq": Task(
         ("question", "passage"),
         ("accuracy",),
@@ -55,7 +61,9 @@ TASKS = {  # in the order of the papers' tables; MNLI first, for others start fr
         (("test", "BoolQ.jsonl"),),
         suite="super_glue",
     ),
-    "cb": Task(MNLI.text, ("accuracy", "f1_macro"), CB, (("test", "CB.jsonl"),), suite="super_glue"),
+    "cb": Task(
+        MNLI.text, ("accuracy", "f1_macro"), CB, (("test", "CB.jsonl"),), suite="super_glue"
+    ),
 }
 GLUE = tuple(name for name, task in TASKS.items() if task.suite == "glue")
 # The training and test rows of WNLI share sentences with opposite labels, so that the majority
@@ -87,14 +95,22 @@ class Protocol(NamedTuple):
         """
         grid = {key: values for key, values in self.grid.items() if key not in overrides}
         for values in itertools.product(*grid.values()):
-            yield (COMMON | self.settings | self.own.get(task, {}) | dict(zip(grid, values, strict=True)) | overrides)
+            yield (
+                COMMON
+                | self.settings
+                | self.own.get(task, {})
+                | dict(zip(grid, values, strict=True))
+                | overrides
+            )
 
 
 def load_protocol(name: str) -> Protocol:
     """Returns the protocol of configs/glue/NAME.py, or of a file like it; raises InputError."""
     path = FOLDER / f"{name}.py" if name in NAMES else Path(name)
     if not path.is_file():
-        raise InputError(f"--protocol={name}: is not known; name {', '.join(NAMES)}, or a file like theirs.")
+        raise InputError(
+            f"--protocol={name}: is not known; name {', '.join(NAMES)}, or a file like theirs."
+        )
     fields, _ = configs.run_file(str(path), "get_protocol")
     try:
         return Protocol(**fields)

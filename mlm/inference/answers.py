@@ -24,7 +24,9 @@ def answer_texts(predictor: Any, texts: list[str], stdin: TextIO, stdout: TextIO
         the text's row, `answer` the answers to rows, `table` an answer as lines.
     """
     if texts:
-        answers = predictor.answer([predictor.read(text, shortened(text), piped=False)[1] for text in texts])
+        answers = predictor.answer(
+            [predictor.read(text, shortened(text), piped=False)[1] for text in texts]
+        )
         for text, answer in zip(texts, answers, strict=True):
             show(*text.split("\n"), *predictor.table(answer), "", out=stdout)
         return
@@ -35,7 +37,9 @@ def answer_texts(predictor: Any, texts: list[str], stdin: TextIO, stdout: TextIO
 
     def flush() -> None:
         answers = predictor.answer([row for _, row in waiting]) if waiting else []
-        results = [repeated | answer for (repeated, _), answer in zip(waiting, answers, strict=True)]
+        results = [
+            repeated | answer for (repeated, _), answer in zip(waiting, answers, strict=True)
+        ]
         show(*(json.dumps(result, ensure_ascii=False) for result in results), out=stdout)
         waiting.clear()
 
@@ -59,7 +63,9 @@ def _lines(file: IO[bytes]) -> Iterator[str]:
         raise InputError(f"{error}.") from error
 
 
-def tokenize(tok: PreTrainedTokenizerFast, texts: Sequence[str], name: str, **settings: Any) -> BatchEncoding:
+def tokenize(
+    tok: PreTrainedTokenizerFast, texts: Sequence[str], name: str, **settings: Any
+) -> BatchEncoding:
     """Tokenizes a text or a pair; raises InputError, which calls it `name`, for one that no model reads."""
     for text in texts:
         check_utf8(text, name)
@@ -67,7 +73,9 @@ def tokenize(tok: PreTrainedTokenizerFast, texts: Sequence[str], name: str, **se
         raise InputError(f"{name}: is empty; give it a text.")
     encoded = tok(*texts, **settings)
     if tok.pad_token_id in encoded["input_ids"]:
-        raise InputError(f"{name}: holds the padding token {tok.pad_token}, which no text may; remove it.")
+        raise InputError(
+            f"{name}: holds the padding token {tok.pad_token}, which no text may; remove it."
+        )
     return encoded
 
 

@@ -33,7 +33,9 @@ class TextClassifier:
         self._tok = tok
         self._top_k = top_k
         run = model.run_config
-        self._length = model.longest_row if run is None else min(model.longest_row, run.classify.length)
+        self._length = (
+            model.longest_row if run is None else min(model.longest_row, run.classify.length)
+        )
         self._columns: Texts = () if run is None else run.classify.text  # empty if unknown
         self._counts = (len(self._columns),) if self._columns else tuple(COUNTS)
         self._names = classifier.class_names(model.config)
@@ -46,7 +48,9 @@ class TextClassifier:
         """
         parts = parse(text, self._columns, name) if piped else tuple(text.split("\t"))
         if not self._of_tokens:
-            return dict(zip(("text", "text_pair"), parts, strict=False)), self._encode(parts, name)["input_ids"]
+            return dict(zip(("text", "text_pair"), parts, strict=False)), self._encode(parts, name)[
+                "input_ids"
+            ]
         joined = " ".join(parts)
         words = parts if isinstance(parts, list) else lines.split_words(joined)
         if not all(words):
@@ -79,7 +83,9 @@ class TextClassifier:
             answers.append({"label": self._names[best[0]], "probabilities": shown})
         return answers
 
-    def _words(self, logits_LxC: np.ndarray, row: tuple[list[str], list[int], np.ndarray]) -> list[dict[str, Any]]:
+    def _words(
+        self, logits_LxC: np.ndarray, row: tuple[list[str], list[int], np.ndarray]
+    ) -> list[dict[str, Any]]:
         """Returns {"word", "label", "probability"} of each word, by its first piece; "O" of one that was cut off."""
         (words, _, first_W) = row
         probs_LxC = _probabilities(logits_LxC)
@@ -102,7 +108,9 @@ class TextClassifier:
         if "value" in answer:
             yield f"  {answer['value']:.4f}"
         yield from (f"  {word['label']:12} {word['word']}" for word in answer.get("words", ()))
-        yield from (f"  {prob:7.2%}  {label}" for label, prob in answer.get("probabilities", {}).items())
+        yield from (
+            f"  {prob:7.2%}  {label}" for label, prob in answer.get("probabilities", {}).items()
+        )
 
 
 def _probabilities(logits: np.ndarray) -> np.ndarray:

@@ -87,30 +87,44 @@ def compare(
     """Returns the scores of models on `count` words of the texts, in windows of at most `size` characters."""
     drawn, counts = words.draw(texts, count, seed)
     if not drawn:
-        raise InputError(f"--source: its {len(texts):,} documents hold no word; name a text with letters in it.")
+        raise InputError(
+            f"--source: its {len(texts):,} documents hold no word; name a text with letters in it."
+        )
     readers = [(opened.reader.encode_batch, opened.model.longest_row) for opened in models.values()]
     windows, refused = words.cut(texts, drawn, size, readers)
     asked = [word for inside in windows.values() for word in inside]
     if not asked:
-        raise InputError(f"--window={size}: no word fits into it and all models; raise it, or take another text.")
+        raise InputError(
+            f"--window={size}: no word fits into it and all models; raise it, or take another text."
+        )
     strings = [texts[word.document][word.start : word.stop] for word in asked]
     readings = {}
     for name, opened in models.items():
-        readings[name] = words.encode_windows(opened.reader, opened.tok.unk_token_id, texts, windows)
+        readings[name] = words.encode_windows(
+            opened.reader, opened.tok.unk_token_id, texts, windows
+        )
     spellings_MxW = np.array([spellings_W for _, spellings_W in readings.values()])
     changed_W = spellings_MxW["changed"].any(axis=0)
     spelled_W = ~(spellings_MxW["unknown"] | spellings_MxW["joined"]).any(axis=0)
     if not spelled_W.any():
-        raise InputError(f"--models: there is none of {len(drawn):,} words that all can spell; leave out one of them.")
-    groups = {"words": {"that all can spell": spelled_W, "as they are": spellings_MxW["stop"].all(axis=0)}}
+        raise InputError(
+            f"--models: there is none of {len(drawn):,} words that all can spell; leave out one of them."
+        )
+    groups = {
+        "words": {"that all can spell": spelled_W, "as they are": spellings_MxW["stop"].all(axis=0)}
+    }
     for group, starts, values in (
         ("frequency", FREQUENCIES, [counts[string] for string in strings]),
         ("length", CHARACTERS, [len(string) for string in strings]),
         ("form", {"as written": 0, "changed": 1}, changed_W),
     ):
         band_W = np.digitize(values, [*starts.values()])
-        groups[group] = {band: spelled_W & (band_W == number) for number, band in enumerate(starts, 1)}
-    scores = {name: _score(config, name, models[name], *reading) for name, reading in readings.items()}
+        groups[group] = {
+            band: spelled_W & (band_W == number) for number, band in enumerate(starts, 1)
+        }
+    scores = {
+        name: _score(config, name, models[name], *reading) for name, reading in readings.items()
+    }
     pairs = itertools.combinations(models, 2)
     scores |= {f"{first} - {second}": scores[first] - scores[second] for first, second in pairs}
     columns = (
@@ -123,7 +137,9 @@ def compare(
         "documents": len(texts),
         "words": counts.total(),
         "asked": len(drawn),
-        "documents_cut": len({w.document for w in windows if w.stop - w.start < len(texts[w.document])}),
+        "documents_cut": len(
+            {w.document for w in windows if w.stop - w.start < len(texts[w.document])}
+        ),
         "windows_cut_for_positions": refused,
         "in_no_window": len(drawn) - len(asked),
         "models": {
@@ -132,7 +148,11 @@ def compare(
             for name, s in zip(models, spellings_MxW, strict=True)
         },
         "groups": {
-            group: {band: _estimates(scores, *columns, chosen_W) for band, chosen_W in bands.items() if chosen_W.any()}
+            group: {
+                band: _estimates(scores, *columns, chosen_W)
+                for band, chosen_W in bands.items()
+                if chosen_W.any()
+            }
             for group, bands in groups.items()
         },
     }
@@ -159,7 +179,9 @@ def _score(
     for word_N in np.split(order_W, range(batch, len(rows), batch)):
         copies = np.arange(len(word_N)), first_W[word_N], stop_W[word_N]
         rows_NxL = pad([rows[word] for word in word_N], model, LENGTHS)
-        scores_2xW[:, word_N] = score_copies(rows_NxL, *copies, predictions=int(room_W[word_N].max()))
+        scores_2xW[:, word_N] = score_copies(
+            rows_NxL, *copies, predictions=int(room_W[word_N].max())
+        )
     return scores_2xW
 
 
@@ -183,7 +205,9 @@ def _estimates(
         ):
             sum_D, weight_D = (np.bincount(clusters_W, column_W[chosen_W]) for column_W in ratio)
             mean = float(sum_D.sum() / weight_D.sum())
-            influence_D = (sum_D - mean * weight_D) / weight_D.sum()  # of each document on the mean; their sum is 0
+            influence_D = (
+                sum_D - mean * weight_D
+            ) / weight_D.sum()  # of each document on the mean; their sum is 0
             half = Z * math.sqrt(count / max(count - 1, 1) * float(np.sum(influence_D**2)))
             interval = {"low": mean - half, "high": mean + half} if count > 1 else {}
             estimates.setdefault(name, {})[metric] = {"mean": mean, **interval}

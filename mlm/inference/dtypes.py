@@ -42,8 +42,12 @@ def compare(
     """
     rows = config.evaluate.batch
     step = _make_step(modules, masking, config.evaluate.seed, mesh, sharding.shardings_of(params))
-    read = batches.eval_batches(manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
-    scores = evaluation.per_row(step, params, itertools.islice(read, batch_count), mesh=mesh, rows=rows)
+    read = batches.eval_batches(
+        manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows)
+    )
+    scores = evaluation.per_row(
+        step, params, itertools.islice(read, batch_count), mesh=mesh, rows=rows
+    )
     scores = jax.tree.map(lambda column_N: column_N.astype(np.float64), scores)
     first, second = (scores[dtype] for dtype in DTYPES)
     predictions = int(first.weight_B.sum())
@@ -82,11 +86,17 @@ def _make_step(
         size = masking.vocab_size
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         logits = [
-            module.logits(params, masked.ids_BxL, batch["attention_mask"], masked.positions_BxK) for module in modules
+            module.logits(params, masked.ids_BxL, batch["attention_mask"], masked.positions_BxK)
+            for module in modules
         ]
-        sums = [masked_cross_entropy(x_BxKxV, masked.labels_BxK, weights_BxK, size) for x_BxKxV in logits]
+        sums = [
+            masked_cross_entropy(x_BxKxV, masked.labels_BxK, weights_BxK, size)
+            for x_BxKxV in logits
+        ]
         first, second = (x_BxKxV.astype(jnp.float32) for x_BxKxV in logits)
-        same_BxK = jnp.argmax(mask_padding(first, size), axis=-1) == jnp.argmax(mask_padding(second, size), axis=-1)
+        same_BxK = jnp.argmax(mask_padding(first, size), axis=-1) == jnp.argmax(
+            mask_padding(second, size), axis=-1
+        )
         apart_BxKxV = jnp.abs(first - second)[..., :size] * weights_BxK[..., None]
         differences = {
             "same": jnp.sum(same_BxK * weights_BxK, axis=-1),

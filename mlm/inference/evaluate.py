@@ -35,7 +35,9 @@ class Extras(NamedTuple):
 
     masks: Sequence[str] = ()  # other kinds of masking
     pseudo: int = 0  # rows to compute the pseudo-perplexity of
-    breakdown: bool = False  # by position and copy distance, in octaves; within a document if those are isolated
+    breakdown: bool = (
+        False  # by position and copy distance, in octaves; within a document if those are isolated
+    )
     dtypes: bool = False  # float32 and bfloat16, see `dtypes.compare`
 
 
@@ -82,7 +84,9 @@ def run(
         scores[kind] = pretraining.score_split(config, shards, mesh, eval_step, params, part)
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
         name = f"{_masks_name(config, kind)}, {weights}"
-        entries[f"{split}, {name}"] = {key: value for key, value in scores[kind].items() if key not in tables}
+        entries[f"{split}, {name}"] = {
+            key: value for key, value in scores[kind].items() if key not in tables
+        }
         if tables:
             entries[f"{split}, by position and copy distance, {name}"] = tables
     result = {"split": split, "model": loaded.source, **scores[config.masking.kind]}
@@ -98,7 +102,9 @@ def run(
         by_dtype = [configs.replace(config, {"model.dtype": dtype}) for dtype in dtypes.DTYPES]
         modules = [make_module(c, padded, entry, manifest, workdir, mesh)[0] for c in by_dtype]
         masking = _eval_masking(config, task, workdir, manifest)
-        result["dtypes"] = dtypes.compare(config, shards, params, modules, masking, split=part, mesh=mesh)
+        result["dtypes"] = dtypes.compare(
+            config, shards, params, modules, masking, split=part, mesh=mesh
+        )
     made_by = {"model": loaded.source} | ({"class": entry.identity} if entry.identity else {})
     results.publish(result, summary(result), as_json=as_json)
     results.add_results(model, workdir, {key: made_by | values for key, values in entries.items()})
@@ -126,7 +132,9 @@ def _check_extras(shards: Manifest, extras: Extras) -> None:
     }
     for flag, is_set in flags.items():
         if is_set and len(mixture.parts(shards)) > 1:
-            raise InputError(f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets.")
+            raise InputError(
+                f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets."
+            )
     if extras.breakdown and shards.length > LONGEST:
         raise InputError(
             f"--breakdown: takes rows of at most {LONGEST:,} tokens, the rows in {shards.folder} have "
@@ -137,9 +145,17 @@ def _check_extras(shards: Manifest, extras: Extras) -> None:
 def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
     """Returns the shards that --split names, a split or a validation set, and their split."""
     sets = manifest.sets
-    shards, split = (sets[name], "validation") if name in sets and name not in manifest.splits else (manifest, name)
+    shards, split = (
+        (sets[name], "validation")
+        if name in sets and name not in manifest.splits
+        else (manifest, name)
+    )
     if split not in shards.splits or shards.splits[split].records == 0:
-        without = [part.manifest.folder for part in mixture.parts(shards) if name not in part.manifest.splits]
+        without = [
+            part.manifest.folder
+            for part in mixture.parts(shards)
+            if name not in part.manifest.splits
+        ]
         known = [name for name, counts in shards.splits.items() if counts.records]
         raise InputError(
             f"--split={name}: the shards in {', '.join(without or [shards.folder])} hold no records of that split; "
@@ -164,14 +180,20 @@ def make_module(
     task = None  # of the model's run, whatever the config's
     if entry.pretraining:
         starts_V = pretraining.word_starts(config, workdir)
-        task = entry.pretraining(config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest)
+        task = entry.pretraining(
+            config, info, mesh=mesh, word_starts_V=starts_V, workdir=workdir, manifest=manifest
+        )
     if changes_evaluation(entry.record):
         keys = configs.flatten(model.run_config or config)
         attending = copy.copy(task)
-        attending.config = configs.replace(config, {key: keys[key] for key in filter(configs.is_mine, keys)})
+        attending.config = configs.replace(
+            config, {key: keys[key] for key in filter(configs.is_mine, keys)}
+        )
         attend = attending.make_attention(module)
     else:
-        choice = "xla" if config.model.attention == "xla" else "auto"  # another machine may lack the run's kernel
+        choice = (
+            "xla" if config.model.attention == "xla" else "auto"
+        )  # another machine may lack the run's kernel
         attend = make_attention(
             choice,
             model.config,
@@ -203,7 +225,9 @@ def summary(result: dict[str, Any]) -> list[Any]:
             )
             if remark := results.remark_on_few(scores):
                 lines.append(f"  {title}{remark}")
-            tables += [_table(title + head, scores[key]) for key, head in TABLES.items() if key in scores]
+            tables += [
+                _table(title + head, scores[key]) for key, head in TABLES.items() if key in scores
+            ]
     if "pseudo_loss" in result:
         lines.append(
             f"  pseudo-perplexity {result['pseudo_perplexity']:,.2f} ({result['pseudo_loss']:.4f} nats, accuracy "
@@ -217,7 +241,10 @@ def summary(result: dict[str, Any]) -> list[Any]:
 
 def _table(head: str, scores: dict[str, dict[str, float]]) -> Any:
     formats = {"predictions": ",", "loss": ".4f", "perplexity": ",.2f", "accuracy": ".2%"}
-    rows = [(name, *(format(bin_scores[key], formats[key]) for key in formats)) for name, bin_scores in scores.items()]
+    rows = [
+        (name, *(format(bin_scores[key], formats[key]) for key in formats))
+        for name, bin_scores in scores.items()
+    ]
     return table(head, ">masked tokens", ">loss", ">perplexity", ">accuracy", rows=rows, indent=2)
 
 
@@ -225,7 +252,9 @@ def _check_fit(loaded: load.Pretrained, workdir: Workdir, manifest: Manifest) ->
     size = loaded.config.vocab_size
     longest = loaded.longest_row
     folders = (UPath(loaded.tokenizer), workdir.tokenizer)
-    vocabularies = [tokenizer.load_fast(str(f)).get_vocab() for f in folders if (f / "tokenizer.json").is_file()]
+    vocabularies = [
+        tokenizer.load_fast(str(f)).get_vocab() for f in folders if (f / "tokenizer.json").is_file()
+    ]
     shards = f"the shards in {manifest.folder}"
     if size != manifest.vocab_size:
         fault = f"its vocabulary has {size} entries, that of {shards} has {manifest.vocab_size}"
@@ -235,7 +264,9 @@ def _check_fit(loaded: load.Pretrained, workdir: Workdir, manifest: Manifest) ->
         fault = f"reads at most {longest} tokens, the rows of {shards} have {manifest.length}"
     else:
         return
-    raise InputError(f"{loaded.source}: {fault}; score it on shards of its own tokenizer and length.")
+    raise InputError(
+        f"{loaded.source}: {fault}; score it on shards of its own tokenizer and length."
+    )
 
 
 def _masks_name(config: ConfigDict, kind: str) -> str:

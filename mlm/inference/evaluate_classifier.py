@@ -25,18 +25,26 @@ from mlm.text import table
 from mlm.workdir import Workdir
 
 
-def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str, as_json: bool = False) -> dict[str, Any]:
+def run(
+    config: ConfigDict, workdir: Workdir, *, model: str, split: str, as_json: bool = False
+) -> dict[str, Any]:
     """Scores `model`, or the workdir's best checkpoint if that is ""; process 0 prints the scores."""
     settings = config.classify
     known = [name for name in data.SPLITS if settings[name]]
     if split not in known:
-        raise InputError(f"--split={split}: config.classify only names rows for {', '.join(known) or 'no split'}.")
+        raise InputError(
+            f"--split={split}: config.classify only names rows for {', '.join(known) or 'no split'}."
+        )
     loaded = load.load(model or workdir, head=load.CLASSIFIER)
     check_vocabulary(loaded, tokenizer.load(loaded.tokenizer))
     names = classifier.class_names(loaded.config)
     if (kind := classifier.kind(loaded.config)) != settings.kind:
-        predictions = {"classes": "classes", "regression": "a number", "tokens": "labels of words"}[kind]
-        raise InputError(f"{loaded.source}: predicts {predictions}; set config.classify.kind = {kind}.")
+        predictions = {"classes": "classes", "regression": "a number", "tokens": "labels of words"}[
+            kind
+        ]
+        raise InputError(
+            f"{loaded.source}: predicts {predictions}; set config.classify.kind = {kind}."
+        )
     if (length := settings.length) > loaded.longest_row:
         longest = f"{loaded.source} reads {loaded.longest_row} tokens"
         raise InputError(f"config.classify.length = {length}: {longest}; lower it.")
@@ -44,7 +52,11 @@ def run(config: ConfigDict, workdir: Workdir, *, model: str, split: str, as_json
     tables, _ = data.read_tables({split: settings[split]}, columns, names=names)
     examples = data.tokenize(tables, names, tokenizer_folder=loaded.tokenizer, length=length)
     scores = score(config, workdir, examples, loaded, split)
-    rows = [(name, format(scores[key], spec)) for key, (name, spec) in logs.SCORES.items() if key in scores]
+    rows = [
+        (name, format(scores[key], spec))
+        for key, (name, spec) in logs.SCORES.items()
+        if key in scores
+    ]
     shown = [f"{loaded.source} on {split}", table("", ">", rows=rows, indent=2)]
     results.publish({"split": split, "model": loaded.source, **scores}, shown, as_json=as_json)
     return scores
@@ -68,8 +80,12 @@ def score(
     scores = {}
     predictions = {}
     for name in dict.fromkeys([split, *predict]):
-        scores[name], predictions[name] = classification.evaluate(config, examples, mesh, eval_step, params, name)
-    names_step = locate.split_step(model.source)[1] is not None  # the report shows the best checkpoint
+        scores[name], predictions[name] = classification.evaluate(
+            config, examples, mesh, eval_step, params, name
+        )
+    names_step = (
+        locate.split_step(model.source)[1] is not None
+    )  # the report shows the best checkpoint
     if model.tokenizer == str(workdir.tokenizer) and not names_step and cluster.is_primary():
         old = logs.read_object(workdir.classification)
         sets = old.get("sets", {}) if old.get("step") == model.step else {}
@@ -78,7 +94,9 @@ def score(
         if examples.labels:
             labels_N = examples.splits[split].labels_N
             predicted_N = predictions[split]
-            read_N = (predicted_N >= 0) & (labels_N >= 0)  # not words that were cut off, or have no label
+            read_N = (predicted_N >= 0) & (
+                labels_N >= 0
+            )  # not words that were cut off, or have no label
             counts = confusion(labels_N[read_N], predicted_N[read_N], len(examples.labels))
             content |= {"labels": examples.labels, "confusion": counts.tolist()}
         for name in predict:
@@ -95,13 +113,17 @@ def _prediction_rows(examples: data.Examples, split: str, predicted_N: np.ndarra
     """Returns TSV: index of the row, the word if of words, prediction ("O": cut off), label ("": unknown)."""
     words = examples.splits[split].words
     labels_N = examples.splits[split].labels_N
-    columns = {"index": words.row_W, "word": words.texts} if words else {"index": range(len(predicted_N))}
+    columns = (
+        {"index": words.row_W, "word": words.texts} if words else {"index": range(len(predicted_N))}
+    )
     if examples.labels:
         names = dict(enumerate(examples.labels))
         columns["prediction"] = [names.get(index, "O") for index in predicted_N.tolist()]
         columns["label"] = [names.get(index, "") for index in labels_N.tolist()]
     else:
-        columns["prediction"] = map(str, predicted_N)  # of numpy: with as many digits as the float32 needs
+        columns["prediction"] = map(
+            str, predicted_N
+        )  # of numpy: with as many digits as the float32 needs
         columns["label"] = ["" if math.isnan(value) else str(value) for value in labels_N]
     out = io.StringIO()
     rows = [columns, *zip(*columns.values(), strict=True)]

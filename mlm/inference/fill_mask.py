@@ -32,7 +32,9 @@ class FillMask:
         """Puts the parameters on the device; a mask gets `top_k` fillings, of `targets` alone if there are any."""
         size = model.config.vocab_size
         if not 1 <= top_k <= size:
-            raise InputError(f"--top-k={top_k}: must be from 1 to {size}, the size of the vocabulary.")
+            raise InputError(
+                f"--top-k={top_k}: must be from 1 to {size}, the size of the vocabulary."
+            )
         check_vocabulary(model, tok)
         self._allowed_A = np.array(target_ids(tok, targets) if targets else range(size))
         self._tok = tok
@@ -45,31 +47,51 @@ class FillMask:
         answers = self.answer([self.read(text, shortened(text))[1] for text in texts])
         return [answer["fillings"] for answer in answers]
 
-    def read(self, text: str, name: str, *, piped: bool = False) -> tuple[dict[str, Any], list[int]]:
+    def read(
+        self, text: str, name: str, *, piped: bool = False
+    ) -> tuple[dict[str, Any], list[int]]:
         """Returns {"text"} and the ids of a text; raises InputError, which calls it `name`, if it can't be filled."""
         ids = tokenize(self._tok, (text,), name)["input_ids"]
         mask = self._tok.mask_token
         if self._tok.mask_token_id not in ids:
-            raise InputError(f"{name}: has no {mask} in it; write {mask} where a word is to be filled in.")
+            raise InputError(
+                f"{name}: has no {mask} in it; write {mask} where a word is to be filled in."
+            )
         if len(ids) > self._longest:
-            raise InputError(f"{name}: has {len(ids)} tokens, the model reads at most {self._longest}; shorten it.")
+            raise InputError(
+                f"{name}: has {len(ids)} tokens, the model reads at most {self._longest}; shorten it."
+            )
         return {"text": text}, ids
 
     def answer(self, rows: list[list[int]]) -> list[dict[str, Any]]:
         """Returns {"fillings": [[{"token", "token_str", "score"}, ...] for each mask]} of rows of ids."""
-        masks = [[place for place, token in enumerate(ids) if token == self._tok.mask_token_id] for ids in rows]
-        return [{"fillings": list(map(self._fillings, probs_KxV))} for probs_KxV in self._probs(rows, masks)]
+        masks = [
+            [place for place, token in enumerate(ids) if token == self._tok.mask_token_id]
+            for ids in rows
+        ]
+        return [
+            {"fillings": list(map(self._fillings, probs_KxV))}
+            for probs_KxV in self._probs(rows, masks)
+        ]
 
     def _fillings(self, probs_V: np.ndarray) -> list[Filling]:
-        best = self._allowed_A[np.argsort(-probs_V[self._allowed_A], kind="stable")[: self._top_k]].tolist()
-        return [{"token": id_, "token_str": self._tok.decode([id_]), "score": float(probs_V[id_])} for id_ in best]
+        best = self._allowed_A[
+            np.argsort(-probs_V[self._allowed_A], kind="stable")[: self._top_k]
+        ].tolist()
+        return [
+            {"token": id_, "token_str": self._tok.decode([id_]), "score": float(probs_V[id_])}
+            for id_ in best
+        ]
 
     def table(self, answer: dict[str, Any]) -> Iterator[str]:
         """Yields a line for each filling."""
         for number, mask in enumerate(answer["fillings"], 1):
             if len(answer["fillings"]) > 1:
                 yield f"  mask {number} of {len(answer['fillings'])}"
-            yield from (f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}" for f in mask)
+            yield from (
+                f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}"
+                for f in mask
+            )
 
 
 def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int]:
@@ -82,10 +104,14 @@ def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int
     ids = set()
     for word in targets:
         check_utf8(word, f"--targets: {word!r}")
-        pieces = [entries[word]] if word in entries else tok(word, add_special_tokens=False)["input_ids"]
+        pieces = (
+            [entries[word]] if word in entries else tok(word, add_special_tokens=False)["input_ids"]
+        )
         if len(pieces) > 1:
             first = tok.convert_ids_to_tokens(pieces[0])
-            say(f"predict: the target {word!r} is {len(pieces)} pieces; using the first, {first!r}.")
+            say(
+                f"predict: the target {word!r} is {len(pieces)} pieces; using the first, {first!r}."
+            )
         elif not pieces:
             say(f"predict: the target {word!r} has no piece in the vocabulary; ignoring it.")
         ids.update(pieces[:1])

@@ -36,19 +36,27 @@ def make_forward(
     params = jax.device_put(model.params)
     compute = jax.jit(in_32_bits(lambda *columns: activation(module.logits(*columns))))
 
-    def forward(rows: Sequence[list[int]], positions: Sequence[list[int]] | None = None) -> list[np.ndarray]:
+    def forward(
+        rows: Sequence[list[int]], positions: Sequence[list[int]] | None = None
+    ) -> list[np.ndarray]:
         by_length: dict[int, list[int]] = {}
         for index, ids in enumerate(rows):
             by_length.setdefault(-(-len(ids) // LENGTHS), []).append(index)
-        batches = [group[i : i + ROWS] for group in by_length.values() for i in range(0, len(group), ROWS)]
+        batches = [
+            group[i : i + ROWS] for group in by_length.values() for i in range(0, len(group), ROWS)
+        ]
         outputs = [np.empty(0)] * len(rows)
         tokens = rows if positions is None else positions
         for chosen in batches:
-            batch = chosen + chosen[:1] * (_power_of_two(len(chosen)) - len(chosen))  # copies, whose outputs go unread
+            batch = chosen + chosen[:1] * (
+                _power_of_two(len(chosen)) - len(chosen)
+            )  # copies, whose outputs go unread
             columns = pad([rows[index] for index in batch], model, LENGTHS)
             if positions is not None:
                 count = _power_of_two(max(len(positions[index]) for index in batch))
-                columns += (np.array([np.resize(positions[index], count) for index in batch], np.int32),)
+                columns += (
+                    np.array([np.resize(positions[index], count) for index in batch], np.int32),
+                )
             with jax.default_matmul_precision("highest"):  # float32 products on a TPU or GPU too
                 computed = jax.device_get(compute(params, *columns))
             for index, output in zip(chosen, computed, strict=False):
@@ -71,19 +79,27 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def put_on_devices(config: ConfigDict, model: Pretrained) -> tuple[Mesh, Pretrained, Params, Params]:
+def put_on_devices(
+    config: ConfigDict, model: Pretrained
+) -> tuple[Mesh, Pretrained, Params, Params]:
     """Returns the mesh, the model with its vocabulary padded, and its parameters' shardings and arrays there."""
     mesh = sharding.mesh_of(config.mesh)
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
     padded = model.padded()
-    shardings = sharding.tree_shardings(padded.params, mesh, padded.params, padded.module.partition_rules())
+    shardings = sharding.tree_shardings(
+        padded.params, mesh, padded.params, padded.module.partition_rules()
+    )
     return mesh, padded, shardings, sharding.put_tree(padded.params, shardings)
 
 
-def check_vocabulary(model: Pretrained, tok: PreTrainedTokenizerFast, *, exact: bool = False) -> None:
+def check_vocabulary(
+    model: Pretrained, tok: PreTrainedTokenizerFast, *, exact: bool = False
+) -> None:
     """Raises InputError if the tokenizer has more entries than the model; `exact`: or fewer."""
     size = model.config.vocab_size
     needed = vocabulary_size(tok.backend_tokenizer)
     if needed > size or (exact and needed < size):
         sizes = f"has {size} vocabulary entries, its tokenizer {model.tokenizer} has {needed}"
-        raise InputError(f"{model.source}: {sizes}; use the tokenizer that the model was trained with.")
+        raise InputError(
+            f"{model.source}: {sizes}; use the tokenizer that the model was trained with."
+        )

@@ -43,7 +43,9 @@ class Pair(NamedTuple):
     where: str  # its source and line
 
 
-Sentence = tuple[tuple[int, ...], tuple[int, ...]]  # ids, and for each token the end of its word; 0: not scored
+Sentence = tuple[
+    tuple[int, ...], tuple[int, ...]
+]  # ids, and for each token the end of its word; 0: not scored
 
 
 def run(
@@ -65,7 +67,9 @@ def run(
     result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}
     grouping = f" by {phenomenon}" if phenomenon else ""
     results.publish(result, [f"{loaded.source} on {source}", _table(result)], as_json=as_json)
-    results.add_results(model, workdir, {f"pairs {source}{grouping}, {results.weights_name(loaded)}": result})
+    results.add_results(
+        model, workdir, {f"pairs {source}{grouping}, {results.weights_name(loaded)}": result}
+    )
     return result
 
 
@@ -75,7 +79,9 @@ def read_pairs(source: str, phenomenon: str = "") -> list[Pair]:
     for name in _tables(source):
         content = _with_columns(labelled.read_table, name, source, phenomenon)
         file = PurePosixPath(name.partition(":")[2].removesuffix(".gz"))
-        pairs += map(Pair, content.texts, (label or file.stem for label in content.labels), content.places)
+        pairs += map(
+            Pair, content.texts, (label or file.stem for label in content.labels), content.places
+        )
     return pairs
 
 
@@ -87,7 +93,9 @@ def check(source: str, phenomenon: str = "") -> None:
 def _with_columns(function: Callable, name: str, source: str, phenomenon: str) -> Any:
     """Calls `labelled.read_table` or `labelled.check` for a source that --pairs names."""
     columns = labelled.Columns(FIELDS, phenomenon or PHENOMENON)
-    return function(name, columns, split="train", require_labels=phenomenon != "", key=f"--pairs={source}")
+    return function(
+        name, columns, split="train", require_labels=phenomenon != "", key=f"--pairs={source}"
+    )
 
 
 def _tables(source: str) -> list[str]:
@@ -111,10 +119,14 @@ def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
     texts = [text for pair in pairs for text in pair.texts]
     encoded = tok(texts, return_special_tokens_mask=True, split_special_tokens=True)
     sentences = []
-    for index, (ids, added) in enumerate(zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True)):
+    for index, (ids, added) in enumerate(
+        zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
+    ):
         where = f"{pairs[index // 2].where}: its {FIELDS[index % 2]!r}"
         if len(ids) > longest:
-            raise InputError(f"{where} has {len(ids)} tokens, the model reads at most {longest}; shorten it.")
+            raise InputError(
+                f"{where} has {len(ids)} tokens, the model reads at most {longest}; shorten it."
+            )
         if all(added) or not texts[index].strip():
             raise InputError(f"{where} is empty; fill it in, or remove the row.")
         words = encoded.word_ids(index)
@@ -131,7 +143,9 @@ def pseudo_log_likelihoods(
 
     Equal sentences are scored once, so that they tie whatever the rounding.
     """
-    score_copies = pseudo_perplexity.make_scorer(config, model, tokenizer.load(model.tokenizer).mask_token_id)
+    score_copies = pseudo_perplexity.make_scorer(
+        config, model, tokenizer.load(model.tokenizer).mask_token_id
+    )
     distinct = sorted(set(sentences), key=lambda sentence: (len(sentence[0]), sentence))
     parts = []
     for _, group in itertools.groupby(distinct, lambda sentence: -(-len(sentence[0]) // LENGTHS)):
@@ -143,7 +157,9 @@ def pseudo_log_likelihoods(
             stop_P == first_P + 1,
             stop_P == end_P,
         )  # by METHODS; the last token of a word counts for both
-        parts.append([np.bincount(row_P, -nats_P * is_counted, len(batch)) for is_counted in counted])
+        parts.append(
+            [np.bincount(row_P, -nats_P * is_counted, len(batch)) for is_counted in counted]
+        )
     sums = np.concatenate(parts, axis=1)  # [methods, distinct sentences]
     index = {sentence: index for index, sentence in enumerate(distinct)}
     return dict(zip(METHODS, sums[:, [index[sentence] for sentence in sentences]], strict=True))
@@ -166,9 +182,13 @@ def accuracies(pairs: Sequence[Pair], differences: dict[str, np.ndarray]) -> dic
     names = np.array([pair.phenomenon for pair in pairs])
 
     def scores(chosen: Any) -> dict[str, Any]:
-        return {method: _accuracy(difference_N[chosen]) for method, difference_N in differences.items()}
+        return {
+            method: _accuracy(difference_N[chosen]) for method, difference_N in differences.items()
+        }
 
-    return scores(...) | {"phenomena": {str(name): scores(names == name) for name in np.unique(names)}}
+    return scores(...) | {
+        "phenomena": {str(name): scores(names == name) for name in np.unique(names)}
+    }
 
 
 def _accuracy(difference_N: np.ndarray) -> dict[str, float]:
@@ -176,7 +196,11 @@ def _accuracy(difference_N: np.ndarray) -> dict[str, float]:
     ties = int(np.sum(difference_N == 0))
     accuracy = (int(np.sum(difference_N > 0)) + ties / 2) / count
     center = (accuracy + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z * math.sqrt(accuracy * (1 - accuracy) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
+    half = (
+        Z
+        * math.sqrt(accuracy * (1 - accuracy) / count + Z**2 / (4 * count**2))
+        / (1 + Z**2 / count)
+    )
     return {
         "accuracy": accuracy,
         "low": center - half,

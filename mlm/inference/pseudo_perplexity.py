@@ -36,7 +36,9 @@ def score_split(
 ) -> dict[str, float]:
     """Returns the scores of `count` rows spread evenly over a split, see `score`."""
     rows = config.evaluate.batch
-    read = batches.eval_batches(manifest, split=split, batch=rows, rows=(0, rows))  # every host needs all of them
+    read = batches.eval_batches(
+        manifest, split=split, batch=rows, rows=(0, rows)
+    )  # every host needs all of them
     ids_NxL, attention_NxL = sample(read, count=count, records=manifest.splits[split].records)
     step = make_step(
         module,
@@ -69,8 +71,12 @@ def score(
     """Returns pseudo_perplexity, pseudo_loss (nats per token), pseudo_accuracy, pseudo_tokens, pseudo_rows (counts)."""
     row_P, position_P = np.nonzero((attention_NxL > 0) & ~np.isin(ids_NxL, special_ids))
     if not len(row_P):
-        raise InputError("--pseudo: the rows of the sample hold special tokens alone; check the shards.")
-    copies = batches_of_copies((ids_NxL, attention_NxL), row_P, position_P, position_P + 1, mesh=mesh, batch=batch)
+        raise InputError(
+            "--pseudo: the rows of the sample hold special tokens alone; check the shards."
+        )
+    copies = batches_of_copies(
+        (ids_NxL, attention_NxL), row_P, position_P, position_P + 1, mesh=mesh, batch=batch
+    )
     scores = evaluation.score(step, params, copies, mesh=mesh, rows=batch, tokens_per_byte=None)
     names = {
         "perplexity": "perplexity",
@@ -78,7 +84,9 @@ def score(
         "accuracy": "accuracy",
         "predictions": "tokens",
     }
-    return {f"pseudo_{new}": scores[old] for old, new in names.items()} | {"pseudo_rows": len(ids_NxL)}
+    return {f"pseudo_{new}": scores[old] for old, new in names.items()} | {
+        "pseudo_rows": len(ids_NxL)
+    }
 
 
 def make_step(
@@ -133,7 +141,9 @@ def batches_of_copies(
         }
 
 
-def make_scorer(config: ConfigDict, model: Pretrained, mask_id: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+def make_scorer(
+    config: ConfigDict, model: Pretrained, mask_id: int
+) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     """Puts a model on the devices; returns a function of padded rows and columns of copies, as `make_step` takes them.
 
     It gives minus the log probability of all that each copy predicts, in nats, and whether its
@@ -142,7 +152,9 @@ def make_scorer(config: ConfigDict, model: Pretrained, mask_id: int) -> Callable
     mesh, padded, shardings, params = put_on_devices(config, model)
     rows = config.evaluate.batch
     vocab_size = model.config.vocab_size
-    step_of = functools.cache(functools.partial(make_step, padded.module, mask_id, vocab_size, mesh, shardings))
+    step_of = functools.cache(
+        functools.partial(make_step, padded.module, mask_id, vocab_size, mesh, shardings)
+    )
 
     def score_copies(
         rows_NxL: tuple[np.ndarray, ...], *copies_P: np.ndarray, predictions: int = 1

@@ -16,7 +16,9 @@ UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 LETTERS = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{UNSPACED}]]+"
 PATTERN = Regex(rf"[{UNSPACED}]\p{{M}}*|{LETTERS}(?:['\u2019]{LETTERS})*")
 SPLIT = pre_tokenizers.Split(PATTERN, "removed", invert=True)
-SPELLING = np.dtype([("first", int), ("stop", int), ("unknown", bool), ("joined", bool), ("changed", bool)])
+SPELLING = np.dtype(
+    [("first", int), ("stop", int), ("unknown", bool), ("joined", bool), ("changed", bool)]
+)
 
 
 class Span(NamedTuple):
@@ -63,8 +65,12 @@ def cut(
     while pending:
         short = [window for window in pending if window.stop - window.start <= size]
         spans = [texts[window.document][window.start : window.stop] for window in short]
-        fit = np.all([[len(row) <= longest for row in encode(spans)] for encode, longest in readers], axis=0)
-        whole = {window: pending.pop(window) for window, fits in zip(short, fit, strict=True) if fits}
+        fit = np.all(
+            [[len(row) <= longest for row in encode(spans)] for encode, longest in readers], axis=0
+        )
+        whole = {
+            window: pending.pop(window) for window, fits in zip(short, fit, strict=True) if fits
+        }
         windows = windows | whole
         refused = refused + len(short) - len(whole)
         halves = defaultdict(list)
@@ -99,7 +105,9 @@ def encode_windows(
     return rows, np.array(spellings, SPELLING)
 
 
-def spell(fast: Tokenizer, encoding: Encoding, text: str, place: tuple[int, int], unk_id: int | None) -> tuple:
+def spell(
+    fast: Tokenizer, encoding: Encoding, text: str, place: tuple[int, int], unk_id: int | None
+) -> tuple:
     """Returns the SPELLING of a word of an encoded text: its tokens, [first, stop), and what is wrong with them.
 
     They are those that touch it, and one of just the space before it. "unknown": the unknown token
@@ -107,7 +115,9 @@ def spell(fast: Tokenizer, encoding: Encoding, text: str, place: tuple[int, int]
     they read as another text.
     """
     start, stop = place
-    tokens = [token for token, (begin, end) in enumerate(encoding.offsets) if begin < stop and end > start]
+    tokens = [
+        token for token, (begin, end) in enumerate(encoding.offsets) if begin < stop and end > start
+    ]
     if not tokens:
         return 0, 0, True, False, False
     first = tokens[0]
@@ -117,11 +127,20 @@ def spell(fast: Tokenizer, encoding: Encoding, text: str, place: tuple[int, int]
     end = offsets[-1][1]
     covered = {at for span in offsets for at in range(*span)}
     before, behind = encoding.offsets[first - 1]
-    if begin >= start and behind == start and before >= start - 1 and not encoding.special_tokens_mask[first - 1]:
+    if (
+        begin >= start
+        and behind == start
+        and before >= start - 1
+        and not encoding.special_tokens_mask[first - 1]
+    ):
         first -= not text[before:behind].strip()  # "▁", where pieces of the word follow
     ids = encoding.ids[first:last]
     left_out = [at for at in range(start, stop) if at not in covered]
-    unknown = unk_id in ids or any(unicodedata.category(text[at])[0] != "M" for at in left_out)  # no accents
+    unknown = unk_id in ids or any(
+        unicodedata.category(text[at])[0] != "M" for at in left_out
+    )  # no accents
     joined = bool(text[begin:start].strip() or text[stop:end].strip())
-    read = unicodedata.normalize("NFC", "".join(fast.decode(ids, skip_special_tokens=False).split()))
+    read = unicodedata.normalize(
+        "NFC", "".join(fast.decode(ids, skip_special_tokens=False).split())
+    )
     return first, last, unknown, joined, read != unicodedata.normalize("NFC", text[start:stop])

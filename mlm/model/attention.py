@@ -58,7 +58,15 @@ def make_attention(
         for window in windows
     }
 
-    def attend(q_BxLxH: Array, k_BxLxH: Array, v_BxLxH: Array, segments_BxL: Array, *, window: int, **settings: Any):
+    def attend(
+        q_BxLxH: Array,
+        k_BxLxH: Array,
+        v_BxLxH: Array,
+        segments_BxL: Array,
+        *,
+        window: int,
+        **settings: Any,
+    ):
         kernel = KERNELS[chosen[q_BxLxH.shape[1], window]]
         settings |= {"mesh": mesh, "padding": padding}
         return kernel(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, window=window, **settings)
@@ -66,9 +74,13 @@ def make_attention(
     return attend
 
 
-def choose(name: str, config: PretrainedConfig, *, length: int, window: int, mesh: Mesh, dtype: str) -> str:
+def choose(
+    name: str, config: PretrainedConfig, *, length: int, window: int, mesh: Mesh, dtype: str
+) -> str:
     """Returns the kernel's name: `name` itself, or for "auto" the fastest one that supports the model."""
-    reason_of = functools.partial(unsupported, config=config, length=length, window=window, mesh=mesh, dtype=dtype)
+    reason_of = functools.partial(
+        unsupported, config=config, length=length, window=window, mesh=mesh, dtype=dtype
+    )
     if name == "auto":
         fastest = {"tpu": "fused", "gpu": "cudnn"}.get(mesh.devices.flat[0].platform, "xla")
         return "xla" if reason_of(fastest) else fastest
@@ -81,10 +93,14 @@ def choose(name: str, config: PretrainedConfig, *, length: int, window: int, mes
 
 def dropout_rate(config: PretrainedConfig) -> float:
     """Returns the dropout rate of the attention's probabilities, by either of transformers' names."""
-    return getattr(config, "attention_dropout", None) or getattr(config, "attention_probs_dropout_prob", 0.0)
+    return getattr(config, "attention_dropout", None) or getattr(
+        config, "attention_probs_dropout_prob", 0.0
+    )
 
 
-def unsupported(name: str, config: PretrainedConfig, *, length: int, window: int, mesh: Mesh, dtype: str) -> str | None:
+def unsupported(
+    name: str, config: PretrainedConfig, *, length: int, window: int, mesh: Mesh, dtype: str
+) -> str | None:
     """Returns what the kernel does not support of this model on these devices, None if it supports it."""
     device = mesh.devices.flat[0]
     heads = config.num_attention_heads
@@ -113,7 +129,9 @@ def unsupported(name: str, config: PretrainedConfig, *, length: int, window: int
         return f"{dtype}, only bfloat16"
     from mlm.model import fused_attention  # Pallas takes a quarter of a second
 
-    return fused_attention.unsupported(device.device_kind, length, window, rate, on_device, head_size)
+    return fused_attention.unsupported(
+        device.device_kind, length, window, rate, on_device, head_size
+    )
 
 
 # Plain jax -----------------------------------------------------------------------------------------------------------
@@ -136,12 +154,24 @@ def xla(
     q_BxLxH, k_BxLxH = _rotated(q_BxLxH, k_BxLxH, rotation)
     weigh = functools.partial(_weigh, heads=heads)
     if 0 < 3 * window < q_BxLxH.shape[1]:
-        return _in_blocks(weigh, q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, window, window, isolated)
+        return _in_blocks(
+            weigh,
+            q_BxLxH,
+            k_BxLxH,
+            v_BxLxH,
+            segments_BxL,
+            dropout_mask_LxL,
+            window,
+            window,
+            isolated,
+        )
     allowed = allowed_keys(segments_BxL, segments_BxL, isolated, window)
     return weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed, dropout_mask_LxL)
 
 
-def allowed_keys(queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int = 0, first: int = 0) -> Array:
+def allowed_keys(
+    queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int = 0, first: int = 0
+) -> Array:
     """Returns which keys each query attends to, bool, broadcastable to [B, 1, Q, K], given the segments of both.
 
     Key `first` is at query 0.
@@ -178,7 +208,15 @@ def _split_heads(heads: int, *arrays_BxLxH: Array) -> list[Array]:
 
 
 def _in_blocks(
-    weigh, q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, window: int, block: int, isolated: bool
+    weigh,
+    q_BxLxH,
+    k_BxLxH,
+    v_BxLxH,
+    segments_BxL,
+    dropout_mask_LxL,
+    window: int,
+    block: int,
+    isolated: bool,
 ) -> Array:
     """Local attention: each block of queries attends to its own keys and to `window` (at most `block`) on both sides.
 
@@ -205,9 +243,15 @@ def _in_blocks(
     dropout_mask = None
     if dropout_mask_LxL is not None:
         padded = jnp.pad(dropout_mask_LxL, [(window, window + rest), (0, rest)])
-        cut = jax.vmap(lambda start: jax.lax.dynamic_slice(padded, (start, start), (block + 2 * window, block)))
-        dropout_mask = jnp.tile(cut(jnp.arange(0, length, block, dtype=jnp.int32)), (rows, 1, 1))[:, None]
-    allowed = allowed_keys(queries_of(segments_BxL), keys_of(segments_BxL), isolated, window, first=window)
+        cut = jax.vmap(
+            lambda start: jax.lax.dynamic_slice(padded, (start, start), (block + 2 * window, block))
+        )
+        dropout_mask = jnp.tile(cut(jnp.arange(0, length, block, dtype=jnp.int32)), (rows, 1, 1))[
+            :, None
+        ]
+    allowed = allowed_keys(
+        queries_of(segments_BxL), keys_of(segments_BxL), isolated, window, first=window
+    )
     context = weigh(queries_of(q_BxLxH), keys_of(k_BxLxH), keys_of(v_BxLxH), allowed, dropout_mask)
     return context.reshape(rows, count * block, -1)[:, :length]
 
@@ -237,12 +281,16 @@ def cudnn(
     """
     q_BxLxH, k_BxLxH = _rotated(q_BxLxH, k_BxLxH, rotation)
     if padding == "none" and not isolated:
-        segments_BxL = jnp.ones_like(segments_BxL)  # known here, so nothing of the mask depends on the batch
+        segments_BxL = jnp.ones_like(
+            segments_BxL
+        )  # known here, so nothing of the mask depends on the batch
 
     def weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK=None, _=None, lengths_B=None):
         if allowed_Bx1xQxK is not None:
             shape = (len(q_BxQxH), 1, q_BxQxH.shape[1], k_BxKxH.shape[1])
-            allowed_Bx1xQxK = jnp.broadcast_to(allowed_Bx1xQxK, shape)  # cuDNN broadcasts heads alone
+            allowed_Bx1xQxK = jnp.broadcast_to(
+                allowed_Bx1xQxK, shape
+            )  # cuDNN broadcasts heads alone
         context = jax.nn.dot_product_attention(
             *_split_heads(heads, q_BxQxH, k_BxKxH, v_BxKxH),
             mask=allowed_Bx1xQxK,
@@ -254,9 +302,13 @@ def cudnn(
 
     block = max(CUDNN_BLOCK, window + window % 2)  # even, as cuDNN needs it with a mask
     if window and block + 2 * window < q_BxLxH.shape[1]:
-        return _in_blocks(weigh, q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, None, window, block, isolated)
+        return _in_blocks(
+            weigh, q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, None, window, block, isolated
+        )
     if window or isolated or padding == "any":
-        return weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed_keys(segments_BxL, segments_BxL, isolated, window))
+        return weigh(
+            q_BxLxH, k_BxLxH, v_BxLxH, allowed_keys(segments_BxL, segments_BxL, isolated, window)
+        )
     if padding == "none":
         return weigh(q_BxLxH, k_BxLxH, v_BxLxH)
     # A row of padding alone, which fills up a batch, reads one token: it has no weight, but must stay finite.
@@ -292,7 +344,9 @@ def fused(
 
     arrays = (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation)
     outer = jax.sharding.get_abstract_mesh()
-    axes = [axis for axis in mesh.axis_names if axis not in outer.manual_axes]  # that no caller has split
+    axes = [
+        axis for axis in mesh.axis_names if axis not in outer.manual_axes
+    ]  # that no caller has split
     if not axes:
         return kernel(*arrays)
     row_axes = tuple(axis for axis in ("data", "fsdp") if axis in axes)

@@ -17,7 +17,12 @@ from mlm.model.layers import Dense, LayerNorm, Noise
 from mlm.model.module import MASKED_LM, SEQUENCES, Model, RowInfo, vocabulary_logits
 from mlm.model.roberta import Body, Intermediate, Layer, normal
 
-__all__ = ["BertModule", "Intermediate", "Layer", "normal"]  # the last three to subclass and to use in a subclass
+__all__ = [
+    "BertModule",
+    "Intermediate",
+    "Layer",
+    "normal",
+]  # the last three to subclass and to use in a subclass
 
 
 class Pooler(nn.Module):
@@ -72,7 +77,9 @@ class BertModule(Model):
         else:
             heads.add_classifier(self)
 
-    def make_rows(self, ids_BxL: Array, attention_BxL: Array, token_types_BxL: Array | None, *rest: Any) -> RowInfo:
+    def make_rows(
+        self, ids_BxL: Array, attention_BxL: Array, token_types_BxL: Array | None, *rest: Any
+    ) -> RowInfo:
         sep_id = self.config.sep_token_id
         if self.head_name == SEQUENCES and token_types_BxL is None and sep_id is not None:
             token_types_BxL = second_texts(ids_BxL, attention_BxL, sep_id)

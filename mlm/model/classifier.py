@@ -16,7 +16,9 @@ from mlm.model.loss import RowSums
 from mlm.model.module import SEQUENCES, TOKENS, Model
 
 
-def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: bool = False) -> PretrainedConfig:
+def make_config(
+    body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: bool = False
+) -> PretrainedConfig:
     """Returns the config of a classifier with these labels, or of a regression if there are none."""
     config = copy.deepcopy(body)
     config.architectures = [f"{family_of(config).name}For{TOKENS if of_tokens else SEQUENCES}"]
@@ -33,14 +35,20 @@ def make_config(body: PretrainedConfig, labels: tuple[str, ...], *, of_tokens: b
 
 def class_names(config: PretrainedConfig) -> tuple[str, ...]:
     """Returns the names of the classes in order; none for regression."""
-    return () if kind(config) == "regression" else tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    return (
+        ()
+        if kind(config) == "regression"
+        else tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    )
 
 
 def kind(config: PretrainedConfig) -> str:
     """Returns what a classifier predicts, as config.classify.kind names it."""
     if TOKENS in str(config.architectures):  # a folder's list may hold anything
         return "tokens"
-    return "regression" if config.problem_type == "regression" or config.num_labels == 1 else "classes"
+    return (
+        "regression" if config.problem_type == "regression" or config.num_labels == 1 else "classes"
+    )
 
 
 def head_name(config: PretrainedConfig) -> str:
@@ -48,7 +56,9 @@ def head_name(config: PretrainedConfig) -> str:
     return TOKENS if kind(config) == "tokens" else SEQUENCES
 
 
-def set_pairs(config: PretrainedConfig, tok: PreTrainedTokenizerFast, *, has_types: bool = True) -> None:
+def set_pairs(
+    config: PretrainedConfig, tok: PreTrainedTokenizerFast, *, has_types: bool = True
+) -> None:
     """Notes in a BERT's config whether its tokenizer gives the second text of a pair another type, if it gives any."""
     marks = has_types and marks_second_text(tok.backend_tokenizer, tok.sep_token_id)
     config.sep_token_id = tok.sep_token_id if marks else None
@@ -71,7 +81,9 @@ def row_sums(logits_BxC: Array, label_B: Array) -> RowSums:
     one_hot_BxC = classes_C == label_B[..., None]  # a mesh would have to split a gather
     loss_B = -jnp.sum(jnp.where(one_hot_BxC, jax.nn.log_softmax(logits_BxC), 0), axis=-1)  # 0 at -1
     columns = (loss_B, label_B >= 0, jnp.argmax(logits_BxC, axis=-1) == label_B)
-    return RowSums(*(jnp.sum(column.reshape(len(column), -1), axis=1, dtype=jnp.float32) for column in columns))
+    return RowSums(
+        *(jnp.sum(column.reshape(len(column), -1), axis=1, dtype=jnp.float32) for column in columns)
+    )
 
 
 def row_scores(logits_BxC: Array, label_B: Array) -> tuple[Array, Array]:

@@ -14,14 +14,18 @@ from mlm.model.layers import Dense, Dropout, Initializer, Noise
 from mlm.model.module import SEQUENCES, Model
 
 
-def add_classifier(model: Model, *, rows: type[nn.Module] | None = None, init: Initializer | None = None) -> None:
+def add_classifier(
+    model: Model, *, rows: type[nn.Module] | None = None, init: Initializer | None = None
+) -> None:
     """Gives a model its classifier, in its `setup`: of rows one of the class `rows`; else dropout and `Logits`."""
     config = model.config
     if rows is not None and model.head_name == SEQUENCES:
         model.classifier = rows(config)
         return
     model.dropout = Dropout(dropout_rate(config))
-    model.classifier = Logits(config.num_labels, init or nn.initializers.normal(config.initializer_range))
+    model.classifier = Logits(
+        config.num_labels, init or nn.initializers.normal(config.initializer_range)
+    )
 
 
 def classify(model: Model, x_BxKxH: Array, noise: Noise | None) -> Array:
@@ -33,7 +37,11 @@ def classify(model: Model, x_BxKxH: Array, noise: Noise | None) -> Array:
 
 def dropout_rate(config: PretrainedConfig) -> float:
     """Returns the dropout rate of a classification head: that of the layers, unless it has its own."""
-    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+    return (
+        config.hidden_dropout_prob
+        if config.classifier_dropout is None
+        else config.classifier_dropout
+    )
 
 
 class ClassificationHead(nn.Module):
@@ -59,7 +67,9 @@ class Logits(nn.Module):
     @nn.compact
     def __call__(self, x_BxLxH: Array) -> Array:
         kernel_HxO = self.param("kernel", self.kernel_init, (x_BxLxH.shape[-1], self.features))
-        return logits(x_BxLxH, kernel_HxO, self.param("bias", nn.initializers.zeros, (self.features,)))
+        return logits(
+            x_BxLxH, kernel_HxO, self.param("bias", nn.initializers.zeros, (self.features,))
+        )
 
 
 @jax.custom_vjp
@@ -69,14 +79,27 @@ def logits(x_BxLxH: Array, kernel_HxO: Array, bias_O: Array) -> Array:
     Of a bfloat16 array, XLA rounds some of the copies that it keeps or computes again, and not others
     (xla_allow_excess_precision), so two numbers computed from it can't be compared.
     """
-    return jnp.matmul(x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype), preferred_element_type=jnp.float32) + bias_O
+    return (
+        jnp.matmul(x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype), preferred_element_type=jnp.float32)
+        + bias_O
+    )
 
 
-def _logits_gradients(saved: tuple[Array, Array, Array], grad_BxLxO: Array) -> tuple[Array, Array, Array]:
+def _logits_gradients(
+    saved: tuple[Array, Array, Array], grad_BxLxO: Array
+) -> tuple[Array, Array, Array]:
     x_BxLxH, kernel_HxO, bias_O = saved
     grad_BxLxO = grad_BxLxO.astype(x_BxLxH.dtype)
-    d_x_BxLxH, d_kernel_HxO = layers.product_gradients((x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype)), grad_BxLxO)
-    return d_x_BxLxH, d_kernel_HxO.astype(kernel_HxO.dtype), layers.bias_gradient(bias_O, grad_BxLxO)[1]
+    d_x_BxLxH, d_kernel_HxO = layers.product_gradients(
+        (x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype)), grad_BxLxO
+    )
+    return (
+        d_x_BxLxH,
+        d_kernel_HxO.astype(kernel_HxO.dtype),
+        layers.bias_gradient(bias_O, grad_BxLxO)[1],
+    )
 
 
-logits.defvjp(lambda x, kernel, bias: (logits(x, kernel, bias), (x, kernel, bias)), _logits_gradients)
+logits.defvjp(
+    lambda x, kernel, bias: (logits(x, kernel, bias), (x, kernel, bias)), _logits_gradients
+)

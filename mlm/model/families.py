@@ -31,7 +31,12 @@ from mlm.model.reference import TransformersModel
 
 VOCAB_MULTIPLE = 128  # of the rows of the embedding table, so that a mesh can split it
 Path = tuple[str, ...]  # of a parameter, or of a part of the tree
-SIZES = ("hidden_size", "layers", "heads", "intermediate_size")  # which tell a small model from a large one
+SIZES = (
+    "hidden_size",
+    "layers",
+    "heads",
+    "intermediate_size",
+)  # which tell a small model from a large one
 # Keys of the config's group `model` that decide what a model computes, and what transformers' configs call them.
 BERT_KEYS = {
     "hidden_size": "hidden_size",
@@ -61,7 +66,9 @@ class Family:
     decoder_bias: Path = ("lm_head", "bias")  # [V]
     layers: Path = ("encoder", "layer")  # within the body
     words: str = "word_embeddings"  # within the embeddings
-    architecture: Mapping[str, str] = dataclasses.field(default_factory=lambda: BERT_KEYS)  # by our key
+    architecture: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: BERT_KEYS
+    )  # by our key
 
     @property
     def stack(self) -> Path:
@@ -73,7 +80,9 @@ class Family:
         """The word embedding [V, H], which is the decoder's kernel too."""
         return (self.body, "embeddings", self.words, "embedding")
 
-    def make_config(self, model: ConfigDict, vocab_size: int, special_ids: Mapping[str, int]) -> PretrainedConfig:
+    def make_config(
+        self, model: ConfigDict, vocab_size: int, special_ids: Mapping[str, int]
+    ) -> PretrainedConfig:
         """Returns transformers' config for the config group `model`, the vocabulary padded to a multiple."""
         config = self.config_class(
             architectures=[f"{self.name}For{MASKED_LM}"],
@@ -102,16 +111,22 @@ class Family:
         """Returns transformers' own Flax class with a head; None of a family that it has in PyTorch only."""
         return getattr(transformers, f"Flax{self.name}For{head}", None)
 
-    def make_module(self, config: PretrainedConfig, head: str = MASKED_LM, dtype: str = "float32") -> Model:
+    def make_module(
+        self, config: PretrainedConfig, head: str = MASKED_LM, dtype: str = "float32"
+    ) -> Model:
         """Returns the model with a head."""
         module = self.module(config, dtype, head_name=head)
         module.check_config()
         return module
 
-    def transformers_model(self, config: PretrainedConfig, dtype: str, *, remat: bool = False) -> TransformersModel:
+    def transformers_model(
+        self, config: PretrainedConfig, dtype: str, *, remat: bool = False
+    ) -> TransformersModel:
         """Returns transformers' own masked language model."""
         flax_class = self.flax_class(MASKED_LM).module_class
-        return TransformersModel(config, dtype, remat, flax_class=flax_class, ours=self.module(config))
+        return TransformersModel(
+            config, dtype, remat, flax_class=flax_class, ours=self.module(config)
+        )
 
     def resize_vocabulary(self, params: Params, size: int) -> Params:
         """Returns the parameters with `size` rows in word embedding and decoder's bias: cut off, or zeros added."""
@@ -126,10 +141,18 @@ ROBERTA = Family("Roberta", RobertaConfig, roberta.RobertaModule, "roberta")
 XLM_ROBERTA = Family("XLMRoberta", XLMRobertaConfig, roberta.RobertaModule, "roberta")
 CAMEMBERT = Family("Camembert", CamembertConfig, roberta.RobertaModule, "roberta")
 PRE_NORM = Family(
-    "RobertaPreLayerNorm", RobertaPreLayerNormConfig, roberta_prelayernorm.PreNormModule, "roberta_prelayernorm"
+    "RobertaPreLayerNorm",
+    RobertaPreLayerNormConfig,
+    roberta_prelayernorm.PreNormModule,
+    "roberta_prelayernorm",
 )
 BERT = Family(
-    "Bert", BertConfig, bert.BertModule, "bert", lm_head=("cls",), decoder_bias=("cls", "predictions", "bias")
+    "Bert",
+    BertConfig,
+    bert.BertModule,
+    "bert",
+    lm_head=("cls",),
+    decoder_bias=("cls", "predictions", "bias"),
 )
 MODERNBERT = Family(
     "ModernBert",
@@ -143,14 +166,17 @@ MODERNBERT = Family(
     architecture=MODERNBERT_KEYS,
 )
 FAMILIES = {
-    family.config_class.model_type: family for family in (ROBERTA, XLM_ROBERTA, CAMEMBERT, PRE_NORM, BERT, MODERNBERT)
+    family.config_class.model_type: family
+    for family in (ROBERTA, XLM_ROBERTA, CAMEMBERT, PRE_NORM, BERT, MODERNBERT)
 }
 
 
 def find(model_type: str) -> Family:
     """Returns the family of a model_type of transformers; raises InputError if there is none."""
     if model_type not in FAMILIES:
-        raise InputError(f"{model_type!r:.80} is no family of models here; name one of {', '.join(FAMILIES)}.")
+        raise InputError(
+            f"{model_type!r:.80} is no family of models here; name one of {', '.join(FAMILIES)}."
+        )
     return FAMILIES[model_type]
 
 
@@ -159,13 +185,20 @@ def model_class(name: str, head: str) -> type | None:
     """Returns transformers' class "Flax{name}For{head}" with our module in it; None of a family that is not ours."""
     for family in FAMILIES.values():
         if family.name == name:
-            from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel  # takes half a second
+            from mlm.model.flax_classes import (
+                FlaxModel,
+                FlaxModernBertPreTrainedModel,
+            )  # takes half a second
 
             # From Python 3.14 on, a partial function is a method, and 3.13 warns of that.
             module_class = staticmethod(functools.partial(family.module, head_name=head))
             bases = {CAMEMBERT: ROBERTA.flax_class(head), MODERNBERT: FlaxModernBertPreTrainedModel}
             base = family.flax_class(head) or bases[family]
-            names = {"module_class": module_class, "config_class": family.config_class, "__module__": "mlm.model"}
+            names = {
+                "module_class": module_class,
+                "config_class": family.config_class,
+                "__module__": "mlm.model",
+            }
             return type(f"Flax{name}For{head}", (FlaxModel, base), names)
     return None
 
@@ -189,7 +222,9 @@ def set_dropout(config: PretrainedConfig, model: ConfigDict) -> None:
     """Sets the dropout rates to those of the config's group `model`, of the classification head too."""
     if family_of(config) is MODERNBERT:
         config.attention_dropout = model.attention_dropout
-        config.embedding_dropout = config.mlp_dropout = config.classifier_dropout = model.hidden_dropout
+        config.embedding_dropout = config.mlp_dropout = config.classifier_dropout = (
+            model.hidden_dropout
+        )
     else:
         config.attention_probs_dropout_prob = model.attention_dropout
         config.hidden_dropout_prob = model.hidden_dropout
@@ -206,14 +241,18 @@ def at_path(params: Params, path: Path) -> Any:
     return functools.reduce(lambda tree, name: tree[name], path, params)
 
 
-def make_module(model: ConfigDict, info: DatasetInfo, *, module_class: type[Model] | None = None) -> Model:
+def make_module(
+    model: ConfigDict, info: DatasetInfo, *, module_class: type[Model] | None = None
+) -> Model:
     """Returns the language model of the config's group `model`, with the attention that runs on any device.
 
     `module_class` is a subclass of the family's own module, in its place.
     """
     if info.length > model.positions:
         key = f"config.model.positions = {model.positions}"
-        raise InputError(f"{key}: the shards have rows of {info.length} tokens; raise it to at least that.")
+        raise InputError(
+            f"{key}: the shards have rows of {info.length} tokens; raise it to at least that."
+        )
     family = named(model.family)
     config = family.make_config(model, info.vocab_size, info.special_ids)
     if model.implementation == "transformers":

@@ -23,10 +23,25 @@ from mlm.paths import UPath, inside
 
 # Arguments of from_pretrained that say where a file is, and all that are neither values of the config nor arguments of
 # the class.
-LOCATING = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+LOCATING = (
+    "cache_dir",
+    "force_download",
+    "proxies",
+    "local_files_only",
+    "token",
+    "revision",
+    "subfolder",
+)
 LOADING = (*LOCATING, "resume_download", "use_auth_token", "trust_remote_code", "adapter_kwargs")
 LOADING += ("_commit_hash", "_from_auto", "_from_pipeline")
-HEADS = {"lm_head", "cls", "head", "decoder", "classifier", "qa_outputs"}  # a class may have another one
+HEADS = {
+    "lm_head",
+    "cls",
+    "head",
+    "decoder",
+    "classifier",
+    "qa_outputs",
+}  # a class may have another one
 OPTIONAL = {"pooler", "seq_relationship"}
 logger = logging.getLogger(__name__)
 
@@ -35,12 +50,23 @@ class FlaxModel:
     """Stands before a class of transformers among the bases of one of ours."""
 
     def __call__(
-        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, head_mask=None, *args, **kwargs
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        position_ids=None,
+        head_mask=None,
+        *args,
+        **kwargs,
     ):
         """Calls the model as transformers' classes, which hand their modules a mask of heads even without one."""
         if head_mask is not None:
-            raise ValueError("head_mask: attention kernels don't read it; use transformers' own class.")
-        return super().__call__(input_ids, attention_mask, token_type_ids, position_ids, None, *args, **kwargs)
+            raise ValueError(
+                "head_mask: attention kernels don't read it; use transformers' own class."
+            )
+        return super().__call__(
+            input_ids, attention_mask, token_type_ids, position_ids, None, *args, **kwargs
+        )
 
     @classmethod
     def from_pretrained(
@@ -66,25 +92,39 @@ class FlaxModel:
         unused = {key: value for key, value in kwargs.items() if key not in LOADING}
         if not isinstance(config, PretrainedConfig):
             source = name if config is None else config
-            config, unused = cls.config_class.from_pretrained(source, return_unused_kwargs=True, **kwargs)
+            config, unused = cls.config_class.from_pretrained(
+                source, return_unused_kwargs=True, **kwargs
+            )
             config = as_transformers_4(config)
             config.update({key: value for key, value in kwargs.items() if hasattr(config, key)})
-        flax_files = [] if from_pt else _files(name, FLAX_WEIGHTS_NAME, FLAX_WEIGHTS_INDEX_NAME, kwargs)
+        flax_files = (
+            [] if from_pt else _files(name, FLAX_WEIGHTS_NAME, FLAX_WEIGHTS_INDEX_NAME, kwargs)
+        )
         files = flax_files or _files(name, SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, kwargs)
         if not files and issubclass(cls, FlaxModernBertPreTrainedModel):
             kinds = f"neither {FLAX_WEIGHTS_NAME} nor {SAFE_WEIGHTS_NAME}"
-            raise OSError(f"{name}: has {kinds}; load it in PyTorch and save it with save_pretrained.")
+            raise OSError(
+                f"{name}: has {kinds}; load it in PyTorch and save it with save_pretrained."
+            )
         if not files:
             kwargs = {key: kwargs[key] for key in LOADING if key in kwargs} | unused
-            kwargs |= {"ignore_mismatched_sizes": ignore_mismatched_sizes, "from_pt": from_pt, "_do_init": _do_init}
+            kwargs |= {
+                "ignore_mismatched_sizes": ignore_mismatched_sizes,
+                "from_pt": from_pt,
+                "_do_init": _do_init,
+            }
             return super().from_pretrained(name, dtype, *model_args, config=config, **kwargs)
         model = cls(config, *model_args, dtype=dtype, _do_init=_do_init, **unused)
         tree = _read_flax(files) if flax_files else _read_safetensors(files)
         params = _fitting(tree, model.params_shape_tree, files[0], strict, ignore_mismatched_sizes)
         if not _do_init:  # as transformers has it: on the host, and completed by init_weights
             model._missing_keys = model.required_params - params.keys()
-            return model, jax.device_put(unflatten_dict(params), jax.local_devices(backend="cpu")[0])
-        model.params = unflatten_dict(flatten_dict(model.params) | {path: jnp.asarray(params[path]) for path in params})
+            return model, jax.device_put(
+                unflatten_dict(params), jax.local_devices(backend="cpu")[0]
+            )
+        model.params = unflatten_dict(
+            flatten_dict(model.params) | {path: jnp.asarray(params[path]) for path in params}
+        )
         return model
 
     def save_pretrained(
@@ -101,11 +141,15 @@ class FlaxModel:
         Under Flax's, as those write them, transformers 5 takes none for a parameter and draws the whole model.
         """
         if push_to_hub and safe_serialization:
-            raise ValueError("push_to_hub: save_pretrained uploads no safetensors; call push_to_hub of the model.")
+            raise ValueError(
+                "push_to_hub: save_pretrained uploads no safetensors; call push_to_hub of the model."
+            )
         kwargs["safe_serialization"] = safe_serialization
         super().save_pretrained(save_directory, params, push_to_hub, *args, **kwargs)
         file = Path(save_directory) / SAFE_WEIGHTS_NAME
-        if safe_serialization and file.is_file():  # not where max_shard_size asks for several files, which are Flax's
+        if (
+            safe_serialization and file.is_file()
+        ):  # not where max_shard_size asks for several files, which are Flax's
             tensors = weights.to_torch(jax.device_get(self.params if params is None else params))
             safetensors.numpy.save_file(tensors, str(file), metadata={"format": "pt"})
 
@@ -115,7 +159,9 @@ def _files(name: str | Path, whole: str, index: str, kwargs: dict[str, Any]) -> 
 
     As transformers does: an index may be left over from an earlier save.
     """
-    find = functools.partial(cached_file, name, **{key: kwargs[key] for key in LOCATING if key in kwargs})
+    find = functools.partial(
+        cached_file, name, **{key: kwargs[key] for key in LOCATING if key in kwargs}
+    )
     if file := find(whole, _raise_exceptions_for_missing_entries=False):
         return [file]
     index = find(index, _raise_exceptions_for_missing_entries=False)
@@ -147,14 +193,18 @@ def _fitting(
     Raises ValueError for one of another shape, unless that is to be ignored, and with `strict` where the body or the
     language-model head has other parameters. BERT's pooler and its head for next sentences may be there or not.
     """
-    body = next(name for name, part in shapes.items() if "embeddings" in part)  # XLM-RoBERTa's is no base_model_prefix
+    body = next(
+        name for name, part in shapes.items() if "embeddings" in part
+    )  # XLM-RoBERTa's is no base_model_prefix
     loaded = flatten_dict(tree if body in tree else {body: tree})
     expected = flatten_dict(shapes)
     missing = expected.keys() - loaded.keys()
     unused = loaded.keys() - expected.keys()
     shared = {path[0] for path in loaded} & {path[0] for path in expected} - {"classifier"}
     other_heads = HEADS - shared  # drawn, or left out
-    wrong = {path for path in missing | unused if path[0] not in other_heads and not OPTIONAL & {*path}}
+    wrong = {
+        path for path in missing | unused if path[0] not in other_heads and not OPTIONAL & {*path}
+    }
     if strict and wrong:
         raise ValueError(
             f"{file}: is of another architecture: it lacks {_names(missing & wrong)}, and this class has no place for "
@@ -164,10 +214,16 @@ def _fitting(
         if path in loaded and loaded[path].shape != drawn.shape:
             if not ignore_mismatched_sizes:
                 what = f"{'/'.join(path)} is {loaded[path].shape} where the config asks for {drawn.shape}"
-                raise ValueError(f"{file}: {what}; pass ignore_mismatched_sizes=True to draw it instead.")
+                raise ValueError(
+                    f"{file}: {what}; pass ignore_mismatched_sizes=True to draw it instead."
+                )
             missing.add(path)
     if missing:
-        logger.warning("%s: has no %s of these shapes; they are drawn, and to be trained.", file, _names(missing))
+        logger.warning(
+            "%s: has no %s of these shapes; they are drawn, and to be trained.",
+            file,
+            _names(missing),
+        )
     if unused:
         logger.warning("%s: %s are not used.", file, _names(unused))
     return {path: loaded[path] for path in expected if path not in missing}

@@ -9,7 +9,9 @@ from flax.traverse_util import flatten_dict
 from mlm.model.module import MASKED_LM, Model, Params
 
 LAYER = re.compile(r"/(\d+)/")
-READS_ALL_TOKENS = re.compile(r"/(query|key|value|Wqkv)/")  # of the last layer; the rest is its tail
+READS_ALL_TOKENS = re.compile(
+    r"/(query|key|value|Wqkv)/"
+)  # of the last layer; the rest is its tail
 WORD_EMBEDDING = re.compile(r".*/(word|tok)_embeddings/embedding")
 
 
@@ -18,7 +20,9 @@ def mean_keys(length: float, window: int) -> float:
     return 2 * window + 1 - window * (window + 1) / length if 0 < window < length else length
 
 
-def per_token(model: Model, params: Params, *, length: float, predicted_share: float, vocab_size: int) -> float:
+def per_token(
+    model: Model, params: Params, *, length: float, predicted_share: float, vocab_size: int
+) -> float:
     """Returns `train_flops_per_token` of a model on rows of `length` tokens."""
     return train_flops_per_token(
         {name: leaf.shape for name, leaf in flatten_dict(params, sep="/").items()},

@@ -23,11 +23,21 @@ from mlm.model.fused_kernels import LANES, Backward, Forward, Sizes, step
 
 LONGEST = 8192  # tokens: the gradient of a row's queries stays in a core's memory, in float32
 LONGEST_WITH_DROPOUT = 512  # tokens: so does the mask
-ROUNDING = ("TPU v2", "TPU v3")  # their matrix units take float32 from a kernel, and round it to bfloat16
-MEMORY = {"TPU v5 lite": 48, "TPU v5": 48, "TPU v6 lite": 48, "TPU7x": 48}  # MiB of VMEM that a kernel may use; else 16
+ROUNDING = (
+    "TPU v2",
+    "TPU v3",
+)  # their matrix units take float32 from a kernel, and round it to bfloat16
+MEMORY = {
+    "TPU v5 lite": 48,
+    "TPU v5": 48,
+    "TPU v6 lite": 48,
+    "TPU7x": 48,
+}  # MiB of VMEM that a kernel may use; else 16
 
 
-def unsupported(kind: str, length: int, window: int, dropout: float, heads: int, head_size: int) -> str | None:
+def unsupported(
+    kind: str, length: int, window: int, dropout: float, heads: int, head_size: int
+) -> str | None:
     """Returns why the kernels can't run `heads` heads and such rows on a device of `kind`, None if they can."""
     hidden = heads * head_size
     chunk = chunk_tokens(kind)
@@ -66,7 +76,18 @@ def chunk_tokens(kind: str) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8, 9))
-def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, heads, isolated, window, kind):
+def attend(
+    q_BxLxH,
+    k_BxLxH,
+    v_BxLxH,
+    segments_BxL,
+    dropout_mask_LxL,
+    rotation,
+    heads,
+    isolated,
+    window,
+    kind,
+):
     """An `attention.Attention` for a device of `kind`; on anything but a TPU the kernels are interpreted, for tests."""
     arrays = q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation
     return _forward(*arrays, heads, isolated, window, kind)[0]
@@ -81,7 +102,11 @@ def _forward(*args):
 
 def _backward(*args):
     *settings, (inputs, outputs), grad = args
-    return *_call(inputs, (*outputs, grad), *settings), None, *jax.tree.map(jnp.zeros_like, inputs[4:])
+    return (
+        *_call(inputs, (*outputs, grad), *settings),
+        None,
+        *jax.tree.map(jnp.zeros_like, inputs[4:]),
+    )
 
 
 attend.defvjp(_forward, _backward)
@@ -119,12 +144,16 @@ def _specs(size: Sizes, length: int, at: Callable) -> Callable:
 
             return pl.BlockSpec(shape(tokens), block_index)
 
-        return [spec(*part) for part in _parts(size.keys if of_keys else size.queries, halo, length)]
+        return [
+            spec(*part) for part in _parts(size.keys if of_keys else size.queries, halo, length)
+        ]
 
     return specs
 
 
-def _grid(size: Sizes, rows: int, blocks: int, window: int, is_backward: bool) -> tuple[tuple[int, ...], Callable]:
+def _grid(
+    size: Sizes, rows: int, blocks: int, window: int, is_backward: bool
+) -> tuple[tuple[int, ...], Callable]:
     """Returns the grid, ordered so that blocks are reused in VMEM, and the `at` of `_specs`."""
     if window:
         return (rows, size.query_steps, blocks), lambda b, i, h: (b, h, i, i)
@@ -133,7 +162,9 @@ def _grid(size: Sizes, rows: int, blocks: int, window: int, is_backward: bool) -
     return (rows, blocks, size.query_steps, size.key_steps), lambda b, h, i, j: (b, h, i, j)
 
 
-def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, kind: str) -> list[Array]:
+def _call(
+    inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, kind: str
+) -> list[Array]:
     """Runs the backward kernel if it is given the forward kernel's outputs and their gradient, else the forward one."""
     q, k, v, segments_BxL, dropout_mask_LxL, rotation = inputs
     rows, length, hidden = q.shape
@@ -154,13 +185,19 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
     k_spec = specs(True, halo, *x)
     stats_spec = specs(False, q_halo, *stats)
     key_spec = specs(True, halo, lambda n: (size.rows, n, 1), lambda b, h, c: (b, c, 0))
-    query_spec = specs(False, q_halo, lambda n: (size.rows, 1, n), lambda b, h, c: (b, 0, c)) if isolated else []
+    query_spec = (
+        specs(False, q_halo, lambda n: (size.rows, 1, n), lambda b, h, c: (b, 0, c))
+        if isolated
+        else []
+    )
     inputs = [(q, q_spec), (k, k_spec), (v, k_spec), (segments_BxL[:, :, None], key_spec)]
     inputs += [(segments_BxL[:, None, :], query_spec), (dropout_mask_LxL, [])]
     if dropout_mask_LxL is not None:  # only in rows of one chunk, so a step sees all of L
         spec = pl.BlockSpec((1, length, length), lambda *_: (0, 0, 0))
         inputs[-1] = dropout_mask_LxL.astype(operand)[None], [spec]
-    inputs += _angles(rotation, specs, size, False, q_halo) + _angles(rotation, specs, size, True, halo)
+    inputs += _angles(rotation, specs, size, False, q_halo) + _angles(
+        rotation, specs, size, True, halo
+    )
     x_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     if is_backward:
         inputs += zip(saved, (q_spec, stats_spec, q_spec), strict=True)
@@ -168,7 +205,9 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
         last = size.key_steps - 1
 
         def dq_index(*g: Array) -> tuple[Array, ...]:
-            row, block, q_chunk, k_chunk = at(*g)  # a chunk is written once its gradient is complete
+            row, block, q_chunk, k_chunk = at(
+                *g
+            )  # a chunk is written once its gradient is complete
             return row, q_chunk if window else jnp.where(k_chunk < last, 0, q_chunk), block
 
         out_specs = [pl.BlockSpec(x[0](size.queries), dq_index), *key_grad_spec * 2]
@@ -178,11 +217,15 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
     else:
         out_specs = specs(False, 0, *x) + stats_spec
         out_shape = [x_shape, jax.ShapeDtypeStruct((rows, blocks, together, length), jnp.float32)]
-        scratch = [(n, size.queries) for n in (width, together, together)] if size.key_steps > 1 else []
+        scratch = (
+            [(n, size.queries) for n in (width, together, together)] if size.key_steps > 1 else []
+        )
     kernel = Backward if is_backward else Forward
     rotated = "" if rotation is None else "_rotated"
     call = pl.pallas_call(
-        functools.partial(step, kernel=kernel, head_size=head_size, window=window, size=size, operand=operand),
+        functools.partial(
+            step, kernel=kernel, head_size=head_size, window=window, size=size, operand=operand
+        ),
         name=f"fused_attention_{kernel.__name__.lower()}_{window}{rotated}",
         grid=grid,
         in_specs=[spec for _, spec in inputs],
@@ -199,10 +242,14 @@ def _call(inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, 
     return call(*([array] * len(spec) for array, spec in inputs))
 
 
-def cost_estimate(shape: tuple[int, int, int], heads: int, window: int, is_backward: bool) -> pl.CostEstimate:
+def cost_estimate(
+    shape: tuple[int, int, int], heads: int, window: int, is_backward: bool
+) -> pl.CostEstimate:
     """Returns what XLA, which can't look into a kernel, and `plan` are told of one: the work that the scores take."""
     rows, length, hidden = shape
-    keys = min(length, LANES + 2 * LANES) if window else length  # of each query: its tile and a halo on both sides
+    keys = (
+        min(length, LANES + 2 * LANES) if window else length
+    )  # of each query: its tile and a halo on both sides
     products = 5 if is_backward else 2  # of queries and keys, each as long as a head
     return pl.CostEstimate(
         flops=2 * products * rows * length * keys * hidden,
@@ -211,7 +258,9 @@ def cost_estimate(shape: tuple[int, int, int], heads: int, window: int, is_backw
     )
 
 
-def _angles(rotation: tuple | None, specs: Callable, size: Sizes, of_keys: bool, halo: int) -> list[tuple]:
+def _angles(
+    rotation: tuple | None, specs: Callable, size: Sizes, of_keys: bool, halo: int
+) -> list[tuple]:
     """Returns [(array, specs)] of cosines and sines."""
     if rotation is None:
         return [(None, [])] * 2

@@ -77,7 +77,9 @@ def _joined(refs: list, axis: int = 0, *, steps: int = 0, beyond: float = 0.0) -
     parts = [ref[...] for ref in refs]
     if steps and len(parts) > 1:
         for part, edge in ((0, 0), (2, steps - 1)):
-            parts[part] = jnp.where(pl.program_id(1) == edge, jnp.asarray(beyond, parts[part].dtype), parts[part])
+            parts[part] = jnp.where(
+                pl.program_id(1) == edge, jnp.asarray(beyond, parts[part].dtype), parts[part]
+            )
     return jnp.concatenate(parts, axis)
 
 
@@ -91,11 +93,16 @@ def _rotate(x_WxT: Array, angles: list[Array] | None, head_size: int, direction:
     for start in range(0, x_WxT.shape[0], head_size):
         first = x_WxT[start : start + half]
         second = x_WxT[start + half : start + head_size]
-        parts += [first * cos - second * (direction * sin), second * cos + first * (direction * sin)]
+        parts += [
+            first * cos - second * (direction * sin),
+            second * cos + first * (direction * sin),
+        ]
     return jnp.concatenate(parts, axis=0)
 
 
-def _load(refs: list, angles: list[Array] | None, head_size: int, scale: float, operand: jnp.dtype) -> Array:
+def _load(
+    refs: list, angles: list[Array] | None, head_size: int, scale: float, operand: jnp.dtype
+) -> Array:
     x = _joined(refs)
     if angles is None:
         return (x.astype(jnp.float32) * scale).astype(operand)
@@ -143,7 +150,9 @@ class Chunk:
             begin = max(start - reach, -halo_read)
             end = min(start + size.tile + reach, size.keys + halo_read)
             queries = slice(start - first, start - first + size.tile)
-            yield Tile(queries, slice(begin + halo, end + halo), begin - start if self.window else 0)
+            yield Tile(
+                queries, slice(begin + halo, end + halo), begin - start if self.window else 0
+            )
 
     def of_heads(self, x_KxW: Array) -> list[Array]:
         """Returns for each head x with 0 for the entries of other heads."""
@@ -170,7 +179,11 @@ class Chunk:
 
     def dropped(self, tile: Tile, x_SxC: Array) -> Array:
         """Applies the dropout mask to a tile, if there is one."""
-        return x_SxC * self.mask[0][tile.keys, tile.queries].astype(x_SxC.dtype) if self.mask else x_SxC
+        return (
+            x_SxC * self.mask[0][tile.keys, tile.queries].astype(x_SxC.dtype)
+            if self.mask
+            else x_SxC
+        )
 
 
 class Forward(Chunk):
@@ -185,9 +198,14 @@ class Forward(Chunk):
     def work(self, tile: Tile) -> Stages:
         """Scores, softmax, context."""
         bias = self.bias(tile)
-        scores = [_dot(k_KxW[tile.keys], self.q_QxW[tile.queries], NT) + bias for k_KxW in self.head_k]
+        scores = [
+            _dot(k_KxW[tile.keys], self.q_QxW[tile.queries], NT) + bias for k_KxW in self.head_k
+        ]
         yield
-        heads = [self.softmax(tile, slice(head, head + 1), scores_SxC) for head, scores_SxC in enumerate(scores)]
+        heads = [
+            self.softmax(tile, slice(head, head + 1), scores_SxC)
+            for head, scores_SxC in enumerate(scores)
+        ]
         yield
         v_WxS = self.v_near(tile.keys)
         out = []
@@ -195,12 +213,16 @@ class Forward(Chunk):
             sum_DxC = _dot(v_WxS[rows], exp_SxC, NN)
             if self.scratch:
                 sums_WxQ = self.scratch[0]
-                sum_DxC = sum_DxC + jnp.where(self.is_first, 0.0, sums_WxQ[rows, tile.queries] * rest_1xC)
+                sum_DxC = sum_DxC + jnp.where(
+                    self.is_first, 0.0, sums_WxQ[rows, tile.queries] * rest_1xC
+                )
                 sums_WxQ[rows, tile.queries] = sum_DxC
             out.append(sum_DxC * inverse_1xC)
         self.out_ref[tile.queries] = jnp.concatenate(out, axis=0).T.astype(self.out_ref.dtype)
 
-    def softmax(self, tile: Tile, head: slice, scores_SxC: Array) -> tuple[Array, Array, Array | None]:
+    def softmax(
+        self, tile: Tile, head: slice, scores_SxC: Array
+    ) -> tuple[Array, Array, Array | None]:
         """Returns exponentials, the inverse of their sum, and the factor by which sums of earlier chunks shrink."""
         largest_1xC = jnp.max(scores_SxC, axis=0, keepdims=True)
         rest_1xC = None
@@ -212,7 +234,9 @@ class Forward(Chunk):
         exp_SxC = jnp.exp2(scores_SxC - largest_1xC)
         total_1xC = jnp.sum(exp_SxC, axis=0, keepdims=True)
         if self.scratch:
-            total_1xC = total_1xC + jnp.where(self.is_first, 0.0, total_NxQ[head, tile.queries] * rest_1xC)
+            total_1xC = total_1xC + jnp.where(
+                self.is_first, 0.0, total_NxQ[head, tile.queries] * rest_1xC
+            )
             largest_NxQ[head, tile.queries] = largest_1xC
             total_NxQ[head, tile.queries] = total_1xC
         self.logsumexp_ref[head, tile.queries] = largest_1xC + jnp.log2(total_1xC)
@@ -253,13 +277,20 @@ class Backward(Chunk):
         ]
         yield
         heads = []
-        grad_CxW, out_CxW = (x_QxW[tile.queries].astype(jnp.float32) for x_QxW in (self.grad_QxW, self.out_QxW))
+        grad_CxW, out_CxW = (
+            x_QxW[tile.queries].astype(jnp.float32) for x_QxW in (self.grad_QxW, self.out_QxW)
+        )
         product_WxC = (grad_CxW * out_CxW).T
         for head, (scores_SxC, d_dropped_SxC) in enumerate(products):
             inner_1xC = jnp.sum(product_WxC[self.heads[head]], axis=0, keepdims=True)
             probs_SxC = jnp.exp2(scores_SxC - self.logsumexp_NxQ[head : head + 1, tile.queries])
             d_scores_SxC = probs_SxC * (self.dropped(tile, d_dropped_SxC) - inner_1xC)
-            heads.append((self.dropped(tile, probs_SxC.astype(self.operand)), d_scores_SxC.astype(self.operand)))
+            heads.append(
+                (
+                    self.dropped(tile, probs_SxC.astype(self.operand)),
+                    d_scores_SxC.astype(self.operand),
+                )
+            )
         yield
         q_WxC = self.q_QxW[tile.queries].T
         grad_WxC = self.grad_QxW[tile.queries].T
@@ -267,8 +298,12 @@ class Backward(Chunk):
         parts = []
         for rows, (probs_SxC, d_scores_SxC) in zip(self.heads, heads, strict=True):
             dq_DxC = _dot(k_WxS[rows], d_scores_SxC, NN)
-            parts.append((dq_DxC, _dot(q_WxC[rows], d_scores_SxC, NT), _dot(grad_WxC[rows], probs_SxC, NT)))
-        dq_WxC, dk_WxS, dv_WxS = (jnp.concatenate(column, axis=0) for column in zip(*parts, strict=True))
+            parts.append(
+                (dq_DxC, _dot(q_WxC[rows], d_scores_SxC, NT), _dot(grad_WxC[rows], probs_SxC, NT))
+            )
+        dq_WxC, dk_WxS, dv_WxS = (
+            jnp.concatenate(column, axis=0) for column in zip(*parts, strict=True)
+        )
         angles = self.k_angles and [angle[:, tile.keys] for angle in self.k_angles]
         self.add_keys(tile, _rotate(dk_WxS, angles, self.head_size, -1).T, dv_WxS.T)
         if 0 <= tile.queries.start - self.size.halo < self.size.queries:
@@ -279,7 +314,9 @@ class Backward(Chunk):
         size = self.size
         place = slice(tile.queries.start - size.halo, tile.queries.stop - size.halo)
         if size.key_steps > 1:
-            columns = pl.ds(pl.multiple_of(pl.program_id(3) * size.queries + place.start, LANES), size.tile)
+            columns = pl.ds(
+                pl.multiple_of(pl.program_id(3) * size.queries + place.start, LANES), size.tile
+            )
             dq_WxC = dq_WxC + jnp.where(pl.program_id(2) == 0, 0.0, self.sums[2][:, columns])
             self.sums[2][:, columns] = dq_WxC
         angles = self.q_angles and [angle[:, tile.queries] for angle in self.q_angles]

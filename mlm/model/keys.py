@@ -47,5 +47,7 @@ def unstated() -> dict[str, Any]:
         "jax_threefry_partitionable": bool(jax.config.jax_threefry_partitionable),
         "flax_fix_rng_separator": bool(flax.config.flax_fix_rng_separator),
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", ""),
-        "XLA_FLAGS": sorted(flag for flag in xla_flags if any(word in flag for word in ROUNDING_FLAGS)),
+        "XLA_FLAGS": sorted(
+            flag for flag in xla_flags if any(word in flag for word in ROUNDING_FLAGS)
+        ),
     }

@@ -49,7 +49,9 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", self.embedding_init, (self.entries, self.features))
 
     def __call__(self, ids_BxL: Array) -> Array:
-        x_BxLxH = jnp.asarray(self.embedding)[ids_BxL].astype(self.dtype)  # clips; mode="fill" would not be fused
+        x_BxLxH = jnp.asarray(self.embedding)[ids_BxL].astype(
+            self.dtype
+        )  # clips; mode="fill" would not be fused
         return jnp.where((jnp.asarray(ids_BxL) < self.entries)[..., None], x_BxLxH, jnp.nan)
 
 
@@ -87,7 +89,9 @@ class Dropout(nn.Module):
 
     rate: float
 
-    def __call__(self, x_BxLxH: Array, noise: Noise | None, tokens_BxL: Array | None = None) -> Array:
+    def __call__(
+        self, x_BxLxH: Array, noise: Noise | None, tokens_BxL: Array | None = None
+    ) -> Array:
         """Drops entries of x; `noise` is None for no dropout, `tokens_BxL` if x has all tokens of its rows."""
         if noise is None or self.rate == 0:
             return x_BxLxH
@@ -105,7 +109,9 @@ def product_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[Ar
     x_BxLxH, kernel_HxO = saved
     x_NxH, grad_NxO = (array.reshape(-1, array.shape[-1]) for array in (x_BxLxH, grad_BxLxO))
     # On CPU, XLA transposes a copy of the left operand, so the narrower one goes there.
-    d_kernel_HxO = x_NxH.T @ grad_NxO if x_NxH.shape[1] <= grad_NxO.shape[1] else (grad_NxO.T @ x_NxH).T
+    d_kernel_HxO = (
+        x_NxH.T @ grad_NxO if x_NxH.shape[1] <= grad_NxO.shape[1] else (grad_NxO.T @ x_NxH).T
+    )
     return grad_BxLxO @ kernel_HxO.T, d_kernel_HxO
 
 
@@ -122,13 +128,19 @@ def bias_gradient(bias_H: Array, grad_BxLxH: Array) -> tuple[Array, Array]:
     """Returns the gradients of x and of the bias, in its type, in `add_bias`."""
     grad_NxH = grad_BxLxH.reshape(-1, grad_BxLxH.shape[-1])
     total = functools.partial(jnp.sum, axis=0, dtype=jnp.float32)
-    return grad_BxLxH, lax.platform_dependent(grad_NxH, tpu=_sum_by_product, default=total).astype(bias_H.dtype)
+    return grad_BxLxH, lax.platform_dependent(grad_NxH, tpu=_sum_by_product, default=total).astype(
+        bias_H.dtype
+    )
 
 
 def _sum_by_product(x_NxH: Array) -> Array:
     """The sum over axis 0 as a product with ones, at which a TPU's matrix unit is much faster than its vector units."""
-    ones_8xN = jnp.ones((8, x_NxH.shape[0]), x_NxH.dtype)  # 8 rows: the compiler would turn one into a sum again
-    return jnp.matmul(ones_8xN, x_NxH, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)[0]
+    ones_8xN = jnp.ones(
+        (8, x_NxH.shape[0]), x_NxH.dtype
+    )  # 8 rows: the compiler would turn one into a sum again
+    return jnp.matmul(
+        ones_8xN, x_NxH, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )[0]
 
 
 add_bias.defvjp(lambda x, bias: (add_bias(x, bias), bias), bias_gradient)
@@ -147,7 +159,10 @@ def _gelu_and_derivative(x: Array) -> tuple[Array, Array]:
     return (y * cdf).astype(x.dtype), (cdf + y * density).astype(x.dtype)
 
 
-gelu.defvjp(lambda x: lax.optimization_barrier(_gelu_and_derivative(x)), lambda derivative, grad: (grad * derivative,))
+gelu.defvjp(
+    lambda x: lax.optimization_barrier(_gelu_and_derivative(x)),
+    lambda derivative, grad: (grad * derivative,),
+)
 
 
 # By transformers' names: the exact GELU, and its approximation with tanh.
@@ -155,7 +170,11 @@ ACTIVATIONS = {"gelu": gelu, "gelu_new": jax.nn.gelu, "relu": jax.nn.relu, "silu
 
 
 def dropout(
-    x_BxLxH: Array, rate: float, seed: Array, rows_B: Array | None = None, tokens_BxL: Array | None = None
+    x_BxLxH: Array,
+    rate: float,
+    seed: Array,
+    rows_B: Array | None = None,
+    tokens_BxL: Array | None = None,
 ) -> Array:
     """Dropout with `random_bits`, whose seed differs by call and step."""
     keep = random_bits(seed, x_BxLxH.shape, rows_B, tokens_BxL) >= np.uint32(round(rate * 2**32))
@@ -163,7 +182,10 @@ def dropout(
 
 
 def random_bits(
-    seed: Array, shape: tuple[int, int, int], rows_B: Array | None = None, tokens_BxL: Array | None = None
+    seed: Array,
+    shape: tuple[int, int, int],
+    rows_B: Array | None = None,
+    tokens_BxL: Array | None = None,
 ) -> Array:
     """Returns uint32 bits of a shape [B, L, H]: a function of only the seed and each element's indices.
 

@@ -23,7 +23,9 @@ class RowSums(NamedTuple):
 
     loss_B: Array  # cross entropy in nats, summed over the row's predictions
     weight_B: Array  # number of predictions
-    correct_B: Array | None  # predictions whose largest logit is the label's; None where nothing can be correct
+    correct_B: (
+        Array | None
+    )  # predictions whose largest logit is the label's; None where nothing can be correct
 
     def metrics(self) -> dict[str, Mean]:
         """Returns the loss and, if there is one, the accuracy, as sums and weights."""
@@ -33,12 +35,16 @@ class RowSums(NamedTuple):
         return metrics
 
 
-def masked_cross_entropy(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int) -> RowSums:
+def masked_cross_entropy(
+    logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int
+) -> RowSums:
     """Cross entropy in float32 over the first `vocab_size` entries; the padding of the vocabulary has probability 0."""
     return sum_rows(prediction_scores(logits_BxKxV, labels_BxK, weights_BxK, vocab_size))
 
 
-def prediction_scores(logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int) -> RowSums:
+def prediction_scores(
+    logits_BxKxV: Array, labels_BxK: Array, weights_BxK: Array, vocab_size: int
+) -> RowSums:
     """Returns the loss, weight and correctness of each prediction, [B, K]."""
     logits_NxV = logits_BxKxV.reshape(-1, logits_BxKxV.shape[-1])
     scores = cross_entropy(logits_NxV, labels_BxK.reshape(-1), vocab_size)
@@ -74,7 +80,11 @@ def _forward(logits_NxV: Array, labels_N: Array, vocab_size: int) -> tuple:
         sums = _reduce_at_once(*inputs)
     total_N, label_logit_N, correct_N = sums
     log_total_N = largest_N + jnp.log(total_N)
-    return (log_total_N - label_logit_N, correct_N.astype(jnp.float32)), (logits_NxV, labels_N, log_total_N)
+    return (log_total_N - label_logit_N, correct_N.astype(jnp.float32)), (
+        logits_NxV,
+        labels_N,
+        log_total_N,
+    )
 
 
 def _reduce_at_once(masked_NxV: Array, exp_NxV: Array, labels_N: Array) -> tuple[Array, ...]:
@@ -85,7 +95,12 @@ def _reduce_at_once(masked_NxV: Array, exp_NxV: Array, labels_N: Array) -> tuple
 
     def combine(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
         take_y = (y[2] > x[2]) | ((y[2] == x[2]) & (y[3] < x[3]))
-        return x[0] + y[0], x[1] + y[1], jnp.where(take_y, y[2], x[2]), jnp.where(take_y, y[3], x[3])
+        return (
+            x[0] + y[0],
+            x[1] + y[1],
+            jnp.where(take_y, y[2], x[2]),
+            jnp.where(take_y, y[3], x[3]),
+        )
 
     columns = (exp_NxV, label_logit_NxV, masked_NxV, entries_NxV)
     total_N, label_logit_N, _, best_N = lax.reduce(columns, start, combine, (1,))
@@ -105,7 +120,9 @@ def _reduce_float32(
 
 def _backward(vocab_size: int, saved: tuple, grads: tuple[Array, Array]) -> tuple[Array, None]:
     logits_NxV, labels_N, log_total_N = saved
-    probs_NxV = jnp.exp(mask_padding(logits_NxV.astype(jnp.float32), vocab_size) - log_total_N[:, None])
+    probs_NxV = jnp.exp(
+        mask_padding(logits_NxV.astype(jnp.float32), vocab_size) - log_total_N[:, None]
+    )
     label_NxV = lax.broadcasted_iota(jnp.int32, logits_NxV.shape, 1) == labels_N[:, None]
     return ((probs_NxV - label_NxV) * grads[0][:, None]).astype(logits_NxV.dtype), None
 

@@ -38,7 +38,9 @@ class IndependentMasking(TokenMasking):
     def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
         score_L, kind_L, token_L = jax.random.bits(key, (3, len(ids_L)), jnp.uint32)
         weights_L = (ordinary_L & (uniform(score_L) < rate)).astype(jnp.float32)
-        return self._masked(ids_L, jnp.arange(len(ids_L), dtype=jnp.int32), weights_L, kind_L, token_L)
+        return self._masked(
+            ids_L, jnp.arange(len(ids_L), dtype=jnp.int32), weights_L, kind_L, token_L
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,9 @@ class WordMasking(TokenMasking):
         total = jnp.sum(ordinary_L).astype(jnp.float32)
         # Signed distance from the window's start to the word's: adding `total` to the negative ones would round.
         distance_L = _tokens_before(words, score_L).astype(jnp.float32) - uniform(window[0]) * total
-        inside_L = jnp.where(distance_L >= 0, distance_L < rate * total, distance_L < rate * total - total)
+        inside_L = jnp.where(
+            distance_L >= 0, distance_L < rate * total, distance_L < rate * total - total
+        )
         return self._masked_at(ids_L, ordinary_L & inside_L, kind_L, token_L)
 
     def _words(self, ids_L: Array, ordinary_L: Array) -> _Units:
@@ -79,7 +83,9 @@ class WordMasking(TokenMasking):
         count = self.max_predictions_per_row(len(ids_L))
         predicted_K, positions_K = jax.lax.top_k(predicted_L.astype(jnp.int32), count)
         weights_K = predicted_K.astype(jnp.float32)
-        return self._masked(ids_L, positions_K, weights_K, kind_L[positions_K], token_L[positions_K])
+        return self._masked(
+            ids_L, positions_K, weights_K, kind_L[positions_K], token_L[positions_K]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +99,9 @@ class SpanMasking(WordMasking):
 
     span_p: float = 0.2  # of the geometric distribution
 
-    max_predictions_per_row = TokenMasking.max_predictions_per_row  # the last span ends with the window
+    max_predictions_per_row = (
+        TokenMasking.max_predictions_per_row
+    )  # the last span ends with the window
 
     def _mask_row(self, key, ids_L, ordinary_L, rate):
         bits = jax.random.bits(key, (4 * len(ids_L) + 2,), jnp.uint32)
@@ -101,7 +109,12 @@ class SpanMasking(WordMasking):
         spans = self._spans(self._words(ids_L, ordinary_L), ordinary_L, length_L)
         total = jnp.sum(ordinary_L)
         window = jnp.floor(uniform(rest[1]) * total).astype(jnp.int32)
-        distance_L = _tokens_before(spans, score_L) + jnp.arange(len(ids_L), dtype=jnp.int32) - spans.start_L - window
+        distance_L = (
+            _tokens_before(spans, score_L)
+            + jnp.arange(len(ids_L), dtype=jnp.int32)
+            - spans.start_L
+            - window
+        )
         distance_L = jnp.where(distance_L >= 0, distance_L, distance_L + total)
         predicted_L = ordinary_L & (distance_L < self._count(ordinary_L, rate, rest[0]))
         return self._masked_at(ids_L, predicted_L, kind_L[spans.start_L], token_L)
@@ -119,9 +132,15 @@ class SpanMasking(WordMasking):
         word_L = jnp.cumsum(words.first_L) - 1  # index of the token's word in the row
         length_L = jnp.where(words.first_L, length_L, 0)
         sum_L = jnp.cumsum(length_L) - length_L
-        start_L = word_L[runs.start_L] + sum_L - sum_L[runs.start_L]  # index of the word that starts a span
+        start_L = (
+            word_L[runs.start_L] + sum_L - sum_L[runs.start_L]
+        )  # index of the word that starts a span
         within_L = words.first_L & (start_L <= word_L[runs.start_L + runs.size_L - 1])
-        starts_L = jnp.zeros_like(ordinary_L).at[jnp.where(within_L, start_L, len(bits_L))].set(True, mode="drop")
+        starts_L = (
+            jnp.zeros_like(ordinary_L)
+            .at[jnp.where(within_L, start_L, len(bits_L))]
+            .set(True, mode="drop")
+        )
         return _units(words.first_L & starts_L[word_L], ordinary_L)
 
 
@@ -144,12 +163,16 @@ def _tokens_before(units: _Units, score_L: Array) -> Array:
     """Returns for each token how many tokens come before its unit when the units are sorted by score."""
     position_L = jnp.arange(len(score_L), dtype=jnp.int32)
     keys_L = jnp.where(units.first_L, score_L >> 1, jnp.uint32(2**32 - 1))
-    _, position_L, size_L = jax.lax.sort((keys_L, position_L, jnp.where(units.first_L, units.size_L, 0)), num_keys=1)
+    _, position_L, size_L = jax.lax.sort(
+        (keys_L, position_L, jnp.where(units.first_L, units.size_L, 0)), num_keys=1
+    )
     _, before_L = jax.lax.sort((position_L, jnp.cumsum(size_L) - size_L), num_keys=1)
     return before_L[units.start_L]
 
 
-def make_masking(config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarray | None) -> TokenMasking:
+def make_masking(
+    config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarray | None
+) -> TokenMasking:
     """Returns the masking of the config's group `masking`; words and spans need the word starts to draw masks."""
     if word_starts_V is not None and len(word_starts_V) != info.vocab_size:
         raise InputError(
@@ -161,7 +184,9 @@ def make_masking(config: ConfigDict, info: DatasetInfo, word_starts_V: np.ndarra
     make = {
         "token": TokenMasking,
         "word": functools.partial(WordMasking, starts=starts, longest=longest),
-        "span": functools.partial(SpanMasking, starts=starts, longest=longest, span_p=config.span_p),
+        "span": functools.partial(
+            SpanMasking, starts=starts, longest=longest, span_p=config.span_p
+        ),
     }
     return make[config.kind](
         rate=config.rate,

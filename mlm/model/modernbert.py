@@ -50,7 +50,9 @@ def wide(config: ModernBertConfig) -> layers.Initializer:
 
 def narrow(config: ModernBertConfig) -> layers.Initializer:
     """Returns how kernels of output projections are drawn."""
-    return truncated_normal(config, config.initializer_range / math.sqrt(2 * config.num_hidden_layers))
+    return truncated_normal(
+        config, config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
+    )
 
 
 def window(config: ModernBertConfig, index: int) -> int:
@@ -67,7 +69,9 @@ class SplitDense(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxLxH: Array) -> list[Array]:
-        kernel = self.param("kernel", self.kernel_init, (x_BxLxH.shape[-1], self.parts, self.features))
+        kernel = self.param(
+            "kernel", self.kernel_init, (x_BxLxH.shape[-1], self.parts, self.features)
+        )
         kernel = kernel.astype(x_BxLxH.dtype)
         return [product(x_BxLxH, kernel[:, part]) for part in range(self.parts)]
 
@@ -78,7 +82,9 @@ class Embeddings(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.tok_embeddings = Embedding(config.vocab_size, config.hidden_size, wide(config), self.dtype)
+        self.tok_embeddings = Embedding(
+            config.vocab_size, config.hidden_size, wide(config), self.dtype
+        )
         self.norm = LayerNorm(config.norm_eps, use_bias=False)
         self.dropout = Dropout(config.embedding_dropout)
 
@@ -135,9 +141,13 @@ class Layer(nn.Module):
             self.attn_norm = LayerNorm(config.norm_eps, use_bias=False)
 
     def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
-        attended_BxLxH = self.attn(self.attn_norm(x_BxLxH) if self.index else x_BxLxH, rows, tokens_BxK)
+        attended_BxLxH = self.attn(
+            self.attn_norm(x_BxLxH) if self.index else x_BxLxH, rows, tokens_BxK
+        )
         sum_BxLxH = take_tokens(tokens_BxK, x_BxLxH) + attended_BxLxH
-        return self.compute.recomputed(type(self).feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
+        return self.compute.recomputed(type(self).feed_forward, self.index)(
+            self, sum_BxLxH, rows, tokens_BxK
+        )
 
     def feed_forward(self, sum_BxLxH: Array, rows: RowInfo, tokens_BxL: Array | None) -> Array:
         """Feed-forward block with the norm before it: residual sum in, residual sum out."""
@@ -166,7 +176,9 @@ class PredictionHead(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxKxH: Array) -> Array:
-        x_BxKxH = Dense(self.config.hidden_size, narrow(self.config), use_bias=False, name="dense")(x_BxKxH)
+        x_BxKxH = Dense(self.config.hidden_size, narrow(self.config), use_bias=False, name="dense")(
+            x_BxKxH
+        )
         x_BxKxH = layers.ACTIVATIONS[self.config.classifier_activation](x_BxKxH)
         return LayerNorm(self.config.norm_eps, use_bias=False, name="norm")(x_BxKxH)
 
@@ -201,7 +213,9 @@ class ModernBertModule(Model):
     def check_config(self) -> None:
         super().check_config()
         if self.in_transformers and self.config.local_attention < 2:
-            raise ValueError(f"config.local_attention = {self.config.local_attention}: a window has 2 tokens or more.")
+            raise ValueError(
+                f"config.local_attention = {self.config.local_attention}: a window has 2 tokens or more."
+            )
 
     def make_rows(
         self,
@@ -212,7 +226,9 @@ class ModernBertModule(Model):
         noise: Noise | None,
     ) -> RowInfo:
         if positions_BxL is None and self.compute.cls_id is None:
-            positions_BxL = jnp.arange(ids_BxL.shape[1], dtype=jnp.int32)[None]  # rotations that all rows share
+            positions_BxL = jnp.arange(ids_BxL.shape[1], dtype=jnp.int32)[
+                None
+            ]  # rotations that all rows share
         rows = super().make_rows(ids_BxL, attention_BxL, token_types_BxL, positions_BxL, noise)
         return rows._replace(positions=rotations(self.config, rows.positions))
 
@@ -225,7 +241,9 @@ class ModernBertModule(Model):
 
     @nn.nowrap
     def partition_rules(self) -> rules.PartitionRules:
-        head = rules.MODERNBERT_LM_HEAD if self.head_name == MASKED_LM else rules.MODERNBERT_CLASSIFIER
+        head = (
+            rules.MODERNBERT_LM_HEAD if self.head_name == MASKED_LM else rules.MODERNBERT_CLASSIFIER
+        )
         return rules.MODERNBERT + head
 
     @nn.nowrap
@@ -249,11 +267,15 @@ def as_transformers_4(config: PretrainedConfig) -> PretrainedConfig:
             if rope[kind].get("rope_type", "default") != "default":
                 raise ValueError(f"rope_type {rope[kind]['rope_type']}, only default")
             setattr(config, f"{name}_rope_theta", rope[kind]["rope_theta"])
-        every = next((i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types))
+        every = next(
+            (i for i, kind in enumerate(types) if i and kind == "full_attention"), len(types)
+        )
         in_config = config.global_attn_every_n_layers  # may be more than there are layers
         if type(in_config) is int and in_config > len(types) == every:
             every = in_config
-        if types != ["sliding_attention" if i % every else "full_attention" for i in range(len(types))]:
+        if types != [
+            "sliding_attention" if i % every else "full_attention" for i in range(len(types))
+        ]:
             raise ValueError("layer_types are not one global layer in every so many")
         config.global_attn_every_n_layers = every
     if getattr(config, "local_rope_theta", 0) is None:

@@ -35,7 +35,11 @@ Params = dict[str, Any]
 MASKED_LM = "MaskedLM"
 SEQUENCES = "SequenceClassification"
 TOKENS = "TokenClassification"
-OUTPUTS = {MASKED_LM: FlaxMaskedLMOutput, SEQUENCES: FlaxSequenceClassifierOutput, TOKENS: FlaxTokenClassifierOutput}
+OUTPUTS = {
+    MASKED_LM: FlaxMaskedLMOutput,
+    SEQUENCES: FlaxSequenceClassifierOutput,
+    TOKENS: FlaxTokenClassifierOutput,
+}
 
 
 class RowInfo(NamedTuple):
@@ -69,7 +73,11 @@ def segment_and_position_ids(
 
 def take_tokens(tokens_BxK: Array | None, x_BxLxH: Array) -> Array:
     """Returns x at some tokens of each row, [B, K, H]; all of x if `tokens_BxK` is None."""
-    return x_BxLxH if tokens_BxK is None else jnp.take_along_axis(x_BxLxH, tokens_BxK[..., None], axis=1)
+    return (
+        x_BxLxH
+        if tokens_BxK is None
+        else jnp.take_along_axis(x_BxLxH, tokens_BxK[..., None], axis=1)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +86,9 @@ class Compute:
 
     attend: Attention = attention.xla
     cls_id: int | None = None  # if set, it starts a document that sees no other
-    recomputed_feed_forwards: int = 0  # number of first layers whose feed-forward block is recomputed for the gradient
+    recomputed_feed_forwards: int = (
+        0  # number of first layers whose feed-forward block is recomputed for the gradient
+    )
 
     def recomputed(self, feed_forward: Callable, index: int) -> Callable:
         """Returns the method of layer `index` that computes its feed-forward block, recomputed if it is to be."""
@@ -93,7 +103,12 @@ class AttentionKernel(nn.Module):
     window: int = 0  # tokens that a token sees on each side, 0 for the whole row
 
     def __call__(
-        self, q_BxLxH: Array, k_BxLxH: Array, v_BxLxH: Array, rows: RowInfo, rotation: Rotation | None = None
+        self,
+        q_BxLxH: Array,
+        k_BxLxH: Array,
+        v_BxLxH: Array,
+        rows: RowInfo,
+        rotation: Rotation | None = None,
     ) -> Array:
         """Returns what each token reads [B, L, H]."""
         length = q_BxLxH.shape[1]
@@ -136,9 +151,13 @@ class Layers(nn.Module):
         return states
 
 
-def vocabulary_logits(transform: Callable, x_BxKxH: Array, embedding_VxH: Array, bias_V: Array) -> Array:
+def vocabulary_logits(
+    transform: Callable, x_BxKxH: Array, embedding_VxH: Array, bias_V: Array
+) -> Array:
     """Returns logits_BxKxV of a language-model head, the transformed x times the embeddings, in the type of x."""
-    x_NxH = transform(x_BxKxH.reshape(-1, x_BxKxH.shape[-1]))  # with three axes, a TPU would copy the logits
+    x_NxH = transform(
+        x_BxKxH.reshape(-1, x_BxKxH.shape[-1])
+    )  # with three axes, a TPU would copy the logits
     logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.astype(x_NxH.dtype).T), bias_V)
     return logits_NxV.reshape(*x_BxKxH.shape[:-1], -1)
 
@@ -242,7 +261,11 @@ class Model(nn.Module):
         if of_rows and not all_states:
             predicted_BxK = jnp.zeros((len(ids_BxL), 1), jnp.int32)
         states = self.body(ids_BxL, rows, predicted_BxK)
-        logits = self.predict(states[-1][:, :1], noise)[:, 0] if of_rows else self.predict(states[-1], noise)
+        logits = (
+            self.predict(states[-1][:, :1], noise)[:, 0]
+            if of_rows
+            else self.predict(states[-1], noise)
+        )
         return states, logits
 
     @nn.nowrap
@@ -281,7 +304,9 @@ class Model(nn.Module):
         """Returns float32 parameters, drawn as transformers' `init_weights` draws them."""
         ids_BxL = jnp.zeros((1, 1), jnp.int32)
         rngs = {"params": jax.random.split(key)[0]}
-        return self.init(rngs, ids_BxL, jnp.ones_like(ids_BxL), method="states_and_logits")["params"]
+        return self.init(rngs, ids_BxL, jnp.ones_like(ids_BxL), method="states_and_logits")[
+            "params"
+        ]
 
     # How it is called
 
@@ -307,7 +332,9 @@ class Model(nn.Module):
         """
         self.check_config()
         if output_attentions:
-            raise ValueError("output_attentions: attention kernels don't return them; use transformers' own class.")
+            raise ValueError(
+                "output_attentions: attention kernels don't return them; use transformers' own class."
+            )
         states, logits = self.states_and_logits(
             input_ids,
             attention_mask,
@@ -335,4 +362,6 @@ class Model(nn.Module):
             computes[key] = tuple(layers.ACTIVATIONS)
         for key, values in computes.items():
             if (value := getattr(self.config, key, values[0])) not in values:
-                raise ValueError(f"config.{key} = {value!r}: this model computes {', '.join(map(str, values))} alone.")
+                raise ValueError(
+                    f"config.{key} = {value!r}: this model computes {', '.join(map(str, values))} alone."
+                )

@@ -36,7 +36,10 @@ MODERNBERT: PartitionRules = (
     (r".*/(attn|mlp)/Wo/kernel", P("tensor", "fsdp")),
     (r".*norm/scale", P()),
 )
-MODERNBERT_LM_HEAD: PartitionRules = ((r"head/dense/kernel", P("fsdp", None)), (r"decoder/bias", P("tensor")))
+MODERNBERT_LM_HEAD: PartitionRules = (
+    (r"head/dense/kernel", P("fsdp", None)),
+    (r"decoder/bias", P("tensor")),
+)
 # Small, and replicated: with a split classifier, XLA's partitioner crashes on the gradient on a mesh of three axes
 # (jax 0.10.2, CPU).
 CLASSIFIER: PartitionRules = ((r"classifier/.*", P()),)

@@ -27,8 +27,12 @@ from mlm.model.families import at_path, family_of, first_position
 from mlm.model.module import Params
 
 EMBEDDING_SCALE = 3.0  # of initializer_range; tuned on the quickstart, like the others
-SHARPNESS = 11.0  # attention score of the token at a head's offset, apart from the noise of token contents
-ROTARY_SHARPNESS = 4.0  # the same, for a plane that is rotated by 1 a token; slower planes have less
+SHARPNESS = (
+    11.0  # attention score of the token at a head's offset, apart from the noise of token contents
+)
+ROTARY_SHARPNESS = (
+    4.0  # the same, for a plane that is rotated by 1 a token; slower planes have less
+)
 SHARED = 0.5  # norm of the entry that all embeddings share, relative to the norm of the rest
 
 
@@ -44,7 +48,9 @@ def prime(params: Params, config: PretrainedConfig, counts_V: Array, key: Array)
     decoder["bias"] = 0 * decoder["bias"] + jnp.log(smoothed_V / jnp.mean(smoothed_V))
     embeddings = params[family.body]["embeddings"]
     prime_positions = _prime_rotary if isinstance(config, ModernBertConfig) else _prime_table
-    prime_attention = prime_positions(embeddings, config, EMBEDDING_SCALE * config.initializer_range)
+    prime_attention = prime_positions(
+        embeddings, config, EMBEDDING_SCALE * config.initializer_range
+    )
     for index, layer in at_path(params, family.stack).items():
         keys = jax.random.split(jax.random.fold_in(key, int(index)))
         value, output = (jax.random.orthogonal(layer_key, config.hidden_size) for layer_key in keys)
@@ -54,7 +60,9 @@ def prime(params: Params, config: PretrainedConfig, counts_V: Array, key: Array)
 
 def _offsets(config: RobertaConfig | ModernBertConfig) -> list[int]:
     """Returns the offset that each head attends to."""
-    return [(head // 2 + 1) * (-1 if head % 2 == 0 else 1) for head in range(config.num_attention_heads)]
+    return [
+        (head // 2 + 1) * (-1 if head % 2 == 0 else 1) for head in range(config.num_attention_heads)
+    ]
 
 
 def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Callable[..., None]:
@@ -65,10 +73,14 @@ def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Ca
     width = 2 * len(per_token_F)
     head_size = size // heads
     angles_PxF = np.arange(config.max_position_embeddings)[:, None] * per_token_F
-    sinusoids = np.stack([np.sin(angles_PxF), np.cos(angles_PxF)], axis=-1).reshape(len(angles_PxF), width)
+    sinusoids = np.stack([np.sin(angles_PxF), np.cos(angles_PxF)], axis=-1).reshape(
+        len(angles_PxF), width
+    )
     table_PxH = np.sqrt(2) * stddev * np.pad(sinusoids, ((0, 0), (0, size - width)))
     embeddings["position_embeddings"]["embedding"] = jnp.asarray(table_PxH, jnp.float32)
-    embeddings["word_embeddings"]["embedding"] = embeddings["word_embeddings"]["embedding"].at[:, :width].set(0.0)
+    embeddings["word_embeddings"]["embedding"] = (
+        embeddings["word_embeddings"]["embedding"].at[:, :width].set(0.0)
+    )
     embeddings["token_type_embeddings"]["embedding"] *= 0.0
     sharpness = np.sqrt(SHARPNESS * np.sqrt(head_size) / width)
     query, key = np.zeros((2, width, heads, head_size))
@@ -87,7 +99,9 @@ def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Ca
     return prime_attention
 
 
-def _prime_rotary(embeddings: Params, config: ModernBertConfig, stddev: float) -> Callable[..., None]:
+def _prime_rotary(
+    embeddings: Params, config: ModernBertConfig, stddev: float
+) -> Callable[..., None]:
     """As `_prime_table`, for rotary positions, with a first entry that all embeddings share (see the module)."""
     words = embeddings["tok_embeddings"]
     size = config.hidden_size
@@ -98,11 +112,18 @@ def _prime_rotary(embeddings: Params, config: ModernBertConfig, stddev: float) -
         is_global = index % config.global_attn_every_n_layers == 0
         theta = config.global_rope_theta if is_global else config.local_rope_theta
         head_size = size // config.num_attention_heads
-        per_token_F = theta ** (-np.arange(0, head_size, 2) / head_size)  # radians, as modernbert.py rotates
+        per_token_F = theta ** (
+            -np.arange(0, head_size, 2) / head_size
+        )  # radians, as modernbert.py rotates
         length_F = np.sqrt(ROTARY_SHARPNESS * np.sqrt(head_size) * per_token_F) / shared
-        ahead = [(length_F * np.cos(by * per_token_F), length_F * np.sin(by * per_token_F)) for by in _offsets(config)]
+        ahead = [
+            (length_F * np.cos(by * per_token_F), length_F * np.sin(by * per_token_F))
+            for by in _offsets(config)
+        ]
         plain = [(length_F, 0 * length_F)] * config.num_attention_heads
-        query_H, key_H = (jnp.asarray(np.concatenate(planes, axis=None), jnp.float32) for planes in (ahead, plain))
+        query_H, key_H = (
+            jnp.asarray(np.concatenate(planes, axis=None), jnp.float32) for planes in (ahead, plain)
+        )
         kernel = layer["attn"]["Wqkv"]["kernel"].at[0, 0].add(query_H).at[0, 1].add(key_H)
         layer["attn"]["Wqkv"]["kernel"] = kernel.at[:, 2].set(value)
         layer["attn"]["Wo"]["kernel"] = output
@@ -121,4 +142,6 @@ def _rotation(angles_F: np.ndarray) -> np.ndarray:
     """Returns [2F, 2F], whose blocks turn each (sin, cos) pair by its angle."""
     from scipy.linalg import block_diag  # a fifth of a second of every start
 
-    return block_diag(*([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]] for angle in angles_F))
+    return block_diag(
+        *([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]] for angle in angles_F)
+    )

@@ -23,7 +23,9 @@ class TransformersModel(Model):
 
     def setup(self) -> None:
         self.stock = self.flax_class(
-            self.config, dtype=jnp.dtype(self.dtype), gradient_checkpointing=self.gradient_checkpointing
+            self.config,
+            dtype=jnp.dtype(self.dtype),
+            gradient_checkpointing=self.gradient_checkpointing,
         )
         nn.share_scope(self, self.stock)  # its parameters have no prefix
 

@@ -42,8 +42,12 @@ class Embeddings(nn.Module):
         config = self.config
         init = normal(config)
         self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, init, self.dtype)
-        self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size, init, self.dtype)
-        self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size, init, self.dtype)
+        self.position_embeddings = Embedding(
+            config.max_position_embeddings, config.hidden_size, init, self.dtype
+        )
+        self.token_type_embeddings = Embedding(
+            config.type_vocab_size, config.hidden_size, init, self.dtype
+        )
         self.LayerNorm = LayerNorm(config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -78,7 +82,9 @@ class ResidualOutput(nn.Module):
         self.dropout = Dropout(self.config.hidden_dropout_prob)
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
 
-    def __call__(self, x_BxLxI: Array, residual_BxLxH: Array, rows: RowInfo, tokens_BxL: Array | None) -> Array:
+    def __call__(
+        self, x_BxLxI: Array, residual_BxLxH: Array, rows: RowInfo, tokens_BxL: Array | None
+    ) -> Array:
         return residual_BxLxH + self.dropout(self.dense(x_BxLxI), rows.noise, tokens_BxL)
 
 
@@ -92,7 +98,9 @@ class AttentionBlock(nn.Module):
         self.output = ResidualOutput(self.config)
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm
 
-    def __call__(self, x_BxLxH: Array, residual_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
+    def __call__(
+        self, x_BxLxH: Array, residual_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None
+    ) -> Array:
         """Returns the residual sum of `tokens_BxK`."""
         context_BxLxH = take_tokens(tokens_BxK, self.self(x_BxLxH, rows))
         return self.output(context_BxLxH, take_tokens(tokens_BxK, residual_BxLxH), rows, tokens_BxK)
@@ -141,7 +149,9 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> list[Array]:
-        return Layers(self.config, self.compute, self.layer_class, name="layer")(x_BxLxH, rows, tokens_BxK)
+        return Layers(self.config, self.compute, self.layer_class, name="layer")(
+            x_BxLxH, rows, tokens_BxK
+        )
 
 
 class Body(nn.Module):
@@ -181,7 +191,9 @@ class RobertaModule(Model):
     layer_class = Layer
 
     def setup(self) -> None:
-        self.body = Body(self.config, self.dtype, self.compute, self.layer_type, name=self.body_name)
+        self.body = Body(
+            self.config, self.dtype, self.compute, self.layer_type, name=self.body_name
+        )
         if self.head_name == MASKED_LM:
             self.lm_head = LMHead(self.config)
         else:
@@ -198,4 +210,6 @@ class RobertaModule(Model):
 
     @nn.nowrap
     def partition_rules(self) -> rules.PartitionRules:
-        return rules.BERT + (rules.ROBERTA_LM_HEAD if self.head_name == MASKED_LM else rules.CLASSIFIER)
+        return rules.BERT + (
+            rules.ROBERTA_LM_HEAD if self.head_name == MASKED_LM else rules.CLASSIFIER
+        )

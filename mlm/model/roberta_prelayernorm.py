@@ -15,10 +15,14 @@ class PreNormLayer(Layer):
 
     def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
         sum_BxLxH = self.attention(self.attention.LayerNorm(x_BxLxH), x_BxLxH, rows, tokens_BxK)
-        return self.compute.recomputed(type(self).feed_forward, self.index)(self, sum_BxLxH, rows, tokens_BxK)
+        return self.compute.recomputed(type(self).feed_forward, self.index)(
+            self, sum_BxLxH, rows, tokens_BxK
+        )
 
     def feed_forward(self, sum_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
-        return self.output(self.intermediate(self.intermediate.LayerNorm(sum_BxLxH)), sum_BxLxH, rows, tokens_BxK)
+        return self.output(
+            self.intermediate(self.intermediate.LayerNorm(sum_BxLxH)), sum_BxLxH, rows, tokens_BxK
+        )
 
 
 class PreNormModule(RobertaModule):

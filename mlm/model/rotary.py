@@ -34,4 +34,7 @@ def rotations(config: ModernBertConfig, positions_BxL: Array) -> dict[str, Rotat
         angles = positions_BxL[..., None].astype(jnp.float32) * frequencies
         return jnp.cos(angles), jnp.sin(angles)
 
-    return {"global": rotation(config.global_rope_theta), "local": rotation(config.local_rope_theta)}
+    return {
+        "global": rotation(config.global_rope_theta),
+        "local": rotation(config.local_rope_theta),
+    }

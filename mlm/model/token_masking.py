@@ -73,7 +73,9 @@ class TokenMasking:
             row_key = jax.random.fold_in(jax.random.fold_in(key, record), epoch)
             special_V = np.isin(np.arange(self.vocab_size), self.special_ids)
             ordinary_L = (attention_L > 0) & ~jnp.asarray(special_V)[ids_L]
-            return self._mask_row(row_key, ids_L, ordinary_L, rate)._replace(attention_BxL=attention_L)
+            return self._mask_row(row_key, ids_L, ordinary_L, rate)._replace(
+                attention_BxL=attention_L
+            )
 
         return jax.vmap(mask_row)(ids_BxL, attention_BxL, record_B, epoch_B)
 
@@ -81,10 +83,14 @@ class TokenMasking:
         length = len(ids_L)
         count = self.max_predictions_per_row(length)
         bits = jax.random.bits(key, (length + 2 * count + 1,), jnp.uint32)
-        score_L, kind_K, token_K, rounding = jnp.split(bits, (length, length + count, length + 2 * count))
+        score_L, kind_K, token_K, rounding = jnp.split(
+            bits, (length, length + count, length + 2 * count)
+        )
         predictions = self._count(ordinary_L, rate, rounding[0])
         order_L = jnp.where(ordinary_L, (score_L >> 1).astype(jnp.int32), -1)
-        _, positions_K = jax.lax.top_k(order_L, count)  # a uniform choice: the largest random scores
+        _, positions_K = jax.lax.top_k(
+            order_L, count
+        )  # a uniform choice: the largest random scores
         weights_K = (jnp.arange(count, dtype=jnp.int32) < predictions).astype(jnp.float32)
         return self._masked(ids_L, positions_K, weights_K, kind_K, token_K)
 
@@ -95,7 +101,9 @@ class TokenMasking:
         limit = jnp.minimum(self.max_predictions_per_row(len(ordinary_L)), ordinary)
         return jnp.minimum(jnp.floor(expected).astype(jnp.int32), limit)
 
-    def _masked(self, ids_L: Array, positions_K: Array, weights_K: Array, kind_K: Array, token_K: Array) -> Masked:
+    def _masked(
+        self, ids_L: Array, positions_K: Array, weights_K: Array, kind_K: Array, token_K: Array
+    ) -> Masked:
         """Masks, replaces or keeps each predicted token, as the random bits `kind_K` and `token_K` decide."""
         labels_K = ids_L[positions_K]
         kind_K = uniform(kind_K)

@@ -26,7 +26,9 @@ def to_torch(params: Params) -> dict[str, np.ndarray]:
     for (*scope, leaf), value in flatten_dict(params).items():
         value = np.asarray(value, np.float32)
         name = ".".join([*scope, "bias" if leaf == "bias" else "weight"])
-        tensors[name] = np.ascontiguousarray(value.reshape(len(value), -1).T if leaf == "kernel" else value)
+        tensors[name] = np.ascontiguousarray(
+            value.reshape(len(value), -1).T if leaf == "kernel" else value
+        )
     return tensors
 
 
@@ -75,7 +77,9 @@ def unwrapped(tensors: dict[str, Any], body: str) -> dict[str, Any]:
 
 def with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:
     """Returns PyTorch's tensors with one bias of the decoder: of two, one may be left over from another vocabulary."""
-    embedding = next((value for name, value in tensors.items() if name.endswith("word_embeddings.weight")), ())
+    embedding = next(
+        (value for name, value in tensors.items() if name.endswith("word_embeddings.weight")), ()
+    )
     for head in ("lm_head", "cls.predictions"):
         for name in (f"{head}.bias", f"{head}.decoder.bias"):
             if name in tensors and len(tensors[name]) == len(embedding):

@@ -16,7 +16,9 @@ from mlm.data.order import batch_rows
 from mlm.data.stages import Stages
 from mlm.workdir import Workdir
 
-HISTORY = 20  # lines that say what is usual: enough for a median, few enough to follow a falling loss
+HISTORY = (
+    20  # lines that say what is usual: enough for a median, few enough to follow a falling loss
+)
 LEAST = 8  # of them before a jump counts: with fewer, the median deviation is luck
 DEVIATIONS = 6.0  # standard deviations above the median: one line in 10^9, were the noise normal
 NORMAL = 1.4826  # standard deviation of normal noise in units of its median absolute deviation (Hampel, 1974)
@@ -86,7 +88,13 @@ class LossSpikes(MetricsHook):
     """
 
     def __init__(
-        self, config: ConfigDict, workdir: Workdir, manifest: Manifest, notify: Callable[[str], None], *, stages: Stages
+        self,
+        config: ConfigDict,
+        workdir: Workdir,
+        manifest: Manifest,
+        notify: Callable[[str], None],
+        *,
+        stages: Stages,
     ):
         self._config = config
         self._manifest = manifest
@@ -104,9 +112,22 @@ class LossSpikes(MetricsHook):
         spike = self._detector.add(step, values.get("loss")) if kind == "train" else None
         if spike is None:
             return
-        batches = [f"{first}:{last}" for first, last, _ in self._stages.batches_between(spike.first, spike.last)]
-        line = {"step": spike.last, "kind": "spike", "first_update": spike.first, "last_update": spike.last}
-        line |= {"batches": batches, "loss": spike.loss, "median": spike.median, "deviation": spike.deviation}
+        batches = [
+            f"{first}:{last}"
+            for first, last, _ in self._stages.batches_between(spike.first, spike.last)
+        ]
+        line = {
+            "step": spike.last,
+            "kind": "spike",
+            "first_update": spike.first,
+            "last_update": spike.last,
+        }
+        line |= {
+            "batches": batches,
+            "loss": spike.loss,
+            "median": spike.median,
+            "deviation": spike.deviation,
+        }
         if _spike_id(line) in self._noted:
             return
         self._noted.add(_spike_id(line))
@@ -130,9 +151,13 @@ class LossSpikes(MetricsHook):
         rows = []
         lanes = mixture.lanes(self._manifest, "train", seed=data.seed, lanes=data.lanes)
         for part in self._stages.between(spike.first, spike.last):
-            columns = batch_rows(lanes, rows_before=part.rows_before, rows=part.rows, count=part.count)
+            columns = batch_rows(
+                lanes, rows_before=part.rows_before, rows=part.rows, count=part.count
+            )
             for batch, ids_B, epochs_B in zip(itertools.count(part.batch), *columns):
-                rows.append({"batch": batch, "record_id": ids_B.tolist(), "epoch": epochs_B.tolist()})
+                rows.append(
+                    {"batch": batch, "record_id": ids_B.tolist(), "epoch": epochs_B.tolist()}
+                )
         return rows
 
 

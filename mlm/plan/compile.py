@@ -57,7 +57,9 @@ def compile_step(
     if is_gpu:  # cuDNN is asked how it computes, and is there with a GPU alone
         if config.model.attention == "cudnn":
             what = "plan can't compile cuDNN's kernels for a GPU that is not attached"
-            raise InputError(f"config.model.attention = cudnn: {what}; plan with xla, and measure it with verify.")
+            raise InputError(
+                f"config.model.attention = cudnn: {what}; plan with xla, and measure it with verify."
+            )
         config = configs.replace(config, {"model.attention": "xla"})
     task = make_task(config, sharding.mesh_of(config.mesh, topology.devices), info)
     state = state_bytes(task)
@@ -78,7 +80,9 @@ def compile_step(
             if "RESOURCE_EXHAUSTED" not in str(error) or "vmem" in str(error):
                 raise
             temporaries = temporary_bytes(str(error))
-            return Program("", state, None, None, None if temporaries is None else state + temporaries, False)
+            return Program(
+                "", state, None, None, None if temporaries is None else state + temporaries, False
+            )
         text = "" if is_gpu else _largest(folder)
     memory = compiled.memory_analysis()
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -91,7 +95,9 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
     """Traces a step on abstract arrays."""
 
     def on_mesh(shapes: Any, spec: jax.P) -> Any:
-        return jax.tree.map(lambda leaf: leaf.update(sharding=NamedSharding(task.mesh, spec)), shapes)
+        return jax.tree.map(
+            lambda leaf: leaf.update(sharding=NamedSharding(task.mesh, spec)), shapes
+        )
 
     batch = on_mesh(task.batch_shapes(task.config.data.global_batch), sharding.BATCH)
     if kind != "baseline":
@@ -118,7 +124,9 @@ def temporary_bytes(message: str) -> float | None:
 def state_bytes(task: Pretraining) -> int:
     """Returns the bytes of the training state on a device."""
     leaves = jax.tree.leaves(task.abstract_state)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves
+    )
 
 
 @contextlib.contextmanager

@@ -51,7 +51,9 @@ class Cost:
         self.uncosted = collections.Counter()  # what costs nothing here
         # {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation
         # hides}}.
-        self.collectives: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+        self.collectives: dict[str, collections.Counter] = collections.defaultdict(
+            collections.Counter
+        )
         self.links_free = 0.0  # the cycle at which the last collective has left the links
         self.running: dict[str, tuple[str, float]] = {}  # {name: (kind, cycle of its end)}
         self.run(module.entry, 1)
@@ -99,7 +101,9 @@ class Cost:
             self.uncosted[f"call of {this.target}"] += times
         else:
             result = hlo.size(this.shape)
-            operands = [self.module.by_name[name] for name in this.operands if name in self.module.by_name]
+            operands = [
+                self.module.by_name[name] for name in this.operands if name in self.module.by_name
+            ]
             moved = result + sum(min(hlo.size(operand.shape), result) for operand in operands)
             self.cycles["bytes"] += moved / self.topology.hbm_bytes_per_cycle * times
 
@@ -129,7 +133,11 @@ class Cost:
         this = self.module.by_name[name]
         while this.opcode in ("copy", "bitcast", "convert"):
             this = self.module.by_name[this.operands[0]]
-        return int(this.inside) if this.opcode == "constant" and re.fullmatch(r"-?\d+", this.inside) else None
+        return (
+            int(this.inside)
+            if this.opcode == "constant" and re.fullmatch(r"-?\d+", this.inside)
+            else None
+        )
 
     def communicate(self, this: Instruction, inner: Instruction, times: int) -> None:
         """Counts a collective: synchronous, asynchronous, or fused with the computation that hides it."""
@@ -182,5 +190,7 @@ class Cost:
         if this.kind == "reduce-scatter":
             whole *= devices
         once = (devices - 1) / devices
-        sent = {"all-reduce": 2 * once, "collective-permute": 1.0, "collective-broadcast": 1.0}.get(this.kind, once)
+        sent = {"all-reduce": 2 * once, "collective-permute": 1.0, "collective-broadcast": 1.0}.get(
+            this.kind, once
+        )
         return whole, whole * sent / self.topology.link_bytes_per_cycle

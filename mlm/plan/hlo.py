@@ -6,7 +6,9 @@ import math
 import re
 
 _COMPUTATION = re.compile(r"(ENTRY )?(%[\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?(%[\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)?(.*)", re.DOTALL)
+_INSTRUCTION = re.compile(
+    r"\s+(?:ROOT )?(%[\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)?(.*)", re.DOTALL
+)
 _ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,<=]*)\]")
 COLLECTIVES = (
     "all-reduce",
@@ -86,7 +88,9 @@ def parse(text: str) -> Module:
             current.append(Instruction(*match.groups()))
     if not entry:
         raise ValueError("the compiled text has no ENTRY computation")
-    by_name = {instruction.name: instruction for body in computations.values() for instruction in body}
+    by_name = {
+        instruction.name: instruction for body in computations.values() for instruction in body
+    }
     return Module(entry, computations, by_name)
 
 
@@ -95,7 +99,11 @@ def _join_lines(text: str) -> list[str]:
     lines: list[str] = []
     for line in text.splitlines():
         inside = lines and lines[-1].startswith("  ")
-        if inside and line != "}" and not line.startswith(("  %", "  ROOT %", "}, execution_thread")):
+        if (
+            inside
+            and line != "}"
+            and not line.startswith(("  %", "  ROOT %", "}, execution_thread"))
+        ):
             lines[-1] += " " + line.strip()
         else:
             lines.append(line)
@@ -120,7 +128,9 @@ def find_collective(module: Module, this: Instruction) -> Instruction | None:
         return None
     # The latter on a SparseCore
     name = this.called("calls") or this.attribute(r"called_computations=\{(%[\w.\-]+)")
-    inner = (find_collective(module, instruction) for instruction in module.computations.get(name, ()))
+    inner = (
+        find_collective(module, instruction) for instruction in module.computations.get(name, ())
+    )
     return next(filter(None, inner), None)
 
 

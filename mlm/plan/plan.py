@@ -49,7 +49,9 @@ def make_job(
     if manifest is None:
         vocab_size = config.tokenizer.vocab_size
         length = config.shards.length
-        info = DatasetInfo.synthetic(vocab_size=vocab_size, length=length, records=config.data.global_batch)
+        info = DatasetInfo.synthetic(
+            vocab_size=vocab_size, length=length, records=config.data.global_batch
+        )
     else:
         info = DatasetInfo.from_manifest(manifest)
     info = dataclasses.replace(info, records=records or info.records)
@@ -82,7 +84,9 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "hosts": sharding.host_input(sharding.processes_of(mesh), config),
         "mesh": dict(mesh.shape),
         "length": job.info.length // parts_of_row,
-        "padding": 1 - job.info.real_share if job.manifest or config.shards.rows == CONCATENATED else None,
+        "padding": 1 - job.info.real_share
+        if job.manifest or config.shards.rows == CONCATENATED
+        else None,
         "global_batch": rows,
         "batch_stages": list(map(list, config.data.batch_stages)),
         "accumulate": accumulate,
@@ -112,7 +116,8 @@ def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, An
     stages = make_stages(config, records)
     seconds_of_length = {one["length"]: one["milliseconds"] / 1e3 for one in (row, short)}
     seconds_of = {
-        (rows, length): seconds_of_length[length] * rows / config.data.global_batch for rows, length in stages.sizes
+        (rows, length): seconds_of_length[length] * rows / config.data.global_batch
+        for rows, length in stages.sizes
     }
     if config.train.hours and not config.train.steps:
         steps = hours_to_steps(config, records, seconds_of)
@@ -168,7 +173,9 @@ def plan_cell(
     """Returns {"cell", "plan" or "error"} of one combination; `rules` as in `config.replace`."""
     try:
         place = topology.find(cell["topology"], slices)
-        values = configs.parse(config, [f"{key}={value}" for key, value in cell.items() if "." in key])
+        values = configs.parse(
+            config, [f"{key}={value}" for key, value in cell.items() if "." in key]
+        )
         if "per_chip_batch" in cell:
             accumulate = values.get("train.accumulate", config.train.accumulate)
             rows = int(cell["per_chip_batch"]) * place.chips * accumulate
@@ -178,7 +185,9 @@ def plan_cell(
         if job.manifest:
             check_config(job.manifest, changed)
         else:
-            info = dataclasses.replace(info, length=changed.shards.length, vocab_size=changed.tokenizer.vocab_size)
+            info = dataclasses.replace(
+                info, length=changed.shards.length, vocab_size=changed.tokenizer.vocab_size
+            )
         return {"cell": cell, "plan": measure(changed, dataclasses.replace(job, info=info), place)}
     except (
         InputError,

@@ -64,7 +64,9 @@ def _cell(cell: dict[str, Any]) -> tuple[str, ...]:
         "hours": ",.1f",
         "dollars": ",.0f",
     }
-    figures = ("-" if row.get(key) is None else format(row[key], spec) for key, spec in specs.items())
+    figures = (
+        "-" if row.get(key) is None else format(row[key], spec) for key, spec in specs.items()
+    )
     remark = "" if row["fits"] else f"of {_gigabytes(size['capacity'])}"
     if row.get("uncosted") or row.get("short", row).get("uncosted"):
         remark = "some operations not costed, so it is slower"
@@ -84,7 +86,9 @@ def _step(row: dict[str, Any]) -> list[RenderableType]:
         f"  batch {rows}{accumulate}",
     ]
     if padding is None:
-        lines.append("  counts full rows: their padding is not known without the shards (--workdir)")
+        lines.append(
+            "  counts full rows: their padding is not known without the shards (--workdir)"
+        )
     elif padding:
         lines.append(f"  padding, {padding:.1%} of the rows, is in no number of tokens here")
     lines.append(f"  {memory(row)}")
@@ -101,7 +105,9 @@ def _step(row: dict[str, Any]) -> list[RenderableType]:
         tokens = f"{row['tokens'] / 1e9:,.3g} billion tokens"
         lines.append(f"  whole run: {row['hours']:,.1f} hours, {tokens}{dollars}{staged}")
     elif short["fits"]:
-        lines.append("  hours: unknown, the config counts epochs; give --records=N, or --workdir of the shards")
+        lines.append(
+            "  hours: unknown, the config counts epochs; give --records=N, or --workdir of the shards"
+        )
     return [*lines, *_costs(row), _collectives(row["collectives"])]
 
 
@@ -117,7 +123,11 @@ def memory(row: dict[str, Any]) -> str:
         return f"does not fit: needs {needs} of {size['capacity']} a chip"
     parts = f"arguments {size['arguments']}, temporaries {size['temporaries']}, other outputs {size['outputs']}"
     fits = f"fits: {size['needs']} of {size['capacity']} a chip ({parts})"
-    return fits if "milliseconds" in row else f"{fits}, with attention by xla; a run's cuDNN needs less"
+    return (
+        fits
+        if "milliseconds" in row
+        else f"{fits}, with attention by xla; a run's cuDNN needs less"
+    )
 
 
 def hosts(host_input: dict[str, Any]) -> str:
@@ -135,11 +145,17 @@ def hosts(host_input: dict[str, Any]) -> str:
 def _costs(row: dict[str, Any]) -> list[str]:
     """Returns where the estimate comes from and what it lacks."""
     total = row["cycles"]["all"]
-    shares = ", ".join(f"{row['cycles'][source] / total:.1%} {words}" for source, words in SOURCES.items())
+    shares = ", ".join(
+        f"{row['cycles'][source] / total:.1%} {words}" for source, words in SOURCES.items()
+    )
     lines = [f"  {total / 1e6:.2f} million cycles: {shares}"]
     if row["slices"] > 1:
-        lines.append("  traffic between the slices (DCN) is not costed as such, so the real step is slower")
-    uncosted = collections.Counter(row["uncosted"]) | collections.Counter(row.get("short", row).get("uncosted", {}))
+        lines.append(
+            "  traffic between the slices (DCN) is not costed as such, so the real step is slower"
+        )
+    uncosted = collections.Counter(row["uncosted"]) | collections.Counter(
+        row.get("short", row).get("uncosted", {})
+    )
     operations = ", ".join(f"{operation} ({count})" for operation, count in uncosted.items())
     costed = "every instruction has a cost"
     return [
@@ -154,8 +170,12 @@ def _collectives(collectives: dict[str, Any]) -> RenderableType:
     rows = []
     for kind, row in collectives.items():
         counts = str(row["count"]), str(row["overlapping"]), f"{row['bytes'] / 1e6:,.1f}"
-        rows.append((kind, *counts, f"{row['milliseconds']:.3f}", f"{row['exposed_milliseconds']:.3f}"))
-    return table("collective", ">count", ">overlapping", ">MB", ">ms", ">exposed ms", rows=rows, indent=2)
+        rows.append(
+            (kind, *counts, f"{row['milliseconds']:.3f}", f"{row['exposed_milliseconds']:.3f}")
+        )
+    return table(
+        "collective", ">count", ">overlapping", ">MB", ">ms", ">exposed ms", rows=rows, indent=2
+    )
 
 
 def _gigabytes(size: float | None) -> str:

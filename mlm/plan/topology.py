@@ -51,7 +51,9 @@ class Family:
     target: str = ""  # its description, an XLA GpuTargetConfigProto
 
 
-def gpu(kind: str, version: int, hbm_gib: float, *, cores: int, memory: int, gbs: int, clock: float) -> Family:
+def gpu(
+    kind: str, version: int, hbm_gib: float, *, cores: int, memory: int, gbs: int, clock: float
+) -> Family:
     """Returns an NVIDIA GPU of a compute capability, with so many multiprocessors and bytes of memory."""
     fpus, shared, cache = {8: (64, 166_912, 40), 9: (128, 232_448, 50)}[version]
     target = f"""
@@ -79,8 +81,12 @@ FAMILIES = {
     "v5p": Family("TPU v5", 1, (16, 20, 28), 95.73, 4, 262_144, 2765, 100),
     "v6e": Family("TPU v6 lite", 1, (16, 16), 31.24, 16, 524_288, 1638, 100),
     "tpu7x": Family("TPU7x", 2, (16, 16, 36), 94.74, 4, 524_288, 7380, 100),
-    "a100": gpu("NVIDIA A100-SXM4-80GB", 8, 59.4, cores=108, memory=85_100_068_864, gbs=2039, clock=1.41),
-    "h100": gpu("NVIDIA H100 80GB HBM3", 9, 59.3, cores=132, memory=84_942_979_072, gbs=3352, clock=1.98),
+    "a100": gpu(
+        "NVIDIA A100-SXM4-80GB", 8, 59.4, cores=108, memory=85_100_068_864, gbs=2039, clock=1.41
+    ),
+    "h100": gpu(
+        "NVIDIA H100 80GB HBM3", 9, 59.3, cores=132, memory=84_942_979_072, gbs=3352, clock=1.98
+    ),
     "h200": gpu("NVIDIA H200", 9, 105.7, cores=132, memory=151_397_597_184, gbs=4800, clock=1.98),
 }
 # What the number in Google's name of an accelerator type counts for a chip: v3-8 are 4 chips,
@@ -130,7 +136,9 @@ class Topology:
     def link_bytes_per_cycle(self) -> float:
         """Of a ring through a slice: one link along each axis, two where it is closed; within a chip the memory's."""
         links = sum(1 + (size >= self.family.wrap) for size in self.shape if size > 1)
-        return links * self.family.link_gbs * 1e9 / self.hertz if links else self.hbm_bytes_per_cycle
+        return (
+            links * self.family.link_gbs * 1e9 / self.hertz if links else self.hbm_bytes_per_cycle
+        )
 
 
 def names(family: str) -> list[str]:
@@ -155,7 +163,11 @@ def listed(name: str) -> list[str]:
     if not name.endswith("?"):
         return []
     family = name.rstrip(":?")
-    return names(family) if family in FAMILIES else [name for family in FAMILIES for name in names(family)]
+    return (
+        names(family)
+        if family in FAMILIES
+        else [name for family in FAMILIES for name in names(family)]
+    )
 
 
 def find(name: str, slices: int = 1) -> Topology:
@@ -170,15 +182,25 @@ def find(name: str, slices: int = 1) -> Topology:
         known = ", ".join(f"{names(known)[0]} to {names(known)[-1]}" for known in FAMILIES)
         raise InputError(f"--topology={name}: there is no such TPU or GPU; known are {known}.")
     pod = FAMILIES[family].pod
-    shape = tuple(map(int, sizes.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
-    unknown = InputError(f"--topology={name}: there is no such slice; take one of {', '.join(names(family))}.")
-    if len(shape) != len(pod) or any(a > b for a, b in zip(sorted(shape), sorted(pod), strict=True)):
+    shape = (
+        tuple(map(int, sizes.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
+    )
+    unknown = InputError(
+        f"--topology={name}: there is no such slice; take one of {', '.join(names(family))}."
+    )
+    if len(shape) != len(pod) or any(
+        a > b for a, b in zip(sorted(shape), sorted(pod), strict=True)
+    ):
         raise unknown
     prepare()
     import jax
 
     try:
-        devices = _gpus(family, shape, slices) if FAMILIES[family].target else _tpus(family, shape, slices)
+        devices = (
+            _gpus(family, shape, slices)
+            if FAMILIES[family].target
+            else _tpus(family, shape, slices)
+        )
     except InputError as error:
         raise InputError(f"--topology={name}: {error}") from None
     except jax.errors.JaxRuntimeError:
@@ -193,7 +215,11 @@ def _of_accelerator_type(name: str) -> str:
         return name
     family = "v5e" if prefix == "v5litepod" else prefix
     chips = int(number) / ACCELERATOR_TYPES[prefix]
-    slices = (name for name in names(family) if math.prod(map(int, name.partition(":")[2].split("x"))) == chips)
+    slices = (
+        name
+        for name in names(family)
+        if math.prod(map(int, name.partition(":")[2].split("x"))) == chips
+    )
     return next(slices, f"{family}:{number}")
 
 
@@ -220,7 +246,9 @@ def _gpus(family: str, shape: tuple[int, ...], slices: int) -> list[Any]:
     layout = f"1x{slices}x{shape[0]}"
     try:
         with silence():
-            return topologies.get_topology_desc("", "cuda", target_config=target, topology=layout).devices
+            return topologies.get_topology_desc(
+                "", "cuda", target_config=target, topology=layout
+            ).devices
     except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
         packages = f"jax-cuda12-plugin=={jax.__version__} jax-cuda12-pjrt=={jax.__version__}"
         reason = " ".join(str(error).split())[:200]
@@ -228,16 +256,22 @@ def _gpus(family: str, shape: tuple[int, ...], slices: int) -> list[Any]:
 
 
 def _missing(what: str, packages: str) -> InputError:
-    return InputError(f"{what}; `{sys.executable} -m pip install {packages}` installs it (on Linux, x86-64).")
+    return InputError(
+        f"{what}; `{sys.executable} -m pip install {packages}` installs it (on Linux, x86-64)."
+    )
 
 
 def attached(devices: Sequence[Any]) -> Topology | None:
     """Returns the topology of attached TPUs; None of other devices."""
-    family = next((name for name in FAMILIES if FAMILIES[name].kind == devices[0].device_kind), None)
+    family = next(
+        (name for name in FAMILIES if FAMILIES[name].kind == devices[0].device_kind), None
+    )
     if family is None or FAMILIES[family].target:
         return None
     slices = len({getattr(device, "slice_index", 0) for device in devices})
-    axes = list(zip(*(device.coords for device in devices), strict=True))[: len(FAMILIES[family].pod)]
+    axes = list(zip(*(device.coords for device in devices), strict=True))[
+        : len(FAMILIES[family].pod)
+    ]
     shape = tuple(max(axis) - min(axis) + 1 for axis in axes)
     return Topology(_name(family, shape), FAMILIES[family], shape, list(devices), slices)
 

@@ -45,7 +45,9 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
                     f"{folder / str(step)}: {damage}; restore that folder from a copy, name an earlier checkpoint "
                     "(WORKDIR@STEP), or continue from the newest good one with --config.checkpoint.on_damage=fallback."
                 )
-        logger.warning("%s: %s; falling back to the checkpoint before it.", folder / str(step), damage)
+        logger.warning(
+            "%s: %s; falling back to the checkpoint before it.", folder / str(step), damage
+        )
         if cluster.is_primary():
             set_aside(folder, step, "damaged")
     return None
@@ -56,10 +58,14 @@ def check_step(folder: UPath, step: int, where: str, *, deep: bool = True) -> No
     steps = complete_steps(folder)
     if step not in steps:
         available = ", ".join(map(str, steps)) or "none"
-        raise InputError(f"{where}: there is no complete checkpoint of step {step}; those that are there: {available}.")
+        raise InputError(
+            f"{where}: there is no complete checkpoint of step {step}; those that are there: {available}."
+        )
     with reading(folder, step):
         if damage := find_damage(folder, step, deep=deep):
-            raise DamageError(f"{folder / str(step)}: {damage}; restore that folder from a copy, or name another step.")
+            raise DamageError(
+                f"{folder / str(step)}: {damage}; restore that folder from a copy, or name another step."
+            )
 
 
 def score_of(folder: UPath, step: int) -> float:
@@ -90,7 +96,9 @@ def complete_steps(folder: UPath) -> list[int]:
 
 def set_aside(folder: UPath, step: int, reason: str) -> None:
     """Renames a step's folder to "{reason}.{step}", where orbax does not see it."""
-    names = itertools.chain([f"{reason}.{step}"], (f"{reason}.{step}.{number}" for number in itertools.count(2)))
+    names = itertools.chain(
+        [f"{reason}.{step}"], (f"{reason}.{step}.{number}" for number in itertools.count(2))
+    )
     target = next(folder / name for name in names if not (folder / name).exists())
     until = " until a later one is complete" if reason == "incomplete" else ""
     logger.warning("%s is %s; it is kept as %s%s.", folder / str(step), reason, target.name, until)
@@ -103,14 +111,18 @@ def remove_steps(folder: UPath, *, keep: int, milestones: Iterable[int]) -> None
     scores = {step: score for step in steps if abs(score := score_of(folder, step)) < math.inf}
     best = min(reversed(scores), key=scores.get, default=None)
     for step in set(steps[:-keep]) - {best, *milestones}:
-        (folder / str(step) / HASHES).unlink()  # first, so that an interrupted removal leaves no damaged step
+        (
+            folder / str(step) / HASHES
+        ).unlink()  # first, so that an interrupted removal leaves no damaged step
         remove(folder / str(step))
 
 
 def write_hashes(folder: UPath, step: int) -> None:
     """Writes hashes.json into a step's folder, whole or not at all."""
     root = folder / str(step)
-    hashes = {name: [path.stat().st_size, _sha256(path)] for name, path in sorted(_files(root).items())}
+    hashes = {
+        name: [path.stat().st_size, _sha256(path)] for name, path in sorted(_files(root).items())
+    }
     write_text(root / HASHES, json.dumps(hashes, indent=0))
 
 
@@ -121,8 +133,12 @@ def reading(folder: UPath, step: int) -> Iterator[None]:
         yield
     except Exception:
         if step not in complete_steps(folder):
-            what = "was removed while it was read, as a run that goes on removes its older checkpoints"
-            raise InputError(f"{folder / str(step)}: {what}; start the same command again.") from None
+            what = (
+                "was removed while it was read, as a run that goes on removes its older checkpoints"
+            )
+            raise InputError(
+                f"{folder / str(step)}: {what}; start the same command again."
+            ) from None
         raise
 
 
@@ -158,7 +174,9 @@ def read_meta(folder: UPath, step: int) -> dict[str, Any]:
 
 def _files(root: UPath) -> dict[str, UPath]:
     """Returns {path within the step: path} of all files but the hashes."""
-    return {name: path for name, path in files_below(root).items() if not path.name.startswith(HASHES)}
+    return {
+        name: path for name, path in files_below(root).items() if not path.name.startswith(HASHES)
+    }
 
 
 def _sha256(path: UPath) -> str:

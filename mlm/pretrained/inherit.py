@@ -14,13 +14,17 @@ from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, load, locate, model_config
 
 INIT_FROM = "train.init_from"
-SIZES = tuple(f"model.{key}" for key in ("hidden_size", "layers", "heads", "intermediate_size", "positions"))
+SIZES = tuple(
+    f"model.{key}" for key in ("hidden_size", "layers", "heads", "intermediate_size", "positions")
+)
 MODEL = (
     *SIZES,
     *(f"model.{key}" for key in ("family", "activation", "layer_norm_eps", *MODERNBERT)),
 )
 TOKENIZER = ("tokenizer.path", "tokenizer.vocab_size")
-CHOOSES_TOKENIZER = frozenset({*TOKENIZER, "tokenizer.kind", "tokenizer.lowercase"})  # or trains one
+CHOOSES_TOKENIZER = frozenset(
+    {*TOKENIZER, "tokenizer.kind", "tokenizer.lowercase"}
+)  # or trains one
 
 
 def values(
@@ -41,14 +45,20 @@ def values(
     if INIT_FROM not in overridden or named_by_file in ("", flat[INIT_FROM]):
         is_set |= {key for key, value in flat.items() if value != base.get(key)}
     source = saved(workdir, flat[INIT_FROM]) or _of_model(flat[INIT_FROM])
-    if task == configs.CLASSIFICATION:  # the model decides, but for the tokenizer, which must fit it
+    if (
+        task == configs.CLASSIFICATION
+    ):  # the model decides, but for the tokenizer, which must fit it
         kept = is_set.intersection(["tokenizer.path"])
-        return {key: value for key, value in source.items() if value != flat[key] and key not in kept}
+        return {
+            key: value for key, value in source.items() if value != flat[key] and key not in kept
+        }
     if "model.family" in is_set and flat["model.family"] != source["model.family"]:
         return {}
     kept = is_set.union(SIZES) if flat["model.init"] == "tiled" else is_set
     inherited = {key: source[key] for key in MODEL if key in source and key not in kept}
-    if not is_set & CHOOSES_TOKENIZER and _has_no_other_tokenizer(workdir, source.get("tokenizer.path")):
+    if not is_set & CHOOSES_TOKENIZER and _has_no_other_tokenizer(
+        workdir, source.get("tokenizer.path")
+    ):
         inherited |= {key: source[key] for key in TOKENIZER if key in source}
     if "shards.length" not in is_set:
         positions = inherited.get("model.positions", flat["model.positions"])

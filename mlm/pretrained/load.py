@@ -40,7 +40,9 @@ class Pretrained:
     step: int | None  # of the checkpoint; None for a folder
     meta: dict[str, Any]  # of the checkpoint, see `checkpoint_files.read_meta`; empty for a folder
     source: str  # where it was read from, for messages
-    changed_module: Model | None = None  # of a class that overrides `make_model`, see `changed_model.with_class`
+    changed_module: Model | None = (
+        None  # of a class that overrides `make_model`, see `changed_model.with_class`
+    )
 
     @property
     def run_config(self) -> ConfigDict | None:
@@ -91,10 +93,14 @@ class Pretrained:
 
     def padded(self) -> Self:
         """Returns the model with its vocabulary padded up to a multiple, as a mesh may need it."""
-        return self.with_vocabulary(-(-self.config.vocab_size // families.VOCAB_MULTIPLE) * families.VOCAB_MULTIPLE)
+        return self.with_vocabulary(
+            -(-self.config.vocab_size // families.VOCAB_MULTIPLE) * families.VOCAB_MULTIPLE
+        )
 
 
-def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", headers: bool = False) -> Pretrained:
+def load(
+    model: str | Workdir, *, head: str | None, flag: str = "--model=", headers: bool = False
+) -> Pretrained:
     """Returns the model of a run, or the one that a person named with `flag`.
 
     Args:
@@ -118,7 +124,9 @@ def load(model: str | Workdir, *, head: str | None, flag: str = "--model=", head
     if head == CLASSIFIER:
         _check_classifier(config, where)
     elif not config.tie_word_embeddings:
-        raise InputError(f"{where}: its embeddings are not tied; a model with tied embeddings is needed.")
+        raise InputError(
+            f"{where}: its embeddings are not tied; a model with tied embeddings is needed."
+        )
     if locate.has_tokenizer(folder):
         _fit_tokenizer(config, folder, head, where)
     params = {}
@@ -131,9 +139,13 @@ def _check_classifier(config: PretrainedConfig, where: str) -> None:
     """Raises InputError for a classifier of a kind that is not supported."""
     kind = classifier.kind(config)
     if config.problem_type == "multi_label_classification":
-        raise InputError(f"{where}: is a multi-label classifier; one with a label or number per row is needed.")
+        raise InputError(
+            f"{where}: is a multi-label classifier; one with a label or number per row is needed."
+        )
     if kind == "regression" and config.num_labels > 1:
-        raise InputError(f"{where}: predicts {config.num_labels} numbers per row; one that predicts one is needed.")
+        raise InputError(
+            f"{where}: predicts {config.num_labels} numbers per row; one that predicts one is needed."
+        )
     names = set(map(str, config.id2label.values()))
     if sorted(config.id2label) != list(range(config.num_labels)) or len(names) < config.num_labels:
         raise InputError(
@@ -141,7 +153,9 @@ def _check_classifier(config: PretrainedConfig, where: str) -> None:
             f"{config.num_labels - 1} a name of its own."
         )
     if kind != "tokens" and getattr(config, "classifier_pooling", "cls") != "cls":
-        raise InputError(f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed.")
+        raise InputError(
+            f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed."
+        )
 
 
 def _fit_tokenizer(config: PretrainedConfig, folder: UPath, head: str | None, where: str) -> None:
@@ -163,11 +177,15 @@ def _fit_tokenizer(config: PretrainedConfig, folder: UPath, head: str | None, wh
         classifier.set_pairs(config, tok, has_types="token_type_ids" in tok.model_input_names)
 
 
-def _read_params(folder: UPath, config: PretrainedConfig, head: str | None, where: str, *, headers: bool) -> Params:
+def _read_params(
+    folder: UPath, config: PretrainedConfig, head: str | None, where: str, *, headers: bool
+) -> Params:
     """Returns the parameters that a model with `head` has, checked against its config."""
     family = family_of(config)
     params = weight_files.read_params(folder, family.body, where, headers=headers)
-    reads_pooler = head == CLASSIFIER and family is families.BERT and classifier.kind(config) != "tokens"
+    reads_pooler = (
+        head == CLASSIFIER and family is families.BERT and classifier.kind(config) != "tokens"
+    )
     if head and not reads_pooler and isinstance(params[family.body], dict):
         params[family.body].pop("pooler", None)
     if isinstance(params.get("cls"), dict):
@@ -184,14 +202,22 @@ def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
     if not set(required) <= pretrained.params.keys():
         raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
     stack = "/".join(family.stack) + "/"
-    layers = {name.removeprefix(stack).split("/")[0] for name in pretrained.leaves if name.startswith(stack)}
+    layers = {
+        name.removeprefix(stack).split("/")[0]
+        for name in pretrained.leaves
+        if name.startswith(stack)
+    }
     difference = f"{len(layers)} layers where config.json asks for {config.num_hidden_layers}"
     if len(layers) == config.num_hidden_layers:  # before the shapes of as many are made
         params = pretrained.params if head else pretrained.encoder
         is_classifier = head == CLASSIFIER or "pooler" in params[family.body]
-        module = family.make_module(config, classifier.head_name(config) if is_classifier else MASKED_LM)
+        module = family.make_module(
+            config, classifier.head_name(config) if is_classifier else MASKED_LM
+        )
         config_params = jax.eval_shape(lambda: module.init_params(make_key(0)))
-        expected = shapes_of({name: config_params[name] for name in (config_params if head else params)})
+        expected = shapes_of(
+            {name: config_params[name] for name in (config_params if head else params)}
+        )
         actual = shapes_of(params)
         differences = (
             f"{name} is {actual.get(name)} where config.json asks for {expected.get(name)}"
@@ -200,7 +226,9 @@ def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
         )
         difference = next(differences, "")
     if difference:
-        raise InputError(f"{where}: its weights don't match its config.json: {difference}; use an undamaged copy.")
+        raise InputError(
+            f"{where}: its weights don't match its config.json: {difference}; use an undamaged copy."
+        )
 
 
 def shapes_of(params: Params) -> dict[str, tuple[int, ...]]:
@@ -239,7 +267,9 @@ def from_workdir(
         raise InputError(f"{where}: holds a {kind}, which has no {HEAD_NAMES[head]}.")
     params = {} if headers else restore(workdir, step, meta)
     source = str(workdir.checkpoints / str(step))
-    pretrained = Pretrained(config_of(dataset["model"]), params, str(workdir.tokenizer), step, meta, source)
+    pretrained = Pretrained(
+        config_of(dataset["model"]), params, str(workdir.tokenizer), step, meta, source
+    )
     return pretrained if headers else pretrained.with_vocabulary(dataset["vocab_size"])
 
 

@@ -53,7 +53,9 @@ def at_step(name: str, step: int | None) -> str:
     if step is None:
         return name
     if split_step(f"{name}@{step}")[1] is None:
-        raise InputError(f"--step={step}: needs a workdir with checkpoints; {name or 'no model'} is none.")
+        raise InputError(
+            f"--step={step}: needs a workdir with checkpoints; {name or 'no model'} is none."
+        )
     return f"{name}@{step}"
 
 
@@ -85,7 +87,9 @@ def is_classifier(model: str | Workdir) -> bool:
     try:
         if isinstance(model, Workdir) or is_workdir(model):
             return "labels" in metadata(model)["dataset"]
-        config = json.loads((local_copy(model, "--model=") / "config.json").read_bytes().decode("utf-8-sig"))
+        config = json.loads(
+            (local_copy(model, "--model=") / "config.json").read_bytes().decode("utf-8-sig")
+        )
         heads = ("SequenceClassification", "TokenClassification")
         return any(name.endswith(heads) for name in config.get("architectures") or ())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -108,9 +112,13 @@ def _metadata_of_steps(root: UPath) -> dict[int, dict[str, Any]]:
     """Returns the metadata of each step of a run, unless it is damaged."""
     metas = {}
     for folder in children(root / "checkpoints"):
-        with contextlib.suppress(DamageError, ValueError):  # ValueError: a folder that was set aside
+        with contextlib.suppress(
+            DamageError, ValueError
+        ):  # ValueError: a folder that was set aside
             if logs.read_object(folder / "meta" / "metadata"):
-                metas[int(folder.name)] = checkpoint_files.read_meta(root / "checkpoints", int(folder.name))
+                metas[int(folder.name)] = checkpoint_files.read_meta(
+                    root / "checkpoints", int(folder.name)
+                )
     return metas
 
 
@@ -158,9 +166,13 @@ def _download(name: str, flag: str, weights: bool) -> str:
         if not re.fullmatch(HUB_NAME, name):
             raise FileNotFoundError("no such folder")
         if not weights:
-            folder = huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, SAFETENSORS_INDEX])
+            folder = huggingface_hub.snapshot_download(
+                name, allow_patterns=[*DOWNLOADED, SAFETENSORS_INDEX]
+            )
             if not weight_files(UPath(folder)):
-                weight_file(set(huggingface_hub.list_repo_files(name)).difference(PICKLES), f"{flag}{name}")
+                weight_file(
+                    set(huggingface_hub.list_repo_files(name)).difference(PICKLES), f"{flag}{name}"
+                )
             return folder
         for files in FROM_HUB:
             folder = huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, *files])

@@ -21,7 +21,9 @@ ACTIVATION: Rule = (
 FALSE: Rule = (lambda v: v is False, "false")
 SHARED: dict[Rule, str] = {  # of config.json
     FROM_ZERO: "initializer_range",
-    whole(1, 2**31): "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size",
+    whole(
+        1, 2**31
+    ): "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size",
     whole(2, 2**31): "max_position_embeddings",
     whole(0, 2**31): "pad_token_id",
 }
@@ -61,8 +63,14 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
         config = config_of(content) if name in FAMILIES else None
     except Exception as error:  # whatever transformers raises at values of another type
         is_damaged = isinstance(error, DamageError)
-        reason = "not a JSON object" if is_damaged else printable(f"{type(error).__name__}: {error}")[:200]
-        raise InputError(f"{where}: its config.json can't be read ({reason}); use another copy or model.") from None
+        reason = (
+            "not a JSON object"
+            if is_damaged
+            else printable(f"{type(error).__name__}: {error}")[:200]
+        )
+        raise InputError(
+            f"{where}: its config.json can't be read ({reason}); use another copy or model."
+        ) from None
     if config is None:
         kinds = " or ".join(FAMILIES)
         raise InputError(f"{where}: its config.json has model_type = {name}; it must be {kinds}.")
@@ -72,7 +80,9 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
         for key in keys.split():
             value = getattr(config, key)
             if not check(value):
-                raise InputError(f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}.")
+                raise InputError(
+                    f"{where}: its config.json has {key} = {value!r:.80}; it must be {allowed}."
+                )
     size, rest = divmod(config.hidden_size, config.num_attention_heads)
     if rest or (is_modernbert and size % 2) or config.pad_token_id >= config.vocab_size:
         raise InputError(
@@ -84,8 +94,14 @@ def read_config(folder: UPath, where: str) -> PretrainedConfig:
 
 def keys_of(config: PretrainedConfig) -> dict[str, Any]:
     """Returns the keys of the config's group `model` that describe a model: {"model.layers": 12, ...}."""
-    keys = {f"model.{key}": type(value)(getattr(config, key, value)) for key, value in MODERNBERT_KEYS.items()}
-    keys |= {f"model.{key}": getattr(config, name) for key, name in family_of(config).architecture.items()}
+    keys = {
+        f"model.{key}": type(value)(getattr(config, key, value))
+        for key, value in MODERNBERT_KEYS.items()
+    }
+    keys |= {
+        f"model.{key}": getattr(config, name)
+        for key, name in family_of(config).architecture.items()
+    }
     return keys | {"model.family": name_of(config), "model.positions": longest_row(config)}
 
 

@@ -29,11 +29,17 @@ from mlm.pretrained.model_config import longest_row
 
 POSITIONS = "embeddings/position_embeddings/embedding"
 TYPES = "embeddings/token_type_embeddings/embedding"
-RowPairs = tuple[np.ndarray, np.ndarray]  # of a table of the source, and those of ours that they go to
-Taken = tuple[np.ndarray, np.ndarray]  # float32 of the new shape, and a mask that broadcasts to it: where it counts
+RowPairs = tuple[
+    np.ndarray, np.ndarray
+]  # of a table of the source, and those of ours that they go to
+Taken = tuple[
+    np.ndarray, np.ndarray
+]  # float32 of the new shape, and a mask that broadcasts to it: where it counts
 
 
-def read_source(settings: ConfigDict, config: PretrainedConfig, params: Params) -> tuple[Pretrained, list[str]]:
+def read_source(
+    settings: ConfigDict, config: PretrainedConfig, params: Params
+) -> tuple[Pretrained, list[str]]:
     """Returns the model of train.init_from, tiled if asked for, and lines for the log; `params` may be abstract.
 
     Raises InputError if it has another architecture than `config`.
@@ -47,7 +53,9 @@ def read_source(settings: ConfigDict, config: PretrainedConfig, params: Params) 
     return source, lines + rotary_changes(source, config)
 
 
-def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled: bool = False) -> None:
+def refuse_another_model(
+    source: Pretrained, config: PretrainedConfig, *, tiled: bool = False
+) -> None:
     """Raises InputError, with all differences, if the source has another architecture than `config`.
 
     `tiled` allows smaller sizes.
@@ -65,8 +73,12 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
                 differences.append(f"model.{key} = {value} (it has {old_value})")
         size, old_size = (model.hidden_size // model.num_attention_heads for model in (config, old))
         if size != old_size and not differences:  # tiled
-            differences.append(f"heads of size {size}, by model.hidden_size and model.heads (it has {old_size})")
-        activation, old_activation = (getattr(model, "classifier_activation", None) for model in (config, old))
+            differences.append(
+                f"heads of size {size}, by model.hidden_size and model.heads (it has {old_size})"
+            )
+        activation, old_activation = (
+            getattr(model, "classifier_activation", None) for model in (config, old)
+        )
         if activation != old_activation:
             differences.append(f"classifier_activation = {activation} (it has {old_activation})")
     if differences:
@@ -79,7 +91,9 @@ def refuse_another_model(source: Pretrained, config: PretrainedConfig, *, tiled:
 def refuse_unfit_rows(body: PretrainedConfig, *, length: int, vocab_size: int, pad_id: int) -> None:
     """Raises InputError if a model can't read a classifier's rows, of `length` tokens at most."""
     if length > longest_row(body):
-        raise InputError(f"config.classify.length = {length}: the model reads {longest_row(body)} tokens; lower it.")
+        raise InputError(
+            f"config.classify.length = {length}: the model reads {longest_row(body)} tokens; lower it."
+        )
     if body.vocab_size < vocab_size or body.pad_token_id != pad_id:
         raise InputError(
             f"config.train.init_from: its model has {body.vocab_size} vocabulary entries and pad id "
@@ -90,7 +104,11 @@ def refuse_unfit_rows(body: PretrainedConfig, *, length: int, vocab_size: int, p
 def rotary_changes(source: Pretrained, config: PretrainedConfig) -> list[str]:
     """Returns a line for each rotary base that differs from the source's."""
     bases = ((key, getattr(source.config, key, 0), getattr(config, key, 0)) for key in ROTARY_BASES)
-    return [f"  model.{key}: {old:g} in the source, {new:g} here" for key, old, new in bases if old != new]
+    return [
+        f"  model.{key}: {old:g} in the source, {new:g} here"
+        for key, old, new in bases
+        if old != new
+    ]
 
 
 def tile(
@@ -100,7 +118,9 @@ def tile(
     old = source.config
     hidden = old.hidden_size, config.hidden_size
     inner = old.intermediate_size, config.intermediate_size
-    heads_before = (config.num_attention_heads - old.num_attention_heads) // 2  # the copy in the middle; whole heads
+    heads_before = (
+        config.num_attention_heads - old.num_attention_heads
+    ) // 2  # the copy in the middle; whole heads
     starts = {
         inner: (inner[1] - inner[0]) // 2,
         hidden: heads_before * (old.hidden_size // old.num_attention_heads),
@@ -126,9 +146,15 @@ def tile(
                 values = np.take(values, (np.arange(large) - starts[small, large]) % small, axis)
         tiled[name] = values
     sizes = {"hidden size": hidden, "intermediate size": inner}
-    lines = [f"  tiled from {small:,} to {large:,}: {size}" for size, (small, large) in sizes.items() if small < large]
+    lines = [
+        f"  tiled from {small:,} to {large:,}: {size}"
+        for size, (small, large) in sizes.items()
+        if small < large
+    ]
     if len(layers) > old.num_hidden_layers:
-        lines.append(f"  repeated from {old.num_hidden_layers} to {len(layers)}: layers {', '.join(map(str, layers))}")
+        lines.append(
+            f"  repeated from {old.num_hidden_layers} to {len(layers)}: layers {', '.join(map(str, layers))}"
+        )
     return dataclasses.replace(source, params=unflatten_dict(tiled, sep="/")), lines
 
 
@@ -171,10 +197,14 @@ def fit(
     if positions in leaves:
         # A RoBERTa's rows up to that of its padding id are of no position; another family's all are
         # of one.
-        old_pad, new_pad = (source.config.pad_token_id, pad_id) if first_position(source.config) else (-1, -1)
+        old_pad, new_pad = (
+            (source.config.pad_token_id, pad_id) if first_position(source.config) else (-1, -1)
+        )
         old_length = len(leaves[positions]) - old_pad - 1
         new_length = shapes[positions][0] - new_pad - 1
-        steps = np.arange(-min(old_pad, new_pad), min(old_length, new_length) + 1)  # 0 is the position of padding
+        steps = np.arange(
+            -min(old_pad, new_pad), min(old_length, new_length) + 1
+        )  # 0 is the position of padding
         rows[positions] = steps + old_pad, steps + new_pad
     types = f"{family.body}/{TYPES}"
     if types in leaves:
@@ -203,7 +233,9 @@ def fit(
         counts = _counts("positions", min(old_length, new_length), new_length, old_length)
         lines.append(f"  {positions}: {counts}")
     if fresh := [name for name in shapes if name not in taken]:
-        lines.append(f"  newly initialized (missing from the source, or of another shape): {_grouped(fresh, family)}")
+        lines.append(
+            f"  newly initialized (missing from the source, or of another shape): {_grouped(fresh, family)}"
+        )
     if unused := [name for name in leaves if name not in shapes]:
         lines.append(f"  unused in the source: {_grouped(unused, family)}")
     return taken, lines
@@ -219,10 +251,14 @@ def _match_tokens(source: Pretrained, folder: str | None, count: int) -> tuple[R
     if old.get_vocab() == new.get_vocab():
         return by_id
     old_ids = dict(_texts(old.backend_tokenizer))
-    old_id_of = {new_id: old_ids[text] for text, new_id in _texts(new.backend_tokenizer) if text in old_ids}
+    old_id_of = {
+        new_id: old_ids[text] for text, new_id in _texts(new.backend_tokenizer) if text in old_ids
+    }
     for role in tokenizer.ROLES:
         new_id, old_id = (getattr(tok, f"{role}_token_id") for tok in (new, old))
-        if new_id is not None and old_id is not None:  # a tokenizer that knows every character has no unk token
+        if (
+            new_id is not None and old_id is not None
+        ):  # a tokenizer that knows every character has no unk token
             old_id_of[new_id] = old_id
     entries = len(source.leaves["/".join(source.family.embedding)])
     pairs = [(old_id, new_id) for new_id, old_id in sorted(old_id_of.items()) if old_id < entries]
@@ -272,5 +308,7 @@ def start(params: Params, taken: dict[str, Taken]) -> Params:
         leaf = leaves[name]
         # jnp.where allocates, so the result is safe to donate.
         where = jax.jit(jnp.where, out_shardings=leaf.sharding)
-        leaves[name] = where(shard(np.broadcast_to(mask, leaf.shape), leaf), shard(values, leaf), leaf)
+        leaves[name] = where(
+            shard(np.broadcast_to(mask, leaf.shape), leaf), shard(values, leaf), leaf
+        )
     return unflatten_dict(leaves, sep="/")

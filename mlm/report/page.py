@@ -19,7 +19,9 @@ def render(template: str, values: Mapping[str, Any], plots: Mapping[str, str]) -
     """Returns a page; `plots` are URLs by title."""
     pages = templates("mlm.report")
     pages.filters |= {"number": number, "duration": duration}
-    pages.filters["config_value"] = lambda value: value if isinstance(value, str) and value else json.dumps(value)
+    pages.filters["config_value"] = lambda value: (
+        value if isinstance(value, str) and value else json.dumps(value)
+    )
     return pages.get_template(template).render(values, plots=plots)
 
 

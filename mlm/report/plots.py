@@ -52,7 +52,9 @@ def draw(run: RunSummary) -> dict[str, Figure]:
     lines = [*run.train, *run.evals]
     for key in ("accuracy", "f1", *logs.own_metrics(lines)):
         if any(key in line for line in lines):
-            title, unit, scale = (key.capitalize(), "%", 100) if key in ("accuracy", "f1") else (key, "mean", 1)
+            title, unit, scale = (
+                (key.capitalize(), "%", 100) if key in ("accuracy", "f1") else (key, "mean", 1)
+            )
             figures[title] = _plot(
                 unit,
                 Curve(points(run.train, key, scale), TRAIN, "training"),
@@ -79,7 +81,9 @@ def draw_loss(run: RunSummary) -> Figure:
     for color, name in zip(SETS, sets, strict=False):
         curves.append(Curve(points(run.evals, f"{name}/loss"), color, name))
     if run.unigram_entropy is not None:
-        curves.append(Curve(([0, run.step], [run.unigram_entropy] * 2), GRAY, "unigram entropy", style="--"))
+        curves.append(
+            Curve(([0, run.step], [run.unigram_entropy] * 2), GRAY, "unigram entropy", style="--")
+        )
     return _plot(run.unit_of_loss, *curves)
 
 
@@ -114,13 +118,19 @@ def draw_norms(lines: list[Line]) -> Figure:
     # The third are of updates over parameters: sum updates, then divide
     parameter_TxP = norms_TxPx3[..., 1]
     norms_TxPx3[..., 2] = np.where(parameter_TxP == 0, 0, norms_TxPx3[..., 2] * parameter_TxP)
-    norms_GxTx3 = np.sqrt([np.sum(norms_TxPx3[:, indices] ** 2, axis=1) for indices in groups.values()])
+    norms_GxTx3 = np.sqrt(
+        [np.sum(norms_TxPx3[:, indices] ** 2, axis=1) for indices in groups.values()]
+    )
     norms_GxTx3[..., 2] /= np.where(norms_GxTx3[..., 1] == 0, np.nan, norms_GxTx3[..., 1])
     steps = [line["step"] for line in lines]
     figure = Figure(figsize=(11, 0.9 + 0.17 * len(groups)), layout="constrained")
-    for column, title in enumerate(("gradient, before clipping", "parameter", "update / parameter")):
+    for column, title in enumerate(
+        ("gradient, before clipping", "parameter", "update / parameter")
+    ):
         shown_GxT = np.ma.masked_where(~(norms_GxTx3[..., column] > 0), norms_GxTx3[..., column])
-        axes = figure.add_subplot(1, 3, column + 1, title=title, xlabel="steps", facecolor="#a7b2c0")
+        axes = figure.add_subplot(
+            1, 3, column + 1, title=title, xlabel="steps", facecolor="#a7b2c0"
+        )
         scale = "log" if shown_GxT.count() else None
         mesh = axes.pcolormesh(steps, range(len(groups)), shown_GxT, norm=scale, rasterized=True)
         figure.colorbar(mesh, aspect=50)
@@ -192,13 +202,17 @@ def save(figure: Figure, file: Path) -> None:
     figure.savefig(file, dpi=160, metadata={"Software": None})
 
 
-def _plot(y_unit: str, *curves: Curve, x_unit: str = "steps", bottom: float | None = None) -> Figure:
+def _plot(
+    y_unit: str, *curves: Curve, x_unit: str = "steps", bottom: float | None = None
+) -> Figure:
     figure = Figure(figsize=(4.7, 2.9), layout="constrained")
     axes = figure.add_subplot(xlabel=x_unit, ylabel=y_unit)
     shown = [curve for curve in curves if curve.points[0]]
     for (x, y), color, label, alpha, style in shown:
         marker = "o" if len(x) < FEW and (alpha, style) == (1, "-") else ""
-        axes.plot(x, y, style, color=color, label=_shown(label), alpha=alpha, marker=marker, markersize=4)
+        axes.plot(
+            x, y, style, color=color, label=_shown(label), alpha=alpha, marker=marker, markersize=4
+        )
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=bottom)

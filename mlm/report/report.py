@@ -62,7 +62,9 @@ def gather(workdir: Workdir) -> RunSummary:
     """Reads the logs, the config and the manifest of a run; config and manifest may be missing."""
     run = summary.gather(workdir, configs.read(workdir.config))
     if not (run.train or run.evals):
-        raise InputError(f"{workdir.metrics}: holds no line of training or evaluation yet; train there first.")
+        raise InputError(
+            f"{workdir.metrics}: holds no line of training or evaluation yet; train there first."
+        )
     return run
 
 
@@ -75,7 +77,11 @@ def score_rows(lines: Sequence[Line], *, unit: str = "") -> Rows:
     rows = []
     for set_name in dict.fromkeys(name for sets in by_set for name in sets):
         columns = [sets.get(set_name, {}) for sets in by_set]
-        shown = [key for key in (*logs.SCORES, *logs.own_metrics(columns)) if any(key in scores for scores in columns)]
+        shown = [
+            key
+            for key in (*logs.SCORES, *logs.own_metrics(columns))
+            if any(key in scores for scores in columns)
+        ]
         for key in shown:
             name, spec = logs.SCORES.get(key, (key, ".4g"))
             if key == "loss" and (unit or "mse" in shown):
@@ -84,7 +90,9 @@ def score_rows(lines: Sequence[Line], *, unit: str = "") -> Rows:
                 name = "F1, spans of words"
             if set_name:
                 name = f"{set_name}: {name}"
-            rows.append((name, *(number(scores[key], spec) if key in scores else "" for scores in columns)))
+            rows.append(
+                (name, *(number(scores[key], spec) if key in scores else "" for scores in columns))
+            )
     return rows
 
 
@@ -114,11 +122,15 @@ def compare(workdirs: list[Workdir]) -> str:
     """
     roots = [str(workdir.root) for workdir in workdirs]
     if len(set(map(canonical, roots))) < len(roots) or len(roots) > MOST_RUNS:
-        raise InputError(f"--compare: {', '.join(roots)}: name at most {MOST_RUNS} runs, each once.")
+        raise InputError(
+            f"--compare: {', '.join(roots)}: name at most {MOST_RUNS} runs, each once."
+        )
     runs = dict(zip(distinct_parts(roots), map(gather, workdirs), strict=True))
     unit = " or ".join(sorted({run.unit_of_loss for run in runs.values()}))
     keys = differences([configs.flatten(run.config or {}) for run in runs.values()])
-    tables = [("", [("last scores", *runs), *_final_scores(list(runs.values()), unit)], "numbers scores")]
+    tables = [
+        ("", [("last scores", *runs), *_final_scores(list(runs.values()), unit)], "numbers scores")
+    ]
     if keys:
         tables.append(("Config keys that differ", [("key", *runs), *keys], "summary"))
     lead = f"{len(runs)} runs, {len(keys)} config keys that differ. Faint: training. With marks: evaluation."
@@ -175,5 +187,8 @@ def _final_scores(runs: list[RunSummary], unit: str) -> Rows:
 def differences(configs: list[dict[str, Any]]) -> Rows:
     """Returns (key, value in each config, ...) for each key that is not the same in all of some flattened configs."""
     keys = sorted(set().union(*configs))
-    rows = [(key, *(json.dumps(config[key]) if key in config else ABSENT for config in configs)) for key in keys]
+    rows = [
+        (key, *(json.dumps(config[key]) if key in config else ABSENT for config in configs))
+        for key in keys
+    ]
     return [row for row in rows if len(set(row[1:])) > 1]

@@ -31,7 +31,9 @@ class Session:
     @property
     def devices(self) -> str:
         """Their number and kind, such as "8 x TPU v4"."""
-        return f"{self.lines[0].get('devices', '?')} x {self.lines[0].get('device', 'unknown device')}"
+        return (
+            f"{self.lines[0].get('devices', '?')} x {self.lines[0].get('device', 'unknown device')}"
+        )
 
     def kept_lines(self, *kinds: str) -> list[Line]:
         """Returns the lines of some kinds up to the last step that was kept."""
@@ -46,4 +48,7 @@ def split_sessions(timing: list[Line], until: float = float("inf")) -> list[Sess
     starts = [index for index, line in enumerate(timing) if line["kind"] == "start"]
     groups = [timing[start:end] for start, end in itertools.pairwise([*starts, None])]
     begins = [lines[0]["step"] for lines in groups]
-    return [Session(lines, min(begins[index + 1 :], default=float("inf"))) for index, lines in enumerate(groups)]
+    return [
+        Session(lines, min(begins[index + 1 :], default=float("inf")))
+        for index, lines in enumerate(groups)
+    ]

@@ -132,7 +132,11 @@ class RunSummary:
         Nothing of one folder.
         """
         parts = mixture.parts(self.manifest) if self.manifest and self.config else ()
-        sized = [(part.name, part.share, part.manifest.splits["train"].records) for part in parts if part.name]
+        sized = [
+            (part.name, part.share, part.manifest.splits["train"].records)
+            for part in parts
+            if part.name
+        ]
         read = make_stages(self.config, records=1).own_rows_read(step) if sized else 0
         return [(name, share, rows, read * share / rows) for name, share, rows in sized]
 
@@ -157,7 +161,12 @@ def read_tests(root: UPath, manifest: Manifest | None, until: float) -> dict[str
     lines = []
     for key, scores in logs.read_object(root / logs.RESULTS).items():
         match = TEST.fullmatch(key)
-        if match and "loss" in scores and data in (None, match["data"]) and int(match["step"]) <= until:
+        if (
+            match
+            and "loss" in scores
+            and data in (None, match["data"])
+            and int(match["step"]) <= until
+        ):
             lines.append((int(match["step"]), match["masks"], scores))
     lines.sort(key=lambda line: line[:2])
     return {f"{masks}, step {step:,}": {"step": step, **scores} for step, masks, scores in lines}
@@ -170,7 +179,9 @@ def glue_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
         if "failed" in task:
             rows.append((name, "failed", "", "", "", "", task["failed"]))
             continue
-        settings = [f"{key.rpartition('.')[2]} {value:g}" for key, value in task.get("setting", {}).items()]
+        settings = [
+            f"{key.rpartition('.')[2]} {value:g}" for key, value in task.get("setting", {}).items()
+        ]
         rows.append(
             (
                 name,
@@ -189,7 +200,9 @@ def glue_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def gather(workdir: Workdir, config: ConfigDict | None, *, until: float = float("inf")) -> RunSummary:
+def gather(
+    workdir: Workdir, config: ConfigDict | None, *, until: float = float("inf")
+) -> RunSummary:
     """Reads the logs of a run up to a step, and the manifest of its shards if they are still there."""
     lines = [line for line in logs.read(workdir.metrics) if line["step"] <= until]
     tables = {int(step): table for step, table in logs.read_object(workdir.glue).items()}

@@ -35,7 +35,10 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[list[str], page.Rows]]:
             if group == "words" or name in result["models"]
         ]
         yield [group, ">count", "model", *heads], rows
-    rows = [(name, *(format(m[key], spec) for key, spec in COUNTS.items())) for name, m in result["models"].items()]
+    rows = [
+        (name, *(format(m[key], spec) for key, spec in COUNTS.items()))
+        for name, m in result["models"].items()
+    ]
     yield ["words asked", *(f">{key.replace('_per_', ' a ')}" for key in COUNTS)], rows
 
 
@@ -48,5 +51,8 @@ def _cells(scores: dict[str, dict[str, float]]) -> Iterator[str]:
 
 def to_page(result: dict[str, Any]) -> str:
     """Returns a page, one file that needs no network."""
-    shown = [("", [[head.removeprefix(">") for head in heads], *rows], "numbers") for heads, rows in tables(result)]
+    shown = [
+        ("", [[head.removeprefix(">") for head in heads], *rows], "numbers")
+        for heads, rows in tables(result)
+    ]
     return page.render_tables(result["source"], summary(result), shown)

@@ -36,13 +36,17 @@ def split(text: str) -> list[str]:
         else:
             values.append(part)
     if _is_open(values[-1]):
-        raise InputError(f"--vary: {text} has a quote or a bracket without its other half; write both.")
+        raise InputError(
+            f"--vary: {text} has a quote or a bracket without its other half; write both."
+        )
     return [re.sub(r"^(['\"])([^'\"]*)\1$", r"\2", value) for value in values]
 
 
 def _is_open(text: str) -> bool:
     """Returns whether a bracket or a quote in it still has to be closed."""
-    brackets = any(text.count(opening) > text.count(closing) for opening, closing in ("()", "[]", "{}"))
+    brackets = any(
+        text.count(opening) > text.count(closing) for opening, closing in ("()", "[]", "{}")
+    )
     return brackets or any(text.count(quote) % 2 for quote in "'\"")
 
 

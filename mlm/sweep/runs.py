@@ -114,7 +114,9 @@ def _run(trial: Trial, root: UPath, before: float, processes: list[Popen]) -> Ou
     command = [sys.executable, *trial.program.command, *trial.arguments]
     with (staging / OUTPUT).open("ab+") as output:
         start = output.seek(0, os.SEEK_END)
-        processes.append(Popen(command, env=environment, stdin=DEVNULL, stdout=output, stderr=STDOUT))
+        processes.append(
+            Popen(command, env=environment, stdin=DEVNULL, stdout=output, stderr=STDOUT)
+        )
         code = processes[-1].wait()
         output.seek(start)
         printed = output.read().decode(errors="replace").splitlines()

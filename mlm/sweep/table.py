@@ -49,20 +49,30 @@ def read_scores(trial: Trial) -> dict[str, float]:
         printed = (folder / runs.OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
         scores = configs.flatten(json.loads([line for line in printed if line.startswith("{")][-1]))
         first = next(
-            (key for key in ("loss", *scores) if key in scores and key.endswith(("loss", "accuracy"))),
+            (
+                key
+                for key in ("loss", *scores)
+                if key in scores and key.endswith(("loss", "accuracy"))
+            ),
             "loss",
         )
     else:
         config = configs.read(folder / "config.json")
         saved = {line["step"] for line in logs.read(folder / "timing.jsonl", "checkpoint")}
-        evals = [line for line in logs.read(folder / "metrics.jsonl", "eval") if line["step"] in saved]
+        evals = [
+            line for line in logs.read(folder / "metrics.jsonl", "eval") if line["step"] in saved
+        ]
         metrics = config.classify.metric if config else ()
         scores = report.best_evaluation(evals, config) if evals else {}
         first = " + ".join(metrics) or "loss"
         if scores and metrics:
             scores = scores | {first: selected(scores, metrics)}
     scores = {first: scores.get(first)} | scores
-    return {key: value for key, value in scores.items() if type(value) in (int, float) and math.isfinite(value)}
+    return {
+        key: value
+        for key, value in scores.items()
+        if type(value) in (int, float) and math.isfinite(value)
+    }
 
 
 def check_name(metric: str, chosen_by: Sequence[str]) -> None:
@@ -91,14 +101,20 @@ def write(root: UPath, outcomes: Sequence[Outcome], metric: str) -> None:
     known = dict.fromkeys(key for run_scores in scores for key in run_scores)
     metric = metric or next(iter(known), "loss")
     if known and metric not in known:
-        raise InputError(f"--metric={metric}: the runs have no such score; name one of {', '.join(known)}.")
+        raise InputError(
+            f"--metric={metric}: the runs have no such score; name one of {', '.join(known)}."
+        )
     groups = summarize(trials, [run_scores.get(metric) for run_scores in scores])
     if any(trial.values.get("split") == "test" for trial in trials):
         best = None
-        rule = f"{metric}: scores of a test split choose nothing, so no setting is marked as the best"
+        rule = (
+            f"{metric}: scores of a test split choose nothing, so no setting is marked as the best"
+        )
     else:
         best = max(groups, key=lambda group: sign(metric) * group.median, default=None)
-        rule = f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
+        rule = (
+            f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
+        )
     rows = []
     for group in groups:
         spread = (group.median, min(group.scores), max(group.scores))
@@ -117,7 +133,8 @@ def write(root: UPath, outcomes: Sequence[Outcome], metric: str) -> None:
             for group in groups
         ],
         "runs": [
-            outcome._asdict() | {"trial": outcome.trial.name, "values": outcome.trial.values, "scores": run_scores}
+            outcome._asdict()
+            | {"trial": outcome.trial.name, "values": outcome.trial.values, "scores": run_scores}
             for outcome, run_scores in zip(outcomes, scores, strict=True)
         ],
     }
@@ -160,7 +177,11 @@ def draw(groups: Sequence[Group], metric: str, plots: ModuleType) -> dict[str, A
         curves: dict[str, list[tuple[float, ...]]] = defaultdict(list)
         for group in groups:
             others = {other: value for other, value in group.values.items() if other != key}
-            name = ", ".join(f"{short}={others[other]}" for other, short in grid.short_keys(others).items())
-            curves[name].append((group.values[key], min(group.scores), group.median, max(group.scores)))
+            name = ", ".join(
+                f"{short}={others[other]}" for other, short in grid.short_keys(others).items()
+            )
+            curves[name].append(
+                (group.values[key], min(group.scores), group.median, max(group.scores))
+            )
         figures[f"{metric} over {key}"] = plots.draw_over_values(curves, key, metric)
     return figures

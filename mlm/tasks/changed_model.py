@@ -20,14 +20,20 @@ def with_class(
     """
     record = model.meta.get("class", {})
     stock_network = stock_network or not model.meta  # a folder's is transformers' own network
-    remark = entry.check_use(record, program.record, model.source, command=command, stock_network=stock_network)
+    remark = entry.check_use(
+        record, program.record, model.source, command=command, stock_network=stock_network
+    )
     if remark and cluster.is_primary():
         say(remark)
     pretraining = program.pretraining
-    if pretraining is None or "make_model" not in record.get("overrides", ()):  # then it is by that class
+    if pretraining is None or "make_model" not in record.get(
+        "overrides", ()
+    ):  # then it is by that class
         return model
     dataset = model.meta["dataset"]
-    info = DatasetInfo(*(dataset.get(field.name, field.default) for field in dataclasses.fields(DatasetInfo)))
+    info = DatasetInfo(
+        *(dataset.get(field.name, field.default) for field in dataclasses.fields(DatasetInfo))
+    )
     config = copy.deepcopy(model.run_config).unlock()
     config.model.dtype = "float32"
     module = pretraining.model_alone(config.lock(), info)

@@ -49,7 +49,9 @@ class Classification(Task):
         sharding.check_batches(self.mesh, config)
         sharding.check_batch(self.mesh, rows=config.evaluate.batch, key="evaluate.batch")
         _check_data(config, examples, body)
-        self.model_config = classifier.make_config(body, examples.labels, of_tokens=config.classify.kind == "tokens")
+        self.model_config = classifier.make_config(
+            body, examples.labels, of_tokens=config.classify.kind == "tokens"
+        )
         self.module = make_module(config, self.model_config, examples, self.mesh)
 
         self._count = len(examples.splits["train"])
@@ -64,7 +66,9 @@ class Classification(Task):
         shardings = sharding.shardings_of(self.abstract_state).params
         self.eval_step = make_eval_step(self.module, self.mesh, shardings, longest=examples.length)
         self._mean_length = float(np.mean(examples.splits["train"].lengths))
-        self.data_fingerprint = examples.fingerprint("train", "validation")  # what else there is chooses nothing
+        self.data_fingerprint = examples.fingerprint(
+            "train", "validation"
+        )  # what else there is chooses nothing
         self.metadata = {
             "model": self.model_config.to_dict(),
             "labels": examples.labels,
@@ -81,7 +85,8 @@ class Classification(Task):
         ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
         of_tokens = classifier.kind(self.model_config) == "tokens"
         label = jax.ShapeDtypeStruct(
-            (rows, length) if of_tokens else (rows,), jnp.int32 if self.examples.labels else jnp.float32
+            (rows, length) if of_tokens else (rows,),
+            jnp.int32 if self.examples.labels else jnp.float32,
         )
         row = jax.ShapeDtypeStruct((rows,), jnp.uint32)
         return {"input_ids": ids, "attention_mask": ids, "label": label, "row": row}
@@ -103,7 +108,11 @@ class Classification(Task):
         if self._read_params is None:
             return self.init()
         shardings = flatten_dict(sharding.shardings_of(self.abstract_state).params)
-        start = {path: value for path, value in flatten_dict(self._read_params()).items() if path in shardings}
+        start = {
+            path: value
+            for path, value in flatten_dict(self._read_params()).items()
+            if path in shardings
+        }
         on_devices = sharding.put_tree(start, {path: shardings[path] for path in start})
         return self.init(unflatten_dict(on_devices))
 
@@ -118,7 +127,9 @@ class Classification(Task):
         )
 
     def evaluate(self, params: Params) -> dict[str, Any]:
-        return evaluate(self.config, self.examples, self.mesh, self.eval_step, params, "validation")[0]
+        return evaluate(
+            self.config, self.examples, self.mesh, self.eval_step, params, "validation"
+        )[0]
 
     def is_epoch_end(self, step: int) -> bool:
         rows = self.config.data.global_batch
@@ -151,11 +162,15 @@ class Classification(Task):
         for name, split in self.examples.splits.items():
             lines[name] = f"{len(split):,} rows of {sources[name]}"
             if split.truncated:
-                lines[name] += f", {split.truncated:,} of them truncated to {self.examples.length} tokens"
+                lines[name] += (
+                    f", {split.truncated:,} of them truncated to {self.examples.length} tokens"
+                )
             if split.words:
                 words_cut = np.sum(split.words.token_W < 0)
                 lines[name] += f", {len(split.labels_N):,} words, {words_cut:,} of them cut off"
-        lines["predicts"] = f"{len(self.examples.labels)} classes" if self.examples.labels else "a number"
+        lines["predicts"] = (
+            f"{len(self.examples.labels)} classes" if self.examples.labels else "a number"
+        )
         lines["starts from"] = self.config.train.init_from or "random values"
         return lines
 
@@ -167,15 +182,23 @@ class Classification(Task):
 
 
 def _check_data(config: ConfigDict, examples: Examples, body: PretrainedConfig) -> None:
-    warm_start.refuse_unfit_rows(body, length=examples.length, vocab_size=examples.vocab_size, pad_id=examples.pad_id)
+    warm_start.refuse_unfit_rows(
+        body, length=examples.length, vocab_size=examples.vocab_size, pad_id=examples.pad_id
+    )
     if "f1_positive" in config.classify.metric and (classes := len(examples.labels)) != 2:
-        raise InputError(f"config.classify.metric: f1_positive is of two classes, the rows have {classes}.")
+        raise InputError(
+            f"config.classify.metric: f1_positive is of two classes, the rows have {classes}."
+        )
     count = len(examples.splits["train"])
     if count < config.data.lanes:
-        raise InputError(f"config.data.lanes = {config.data.lanes}: there are only {count} training rows; lower it.")
+        raise InputError(
+            f"config.data.lanes = {config.data.lanes}: there are only {count} training rows; lower it."
+        )
 
 
-def make_module(config: ConfigDict, model_config: PretrainedConfig, examples: Examples, mesh: Mesh) -> Model:
+def make_module(
+    config: ConfigDict, model_config: PretrainedConfig, examples: Examples, mesh: Mesh
+) -> Model:
     """Returns the linen module, with the kernel of config.model.attention for each row length."""
     model = config.model
     module = families.recomputed(classifier.make_module(model_config, model.dtype), model)
@@ -208,7 +231,12 @@ def make_eval_step(module: Model, mesh: Mesh, param_shardings: Params, *, longes
 
 
 def evaluate(
-    config: ConfigDict, examples: Examples, mesh: Mesh, eval_step: Callable, params: Params, split: str
+    config: ConfigDict,
+    examples: Examples,
+    mesh: Mesh,
+    eval_step: Callable,
+    params: Params,
+    split: str,
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Returns the scores of a split (loss, those of mlm/tasks/scores.py, rows) and the predictions, float32 [N].
 
@@ -216,7 +244,9 @@ def evaluate(
     labels of words, the predictions are [W], and -1 where a word was cut off.
     """
     rows = config.evaluate.batch
-    batches = data.eval_batches(examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows))
+    batches = data.eval_batches(
+        examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows)
+    )
     columns = evaluation.per_row(eval_step, params, batches, mesh=mesh, rows=rows)
     order = data.eval_order(examples, split)
     rows_of_split = examples.splits[split]
@@ -234,8 +264,14 @@ def evaluate(
         row_W = words.row_W[known_N]
         read_W = words.token_W[known_N] >= 0
         loss = float(np.sum(loss_N, dtype=np.float64)) / max(int(read_W.sum()), 1)
-        counts = {"words": len(row_W), "words_cut": int(np.sum(~read_W)), "rows": len(np.unique(row_W))}
-        return {"loss": loss} | scores.score_words(*pair, row_W, examples.labels) | counts, predicted_N
+        counts = {
+            "words": len(row_W),
+            "words_cut": int(np.sum(~read_W)),
+            "rows": len(np.unique(row_W)),
+        }
+        return {"loss": loss} | scores.score_words(
+            *pair, row_W, examples.labels
+        ) | counts, predicted_N
     by_kind = scores.score_classes(*pair, count) if count else scores.score_numbers(*pair)
     loss = float(np.mean(loss_N[known_N], dtype=np.float64))
     return {"loss": loss} | by_kind | {"rows": len(pair[0])}, predicted_N

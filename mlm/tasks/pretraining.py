@@ -62,20 +62,29 @@ class Pretraining(Task):
         self.mesh = sharding.mesh_of(config.mesh) if mesh is None else mesh
         sharding.check_batches(self.mesh, config)
         self.stages = make_stages(config, info.records)
-        if config.model.implementation == "transformers" and type(self).make_attention != Pretraining.make_attention:
+        if (
+            config.model.implementation == "transformers"
+            and type(self).make_attention != Pretraining.make_attention
+        ):
             what = f"computes its own attention, not {type(self).__qualname__}.make_attention"
             raise InputError(f"config.model.implementation = transformers: {what}; set it to mlm.")
         attend = self.make_attention(module)
-        compute = dataclasses.replace(module.compute, attend=attend, cls_id=document_start(config, info))
+        compute = dataclasses.replace(
+            module.compute, attend=attend, cls_id=document_start(config, info)
+        )
         self.module = module.clone(compute=compute)
         self.masking = self.make_masking()
-        self.masking_rate = optimizer.rate_schedule(config.masking.rate, config.masking.end_rate, self.stages.steps)
+        self.masking_rate = optimizer.rate_schedule(
+            config.masking.rate, config.masking.end_rate, self.stages.steps
+        )
         self.schedule = optimizer.make_schedule(config, self.stages.steps)
         self.optimizer = self.make_optimizer()
 
         self.init, self.abstract_state = train.make_init(self)  # init takes () or token counts [V]
         self.train_step = train.make_train_step(self)
-        self.eval_masking = masking.make_eval_masking(self.make_eval_masking(), config.evaluate.count)
+        self.eval_masking = masking.make_eval_masking(
+            self.make_eval_masking(), config.evaluate.count
+        )
         self.eval_step = self.make_eval_step()
         self.metadata = dataclasses.asdict(info) | {"model": self.module.config.to_dict()}
         self.data_fingerprint = manifest.fingerprint if manifest else ""
@@ -90,7 +99,9 @@ class Pretraining(Task):
         """Returns the attention that all layers of the module call; `mlm.model.attention.Attention` says how."""
         # A subclass that makes or hands on masks of its own may take tokens out of a row that is full.
         maskers = ("make_masking", "make_eval_masking", "inputs", "forward")
-        masks_itself = any(getattr(type(self), name) is not getattr(Pretraining, name) for name in maskers)
+        masks_itself = any(
+            getattr(type(self), name) is not getattr(Pretraining, name) for name in maskers
+        )
         return attention.make_attention(
             self.config.model.attention,
             module.config,
@@ -111,9 +122,13 @@ class Pretraining(Task):
 
     def loss(self, logits_BxKxV: Array, masked: Masked) -> RowSums:
         """Returns the loss of the predictions, summed over each row, and its weight; divided once, later."""
-        return masked_cross_entropy(logits_BxKxV, masked.labels_BxK, masked.weights_BxK, self.info.vocab_size)
+        return masked_cross_entropy(
+            logits_BxKxV, masked.labels_BxK, masked.weights_BxK, self.info.vocab_size
+        )
 
-    def metrics(self, logits_BxKxV: Array, masked: Masked, intermediates: dict[str, Any]) -> dict[str, Mean]:
+    def metrics(
+        self, logits_BxKxV: Array, masked: Masked, intermediates: dict[str, Any]
+    ) -> dict[str, Mean]:
         """Returns further metrics of training and evaluation, {name: Mean of a sum and its weight, float32 [B]}.
 
         `intermediates` are what the modules of the model `sow`, by their path.
@@ -165,7 +180,9 @@ class Pretraining(Task):
         """Returns the task of data that need not exist, to study the step; a loss may read the `manifest`."""
         if info is None:
             info = DatasetInfo.synthetic(
-                vocab_size=config.tokenizer.vocab_size, length=config.shards.length, records=config.data.global_batch
+                vocab_size=config.tokenizer.vocab_size,
+                length=config.shards.length,
+                records=config.data.global_batch,
             )
         starts_V = np.arange(info.vocab_size) % 3 > 0  # two in three start a word
         return cls(config, info, mesh=mesh, word_starts_V=starts_V, manifest=manifest)
@@ -183,7 +200,9 @@ class Pretraining(Task):
         """The shards; raises InputError in a command that has none."""
         if self._manifest is None:
             fix = "name its shards (plan --workdir=DIR), or use a command that reads them (train, bench --parts loop)"
-            raise InputError(f"{type(self).__qualname__} reads self.manifest, but this command has no data; {fix}.")
+            raise InputError(
+                f"{type(self).__qualname__} reads self.manifest, but this command has no data; {fix}."
+            )
         return self._manifest
 
     # What the loop calls
@@ -191,7 +210,13 @@ class Pretraining(Task):
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         ids = jax.ShapeDtypeStruct((rows, self.info.length), jnp.int32)
         column = jax.ShapeDtypeStruct((rows,), jnp.uint32)
-        return {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column, "row": column}
+        return {
+            "input_ids": ids,
+            "attention_mask": ids,
+            "record_id": column,
+            "epoch": column,
+            "row": column,
+        }
 
     def make_batch(self, ids_BxL: np.ndarray) -> Batch:
         """Returns rows of tokens as a batch on the devices, without padding, numbered from 0."""
@@ -219,7 +244,9 @@ class Pretraining(Task):
 
     def _warm_start(self) -> TrainState:
         """Returns a fresh state with the parameters of train.init_from, as far as they fit."""
-        source, lines = warm_start.read_source(self.config, self.module.config, self.abstract_state.params)
+        source, lines = warm_start.read_source(
+            self.config, self.module.config, self.abstract_state.params
+        )
         taken, fit_lines = warm_start.fit(
             source,
             self.abstract_state.params,
@@ -228,7 +255,11 @@ class Pretraining(Task):
             tokens=self.workdir.tokenizer_folder,
         )
         if cluster.is_primary():
-            lines = fit_lines + entry.changes(source.meta.get("class", {}), entry.describe(type(self))) + lines
+            lines = (
+                fit_lines
+                + entry.changes(source.meta.get("class", {}), entry.describe(type(self)))
+                + lines
+            )
             say("\n".join(lines))
         state = self.init()
         ema = None if state.ema is None else warm_start.start(state.ema, taken)
@@ -250,7 +281,9 @@ class Pretraining(Task):
 
     def evaluate(self, params: Params) -> dict[str, float]:
         """Returns the scores of the validation split and of the sets of evaluate.sets."""
-        return score_split(self.config, self.manifest, self.mesh, self.eval_step, params, "validation")
+        return score_split(
+            self.config, self.manifest, self.mesh, self.eval_step, params, "validation"
+        )
 
     def describe(self) -> dict[str, str]:
         """Returns what is read, for the lines before the first step."""
@@ -280,7 +313,9 @@ class Pretraining(Task):
         return flops.per_token(
             self.module,
             self.abstract_state.params,
-            length=min(length, self.info.length * self.info.real_share),  # others that a token can attend to, about
+            length=min(
+                length, self.info.length * self.info.real_share
+            ),  # others that a token can attend to, about
             predicted_share=mean_rate if rate is None else rate,
             vocab_size=self.info.vocab_size,
         )
@@ -289,13 +324,17 @@ class Pretraining(Task):
         total = 0.0
         for part in self.stages.between(self.stages.start + 1, step):
             middle = (part.first + part.last) / 2 - 1
-            rate = float(self.masking_rate(middle)) if self.masking_rate else None  # linear, so it is the mean
+            rate = (
+                float(self.masking_rate(middle)) if self.masking_rate else None
+            )  # linear, so it is the mean
             total += part.count * part.rows * self.flops_per_token(part.length, rate)
         return total * self.info.length * self.info.real_share
 
     def words_per_row(self) -> float:
         """Returns the words in a row, about, as cut at white space."""
-        words_V = tokenizer.counted_words(str(self.workdir.tokenizer), key="config.checkpoint.milestones")
+        words_V = tokenizer.counted_words(
+            str(self.workdir.tokenizer), key="config.checkpoint.milestones"
+        )
         return batches.words_per_row(self.manifest, words_V)
 
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
@@ -320,11 +359,20 @@ def train_batches(
 
 
 def score_split(
-    config: ConfigDict, manifest: Manifest, mesh: Mesh, eval_step: Callable, params: Params, split: str
+    config: ConfigDict,
+    manifest: Manifest,
+    mesh: Mesh,
+    eval_step: Callable,
+    params: Params,
+    split: str,
 ) -> dict[str, float]:
     """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
     folders = mixture.parts(manifest)
-    sets = {name: data for name, data in manifest.sets.items() if split in data.splits and split != "train"}
+    sets = {
+        name: data
+        for name, data in manifest.sets.items()
+        if split in data.splits and split != "train"
+    }
     rows = config.evaluate.batch
     scores = {}
     for data in (*(folder.manifest for folder in folders), *sets.values()):
@@ -333,7 +381,9 @@ def score_split(
         scores[data.folder] = evaluation.score(
             eval_step,
             params,
-            batches.eval_batches(data, split=split, batch=rows, rows=sharding.local_rows(mesh, rows)),
+            batches.eval_batches(
+                data, split=split, batch=rows, rows=sharding.local_rows(mesh, rows)
+            ),
             mesh=mesh,
             rows=rows,
             tokens_per_byte=_tokens_per_byte(data, split),
@@ -344,14 +394,21 @@ def score_split(
         [scores[folder.manifest.folder] for folder in folders],
         [_tokens_per_byte(folder.manifest, split) for folder in folders],
     )
-    of_sets = {f"{name}/{key}": score for name, data in sets.items() for key, score in scores[data.folder].items()}
+    of_sets = {
+        f"{name}/{key}": score
+        for name, data in sets.items()
+        for key, score in scores[data.folder].items()
+    }
     return mean | of_sets
 
 
 def _tokens_per_byte(manifest: Manifest, split: str) -> float | None:
     """Returns None as well if many tokens are unknown: no score is of the bytes that they stand for."""
     counts = manifest.splits[split]
-    is_scored = counts.text_bytes and (counts.unknown_tokens or 0) <= tokenizer_checks.UNKNOWN * counts.tokens
+    is_scored = (
+        counts.text_bytes
+        and (counts.unknown_tokens or 0) <= tokenizer_checks.UNKNOWN * counts.tokens
+    )
     return counts.tokens / counts.text_bytes if is_scored else None
 
 
@@ -360,9 +417,13 @@ def document_start(config: ConfigDict, info: DatasetInfo) -> int | None:
     if not config.data.isolate_documents:
         return None
     cls_id = info.special_ids["cls"]
-    if role := next((role for role in ("sep", "unk") if info.special_ids.get(role) == cls_id), None):
+    if role := next(
+        (role for role in ("sep", "unk") if info.special_ids.get(role) == cls_id), None
+    ):
         what = f"the cls token of the tokenizer is its {role} token too, so it doesn't show where a document starts"
-        raise InputError(f"config.data.isolate_documents = True: {what}; set it to false, or use another tokenizer.")
+        raise InputError(
+            f"config.data.isolate_documents = True: {what}; set it to false, or use another tokenizer."
+        )
     return cls_id
 
 
@@ -370,4 +431,8 @@ def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:
     """Returns which tokens of the workdir's tokenizer start a word, or None if config.masking.kind needs no words."""
     kind = config.masking.kind
     folder = str(workdir.tokenizer)
-    return None if kind == "token" else tokenizer.word_starts(folder, key=f"config.masking.kind = {kind}")
+    return (
+        None
+        if kind == "token"
+        else tokenizer.word_starts(folder, key=f"config.masking.kind = {kind}")
+    )

@@ -21,7 +21,9 @@ def score_classes(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> 
     rows_C = table.sum(axis=1)
     predicted_C = table.sum(axis=0)
     f1_C = 2 * right / np.maximum(rows_C + predicted_C, 1)
-    spread = math.sqrt(math.prod(total**2 - int(counts_C @ counts_C) for counts_C in (rows_C, predicted_C)))  # > 2^63
+    spread = math.sqrt(
+        math.prod(total**2 - int(counts_C @ counts_C) for counts_C in (rows_C, predicted_C))
+    )  # > 2^63
     scores = {
         "accuracy": right.sum() / total,
         "f1": f1_C @ rows_C / total,
@@ -39,7 +41,11 @@ def score_numbers(targets_N: np.ndarray, predicted_N: np.ndarray) -> dict[str, f
 
     targets_N = targets_N.astype(np.float64)
     predicted_N = predicted_N.astype(np.float64)
-    scores = {"mse": float(np.mean((targets_N - predicted_N) ** 2)), "pearson": math.nan, "spearman": math.nan}
+    scores = {
+        "mse": float(np.mean((targets_N - predicted_N) ** 2)),
+        "pearson": math.nan,
+        "spearman": math.nan,
+    }
     if len(targets_N) > 1 and np.ptp(targets_N) > 0 and np.ptp(predicted_N) > 0:
         scores["pearson"] = float(stats.pearsonr(targets_N, predicted_N).statistic)
         scores["spearman"] = float(stats.spearmanr(targets_N, predicted_N).statistic)
@@ -79,9 +85,17 @@ def spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
     for index, (prefix, *rest) in enumerate(tags):
         span_type = "".join(rest).split("-", 1)[-1] or "_"
         differs = span_type != type_before
-        if before in "ES" or (before in "BI" and prefix in "BSO") or (before not in "O." and differs):
+        if (
+            before in "ES"
+            or (before in "BI" and prefix in "BSO")
+            or (before not in "O." and differs)
+        ):
             complete.add((first, index - 1, type_before))
-        if prefix in "BS" or (before in "ESO" and prefix in "EI") or (prefix not in "O." and differs):
+        if (
+            prefix in "BS"
+            or (before in "ESO" and prefix in "EI")
+            or (prefix not in "O." and differs)
+        ):
             first = index
         before = prefix
         type_before = span_type
@@ -90,11 +104,15 @@ def spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
 
 def confusion(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> np.ndarray:
     """Returns int64 [C, C]: the number of rows of each class (first axis) by predicted class (second)."""
-    cells = np.bincount(labels_N.astype(np.int64) * count + predicted_N.astype(np.int64), minlength=count * count)
+    cells = np.bincount(
+        labels_N.astype(np.int64) * count + predicted_N.astype(np.int64), minlength=count * count
+    )
     return cells.reshape(count, count)
 
 
 def selected(scores: Mapping[str, float | None], metrics: Sequence[str]) -> float:
     """Returns the mean of the metrics that choose a checkpoint; one that is undefined counts as its worst, -1."""
     values = [scores[name] for name in metrics]
-    return sum(-1.0 if value is None or math.isnan(value) else value for value in values) / len(values)
+    return sum(-1.0 if value is None or math.isnan(value) else value for value in values) / len(
+        values
+    )

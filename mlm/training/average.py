@@ -45,9 +45,13 @@ def choose(
     chosen_names = [_name(checkpoint) for checkpoint in chosen]
     if len(set(chosen_names)) < max(len(chosen), 2):
         listed = ", ".join(chosen_names) or "none"
-        raise InputError(f"average: takes two checkpoints or more, each once; {' '.join(names)} names {listed}.")
+        raise InputError(
+            f"average: takes two checkpoints or more, each once; {' '.join(names)} names {listed}."
+        )
     metas = [checkpoint_files.read_meta(workdir.checkpoints, step) for workdir, step in chosen]
-    *models, newest = [_architecture(workdir, meta) for (workdir, _), meta in zip(chosen, metas, strict=True)]
+    *models, newest = [
+        _architecture(workdir, meta) for (workdir, _), meta in zip(chosen, metas, strict=True)
+    ]
     for name, model in zip(chosen_names, models, strict=False):
         if key := next((key for key in model if model[key] != newest.get(key)), None):
             difference = f"its {key} ({model[key]!s:.80}) differs from that of {chosen_names[-1]}"
@@ -57,7 +61,11 @@ def choose(
 
 
 def write_mean(
-    new: Workdir, chosen: Sequence[Checkpoint], metas: Sequence[dict[str, Any]], *, decay: float = 1.0
+    new: Workdir,
+    chosen: Sequence[Checkpoint],
+    metas: Sequence[dict[str, Any]],
+    *,
+    decay: float = 1.0,
 ) -> None:
     """Writes the mean of the parameters that are evaluated, of checkpoints that `choose` has returned.
 
@@ -67,7 +75,9 @@ def write_mean(
     total: Any = None
     for (workdir, step), meta, weight in zip(chosen, metas, weights, strict=True):
         params = load.restore(workdir, step, meta)
-        weighted = jax.tree.map(functools.partial(operator.mul, weight), params)  # float32 times a Python number
+        weighted = jax.tree.map(
+            functools.partial(operator.mul, weight), params
+        )  # float32 times a Python number
         total = weighted if total is None else jax.tree.map(operator.add, total, weighted)
     mean = jax.tree.map(lambda value: value / sum(weights), total)
 
@@ -96,11 +106,15 @@ def _find(name: str, last: int) -> list[Checkpoint]:
         folder = name
         text = ""
     if not (UPath(folder) / "checkpoints").is_dir() or STEPS.fullmatch(text) is None:
-        raise InputError(f"{name}: is not a workdir with checkpoints; name WORKDIR@A..B, WORKDIR@A,B,C or WORKDIR.")
+        raise InputError(
+            f"{name}: is not a workdir with checkpoints; name WORKDIR@A..B, WORKDIR@A,B,C or WORKDIR."
+        )
     workdir = Workdir(canonical(folder), create=False)  # which may be named in several ways
     complete = checkpoint_files.complete_steps(workdir.checkpoints)
     if last and (text or last > len(complete)):
-        raise InputError(f"--last={last}: {name} must be a workdir with so many checkpoints; it has {len(complete)}.")
+        raise InputError(
+            f"--last={last}: {name} must be a workdir with so many checkpoints; it has {len(complete)}."
+        )
     if ".." in text:
         first, final = map(int, text.split(".."))
         steps = [step for step in complete if first <= step <= final]
@@ -109,7 +123,9 @@ def _find(name: str, last: int) -> list[Checkpoint]:
     elif last:
         steps = complete[-last:]
     else:
-        best = checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=locate.is_classifier(workdir))
+        best = checkpoint_files.choose(
+            workdir.checkpoints, on_damage="stop", best=locate.is_classifier(workdir)
+        )
         steps = [] if best is None else [best]
     for step in steps:
         checkpoint_files.check_step(workdir.checkpoints, step, name)
@@ -125,9 +141,13 @@ def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     positions = ROTARY_BASES if model.model_type == "modernbert" else ("max_position_embeddings",)
     keys = ("model_type", "vocab_size", *positions, *family_of(model).architecture.values())
     return {
-        "class": [entry.name_of(record), record["code"]] if entry.changes_evaluation(record) else [],
+        "class": [entry.name_of(record), record["code"]]
+        if entry.changes_evaluation(record)
+        else [],
         "labels": dataset.get("labels"),
         "vocabulary": dataset["vocab_size"],
-        "tokenizer": tokenizer.fingerprint(str(folder)) if (folder / "tokenizer.json").is_file() else None,
+        "tokenizer": tokenizer.fingerprint(str(folder))
+        if (folder / "tokenizer.json").is_file()
+        else None,
         **{key: getattr(model, key) for key in keys},
     }

@@ -26,7 +26,10 @@ from mlm.training.task import TrainState
 from mlm.workdir import Workdir
 
 POSITIONS = "position_embeddings/embedding"
-STATE_KEYS = ("optimizer.ema_decay", "optimizer.clip_norm")  # turning one on or off changes the state's structure,
+STATE_KEYS = (
+    "optimizer.ema_decay",
+    "optimizer.clip_norm",
+)  # turning one on or off changes the state's structure,
 # as does optimizer.b1 with Adafactor, which has no first moment if it is 0.
 SAME_DATA = ("vocab_size", "special_ids", "all_special_ids")
 
@@ -52,21 +55,32 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
     saved = checkpoint_files.read_meta(source.checkpoints, step)
     if "labels" in saved["dataset"] or "averaged" in saved:
         kind = "an average" if "averaged" in saved else "a classifier"
-        raise InputError(f"{where}: holds {kind}, not the state of pretraining; name a pretraining run.")
+        raise InputError(
+            f"{where}: holds {kind}, not the state of pretraining; name a pretraining run."
+        )
     changes = configs.diff(saved["config"], config, {"train.branch_from"}.__contains__)
     old = configs.flatten(saved["config"])
     new = configs.flatten(config)
-    state_keys = {*STATE_KEYS, "optimizer.b1"} if new["optimizer.name"] == "adafactor" else {*STATE_KEYS}
+    state_keys = (
+        {*STATE_KEYS, "optimizer.b1"} if new["optimizer.name"] == "adafactor" else {*STATE_KEYS}
+    )
 
     def allowed(key: str) -> bool:
         changes_structure = key in state_keys and 0 in (old[key], new[key])
         return configs.branch_may_change(key) and not changes_structure
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
-        raise InputError(f"{where}: a branch can't change these keys; set them back:\n  " + "\n  ".join(refused))
+        raise InputError(
+            f"{where}: a branch can't change these keys; set them back:\n  " + "\n  ".join(refused)
+        )
     if config.train.steps:
         stages.check_branch(config, config.train.steps)
-    lineage = {"from": folder, "step": step, "config_changes": changes, "useful_flops": saved["useful_flops"]}
+    lineage = {
+        "from": folder,
+        "step": step,
+        "config_changes": changes,
+        "useful_flops": saved["useful_flops"],
+    }
     return Source(source, step, lineage), saved
 
 
@@ -81,31 +95,52 @@ def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
     where = f"config.train.branch_from = {config.train.branch_from}"
     old = stages.make_stages(saved["config"], saved["dataset"]["records"])
     same_data = saved["data_fingerprint"] == meta["data_fingerprint"]
-    has_ranges = any(run.data.batch_stages or run.data.skip_batches for run in (saved["config"], config))
+    has_ranges = any(
+        run.data.batch_stages or run.data.skip_batches for run in (saved["config"], config)
+    )
     read = old.batches_between(1, step)
     if same_data and has_ranges and read != new.batches_between(1, step):
         batches = [f"batches {first:,} to {last:,} of {rows:,} rows" for first, last, rows in read]
-        fix = "set data.batch_stages and data.skip_batches so that this run would have read the same"
+        fix = (
+            "set data.batch_stages and data.skip_batches so that this run would have read the same"
+        )
         raise InputError(f"{where}: it read {', '.join(batches)}; {fix}.")
     same_rows = same_data and old.rows_read(step) == new.rows_read(step)
     same_rows = same_rows and saved.get("branch", {"same_rows": True})["same_rows"]
     stages.check_branch(config, new.steps)
-    ids = {json.dumps([data["dataset"][key] for key in SAME_DATA], sort_keys=True) for data in (saved, meta)}
-    folders = [run.tokenizer for run in (source.workdir, workdir) if (run.tokenizer / "tokenizer.json").is_file()]
+    ids = {
+        json.dumps([data["dataset"][key] for key in SAME_DATA], sort_keys=True)
+        for data in (saved, meta)
+    }
+    folders = [
+        run.tokenizer
+        for run in (source.workdir, workdir)
+        if (run.tokenizer / "tokenizer.json").is_file()
+    ]
     if len(ids) > 1 or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
-        raise InputError(f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it.")
+        raise InputError(
+            f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it."
+        )
     changes = source.lineage["config_changes"] + entry.changes(saved["class"], meta["class"])
-    lineage = source.lineage | {"config_changes": changes, "same_data": same_data, "same_rows": same_rows}
+    lineage = source.lineage | {
+        "config_changes": changes,
+        "same_data": same_data,
+        "same_rows": same_rows,
+    }
     return source._replace(lineage=lineage)
 
 
-def restore(source: Source, shapes: TrainState, initial_state: Callable[[], TrainState]) -> TrainState:
+def restore(
+    source: Source, shapes: TrainState, initial_state: Callable[[], TrainState]
+) -> TrainState:
     """Returns the state of the source with the shapes and shardings of `shapes`."""
     folder = source.workdir.checkpoints
     saved = dict(sharding.named_leaves(checkpoint.saved_tree(folder, source.step)))
     name_of = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
 
-    def saved_shape(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def saved_shape(
+        path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct
+    ) -> jax.ShapeDtypeStruct:
         shape = saved.get(name_of(path), leaf).shape
         if not name_of(path).endswith(POSITIONS) or shape == leaf.shape:
             return leaf
@@ -123,7 +158,9 @@ def restore(source: Source, shapes: TrainState, initial_state: Callable[[], Trai
         return jax.tree_util.tree_map_with_path(resized, state.replace(window=window), fresh)
 
     metrics = {name.split("/")[1] for name in saved if name.startswith("window/")}
-    window = dict.fromkeys(metrics, shapes.window["loss"])  # a class of other metrics starts those from zero
+    window = dict.fromkeys(
+        metrics, shapes.window["loss"]
+    )  # a class of other metrics starts those from zero
     saved_shapes = jax.tree_util.tree_map_with_path(saved_shape, shapes.replace(window=window))
     state = checkpoint.restore(folder, source.step, saved_shapes)
     if saved_shapes == shapes:

@@ -21,12 +21,22 @@ from mlm import cluster
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, is_remote, remove
 from mlm.pretrained import checkpoint_files
-from mlm.pretrained.checkpoint_files import complete_steps, remove_steps, set_aside, step_folders, write_hashes
+from mlm.pretrained.checkpoint_files import (
+    complete_steps,
+    remove_steps,
+    set_aside,
+    step_folders,
+    write_hashes,
+)
 from mlm.training.sharding import named_leaves
 
 COMMITTED = "commit_success.txt"  # in a bucket, orbax writes this file last
-INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")  # a step that was not fully written or hashed
-OnComplete = Callable[[int], Iterable[int | None]]  # step -> further steps to keep; on the first host, in a thread
+INCOMPLETE = re.compile(
+    r"incomplete\.([0-9]+)(\.[0-9]+)?"
+)  # a step that was not fully written or hashed
+OnComplete = Callable[
+    [int], Iterable[int | None]
+]  # step -> further steps to keep; on the first host, in a thread
 SMALLEST_SLICE_BYTES = 2**16
 READ_BACK_BYTES = 256 * 10**6  # of the arrays that are read back at once
 logger = logging.getLogger(__name__)
@@ -48,7 +58,12 @@ class Checkpoints(AbstractContextManager):
     """The checkpoints of one run; a context manager that ends when, on every host, all of them are complete."""
 
     def __init__(
-        self, folder: UPath, *, keep: int, milestones: Iterable[int] = (), on_complete: OnComplete | None = None
+        self,
+        folder: UPath,
+        *,
+        keep: int,
+        milestones: Iterable[int] = (),
+        on_complete: OnComplete | None = None,
     ):
         """Keeps the newest `keep` checkpoints, the one of lowest score, and `milestones`; hides incomplete ones."""
         self.folder = folder
@@ -60,13 +75,17 @@ class Checkpoints(AbstractContextManager):
         cluster.barrier("checkpoints opened")
         options = ocp.CheckpointManagerOptions(
             best_fn=lambda m: -m["loss"],  # without it the scores are not written
-            preservation_policy=LatestN(None),  # all: an older one goes when a newer one is complete
+            preservation_policy=LatestN(
+                None
+            ),  # all: an older one goes when a newer one is complete
             cleanup_tmp_directories=True,
         )
         handlers = {"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(str(folder), options=options, item_handlers=handlers)
         self._worker = concurrent.futures.ThreadPoolExecutor(1)
-        self._saving: tuple[int, dict, dict] | None = None  # that orbax is writing: the step, its arrays, its metadata
+        self._saving: tuple[int, dict, dict] | None = (
+            None  # that orbax is writing: the step, its arrays, its metadata
+        )
         self._hashing: concurrent.futures.Future | None = None
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
@@ -76,12 +95,17 @@ class Checkpoints(AbstractContextManager):
             self._worker.shutdown()
             self._manager.close()
         if kind is None:
-            cluster.barrier("checkpoints complete")  # the first host hashes them, and all read them next
+            cluster.barrier(
+                "checkpoints complete"
+            )  # the first host hashes them, and all read them next
 
     def save(self, step: int, state: Any, meta: dict, score: float | None) -> None:
         """Starts to save, with the score if the step was evaluated; raises InputError for a full disk."""
         self.finish()
-        meta = {key: value.to_dict() if isinstance(value, ConfigDict) else value for key, value in meta.items()}
+        meta = {
+            key: value.to_dict() if isinstance(value, ConfigDict) else value
+            for key, value in meta.items()
+        }
         state = _keys_as_data(state)
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
         with _writing(self.folder):
@@ -97,7 +121,9 @@ class Checkpoints(AbstractContextManager):
             with _writing(self.folder):
                 self._manager.wait_until_finished()
                 self._manager.check_for_errors()
-                if not (self.folder / str(step)).is_dir():  # orbax reports a full disk at the next save
+                if not (
+                    self.folder / str(step)
+                ).is_dir():  # orbax reports a full disk at the next save
                     raise OSError(f"step {step} was not committed, as on a full disk")
             if cluster.is_primary():
                 self._hashing = self._worker.submit(self._complete, step, arrays, meta)
@@ -124,7 +150,9 @@ class Checkpoints(AbstractContextManager):
 
 def saved_tree(folder: UPath, step: int) -> Any:
     """Returns a saved state with the metadata of each array, its shape and dtype, in its place."""
-    return ocp.StandardCheckpointHandler().metadata(epath.Path(str(folder / str(step) / "state"))).tree
+    return (
+        ocp.StandardCheckpointHandler().metadata(epath.Path(str(folder / str(step) / "state"))).tree
+    )
 
 
 def _is_key(leaf: Any) -> bool:
@@ -153,9 +181,15 @@ def _describe(tree: Any) -> dict[str, str]:
 
 def _difference(saved: dict[str, str], wanted: dict[str, str]) -> str:
     """Returns what the first array is that differs, "" if none does; orbax would cast a dtype."""
-    names = (name for name in sorted(saved.keys() | wanted.keys()) if saved.get(name) != wanted.get(name))
+    names = (
+        name for name in sorted(saved.keys() | wanted.keys()) if saved.get(name) != wanted.get(name)
+    )
     return next(
-        (f"{name} is {saved.get(name, 'absent')} there, and {wanted.get(name, 'absent')} here" for name in names), ""
+        (
+            f"{name} is {saved.get(name, 'absent')} there, and {wanted.get(name, 'absent')} here"
+            for name in names
+        ),
+        "",
     )
 
 
@@ -163,11 +197,15 @@ def restore(folder: UPath, step: int, shapes: Any) -> Any:
     """Returns the state of a step of a run's checkpoints, with the shardings of the abstract state `shapes`."""
     saved_shapes = _keys_as_data(shapes)
     if difference := _difference(_describe(saved_tree(folder, step)), _describe(saved_shapes)):
-        raise InputError(f"{folder}/{step} is of another model or optimizer than this run's: {difference}.")
+        raise InputError(
+            f"{folder}/{step} is of another model or optimizer than this run's: {difference}."
+        )
     with checkpoint_files.reading(folder, step), ocp.StandardCheckpointer() as checkpointer:
         state = checkpointer.restore(str(folder / str(step) / "state"), saved_shapes)
     wrap = jax.random.wrap_key_data
-    return jax.tree.map(lambda x, like: wrap(x, impl=like.dtype) if _is_key(like) else x, state, shapes)
+    return jax.tree.map(
+        lambda x, like: wrap(x, impl=like.dtype) if _is_key(like) else x, state, shapes
+    )
 
 
 def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> None:
@@ -176,21 +214,34 @@ def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> 
         tree = saved_tree(folder, step)
         if difference := _difference(_describe(tree), arrays):
             raise ValueError(difference)
-        if json.loads((folder / str(step) / "meta" / "metadata").read_text()) != json.loads(json.dumps(meta)):
+        if json.loads((folder / str(step) / "meta" / "metadata").read_text()) != json.loads(
+            json.dumps(meta)
+        ):
             raise ValueError("its metadata is not what was saved")
         leaves, structure = jax.tree.flatten(tree)
-        ends = itertools.accumulate(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+        ends = itertools.accumulate(
+            math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves
+        )
         groups = itertools.groupby(enumerate(ends), lambda indexed: indexed[1] // READ_BACK_BYTES)
-        for indices in [{index for index, _ in group} for _, group in groups]:  # a pod's state may fit no single host
-            chosen = [np.zeros((), leaf.dtype) if n in indices else ocp.PLACEHOLDER for n, leaf in enumerate(leaves)]
+        for indices in [
+            {index for index, _ in group} for _, group in groups
+        ]:  # a pod's state may fit no single host
+            chosen = [
+                np.zeros((), leaf.dtype) if n in indices else ocp.PLACEHOLDER
+                for n, leaf in enumerate(leaves)
+            ]
             kinds = structure.unflatten([ocp.RestoreArgs(restore_type=np.ndarray)] * len(leaves))
             args = ocp.args.PyTreeRestore(item=structure.unflatten(chosen), restore_args=kinds)
-            with closing(ocp.PyTreeCheckpointHandler()) as handler:  # a new one: it has nothing in its cache
+            with closing(
+                ocp.PyTreeCheckpointHandler()
+            ) as handler:  # a new one: it has nothing in its cache
                 handler.restore(epath.Path(str(folder / str(step) / "state")), args=args)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         what = f"can't be read back after it was saved ({reason}); the earlier checkpoints are untouched"
-        raise DamageError(f"{folder / str(step)}: {what}: check the disk, and start the same command again.") from error
+        raise DamageError(
+            f"{folder / str(step)}: {what}: check the disk, and start the same command again."
+        ) from error
 
 
 def hide_incomplete(folder: UPath) -> None:
@@ -211,10 +262,14 @@ def _remove_incomplete(folder: UPath, step: int) -> None:
             continue
         try:
             for part in children(path):
-                if part.name != COMMITTED:  # removed last, so that an interrupted removal is taken up again
+                if (
+                    part.name != COMMITTED
+                ):  # removed last, so that an interrupted removal is taken up again
                     remove(part) if part.is_dir() else part.unlink()
             remove(path)
-        except Exception as error:  # a bucket's client raises its own; the next checkpoint tries again
+        except (
+            Exception
+        ) as error:  # a bucket's client raises its own; the next checkpoint tries again
             logger.warning("%s can't be removed (%s).", path, error)
 
 
@@ -225,7 +280,13 @@ def _writing(folder: UPath) -> Iterator[None]:
         yield
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if not isinstance(error, OSError) and "No space left" not in text and "RESOURCE_EXHAUSTED" not in text:
+        if (
+            not isinstance(error, OSError)
+            and "No space left" not in text
+            and "RESOURCE_EXHAUSTED" not in text
+        ):
             raise
         what = f"the checkpoint could not be written ({text.splitlines()[0][:200]}); the earlier ones are untouched"
-        raise InputError(f"{folder}: {what}: make room, and start the same command again.") from error
+        raise InputError(
+            f"{folder}: {what}: make room, and start the same command again."
+        ) from error

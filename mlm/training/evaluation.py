@@ -25,10 +25,19 @@ from mlm.training import breakdown, xla_metrics
 from mlm.training.sharding import BATCH, logical_rows, put_batch
 from mlm.training.task import Batch
 
-EvalStep = Callable[[Any, dict[str, jax.Array]], Any]  # (params, batch) -> a tree of arrays [B, ...]
+EvalStep = Callable[
+    [Any, dict[str, jax.Array]], Any
+]  # (params, batch) -> a tree of arrays [B, ...]
 Metrics = Callable[[jax.Array, Masked, dict[str, Any]], dict[str, Mean]]
 # Scores of a mixture that are not the mean of its folders' scores.
-DERIVED = ("perplexity", "predictions", "bits_per_byte", "loss_se_draws", "loss_se_records", *breakdown.TABLES)
+DERIVED = (
+    "perplexity",
+    "predictions",
+    "bits_per_byte",
+    "loss_se_draws",
+    "loss_se_records",
+    *breakdown.TABLES,
+)
 Batches = Iterable[dict[str, np.ndarray]]  # this host's rows of each
 
 
@@ -51,7 +60,9 @@ def make_eval_step(
     def eval_step(params: Params, batch: Batch) -> dict[str, Any]:
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
         masked = masking(make_key(mask_seed), *columns)
-        logits, intermediates = module.forward(params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK)
+        logits, intermediates = module.forward(
+            params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK
+        )
         weights_BxK = masked.weights_BxK * batch["valid"][:, None]
         scores = prediction_scores(logits, masked.labels_BxK, weights_BxK, masking.vocab_size)
         means: dict[str, Any] = sum_rows(scores).metrics()
@@ -107,56 +118,95 @@ def score(
         return np.moveaxis(column.reshape(-1, draws, rows), 1, 0).reshape(draws, -1)
 
     means = {name: Mean(by_draw(mean.sum), by_draw(mean.weight)) for name, mean in means.items()}
-    total_D = {name: Mean(*(np.sum(x_DxN, axis=1, dtype=np.float64) for x_DxN in mean)) for name, mean in means.items()}
+    total_D = {
+        name: Mean(*(np.sum(x_DxN, axis=1, dtype=np.float64) for x_DxN in mean))
+        for name, mean in means.items()
+    }
     weight_D = total_D["loss"].weight
     predictions = int(weight_D.sum())
     if not weight_D.all():
         return _scores(math.nan, math.nan, predictions, tokens_per_byte)
-    mean_D = {name: total.sum / total.weight for name, total in total_D.items() if total.weight.all()}
-    scores = _scores(float(mean_D["loss"].mean()), float(mean_D["accuracy"].mean()), predictions, tokens_per_byte)
+    mean_D = {
+        name: total.sum / total.weight for name, total in total_D.items() if total.weight.all()
+    }
+    scores = _scores(
+        float(mean_D["loss"].mean()), float(mean_D["accuracy"].mean()), predictions, tokens_per_byte
+    )
     if draws > 1:
         scores["loss_se_draws"] = float(mean_D["loss"].std(ddof=1)) / math.sqrt(draws)
     loss_DxN, weight_DxN = means["loss"]
     records = np.count_nonzero(weight_DxN.any(axis=0))
     if records > 1:  # each record's influence on the mean loss; their sum is 0
-        influence_N = np.mean((loss_DxN - mean_D["loss"][:, None] * weight_DxN) / weight_D[:, None], axis=0)
-        scores["loss_se_records"] = math.sqrt(records / (records - 1) * float(np.sum(influence_N**2)))
-    others = {name: float(mean.mean()) for name, mean in mean_D.items() if name not in ("loss", "accuracy")}
+        influence_N = np.mean(
+            (loss_DxN - mean_D["loss"][:, None] * weight_DxN) / weight_D[:, None], axis=0
+        )
+        scores["loss_se_records"] = math.sqrt(
+            records / (records - 1) * float(np.sum(influence_N**2))
+        )
+    others = {
+        name: float(mean.mean())
+        for name, mean in mean_D.items()
+        if name not in ("loss", "accuracy")
+    }
     return scores | others | tables
 
 
 def _tables(sums_Nx2xTxC: np.ndarray) -> dict[str, dict[str, dict[str, float]]]:
     tables: dict[str, dict[str, dict[str, float]]] = {}
-    for table, lines_TxC in zip(breakdown.TABLES, np.sum(sums_Nx2xTxC, axis=0, dtype=np.float64), strict=True):
+    for table, lines_TxC in zip(
+        breakdown.TABLES, np.sum(sums_Nx2xTxC, axis=0, dtype=np.float64), strict=True
+    ):
         lines = zip(breakdown.names(table, len(lines_TxC)), lines_TxC.tolist(), strict=True)
-        tables[table] = {n: _scores(loss / w, correct / w, int(w), None) for n, (loss, w, correct) in lines if w}
+        tables[table] = {
+            n: _scores(loss / w, correct / w, int(w), None) for n, (loss, w, correct) in lines if w
+        }
     return tables
 
 
 def mean(
-    shares: Sequence[float], scores: Sequence[dict[str, float]], tokens_per_byte: Sequence[float | None]
+    shares: Sequence[float],
+    scores: Sequence[dict[str, float]],
+    tokens_per_byte: Sequence[float | None],
 ) -> dict[str, float]:
     """Returns the mean scores of a mixture, given its folders' shares of the tokens; of one folder, its own scores."""
 
     def weighted(values: Iterable[float]) -> float:
-        return math.fsum(share * value for share, value in zip(shares, values, strict=True)) / math.fsum(shares)
+        return math.fsum(
+            share * value for share, value in zip(shares, values, strict=True)
+        ) / math.fsum(shares)
 
     if len(scores) == 1:
         return scores[0]
-    ratio = None if None in tokens_per_byte else 1 / weighted(1 / ratio for ratio in tokens_per_byte)
-    names = [name for name in scores[0] if name not in DERIVED and all(name in folder for folder in scores)]
+    ratio = (
+        None if None in tokens_per_byte else 1 / weighted(1 / ratio for ratio in tokens_per_byte)
+    )
+    names = [
+        name
+        for name in scores[0]
+        if name not in DERIVED and all(name in folder for folder in scores)
+    ]
     means = {name: weighted(folder[name] for folder in scores) for name in names}
     predictions = sum(folder["predictions"] for folder in scores)
     joined = _scores(means["loss"], means["accuracy"], predictions, ratio) | means
-    for key in ("loss_se_draws", "loss_se_records"):  # the errors of several folders are independent
+    for key in (
+        "loss_se_draws",
+        "loss_se_records",
+    ):  # the errors of several folders are independent
         if all(key in folder for folder in scores):
             errors = [share * folder[key] for share, folder in zip(shares, scores, strict=True)]
             joined[key] = math.hypot(*errors) / math.fsum(shares)
     return joined
 
 
-def _scores(loss: float, accuracy: float, predictions: int, tokens_per_byte: float | None) -> dict[str, float]:
-    scores = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy, "predictions": predictions}
+def _scores(
+    loss: float, accuracy: float, predictions: int, tokens_per_byte: float | None
+) -> dict[str, float]:
+    scores = {
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "accuracy": accuracy,
+        "predictions": predictions,
+    }
     if tokens_per_byte is not None:
         scores["bits_per_byte"] = loss / math.log(2) * tokens_per_byte
     return scores
@@ -166,7 +216,9 @@ def per_row(eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, r
     """Returns what `eval_step` gives for each row, in the order of the batches' rows; arguments as in `score`."""
     pending: list[Any] = []
     hidden = not (cluster.is_primary() and can_draw(sys.stderr))
-    bar = tqdm(batches, desc="evaluation", unit="batch", leave=False, dynamic_ncols=True, disable=hidden)
+    bar = tqdm(
+        batches, desc="evaluation", unit="batch", leave=False, dynamic_ncols=True, disable=hidden
+    )
     for batch in cluster.with_progress(bar):
         batch = put_batch(batch, mesh, rows)
         distributed.compile_together(eval_step, params, batch)
@@ -174,4 +226,6 @@ def per_row(eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, r
         xla_metrics.executed("eval_step")
         jax.block_until_ready(pending[-3:-2])  # run at most a few batches ahead
     order = np.argsort(logical_rows(mesh, rows))
-    return jax.tree.map(lambda *parts: np.concatenate([part[order] for part in parts]), *jax.device_get(pending))
+    return jax.tree.map(
+        lambda *parts: np.concatenate([part[order] for part in parts]), *jax.device_get(pending)
+    )

@@ -24,7 +24,9 @@ SECONDS = 30.0  # of timing, for all sizes of batches together
 LEAST = 3  # timed steps of each size
 
 
-def with_steps(config: ConfigDict, workdir: Workdir, records: int, make_task: Callable[[], Task]) -> ConfigDict:
+def with_steps(
+    config: ConfigDict, workdir: Workdir, records: int, make_task: Callable[[], Task]
+) -> ConfigDict:
     """Returns the config with train.steps for its train.hours: those that the workdir has, or else as measured.
 
     Every process gets the number of process 0. `make_task` makes the task of the config, whose state is thrown away.
@@ -40,7 +42,9 @@ def with_steps(config: ConfigDict, workdir: Workdir, records: int, make_task: Ca
         seconds_of = {size: seconds_per_step(task, *size) for size in task.stages.sizes}
         steps = of_primary(steps_of(config, records, seconds_of))
         if steps < 1:
-            raise InputError(f"config.train.hours = {hours:g}: is less than one step takes here; set it higher.")
+            raise InputError(
+                f"config.train.hours = {hours:g}: is less than one step takes here; set it higher."
+            )
         if cluster.is_primary():
             say(f"{hours:g} hours are {steps:,} steps here")
     return configs.replace(config, {"train.steps": steps})
@@ -59,13 +63,17 @@ def steps_of(config: ConfigDict, records: int, seconds_of: dict[tuple[int, int],
 
 def seconds_per_step(task: Task, rows: int, length: int) -> float:
     """Returns the seconds of a step of so many rows and tokens on the first such batches, without compilation."""
-    stage = next(stage for stage in task.stages.table if (stage.rows, stage.length) == (rows, length))
+    stage = next(
+        stage for stage in task.stages.table if (stage.rows, stage.length) == (rows, length)
+    )
     batches = _batches_of(task, stage)
     state = task.init()
     limit = SECONDS / len(task.stages.sizes)
     begin = 0.0
     metrics = None
-    for count in itertools.count(-1):  # the first step compiles, and the second one starts the clock
+    for count in itertools.count(
+        -1
+    ):  # the first step compiles, and the second one starts the clock
         batch = sharding.put_batch(next(batches), task.mesh, rows)
         cluster.progress("compile" if count < 0 else "step", max(count, 0))
         distributed.compile_together(task.train_step, state, batch, length)

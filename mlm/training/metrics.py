@@ -32,7 +32,13 @@ from mlm.training import peaks, xla_metrics
 from mlm.training.sharding import shardings_of
 from mlm.training.task import Task
 
-SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spearman": ".4f"}  # of an evaluation
+SHOWN = {
+    "loss": ".4f",
+    "accuracy": ".1%",
+    "f1": ".1%",
+    "pearson": ".4f",
+    "spearman": ".4f",
+}  # of an evaluation
 
 
 class Log(AbstractContextManager):
@@ -56,7 +62,9 @@ class Log(AbstractContextManager):
         self._hooks: list[MetricsHook] = []
         if self._writes:
             files = [workdir / name for name in ("metrics.jsonl", "norms.jsonl", "timing.jsonl")]
-            for file, last in zip(files, (start, start, sys.maxsize), strict=True):  # of timing, only a torn line
+            for file, last in zip(
+                files, (start, start, sys.maxsize), strict=True
+            ):  # of timing, only a torn line
                 logs.cut(file, last)
             self._metrics, self._norms, self._timing = map(logs.Lines, files)
             if config.log.tensorboard:
@@ -66,13 +74,19 @@ class Log(AbstractContextManager):
             self._hooks += task.make_hooks(self.notify)
         self.restart_clock(start)
         device = jax.devices()[0].device_kind
-        self.timing("start", start, {"host": platform.node(), "devices": jax.device_count(), "device": device})
+        self.timing(
+            "start",
+            start,
+            {"host": platform.node(), "devices": jax.device_count(), "device": device},
+        )
 
     def __exit__(self, *exception: object) -> None:
         self.waits.running.put(None)
         if "steps" in self._programs.counts[xla_metrics.ALL]:
             seconds = time.monotonic() - self._began
-            self.notify(f"{xla_metrics.describe(self._programs.summary())}; {seconds:,.0f} s in all")
+            self.notify(
+                f"{xla_metrics.describe(self._programs.summary())}; {seconds:,.0f} s in all"
+            )
         self.flush()
         self._bar.close()
         for hook in self._hooks:
@@ -143,11 +157,17 @@ class Log(AbstractContextManager):
         self._line("eval", step, scores)
         self.flush()
         for set_name, values in logs.by_set(scores).items():
-            shown = [f"{name} {values[name]:{spec}}" for name, spec in SHOWN.items() if name in values]
+            shown = [
+                f"{name} {values[name]:{spec}}" for name, spec in SHOWN.items() if name in values
+            ]
             shown += logs.show_own_metrics(values)
             if values.get("predictions") == 0:
-                shown = ["no token was masked, so there is no score; raise masking.rate, or give it more text"]
-            self.notify(f"step {step}: evaluation {f'of {set_name}: ' if set_name else ''}{', '.join(shown)}")
+                shown = [
+                    "no token was masked, so there is no score; raise masking.rate, or give it more text"
+                ]
+            self.notify(
+                f"step {step}: evaluation {f'of {set_name}: ' if set_name else ''}{', '.join(shown)}"
+            )
 
     def _line(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl and calls the hooks."""
@@ -164,8 +184,16 @@ class Log(AbstractContextManager):
     def timing(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to timing.jsonl."""
         if self._writes:
-            elapsed = round(time.monotonic() - self._began, 3)  # the time of day may be set back meanwhile
-            line = {"step": step, "kind": kind, "time": round(time.time(), 3), "elapsed": elapsed, **values}
+            elapsed = round(
+                time.monotonic() - self._began, 3
+            )  # the time of day may be set back meanwhile
+            line = {
+                "step": step,
+                "kind": kind,
+                "time": round(time.time(), 3),
+                "elapsed": elapsed,
+                **values,
+            }
             self._timing.append(line)
             self._call_timing(f"timing/{kind}", step, values)
 
@@ -176,7 +204,10 @@ class Log(AbstractContextManager):
     def norms(self, step: int, names: list[str], norms: dict[str, jax.Array]) -> None:
         """Appends a line to norms.jsonl, with a row of logs.NORMS for each of the names."""
         columns = zip(names, *jax.device_get([norms[name] for name in logs.NORMS]), strict=True)
-        rows = {name: [float(f"{x:.9g}") if math.isfinite(x) else None for x in row] for name, *row in columns}
+        rows = {
+            name: [float(f"{x:.9g}") if math.isfinite(x) else None for x in row]
+            for name, *row in columns
+        }
         if self._writes:  # nine digits are the float32, to the bit
             self._norms.append({"step": step, "kind": "norms", "parameters": rows})
             for kind, column in zip(logs.NORMS, zip(*rows.values(), strict=True), strict=True):
@@ -193,7 +224,9 @@ class Log(AbstractContextManager):
             programs = self._programs.summary()
             self.timing("xla", step, {"programs": programs})
             for name, counts in programs.items():
-                self._call_timing("timing/xla" if name == xla_metrics.ALL else f"timing/xla/{name}", step, counts)
+                self._call_timing(
+                    "timing/xla" if name == xla_metrics.ALL else f"timing/xla/{name}", step, counts
+                )
         if self._writes:
             for log in (self._metrics, self._timing, self._norms, *self._hooks):
                 log.flush()
@@ -207,12 +240,18 @@ def _short(rate: float) -> str:
     return tqdm.format_sizeof(rate) if rate >= 1000 else f"{rate:.3g}"
 
 
-def make_norms(task: Task) -> tuple[Callable[[Params], Params], Callable[..., dict[str, jax.Array]]]:
+def make_norms(
+    task: Task,
+) -> tuple[Callable[[Params], Params], Callable[..., dict[str, jax.Array]]]:
     """Returns a copy of parameters, which a step overwrites, and `param_norms`, compiled so that no step waits."""
     params = task.abstract_state.params
     replicated = NamedSharding(task.mesh, P())
-    gradient_norms_P = jax.ShapeDtypeStruct((len(jax.tree.leaves(params)),), jnp.float32, sharding=replicated)
-    copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings_of(params))
+    gradient_norms_P = jax.ShapeDtypeStruct(
+        (len(jax.tree.leaves(params)),), jnp.float32, sharding=replicated
+    )
+    copy = jax.jit(
+        lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings_of(params)
+    )
     measure = jax.jit(param_norms, out_shardings=replicated)
     return copy.lower(params).compile(), measure.lower(params, params, gradient_norms_P).compile()
 
@@ -224,7 +263,8 @@ def param_norms(before: Params, after: Params, gradient_norms_P: jax.Array) -> d
     """
     updates = jax.tree.map(jnp.subtract, after, before)
     norms_P, updates_P = (
-        jnp.stack([optax.tree.norm(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (before, updates)
+        jnp.stack([optax.tree.norm(leaf) for leaf in jax.tree.leaves(tree)])
+        for tree in (before, updates)
     )
     return dict(zip(logs.NORMS, (gradient_norms_P, norms_P, updates_P / norms_P), strict=True))
 

@@ -38,10 +38,13 @@ def make_optimizer(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.Gra
         ns_steps=optimizer.muon_iterations, beta=b1, eps=eps, weight_dimension_numbers=as_matrices
     )
     sized = optax.stateless(
-        lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape[0], u.shape[-1]) ** 0.5 * u, updates)
+        lambda updates, _: jax.tree.map(
+            lambda u: 0.2 * max(u.shape[0], u.shape[-1]) ** 0.5 * u, updates
+        )
     )
     parts = functools.partial(
-        jax.tree_util.tree_map_with_path, lambda path, _: "kernel" if path[-1].key == "kernel" else "rest"
+        jax.tree_util.tree_map_with_path,
+        lambda path, _: "kernel" if path[-1].key == "kernel" else "rest",
     )
     directions = {
         "adamw": [adam, decay],
@@ -50,7 +53,10 @@ def make_optimizer(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.Gra
         "lion": [optax.scale_by_lion(b1, b2), decay],
         # Adafactor ends in a sign flip: undone here, redone by the rate.
         "adafactor": [optax.adafactor(None, momentum=b1 or None), optax.scale(-1.0), decay],
-        "muon": [optax.partition({"kernel": optax.chain(orthogonal, sized), "rest": adam}, parts), decay],
+        "muon": [
+            optax.partition({"kernel": optax.chain(orthogonal, sized), "rest": adam}, parts),
+            decay,
+        ],
     }
     return optax.chain(*clip, *directions[optimizer.name], scale_by_learning_rate(schedule))
 
@@ -62,8 +68,12 @@ def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransforma
     """
     by_count = optax.scale_by_learning_rate(schedule)
 
-    def update(updates: Params, state: Any, params: Params | None = None, *, step: Any = None, **_: Any) -> tuple:
-        return by_count.update(updates, state if step is None else optax.ScaleByScheduleState(step), params)
+    def update(
+        updates: Params, state: Any, params: Params | None = None, *, step: Any = None, **_: Any
+    ) -> tuple:
+        return by_count.update(
+            updates, state if step is None else optax.ScaleByScheduleState(step), params
+        )
 
     return optax.GradientTransformationExtraArgs(by_count.init, update)
 
@@ -73,7 +83,9 @@ def decayed(params: Params) -> Params:
     return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
-def divide_by_rms(adamw: optax.GradientTransformation, b2: float, eps: float) -> optax.GradientTransformation:
+def divide_by_rms(
+    adamw: optax.GradientTransformation, b2: float, eps: float
+) -> optax.GradientTransformation:
     """Returns StableAdamW: AdamW's updates over max(1, RMS of g / sqrt(v)) of each tensor (Wortsman et al., alg. 2).
 
     As in the package optimi, which trained ModernBERT: v already includes the current gradient g and is bias-corrected
@@ -85,7 +97,9 @@ def divide_by_rms(adamw: optax.GradientTransformation, b2: float, eps: float) ->
         moments = optax.tree.bias_correction(state[0].nu, b2, state[0].count)
 
         def divide(update: jax.Array, g: jax.Array, v: jax.Array) -> jax.Array:
-            return update / jnp.maximum(1, jnp.sqrt(jnp.mean(jnp.square(g) / jnp.maximum(v, eps**2))))
+            return update / jnp.maximum(
+                1, jnp.sqrt(jnp.mean(jnp.square(g) / jnp.maximum(v, eps**2)))
+            )
 
         return jax.tree.map(divide, updates, grads, moments), state
 
@@ -113,7 +127,9 @@ def make_schedule(config: ConfigDict, steps: int) -> optax.Schedule:
         # join_schedules evaluates it during the warmup too, where count < 0.
         "inverse_sqrt": lambda count: peak * jnp.sqrt(start / jnp.maximum(start + count, 1)),
         "wsd": optax.linear_schedule(peak, final, decay, transition_begin=rest - decay),
-        "wsd_sqrt": lambda count: peak + (final - peak) * jnp.sqrt(jnp.clip((count - rest + decay) / decay, 0, 1)),
+        "wsd_sqrt": lambda count: (
+            peak + (final - peak) * jnp.sqrt(jnp.clip((count - rest + decay) / decay, 0, 1))
+        ),
         "constant": optax.constant_schedule(peak),
     }
     after = schedules[schedule.name]
@@ -136,11 +152,15 @@ def check_schedule(config: ConfigDict, steps: int) -> None:
     warmup = warmup_steps(config, steps)
     if warmup > steps:
         what = f"the run has {steps:,} steps (train.epochs = {config.train.epochs:g})"
-        raise InputError(f"config.schedule.warmup = {warmup}: {what}; set it lower, or to a share below 1.")
+        raise InputError(
+            f"config.schedule.warmup = {warmup}: {what}; set it lower, or to a share below 1."
+        )
     decay = schedule.decay_fraction * steps if schedule.name in ("wsd", "wsd_sqrt") else 0
     if warmup + decay > steps + 1:
         what = f"the run has {steps:,} steps, and a warmup of {warmup:,}"
-        raise InputError(f"config.schedule.decay_fraction = {schedule.decay_fraction:g}: {what}; lower either.")
+        raise InputError(
+            f"config.schedule.decay_fraction = {schedule.decay_fraction:g}: {what}; lower either."
+        )
 
 
 def rate_schedule(rate: float, end_rate: float, steps: int) -> optax.Schedule | None:

@@ -76,7 +76,9 @@ def find_start(config: ConfigDict, workdir: Workdir, task: Task) -> Start:
     if "branch" in saved:
         meta["branch"] = saved["branch"]
     same_rows = saved.get("branch", {"same_rows": True})["same_rows"]
-    milestones = find_milestones(config, task, same_rows=same_rows) | set(saved.get("milestones", ()))
+    milestones = find_milestones(config, task, same_rows=same_rows) | set(
+        saved.get("milestones", ())
+    )
     return Start(step, meta, workdir.checkpoints, newest, source, milestones)
 
 
@@ -129,10 +131,16 @@ def find_milestones(config: ConfigDict, task: Task, *, same_rows: bool) -> set[i
             steps = _steps_of_words(task, parse_words(value))
         else:
             first = int(value)
-            steps = [first, *range(2 * first, task.stages.steps + 1, first)] if kind == "every" else [first]
+            steps = (
+                [first, *range(2 * first, task.stages.steps + 1, first)]
+                if kind == "every"
+                else [first]
+            )
         if max(steps) > task.stages.steps:
             where = f"config.checkpoint.milestones: {text} is reached at step {max(steps):,}"
-            raise InputError(f"{where}, but the run ends after step {task.stages.steps:,}; remove it, or train longer.")
+            raise InputError(
+                f"{where}, but the run ends after step {task.stages.steps:,}; remove it, or train longer."
+            )
         milestones.update(steps)
     return milestones
 
@@ -141,9 +149,12 @@ def _steps_of_words(task: Task, counts: range) -> list[int]:
     """Returns the first step after which each number of words has been read, and prints them."""
     words_per_row = task.words_per_row()
     steps = [
-        bisect.bisect_left(range(sys.maxsize), words / words_per_row, key=task.stages.rows_read) for words in counts
+        bisect.bisect_left(range(sys.maxsize), words / words_per_row, key=task.stages.rows_read)
+        for words in counts
     ]
     if cluster.is_primary():
-        reached = ", ".join(f"{words:,} at step {step:,}" for words, step in zip(counts, steps, strict=True))
+        reached = ", ".join(
+            f"{words:,} at step {step:,}" for words, step in zip(counts, steps, strict=True)
+        )
         say(f"milestones, at {words_per_row:,.1f} words per row: {reached}")
     return steps

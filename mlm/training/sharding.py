@@ -26,7 +26,9 @@ AXES = ("data", "fsdp", "tensor")
 BATCH = P(("data", "fsdp"))  # both: a batch is replicated over an axis that is left out
 
 
-def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+    *, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
     """Returns the mesh over all devices of all hosts; an axis of -1 takes the devices that the others leave.
 
     TPU slices follow one another along the data axis, the only one that crosses the network between them.
@@ -35,10 +37,14 @@ def make_mesh(*, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device
     shape = mesh_shape(data, fsdp, tensor, len(devices))
     slices: dict[int, list[jax.Device]] = {}
     for device in devices:
-        slices.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
+        slices.setdefault(
+            getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []
+        ).append(device)
     if shape[0] % len(slices):
         fix = f"make it a multiple of {len(slices)}, since no other axis crosses the network between slices"
-        raise InputError(f"config.mesh.data = {shape[0]} can't be split over {len(slices)} slices; {fix}.")
+        raise InputError(
+            f"config.mesh.data = {shape[0]} can't be split over {len(slices)} slices; {fix}."
+        )
     slice_shape = (shape[0] // len(slices), *shape[1:])
     blocks = [_slice_devices(slice_shape, slices[index]) for index in sorted(slices)]
     return Mesh(np.concatenate(blocks), AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -54,7 +60,9 @@ def _slice_devices(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndar
 
     They are sorted by host where jax has no layout, or one that splits tensor groups although a host has room for them.
     """
-    by_host = np.array(sorted(devices, key=lambda device: (device.process_index, device.id))).reshape(shape)
+    by_host = np.array(
+        sorted(devices, key=lambda device: (device.process_index, device.id))
+    ).reshape(shape)
     if devices[0].platform != "tpu":
         return by_host
     try:
@@ -75,7 +83,9 @@ def mesh_shape(data: int, fsdp: int, tensor: int, count: int) -> tuple[int, ...]
         shape[shape.index(-1)] = count // others if count % others == 0 else 0
     if math.prod(shape) != count:
         axes = f"data {data} x fsdp {fsdp} x tensor {tensor}"
-        raise InputError(f"config.mesh = {axes} does not fit {count} devices: their product must be that number.")
+        raise InputError(
+            f"config.mesh = {axes} does not fit {count} devices: their product must be that number."
+        )
     return tuple(shape)
 
 
@@ -90,25 +100,37 @@ def param_specs(params: Any, mesh: Mesh, rules: PartitionRules) -> dict[str, P]:
     split = next((axis for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1), "")
     if split and not any(any(spec) for _, spec in rules):
         what = "the model has no partition rules, so its parameters can't be split"
-        raise InputError(f"config.mesh.{split} = {mesh.shape[split]}: {what}; set mesh.fsdp and mesh.tensor to 1.")
+        raise InputError(
+            f"config.mesh.{split} = {mesh.shape[split]}: {what}; set mesh.fsdp and mesh.tensor to 1."
+        )
     specs = {}
     used = set()
     for name, leaf in named_leaves(params):
         rule = next((rule for rule in rules if re.fullmatch(rule[0], name)), None)
         if rule is None:
-            raise InputError(f"the model's partition_rules() have no rule for the parameter {name}; add one.")
+            raise InputError(
+                f"the model's partition_rules() have no rule for the parameter {name}; add one."
+            )
         used.add(rule)
         specs[name] = rule[1]
         split = [(axes,) if isinstance(axes, str) else axes or () for axes in rule[1]]
         named = list(itertools.chain(*split))
-        if len(rule[1]) > len(leaf.shape) or not set(named) <= set(AXES) or len(set(named)) < len(named):
+        if (
+            len(rule[1]) > len(leaf.shape)
+            or not set(named) <= set(AXES)
+            or len(set(named)) < len(named)
+        ):
             what = f"split {name}, of the shape {leaf.shape}, by {rule[1]}"
-            allowed = f"at most {len(leaf.shape)} entries, and of each of {', '.join(AXES)} at most one"
+            allowed = (
+                f"at most {len(leaf.shape)} entries, and of each of {', '.join(AXES)} at most one"
+            )
             raise InputError(f"the model's partition_rules() {what}; it may have {allowed}.")
         for size, axes in zip(leaf.shape, split, strict=False):
             num_shards = math.prod(mesh.shape[axis] for axis in axes)
             if size % num_shards:
-                raise InputError(f"config.mesh.{' x '.join(axes)} = {num_shards} does not divide the {size} of {name}.")
+                raise InputError(
+                    f"config.mesh.{' x '.join(axes)} = {num_shards} does not divide the {size} of {name}."
+                )
     if unused := [name for name, spec in rules if (name, spec) not in used]:
         what = "which no parameter matches; remove the rule"
         raise InputError(f"the model's partition_rules() name {unused[0]}, {what}.")
@@ -126,7 +148,9 @@ def tree_shardings(tree: Any, mesh: Mesh, params: Any, rules: PartitionRules) ->
     def sharding(path: jax.tree_util.KeyPath, leaf: Any) -> NamedSharding:
         parts = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         suffixes = ("/".join(parts[start:]) for start in range(len(parts)))
-        return NamedSharding(mesh, next((specs[name] for name in suffixes if shapes.get(name) == leaf.shape), P()))
+        return NamedSharding(
+            mesh, next((specs[name] for name in suffixes if shapes.get(name) == leaf.shape), P())
+        )
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
@@ -157,7 +181,9 @@ def check_batch(mesh: Mesh | np.ndarray, *, rows: int, key: str) -> None:
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] if isinstance(mesh, Mesh) else len(mesh)
     if rows % num_shards:
         over = f"{num_shards} devices (mesh.data x mesh.fsdp)"
-        raise InputError(f"config.{key}: {rows} rows can't be split over {over}; make it a multiple of {num_shards}.")
+        raise InputError(
+            f"config.{key}: {rows} rows can't be split over {over}; make it a multiple of {num_shards}."
+        )
 
 
 def check_batches(mesh: Mesh | np.ndarray, config: ConfigDict) -> None:
@@ -200,12 +226,17 @@ def host_input(processes_SxT: np.ndarray, config: ConfigDict) -> dict[str, Any]:
     except InputError as error:
         return feeding | {"error": str(error)}
     lanes_per_host = feeding["rows_per_host"] * lanes / rows
-    return feeding | {"lanes_per_host": int(lanes_per_host) if lanes_per_host >= 1 else lanes_per_host, "fed": True}
+    return feeding | {
+        "lanes_per_host": int(lanes_per_host) if lanes_per_host >= 1 else lanes_per_host,
+        "fed": True,
+    }
 
 
 def put_tree(tree: Any, shardings: Any) -> Any:
     """Returns global arrays from numpy arrays that are the same on every host."""
-    return jax.tree.map(lambda x, s: jax.make_array_from_callback(x.shape, s, x.__getitem__), tree, shardings)
+    return jax.tree.map(
+        lambda x, s: jax.make_array_from_callback(x.shape, s, x.__getitem__), tree, shardings
+    )
 
 
 @functools.lru_cache(maxsize=8)  # every step asks

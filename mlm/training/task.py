@@ -45,7 +45,9 @@ class TrainState(flax.struct.PyTreeNode):
     ema: Params | None  # averaged parameters; None if off
     consecutive_nonfinite: jax.Array  # int32: non-finite steps since the last finite one
     skipped: jax.Array  # int32: non-finite steps in total
-    window: dict[str, Mean]  # of each metric, since the last logged step: a restart does not change a logged mean
+    window: dict[
+        str, Mean
+    ]  # of each metric, since the last logged step: a restart does not change a logged mean
 
     @property
     def best_params(self) -> Params:
@@ -62,9 +64,13 @@ class Task(abc.ABC):
     module: Model
     schedule: optax.Schedule  # of the learning rate
     optimizer: optax.GradientTransformation
-    metadata: dict[str, Any]  # of data and model, as JSON: saved with a checkpoint, for those who load it
+    metadata: dict[
+        str, Any
+    ]  # of data and model, as JSON: saved with a checkpoint, for those who load it
     data_fingerprint: str  # a run can't resume on other data
-    init: Callable[..., TrainState]  # jitted; its arguments are those of `init_params` after the key
+    init: Callable[
+        ..., TrainState
+    ]  # jitted; its arguments are those of `init_params` after the key
     abstract_state: TrainState  # of abstract arrays with shardings; both from `train.make_init`
     train_step: TrainStep  # from `train.make_train_step`
 
@@ -94,7 +100,9 @@ class Task(abc.ABC):
     def loss(self, logits: jax.Array, inputs: Inputs) -> RowSums:
         """Returns the loss, summed over each row, and its weight; divided once, later."""
 
-    def metrics(self, logits: jax.Array, inputs: Inputs, intermediates: dict[str, Any]) -> dict[str, Mean]:
+    def metrics(
+        self, logits: jax.Array, inputs: Inputs, intermediates: dict[str, Any]
+    ) -> dict[str, Mean]:
         """Returns further metrics to log, each a sum and a weight of every row, float32 [B]."""
         return {}
 
@@ -140,7 +148,9 @@ class Task(abc.ABC):
 
     def words_per_row(self) -> float:
         """Returns the words of training text in a row, for milestones."""
-        raise InputError("config.checkpoint.milestones: only pretraining can count words; give them in steps.")
+        raise InputError(
+            "config.checkpoint.milestones: only pretraining can count words; give them in steps."
+        )
 
     def make_hooks(self, notify: Callable[[str], None]) -> list[MetricsHook]:
         """Returns the metrics hooks of the run, on the first host; `notify` prints a message."""
@@ -152,7 +162,9 @@ def metric_names(task: Task, params: Params) -> list[str]:
 
     Raises InputError for a name of mlm's own, and for a loss or metric that is not a sum and a weight of each row.
     """
-    rows = 2 * task.mesh.shape["data"] * task.mesh.shape["fsdp"]  # never one, of which a sum over all is one of each
+    rows = (
+        2 * task.mesh.shape["data"] * task.mesh.shape["fsdp"]
+    )  # never one, of which a sum over all is one of each
     name_of_class = type(task).__qualname__
 
     def means(params: Params, batch: Batch) -> tuple[dict[str, Mean], dict[str, Mean]]:
@@ -168,7 +180,10 @@ def metric_names(task: Task, params: Params) -> list[str]:
         where = f"{name_of_class}.{'metrics' if name in metrics else 'loss'}"
         if name in metrics and (name in RESERVED or "/" in name):
             raise InputError(f"{where}: {name} is a name of mlm's own; choose another.")
-        if not (isinstance(mean, Mean) and all(part.shape == (rows,) and part.dtype == jnp.float32 for part in mean)):
+        if not (
+            isinstance(mean, Mean)
+            and all(part.shape == (rows,) and part.dtype == jnp.float32 for part in mean)
+        ):
             what = f"must be a Mean(sum, weight) of two float32 arrays [B], one entry for each of {rows} rows"
             raise InputError(f"{where}: {name} {what}, not {mean!r:.200}.")
     return [*losses, *metrics]

@@ -50,11 +50,15 @@ def make_init(task: Task) -> tuple[Callable[..., TrainState], TrainState]:
     init = functools.partial(create_state, task)
     shapes = jax.eval_shape(init)
     shardings = sharding.tree_shardings(shapes, task.mesh, shapes.params, task.partition_rules())
-    abstract = jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings)
+    abstract = jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings
+    )
     return jax.jit(init, out_shardings=shardings), abstract
 
 
-def make_gradient(task: Task) -> Callable[[Params, Batch, jax.Array], tuple[Params, dict[str, Mean]]]:
+def make_gradient(
+    task: Task,
+) -> Callable[[Params, Batch, jax.Array], tuple[Params, dict[str, Mean]]]:
     """Returns `(params, batch, step) -> (gradient of the mean loss, sums of all metrics)`.
 
     The mean is over all predictions of the global batch: sums and weights are added up over microbatches and devices,
@@ -65,14 +69,18 @@ def make_gradient(task: Task) -> Callable[[Params, Batch, jax.Array], tuple[Para
     accumulate = config.train.accumulate
 
     @functools.partial(jax.grad, has_aux=True)
-    def gradient(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[jax.Array, dict]:
+    def gradient(
+        params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, dict]:
         """Returns the gradient of the loss, summed over some rows, and the sums of all metrics: model, then loss."""
         logits, intermediates = task.forward(params, inputs, rows_B, key)
         means = task.loss(logits, inputs).metrics() | task.metrics(logits, inputs, intermediates)
         totals = jax.tree.map(jnp.sum, means)
         return totals["loss"].sum, totals
 
-    def gradient_sum(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple[Params, dict]:
+    def gradient_sum(
+        params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array
+    ) -> tuple[Params, dict]:
         """Returns `gradient` over a device's rows, in microbatches; a microbatch has some rows of every device."""
         if accumulate == 1:
             return gradient(params, inputs, rows_B, key)
@@ -81,7 +89,9 @@ def make_gradient(task: Task) -> Callable[[Params, Batch, jax.Array], tuple[Para
             return jax.tree.map(jnp.add, total, gradient(params, *micro, key)), None
 
         # Microbatch a of A holds rows a, a + A, ..., which keeps every row on its device.
-        micro = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, accumulate, *x.shape[1:]), 1, 0), (inputs, rows_B))
+        micro = jax.tree.map(
+            lambda x: jnp.moveaxis(x.reshape(-1, accumulate, *x.shape[1:]), 1, 0), (inputs, rows_B)
+        )
         shapes = jax.eval_shape(gradient, params, *jax.tree.map(lambda x: x[0], micro), key)
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return jax.lax.scan(add, zero, micro)[0]
@@ -89,11 +99,15 @@ def make_gradient(task: Task) -> Callable[[Params, Batch, jax.Array], tuple[Para
     matrix_dtype = config.model.dtype if accumulate == 1 else "float32"
     over_devices = sum_over_data(gradient_sum, task.mesh, matrix_dtype=matrix_dtype)
 
-    def mean_gradient(params: Params, batch: Batch, step: jax.Array) -> tuple[Params, dict[str, Mean]]:
+    def mean_gradient(
+        params: Params, batch: Batch, step: jax.Array
+    ) -> tuple[Params, dict[str, Mean]]:
         inputs = task.inputs(batch, step)
         key = jax.random.fold_in(make_key(config.train.seed), step)
         grads, sums = over_devices(params, inputs, batch["row"], key)
-        weight = jnp.where(sums["loss"].weight > 0, sums["loss"].weight, 1)  # 0 of a batch without predictions
+        weight = jnp.where(
+            sums["loss"].weight > 0, sums["loss"].weight, 1
+        )  # 0 of a batch without predictions
         return jax.tree.map(lambda g: g / weight, grads), sums
 
     return mean_gradient
@@ -118,7 +132,14 @@ def sum_over_data(gradient_sum: GradientSum, mesh: Mesh, *, matrix_dtype: str) -
     # An axis left to the compiler, even one of size 1, costs fusions on a TPU: each norm is written to memory.
     manual_axes = {axis for axis, size in mesh.shape.items() if axis == "data" or size == 1}
     specs = (P(), P("data"), P("data"), P())
-    return jax.shard_map(psum_grads, mesh=mesh, in_specs=specs, out_specs=P(), axis_names=manual_axes, check_vma=False)
+    return jax.shard_map(
+        psum_grads,
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=P(),
+        axis_names=manual_axes,
+        check_vma=False,
+    )
 
 
 def make_train_step(task: Task) -> TrainStep:
@@ -135,12 +156,16 @@ def make_train_step(task: Task) -> TrainStep:
     optimizer = optax.with_extra_args_support(task.optimizer)
 
     @in_32_bits
-    def step(state: TrainState, batch: Batch, length: int | None = None) -> tuple[TrainState, dict[str, jax.Array]]:
+    def step(
+        state: TrainState, batch: Batch, length: int | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         grads, sums = mean_gradient(state.params, split_rows(batch, length), state.step)
 
         predictions = sums["loss"].weight
         loss = sums["loss"].sum / jnp.where(predictions > 0, predictions, 1)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, step=state.step, value=loss)
+        updates, opt_state = optimizer.update(
+            grads, state.opt_state, state.params, step=state.step, value=loss
+        )
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:
@@ -159,7 +184,9 @@ def make_train_step(task: Task) -> TrainStep:
         skipped = state.skipped + ~is_taken
 
         # The window adds up what is logged as a mean, and starts again after a logged step.
-        totals = jax.tree.map(lambda old, new: old + jnp.where(is_taken, new, 0), state.window, sums)
+        totals = jax.tree.map(
+            lambda old, new: old + jnp.where(is_taken, new, 0), state.window, sums
+        )
         is_logged = (state.step + 1) % config.log.every == 0
         window = jax.tree.map(lambda total: jnp.where(is_logged, 0, total), totals)
         metrics = {name: mean.sum / mean.weight for name, mean in totals.items()}
@@ -168,7 +195,9 @@ def make_train_step(task: Task) -> TrainStep:
         metrics["skipped"] = skipped
         metrics["consecutive_nonfinite"] = nonfinite
         metrics["gradient_norms"] = jnp.sqrt(jnp.stack(squared_norms))
-        return TrainState(state.step + 1, params, opt_state, ema, nonfinite, skipped, window), metrics
+        return TrainState(
+            state.step + 1, params, opt_state, ema, nonfinite, skipped, window
+        ), metrics
 
     shardings = sharding.shardings_of(task.abstract_state)
     return jax.jit(
@@ -196,7 +225,9 @@ def split_rows(batch: Batch, length: int | None) -> Batch:
     return rows | {"epoch": jnp.repeat(batch["epoch"], parts)}
 
 
-def train(config: ConfigDict, workdir: Workdir, task: Task, on_complete: OnComplete | None = None) -> None:
+def train(
+    config: ConfigDict, workdir: Workdir, task: Task, on_complete: OnComplete | None = None
+) -> None:
     """Trains from the newest checkpoint, or that of train.branch_from, to the last step, if there are steps left."""
     start = resume.find_start(config, workdir, task)
     if cluster.is_primary():
@@ -206,11 +237,17 @@ def train(config: ConfigDict, workdir: Workdir, task: Task, on_complete: OnCompl
     with (
         xla_metrics.Programs() as programs,
         Checkpoints(
-            workdir.checkpoints, keep=config.checkpoint.keep, milestones=start.milestones, on_complete=on_complete
+            workdir.checkpoints,
+            keep=config.checkpoint.keep,
+            milestones=start.milestones,
+            on_complete=on_complete,
         ) as checkpoints,
     ):
         state = start.restore(task)
-        with Log(workdir.root, task, programs, start=start.step) as log, distributed.StopSignal() as stop:
+        with (
+            Log(workdir.root, task, programs, start=start.step) as log,
+            distributed.StopSignal() as stop,
+        ):
             trace = xla_metrics.Trace(config.log, workdir.root / "profile")
             Loop(task, start, checkpoints, log, trace).run(state, stop)
 
@@ -224,7 +261,9 @@ def describe(task: Task, start: int) -> str:
     axes = " x ".join(f"{axis} {size}" for axis, size in task.mesh.shape.items())
     epochs = task.epoch(steps)
     length = f"{steps:,}" if epochs is None else f"{steps:,}, {epochs:.4g} epochs"
-    microbatches = f", in {config.train.accumulate} microbatches" if config.train.accumulate > 1 else ""
+    microbatches = (
+        f", in {config.train.accumulate} microbatches" if config.train.accumulate > 1 else ""
+    )
     lines = {
         "parameters": f"{parameters:,}, computed in {config.model.dtype}",
         **task.describe(),
@@ -262,7 +301,10 @@ class Loop:
         for step in range(self.start.step + 1, last + 1):
             self.trace.begin(step, state)
             stage = task.stages.stage_at(step)
-            is_new = (stage.rows, stage.length) not in compiled  # the first call opens the data, or compiles
+            is_new = (
+                stage.rows,
+                stage.length,
+            ) not in compiled  # the first call opens the data, or compiles
             if is_new and compiled:
                 pending = self.read(*pending) if pending else None
                 jax.block_until_ready(metrics)
@@ -274,11 +316,16 @@ class Loop:
             batch = sharding.put_batch(columns, task.mesh, stage.rows)
             cluster.progress("compile" if is_new else "step", step)
             if is_new:
-                self.log.notify(f"step {step}: compiling, for {stage.rows:,} rows of {stage.length:,} tokens")
+                self.log.notify(
+                    f"step {step}: compiling, for {stage.rows:,} rows of {stage.length:,} tokens"
+                )
             distributed.compile_together(task.train_step, state, batch, stage.length)
             before = copy_params(state.params) if is_due(step, config.log.norms_every) else None
             self.log.waits.add("host_wait")
-            with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
+            with (
+                jax.profiler.StepTraceAnnotation("train", step_num=step),
+                jax.transfer_guard("disallow"),
+            ):
                 state, metrics = task.train_step(state, batch, stage.length)
             self.log.waits.running.put(metrics["grad_norm"])
             xla_metrics.executed("step")
@@ -289,7 +336,11 @@ class Loop:
                 self.restart_clock(step, metrics)
             if pending:
                 self.read(*pending)
-            pending = (step, metrics if step == last or is_due(step, config.log.every) else None, norms)
+            pending = (
+                step,
+                metrics if step == last or is_due(step, config.log.every) else None,
+                norms,
+            )
             stopped = stop.requested(step)
             ends = step == last or task.is_epoch_end(step) or step in self.start.milestones
             evaluates = ends or is_due(step, config.evaluate.every)
@@ -317,7 +368,9 @@ class Loop:
             jax.block_until_ready(metrics)
         self.log.restart_clock(step)
 
-    def read(self, step: int, metrics: dict[str, jax.Array] | None, norms: dict[str, jax.Array] | None) -> None:
+    def read(
+        self, step: int, metrics: dict[str, jax.Array] | None, norms: dict[str, jax.Array] | None
+    ) -> None:
         """Logs metrics and norms of a step, if given; raises NumericsError if the nonfinite guard stops the run."""
         if norms:
             names = [name for name, _ in sharding.named_leaves(self.task.abstract_state.params)]
@@ -330,7 +383,9 @@ class Loop:
         if nonfinite >= limit:
             what = f"{nonfinite} steps in a row were not finite (train.guard_limit = {limit})"
             fix = "start a new --workdir or a branch (train.branch_from) with a lower learning rate or a longer warmup"
-            raise NumericsError(f"step {step}: {what}, the last good one was {step - nonfinite}; {fix}.")
+            raise NumericsError(
+                f"step {step}: {what}, the last good one was {step - nonfinite}; {fix}."
+            )
 
     def evaluate(self, step: int, state: TrainState) -> dict[str, float]:
         """Scores the validation split, and logs the scores."""

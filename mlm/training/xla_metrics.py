@@ -21,7 +21,10 @@ STAGES = {
 }
 LOOKUP = "/jax/compilation_cache/compile_requests_use_cache"
 HIT = "/jax/compilation_cache/cache_hits"
-EVENTS = {LOOKUP: {"cache_hits": 0, "cache_misses": 1}, HIT: {"cache_hits": 1, "cache_misses": -1}}  # what they add
+EVENTS = {
+    LOOKUP: {"cache_hits": 0, "cache_misses": 1},
+    HIT: {"cache_hits": 1, "cache_misses": -1},
+}  # what they add
 EXECUTION = "/mlm/execution"  # jax reports none
 ALL = "all programs"
 TRACED_STEPS = 5
@@ -44,10 +47,14 @@ class Programs(AbstractContextManager):
         jax.monitoring.unregister_event_duration_listener(self._on_duration)
         jax.monitoring.unregister_event_listener(self._on_event)
 
-    def _on_duration(self, event: str, seconds: float, *, fun_name: str = "unnamed", **_: Any) -> None:
+    def _on_duration(
+        self, event: str, seconds: float, *, fun_name: str = "unnamed", **_: Any
+    ) -> None:
         if stage := STAGES.get(event):
             for name in (ALL, fun_name.removeprefix("jit(").removesuffix(")")):
-                self.counts[name].update({"compilations": stage == "compile", "seconds": seconds, stage: seconds})
+                self.counts[name].update(
+                    {"compilations": stage == "compile", "seconds": seconds, stage: seconds}
+                )
 
     def _on_event(self, event: str, **kwargs: Any) -> None:
         if event == EXECUTION:
@@ -57,20 +64,37 @@ class Programs(AbstractContextManager):
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Returns all programs together, then each that was not only traced: the slowest to compile first."""
-        known = [(name, count) for name, count in self.counts.items() if count["compilations"] or count["executions"]]
+        known = [
+            (name, count)
+            for name, count in self.counts.items()
+            if count["compilations"] or count["executions"]
+        ]
         known.sort(key=lambda item: -item[1]["seconds"])
         counts = {ALL: self.counts[ALL], **dict(known)}
-        return {name: {key: round(value, 3) for key, value in count.items()} for name, count in counts.items()}
+        return {
+            name: {key: round(value, 3) for key, value in count.items()}
+            for name, count in counts.items()
+        }
 
 
 def describe(summary: dict[str, dict[str, float]]) -> str:
     """Returns the summary of some steps as text."""
     (_, total), *known = summary.items()
-    slowest = ", ".join([f"{name} {program['seconds']:.1f} s" for name, program in known if "seconds" in program][:3])
-    ran = ", ".join(f"{name} {program['executions']:,} times" for name, program in known if "executions" in program)
+    slowest = ", ".join(
+        [f"{name} {program['seconds']:.1f} s" for name, program in known if "seconds" in program][
+            :3
+        ]
+    )
+    ran = ", ".join(
+        f"{name} {program['executions']:,} times"
+        for name, program in known
+        if "executions" in program
+    )
     text = f"XLA ran {ran}"
     if count := total.get("compilations"):  # 0 where jax only traced
-        text += f"; compiled {count} program{'s' * (count > 1)} in {total['seconds']:.1f} s ({slowest})"
+        text += (
+            f"; compiled {count} program{'s' * (count > 1)} in {total['seconds']:.1f} s ({slowest})"
+        )
         text += f", {total.get('cache_hits', 'none')} of them from the cache"
     shares = [total[name] / max(total["steps"], 1e-3) for name in ("input_wait", "host_wait")]
     return f"{text}; devices waited {shares[0]:.1%} of the time for input, {shares[1]:.1%} for process 0"
@@ -82,7 +106,9 @@ class Waits:
     def __init__(self):
         self.seconds = {"input_wait": 0.0, "host_wait": 0.0}
         self.idle_since = time.monotonic()  # counts only while no step runs
-        self.running: queue.Queue[jax.Array | None] = queue.Queue()  # an output of each step; None ends the thread
+        self.running: queue.Queue[jax.Array | None] = (
+            queue.Queue()
+        )  # an output of each step; None ends the thread
         threading.Thread(target=self._watch, daemon=True, name="waits").start()
 
     def add(self, name: str) -> None:

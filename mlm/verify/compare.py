@@ -38,7 +38,9 @@ def compare(what: str, arrays: Any, expected: Any, limit: float = 0.0) -> Result
             for shard in leaf.addressable_shards
         ]
         error = max(differences) / max(scale, floor, 1e-30)
-        errors[jax.tree_util.keystr(path, simple=True, separator="/")] = float(np.nan_to_num(error, nan=np.inf))
+        errors[jax.tree_util.keystr(path, simple=True, separator="/")] = float(
+            np.nan_to_num(error, nan=np.inf)
+        )
     worst = max(errors, key=errors.get)
     error_P = np.atleast_1d(multihost_utils.process_allgather(np.float32(errors[worst])))
     wrong = np.flatnonzero(~(error_P <= limit))

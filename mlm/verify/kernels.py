@@ -41,7 +41,9 @@ def check_kernels(session: Session) -> Iterator[Result]:
             if reason:
                 yield Result(what, f"does not support {reason}")
             else:
-                yield compare(what, _both_ways(task, name, window)(*arrays), expected, ROUNDINGS * rounding)
+                yield compare(
+                    what, _both_ways(task, name, window)(*arrays), expected, ROUNDINGS * rounding
+                )
 
 
 def _arrays(task: Pretraining, window: int) -> tuple[Any, ...]:
@@ -59,7 +61,9 @@ def _arrays(task: Pretraining, window: int) -> tuple[Any, ...]:
     described = task.module.make_rows(*columns, None, None, None)
     dropout_mask_LxL = None
     if rate := attention.dropout_rate(config):
-        dropout_mask_LxL = layers.dropout(jnp.ones((1, length, length), dtype), rate, jnp.uint32(1))[0]
+        dropout_mask_LxL = layers.dropout(
+            jnp.ones((1, length, length), dtype), rate, jnp.uint32(1)
+        )[0]
     rotations = described.positions if isinstance(described.positions, dict) else {}
     rotation = rotations.get("local" if window else "global")
     return q, k, v, described.segments_BxL, dropout_mask_LxL, rotation, grad
@@ -89,6 +93,8 @@ def _both_ways(task: Pretraining, name: str, window: int) -> Callable[..., Any]:
         context_BxLxH, pull = jax.vjp(context, q_BxLxH, k_BxLxH, v_BxLxH)
         grads = pull(jnp.where(real_BxLx1, grad_BxLxH, 0))
         outputs = {"context": jnp.where(real_BxLx1, context_BxLxH, 0)}
-        return outputs | {f"gradient of {name}": grad for name, grad in zip("qkv", grads, strict=True)}
+        return outputs | {
+            f"gradient of {name}": grad for name, grad in zip("qkv", grads, strict=True)
+        }
 
     return run

@@ -37,7 +37,9 @@ class Session:
     def task(self, changes: dict[str, Any] | None = None, mesh: Mesh | None = None) -> Pretraining:
         """Returns the run's task on made-up rows, a microbatch a step, with `changes` of the config."""
         rows = self.config.data.global_batch // self.config.train.accumulate
-        config = configs.replace(self.config, MADE_UP | {"data.global_batch": rows} | (changes or {}))
+        config = configs.replace(
+            self.config, MADE_UP | {"data.global_batch": rows} | (changes or {})
+        )
         return self.pretraining.without_data(config, mesh)
 
     def small(self) -> dict[str, Any]:

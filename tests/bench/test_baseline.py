@@ -16,28 +16,40 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def test_same_loss_and_gradient_on_the_same_masks():
-    info = dataclasses.replace(INFO, vocab_size=512)  # no padding, to which the baseline's loss gives its share
-    run, batch = tiny_run(mesh=(1, 1, 1), info=info), random_batch(16, info=info)
+    info = dataclasses.replace(
+        INFO, vocab_size=512
+    )  # no padding, to which the baseline's loss gives its share
+    run = tiny_run(mesh=(1, 1, 1), info=info)
+    batch = random_batch(16, info=info)
     params = jax.device_get(run.init().params)
-    columns = (jnp.asarray(batch[key]) for key in ("input_ids", "attention_mask", "record_id", "epoch"))
+    columns = (
+        jnp.asarray(batch[key]) for key in ("input_ids", "attention_mask", "record_id", "epoch")
+    )
     masked = jax.device_get(jax.jit(run.masking)(jax.random.key(0), *columns))
     row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)
     labels = np.full(batch["input_ids"].shape, baseline.IGNORED, np.int32)
-    labels[row_N, masked.positions_BxK[row_N, prediction_N]] = masked.labels_BxK[row_N, prediction_N]
+    labels[row_N, masked.positions_BxK[row_N, prediction_N]] = masked.labels_BxK[
+        row_N, prediction_N
+    ]
     config = run.module.config
     model = family_of(config).transformers_model(config, "float32")
     arrays = (masked.ids_BxL, jnp.asarray(batch["attention_mask"]), labels)
-    value, grads = jax.jit(jax.value_and_grad(lambda params: baseline.loss(model, params, arrays, None)))(params)
+    value, grads = jax.jit(
+        jax.value_and_grad(lambda params: baseline.loss(model, params, arrays, None))
+    )(params)
     ours, sums = jax.jit(make_gradient(run))(params, batch, 0)
     assert float(sums["loss"].sum / sums["loss"].weight) == pytest.approx(float(value), rel=1e-5)
     assert_close(ours, grads, 1e-4, "gradient")
 
 
 def test_masks_have_the_rates_and_spare_special_tokens():
-    masking, batch = tiny_run("masking.rate=0.3", mesh=(1, 1, 1)).masking, random_batch(400)
-    ids, attention = batch["input_ids"], batch["attention_mask"]
+    masking = tiny_run("masking.rate=0.3", mesh=(1, 1, 1)).masking
+    batch = random_batch(400)
+    ids = batch["input_ids"]
+    attention = batch["attention_mask"]
     read, labels = baseline.mask_on_host(masking, ids, attention, np.random.default_rng(0))
-    chosen, ordinary = labels != baseline.IGNORED, (attention > 0) & (ids > 4)
+    chosen = labels != baseline.IGNORED
+    ordinary = (attention > 0) & (ids > 4)
     assert not (chosen & ~ordinary).any() and np.array_equal(labels[chosen], ids[chosen])
     assert np.array_equal(read[~chosen], ids[~chosen])
 

@@ -31,7 +31,9 @@ def short(monkeypatch):
 
 def measured(config, parts, manifest=None, *, tokenizer_folder="", megabytes=20.0, torch=""):
     """Returns the measurements, which JSON can hold, and prints their tables as the command does."""
-    args = argparse.Namespace(parts=parts, seconds=0.0, megabytes=megabytes, torch=torch, entry=Entry())
+    args = argparse.Namespace(
+        parts=parts, seconds=0.0, megabytes=megabytes, torch=torch, entry=Entry()
+    )
     found = command.measure(args, config, manifest, tokenizer_folder)
     assert json.loads(json.dumps(found)) == found and list(found) == parts
     show(*interleaved.render(found))
@@ -49,24 +51,34 @@ def test_step_batches_and_loop(manifest, capsys, monkeypatch):
     """On devices of a known peak: parameters and two moments in memory, beside temporaries; FLOPs by the task's own."""
     monkeypatch.setattr(steps.peaks, "peak_flops", lambda kind: 1e12)
     config = tiny_config("data.lanes=4", "tokenizer.vocab_size=600")
-    found, tokens = measured(config, ["step", "batches", "loop"], manifest), 16 * 32
+    found = measured(config, ["step", "batches", "loop"], manifest)
+    tokens = 16 * 32
     out, err = capsys.readouterr()
     for part, rows in found.items():
         names = [name for name in rows if name != "ratios"]
-        assert list(rows["ratios"]) == names[1:] and all(ratio > 0 for ratio in rows["ratios"].values())
+        assert list(rows["ratios"]) == names[1:] and all(
+            ratio > 0 for ratio in rows["ratios"].values()
+        )
         for name in names:
-            assert rows[name]["tokens_per_second"] * rows[name]["milliseconds"] == pytest.approx(1e3 * tokens)
+            assert rows[name]["tokens_per_second"] * rows[name]["milliseconds"] == pytest.approx(
+                1e3 * tokens
+            )
         for name, ratio in rows["ratios"].items():
             line = [interleaved.NAMES[name], f"{rows[name]['tokens_per_second']:,.0f}"]
             assert [*line, f"the first is {ratio:.3g} times as fast"] in cells_of(out, 0, 1, -1)
         assert f"bench: {part}: measuring" in err
-    task, step = Pretraining.without_data(config), found["step"]
+    task = Pretraining.without_data(config)
+    step = found["step"]
     for name in ("mlm", "baseline"):
         row = step[name]
-        assert row["mfu"] == pytest.approx(row["tokens_per_second"] * task.flops_per_token(32) / 8e12)
+        assert row["mfu"] == pytest.approx(
+            row["tokens_per_second"] * task.flops_per_token(32) / 8e12
+        )
         memory = f"{row['memory_bytes'] / 1e6:,.0f} MB"
         assert [interleaved.NAMES[name], f"{row['mfu']:.1%}", memory] in cells_of(out, 0, 3, 4)
-    assert step["baseline"]["temporary_bytes"] > 1.5 * step["mlm"]["temporary_bytes"], "every position's logits"
+    assert step["baseline"]["temporary_bytes"] > 1.5 * step["mlm"]["temporary_bytes"], (
+        "every position's logits"
+    )
     state = 3 * sum(leaf.nbytes for _, leaf in sharding.named_leaves(task.init().params))
     assert state < step["mlm"]["memory_bytes"] - step["mlm"]["temporary_bytes"] < 1.2 * state + 1e5
 
@@ -77,17 +89,28 @@ def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "texts.jsonl", texts)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(inputs.tempfile, "tempdir", str(tmp_path / "temporary"))
-    corpus = (f"corpus.sources={source}", f"corpus.keep_out=({source!r},)", "corpus.test_fraction=0.1")
+    corpus = (
+        f"corpus.sources={source}",
+        f"corpus.keep_out=({source!r},)",
+        "corpus.test_fraction=0.1",
+    )
     config = tiny_config(*corpus, "shards.count=4", "data.lanes=4")
     found = measured(config, ["shards"], tokenizer_folder=tokenizer_folder, megabytes=0.2)["shards"]
-    ours, example = found["mlm"], found["tf_tpu_example"]
+    ours = found["mlm"]
+    example = found["tf_tpu_example"]
     fast = inputs.shards.tokenizer.load_fast(tokenizer_folder)
     fast.encode_special_tokens = True  # "<mask>" in a text is text
-    assert found["tokens"] == sum(len(fast.encode(text).ids) for text in inputs.sample_texts(config, 0.2))
-    assert 0 <= found["tokens"] - ours["rows"] * 32 < 6 * 32, "of each shard less than a row is lost"
+    assert found["tokens"] == sum(
+        len(fast.encode(text).ids) for text in inputs.sample_texts(config, 0.2)
+    )
+    assert 0 <= found["tokens"] - ours["rows"] * 32 < 6 * 32, (
+        "of each shard less than a row is lost"
+    )
     assert 0.9 * ours["rows"] < example["rows"] <= ours["rows"]
     for row in (ours, example):
-        assert row["tokens_per_second"] * row["milliseconds"] == pytest.approx(found["tokens"] * 1e3)
+        assert row["tokens_per_second"] * row["milliseconds"] == pytest.approx(
+            found["tokens"] * 1e3
+        )
     assert not list((tmp_path / "temporary").iterdir())
 
 
@@ -98,13 +121,17 @@ def test_sample_is_of_training_documents(texts, tmp_path):
     found = inputs.sample_texts(config, 0.05)
     assert sum(map(len, found[:-1])) < 50_000 <= sum(map(len, found))
     corpus = Corpus.from_config(config.corpus)
-    assert {corpus.split_of(part, "", text_hash(text)) for part in corpus.parts() for text in found} == {"train"}
+    assert {
+        corpus.split_of(part, "", text_hash(text)) for part in corpus.parts() for text in found
+    } == {"train"}
     assert set(found) <= set(texts) and len(set(found)) == len(found)
 
 
 @pytest.mark.slow
 def test_torch(capsys, monkeypatch):
-    monkeypatch.setattr(steps.peaks, "peak_flops", lambda kind: 1e12)  # of jax's devices, not of PyTorch's
+    monkeypatch.setattr(
+        steps.peaks, "peak_flops", lambda kind: 1e12
+    )  # of jax's devices, not of PyTorch's
     config = tiny_config(SMALL, "model.hidden_dropout=0.1", "model.dtype=bfloat16")
     found = measured(config, ["step"], torch=torch_python(5))["step"]
     row = found["torch"]
@@ -140,12 +167,20 @@ def test_flags_that_can_not_be(flags, word, capsys):
 @pytest.mark.slow
 def test_the_step_stays_cheap_beside_the_baseline():
     """A guard against slow changes that no clock is needed for; after a gain, lower the bound."""
-    sizes = ("model.hidden_size=128", "model.layers=2", "model.heads=4", "model.intermediate_size=512")
+    sizes = (
+        "model.hidden_size=128",
+        "model.layers=2",
+        "model.heads=4",
+        "model.intermediate_size=512",
+    )
     dropout = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1", "masking.rate=0.15")
     data = ("tokenizer.vocab_size=4096", "shards.length=64", "data.global_batch=128")
     task = Pretraining.without_data(tiny_config(*sizes, *dropout, *data))
     host = steps.random_rows(task)
-    (ours, _), (theirs, _) = steps.our_step(task, host), steps.baseline_step(task, host)
+    (ours, _) = steps.our_step(task, host)
+    (theirs, _) = steps.baseline_step(task, host)
     flops = ours.cost_analysis()["flops"] / theirs.cost_analysis()["flops"]
-    temporaries = ours.memory_analysis().temp_size_in_bytes / theirs.memory_analysis().temp_size_in_bytes
+    temporaries = (
+        ours.memory_analysis().temp_size_in_bytes / theirs.memory_analysis().temp_size_in_bytes
+    )
     assert 0.28 < flops <= 0.41 and 0.3 < temporaries <= 0.43, "of the baseline's"

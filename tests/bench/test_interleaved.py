@@ -21,7 +21,9 @@ for line in sys.stdin:
 
 
 def started(program: str, settings: dict) -> contextlib.closing[interleaved.Worker]:
-    return contextlib.closing(interleaved.Worker([sys.executable, "-c", program], settings, name="--torch=x"))
+    return contextlib.closing(
+        interleaved.Worker([sys.executable, "-c", program], settings, name="--torch=x")
+    )
 
 
 @pytest.fixture
@@ -50,7 +52,8 @@ def test_each_is_timed_in_every_round(clock):
 
 def test_timings_are_as_long_as_asked(clock):
     """However long a call takes: neither a first one, which compiles, nor those that were prefetched mislead."""
-    counts, durations = [], iter([0.3, 0.0, 0.0, 0.0, 0.0])
+    counts = []
+    durations = iter([0.3, 0.0, 0.0, 0.0, 0.0])
 
     def repeat(count):
         counts.append(count)
@@ -58,7 +61,9 @@ def test_timings_are_as_long_as_asked(clock):
             clock.seconds += next(durations, 0.01)
 
     rates = interleaved.measure("step", {"one": repeat}, 0.0, interval=0.2)
-    assert counts[-3:] == [20] * 3 and rates["one"] == pytest.approx([100] * 3), "0.2 s of 10 ms each"
+    assert counts[-3:] == [20] * 3 and rates["one"] == pytest.approx([100] * 3), (
+        "0.2 s of 10 ms each"
+    )
 
 
 def test_seconds_and_calls_are_kept(clock):
@@ -86,7 +91,9 @@ def test_worker_answers_and_exits():
     with started(ECHO, {"seconds": 0.1}) as worker:
         assert worker.ready == {"ready": True}
         begin = time.monotonic()
-        assert worker.ask({"calls": 3}) == {"calls": 3} and time.monotonic() - begin >= 0.1, "a timing is waited for"
+        assert worker.ask({"calls": 3}) == {"calls": 3} and time.monotonic() - begin >= 0.1, (
+            "a timing is waited for"
+        )
     assert worker._process.returncode == 0
 
 

@@ -27,7 +27,10 @@ def both(texts, tokenizer_folder, tmp_path_factory):
     """(ours, the example's) of the same documents."""
     root = tmp_path_factory.mktemp("example")
     plain = [text for text in texts[:2400] if "<mask>" not in text and "<s>" not in text]
-    documents = {"train": [text for n, text in enumerate(plain) if n % 10], "validation": plain[::10]}
+    documents = {
+        "train": [text for n, text in enumerate(plain) if n % 10],
+        "validation": plain[::10],
+    }
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         pool.submit(tf_tpu_example.prepare, documents, str(root / "documents")).result()
         task = pool.submit(
@@ -54,7 +57,10 @@ def documents_in(rows_NxL: np.ndarray) -> Counter:
 @pytest.mark.slow
 def test_same_documents(both):
     """But for those where a shard of ours ends, or what a process of the example handled: less than a row is lost."""
-    for split, parts in (("train", 7), ("validation", 3)):  # of four processes, 1,000 documents at a time
+    for split, parts in (
+        ("train", 7),
+        ("validation", 3),
+    ):  # of four processes, 1,000 documents at a time
         ours, example = (found.splits[split] for found in both)
         mine = sum((documents_in(rows) for rows in shard_rows(both[0], split)), Counter())
         theirs = documents_in(rows_of(both[1], split))

@@ -19,7 +19,13 @@ from mlm.errors import DamageError, StopError
 from tests.support.dask_cluster import free_port, until
 
 HEARTBEAT = 6.0
-WHAT_A_BODY_KNOWS = {"DamageError": DamageError, "os": os, "signal": signal, "sys": sys, "time": time}
+WHAT_A_BODY_KNOWS = {
+    "DamageError": DamageError,
+    "os": os,
+    "signal": signal,
+    "sys": sys,
+    "time": time,
+}
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__, service.__name__])
 
@@ -27,9 +33,14 @@ SERVER.set_forkserver_preload([__name__, service.__name__])
 class Started:
     """Processes that run `body` once they have met; in it, `w` is their watch and `process` their number."""
 
-    def __init__(self, folder: pathlib.Path, body: str, processes: list[int], count: int, **options):
+    def __init__(
+        self, folder: pathlib.Path, body: str, processes: list[int], count: int, **options
+    ):
         self.address = f"127.0.0.1:{free_port()}"
-        self.folder, self.body, self.count, self.options = folder, body, count, options
+        self.folder = folder
+        self.body = body
+        self.count = count
+        self.options = options
         self.all = {process: self.start(process) for process in processes}
 
     def start(self, process: int) -> BaseProcess:
@@ -47,31 +58,47 @@ class Started:
     def is_served(self) -> bool:
         """Whether process 0 listens."""
         host, _, port = self.address.partition(":")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0) as connection:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host, int(port)), 1.0) as connection,
+        ):
             return bool(connection.recv(1))
         return False
 
     def met(self) -> None:
         for process in self.all:
-            until(lambda process=process: self.text(process).startswith("met\n") or not self.all[process].is_alive())
+            until(
+                lambda process=process: (
+                    self.text(process).startswith("met\n") or not self.all[process].is_alive()
+                )
+            )
             assert self.text(process).startswith("met\n"), self.text(process, "stderr")
 
     def ends(self) -> dict[int, tuple[int, str]]:
         """The exit code and the stderr of each."""
         for process in self.all.values():
             process.join(120)
-        return {number: (process.exitcode, self.text(number, "stderr")) for number, process in self.all.items()}
+        return {
+            number: (process.exitcode, self.text(number, "stderr"))
+            for number, process in self.all.items()
+        }
 
     def cause(self, process: int) -> dict:
         return json.loads((self.folder / "hosts" / str(process) / "cause.json").read_text())
 
 
-def _run(cluster: Cluster, folder: pathlib.Path, body: str, timeout: float, variables: dict[str, str]) -> None:
+def _run(
+    cluster: Cluster, folder: pathlib.Path, body: str, timeout: float, variables: dict[str, str]
+) -> None:
     os.environ |= variables
     for descriptor, stream in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(folder / f"{stream}.{cluster.process_id}", os.O_WRONLY | os.O_CREAT), descriptor)
+        os.dup2(
+            os.open(folder / f"{stream}.{cluster.process_id}", os.O_WRONLY | os.O_CREAT), descriptor
+        )
     w = watch.begin("test")
-    signal.signal(signal.SIGTERM, lambda *_: w.end_now("signal", "SIGTERM", "stopped"))  # as of a command
+    signal.signal(
+        signal.SIGTERM, lambda *_: w.end_now("signal", "SIGTERM", "stopped")
+    )  # as of a command
     pod = {"port": 1, "start_timeout": timeout, "heartbeat": HEARTBEAT, "hang": 0.0}
     try:
         w.join(cluster, str(folder), ConfigDict(pod))

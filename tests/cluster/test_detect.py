@@ -13,20 +13,47 @@ from mlm.cluster.detect import Cluster
 from mlm.errors import InputError
 from tests.support.metadata_server import PLATFORM, MetadataServer, tpu_vm
 
-SLURM = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NODELIST": "tpu[007-010],gpu2", "SLURM_PROCID": "5"}
+SLURM = {
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "tpu[007-010],gpu2",
+    "SLURM_PROCID": "5",
+}
 SLURM |= {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"}
 SLURM |= {"SLURM_JOB_NUM_NODES": "5"}
-SHELL = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}  # of a batch script
-SALLOC = SHELL | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NODELIST": "node1", "SLURM_STEP_NUM_TASKS": "1"}
-MPI_5 = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-MPI_4 = MPI_5 | {"OMPI_MCA_orte_hnp_uri": "1287979008.0;tcp://10.0.0.7,172.17.0.1:33363;tcp6://[fd00::2]:43429"}
-HOSTS = [f"127.0.0.{number}" for number in range(2, 6)]  # jax waits until the first one has an address
+SHELL = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "2",
+}  # of a batch script
+SALLOC = SHELL | {
+    "SLURM_STEP_ID": "4294967290",
+    "SLURM_STEP_NODELIST": "node1",
+    "SLURM_STEP_NUM_TASKS": "1",
+}
+MPI_5 = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
+MPI_4 = MPI_5 | {
+    "OMPI_MCA_orte_hnp_uri": "1287979008.0;tcp://10.0.0.7,172.17.0.1:33363;tcp6://[fd00::2]:43429"
+}
+HOSTS = [
+    f"127.0.0.{number}" for number in range(2, 6)
+]  # jax waits until the first one has an address
 GKE = {"TPU_WORKER_HOSTNAMES": ",".join(HOSTS), "TPU_WORKER_ID": "2", "TPU_SKIP_MDS_QUERY": "true"}
-SLICES = {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": "127.0.0.9:8080"}
+SLICES = {
+    "MEGASCALE_NUM_SLICES": "2",
+    "MEGASCALE_SLICE_ID": "1",
+    "MEGASCALE_COORDINATOR_ADDRESS": "127.0.0.9:8080",
+}
 MPICH = {"PMI_SIZE": "4", "PMI_RANK": "3"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
 SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"}
-VERTEX = {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a-0:2222"], "workerpool1": ["b-0:2222"]}, "task": {}}'}
+VERTEX = {
+    "CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a-0:2222"], "workerpool1": ["b-0:2222"]}, "task": {}}'
+}
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +97,19 @@ def refused(**flags) -> str:
     ("variables", "found"),
     [
         (SLURM, Cluster("Slurm", "tpu007", 8, 5)),
-        (SLURM | {"PMI_SIZE": "8", "PMI_RANK": "5"}, Cluster("Slurm", "tpu007", 8, 5)),  # srun --mpi=pmi2
-        (SLURM | {"WORLD_SIZE": "8", "RANK": "5"}, Cluster("Slurm", "tpu007", 8, 5)),  # as scripts for torch have it
+        (
+            SLURM | {"PMI_SIZE": "8", "PMI_RANK": "5"},
+            Cluster("Slurm", "tpu007", 8, 5),
+        ),  # srun --mpi=pmi2
+        (
+            SLURM | {"WORLD_SIZE": "8", "RANK": "5"},
+            Cluster("Slurm", "tpu007", 8, 5),
+        ),  # as scripts for torch have it
         (MPI_4, Cluster("Open MPI", "10.0.0.7", 4, 3)),
-        (SLURM | MPI_4, Cluster("Open MPI", "10.0.0.7", 4, 3)),  # mpirun in a job: its daemon's variables
+        (
+            SLURM | MPI_4,
+            Cluster("Open MPI", "10.0.0.7", 4, 3),
+        ),  # mpirun in a job: its daemon's variables
     ],
 )
 def test_a_platform_of_jax(platform, variables, found):
@@ -149,7 +185,9 @@ def test_a_single_process_is_alone(platform, variables):
         (MPICH | SLURM, "mpiexec"),  # in a Slurm job it leaves the variables of its daemon
     ],
 )
-def test_a_launcher_that_jax_does_not_know_is_refused_unless_flags_say_all(platform, variables, named):
+def test_a_launcher_that_jax_does_not_know_is_refused_unless_flags_say_all(
+    platform, variables, named
+):
     platform(variables)
     said = refused()
     assert named in said and "--coordinator" in said and "--process" in said
@@ -158,7 +196,9 @@ def test_a_launcher_that_jax_does_not_know_is_refused_unless_flags_say_all(platf
 
 
 def test_mpi4py_tells_where_it_is_installed(platform, monkeypatch):
-    world = types.SimpleNamespace(Get_rank=lambda: 3, Get_size=lambda: 4, bcast=lambda text, root: "node1:64000")
+    world = types.SimpleNamespace(
+        Get_rank=lambda: 3, Get_size=lambda: 4, bcast=lambda text, root: "node1:64000"
+    )
     module = types.ModuleType("mpi4py")
     module.MPI = types.SimpleNamespace(COMM_WORLD=world)
     module.__spec__ = object()
@@ -179,8 +219,16 @@ def test_jax_s_variable_is_the_coordinator(platform):
     [
         ({}, {"coordinator": "a", "processes": 2}, "--process-id"),
         ({}, {"processes": 2, "process_id": 0}, "--coordinator"),
-        ({}, {"coordinator": "a", "processes": 2, "process_id": 2}, "--process-id=2: must be from 0 to 1"),
-        (SLURM, {"processes": 2}, "--process-id=5: must be from 0 to 1 (--processes=2, from Slurm and flags)"),
+        (
+            {},
+            {"coordinator": "a", "processes": 2, "process_id": 2},
+            "--process-id=2: must be from 0 to 1",
+        ),
+        (
+            SLURM,
+            {"processes": 2},
+            "--process-id=5: must be from 0 to 1 (--processes=2, from Slurm and flags)",
+        ),
         (SLURM | {"SLURM_PROCID": "x"}, {}, "jax can't tell which process this is (ValueError"),
     ],
 )

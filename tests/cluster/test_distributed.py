@@ -68,7 +68,8 @@ def test_a_signal_is_noticed_at_the_next_step(number):
 
 
 def test_without_others_to_miss_it_a_process_stands_still_for_as_long_as_a_hang_may(monkeypatch):
-    watching, limits = watch.Watch("train", None), []
+    watching = watch.Watch("train", None)
+    limits = []
     monkeypatch.setattr(watching, "set_limits", lambda **seconds: limits.append(seconds))
     monkeypatch.setattr(watch, "current", watching)
     distributed.initialize(tiny_config("pod.hang=7"), None, saves=False)
@@ -78,7 +79,8 @@ def test_without_others_to_miss_it_a_process_stands_still_for_as_long_as_a_hang_
 def test_each_run_of_a_program_caches_its_programs_in_its_own_folder(tmp_path, monkeypatch):
     """And none in that of a run which is over, or where the user has named another."""
     monkeypatch.setattr(watch, "current", watch.Watch("train", None))
-    shortest, named = jax.config.jax_persistent_cache_min_compile_time_secs, jax.config.jax_compilation_cache_dir
+    shortest = jax.config.jax_persistent_cache_min_compile_time_secs
+    named = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_compilation_cache_dir", None)
     try:
@@ -89,7 +91,11 @@ def test_each_run_of_a_program_caches_its_programs_in_its_own_folder(tmp_path, m
             distributed.initialize(tiny_config(), workdir, saves=bool(name))
             jax.jit(lambda x, number=number: x + number)(1.0).block_until_ready()
         filled = {path.parent for path in tmp_path.rglob("*-cache")}
-        assert filled == {tmp_path / "first/xla_cache", tmp_path / "second/xla_cache", tmp_path / "user"}
+        assert filled == {
+            tmp_path / "first/xla_cache",
+            tmp_path / "second/xla_cache",
+            tmp_path / "user",
+        }
     finally:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", shortest)
         jax.config.update("jax_compilation_cache_dir", named)
@@ -101,5 +107,8 @@ def test_another_order_than_jax_has_is_refused(monkeypatch):
     watching = watch.Watch("train", None)
     watching.cluster = Cluster("flags", "10.0.0.2", 2, 1)
     monkeypatch.setattr(watch, "current", watching)
-    with pytest.raises(InputError, match=r"this is process 1 of 2, .* but its devices are those of process 0 of 1; st"):
+    with pytest.raises(
+        InputError,
+        match=r"this is process 1 of 2, .* but its devices are those of process 0 of 1; st",
+    ):
         distributed.initialize(tiny_config(), None, saves=False)

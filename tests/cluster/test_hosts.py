@@ -23,7 +23,9 @@ from tests.support.tiny import meshes_of
 pytestmark = pytest.mark.standard
 
 PROGRAM = ("-m", "tests.programs.pod_train")
-HEARTBEAT, HANG, STEPS = 10, 15, 30
+HEARTBEAT = 10
+HANG = 15
+STEPS = 30
 SETTINGS = (
     f"train.steps={STEPS}",
     "checkpoint.every=4",
@@ -64,7 +66,10 @@ def complete(one: local_pod.Pod) -> None:
 
 
 def causes(workdir: pathlib.Path) -> list[dict]:
-    return [json.loads((workdir / "hosts" / str(process) / "cause.json").read_text()) for process in (0, 1)]
+    return [
+        json.loads((workdir / "hosts" / str(process) / "cause.json").read_text())
+        for process in (0, 1)
+    ]
 
 
 def start_bare(arguments: list[str], hosts: list[dict[str, str]]) -> list[subprocess.Popen]:
@@ -78,7 +83,10 @@ def start_bare(arguments: list[str], hosts: list[dict[str, str]]) -> list[subpro
 
 def addresses(count: int) -> list[str]:
     """Of a test of its own: all of 127/8 is this machine, and the ports are fixed."""
-    return [f"127.{1 + os.getpid() % 200}.{1 + os.getpid() // 200 % 200}.{index + 1}" for index in range(count)]
+    return [
+        f"127.{1 + os.getpid() % 200}.{1 + os.getpid() // 200 % 200}.{index + 1}"
+        for index in range(count)
+    ]
 
 
 def assert_all_saved_one_step(workdir: pathlib.Path, at_least: int) -> None:
@@ -132,9 +140,17 @@ FAULTS = [
 ]
 
 
-def end_by(workdir: pathlib.Path, shards: str, victim: int, number: signal.Signals | None, fault: str, kinds: list):
+def end_by(
+    workdir: pathlib.Path,
+    shards: str,
+    victim: int,
+    number: signal.Signals | None,
+    fault: str,
+    kinds: list,
+):
     """Goes on with the run until a fault ends it: all processes, by themselves, and the files name the first."""
-    one, step = pod(workdir, shards, 2, f"pod.hang={HANG}"), logged_step(workdir) + 5
+    one = pod(workdir, shards, 2, f"pod.hang={HANG}")
+    step = logged_step(workdir) + 5
     variables = {process: dict(PAUSED) for process in (0, 1)}
     if fault:
         variables[victim]["MLM_TEST_FAULT"] = f"{fault}:{step + 1}"
@@ -147,7 +163,9 @@ def end_by(workdir: pathlib.Path, shards: str, victim: int, number: signal.Signa
     assert cause.process == victim and cause.kind in kinds, cause.sentence
     others = [end for end in one.reports() if end.process != victim]
     assert not any(end.ended_by_us for end in others)
-    allowed = HEARTBEAT + 5 + (HANG + 2 if fault else 0)  # of a hang, from the moment that it is found
+    allowed = (
+        HEARTBEAT + 5 + (HANG + 2 if fault else 0)
+    )  # of a hang, from the moment that it is found
     assert max(end.exit["ended"] for end in others) - begin < allowed
     if fault == "hang":
         assert "in train_batches" in (one.folders[victim] / "stacks.txt").read_text()
@@ -161,7 +179,10 @@ def stopped(manifest, tmp_path_factory) -> pathlib.Path:
         end_by(workdir, manifest.folder, *fault)
     step = logged_step(workdir) + 3
     with MetadataServer(tpu_vm([], 0)) as server:  # of a node of GKE
-        variables = PAUSED | {"TPU_WORKER_HOSTNAMES": ",".join(addresses(2)), "JAX_FORCE_TPU_INIT": "1"}
+        variables = PAUSED | {
+            "TPU_WORKER_HOSTNAMES": ",".join(addresses(2)),
+            "JAX_FORCE_TPU_INIT": "1",
+        }
         variables |= {"GCE_METADATA_IP": server.address}
         pods = [variables | {"TPU_WORKER_ID": str(index)} for index in range(2)]
         started = start_bare(train_arguments(workdir, manifest.folder, *SETTINGS), pods)
@@ -178,12 +199,20 @@ def stopped(manifest, tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.slow
-def test_whatever_ended_it_tpu_vms_go_on_to_the_bits_of_an_untouched_run(stopped, whole, manifest, tmp_path):
+def test_whatever_ended_it_tpu_vms_go_on_to_the_bits_of_an_untouched_run(
+    stopped, whole, manifest, tmp_path
+):
     """Each asks its own metadata server; one answers in the old format and one in the new."""
     shutil.copytree(stopped, tmp_path / "run")
     hosts = addresses(2)
-    with MetadataServer(tpu_vm(hosts, 0)) as first, MetadataServer(tpu_vm(hosts, 1, old=False)) as second:
-        variables = [{"GCE_METADATA_IP": server.address, "JAX_FORCE_TPU_INIT": "1"} for server in (first, second)]
+    with (
+        MetadataServer(tpu_vm(hosts, 0)) as first,
+        MetadataServer(tpu_vm(hosts, 1, old=False)) as second,
+    ):
+        variables = [
+            {"GCE_METADATA_IP": server.address, "JAX_FORCE_TPU_INIT": "1"}
+            for server in (first, second)
+        ]
         arguments = train_arguments(tmp_path / "run", manifest.folder, *SETTINGS)
         started = start_bare(arguments, variables)
         printed = [process.communicate(timeout=240)[0] for process in started]
@@ -195,14 +224,19 @@ def test_whatever_ended_it_tpu_vms_go_on_to_the_bits_of_an_untouched_run(stopped
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 4])
-def test_another_number_of_processes_goes_on_with_the_same_batches(stopped, whole, manifest, tmp_path, processes):
+def test_another_number_of_processes_goes_on_with_the_same_batches(
+    stopped, whole, manifest, tmp_path, processes
+):
     shutil.copytree(stopped, tmp_path / "run")
     if processes == 1:
         with meshes_of(2):
             assert __main__.main(train_arguments(tmp_path / "run", manifest.folder, *SETTINGS)) == 0
     else:
         complete(pod(tmp_path / "run", manifest.folder, processes))
-    logs = [(workdir / "metrics.jsonl").read_text().splitlines() for workdir in (tmp_path / "run", whole)]
+    logs = [
+        (workdir / "metrics.jsonl").read_text().splitlines()
+        for workdir in (tmp_path / "run", whole)
+    ]
     for one, other in zip(*(map(json.loads, lines) for lines in logs), strict=True):
         assert (one["step"], one["kind"]) == (other["step"], other["kind"])
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4), one["step"]

@@ -54,9 +54,16 @@ def slurm():
         path.mkdir(parents=True)
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o400)
-    (folder / "slurm.conf").write_text(SLURM.format(name=socket.gethostname().partition(".")[0], folder=folder))
+    (folder / "slurm.conf").write_text(
+        SLURM.format(name=socket.gethostname().partition(".")[0], folder=folder)
+    )
     variables = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
-    names = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munge.log"}
+    names = {
+        "key-file": "munge.key",
+        "socket": "munge.socket",
+        "pid-file": "munge.pid",
+        "log-file": "munge.log",
+    }
     paths = [f"--{option}={folder / name}" for option, name in names.items()]
     daemons = [
         ["/usr/sbin/munged", "--foreground", "--force", f"--seed-file={folder}/munge.seed", *paths],
@@ -66,12 +73,16 @@ def slurm():
     started = []
     try:
         for command in daemons:
-            process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                command, env=variables, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             started.append(process)
             time.sleep(1)
         deadline = time.monotonic() + 30
         look = ["sinfo", "--noheader"]
-        while b"idle" not in (said := subprocess.run(look, env=variables, capture_output=True)).stdout:
+        while (
+            b"idle" not in (said := subprocess.run(look, env=variables, capture_output=True)).stdout
+        ):
             logs = [path.read_text() for path in folder.glob("*.log")]
             assert time.monotonic() < deadline, "\n".join([str(said), *logs])
             time.sleep(0.5)
@@ -87,7 +98,13 @@ def slurm():
 
 def finish(command: list[str], variables: dict[str, str]) -> str:
     done = subprocess.run(
-        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
+        command,
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -100,7 +117,12 @@ def test_under_mpirun_and_srun(slurm, manifest, tmp_path):
         ("Open MPI", ["mpirun", "-n", "2"], root),
         ("Slurm", ["srun", "--ntasks=2"], {"SLURM_CONF": slurm}),
     ):
-        line = [sys.executable, "-m", "mlm", *train_arguments(tmp_path / name, manifest.folder, *SETTINGS)]
+        line = [
+            sys.executable,
+            "-m",
+            "mlm",
+            *train_arguments(tmp_path / name, manifest.folder, *SETTINGS),
+        ]
         said = finish([*words, *line], job_environment() | variables)
         assert "process 0 of 2" in said and "process 1 of 2" in said and f"(from {name})" in said
     assert_same(tmp_path / "Open MPI", tmp_path / "Slurm")

@@ -10,7 +10,8 @@ from tests.support.processes import run_together
 
 pytestmark = pytest.mark.slow
 
-ORDER_DUMP, INTERLEAVED = "-m tests.programs.order_dump", "-m tests.programs.interleaved"
+ORDER_DUMP = "-m tests.programs.order_dump"
+INTERLEAVED = "-m tests.programs.interleaved"
 
 
 def assembled(folder: pathlib.Path, processes: int) -> dict[str, np.ndarray]:
@@ -21,7 +22,9 @@ def assembled(folder: pathlib.Path, processes: int) -> dict[str, np.ndarray]:
             for key, value in file.items():
                 name, _, row = key.rpartition(" ")
                 pieces.setdefault(name, {})[int(row)] = value
-    return {name: np.concatenate([rows[row] for row in sorted(rows)]) for name, rows in pieces.items()}
+    return {
+        name: np.concatenate([rows[row] for row in sorted(rows)]) for name, rows in pieces.items()
+    }
 
 
 def test_same_batches_and_masks(manifest, tmp_path):
@@ -30,9 +33,13 @@ def test_same_batches_and_masks(manifest, tmp_path):
     order_dump.dump(manifest.folder, str(tmp_path / "whole"), 0)
     arguments = [f"--folder={manifest.folder}", f"--out={tmp_path}"]
     run_together(arguments, processes=2, devices=4, program=ORDER_DUMP)
-    whole, two = assembled(tmp_path / "whole", 1), assembled(tmp_path, 2)
+    whole = assembled(tmp_path / "whole", 1)
+    two = assembled(tmp_path, 2)
     assert whole.keys() == two.keys()
-    assert {name.split()[1] for name in two if name.startswith("interleaved")} == set("789") | {"10", "11"}
+    assert {name.split()[1] for name in two if name.startswith("interleaved")} == set("789") | {
+        "10",
+        "11",
+    }
     for name, batch in two.items():
         expected = whole[name.replace("interleaved", "plain")]
         if name.startswith("interleaved") and name.endswith("array"):  # the rows lie elsewhere

@@ -19,7 +19,10 @@ from tests.support.dask_cluster import free_port
         ("10.0.0.2", ("10.0.0.2", 8474)),
         ("10.0.0.2:9000", ("10.0.0.2", 9000)),
         ("train-workers-0-0.train", ("train-workers-0-0.train", 8474)),
-        ("train-0.train.default.svc.cluster.local.:1", ("train-0.train.default.svc.cluster.local.", 1)),
+        (
+            "train-0.train.default.svc.cluster.local.:1",
+            ("train-0.train.default.svc.cluster.local.", 1),
+        ),
         ("::1", ("::1", 8474)),
         ("[::1]", ("::1", 8474)),
         ("[fe80::1%eth0]:65535", ("fe80::1%eth0", 65535)),
@@ -30,7 +33,20 @@ def test_address(text, where):
     assert ports.parse_address(ports.format_address(where), 1) == where
 
 
-NO_HOST = ["", ":1", "host:", "http://host", "a:b:c", "[]", "[host]:1", "a b", "a..b", "host\n", "[::1", "a/b"]
+NO_HOST = [
+    "",
+    ":1",
+    "host:",
+    "http://host",
+    "a:b:c",
+    "[]",
+    "[host]:1",
+    "a b",
+    "a..b",
+    "host\n",
+    "[::1",
+    "a/b",
+]
 NO_PORT = ["1.2.3.4:0", "1.2.3.4:99999", "1.2.3.4:x", "1.2.3.4:" + "9" * 5000, "::1]:5", "-\x1b[2J"]
 
 
@@ -45,7 +61,9 @@ def test_bad_address(text):
 def test_the_holder_is_named(host, monkeypatch):
     """A name may hold anything."""
     monkeypatch.setattr(psutil.Process, "name", lambda process: "\x1b[2Jx")
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
+    with socket.create_server(
+        (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+    ) as server:
         assert ports.holder(server.getsockname()[1]) == f"\\u001b[2Jx (process {os.getpid()})"
     assert ports.holder(free_port()) == "a process that can't be seen from here"
 
@@ -55,7 +73,9 @@ def test_a_port_is_waited_for_and_its_holder_named_once(capfd, monkeypatch):
     monkeypatch.setattr(ports, "RETRY", 0.1)
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
-    with pytest.raises(StopError, match=rf"port {port} of 127.*process {os.getpid()}.*pod.port.*0\.3 s") as raised:
+    with pytest.raises(
+        StopError, match=rf"port {port} of 127.*process {os.getpid()}.*pod.port.*0\.3 s"
+    ) as raised:
         ports.wait_until_free(("127.0.0.1", port), 0.3)
     assert raised.value.code == 1, "another start may find it free"
     capfd.readouterr()
@@ -90,15 +110,20 @@ def test_a_name_that_still_has_the_address_of_an_earlier_pod(monkeypatch, capfd)
     monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
     monkeypatch.setattr(ports, "RETRY", 0.1)
     resolving(monkeypatch, ["", "192.0.2.1", "10.255.255.1", "127.0.0.1"])  # or no address yet
-    assert ports.wait_until_free(("train-0", 0), 10) == "0.0.0.0", "another machine would resolve it otherwise"
+    assert ports.wait_until_free(("train-0", 0), 10) == "0.0.0.0", (
+        "another machine would resolve it otherwise"
+    )
     assert "coordinator train-0:0: host 0" in capfd.readouterr().err
 
 
 def test_host_0_is_waited_for(capfd, monkeypatch):
     monkeypatch.setattr(ports, "REPORT_AFTER", 0.1)
     monkeypatch.setattr(ports, "RETRY", 0.1)
-    place, servers = ("127.0.0.1", free_port()), []
-    with pytest.raises(StopError, match=r"host 0 .* 127.* \(waited 0.2 s, config.pod.start_timeout\)"):
+    place = ("127.0.0.1", free_port())
+    servers = []
+    with pytest.raises(
+        StopError, match=r"host 0 .* 127.* \(waited 0.2 s, config.pod.start_timeout\)"
+    ):
         ports.wait_for_host_0(place, 0.2)
     capfd.readouterr()
     threading.Timer(0.5, lambda: servers.append(socket.create_server(place))).start()
@@ -112,7 +137,9 @@ def test_host_0_is_waited_for(capfd, monkeypatch):
 
 
 def test_a_name_that_is_loopback_on_its_own_machine_alone(monkeypatch):
-    resolving(monkeypatch, ["127.0.1.1", "10.0.0.5"])  # the first as Debian's installer writes it into /etc/hosts
+    resolving(
+        monkeypatch, ["127.0.1.1", "10.0.0.5"]
+    )  # the first as Debian's installer writes it into /etc/hosts
     found = [ports.interface(host) for host in ("train-0", "train-0", "127.0.0.1")]
     assert found == ["0.0.0.0", "10.0.0.5", "127.0.0.1"]
     assert ports.interface("localhost") in ("127.0.0.1", "::1")

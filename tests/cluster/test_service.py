@@ -25,14 +25,20 @@ w.barrier("data")
 print(time.monotonic(), xla_bridge.CUDA_VISIBLE_DEVICES.value, flush=True)
 """
     dead = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy"), "http://127.0.0.1:9")
-    visible = {0: dead, 1: dead | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 2: {"CUDA_VISIBLE_DEVICES": "2"}}
+    visible = {
+        0: dead,
+        1: dead | {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+        2: {"CUDA_VISIBLE_DEVICES": "2"},
+    }
     started = Started(tmp_path, body, [0, 1, 2], 3, environment=visible)
     ends = started.ends()
     assert {code for code, _ in ends.values()} == {0}, ends
     passed, gpus = zip(*(started.text(process).split()[1:] for process in started.all), strict=True)
     assert max(map(float, passed)) - min(map(float, passed)) < 1.0, "they wait for the last one"
     assert gpus == ("0", "1", "all")
-    assert [path.name for path in sorted((tmp_path / "hosts").rglob("*.*"))] == ["progress.json"] * 3
+    assert [path.name for path in sorted((tmp_path / "hosts").rglob("*.*"))] == [
+        "progress.json"
+    ] * 3
     assert "proxy" not in ends[0][1], "jax advises against variables that do no harm"
 
 
@@ -44,7 +50,9 @@ def test_those_that_differ_are_named_by_all(tmp_path, odd):
     started = Started(tmp_path, body, list(range(count)), count)
     for process, (code, error) in started.ends().items():
         assert code == 2, error
-        assert f"differs from {len(odd) + 1} of {count} hosts in config.train.seed (1, not 0)" in error
+        assert (
+            f"differs from {len(odd) + 1} of {count} hosts in config.train.seed (1, not 0)" in error
+        )
         assert process == odd[0] or f"host {odd[0]} (" in error
         assert len(odd) == 1 or "so does host 3" in error
     assert started.cause(odd[0])["kind"] == "exception"
@@ -66,12 +74,18 @@ time.sleep(60)
     for process, (code, error) in ends.items():
         assert code == 4, error
         if process != victim:
-            assert f"host {victim} " in error.splitlines()[-1] and "x: is damaged" in error and "\x1b" not in error
+            assert (
+                f"host {victim} " in error.splitlines()[-1]
+                and "x: is damaged" in error
+                and "\x1b" not in error
+            )
         assert "Fatal" not in error and "Check failure" not in error
     assert started.cause(2)["of"]["process"] == victim
 
 
-@pytest.mark.parametrize(("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), slow(1, signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), slow(1, signal.SIGSTOP)]
+)
 def test_one_that_is_killed_or_stopped_ends_all_in_jax_s_words(tmp_path, victim, number):
     """Within the heartbeat and some seconds; who misses it gives no reason of its own, even if a collective breaks."""
     body = """
@@ -90,7 +104,11 @@ time.sleep(90)
     assert time.monotonic() - begin < 2 * HEARTBEAT + 5
     lost.kill()
     for process, (code, error) in ends.items():
-        assert code == ABORTED and "JAX distributed service detected fatal errors" in error, (process, code, error)
+        assert code == ABORTED and "JAX distributed service detected fatal errors" in error, (
+            process,
+            code,
+            error,
+        )
         assert not (tmp_path / "hosts" / str(process) / "cause.json").exists()
     assert victim == 0 or f"\n{victim}\n" in ends[0][1], "jax names it"
 
@@ -154,13 +172,19 @@ def test_of_hangs_the_one_that_is_behind(tmp_path):
     assert [code for code, _ in ends.values()] == [1, 1, 1]
     assert [started.cause(process)["kind"] for process in (0, 1)] == ["hang", "hang"]
     assert started.cause(2)["of"]["process"] == 1 and "host 1 (" in ends[2][1]
-    assert all((tmp_path / "hosts" / str(process) / "stacks.txt").stat().st_size for process in (0, 1))
+    assert all(
+        (tmp_path / "hosts" / str(process) / "stacks.txt").stat().st_size for process in (0, 1)
+    )
 
 
 def test_who_never_comes(tmp_path):
     ends = Started(tmp_path, "", [0, 1], 3, timeout=5).ends()
     for code, error in ends.values():
-        assert code == 1 and "not all of 3 processes" in error and "5 s (config.pod.start_timeout" in error, error
+        assert (
+            code == 1
+            and "not all of 3 processes" in error
+            and "5 s (config.pod.start_timeout" in error
+        ), error
     assert "connected are 127.0.0.1" in ends[0][1]
 
 
@@ -172,6 +196,8 @@ def test_a_stranger_with_the_number_of_another_is_not_called_a_loss(tmp_path):
     stranger = started.start(1)
     started.all[0].join(60)
     error = started.text(0, "stderr")
-    assert started.all[0].exitcode == ABORTED and "is lost" not in error and "incarnation" in error, error
+    assert (
+        started.all[0].exitcode == ABORTED and "is lost" not in error and "incarnation" in error
+    ), error
     for process in (stranger, started.all[1]):
         process.kill()

@@ -28,12 +28,16 @@ w.join(Cluster(processes=int(sys.argv[2])), sys.argv[1], types.SimpleNamespace(h
 """
 
 
-def run(folder: pathlib.Path, body: str, *, host_dir: str | None = None, processes: int = 1) -> tuple[int, str]:
+def run(
+    folder: pathlib.Path, body: str, *, host_dir: str | None = None, processes: int = 1
+) -> tuple[int, str]:
     host_dir = str(folder) if host_dir is None else host_dir
     environment = {key: value for key, value in os.environ.items() if key != "MLM_HOST_DIR"}
     environment |= {"PYTHONPATH": str(ROOT)} | ({"MLM_HOST_DIR": host_dir} if host_dir else {})
     command = [sys.executable, "-c", HEAD + body, str(folder), str(processes)]
-    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
     return done.returncode, done.stderr
 
 
@@ -95,7 +99,13 @@ def test_the_first_reason_stays(tmp_path, quiet, error, number, code, kind, what
     assert one.failed(error, code) == code
     one.failed(DamageError("second"), 4)
     cause = cause_of(tmp_path)
-    assert [cause[key] for key in ("kind", "code", "what", "step", "phase")] == [kind, code, what, 4, "input"]
+    assert [cause[key] for key in ("kind", "code", "what", "step", "phase")] == [
+        kind,
+        code,
+        what,
+        4,
+        "input",
+    ]
     assert when - 1 < cause["time"] < when + (0.1 if number else 60), "that of the signal"
 
 
@@ -143,14 +153,18 @@ def test_no_thread_of_python_runs(tmp_path, where):
     begin = time.monotonic()
     code, said = run(tmp_path, body, host_dir="" if where == "a notebook" else None)
     assert time.monotonic() - begin < 15 and code == 1
-    assert 'File "<string>", line' in (said if where == "a notebook" else (tmp_path / "stacks.txt").read_text())
+    assert 'File "<string>", line' in (
+        said if where == "a notebook" else (tmp_path / "stacks.txt").read_text()
+    )
 
 
 @pytest.mark.standard
 def test_a_fatal_signal_leaves_stacks(tmp_path):
     code, _ = run(tmp_path, "w.progress('step', 3)\ntime.sleep(0.8)\nos.abort()")
     assert code == -signal.SIGABRT
-    assert json.loads((tmp_path / "progress.json").read_text())["step"] == 3, "written while it works"
+    assert json.loads((tmp_path / "progress.json").read_text())["step"] == 3, (
+        "written while it works"
+    )
     assert "Fatal Python error: Aborted" in (tmp_path / "stacks.txt").read_text()
 
 
@@ -174,10 +188,18 @@ def test_an_end_is_read_as_it_was_written():
     assert "\x1b" not in Termination.read(dataclasses.replace(end, host="\x1b[2J").text).sentence
 
 
-@pytest.mark.parametrize("change", [{"code": 0}, {"code": 256}, {"code": "x"}, {"kind": "peer"}, {"process": None}])
+@pytest.mark.parametrize(
+    "change", [{"code": 0}, {"code": 256}, {"code": "x"}, {"kind": "peer"}, {"process": None}]
+)
 def test_an_end_in_another_form_is_a_strangers(change):
     end = Termination(3, "w-3", "hang", 1, "no progress", 7, "save")
-    for text in (json.dumps(json.loads(end.text) | change), end.text[:-9], "[" * 100_000, "", "\x1b[2J"):
+    for text in (
+        json.dumps(json.loads(end.text) | change),
+        end.text[:-9],
+        "[" * 100_000,
+        "",
+        "\x1b[2J",
+    ):
         read = Termination.read(text)
         assert (read.process, read.code) == (-1, 1) and read.sentence.isprintable()
         assert text[:20] in read.what or "u001b" in read.what
@@ -212,7 +234,9 @@ def test_a_terminal_that_is_gone_is_a_signal_to_save(tmp_path):
     """ssh drops: what is printed from then on is an error."""
     terminal, end = pty.openpty()
     pipes = {"stdin": end, "stdout": end, "stderr": end, "start_new_session": True}
-    with subprocess.Popen([sys.executable, "-c", STOPS, str(tmp_path / "saved")], cwd=ROOT, **pipes) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPS, str(tmp_path / "saved")], cwd=ROOT, **pipes
+    ) as process:
         os.close(end)
         assert os.read(terminal, 2) == b"up"
         os.close(terminal)
@@ -222,7 +246,9 @@ def test_a_terminal_that_is_gone_is_a_signal_to_save(tmp_path):
 @pytest.mark.standard
 def test_nohup_stays_so(tmp_path):
     command = ["nohup", sys.executable, "-c", STOPS, str(tmp_path / "saved")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+    ) as process:
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGUSR1)

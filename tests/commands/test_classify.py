@@ -24,8 +24,17 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def arguments(workdir: pathlib.Path, folder: pathlib.Path, *overrides: str) -> list[str]:
-    settings = [each for each in labelled_texts.settings(folder, "", *overrides) if each != "tokenizer.path="]
-    return ["classify", "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{text}" for text in settings)]
+    settings = [
+        each
+        for each in labelled_texts.settings(folder, "", *overrides)
+        if each != "tokenizer.path="
+    ]
+    return [
+        "classify",
+        "--config=configs/base.py",
+        f"--workdir={workdir}",
+        *(f"--config.{text}" for text in settings),
+    ]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,9 +53,18 @@ def finished(trained_workdir, one_device, tmp_path_factory) -> tuple[Workdir, pa
     unlabelled = write_csv(folder / "new.csv", [{"text": row["text"]} for row in rows(9, seed=3)])
     some = [row if n % 2 else row | {"label": ""} for n, row in enumerate(rows(9, seed=3))]
     predict = (("new", unlabelled), ("half", write_csv(folder / "half.csv", some)))
-    overrides = (f"train.init_from={trained_workdir.root}", f"classify.test={test}", "optimizer.learning_rate=0.01")
+    overrides = (
+        f"train.init_from={trained_workdir.root}",
+        f"classify.test={test}",
+        "optimizer.learning_rate=0.01",
+    )
     overrides += (f"classify.predict={predict!r}", "classify.metric=('f1_macro', 'matthews')")
-    assert __main__.main(arguments(folder / "run", folder, *overrides, "train.epochs=6", "checkpoint.keep=1")) == 0
+    assert (
+        __main__.main(
+            arguments(folder / "run", folder, *overrides, "train.epochs=6", "checkpoint.keep=1")
+        )
+        == 0
+    )
     return Workdir(str(folder / "run"), create=False), folder
 
 
@@ -55,11 +73,20 @@ def test_it_starts_from_a_run_with_its_sizes_and_tokenizer(finished, trained_wor
     workdir, _ = finished
     assert locate.is_classifier(workdir) and not locate.is_classifier(trained_workdir)
     config = json.loads(workdir.config.read_text())
-    assert (config["model"]["layers"], config["model"]["hidden_size"], config["model"]["positions"]) == (2, 64, 32)
+    assert (
+        config["model"]["layers"],
+        config["model"]["hidden_size"],
+        config["model"]["positions"],
+    ) == (2, 64, 32)
     folders = (workdir.tokenizer, trained_workdir.tokenizer)
     assert len({tokenizer.fingerprint(str(folder)) for folder in folders}) == 1
-    first = checkpoint_files.read_meta(workdir.checkpoints, checkpoint_files.complete_steps(workdir.checkpoints)[0])
-    assert first["dataset"]["labels"] == list(labelled_texts.LABELS) and first["dataset"]["vocab_size"] == 1000
+    first = checkpoint_files.read_meta(
+        workdir.checkpoints, checkpoint_files.complete_steps(workdir.checkpoints)[0]
+    )
+    assert (
+        first["dataset"]["labels"] == list(labelled_texts.LABELS)
+        and first["dataset"]["vocab_size"] == 1000
+    )
 
 
 @pytest.mark.standard
@@ -72,11 +99,16 @@ def test_the_best_checkpoint_is_kept_and_exported(finished):
     found = load.from_workdir(workdir, head=load.CLASSIFIER)
     chosen = next(line for line in evals if line["step"] == found.step)
     assert chosen["f1_macro"] + chosen["matthews"] == best
-    content, labels = json.loads(workdir.classification.read_text()), [row["label"] for row in rows(17, seed=2)]
+    content = json.loads(workdir.classification.read_text())
+    labels = [row["label"] for row in rows(17, seed=2)]
     assert content["split"] == "test"
-    assert list(map(sum, content["confusion"])) == [labels.count(label) for label in labelled_texts.LABELS]
+    assert list(map(sum, content["confusion"])) == [
+        labels.count(label) for label in labelled_texts.LABELS
+    ]
     assert len(checkpoint_files.complete_steps(workdir.checkpoints)) <= 2, "keep=1, and the best"
-    assert json.loads((workdir.export / "run_config.json").read_text())["classify"]["label"] == "label"
+    assert (
+        json.loads((workdir.export / "run_config.json").read_text())["classify"]["label"] == "label"
+    )
     steps = checkpoint_files.complete_steps(workdir.checkpoints)
     assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop") == steps[-1]
     assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=True) == found.step
@@ -94,10 +126,17 @@ def test_evaluate_gives_the_scores_of_the_log(finished, capsys):
         key: logged[key] for key in ("accuracy", "f1", "rows")
     }
     assert found["loss"] == pytest.approx(logged["loss"], rel=1e-5)
-    exported = ["evaluate", f"--workdir={workdir.root}", f"--model={workdir.export}", "--split=test"]
+    exported = [
+        "evaluate",
+        f"--workdir={workdir.root}",
+        f"--model={workdir.export}",
+        "--split=test",
+    ]
     assert __main__.main(exported) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["split"] == "test" and found["rows"] == 17 and found["model"] == str(workdir.export)
+    assert (
+        found["split"] == "test" and found["rows"] == 17 and found["model"] == str(workdir.export)
+    )
 
 
 @pytest.mark.standard
@@ -105,13 +144,26 @@ def test_a_classifier_in_another_workdir(finished, tmp_path, capsys):
     """Its scores are not written down as this workdir's; its body is a start for any head."""
     workdir, _ = finished
     (tmp_path / "config.json").write_text(workdir.config.read_text())
-    assert __main__.main(["evaluate", f"--workdir={tmp_path}", f"--model={workdir.root}", "--split=test"]) == 0
+    assert (
+        __main__.main(
+            ["evaluate", f"--workdir={tmp_path}", f"--model={workdir.root}", "--split=test"]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["model"] == str(workdir.root)
     assert not (tmp_path / "classification.json").exists()
     found = load.load(str(workdir.root), head=None)
-    assert "classifier/dense/kernel" in found.leaves and found.encoder["roberta"].keys() == {"embeddings", "encoder"}
+    assert "classifier/dense/kernel" in found.leaves and found.encoder["roberta"].keys() == {
+        "embeddings",
+        "encoder",
+    }
     for flag in ("--draws=4", "--breakdown"):
-        refuse(["evaluate", f"--workdir={workdir.root}", flag], 2, flag.removesuffix("=4"), capsys=capsys)
+        refuse(
+            ["evaluate", f"--workdir={workdir.root}", flag],
+            2,
+            flag.removesuffix("=4"),
+            capsys=capsys,
+        )
     command = ["evaluate", f"--workdir={workdir.root}", "--config.classify.length=33"]
     refuse(command, 2, "config.classify.length = 33: ", " 32 tokens", capsys=capsys)
     larger = tokenizer.load(str(shutil.copytree(workdir.export, tmp_path / "larger")))
@@ -128,14 +180,28 @@ def test_predictions_of_rows_with_and_without_labels(finished):
     workdir, _ = finished
     content = json.loads(workdir.classification.read_text())
     files = workdir.predictions.glob("*.tsv")
-    tables = {path.stem: list(csv.DictReader(path.read_text().splitlines(), delimiter="\t")) for path in files}
-    assert set(tables) == {"validation", "new", "half"} and set(content["sets"]) == {"validation", "new", "half"}
+    tables = {
+        path.stem: list(csv.DictReader(path.read_text().splitlines(), delimiter="\t"))
+        for path in files
+    }
+    assert set(tables) == {"validation", "new", "half"} and set(content["sets"]) == {
+        "validation",
+        "new",
+        "half",
+    }
     labels = [row["label"] for row in rows(9, seed=3)]
-    assert [row["label"] for row in tables["half"]] == ["" if n % 2 == 0 else label for n, label in enumerate(labels)]
-    assert [row["prediction"] for row in tables["half"]] == [row["prediction"] for row in tables["new"]]
+    assert [row["label"] for row in tables["half"]] == [
+        "" if n % 2 == 0 else label for n, label in enumerate(labels)
+    ]
+    assert [row["prediction"] for row in tables["half"]] == [
+        row["prediction"] for row in tables["new"]
+    ]
     assert content["sets"]["new"] == {} and content["sets"]["half"]["rows"] == 4
     right = [row["prediction"] == row["label"] for row in tables["validation"]]
-    assert content["sets"]["validation"]["accuracy"] == pytest.approx(np.mean(right)) and len(right) == 29
+    assert (
+        content["sets"]["validation"]["accuracy"] == pytest.approx(np.mean(right))
+        and len(right) == 29
+    )
     assert [row["index"] for row in tables["new"]] == [str(n) for n in range(9)]
 
 
@@ -153,7 +219,9 @@ def test_predict_and_report(finished, capsys, monkeypatch):
     refuse(command, 2, f"--targets: {workdir.root} ", capsys=capsys)
     page = workdir.report.read_text()
     content = json.loads(workdir.classification.read_text())
-    wrong = sum(map(sum, content["confusion"])) - sum(row[i] for i, row in enumerate(content["confusion"]))
+    wrong = sum(map(sum, content["confusion"])) - sum(
+        row[i] for i, row in enumerate(content["confusion"])
+    )
     assert ("<h2>Confusion</h2>" in page) == (wrong > 0)
     assert "F1, weighted" in page and "perplexity" not in page and "Tokens read" not in page
 
@@ -162,9 +230,19 @@ def test_predict_and_report(finished, capsys, monkeypatch):
 def labelled_words(trained_workdir, one_device, tmp_path_factory) -> tuple[Workdir, pathlib.Path]:
     """A run on words with labels, and the folder of its sentences."""
     folder = tmp_path_factory.mktemp("words")
-    (folder / "new.conll").write_text("\n\n".join("\n".join(row["tokens"]) for row in sentences(5, seed=4)))
-    overrides = (*word_settings(folder), f"tokenizer.path={trained_workdir.tokenizer}", "optimizer.learning_rate=0.01")
-    overrides += (f"classify.predict=(('new', 'conll:{folder}/new.conll'),)", "train.epochs=8", "model.init_stddev=0.1")
+    (folder / "new.conll").write_text(
+        "\n\n".join("\n".join(row["tokens"]) for row in sentences(5, seed=4))
+    )
+    overrides = (
+        *word_settings(folder),
+        f"tokenizer.path={trained_workdir.tokenizer}",
+        "optimizer.learning_rate=0.01",
+    )
+    overrides += (
+        f"classify.predict=(('new', 'conll:{folder}/new.conll'),)",
+        "train.epochs=8",
+        "model.init_stddev=0.1",
+    )
     overrides += ("model.layers=1", "model.hidden_size=32")
     assert __main__.main(arguments(folder / "run", folder, *overrides)) == 0
     return Workdir(str(folder / "run"), create=False), folder
@@ -174,22 +252,40 @@ def labelled_words(trained_workdir, one_device, tmp_path_factory) -> tuple[Workd
 def test_words_with_labels(labelled_words, capsys, monkeypatch):
     workdir, _ = labelled_words
     evals = logs.read(workdir.metrics, "eval")
-    assert json.loads(workdir.config.read_text())["classify"]["metric"] == ["f1"], "what chooses, for the report"
+    assert json.loads(workdir.config.read_text())["classify"]["metric"] == ["f1"], (
+        "what chooses, for the report"
+    )
     best = load.from_workdir(workdir, head=load.CLASSIFIER)
     chosen = next(line for line in evals if line["step"] == best.step)
-    assert classifier.kind(best.config) == "tokens" and chosen["f1"] == max(line["f1"] for line in evals) > 0.5
+    assert (
+        classifier.kind(best.config) == "tokens"
+        and chosen["f1"] == max(line["f1"] for line in evals) > 0.5
+    )
     capsys.readouterr()
-    assert __main__.main(["evaluate", f"--workdir={workdir.root}", f"--model={workdir.export}"]) == 0
+    assert (
+        __main__.main(["evaluate", f"--workdir={workdir.root}", f"--model={workdir.export}"]) == 0
+    )
     found = json.loads(capsys.readouterr().out)
     keys = ("accuracy", "precision", "recall", "f1", "words", "rows")
-    assert {key: found[key] for key in keys} == {key: chosen[key] for key in keys} and found["rows"] == 29
+    assert {key: found[key] for key in keys} == {key: chosen[key] for key in keys} and found[
+        "rows"
+    ] == 29
     tables = {}
     for name, rows_of in (("validation", sentences(29, seed=1)), ("new", sentences(5, seed=4))):
-        lines = list(csv.DictReader((workdir.predictions / f"{name}.tsv").read_text().splitlines(), delimiter="\t"))
-        words = [(str(number), word) for number, row in enumerate(rows_of) for word in row["tokens"]]
+        lines = list(
+            csv.DictReader(
+                (workdir.predictions / f"{name}.tsv").read_text().splitlines(), delimiter="\t"
+            )
+        )
+        words = [
+            (str(number), word) for number, row in enumerate(rows_of) for word in row["tokens"]
+        ]
         assert [(line["index"], line["word"]) for line in lines] == words
         tables[name] = lines
-    assert np.mean([line["prediction"] == line["label"] for line in tables["validation"]]) == chosen["accuracy"]
+    assert (
+        np.mean([line["prediction"] == line["label"] for line in tables["validation"]])
+        == chosen["accuracy"]
+    )
     assert {line["label"] for line in tables["new"]} == {""}
     monkeypatch.setattr("sys.stdin", Pipe(" ".join(sentences(5, seed=4)[0]["tokens"]) + "\n"))
     assert __main__.main(["predict", f"--workdir={workdir.root}"]) == 0
@@ -197,7 +293,11 @@ def test_words_with_labels(labelled_words, capsys, monkeypatch):
     own = [(line["word"], line["prediction"]) for line in tables["new"] if line["index"] == "0"]
     assert [(word["word"], word["label"]) for word in answer["words"]] == own
     page = workdir.report.read_text()
-    assert "F1, spans of words" in page and "recall, spans of words" in page and "F1, weighted" not in page
+    assert (
+        "F1, spans of words" in page
+        and "recall, spans of words" in page
+        and "F1, weighted" not in page
+    )
 
 
 BAD = {
@@ -213,9 +313,14 @@ BAD = {
 @pytest.mark.parametrize("fault", BAD)
 def test_bad_input_is_one_sentence(fault, trained_workdir, tmp_path, capsys):
     overrides, words = BAD[fault]
-    command = arguments(tmp_path / "run", tmp_path, f"train.init_from={trained_workdir.root}", *overrides)
+    command = arguments(
+        tmp_path / "run", tmp_path, f"train.init_from={trained_workdir.root}", *overrides
+    )
     refuse(command, 2, words, capsys=capsys)
-    assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert (
+        not (tmp_path / "run" / "checkpoints").exists()
+        and not (tmp_path / "run" / "metrics.jsonl").exists()
+    )
 
 
 def test_bad_rows_are_named_with_file_and_line(trained_workdir, tmp_path, capsys):
@@ -225,4 +330,9 @@ def test_bad_rows_are_named_with_file_and_line(trained_workdir, tmp_path, capsys
         ([*rows(5), {"text": "", "label": "money", "score": 1}], "line 7: its 'text' is empty"),
     ):
         bad = write_csv(tmp_path / "bad.csv", table)
-        refuse(arguments(tmp_path / "run", tmp_path, start, f"classify.validation={bad}"), 2, words, capsys=capsys)
+        refuse(
+            arguments(tmp_path / "run", tmp_path, start, f"classify.validation={bad}"),
+            2,
+            words,
+            capsys=capsys,
+        )

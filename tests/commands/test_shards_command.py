@@ -23,10 +23,13 @@ def foreign(manifest, tmp_path) -> pathlib.Path:
     return folder
 
 
-def test_run_takes_shards_of_the_tf_tpu_example(foreign, manifest, tokenizer_folder, tmp_path, capfd):
+def test_run_takes_shards_of_the_tf_tpu_example(
+    foreign, manifest, tokenizer_folder, tmp_path, capfd
+):
     before = contents(foreign)
     overrides = (f"shards.dir={foreign}", f"tokenizer.path={tokenizer_folder}", "data.lanes=2")
-    config, workdir = tiny_config(*overrides), Workdir(str(tmp_path / "run"))
+    config = tiny_config(*overrides)
+    workdir = Workdir(str(tmp_path / "run"))
     make_tokenizer(config, workdir, shared_engine())
     make_shards(config, workdir, shared_engine())
     found = open_data(config, workdir)
@@ -45,13 +48,23 @@ def test_no_tokenizer_is_trained_for_shards_that_have_one(foreign, tmp_path):
 def test_a_second_start_writes_nothing(texts, tmp_path, capfd):
     corpus = tmp_path / "texts.txt"
     corpus.write_text("\n".join(" ".join(text.split()) for text in texts))
-    sizes = ("tokenizer.vocab_size=600", "shards.workers=1", "data.lanes=2", "corpus.validation_fraction=0.1")
-    config, workdir = tiny_config(f"corpus.sources='text:{corpus}'", *sizes), Workdir(str(tmp_path / "run"))
+    sizes = (
+        "tokenizer.vocab_size=600",
+        "shards.workers=1",
+        "data.lanes=2",
+        "corpus.validation_fraction=0.1",
+    )
+    config = tiny_config(f"corpus.sources='text:{corpus}'", *sizes)
+    workdir = Workdir(str(tmp_path / "run"))
     for words in ("tokens/s", "not read again"):
         make_tokenizer(config, workdir, shared_engine())
         make_shards(config, workdir, shared_engine())
         assert words in capfd.readouterr().err
-        written = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()}
+        written = {
+            path: path.stat().st_mtime_ns
+            for path in (tmp_path / "run").rglob("*")
+            if path.is_file()
+        }
         if words != "not read again":
             first = written
     assert written == first

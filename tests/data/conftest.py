@@ -20,7 +20,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def tokenizers(texts: list[str], tokenizer_folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def tokenizers(
+    texts: list[str], tokenizer_folder: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     """The folder of a tokenizer of each kind."""
     folders = {kind: tmp_path_factory.mktemp(kind) / "tokenizer" for kind in ("bpe", "wordpiece")}
-    return {"unigram": tokenizer_folder} | {kind: train_tokenizer(texts, folders[kind], kind) for kind in folders}
+    return {"unigram": tokenizer_folder} | {
+        kind: train_tokenizer(texts, folders[kind], kind) for kind in folders
+    }

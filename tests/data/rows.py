@@ -10,7 +10,8 @@ from mlm.data import batches, shards, sources
 from mlm.data.manifest import Manifest
 from tests.support.corpora import in_epochs, shard_rows
 
-LANES, BATCH = 3, 12  # of six shards
+LANES = 3
+BATCH = 12  # of six shards
 
 
 def small_parts(patch: pytest.MonkeyPatch, part: int = 9000, block: int = 1500) -> None:
@@ -21,7 +22,9 @@ def small_parts(patch: pytest.MonkeyPatch, part: int = 9000, block: int = 1500) 
 
 def train(manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int = 0, **settings):
     settings = {"split": "train", "seed": 0, "global_batch": BATCH, "lanes": LANES, **settings}
-    return batches.train_batches(manifest, start_row=start * settings["global_batch"], rows=rows, **settings)
+    return batches.train_batches(
+        manifest, start_row=start * settings["global_batch"], rows=rows, **settings
+    )
 
 
 def hosts_batches(
@@ -30,9 +33,13 @@ def hosts_batches(
     """The columns of `count` global batches, each put together from the rows that every host reads."""
     held = batch // hosts
     parts = [
-        in_epochs(train(manifest, start=start, rows=(host * held, (host + 1) * held)), count) for host in range(hosts)
+        in_epochs(train(manifest, start=start, rows=(host * held, (host + 1) * held)), count)
+        for host in range(hosts)
     ]
-    shaped = [{key: column.reshape(count, held, *column.shape[1:]) for key, column in part.items()} for part in parts]
+    shaped = [
+        {key: column.reshape(count, held, *column.shape[1:]) for key, column in part.items()}
+        for part in parts
+    ]
     joined = {key: np.concatenate([part[key] for part in shaped], axis=1) for key in parts[0]}
     return {key: column.reshape(count * batch, *column.shape[2:]) for key, column in joined.items()}
 

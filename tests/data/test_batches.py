@@ -13,7 +13,16 @@ from mlm.data.manifest import load_manifest
 from mlm.data.order import Lane, batch_rows
 from mlm.errors import DamageError, InputError
 from tests import ROOT
-from tests.data.rows import BATCH, LANES, all_rows, assert_same, damage, hosts_batches, shard_path, train
+from tests.data.rows import (
+    BATCH,
+    LANES,
+    all_rows,
+    assert_same,
+    damage,
+    hosts_batches,
+    shard_path,
+    train,
+)
 from tests.support.corpora import LENGTH, in_epochs
 
 
@@ -28,12 +37,20 @@ def test_batches_are_those_of_the_order(manifest):
     for seed, steps in ((0, 3 * len(rows) // (2 * BATCH)), (1, 2)):
         found = in_epochs(train(manifest, seed=seed), steps)
         dtypes = {key: column.dtype for key, column in found.items()}
-        assert dtypes == {"input_ids": "int32", "attention_mask": "int32", "record_id": "uint32", "epoch": "uint32"}
+        assert dtypes == {
+            "input_ids": "int32",
+            "attention_mask": "int32",
+            "record_id": "uint32",
+            "epoch": "uint32",
+        }
         ids, epochs = batch_rows(lanes_of(manifest, seed), rows_before=0, rows=BATCH, count=steps)
         np.testing.assert_array_equal(found["record_id"], ids.ravel())
         np.testing.assert_array_equal(found["epoch"], epochs.ravel())
         np.testing.assert_array_equal(found["input_ids"], rows[ids.ravel()])
-        assert found["attention_mask"].shape == (steps * BATCH, LENGTH) and found["attention_mask"].min() == 1
+        assert (
+            found["attention_mask"].shape == (steps * BATCH, LENGTH)
+            and found["attention_mask"].min() == 1
+        )
 
 
 @pytest.mark.standard
@@ -45,7 +62,8 @@ def test_a_program_that_has_not_read_all_batches_ends(manifest):
 
 def test_hosts_share_the_same_global_batches_from_any_step(manifest):
     """With a lane for two of them."""
-    start, count = 77, 5
+    start = 77
+    count = 5
     found = hosts_batches(train, manifest, hosts=6, batch=BATCH, start=start, count=count)
     whole = in_epochs(train(manifest, start=start), count)
     assert_same(found, whole)
@@ -69,11 +87,15 @@ def test_evaluation_gives_every_record_once_in_order(manifest, batch):
     found = list(batches.eval_batches(manifest, split="validation", batch=batch, rows=(0, batch)))
     assert len(found) == -(-len(rows) // batch)
     assert {part["input_ids"].shape for part in found} == {(batch, LENGTH)}
-    valid, ids, records = (np.concatenate([part[key] for part in found]) for key in ("valid", "input_ids", "record_id"))
+    valid, ids, records = (
+        np.concatenate([part[key] for part in found]) for key in ("valid", "input_ids", "record_id")
+    )
     assert valid.dtype == np.float32
     np.testing.assert_array_equal(valid, np.arange(len(valid)) < len(rows))
     np.testing.assert_array_equal(ids[: len(rows)], rows)
-    np.testing.assert_array_equal(ids[len(rows) :], np.broadcast_to(ids[-batch], ids[len(rows) :].shape))
+    np.testing.assert_array_equal(
+        ids[len(rows) :], np.broadcast_to(ids[-batch], ids[len(rows) :].shape)
+    )
     np.testing.assert_array_equal(records[: len(rows)], np.arange(len(rows)))
     assert not np.concatenate([part["epoch"] for part in found]).any()
     of_host = batches.eval_batches(manifest, split="validation", batch=batch, rows=(4, 8))
@@ -88,12 +110,15 @@ def write_records(path: pathlib.Path, ids: np.ndarray, masks: np.ndarray) -> Non
         for row in zip(ids, masks, strict=True):
             values = [tf.train.Feature(int64_list=tf.train.Int64List(value=value)) for value in row]
             features = dict(zip(("input_ids", "attention_mask"), values, strict=True))
-            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+            )
 
 
 def test_shards_as_the_tf_tpu_example_writes_them(tokenizer_folder, tmp_path):
     """Rows with padding: the attention mask is theirs."""
-    rng, expected = np.random.default_rng(0), {}
+    rng = np.random.default_rng(0)
+    expected = {}
     for split, counts in {"train": (20, 20, 7), "validation": (9,)}.items():
         (tmp_path / split).mkdir()
         expected[split] = []
@@ -105,7 +130,9 @@ def test_shards_as_the_tf_tpu_example_writes_them(tokenizer_folder, tmp_path):
     found = load_manifest(str(tmp_path), tokenizer_folder=tokenizer_folder)
     assert found.length == 24
     for batch in itertools.islice(train(found), 8):
-        for ids, mask, record in zip(batch["input_ids"], batch["attention_mask"], batch["record_id"], strict=True):
+        for ids, mask, record in zip(
+            batch["input_ids"], batch["attention_mask"], batch["record_id"], strict=True
+        ):
             assert (ids.tolist(), mask.tolist()) == expected["train"][record]
     (batch,) = batches.eval_batches(found, split="validation", batch=9, rows=(0, 9))
     rows = zip(batch["input_ids"].tolist(), batch["attention_mask"].tolist(), strict=True)

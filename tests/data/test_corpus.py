@@ -15,9 +15,13 @@ from tests.support.corpora import corpus_of, numbered, split_of, write_jsonl, wr
 def test_validation_never_changes_as_the_corpus_grows(tmp_path):
     small = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),)))
     large = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(5000)[::-1]),)))
-    more = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),), validation_fraction=0.2))
+    more = split_of(
+        corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),), validation_fraction=0.2)
+    )
     assert small.items() <= large.items()
-    assert {text for text in small if small[text] == "validation"} <= {t for t in more if more[t] == "validation"}
+    assert {text for text in small if small[text] == "validation"} <= {
+        t for t in more if more[t] == "validation"
+    }
     assert corpus.text_hash(numbered(1)[0]) == 12415440598143898091, (
         "another hash would move the validation split of every corpus"
     )
@@ -29,8 +33,12 @@ def test_validation_never_changes_as_the_corpus_grows(tmp_path):
 def test_a_group_is_in_one_split(tmp_path, monkeypatch, group):
     """Though parts are cut inside of files and groups."""
     monkeypatch.setattr(sources, "PART_BYTES", (500, 10**9))
-    texts, packages = numbered(400), [f"package {n // 10 % 25}" for n in range(400)]
-    files = [write_jsonl(tmp_path / f"{n}.jsonl", texts[n::20], package=packages[n::20]) for n in range(20)]
+    texts = numbered(400)
+    packages = [f"package {n // 10 % 25}" for n in range(400)]
+    files = [
+        write_jsonl(tmp_path / f"{n}.jsonl", texts[n::20], package=packages[n::20])
+        for n in range(20)
+    ]
     found = corpus_of((f"jsonl:{tmp_path}/*.jsonl",), group=group, validation_fraction=0.2)
     assert len(found.parts()) > 20
     keys = packages if group == "package" else [files[n % 20] for n in range(400)]
@@ -49,7 +57,8 @@ def texts_by_split(source: str, **settings) -> dict[str, set[str]]:
 
 def test_a_test_split_is_cut_beside_the_validation_split(tmp_path):
     """By hash, or named groups; validation has the documents that it has without a test split."""
-    texts, names = numbered(600), [f"title {n % 60}" for n in range(600)]
+    texts = numbered(600)
+    names = [f"title {n % 60}" for n in range(600)]
     source = write_jsonl(tmp_path / "a.jsonl", texts, title=names)
     for group in ("document", "title"):
         plain = texts_by_split(source, group=group)
@@ -60,7 +69,10 @@ def test_a_test_split_is_cut_beside_the_validation_split(tmp_path):
     for keys in (("validation_groups", "test_groups"), ("validation_groups",), ("test_groups",)):
         settings = {key: named[key] for key in keys}
         found = texts_by_split(source, group="title", test_fraction=0.2, **settings)
-        titles = {split: {names[texts.index(text)] for text in of_split} for split, of_split in found.items()}
+        titles = {
+            split: {names[texts.index(text)] for text in of_split}
+            for split, of_split in found.items()
+        }
         for key in keys:
             assert titles[key.partition("_")[0]] == set(named[key])
         assert len(titles) == 3 and len(titles["train"]) > 20
@@ -75,17 +87,26 @@ HELD_OUT = {"validation_groups": ("d",), "validation_fraction": 0.15}
     [
         ({"validation_groups": ("b", "nowhere")}, "validation_groups: .* 'nowhere'.* a 0.02 MB"),
         ({"validation_groups": ("a",)}, "validation_fraction = 0.1: .* 0.[789].* a 0.02 MB"),
-        ({"validation_groups": ("c",), "validation_fraction": 0.5}, "validation_fraction = 0.5: .* 0.0"),
-        ({"test_groups": ("c",), "test_fraction": 0.5, **HELD_OUT}, "test_fraction = 0.5: .*test_groups"),
+        (
+            {"validation_groups": ("c",), "validation_fraction": 0.5},
+            "validation_fraction = 0.5: .* 0.0",
+        ),
+        (
+            {"test_groups": ("c",), "test_fraction": 0.5, **HELD_OUT},
+            "test_fraction = 0.5: .*test_groups",
+        ),
         ({"test_groups": ("c",), **HELD_OUT}, "test split .*test_fraction"),
     ],
 )
 def test_a_split_of_another_size_is_refused(tmp_path, tokenizer_folder, texts, settings, words):
-    names, joined = ["a"] * 50 + ["b"] * 3 + ["d"] * 10 + ["c"], "".join(texts)
+    names = ["a"] * 50 + ["b"] * 3 + ["d"] * 10 + ["c"]
+    joined = "".join(texts)
     equally_long = [joined[start : start + 420] for start in range(0, 63 * 420, 420)]
     source = write_jsonl(tmp_path / "a.jsonl", [*equally_long, "x"], package=names)
     with pytest.raises(InputError, match=words):
-        write_shards(corpus_of((source,), group="package", **settings), tmp_path / "shards", tokenizer_folder)
+        write_shards(
+            corpus_of((source,), group="package", **settings), tmp_path / "shards", tokenizer_folder
+        )
     assert not (tmp_path / "shards").exists()
 
 
@@ -97,18 +118,25 @@ def test_max_documents_are_the_first_of_each_source(tmp_path, monkeypatch, most)
     b = write_jsonl(tmp_path / "b.jsonl", numbered(500, 20))
     own = corpus_of((a, b), max_documents=most)
     parts = own.limited(own.parts(), texts="")
-    texts = [text for part, count in parts for text, _ in itertools.islice(own.read(part, texts=""), count)]
+    texts = [
+        text
+        for part, count in parts
+        for text, _ in itertools.islice(own.read(part, texts=""), count)
+    ]
     assert texts == numbered(min(most, 20)) + numbered(min(most, 500), 20)
     assert len(parts) < len(own.parts()) / 2 or most > 20
 
 
 def test_a_source_without_text_is_named(tmp_path, tokenizer_folder, texts):
-    good, blank = write_jsonl(tmp_path / "a.jsonl", texts[:400]), write_jsonl(tmp_path / "b.jsonl", ["", " "])
+    good = write_jsonl(tmp_path / "a.jsonl", texts[:400])
+    blank = write_jsonl(tmp_path / "b.jsonl", ["", " "])
     with pytest.raises(InputError, match=r"b\.jsonl has no text in it"):
         write_shards(corpus_of((good, blank)), tmp_path / "shards", tokenizer_folder)
 
 
-@pytest.mark.parametrize(("source", "group"), [("text:a", "title"), ("hf:a", "file"), ("tfds:a", "file")])
+@pytest.mark.parametrize(
+    ("source", "group"), [("text:a", "title"), ("hf:a", "file"), ("tfds:a", "file")]
+)
 def test_a_group_that_a_source_has_not_is_refused(source, group):
     with pytest.raises(InputError, match=f"{source} .* can't be grouped by corpus.group = {group}"):
         corpus_of((source,), group=group).parts()

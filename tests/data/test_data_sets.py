@@ -8,7 +8,14 @@ import pytest
 
 from mlm.data import data_sets, sources
 from mlm.errors import InputError
-from tests.support.corpora import corpus_of, numbered, read_documents, split_of, texts_of, write_jsonl
+from tests.support.corpora import (
+    corpus_of,
+    numbered,
+    read_documents,
+    split_of,
+    texts_of,
+    write_jsonl,
+)
 from tests.support.prepared_set import prepare
 
 
@@ -20,13 +27,21 @@ def cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        ("train", "train training train_extra unsupervised unlabelled latest challenge contest values"),
+        (
+            "train",
+            "train training train_extra unsupervised unlabelled latest challenge contest values",
+        ),
         ("validation", "validation validation_matched valid val dev devset dev.clean Validation"),
-        ("test", "test test_mismatched test.other testing testset testA test2014 TEST evaluation held_out dev_test"),
+        (
+            "test",
+            "test test_mismatched test.other testing testset testA test2014 TEST evaluation held_out dev_test",
+        ),
     ],
 )
 def test_the_name_of_a_split_says_its_role(role, names):
-    assert {name: data_sets.role_of(name) for name in names.split()} == dict.fromkeys(names.split(), role)
+    assert {name: data_sets.role_of(name) for name in names.split()} == dict.fromkeys(
+        names.split(), role
+    )
 
 
 @pytest.fixture
@@ -51,12 +66,20 @@ def roles_of(*found: str, **settings) -> dict[str, list[str]]:
 def test_a_source_names_a_split_or_a_slice_of_it(local_set, tmp_path):
     (tmp_path / "own.txt").write_text("\n".join(numbered(5, 900)))
     train, validation, test = (numbered(20, 100 * n) for n in range(3))
-    own, text = f"hf:{local_set}", f"text:{tmp_path}/own.txt"
+    own = f"hf:{local_set}"
+    text = f"text:{tmp_path}/own.txt"
     assert roles_of(own) == {"train": train, "validation": validation, "test": test}
-    assert roles_of(f"{own}#test", text) == {"test": test, "": numbered(5, 900)}, "and not the other splits"
+    assert roles_of(f"{own}#test", text) == {"test": test, "": numbered(5, 900)}, (
+        "and not the other splits"
+    )
     assert roles_of(text, f"{own}#test") == {"test": test, "": numbered(5, 900)}
-    assert roles_of(f"{own}#train") == {"": train}, "without its validation split, that is cut by group"
-    assert roles_of(f"{own}#train", f"{own}#validation") == {"train": train, "validation": validation}
+    assert roles_of(f"{own}#train") == {"": train}, (
+        "without its validation split, that is cut by group"
+    )
+    assert roles_of(f"{own}#train", f"{own}#validation") == {
+        "train": train,
+        "validation": validation,
+    }
     assert roles_of(f"{own}#train[:50%]+train[15:]", f"{own}#test[-2:]") == {
         "test": test[-2:],
         "": train[:10] + train[15:],
@@ -88,7 +111,9 @@ def test_what_a_data_set_lacks_is_cut_from_its_training_split(local_set):
 def test_a_split_that_can_not_be_read_is_named(local_set, names, settings, words):
     with pytest.raises(InputError) as error:
         corpus_of(tuple(f"hf:{local_set}{name}" for name in names), **settings).parts()
-    assert all(word in str(error.value) for word in ["config.corpus.sources", str(local_set), *words])
+    assert all(
+        word in str(error.value) for word in ["config.corpus.sources", str(local_set), *words]
+    )
 
 
 @pytest.fixture
@@ -96,21 +121,28 @@ def prepared(tmp_path, monkeypatch) -> pathlib.Path:
     """The version folder of a data set of TensorFlow Datasets with a test split, which no installed code knows."""
     import tensorflow_datasets as tfds
 
-    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path / "data"))  # as TFDS_DATA_DIR does
+    monkeypatch.setattr(
+        tfds.core.constants, "DATA_DIR", str(tmp_path / "data")
+    )  # as TFDS_DATA_DIR does
     data_sets.load_tfds.cache_clear()
     splits = {"train": numbered(20), "dev": numbered(20, 100), "test": numbered(20, 200)}
     rows = {split: [{"text": text} for text in texts] for split, texts in splits.items()}
     return prepare(tmp_path / "data", rows)
 
 
-def test_tfds_reads_a_prepared_folder_and_a_name_in_the_data_folder(prepared, tmp_path, monkeypatch):
+def test_tfds_reads_a_prepared_folder_and_a_name_in_the_data_folder(
+    prepared, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     code = 'raise SystemExit("executed")'
     (prepared.parent / "my_rows.py").write_text(code)
     (tmp_path / "my_rows").mkdir()
     (tmp_path / "my_rows" / "my_rows.py").write_text(code)
     data = tmp_path / "data"
-    expected = {split: sorted(numbered(20, 100 * n)) for n, split in enumerate(("train", "validation", "test"))}
+    expected = {
+        split: sorted(numbered(20, 100 * n))
+        for n, split in enumerate(("train", "validation", "test"))
+    }
     for name in (prepared, data, f"{data}/my_rows:1.0.0", "data/my_rows", "my_rows"):
         found = roles_of(f"tfds:{name}")
         assert {split: sorted(texts) for split, texts in found.items()} == expected, name
@@ -153,7 +185,9 @@ def test_a_folder_that_is_no_prepared_set_is_named(prepared, tmp_path, monkeypat
     for name in (f"tfds:{prepared.parent}", "tfds:my_rows")[: 1 + (break_ is name_a_class)]:
         with pytest.raises(InputError) as error:
             texts_of(name)
-        assert all(word in str(error.value) for word in [name, *words]) and "\n" not in str(error.value)
+        assert all(word in str(error.value) for word in [name, *words]) and "\n" not in str(
+            error.value
+        )
 
 
 def test_files_of_a_data_set_with_other_columns_are_named(tmp_path):
@@ -179,7 +213,9 @@ def test_a_row_of_a_data_set_is_named(tmp_path):
     rows = datasets.Dataset.from_dict({"text": [b"a", None, b"\xff"]})
     rows.to_parquet(tmp_path / "set" / "train.parquet")
     for streaming in (False, True):
-        with pytest.raises(InputError, match=r"train.*row 3: the field 'text' is not a string of valid Unicode"):
+        with pytest.raises(
+            InputError, match=r"train.*row 3: the field 'text' is not a string of valid Unicode"
+        ):
             read_documents(corpus_of((f"hf:{tmp_path}/set",), streaming=streaming))
 
 

@@ -50,4 +50,6 @@ def test_a_weight_is_copies_in_other_shards(weight):
     assert all(len(set(shard)) == len(shard) for shard in found), "a shard holds a block once"
     sums = [int(tokens[shard].sum()) for shard in found]
     assert max(sums) - min(sums) <= 2 * tokens.max()
-    assert (wanted <= copies(hashes, weight + 0.3)).all(), "what one weight keeps a larger one keeps"
+    assert (wanted <= copies(hashes, weight + 0.3)).all(), (
+        "what one weight keeps a larger one keeps"
+    )

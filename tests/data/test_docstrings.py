@@ -34,13 +34,21 @@ def test_wherever_they_stand(tmp_path, source):
     file.write_text(source.replace("{long}", LONG))
     tree = ast.parse(file.read_text())
     nodes = (node for node in ast.walk(tree) if isinstance(node, docstrings.DEFINITIONS))
-    found = [text for node in nodes if (text := ast.get_docstring(node)) and len(text) >= docstrings.SHORTEST]
+    found = [
+        text
+        for node in nodes
+        if (text := ast.get_docstring(node)) and len(text) >= docstrings.SHORTEST
+    ]
     assert docstrings.of_file(file) == found
 
 
 def test_a_template_and_a_file_that_is_gone_have_none(tmp_path):
     (tmp_path / "template.py").write_text("def {{ name }}(): pass")
-    assert docstrings.of_file(tmp_path / "template.py") == docstrings.of_file(tmp_path / "gone.py") == []
+    assert (
+        docstrings.of_file(tmp_path / "template.py")
+        == docstrings.of_file(tmp_path / "gone.py")
+        == []
+    )
 
 
 def test_parts_are_modules_of_one_package(monkeypatch):
@@ -49,12 +57,18 @@ def test_parts_are_modules_of_one_package(monkeypatch):
     modules = [docstrings.Modules(*part.where) for part in parts]
     files = [file for each in modules for file in each.files]
     assert len(files) == len(set(files)) > 5000
-    assert not [file for file in files if "/tests/" in file or file.startswith(("pytest", "_pytest"))]
-    assert len({each.package for each in modules}) > 20 and max(part.bytes for part in parts) < 10**6
+    assert not [
+        file for file in files if "/tests/" in file or file.startswith(("pytest", "_pytest"))
+    ]
+    assert (
+        len({each.package for each in modules}) > 20 and max(part.bytes for part in parts) < 10**6
+    )
     assert 20e6 < sum(part.bytes for part in parts) < 100e6
     small = min(modules, key=lambda each: abs(each.bytes - 60_000))
     (part,) = (part for part, each in zip(parts, modules, strict=True) if each == small)
     for group, groups in (("", {small.package}), ("document", {""}), ("file", set(files))):
         found = list(corpus_of(("docstrings",), group=group).read(part, texts=""))
         assert found and {document.group for document in found} <= groups
-    assert 0.2 < sum(len(text.encode()) for text, _ in found) / small.bytes < 5, "about, of docstrings"
+    assert 0.2 < sum(len(text.encode()) for text, _ in found) / small.bytes < 5, (
+        "about, of docstrings"
+    )

@@ -18,7 +18,9 @@ ORDER = {"seed": 3, "global_batch": 16, "lanes": 4}
 
 
 def table(texts: list[tuple[str, ...]], labels: list) -> Table:
-    return Table("csv:x.csv", texts, labels, [f"csv:x.csv, line {n + 2}" for n in range(len(texts))])
+    return Table(
+        "csv:x.csv", texts, labels, [f"csv:x.csv, line {n + 2}" for n in range(len(texts))]
+    )
 
 
 def make(folder: str, *, count: int = 83, length: int = 24) -> Examples:
@@ -38,7 +40,9 @@ def examples(tokenizer_folder) -> Examples:
     return make(tokenizer_folder)
 
 
-def take(examples: Examples, count: int, start: int = 0, part: tuple[int, int] = (0, 16), **order) -> list[dict]:
+def take(
+    examples: Examples, count: int, start: int = 0, part: tuple[int, int] = (0, 16), **order
+) -> list[dict]:
     stream = data.train_batches(examples, **(ORDER | order), start_step=start, rows=part)
     return list(itertools.islice(stream, count))
 
@@ -51,7 +55,10 @@ def take(examples: Examples, count: int, start: int = 0, part: tuple[int, int] =
         (["10", "9", "x"], ("10", "9", "x")),
         (["10.0", "9.5", "-1.0"], ("-1.0", "9.5", "10.0")),
         (["9" * 5000, "²", "10"], ("10", "9" * 5000, "²")),
-        (["7", "07", "\uff17", "0", "-0", "00"], ("-0", "0", "00", "07", "7", "\uff17")),  # whatever PYTHONHASHSEED
+        (
+            ["7", "07", "\uff17", "0", "-0", "00"],
+            ("-0", "0", "00", "07", "7", "\uff17"),
+        ),  # whatever PYTHONHASHSEED
         (["1", "1.0", "0.0", "True", "true"], ("0.0", "1", "true")),
     ],
 )
@@ -62,7 +69,8 @@ def test_classes_are_sorted(labels, names):
 
 
 def test_ids_and_labels_are_those_of_the_rows(examples, tokenizer_folder):
-    tok, split = tokenizer.load(tokenizer_folder), examples.splits["train"]
+    tok = tokenizer.load(tokenizer_folder)
+    split = examples.splits["train"]
     assert examples.labels == ("animal", "money", "weather")
     truncated = 0
     for number, row in enumerate(rows(83)):
@@ -76,7 +84,9 @@ def test_ids_and_labels_are_those_of_the_rows(examples, tokenizer_folder):
 def test_the_order_does_not_depend_on_hosts_or_restarts(examples):
     whole = take(examples, 12)
     for start, part in ((0, (0, 8)), (5, (8, 16)), (9, (4, 12))):
-        for batch, other in zip(whole[start:], take(examples, 12 - start, start, part), strict=True):
+        for batch, other in zip(
+            whole[start:], take(examples, 12 - start, start, part), strict=True
+        ):
             assert batch.keys() == other.keys()
             for key in batch:
                 np.testing.assert_array_equal(batch[key][slice(*part)], other[key])
@@ -85,7 +95,8 @@ def test_the_order_does_not_depend_on_hosts_or_restarts(examples):
 
 
 def test_rows_are_padded_to_few_lengths(examples):
-    split, seen = examples.splits["train"], set()
+    split = examples.splits["train"]
+    seen = set()
     for batch in take(examples, 40, global_batch=4, part=(0, 4)):
         lengths = split.lengths[batch["record_id"]]
         width = batch["input_ids"].shape[1]
@@ -96,11 +107,16 @@ def test_rows_are_padded_to_few_lengths(examples):
     assert len(seen) > 1 and seen <= set(examples.lengths())
     assert examples.lengths() == [8, 16, 24]
     assert [examples.padded(longest) for longest in (1, 8, 9, 24)] == [8, 8, 16, 24]
-    assert dataclasses.replace(examples, length=20).lengths() == [8, 16, 20], "the longest is no multiple"
+    assert dataclasses.replace(examples, length=20).lengths() == [8, 16, 20], (
+        "the longest is no multiple"
+    )
 
 
 def test_every_host_pads_its_rows_of_an_evaluation_to_the_longest_of_all(examples):
-    of_hosts = [data.eval_batches(examples, split="train", batch=16, rows=(8 * n, 8 * n + 8)) for n in range(2)]
+    of_hosts = [
+        data.eval_batches(examples, split="train", batch=16, rows=(8 * n, 8 * n + 8))
+        for n in range(2)
+    ]
     widths = [[columns["input_ids"].shape[1] for columns in batches] for batches in of_hosts]
     assert widths[0] == widths[1] and len(set(widths[0])) > 1
 
@@ -121,7 +137,9 @@ def test_a_label_that_the_training_split_lacks(tmp_path):
     with pytest.raises(InputError, match=r"b\.csv, line 3: .*'z'"):
         data.read_tables(sources, Columns(("text",), "label"))
     sources = {"train": write_conll(tmp_path / "a", sentences(9))}
-    sources["test"] = write_jsonl(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}])
+    sources["test"] = write_jsonl(
+        tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}]
+    )
     with pytest.raises(InputError, match=r"b\.jsonl, line 1: .*'B-NEW'"):
         data.read_tables(sources, Columns(("tokens",), "ner_tags", "tokens"))
 
@@ -132,43 +150,57 @@ SENTENCE = "Peter's cat , in Zürich-West , is called # Numpy 3.5 ( the naïve o
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "wordpiece"])
 def test_the_pieces_of_words_are_those_of_running_text(tokenizers, kind):
     """And the first piece is transformers' of words that are split already."""
-    tok, words = tokenizer.load(tokenizers[kind]), SENTENCE.split()
+    tok = tokenizer.load(tokenizers[kind])
+    words = SENTENCE.split()
     encoding = tok(SENTENCE).encodings[0]
     first = data.first_pieces(encoding, words)
     assert first[0] == 1 and (np.diff(first) > 0).all()
     ends = [*first[1:], len(encoding.ids) - 1]
-    pieces = [tok.decode(encoding.ids[start:end]).strip() for start, end in zip(first, ends, strict=True)]
-    assert set(words if kind == "bpe" else [word for word in words if word.isascii() and word.isalpha()]) <= set(pieces)
+    pieces = [
+        tok.decode(encoding.ids[start:end]).strip() for start, end in zip(first, ends, strict=True)
+    ]
+    assert set(
+        words if kind == "bpe" else [word for word in words if word.isascii() and word.isalpha()]
+    ) <= set(pieces)
     if kind == "bpe":  # transformers asks for a space before the first word, too
         tok.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     if kind != "unigram":
-        stock, encoding = tok(words, is_split_into_words=True).encodings[0], tok(SENTENCE).encodings[0]
+        stock = tok(words, is_split_into_words=True).encodings[0]
+        encoding = tok(SENTENCE).encodings[0]
         wanted = [stock.word_ids.index(word) for word in range(len(words))]
         assert stock.ids == encoding.ids and data.first_pieces(encoding, words).tolist() == wanted
 
 
 def make_words(folder: str, length: int) -> Examples:
     found = sentences(40)
-    texts, labels = zip(*((tuple(row["tokens"]), tuple(row["ner_tags"])) for row in found), strict=True)
+    texts, labels = zip(
+        *((tuple(row["tokens"]), tuple(row["ner_tags"])) for row in found), strict=True
+    )
     tables = {
         "train": Table("conll:x", list(texts), list(labels), ["line 1"] * 40, is_tokens=True),
         "new": Table("conll:y", list(texts), [None] * 40, ["line 1"] * 40, is_tokens=True),
     }
-    return data.tokenize(tables, data.class_names(tables["train"]), tokenizer_folder=folder, length=length)
+    return data.tokenize(
+        tables, data.class_names(tables["train"]), tokenizer_folder=folder, length=length
+    )
 
 
 def test_the_label_of_a_word_is_at_its_first_piece(tokenizer_folder):
-    examples, tok = make_words(tokenizer_folder, 64), tokenizer.load(tokenizer_folder)
+    examples = make_words(tokenizer_folder, 64)
+    tok = tokenizer.load(tokenizer_folder)
     assert examples.labels == ("B-CASH", "B-LIFE", "I-LIFE", "O")
     split = examples.splits["train"]
-    assert len(split) == 40 and split.words.texts == [word for row in sentences(40) for word in row["tokens"]]
+    assert len(split) == 40 and split.words.texts == [
+        word for row in sentences(40) for word in row["tokens"]
+    ]
     batch = split.batch(np.array([7, 3]), 64, examples.pad_id)
     for ids, labels, row in zip(batch["input_ids"], batch["label"], (7, 3), strict=True):
         own = sentences(40)[row]
         places = np.flatnonzero(labels >= 0)
         assert [examples.labels[label] for label in labels[places]] == own["ner_tags"]
         assert all(
-            word.startswith(tok.decode([ids[at]]).strip()) for at, word in zip(places, own["tokens"], strict=True)
+            word.startswith(tok.decode([ids[at]]).strip())
+            for at, word in zip(places, own["tokens"], strict=True)
         )
     assert examples.splits["new"].labels_N.tolist() == [-1] * len(split.labels_N)
     assert (examples.splits["new"].batch(np.arange(3), 64, 1)["label"] == -1).all()

@@ -46,7 +46,9 @@ def test_words_have_no_case_and_no_punctuation():
     styled = "STRAßE\u00a0one,two three\u2028four\tFIVE «six» seven \u2013 eight nine $ ten don\u2019t! (Eleven)"
     index = index_of([plain])
     assert len(index.hashes) == 1
-    assert index.is_in_texts([styled.replace("one,two", "one, two"), styled, plain + "s"]).tolist() == [1, 0, 0]
+    assert index.is_in_texts(
+        [styled.replace("one,two", "one, two"), styled, plain + "s"]
+    ).tolist() == [1, 0, 0]
 
 
 def test_hashes_are_pinned():
@@ -58,9 +60,14 @@ def test_hashes_are_pinned():
 def benchmark(texts, tmp_path: pathlib.Path) -> tuple[list[str], str]:
     """Lines of a corpus whose name is not UTF-8, and the source of a benchmark that shares stretches with some."""
     lines = list(dict.fromkeys(" ".join(text.split()) for text in texts[:600]))
-    questions = [f"Question {n}: " + " ".join(line.upper().split()[3:23]) for n, line in enumerate(lines[100:160])]
+    questions = [
+        f"Question {n}: " + " ".join(line.upper().split()[3:23])
+        for n, line in enumerate(lines[100:160])
+    ]
     (tmp_path / "corpus\udce9.txt").write_text("".join(f"{line}\n" for line in lines))
-    (tmp_path / "benchmark.jsonl").write_text("".join(json.dumps({"question": text}) + "\n" for text in questions))
+    (tmp_path / "benchmark.jsonl").write_text(
+        "".join(json.dumps({"question": text}) + "\n" for text in questions)
+    )
     return lines, f"jsonl:{tmp_path}/benchmark.jsonl#question"
 
 
@@ -95,12 +102,20 @@ def test_all_splits_are_kept_out(tmp_path: pathlib.Path):
     assert read["corpus"] == read["keep_out"] == {"of train", "of validation", "of test"}
 
 
-def test_a_benchmark_that_cannot_be_read_is_named(benchmark, tokenizer_folder, tmp_path: pathlib.Path):
+def test_a_benchmark_that_cannot_be_read_is_named(
+    benchmark, tokenizer_folder, tmp_path: pathlib.Path
+):
     _, source = benchmark
-    corpus = corpus_of((f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source.replace("question", "answer"),))
-    with pytest.raises(InputError, match=r"corpus\.keep_out: jsonl:.* line 1: has no field 'answer'"):
+    corpus = corpus_of(
+        (f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source.replace("question", "answer"),)
+    )
+    with pytest.raises(
+        InputError, match=r"corpus\.keep_out: jsonl:.* line 1: has no field 'answer'"
+    ):
         write_shards(corpus, tmp_path / "shards", tokenizer_folder)
     (tmp_path / "short.txt").write_text("twelve words are no stretch, a b c d e f g\n" * 3)
     corpus = corpus_of(corpus.sources, keep_out=(source, f"text:{tmp_path}/short.txt"))
-    with pytest.raises(InputError, match=r"corpus\.keep_out: text:.*short.txt has no text of 13 words"):
+    with pytest.raises(
+        InputError, match=r"corpus\.keep_out: text:.*short.txt has no text of 13 words"
+    ):
         write_shards(corpus, tmp_path / "shards", tokenizer_folder)

@@ -10,10 +10,20 @@ from mlm.errors import InputError
 from tests.support.labelled_texts import rows, sentences, write_conll, write_jsonl
 
 TABLE = rows(40)
-CLASSES = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+CLASSES = datasets.Features(
+    {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+)
 
 
-def read(source: str, *, split: str = "train", text=("text",), label: str = "label", kind: str = "classes", **more):
+def read(
+    source: str,
+    *,
+    split: str = "train",
+    text=("text",),
+    label: str = "label",
+    kind: str = "classes",
+    **more,
+):
     return labelled.read_table(source, labelled.Columns(text, label, kind), split=split, **more)
 
 
@@ -41,7 +51,9 @@ def test_csv_of_spreadsheets(tmp_path):
 
 def test_tsv_has_no_quotes(tmp_path):
     (tmp_path / "a.tsv").write_text('first\tsecond\tscore\n"open\tb, c\t4.5\nx"\ty\t-1\n')
-    found = read(f"csv:{tmp_path}/a.tsv", text=("first", "second"), label="score", kind="regression")
+    found = read(
+        f"csv:{tmp_path}/a.tsv", text=("first", "second"), label="score", kind="regression"
+    )
     assert found.texts == [('"open', "b, c"), ('x"', "y")]
     assert found.labels == [4.5, -1.0]
 
@@ -50,7 +62,9 @@ def test_long_fields_and_columns_without_names(tmp_path):
     """As documents are, and the last commas of spreadsheets."""
     (tmp_path / "a.csv").write_text(f"text,label,,\n{'word ' * 40_000},a,,\n\n")
     (tmp_path / "a.tsv").write_text(f"text\tlabel\t\n{'word ' * 40_000}\ta\t\n")
-    assert [len(read(f"csv:{tmp_path}/a.{kind}").texts[0][0]) for kind in ("csv", "tsv")] == [200_000] * 2
+    assert [len(read(f"csv:{tmp_path}/a.{kind}").texts[0][0]) for kind in ("csv", "tsv")] == [
+        200_000
+    ] * 2
 
 
 def test_hf_reads_a_local_folder(tmp_path):
@@ -78,7 +92,9 @@ def test_hf_names_of_classes(tmp_path):
 
 @pytest.mark.parametrize("value", ["high", None, "nan", [1], 10**400, 1e39, "inf"])
 def test_targets_that_are_no_numbers(tmp_path, value):
-    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "score": 1}, {"text": "b", "score": value}])
+    source = write_jsonl(
+        tmp_path / "a.jsonl", [{"text": "a", "score": 1}, {"text": "b", "score": value}]
+    )
     sentence = refused(source, label="score", kind="regression")
     assert "line 2" in sentence and "score" in sentence
 
@@ -97,14 +113,18 @@ def test_targets_that_are_no_numbers(tmp_path, value):
         ("regression", (), "", None),
     ],
 )
-def test_what_means_no_label_depends_on_the_classes_of_training(tmp_path, kind, classes, value, label):
+def test_what_means_no_label_depends_on_the_classes_of_training(
+    tmp_path, kind, classes, value, label
+):
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": value}])
     assert read(source, kind=kind, classes=classes, require_labels=False).labels == [label]
 
 
 def test_one_text_of_a_pair_may_be_empty(tmp_path):
     """Two rows of GLUE's QQP have no second question."""
-    source = write_jsonl(tmp_path / "a.jsonl", [{"a": "x", "b": "", "label": 0}, {"a": " ", "b": "y", "label": 1}])
+    source = write_jsonl(
+        tmp_path / "a.jsonl", [{"a": "x", "b": "", "label": 0}, {"a": " ", "b": "y", "label": 1}]
+    )
     assert read(source, text=("a", "b")).texts == [("x", ""), (" ", "y")]
     source = write_jsonl(tmp_path / "b.jsonl", [{"a": "", "b": " ", "label": 0}])
     assert "line 1: its 'a' and 'b' is empty" in refused(source, text=("a", "b"))
@@ -112,7 +132,10 @@ def test_one_text_of_a_pair_may_be_empty(tmp_path):
 
 BAD_FILES = {  # format and fault: content, what the sentence must name
     "csv empty text": ("text,label\na,b\n  ,b\n", "line 3: its 'text'"),
-    "csv too few": ("text,label,more\na,b,c\nd,e\n", "line 3: has 2 columns where the header has 3"),
+    "csv too few": (
+        "text,label,more\na,b,c\nd,e\n",
+        "line 3: has 2 columns where the header has 3",
+    ),
     "csv no rows": ("text,label\n", "no rows"),
     "csv open quote": ('text,label\n"a,b\nc,d\n', "line 2"),
     "csv stray quote": ('text,label\n"a\nb",x\n"a" b,x\n', "line 4"),
@@ -120,16 +143,23 @@ BAD_FILES = {  # format and fault: content, what the sentence must name
     "csv mark inside": ("\ufeff\ufefftext,label\na,b\n", r"'text' among '\ufefftext', 'label'"),
     "jsonl an array": ('[\n{"text": "a", "label": 1},\n', "line 1: begins a JSON array"),
     "jsonl deep": ("[" * 100_000 + "\n", "line 1"),
-    "jsonl no column": ('{"text": "a", "label": 1}\n\n{"text": "a"}\n', "line 3: its 'label' is missing"),
+    "jsonl no column": (
+        '{"text": "a", "label": 1}\n\n{"text": "a"}\n',
+        "line 3: its 'label' is missing",
+    ),
     "jsonl list label": ('{"text": "a", "label": [1]}\n', "line 1: its 'label' is [1]"),
     "jsonl nan label": ('{"text": "a", "label": NaN}\n', "line 1: its 'label' is nan"),
-    "jsonl surrogate": ('{"text": "\\ud800", "label": 1}\n', "line 1: its 'text' is not valid Unicode"),
+    "jsonl surrogate": (
+        '{"text": "\\ud800", "label": 1}\n',
+        "line 1: its 'text' is not valid Unicode",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", BAD_FILES)
 def test_bad_files(tmp_path, fault):
-    kind, (content, words) = fault.partition(" ")[0], BAD_FILES[fault]
+    kind = fault.partition(" ")[0]
+    (content, words) = BAD_FILES[fault]
     (tmp_path / f"bad.{kind}").write_text(content)
     sentence = refused(f"{kind}:{tmp_path}/bad.{kind}", split="validation")
     assert words in sentence and f"{tmp_path}/bad.{kind}" in sentence
@@ -143,9 +173,16 @@ def test_the_same_sentences_of_each_source(tmp_path):
     (tmp_path / "set").mkdir()
     names = ["O", "I-LIFE", "B-LIFE", "B-CASH"]
     tags = datasets.List(datasets.ClassLabel(names=names))
-    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")), "ner_tags": tags})
-    datasets.Dataset.from_list(SENTENCES, features=features).to_parquet(tmp_path / "set" / "train.parquet")
-    sources = [write_conll(tmp_path / "a.txt", SENTENCES), write_jsonl(tmp_path / "a.jsonl", SENTENCES)]
+    features = datasets.Features(
+        {"tokens": datasets.List(datasets.Value("string")), "ner_tags": tags}
+    )
+    datasets.Dataset.from_list(SENTENCES, features=features).to_parquet(
+        tmp_path / "set" / "train.parquet"
+    )
+    sources = [
+        write_conll(tmp_path / "a.txt", SENTENCES),
+        write_jsonl(tmp_path / "a.jsonl", SENTENCES),
+    ]
     for source in (*sources, f"hf:{tmp_path}/set"):
         found = read(source, **WORDS)
         assert found.texts == [tuple(row["tokens"]) for row in SENTENCES] and found.is_tokens
@@ -166,8 +203,16 @@ def test_conll_comments_tabs_and_places(tmp_path):
 def test_sentences_to_predict_need_no_labels(tmp_path):
     (tmp_path / "a.conll").write_text("EU\nrejects\n")
     assert read(f"conll:{tmp_path}/a.conll", **WORDS, require_labels=False).labels == [None]
-    table = [{"tokens": ["a", "b"]}, {"tokens": ["c"], "ner_tags": [-1]}, {"tokens": ["c"], "ner_tags": ["O"]}]
-    assert read(write_jsonl(tmp_path / "a.jsonl", table), **WORDS, require_labels=False).labels == [None, None, ("O",)]
+    table = [
+        {"tokens": ["a", "b"]},
+        {"tokens": ["c"], "ner_tags": [-1]},
+        {"tokens": ["c"], "ner_tags": ["O"]},
+    ]
+    assert read(write_jsonl(tmp_path / "a.jsonl", table), **WORDS, require_labels=False).labels == [
+        None,
+        None,
+        ("O",),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,15 @@ from mlm.inference.answers import answer_texts, check_utf8
 from tests.support.corpora import texts_of
 
 # No line ends in these, and no word: a no-break space, an ideographic one, and what str.splitlines takes for line ends.
-TEXTS = ["naïve\u2028one", "two\u0085", "three\x0c3", "10\u00a0000", "a\u3000b", "\u200bx\x1ey\x1cz", "end\ufeff"]
+TEXTS = [
+    "naïve\u2028one",
+    "two\u0085",
+    "three\x0c3",
+    "10\u00a0000",
+    "a\u3000b",
+    "\u200bx\x1ey\x1cz",
+    "end\ufeff",
+]
 
 
 def read_labelled(source: str, kind: str = "classes") -> list[str]:
@@ -28,7 +36,8 @@ def read_labelled(source: str, kind: str = "classes") -> list[str]:
 def read_stdin(path: str) -> list[str]:
     with open(path, "rb") as file:
         data = gzip.decompress(file.read()) if path.lower().endswith(".gz") else file.read()
-    stdin, out = io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"), io.StringIO()
+    stdin = io.TextIOWrapper(io.BytesIO(data), encoding="latin-1")
+    out = io.StringIO()
 
     def read(text: str, name: str, piped: bool) -> tuple[dict, str]:
         check_utf8(text, name)
@@ -63,14 +72,21 @@ READERS = {  # name of the file, its lines, and how they are read
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
     ("mark", "end", "suffix"),
-    [(b"", "\n", ""), (codecs.BOM_UTF8, "\r\n", ""), (codecs.BOM_UTF8, "\r", ".gz"), (b"", "\r", ".GZ")],
+    [
+        (b"", "\n", ""),
+        (codecs.BOM_UTF8, "\r\n", ""),
+        (codecs.BOM_UTF8, "\r", ".gz"),
+        (b"", "\r", ".GZ"),
+    ],
 )
 def test_every_reader_has_the_same_lines(tmp_path, reader, mark, end, suffix):
     name, lines_of, read = READERS[reader]
     path = tmp_path / (name.upper() + suffix if suffix == ".GZ" else name + suffix)
     content = mark + "".join(line + end for line in lines_of(TEXTS)).encode()
     path.write_bytes(gzip.compress(content) if suffix else content)
-    texts = [text.strip() for text in TEXTS] if reader == "text" else TEXTS  # documents of one line each
+    texts = (
+        [text.strip() for text in TEXTS] if reader == "text" else TEXTS
+    )  # documents of one line each
     assert read(str(path)) == texts
 
 
@@ -85,7 +101,9 @@ def test_another_encoding_is_named(tmp_path, reader, encoding):
     wanted = "not UTF-8" if encoding == "latin-1" else encoding.upper()
     place = {"latin-1": ", line "}.get(encoding, "")
     assert wanted in str(caught.value) and "\n" not in str(caught.value)
-    assert (f"{name}{place}" if reader != "stdin" else "line 2" if place else "standard input") in str(caught.value)
+    assert (
+        f"{name}{place}" if reader != "stdin" else "line 2" if place else "standard input"
+    ) in str(caught.value)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -95,7 +113,10 @@ def test_a_compressed_file_and_an_archive_are_said_to_be_one(tmp_path, reader):
     (tmp_path / "in").write_bytes(content)
     with tarfile.open(tmp_path / "tar", "w") as archive:
         archive.add(tmp_path / "in", name)
-    packed = [(name, compress(content), "compressed.*gz") for compress in (gzip.compress, bz2.compress, lzma.compress)]
+    packed = [
+        (name, compress(content), "compressed.*gz")
+        for compress in (gzip.compress, bz2.compress, lzma.compress)
+    ]
     packed.append((name, (tmp_path / "tar").read_bytes(), "archive"))
     packed.append((f"{name}.gz", gzip.compress(packed[-1][1]), "archive"))
     for file, data, words in packed:

@@ -41,7 +41,11 @@ def test_fingerprint_is_of_the_batches_not_of_the_place(manifest, copied):
         (("all_special_ids",), [0, 1, 2, 3], "all_special_ids lacks 4"),
         (("vocab_size",), 4, "vocab_size"),
         (("splits", "train", "shards", 3, "records"), "12", "dataset-NUMBER-12"),
-        (("splits", "train", "shards", 3, "file"), "train/../../dataset-3-9.tfrecord", "must be train/dataset"),
+        (
+            ("splits", "train", "shards", 3, "file"),
+            "train/../../dataset-3-9.tfrecord",
+            "must be train/dataset",
+        ),
         (("splits", "train", "shards"), 7, "is not what was written"),
         (("\x1b[2J",), 1, "unexpected keyword"),
         (("folder",), "/etc", "not one of format 2"),
@@ -97,7 +101,9 @@ def test_without_a_manifest_the_names_tell(manifest, foreign):
     same = ("length", "vocab_size", "special_ids", "all_special_ids", "tokenizer_fingerprint")
     assert [getattr(foreign, key) for key in same] == [getattr(manifest, key) for key in same]
     for name, split in foreign.splits.items():
-        assert split.shards == tuple(dataclasses.replace(s, sha256=None) for s in manifest.splits[name].shards)
+        assert split.shards == tuple(
+            dataclasses.replace(s, sha256=None) for s in manifest.splits[name].shards
+        )
         assert split.unigram_entropy is None
     verify(foreign, deep=True)
 

@@ -16,7 +16,8 @@ from mlm.paths import distinct_parts
 from tests.data.rows import all_rows, hosts_batches
 from tests.support.corpora import manifest_of
 
-LANES, BATCH = 8, 32
+LANES = 8
+BATCH = 32
 SHARES = (0.75, 0.25)
 
 
@@ -25,7 +26,9 @@ def mixed(manifest, web) -> Manifest:
     return mixture.join(list(zip(SHARES, (manifest, web), strict=True)))
 
 
-def train(manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int = 0, lanes: int = LANES):
+def train(
+    manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int = 0, lanes: int = LANES
+):
     order = {"split": "train", "seed": 0, "global_batch": BATCH, "lanes": lanes}
     return batches.train_batches(manifest, start_row=start * BATCH, rows=rows, **order)
 
@@ -40,7 +43,9 @@ def test_lanes_of_a_folder_are_spread_over_the_hosts(counts):
     """Of every half and quarter of the lanes, each folder has its part, to one lane."""
     folders = [manifest_of(32, train={"records": (10,) * 9}, validation={}) for _ in counts]
     folders = [dataclasses.replace(each, folder=f"gs://b/{n}") for n, each in enumerate(folders)]
-    mixed = mixture.join([(count / 8, folder) for count, folder in zip(counts, folders, strict=True)])
+    mixed = mixture.join(
+        [(count / 8, folder) for count, folder in zip(counts, folders, strict=True)]
+    )
     lanes = mixture.lanes(mixed, "train", seed=3, lanes=8)
     folders = [lane.folder[0] // 9 for lane in lanes]
     assert [folders.count(folder) for folder in range(len(counts))] == list(counts)
@@ -63,7 +68,9 @@ def test_the_order_holds_the_shares_and_each_folder_s_epochs(mixed, manifest, we
         size = folder.splits["train"].records
         held = (ids >= start) & (ids < start + size)
         for epoch in range(int(held.sum() // size) - 1):
-            assert sorted(ids[held & (epochs == epoch)].tolist()) == list(range(start, start + size))
+            assert sorted(ids[held & (epochs == epoch)].tolist()) == list(
+                range(start, start + size)
+            )
 
 
 def test_batches_are_those_of_the_order(mixed, manifest, web, tokenizer_folder, tmp_path):
@@ -72,7 +79,9 @@ def test_batches_are_those_of_the_order(mixed, manifest, web, tokenizer_folder, 
     (folder / "manifest.json").unlink()
     foreign = load_manifest(str(folder), tokenizer_folder=tokenizer_folder)
     half = mixture.join([(0.75, manifest), (0.25, foreign)])
-    assert not half.full_rows and half.splits["train"].unigram_entropy is None, "its attention_mask is read"
+    assert not half.full_rows and half.splits["train"].unigram_entropy is None, (
+        "its attention_mask is read"
+    )
     rows = np.concatenate([all_rows(manifest, "train"), all_rows(web, "train")])
     assert len(rows) == mixed.splits["train"].records
     ids, epochs = order_of(mixed, 89, 4)
@@ -88,19 +97,25 @@ def test_the_document_of_a_record(mixed, manifest, web):
     for record in (0, first - 1):
         assert find_documents(mixed, "train", record) == find_documents(manifest, "train", record)
     for record in (0, web.splits["train"].records - 1):
-        assert find_documents(mixed, "train", first + record) == find_documents(web, "train", record)
+        assert find_documents(mixed, "train", first + record) == find_documents(
+            web, "train", record
+        )
     with pytest.raises(InputError, match="has the records 0 to"):
         find_documents(mixed, "train", mixed.splits["train"].records)
 
 
 def test_fewer_shards_than_lanes(mixed):
-    with pytest.raises(InputError, match=r"data\.lanes = 12: .*/shards has only 6 train shards for its 9 lanes"):
+    with pytest.raises(
+        InputError, match=r"data\.lanes = 12: .*/shards has only 6 train shards for its 9 lanes"
+    ):
         train(mixed, lanes=12)
 
 
 def test_the_fingerprint_covers_folders_shares_and_order(mixed, manifest, web, tmp_path):
     same = load_manifest(str(shutil.copytree(web.folder, tmp_path / "moved")))
-    assert mixture.join([(0.75, manifest), (0.25, same)]).fingerprint == mixed.fingerprint, "a moved folder is the same"
+    assert mixture.join([(0.75, manifest), (0.25, same)]).fingerprint == mixed.fingerprint, (
+        "a moved folder is the same"
+    )
     changed = [
         [(0.25, web), (0.75, manifest)],
         [(0.5, manifest), (0.5, web)],

@@ -16,7 +16,13 @@ from mlm.workdir import Workdir
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY, tiny_config
 
-SETTINGS = ("data.lanes=8", "train.steps=6", "checkpoint.every=4", "checkpoint.keep=9", "evaluate.every=3")
+SETTINGS = (
+    "data.lanes=8",
+    "train.steps=6",
+    "checkpoint.every=4",
+    "checkpoint.keep=9",
+    "evaluate.every=3",
+)
 
 
 def command(name: str, workdir: pathlib.Path, *overrides: str) -> list[str]:
@@ -36,7 +42,9 @@ def mixture(manifest, web) -> str:
 @pytest.fixture(scope="module")
 def ran(one_device, mixture, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("ran") / "run"
-    assert __main__.main(command("train", workdir, f"tokenizer.path={tokenizer_folder}", mixture)) == 0
+    assert (
+        __main__.main(command("train", workdir, f"tokenizer.path={tokenizer_folder}", mixture)) == 0
+    )
     return workdir
 
 
@@ -50,24 +58,32 @@ def name_of(manifest: Manifest) -> str:
 
 @pytest.mark.standard
 def test_each_folder_is_scored_and_shown_by_name_and_the_loss_is_their_mean(ran, manifest, web):
-    one, other = name_of(manifest), name_of(web)
+    one = name_of(manifest)
+    other = name_of(web)
     lines = evaluations(ran)
     assert [line["step"] for line in lines] == [3, 6]
     for line in lines:
         for key in ("loss", "accuracy"):
-            assert line[key] == pytest.approx(0.75 * line[f"{one}/{key}"] + 0.25 * line[f"{other}/{key}"])
+            assert line[key] == pytest.approx(
+                0.75 * line[f"{one}/{key}"] + 0.25 * line[f"{other}/{key}"]
+            )
         assert line["perplexity"] == pytest.approx(np.exp(line["loss"]))
         assert line["predictions"] == line[f"{one}/predictions"] + line[f"{other}/predictions"]
-        tokens_per_byte = [line[f"{name}/bits_per_byte"] / line[f"{name}/loss"] for name in (one, other)]
+        tokens_per_byte = [
+            line[f"{name}/bits_per_byte"] / line[f"{name}/loss"] for name in (one, other)
+        ]
         mixed = 1 / (0.75 / tokens_per_byte[0] + 0.25 / tokens_per_byte[1])
         assert line["bits_per_byte"] == pytest.approx(line["loss"] * mixed)
     assert not (ran / "shards").exists()
     assert __main__.main(["report", f"--workdir={ran}"]) == 0
     report = (ran / "report.html").read_text()
     for folder, share in ((manifest, 0.75), (web, 0.25)):
-        name, rows = name_of(folder), folder.splits["train"].records
+        name = name_of(folder)
+        rows = folder.splits["train"].records
         assert f"{lines[-1][f'{name}/loss']:.4f}" in report
-        assert f"<td>Epochs of {name}</td><td>{6 * 16 * share / rows:.2f} of {rows:,} rows" in report
+        assert (
+            f"<td>Epochs of {name}</td><td>{6 * 16 * share / rows:.2f} of {rows:,} rows" in report
+        )
 
 
 @pytest.mark.standard
@@ -80,9 +96,21 @@ def test_evaluate_names_a_folder_or_scores_all(ran, web, capsys):
         for key in ("loss", "accuracy", "bits_per_byte"):
             assert found[key] == line[f"{prefix}{key}"]
         assert (f"{name_of(web)}: loss" in err) == (split == "validation")
-    refuse(["evaluate", f"--workdir={ran}", "--split=dev"], 2, "--split=dev", "train, validation", "web", capsys=capsys)
+    refuse(
+        ["evaluate", f"--workdir={ran}", "--split=dev"],
+        2,
+        "--split=dev",
+        "train, validation",
+        "web",
+        capsys=capsys,
+    )
     for flag in ("--pseudo=2", "--breakdown"):
-        refuse(["evaluate", f"--workdir={ran}", flag], 2, f"{flag}: takes rows of one set", capsys=capsys)
+        refuse(
+            ["evaluate", f"--workdir={ran}", flag],
+            2,
+            f"{flag}: takes rows of one set",
+            capsys=capsys,
+        )
 
 
 def edited(folder: str, target: pathlib.Path, **fields) -> str:
@@ -99,24 +127,36 @@ def opened(*overrides: str) -> Manifest:
 
 @pytest.mark.parametrize("field", ["tokenizer_fingerprint", "length", "special_ids"])
 def test_folders_that_do_not_fit_together(manifest, web, tmp_path, field):
-    values = {"tokenizer_fingerprint": "ab" * 32, "length": 64, "special_ids": web.special_ids | {"mask": 3}}
+    values = {
+        "tokenizer_fingerprint": "ab" * 32,
+        "length": 64,
+        "special_ids": web.special_ids | {"mask": 3},
+    }
     folder = edited(web.folder, tmp_path / "other", **{field: values[field]})
     mixture = shares_of((manifest.folder, 0.75), (folder, 0.25))
     sets = (f"shards.dir={manifest.folder}", f"evaluate.sets={(('far', folder),)}")
     for key, overrides in (("data.mixture", (mixture,)), ("evaluate.sets", sets)):
-        with pytest.raises(InputError, match=rf"config\.{key}: {folder} has the {field} .*{manifest.folder}"):
+        with pytest.raises(
+            InputError, match=rf"config\.{key}: {folder} has the {field} .*{manifest.folder}"
+        ):
             opened(*overrides)
 
 
 def test_folders_that_can_not_be_read(manifest, web, tmp_path):
     """Too few shards, too many records, no shards at all, a damaged file."""
     few = shares_of((manifest.folder, 0.5), (web.folder, 0.5))
-    with pytest.raises(InputError, match=rf"{web.folder}: the train split has 2 shards .*data.lanes = 8 asks for 4"):
+    with pytest.raises(
+        InputError, match=rf"{web.folder}: the train split has 2 shards .*data.lanes = 8 asks for 4"
+    ):
         opened(few)
     with pytest.raises(InputError, match="/nowhere/web"):
         opened(shares_of((manifest.folder, 0.75), ("/nowhere/web", 0.25)))
-    shards, count = web.splits["train"].shards, 2**32 - 500
-    first = dataclasses.asdict(shards[0]) | {"records": count, "file": f"train/dataset-0-{count}.tfrecord"}
+    shards = web.splits["train"].shards
+    count = 2**32 - 500
+    first = dataclasses.asdict(shards[0]) | {
+        "records": count,
+        "file": f"train/dataset-0-{count}.tfrecord",
+    }
     splits = json.loads(web.to_json())["splits"]
     splits["train"]["shards"][0] = first
     huge = edited(web.folder, tmp_path / "huge", splits=splits)
@@ -130,5 +170,17 @@ def test_folders_that_can_not_be_read(manifest, web, tmp_path):
 
 
 def test_commands_that_write_what_a_mixture_has(mixture, tmp_path, capsys):
-    refuse(command("shards", tmp_path / "run", mixture), 2, "data.mixture", "folder by folder", capsys=capsys)
-    refuse(command("tokenizer", tmp_path / "run", mixture), 2, "data.mixture", "tokenizer.path", capsys=capsys)
+    refuse(
+        command("shards", tmp_path / "run", mixture),
+        2,
+        "data.mixture",
+        "folder by folder",
+        capsys=capsys,
+    )
+    refuse(
+        command("tokenizer", tmp_path / "run", mixture),
+        2,
+        "data.mixture",
+        "tokenizer.path",
+        capsys=capsys,
+    )

@@ -12,7 +12,8 @@ RECORDS = (5, 4, 7, 5, 1, 6, 6, 0, 3, 4)
 
 def walk(lane: Lane, start: int, count: int) -> list[tuple[int, int, int]]:
     """(epoch, shard, row) of `count` records of a lane, from its record `start` on."""
-    found, stream = [], lane.visits(start)
+    found = []
+    stream = lane.visits(start)
     while len(found) < count:
         shard, epoch, rows = next(stream)
         assert len(rows), "no record is read only to be thrown away"
@@ -77,7 +78,9 @@ def test_lanes_of_a_host(rows, lanes):
 
 @pytest.mark.parametrize("rows", [(0, 6), (2, 6), (3, 6), (6, 10)])
 def test_rows_that_lanes_do_not_fit(rows):
-    with pytest.raises(InputError, match=rf"lanes = 6: .* 4 of 24 rows, a host {rows[1] - rows[0]},"):
+    with pytest.raises(
+        InputError, match=rf"lanes = 6: .* 4 of 24 rows, a host {rows[1] - rows[0]},"
+    ):
         lanes_of(rows, global_batch=24, lanes=6)
 
 

@@ -10,11 +10,16 @@ from mlm.paths import UPath
 
 @pytest.fixture(params=["disk", pytest.param("bucket", marks=pytest.mark.standard)])
 def folder(request, tmp_path) -> UPath:
-    return UPath(tmp_path / "new" / "tasks") if request.param == "disk" else UPath(request.getfixturevalue("bucket"))
+    return (
+        UPath(tmp_path / "new" / "tasks")
+        if request.param == "disk"
+        else UPath(request.getfixturevalue("bucket"))
+    )
 
 
 def test_what_is_saved_is_loaded(folder):
-    numbers, pairs = np.arange(10, dtype=np.uint32), np.array([(1, 2), (3, 4)], [("a", "<u8"), ("b", "<u4")])
+    numbers = np.arange(10, dtype=np.uint32)
+    pairs = np.array([(1, 2), (3, 4)], [("a", "<u8"), ("b", "<u4")])
     results.save(folder / "x.numbers", numbers, pairs)
     file = folder / "x.numbers"
     np.testing.assert_array_equal(results.load(file, np.uint32, 0, 10), numbers)

@@ -8,7 +8,14 @@ import pytest
 
 from mlm.data import docstrings, sample, sources
 from mlm.data.corpus import text_hash
-from tests.support.corpora import InProcess, corpus_of, numbered, read_documents, write_jsonl, write_shards
+from tests.support.corpora import (
+    InProcess,
+    corpus_of,
+    numbered,
+    read_documents,
+    write_jsonl,
+    write_shards,
+)
 
 
 def draw(corpus, megabytes: float, engine=None, texts: str = "") -> list[str]:
@@ -24,7 +31,8 @@ def corpus(tmp_path, monkeypatch):
 
 
 def test_it_is_of_training_documents_of_all_parts(corpus):
-    found, per_part = draw(corpus, 0.1), {}
+    found = draw(corpus, 0.1)
+    per_part = {}
     for part, (text, _) in read_documents(corpus):
         per_part.setdefault(part, set()).add(text)
     size = sum(len(text.encode()) for text in found)
@@ -34,7 +42,9 @@ def test_it_is_of_training_documents_of_all_parts(corpus):
     shares = [len(own.intersection(found)) / len(own) for own in per_part.values()]
     assert len(shares) > 30 and min(shares) > 0 and max(shares[:-1]) < 4 * np.mean(shares)
     order = [int(text.rpartition(" ")[2][:-1]) for text in found]
-    assert abs(np.corrcoef(order, range(len(order)))[0, 1]) < 0.1, "mixed: a tokenizer reads the beginning"
+    assert abs(np.corrcoef(order, range(len(order)))[0, 1]) < 0.1, (
+        "mixed: a tokenizer reads the beginning"
+    )
 
 
 def test_sizes_that_mislead(tmp_path, monkeypatch):
@@ -46,10 +56,14 @@ def test_sizes_that_mislead(tmp_path, monkeypatch):
     found = corpus_of((f"jsonl:{tmp_path}/a.jsonl.gz",))
     everything = sum(len(text.encode()) for text in texts)
     assert everything / 2 <= sum(len(text.encode()) for text in draw(found, everything / 2e6))
-    train = {text for text in texts if found.split_of(found.parts()[0], "", text_hash(text)) == "train"}
+    train = {
+        text for text in texts if found.split_of(found.parts()[0], "", text_hash(text)) == "train"
+    }
     assert set(draw(found, 1000.0)) == train, "all that there is"
     (tmp_path / "z.jsonl").touch()
-    assert all(part.bytes for part in corpus_of((f"jsonl:{tmp_path}/*",)).parts()), "an empty file has no part"
+    assert all(part.bytes for part in corpus_of((f"jsonl:{tmp_path}/*",)).parts()), (
+        "an empty file has no part"
+    )
     parts = [part._replace(bytes=0) for part in found.parts()]
     monkeypatch.setattr(type(found), "parts", lambda _: parts)
     assert set(draw(found, 1000.0)) == train
@@ -59,9 +73,13 @@ def test_docstrings_are_read_once_for_tokenizer_and_shards(tokenizer_folder, tmp
     """Into the folder from which the shards take them; other text is read where it is needed."""
     some = [each for each in docstrings.parts() if 5000 < each.bytes < 60_000][:6]
     monkeypatch.setattr(docstrings, "parts", lambda: iter(some))
-    read, real = [], docstrings.read_docstrings
-    monkeypatch.setattr(docstrings, "read_docstrings", lambda modules: read.append(modules) or real(modules))
-    folder, own = tmp_path / "shards", corpus_of(("docstrings",), group="document")
+    read = []
+    real = docstrings.read_docstrings
+    monkeypatch.setattr(
+        docstrings, "read_docstrings", lambda modules: read.append(modules) or real(modules)
+    )
+    folder = tmp_path / "shards"
+    own = corpus_of(("docstrings",), group="document")
     texts = draw(own, 0.01, texts=f"{folder}.tmp/texts")
     assert sorted(read) == sorted(some) and len(texts) > 10
     made = write_shards(own, folder, tokenizer_folder, counts={"train": 2, "validation": 1})

@@ -16,19 +16,28 @@ from tests.support.corpora import corpus_of, numbered, read_documents, texts_of
 def test_each_line_is_in_one_part(tmp_path, monkeypatch, seed):
     """Cut at any byte: lines longer than a part, no end of line at the end, CRLF, empty lines and files, compressed."""
     draw = random.Random(seed)
-    most, lines = draw.randint(1, 60), []
+    most = draw.randint(1, 60)
+    lines = []
     for name in range(draw.randint(1, 6)):
-        own = ["é" * draw.choice([0, 0, 1, 5, 40, 200]) + str(draw.random())[: draw.choice([0, 6])] for _ in range(20)]
+        own = [
+            "é" * draw.choice([0, 0, 1, 5, 40, 200]) + str(draw.random())[: draw.choice([0, 6])]
+            for _ in range(20)
+        ]
         own = own[: draw.choice([0, 1, 20])]
         end = draw.choice(["\n", "\r\n", "\r"])
-        content = (draw.choice(["", "\ufeff"]) + end.join(own) + draw.choice(["", end]) * bool(own)).encode()
+        content = (
+            draw.choice(["", "\ufeff"]) + end.join(own) + draw.choice(["", end]) * bool(own)
+        ).encode()
         packed = draw.random() < 0.2
-        (tmp_path / f"{name}.txt{'.gz' * packed}").write_bytes(gzip.compress(content) if packed else content)
+        (tmp_path / f"{name}.txt{'.gz' * packed}").write_bytes(
+            gzip.compress(content) if packed else content
+        )
         lines += [line for line in own if line]
     monkeypatch.setattr(sources, "PART_BYTES", (most, 10**9))
     own = corpus_of((f"text:{tmp_path}/*",))
     assert texts_of(f"text:{tmp_path}/*") == lines
-    parts, total = own.parts(), sum(file.stat().st_size for file in tmp_path.iterdir())
+    parts = own.parts()
+    total = sum(file.stat().st_size for file in tmp_path.iterdir())
     for part in parts:
         if not any(name.endswith(".gz") for name, *_ in part.where):
             assert part.bytes <= 1.5 * sources.part_bytes(total) + 1
@@ -52,7 +61,9 @@ def test_many_small_files_are_read_together(tmp_path):
     own = corpus_of((f"text:{tmp_path}/*.txt",), group="file")
     (part,) = own.parts()
     assert part.name == f"{tmp_path}/{names[0]} and 1999 more files"
-    assert [tuple(document) for _, document in read_documents(own)] == [(str(n), names[n]) for n in range(2000)]
+    assert [tuple(document) for _, document in read_documents(own)] == [
+        (str(n), names[n]) for n in range(2000)
+    ]
     assert {own.split_of(part, name, 0) for name in names} == {"train", "validation"}
 
 
@@ -74,11 +85,17 @@ def test_bad_files_are_named(tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
-    source = f"hf:{path.parent}" if "/" in name else f"{'jsonl' if path.suffix == '.jsonl' else 'text'}:{path}"
+    source = (
+        f"hf:{path.parent}"
+        if "/" in name
+        else f"{'jsonl' if path.suffix == '.jsonl' else 'text'}:{path}"
+    )
     assert words in refused(source)
 
 
-@pytest.mark.parametrize("source", ["text:/no/missing*", "hf:/no/folder", "tfds:no_such_set", "tfds:kaggle:rows"])
+@pytest.mark.parametrize(
+    "source", ["text:/no/missing*", "hf:/no/folder", "tfds:no_such_set", "tfds:kaggle:rows"]
+)
 def test_sources_that_are_not_there_are_named(source):
     assert ("downloaded and run" in refused(source)) == ("kaggle" in source)
 

@@ -39,7 +39,11 @@ def batches_kept(ranges: list[tuple[int, int]]) -> list[Batch]:
     rows = [4] * 3 + [8] * 3 + [16] * 200
     before = itertools.accumulate(rows, initial=0)
     batches = [Batch(*columns) for columns in zip(range(1, 200), rows, before, strict=False)]
-    return [batch for batch in batches if not any(first <= batch.number <= last for first, last in ranges)]
+    return [
+        batch
+        for batch in batches
+        if not any(first <= batch.number <= last for first, last in ranges)
+    ]
 
 
 def skipping(ranges: list[tuple[int, int]], *overrides: str) -> Stages:
@@ -51,8 +55,11 @@ def skipping(ranges: list[tuple[int, int]], *overrides: str) -> Stages:
 @pytest.mark.parametrize("ranges", RANGES)
 def test_a_step_reads_what_the_list_of_batches_says(ranges, short):
     """Without the skipped ones, whatever stages the short rows of the first 7 steps split."""
-    stages, kept = skipping(ranges, *short), batches_kept(ranges)
-    assert [batch_of(step, ranges) for step in range(1, 50)] == [batch.number for batch in kept[:49]]
+    stages = skipping(ranges, *short)
+    kept = batches_kept(ranges)
+    assert [batch_of(step, ranges) for step in range(1, 50)] == [
+        batch.number for batch in kept[:49]
+    ]
     assert batch_of(0, ranges) == 0 or ranges[0][0] == 1
     for step, batch in enumerate(kept[:60], 1):
         stage = stages.stage_at(step)
@@ -79,14 +86,35 @@ def test_a_step_reads_what_the_list_of_batches_says(ranges, short):
 def test_steps_and_rows():
     assert total_steps(tiny_config("train.steps=7"), records=10_000) == 7
     epochs = ("train.steps=0", "train.epochs=1.5")
-    assert total_steps(tiny_config(*epochs), records=100) == 10, "150 rows in batches of 16, the last one is whole too"
+    assert total_steps(tiny_config(*epochs), records=100) == 10, (
+        "150 rows in batches of 16, the last one is whole too"
+    )
     whole = tiny_config("train.steps=0", "train.epochs=1.1", "data.global_batch=8")
-    assert total_steps(whole, records=1600) == 220, "1,760 rows, though 1.1 * 1600 is more in floats"
-    steps = [total_steps(tiny_config(*SIZES, *epochs), records) for records in (160, 163, 24, 25, 8, 1)]
-    assert steps == [6 + 13, 6 + 14, 6, 7, 3, 1], "240 - 36 rows in batches of 16; few rows end within the stages"
+    assert total_steps(whole, records=1600) == 220, (
+        "1,760 rows, though 1.1 * 1600 is more in floats"
+    )
+    steps = [
+        total_steps(tiny_config(*SIZES, *epochs), records) for records in (160, 163, 24, 25, 8, 1)
+    ]
+    assert steps == [6 + 13, 6 + 14, 6, 7, 3, 1], (
+        "240 - 36 rows in batches of 16; few rows end within the stages"
+    )
     stages = stages_of(*SIZES)
-    assert [stages.rows_read(step) for step in (0, 1, 3, 4, 6, 7, 12, 14)] == [0, 4, 12, 20, 36, 52, 132, 164]
-    assert stages.table == [Stage(1, 3, 4, 32, 1, 0), Stage(4, 6, 8, 32, 4, 12), Stage(7, math.inf, 16, 32, 7, 36)]
+    assert [stages.rows_read(step) for step in (0, 1, 3, 4, 6, 7, 12, 14)] == [
+        0,
+        4,
+        12,
+        20,
+        36,
+        52,
+        132,
+        164,
+    ]
+    assert stages.table == [
+        Stage(1, 3, 4, 32, 1, 0),
+        Stage(4, 6, 8, 32, 4, 12),
+        Stage(7, math.inf, 16, 32, 7, 36),
+    ]
 
 
 def test_neighbouring_stages_of_equal_rows_are_one():
@@ -118,5 +146,7 @@ def test_the_checkpoints_that_a_new_range_leaves():
     check_skipped(["3:4"], ["3:4", "15:20"], **check)  # step 12 has read batch 14
     with pytest.raises(InputError, match=r"14:20.*\(12 in w\), then the run resumes from step 8"):
         check_skipped(["3:4"], ["3:4", "14:20"], **check)
-    with pytest.raises(InputError, match=r"w/12 was made without the batches 3:4.*--skip-batches 3:4"):
+    with pytest.raises(
+        InputError, match=r"w/12 was made without the batches 3:4.*--skip-batches 3:4"
+    ):
         check_skipped(["3:4", "6:6"], ["6:6"], **check)

@@ -15,12 +15,15 @@ def test_records_are_those_of_tensorflow(tmp_path, length, top):
     import tensorflow as tf
 
     ids_NxL = rows(50, length, top)
-    ids_NxL[0], ids_NxL[1] = 0, top - 1
+    ids_NxL[0] = 0
+    ids_NxL[1] = top - 1
     with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
         for row in ids_NxL:
             features = {
                 "input_ids": tf.train.Feature(int64_list=tf.train.Int64List(value=row)),
-                "attention_mask": tf.train.Feature(int64_list=tf.train.Int64List(value=[1] * length)),
+                "attention_mask": tf.train.Feature(
+                    int64_list=tf.train.Int64List(value=[1] * length)
+                ),
             }
             example = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(example.SerializeToString(deterministic=True))
@@ -30,6 +33,11 @@ def test_records_are_those_of_tensorflow(tmp_path, length, top):
 def test_first_length():
     record = tfrecord.encode(rows(1, 100, 50_000))[0]
     assert tfrecord.first_length(record, "some/file") == 100
-    for data in (b"", b"nothing", record[: len(record) // 2 + 40], record.replace(b"input_ids", b"output_id")):
+    for data in (
+        b"",
+        b"nothing",
+        record[: len(record) // 2 + 40],
+        record.replace(b"input_ids", b"output_id"),
+    ):
         with pytest.raises(DamageError, match=r"some/file"):
             tfrecord.first_length(data, "some/file")

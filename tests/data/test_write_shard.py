@@ -9,18 +9,29 @@ from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.write_shard import find_documents
 from mlm.errors import DamageError, InputError
 from tests.data.rows import small_parts
-from tests.support.corpora import LENGTH, corpus_of, ids_of, read_documents, shard_rows, write_jsonl, write_shards
+from tests.support.corpora import (
+    LENGTH,
+    corpus_of,
+    ids_of,
+    read_documents,
+    shard_rows,
+    write_jsonl,
+    write_shards,
+)
 
 
 @pytest.fixture(scope="module")
-def made(texts, tokenizer_folder, tmp_path_factory) -> tuple[Manifest, dict[tuple[str, str, int], str]]:
+def made(
+    texts, tokenizer_folder, tmp_path_factory
+) -> tuple[Manifest, dict[tuple[str, str, int], str]]:
     """Shards of two sources in several parts and many blocks, with duplicates; and the text of each document."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         small_parts(patch)
         a = write_jsonl(folder / "a.jsonl", texts[:120] + texts[:30])
         corpus = corpus_of((a, write_jsonl(folder / "b.jsonl", texts[110:200])), weights=(1.0, 2.0))
-        found, places = {}, {}
+        found = {}
+        places = {}
         for part, (text, _) in read_documents(corpus):
             place = places[part] = places.get(part, -1) + 1
             found[part.source, part.name, place] = text
@@ -36,8 +47,11 @@ def test_documents_of_every_record(made, tokenizer_folder):
         for record in [*range(0, len(rows), 17), len(rows) - 1]:
             found = find_documents(manifest, split, record)
             stream = [each for name in found for each in ids[name]]
-            first, last = len(ids[found[0]]), len(ids[found[-1]])
-            starts = range(max(0, len(stream) - LENGTH - last + 1), min(first, len(stream) - LENGTH + 1))
+            first = len(ids[found[0]])
+            last = len(ids[found[-1]])
+            starts = range(
+                max(0, len(stream) - LENGTH - last + 1), min(first, len(stream) - LENGTH + 1)
+            )
             assert any(stream[n : n + LENGTH] == rows[record] for n in starts), record
 
 

@@ -39,7 +39,9 @@ def test_the_batch_is_the_first_that_the_run_reads(healthy, workdir, tokenizer_f
     ids = next(batches.train_batches(healthy, split="train", **order))["input_ids"]
     tok = tokenizer.load_fast(tokenizer_folder)
     for row, ids_L in zip(case.batch, ids, strict=False):
-        assert "".join(piece for piece, _, _ in row) == tok.decode(ids_L.tolist(), skip_special_tokens=False)
+        assert "".join(piece for piece, _, _ in row) == tok.decode(
+            ids_L.tolist(), skip_special_tokens=False
+        )
 
 
 class EveryFourth(Pretraining):
@@ -50,14 +52,20 @@ class EveryFourth(Pretraining):
             positions_BxK = jnp.broadcast_to(jnp.arange(1, 16, 4), (len(ids_BxL), 4))
             labels_BxK = jnp.take_along_axis(ids_BxL, positions_BxK, 1)
             masked_BxL = ids_BxL.at[:, 1::4].set(self.info.special_ids["mask"])
-            return Masked(masked_BxL, attention_BxL, positions_BxK, labels_BxK, jnp.ones(labels_BxK.shape))
+            return Masked(
+                masked_BxL, attention_BxL, positions_BxK, labels_BxK, jnp.ones(labels_BxK.shape)
+            )
 
         return masking
 
 
-def test_the_masks_are_those_of_the_short_rows_that_the_first_step_reads_and_of_the_class(healthy, workdir):
+def test_the_masks_are_those_of_the_short_rows_that_the_first_step_reads_and_of_the_class(
+    healthy, workdir
+):
     config = tiny_config("data.lanes=2", "data.short_length=16", "masking.rate=0.25")
-    rows, read_BxL, kinds_BxL = first_batch.draw(config, healthy, Workdir(str(workdir)), EveryFourth)
+    rows, read_BxL, kinds_BxL = first_batch.draw(
+        config, healthy, Workdir(str(workdir)), EveryFourth
+    )
     assert rows["input_ids"].shape == (32, 16) and (read_BxL[:, 1::4] == 4).all()
     assert (kinds_BxL[:, 1::4] == "mask").all() and (kinds_BxL == "").sum() == 32 * 12
 
@@ -65,17 +73,25 @@ def test_the_masks_are_those_of_the_short_rows_that_the_first_step_reads_and_of_
 def test_masks_that_predict_special_tokens(healthy, workdir, tmp_path):
     """The manifest has lost one of the special ids."""
     special = tuple(each for each in healthy.all_special_ids if each != healthy.special_ids["sep"])
-    case = case_of(dataclasses.replace(healthy, all_special_ids=special), workdir, "data.global_batch=128")
+    case = case_of(
+        dataclasses.replace(healthy, all_special_ids=special), workdir, "data.global_batch=128"
+    )
     found = checks.masks(case)[0]
     assert found.level == "error" and "special tokens are predicted" in found.what
     assert checks.tokenizer(case)[0].level == "error"
 
 
 def test_the_rates_of_masks_stand_beside_the_config_s():
-    config, ids = tiny_config("masking.rate=0.2"), random_rows(10)
-    batch, kinds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}, np.full(ids.shape, "", "U6")
-    assert first_batch.judge(config, batch, ids, kinds, range(5))[:2] == ("error", "nothing is predicted")
-    kinds[:, :8], kinds[0, :5] = "mask", ["random"] * 4 + ["kept"]
+    config = tiny_config("masking.rate=0.2")
+    ids = random_rows(10)
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    kinds = np.full(ids.shape, "", "U6")
+    assert first_batch.judge(config, batch, ids, kinds, range(5))[:2] == (
+        "error",
+        "nothing is predicted",
+    )
+    kinds[:, :8] = "mask"
+    kinds[0, :5] = ["random"] * 4 + ["kept"]
     level, what, _ = first_batch.judge(config, batch, ids, kinds, range(5))
     assert level == "ok" and "25.00%" in what and "(masking.rate = 0.2), 8 to 8 in a row" in what
     assert "93.8% mask (0.8), 5.0% random (0.1), 1.2% kept (0.1)" in what
@@ -86,26 +102,44 @@ def test_the_rates_of_masks_stand_beside_the_config_s():
     [
         (6, ["mask"] * 8 + ["random", "kept"], "ok"),
         (9, ["mask"] * 8 + ["random", "kept"], "error"),  # of 30 tokens, where 6 were asked for
-        (6, ["random"] * 9 + ["kept"], "error"),  # nothing is masked, as with random bits of another width
+        (
+            6,
+            ["random"] * 9 + ["kept"],
+            "error",
+        ),  # nothing is masked, as with random bits of another width
         (6, ["mask"], "error"),
     ],
 )
 def test_masks_at_another_rate_than_was_set_are_an_error(predicted, kinds, level):
-    config, ids = tiny_config("masking.rate=0.2"), random_rows(500)
+    config = tiny_config("masking.rate=0.2")
+    ids = random_rows(500)
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     kinds_BxL = np.full(ids.shape, "", "U6")
     kinds_BxL[:, 1 : 1 + predicted] = np.resize(kinds, (len(ids), predicted))
     read_BxL = np.where(kinds_BxL == "mask", 4, 9)
     found = first_batch.judge(config, batch, read_BxL, kinds_BxL, (0, 1, 2, 3, 4))
     assert found[0] == level, found
-    assert first_batch.judge(config, batch, read_BxL, kinds_BxL, (0, 1, 2, 3, 4), draws_as_set=False)[0] == "ok"
+    assert (
+        first_batch.judge(config, batch, read_BxL, kinds_BxL, (0, 1, 2, 3, 4), draws_as_set=False)[
+            0
+        ]
+        == "ok"
+    )
 
 
 def test_rows_are_shown_with_marks_and_nothing_of_the_corpus_is_obeyed():
-    row = [(" the", "", ""), (" cat", "mask", "<mask>"), (" sat\n\x1b[2J", "", ""), (" on", "random", " off\x1b[0m")]
+    row = [
+        (" the", "", ""),
+        (" cat", "mask", "<mask>"),
+        (" sat\n\x1b[2J", "", ""),
+        (" on", "random", " off\x1b[0m"),
+    ]
     out = io.StringIO()
     show(*first_batch.render([[*row, (" [red]it", "kept", " it")]]), out=out)
-    assert out.getvalue().splitlines()[-1] == r"   the [cat] sat \u001b[2J [on> off\u001b[0m] [[red]it=]"
+    assert (
+        out.getvalue().splitlines()[-1]
+        == r"   the [cat] sat \u001b[2J [on> off\u001b[0m] [[red]it=]"
+    )
 
 
 # Rows, tokenizer and files --------------------------------------------------------------------------------------------
@@ -129,11 +163,17 @@ def test_ids_that_the_vocabulary_lacks(workdir, tokenizer_folder, tmp_path):
     assert found[0].level == "error" and "record 4 has the token id 600" in found[0].what
 
 
-def test_ids_that_the_tokenizer_lacks_though_the_manifest_has_them(workdir, tokenizer_folder, tmp_path):
+def test_ids_that_the_tokenizer_lacks_though_the_manifest_has_them(
+    workdir, tokenizer_folder, tmp_path
+):
     """The manifest says what the shards say, and both are wrong."""
-    manifest = dataclasses.replace(foreign_manifest(tmp_path / "shards", 655, tokenizer_folder), vocab_size=700)
+    manifest = dataclasses.replace(
+        foreign_manifest(tmp_path / "shards", 655, tokenizer_folder), vocab_size=700
+    )
     case = case_of(manifest, workdir)
-    assert "its vocab_size is 600, in the manifest of the shards 700" in checks.tokenizer(case)[0].what
+    assert (
+        "its vocab_size is 600, in the manifest of the shards 700" in checks.tokenizer(case)[0].what
+    )
     found = checks.run(checks.ids, case)
     assert named(found, "ids").level == "error"
     assert "the largest id is 655 (validation record 19)" in named(found, "ids").what
@@ -143,7 +183,10 @@ def test_ids_that_the_tokenizer_lacks_though_the_manifest_has_them(workdir, toke
 def test_rows_of_another_length(healthy, workdir):
     """The shards' rows have 32 tokens: their length is an error, and so are short rows that don't divide it."""
     (found,) = checks.length(case_of(healthy, workdir, "shards.length=16", "model.positions=16"))
-    assert found.level == "error" and found.what == "the rows hold 32 tokens, config.shards.length = 16, 16 positions"
+    assert (
+        found.level == "error"
+        and found.what == "the rows hold 32 tokens, config.shards.length = 16, 16 positions"
+    )
     assert "shards.length to 32 and model.positions to 32" in found.fix
     longer = ("shards.length=128", "model.positions=128", "data.short_length=64")
     (found,) = checks.run(checks.masks, case_of(healthy, workdir, *longer))
@@ -154,7 +197,10 @@ def test_another_tokenizer(healthy, texts, tmp_path):
     train_tokenizer(texts[:300], tmp_path / "run" / "tokenizer", vocab_size=500)
     case = case_of(healthy, tmp_path / "run")
     first, *_, last = checks.tokenizer(case)
-    assert first.level == "error" and "its vocab_size is 500, in the manifest of the shards 600" in first.what
+    assert (
+        first.level == "error"
+        and "its vocab_size is 500, in the manifest of the shards 600" in first.what
+    )
     assert last.level == "error" and "its tokenizer_fingerprint is" in last.what
     found = named(checks.run(checks.ids, case), "ids")
     assert found.level == "error" and "500 entries" in found.what
@@ -185,23 +231,43 @@ def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path):
     [
         ((), 12, 1, "mesh", "16 rows can't be split over 12 devices"),
         ((), 8, 3, "mesh", "--devices=8: must be a multiple of --hosts=3"),
-        (("data.lanes=8",), 8, 1, "lanes", "data.lanes = 8 gives it 8, the training split has 6 shards"),
-        (("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"), 6, 3, "mesh", "a multiple or a divisor of 3"),
+        (
+            ("data.lanes=8",),
+            8,
+            1,
+            "lanes",
+            "data.lanes = 8 gives it 8, the training split has 6 shards",
+        ),
+        (
+            ("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"),
+            6,
+            3,
+            "mesh",
+            "a multiple or a divisor of 3",
+        ),
     ],
 )
-def test_devices_hosts_and_lanes_that_do_not_fit(healthy, workdir, overrides, devices, hosts, check, message):
+def test_devices_hosts_and_lanes_that_do_not_fit(
+    healthy, workdir, overrides, devices, hosts, check, message
+):
     case = case_of(healthy, workdir, *overrides, devices=devices, hosts=hosts)
     found = checks.run(getattr(checks, check), case)
-    assert any(each.level == "error" and each.check == check and message in each.what for each in found), found
+    assert any(
+        each.level == "error" and each.check == check and message in each.what for each in found
+    ), found
     assert all(each.fix for each in found)
 
 
 @pytest.mark.parametrize(
-    ("lanes", "message"), [(2, "hosts 4: 4 rows each, 2 hosts share a lane"), (8, "hosts 4: 4 rows and 2 lanes each")]
+    ("lanes", "message"),
+    [(2, "hosts 4: 4 rows each, 2 hosts share a lane"), (8, "hosts 4: 4 rows and 2 lanes each")],
 )
 def test_hosts_that_are_not_there_are_fed(lanes, message, healthy, workdir):
     (found,) = checks.mesh(case_of(healthy, workdir, f"data.lanes={lanes}", devices=8, hosts=4))
-    assert found.level == "ok" and found.what == f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; {message}"
+    assert (
+        found.level == "ok"
+        and found.what == f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; {message}"
+    )
 
 
 @pytest.mark.parametrize(("slices", "hosts"), [(1, 2), (2, 4)])
@@ -215,7 +281,9 @@ def test_hosts_of_a_topology_are_those_that_it_has(slices, hosts, healthy, workd
 
 
 def test_uneven_lanes_and_a_huge_batch_are_warnings(healthy, workdir):
-    first, second = checks.lanes(case_of(healthy, workdir, "data.lanes=4", "data.global_batch=6400"))
+    first, second = checks.lanes(
+        case_of(healthy, workdir, "data.lanes=4", "data.global_batch=6400")
+    )
     assert first.level == "warning" and "their epochs drift apart" in first.what
     assert second.level == "warning" and "a step reads rows twice" in second.fix
 
@@ -227,7 +295,10 @@ def test_documents_that_come_twice(texts, tokenizer_folder, workdir, tmp_path):
     """As a source's weight makes them; the example is in words."""
     short = [text for text in texts if 40 < len(text) < 70][:40]
     twice = dataclasses.replace(written_texts(short, tmp_path / "shards"), weights=(4.0,))
-    settings = {"counts": {"train": 2, "validation": 1}, "length": 64}  # so that most of them lie in one row
+    settings = {
+        "counts": {"train": 2, "validation": 1},
+        "length": 64,
+    }  # so that most of them lie in one row
     made = write_shards(twice, tmp_path / "shards", tokenizer_folder, **settings)
     found = named(checks.ids(case_of(made, workdir)), "duplicates")
     assert found.level == "warning" and int(found.what.split()[0]) > 5
@@ -237,10 +308,14 @@ def test_documents_that_come_twice(texts, tokenizer_folder, workdir, tmp_path):
 
 def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp_path):
     """Of the validation documents all, or two of twenty, are in training too, on rows that are cut elsewhere."""
-    words, rng = sorted({word for text in texts for word in text.split()}), np.random.default_rng(1)
+    words = sorted({word for text in texts for word in text.split()})
+    rng = np.random.default_rng(1)
     long = [" ".join(rng.choice(words, 40)) for _ in range(200)]
     for shared, level in ((20, "error"), (2, "warning")):
-        mixed = [f"{long[n + 1]} more" if n % 10 == 0 and n < 10 * shared else long[n] for n in range(200)]
+        mixed = [
+            f"{long[n + 1]} more" if n % 10 == 0 and n < 10 * shared else long[n]
+            for n in range(200)
+        ]
         made = write_shards(mixed, tmp_path / str(shared), tokenizer_folder)
         case = case_of(made, workdir, "corpus.sources='text:x'")
         found = named(checks.ids(case), "overlap")
@@ -249,8 +324,11 @@ def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp
         assert "set corpus.group to file" in found.fix
 
 
-def test_an_overlap_is_a_warning_from_2_percent_and_an_error_from_half_of_the_rows_on(healthy, workdir):
-    case, rows = case_of(healthy, workdir), np.arange(100)
+def test_an_overlap_is_a_warning_from_2_percent_and_an_error_from_half_of_the_rows_on(
+    healthy, workdir
+):
+    case = case_of(healthy, workdir)
+    rows = np.arange(100)
     overlaps = (scan.Overlap(rows, rows[:count], (0, 0)) for count in (1, 2, 49, 50))
     findings = [checks._overlap(case, "validation", overlap, "all") for overlap in overlaps]
     assert [found.level for found in findings] == ["ok", "warning", "warning", "error"]
@@ -261,18 +339,26 @@ def test_rows_too_short_to_compare_are_not_called_fine(texts, tokenizer_folder, 
     lines = [f"{texts[n % 400][:8]} {n}" for n in range(4000)]
     made = write_shards(lines, tmp_path / "shards", tokenizer_folder)
     found = named(checks.ids(case_of(made, workdir)), "overlap")
-    assert found.level == "warning" and "no validation row" in found.what and "short documents" in found.fix
+    assert (
+        found.level == "warning"
+        and "no validation row" in found.what
+        and "short documents" in found.fix
+    )
 
 
 def test_a_benchmark_that_training_holds(healthy, workdir, texts, tmp_path):
-    own = tokenizer.load_fast(str(workdir / "tokenizer")).decode(scan.row(healthy, "train", 7).tolist())
+    own = tokenizer.load_fast(str(workdir / "tokenizer")).decode(
+        scan.row(healthy, "train", 7).tolist()
+    )
     files = {"held": [own, "short"], "other": [text[::-1] for text in texts if len(text) > 100][:5]}
     sources = [write_jsonl(tmp_path / f"{name}.jsonl", lines) for name, lines in files.items()]
     case = case_of(healthy, workdir)
     assert checks.against(case) == []
     case.flags.against = sources
     (found,) = checks.against(case)
-    assert found.level == "warning" and found.what.startswith("1 of 6 texts (16.7%) share a stretch of 13")
+    assert found.level == "warning" and found.what.startswith(
+        "1 of 6 texts (16.7%) share a stretch of 13"
+    )
     assert "1 at least half of their stretches; 100% of the training rows were read" in found.what
     assert "corpus.keep_out" in found.fix and found.where == ", ".join(sources)
     case.flags.against = sources[1:]

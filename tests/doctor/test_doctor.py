@@ -12,7 +12,18 @@ from mlm.doctor import first_batch, scan
 from tests.support.processes import train_arguments
 from tests.support.refusals import refuse, snapshot
 
-ALL = ["files", "length", "rows", "tokenizer", "mesh", "lanes", "ids", "duplicates", "overlap", "masks"]
+ALL = [
+    "files",
+    "length",
+    "rows",
+    "tokenizer",
+    "mesh",
+    "lanes",
+    "ids",
+    "duplicates",
+    "overlap",
+    "masks",
+]
 SETTINGS = ("tokenizer.vocab_size=600", "data.lanes=2")
 
 
@@ -26,26 +37,41 @@ def run_doctor(workdir: pathlib.Path, shards: str, capsys, code: int) -> dict:
     out, err = capsys.readouterr()
     content = json.loads(out)
     levels = [finding["level"] for finding in content["findings"]]
-    assert content["errors"] == levels.count("error") and ("fix them before you train" in err) == (code == 2)
+    assert content["errors"] == levels.count("error") and ("fix them before you train" in err) == (
+        code == 2
+    )
     for finding in content["findings"]:
-        assert finding["what"] and finding["where"] and bool(finding["fix"]) == (finding["level"] != "ok")
-    return {finding["check"]: finding for finding in content["findings"]} | {"batch": content["batch"]}
+        assert (
+            finding["what"]
+            and finding["where"]
+            and bool(finding["fix"]) == (finding["level"] != "ok")
+        )
+    return {finding["check"]: finding for finding in content["findings"]} | {
+        "batch": content["batch"]
+    }
 
 
 def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys):
     assert __main__.main(arguments(workdir, healthy.folder)) == 0
     out = capsys.readouterr().out
-    assert [line.split()[:2] for line in out.splitlines()[: len(ALL)]] == [["ok", name] for name in ALL]
+    assert [line.split()[:2] for line in out.splitlines()[: len(ALL)]] == [
+        ["ok", name] for name in ALL
+    ]
     assert out.count("[") > 10 and "\033" not in out, "colors are for terminals"
     before = snapshot(workdir) | snapshot(pathlib.Path(healthy.folder))
     found = run_doctor(workdir, healthy.folder, capsys, code=0)
     batch = found.pop("batch")
     assert sorted(found) == sorted(ALL)
-    assert {finding["check"]: finding["what"] for finding in found.values() if finding["level"] != "ok"} == {}
+    assert {
+        finding["check"]: finding["what"] for finding in found.values() if finding["level"] != "ok"
+    } == {}
     assert snapshot(workdir) | snapshot(pathlib.Path(healthy.folder)) == before
     assert "the tokenizer and the model have 600 entries" in found["ids"]["what"]
     assert "100% of the training rows" in found["duplicates"]["what"]
-    assert "(masking.rate = 0.2)" in found["masks"]["what"] and "special tokens never" in found["masks"]["what"]
+    assert (
+        "(masking.rate = 0.2)" in found["masks"]["what"]
+        and "special tokens never" in found["masks"]["what"]
+    )
     assert len(batch) == first_batch.SHOWN
     kinds = [kind for row in batch for _, kind, _ in row]
     assert {"mask", ""} < set(kinds) <= {"mask", "", "kept", "random"}
@@ -73,10 +99,15 @@ def test_a_record_and_its_documents(manifest, workdir, tokenizer_folder, capsys,
     printed = arguments(workdir, manifest.folder, f"--record={name}")
     assert __main__.main([*printed, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    split, record = found["split"], found["record"]
+    split = found["split"]
+    record = found["record"]
     ids = scan.row(manifest, split, record)
-    assert found["text"] == tokenizer.load_fast(tokenizer_folder).decode(ids.tolist(), skip_special_tokens=False)
-    assert [tuple(each.values()) for each in found["documents"]] == find_documents(manifest, split, record)
+    assert found["text"] == tokenizer.load_fast(tokenizer_folder).decode(
+        ids.tolist(), skip_special_tokens=False
+    )
+    assert [tuple(each.values()) for each in found["documents"]] == find_documents(
+        manifest, split, record
+    )
     assert __main__.main(printed) == 0
     *text, last = capsys.readouterr().out.splitlines()
     assert found["text"].split()[1] in " ".join(text)

@@ -26,7 +26,9 @@ from tests.support.dask_cluster import free_port
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY
 
-SIZES = [f"model.{key}" for key in ("hidden_size", "layers", "heads", "intermediate_size", "positions")]
+SIZES = [
+    f"model.{key}" for key in ("hidden_size", "layers", "heads", "intermediate_size", "positions")
+]
 
 
 def without_sizes(settings: tuple[str, ...]) -> list[str]:
@@ -55,12 +57,28 @@ def cut_short(folder: pathlib.Path) -> None:
 
 
 MODELS = {  # what is done to a good folder, settings, and what the sentence names
-    "a DeBERTa": (lambda folder: edit_config(folder, model_type="deberta"), [], ("model_type = deberta",)),
+    "a DeBERTa": (
+        lambda folder: edit_config(folder, model_type="deberta"),
+        [],
+        ("model_type = deberta",),
+    ),
     "fewer layers": (lambda folder: None, ["model.layers=1"], ("model.layers = 1", "has 2")),
-    "another family": (lambda folder: None, ["model.family=modernbert"], ("model.family = modernbert", "roberta")),
-    "a shape": (lambda folder: change_weights(folder, another_shape), [], ("1/output/dense/kernel", "(63, 64)")),
+    "another family": (
+        lambda folder: None,
+        ["model.family=modernbert"],
+        ("model.family = modernbert", "roberta"),
+    ),
+    "a shape": (
+        lambda folder: change_weights(folder, another_shape),
+        [],
+        ("1/output/dense/kernel", "(63, 64)"),
+    ),
     "cut short": (cut_short, [], ("weights can't be read",)),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), [], ("tokenizer",)),
+    "no tokenizer": (
+        lambda folder: (folder / "tokenizer.json").write_text("{"),
+        [],
+        ("tokenizer",),
+    ),
 }
 
 
@@ -77,10 +95,14 @@ def unread(monkeypatch):
     """The test fails if the corpus is listed, read or written, or if weights are read: a model may have many GB."""
     for place, name in ((sample, "draw"), (shards, "write"), (corpus.Corpus, "parts"), (corpus.Corpus, "read"),
                         (safetensors.flax, "load_file")):  # fmt: skip
-        monkeypatch.setattr(place, name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
+        monkeypatch.setattr(
+            place, name, lambda *_, name=name, **__: pytest.fail(f"{name} was called")
+        )
 
 
-def check(command: str, workdir: pathlib.Path, settings: list[str], *words: str, capsys, doctor=True) -> None:
+def check(
+    command: str, workdir: pathlib.Path, settings: list[str], *words: str, capsys, doctor=True
+) -> None:
     """Asserts that a command refuses without writing, in a sentence with `words` that `doctor` has, too."""
     arguments = ["--config=configs/base.py", *(f"--config.{each}" for each in settings)]
     refuse([command, f"--workdir={workdir}", *arguments], 2, *words, capsys=capsys)
@@ -88,7 +110,9 @@ def check(command: str, workdir: pathlib.Path, settings: list[str], *words: str,
     if doctor:
         assert __main__.main(["doctor", "--json", f"--workdir={workdir}", *arguments]) == 2
         found = json.loads(capsys.readouterr().out)["findings"]
-        assert any(f["level"] == "error" and all(word in f["what"] for word in words) for f in found), found
+        assert any(
+            f["level"] == "error" and all(word in f["what"] for word in words) for f in found
+        ), found
         assert not workdir.exists()
 
 
@@ -119,18 +143,34 @@ def test_wandb_without_its_package_or_a_key(tmp_path, capsys, monkeypatch, stub,
         (tmp_path / "wandb.py").write_text(stub)
         monkeypatch.syspath_prepend(tmp_path)
     settings = [*TINY, "log.wandb=mine"]
-    check("run", tmp_path / "run", settings, "log.wandb = 'mine'", words, capsys=capsys, doctor=False)
+    check(
+        "run", tmp_path / "run", settings, "log.wandb = 'mine'", words, capsys=capsys, doctor=False
+    )
 
 
 @pytest.mark.usefixtures("unread")
 def test_warmup_steps_of_epochs_that_are_not_counted_yet(tmp_path, capsys):
     settings = [*TINY, "train.steps=0", "train.epochs=1", "schedule.warmup=30"]
-    check("run", tmp_path / "run", settings, "schedule.warmup = 30", "train.epochs", "share", capsys=capsys)
+    check(
+        "run",
+        tmp_path / "run",
+        settings,
+        "schedule.warmup = 30",
+        "train.epochs",
+        "share",
+        capsys=capsys,
+    )
 
 
 def test_doctor_refuses_a_config_of_classify(tmp_path, capsys):
     line = ["doctor", "--config=configs/classify_banking77.py", f"--workdir={tmp_path}/run"]
-    refuse([*line, "--config.classify.train=csv:a.csv"], 2, "classify.train = csv:a.csv", "pretraining", capsys=capsys)
+    refuse(
+        [*line, "--config.classify.train=csv:a.csv"],
+        2,
+        "classify.train = csv:a.csv",
+        "pretraining",
+        capsys=capsys,
+    )
 
 
 def text(file: pathlib.Path, content: bytes) -> str:
@@ -140,12 +180,17 @@ def text(file: pathlib.Path, content: bytes) -> str:
 
 def parquet(folder: pathlib.Path, column: str) -> str:
     folder.mkdir()
-    pyarrow.parquet.write_table(pyarrow.table({column: ["a text", "another"]}), folder / "train.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({column: ["a text", "another"]}), folder / "train.parquet"
+    )
     return f"hf:{folder}"
 
 
 SOURCES = {
-    "no field": (lambda at: write_jsonl(at, ["a text"], field="body"), ("corpus.sources", "no field 'text'")),
+    "no field": (
+        lambda at: write_jsonl(at, ["a text"], field="body"),
+        ("corpus.sources", "no field 'text'"),
+    ),
     "no file": (lambda at: f"text:{at}/*.txt", ("corpus.sources", "no such file")),
     "not UTF-8": (lambda at: text(at, b"caf\xe9\n"), ("line 1", "UTF-8")),
     "no text": (lambda at: text(at, b"\xef\xbb\xbf \n\t\r\n\n"), ("corpus.sources", "no text")),
@@ -155,7 +200,9 @@ SOURCES = {
 @pytest.mark.parametrize("fault", SOURCES)
 def test_sources(tmp_path, capsys, fault, monkeypatch):
     for place, name in ((sample, "draw"), (shards, "write")):
-        monkeypatch.setattr(place, name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
+        monkeypatch.setattr(
+            place, name, lambda *_, name=name, **__: pytest.fail(f"{name} was called")
+        )
     make, words = SOURCES[fault]
     source = make(tmp_path / "source")
     check("run", tmp_path / "run", [*TINY, f"corpus.sources={source}"], *words, capsys=capsys)
@@ -170,16 +217,32 @@ def test_other_folders(manifest, family, tmp_path, capsys, texts, unread):
     other = train_tokenizer(texts[:50], tmp_path / "other", kind="bpe")
     cases = [
         ([f"evaluate.sets=(('news', '{tmp_path}/news'),)"], ("evaluate.sets", f"{tmp_path}/news")),
-        ([f"evaluate.sets=(('news', '{manifest.folder}'),)", f"tokenizer.path={other}"], ("evaluate.sets", other)),
-        ([f"data.mixture=(('{manifest.folder}', 1.0),)", f"tokenizer.path={other}"], ("data.mixture", other)),
-        ([f"shards.dir={manifest.folder}", "shards.length=40", f"tokenizer.path={other}"], ("shards.length = 40",)),
+        (
+            [f"evaluate.sets=(('news', '{manifest.folder}'),)", f"tokenizer.path={other}"],
+            ("evaluate.sets", other),
+        ),
+        (
+            [f"data.mixture=(('{manifest.folder}', 1.0),)", f"tokenizer.path={other}"],
+            ("data.mixture", other),
+        ),
+        (
+            [f"shards.dir={manifest.folder}", "shards.length=40", f"tokenizer.path={other}"],
+            ("shards.length = 40",),
+        ),
         ([f"tokenizer.path={tmp_path}/none"], (f"{tmp_path}/none",)),
-        ([f"train.branch_from={family.root}@5", "train.steps=20"], ("train.branch_from", "step 5", "4, 8, 12")),
-        ([f"train.branch_from={family.root}@8", "model.layers=2"], ("train.branch_from", "can't change")),
+        (
+            [f"train.branch_from={family.root}@5", "train.steps=20"],
+            ("train.branch_from", "step 5", "4, 8, 12"),
+        ),
+        (
+            [f"train.branch_from={family.root}@8", "model.layers=2"],
+            ("train.branch_from", "can't change"),
+        ),
         ([f"train.branch_from={family.root}@8", "train.steps=6"], ("train.branch_from", "step 8")),
     ]
     for number, (settings, words) in enumerate(cases):
-        settings, doctor = [*TINY, "data.lanes=4", *settings], number in (0, 4, 5)
+        settings = [*TINY, "data.lanes=4", *settings]
+        doctor = number in (0, 4, 5)
         check("run", tmp_path / "run", settings, *words, capsys=capsys, doctor=doctor)
     settings = [*TINY, "data.lanes=4", f"shards.dir={manifest.folder}", f"tokenizer.path={other}"]
     check("train", tmp_path / "run", settings, other, capsys=capsys, doctor=False)
@@ -196,9 +259,24 @@ def test_buckets_that_do_not_answer(trained_workdir, manifest, tmp_path, capsys,
     for setting in ("train.init_from=gs://b/run@10", "evaluate.sets=(('news', 'gs://b/news/shards'),)",
                     "tokenizer.path=nowhere://b/tokenizer"):  # fmt: skip
         name = re.search(r"\w+://[^']*", setting)[0]
-        check("train", tmp_path / "run", [*run, setting], name, capsys=capsys, doctor="sets" in setting)
-    scores = ["evaluate", f"--workdir={trained_workdir.root}", "--model=https://127.0.0.1:9/roberta-base"]
-    for arguments in (["predict", "--model=gs://b/run", "a"], ["report", "--workdir=gs://b/run"], scores):
+        check(
+            "train",
+            tmp_path / "run",
+            [*run, setting],
+            name,
+            capsys=capsys,
+            doctor="sets" in setting,
+        )
+    scores = [
+        "evaluate",
+        f"--workdir={trained_workdir.root}",
+        "--model=https://127.0.0.1:9/roberta-base",
+    ]
+    for arguments in (
+        ["predict", "--model=gs://b/run", "a"],
+        ["report", "--workdir=gs://b/run"],
+        scores,
+    ):
         refuse(arguments, 2, "//", "can't be reached", capsys=capsys)
     paths._unreachable.cache_clear()
     assert time.monotonic() - begin < 60
@@ -206,15 +284,25 @@ def test_buckets_that_do_not_answer(trained_workdir, manifest, tmp_path, capsys,
 
 def test_tables(trained_workdir, tmp_path, capsys, monkeypatch):
     """Columns of the first row, before any table is read as a whole."""
-    monkeypatch.setattr("mlm.data.examples.read_tables", lambda *_, **__: pytest.fail("the tables were read"))
-    good = labelled_texts.settings(tmp_path, str(trained_workdir.tokenizer), f"train.init_from={trained_workdir.root}")
+    monkeypatch.setattr(
+        "mlm.data.examples.read_tables", lambda *_, **__: pytest.fail("the tables were read")
+    )
+    good = labelled_texts.settings(
+        tmp_path, str(trained_workdir.tokenizer), f"train.init_from={trained_workdir.root}"
+    )
     words = [f"the {number} words" for number in range(300)]
     other = train_tokenizer(words, tmp_path / "other", kind="bpe", vocab_size=280)
     bare = labelled_texts.write_csv(tmp_path / "bare.csv", [{"text": "a text", "topic": "x"}])
     cases = [
         (f"classify.validation={bare}", ("classify.validation", "no column 'label'", "topic")),
-        (f"classify.test={parquet(tmp_path / 'data', 'text')}#train", ("classify.test", "no column 'label'")),
-        (f"classify.predict=(('new', 'jsonl:{tmp_path}/none.jsonl'),)", ("classify.predict", "none.jsonl")),
+        (
+            f"classify.test={parquet(tmp_path / 'data', 'text')}#train",
+            ("classify.test", "no column 'label'"),
+        ),
+        (
+            f"classify.predict=(('new', 'jsonl:{tmp_path}/none.jsonl'),)",
+            ("classify.predict", "none.jsonl"),
+        ),
         ("train.init_from=/no/such/model", ("train.init_from = /no/such/model",)),
         ("classify.length=40", ("classify.length = 40", "32 tokens")),
         (f"tokenizer.path={other}", ("train.init_from", other)),
@@ -226,11 +314,24 @@ def test_tables(trained_workdir, tmp_path, capsys, monkeypatch):
            "--pairs", "sentence_bad", capsys=capsys)  # fmt: skip
 
 
-def test_the_runs_of_a_sweep_are_checked_before_the_first(trained_workdir, manifest, tmp_path, capsys):
-    settings = [*TINY, f"shards.dir={manifest.folder}", "data.lanes=4", "model.hidden_size=64", "model.layers=2"]
+def test_the_runs_of_a_sweep_are_checked_before_the_first(
+    trained_workdir, manifest, tmp_path, capsys
+):
+    settings = [
+        *TINY,
+        f"shards.dir={manifest.folder}",
+        "data.lanes=4",
+        "model.hidden_size=64",
+        "model.layers=2",
+    ]
     flags = ("--vary", "train.seed=0,1", f"train.init_from={trained_workdir.root},/no/such/model")
     arguments = ["--config=configs/base.py", *(f"--config.{each}" for each in settings), *flags]
-    refuse(["sweep", "train", f"--workdir={tmp_path / 'runs'}", *arguments], 2, "/no/such/model", capsys=capsys)
+    refuse(
+        ["sweep", "train", f"--workdir={tmp_path / 'runs'}", *arguments],
+        2,
+        "/no/such/model",
+        capsys=capsys,
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -242,18 +343,44 @@ def test_the_runs_of_a_sweep_are_checked_before_the_first(trained_workdir, manif
 def test_continued_pretraining_needs_no_sizes(good_folder, texts, tmp_path, capsys):
     """They, the vocabulary and the tokenizer are the model's; a finished run needs the model no more."""
     source = write_jsonl(tmp_path / "corpus.jsonl", texts[:300])
-    settings = ["data.global_batch=16", "evaluate.batch=16", "data.lanes=4", "shards.count=4", "train.steps=1"]
-    settings += ["shards.validation_count=1", "corpus.validation_fraction=0.1", "log.tensorboard=false"]
+    settings = [
+        "data.global_batch=16",
+        "evaluate.batch=16",
+        "data.lanes=4",
+        "shards.count=4",
+        "train.steps=1",
+    ]
+    settings += [
+        "shards.validation_count=1",
+        "corpus.validation_fraction=0.1",
+        "log.tensorboard=false",
+    ]
     settings += [f"corpus.sources={source}", "model.dtype=float32", "shards.workers=1"]
-    copy, workdir = shutil.copytree(good_folder, tmp_path / "model"), Workdir(str(tmp_path / "run"))
-    arguments = ["--config=configs/base.py", f"--workdir={workdir.root}", f"--config.train.init_from={copy}"]
+    copy = shutil.copytree(good_folder, tmp_path / "model")
+    workdir = Workdir(str(tmp_path / "run"))
+    arguments = [
+        "--config=configs/base.py",
+        f"--workdir={workdir.root}",
+        f"--config.train.init_from={copy}",
+    ]
     arguments += [f"--config.{setting}" for setting in settings]
     assert __main__.main(["shards", *arguments]) == __main__.main(["train", *arguments]) == 0
-    err, ours = capsys.readouterr().err, json.loads(workdir.config.read_text())
+    err = capsys.readouterr().err
+    ours = json.loads(workdir.config.read_text())
     assert f"from train.init_from = {copy}: " in err and "newly initialized" not in err
-    assert (ours["model"]["family"], ours["model"]["hidden_size"], ours["model"]["layers"]) == ("roberta", 64, 2)
-    assert (ours["shards"]["length"], ours["tokenizer"]) == (32, ours["tokenizer"] | {"path": str(copy)})
-    assert ours["tokenizer"]["vocab_size"] == json.loads((copy / "config.json").read_text())["vocab_size"]
+    assert (ours["model"]["family"], ours["model"]["hidden_size"], ours["model"]["layers"]) == (
+        "roberta",
+        64,
+        2,
+    )
+    assert (ours["shards"]["length"], ours["tokenizer"]) == (
+        32,
+        ours["tokenizer"] | {"path": str(copy)},
+    )
+    assert (
+        ours["tokenizer"]["vocab_size"]
+        == json.loads((copy / "config.json").read_text())["vocab_size"]
+    )
     assert tokenizer.fingerprint(str(copy)) == tokenizer.fingerprint(str(workdir.tokenizer))
     shutil.rmtree(copy)
     before = workdir.metrics.read_bytes()
@@ -266,11 +393,17 @@ def test_what_the_config_says_stays(good_folder, modernbert_folder, trained_work
     from mlm.commands import common
 
     def read(start: object, *settings: str, file: str = "configs/base.py"):
-        args = __main__.parser("run").parse_args(["run", f"--config={file}", f"--workdir={tmp_path / 'run'}"])
+        args = __main__.parser("run").parse_args(
+            ["run", f"--config={file}", f"--workdir={tmp_path / 'run'}"]
+        )
         return common.read_config(args, [f"train.init_from={start}", *settings], starts=True)
 
     taken = read(good_folder)
-    assert (taken.model.layers, taken.model.hidden_size, taken.tokenizer.path) == (2, 64, str(good_folder))
+    assert (taken.model.layers, taken.model.hidden_size, taken.tokenizer.path) == (
+        2,
+        64,
+        str(good_folder),
+    )
     assert (taken.model.positions, taken.shards.length) == (32, 32)
     longer = read(good_folder, "model.positions=64", "shards.length=48")
     assert (longer.model.positions, longer.shards.length, longer.model.layers) == (64, 48, 2)
@@ -279,16 +412,30 @@ def test_what_the_config_says_stays(good_folder, modernbert_folder, trained_work
     other = read(good_folder, f"tokenizer.path={modernbert_folder}")
     assert other.tokenizer.path == modernbert_folder
     tiled = read(good_folder, "model.init=tiled")
-    assert (tiled.model.layers, tiled.model.hidden_size, tiled.tokenizer.path) == (12, 768, str(good_folder))
+    assert (tiled.model.layers, tiled.model.hidden_size, tiled.tokenizer.path) == (
+        12,
+        768,
+        str(good_folder),
+    )
     rotary = read(modernbert_folder).model
-    assert (rotary.family, rotary.global_rope_theta, rotary.local_attention) == ("modernbert", 9000, 8)
+    assert (rotary.family, rotary.global_rope_theta, rotary.local_attention) == (
+        "modernbert",
+        9000,
+        8,
+    )
     file = tmp_path / "deep.py"
-    lines = ["config = base()", "config.model.layers, config.tokenizer.lowercase = 4, True", "return config"]
+    lines = [
+        "config = base()",
+        "config.model.layers, config.tokenizer.lowercase = 4, True",
+        "return config",
+    ]
     body = "\n    ".join(["def get_config():", *lines])
     file.write_text(f"from configs.base import get_config as base\n\n{body}\n")
     of_file = read(good_folder, file=str(file))
     assert (of_file.model.layers, of_file.model.heads, of_file.tokenizer.path) == (4, 2, "")
-    own_start = read(good_folder, file="configs/continue_wikitext103.py")  # in the place of the file's own model
+    own_start = read(
+        good_folder, file="configs/continue_wikitext103.py"
+    )  # in the place of the file's own model
     assert (own_start.model.family, own_start.model.layers, own_start.tokenizer.path) == (
         "roberta",
         2,

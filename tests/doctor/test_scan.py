@@ -11,16 +11,22 @@ from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.stretches import STRETCH
 from mlm.doctor import scan
 
-CLS, SEP, LENGTH = 0, 2, 48
+CLS = 0
+SEP = 2
+LENGTH = 48
 SPECIAL = (0, 1, 2, 3, 4)
 
 
-def write(folder: pathlib.Path, tokenizer_folder: str, splits: dict[str, np.ndarray], shards: int = 3) -> Manifest:
+def write(
+    folder: pathlib.Path, tokenizer_folder: str, splits: dict[str, np.ndarray], shards: int = 3
+) -> Manifest:
     for split, ids in splits.items():
         (folder / split).mkdir(parents=True)
         for shard, part in enumerate(np.array_split(ids, shards)):
             records = tfrecord.encode(part)
-            (folder / split / f"dataset-{shard}-{len(records)}.tfrecord").write_bytes(b"".join(records))
+            (folder / split / f"dataset-{shard}-{len(records)}.tfrecord").write_bytes(
+                b"".join(records)
+            )
     return load_manifest(str(folder), tokenizer_folder=tokenizer_folder)
 
 
@@ -52,7 +58,8 @@ def grams(row: list[int]) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def splits() -> dict[str, np.ndarray]:
-    train, validation = stream(1300, 0, pool=900), stream(90, 1, pool=1000)
+    train = stream(1300, 0, pool=900)
+    validation = stream(90, 1, pool=1000)
     validation[10, 2:40] = train[700, 5:43]  # moved
     validation[50] = max(train, key=lambda row: len(grams(row.tolist())))  # the same
     validation[60, :12] = train[3, :12]  # too short to be anything
@@ -80,7 +87,8 @@ def test_repeated_documents_are_those_counted_one_by_one(found, splits):
 
 def test_overlapping_rows_are_those_counted_one_by_one(found, splits):
     known = {piece for row in splits["train"].tolist() for piece in grams(row)}
-    judged, over = [], []
+    judged = []
+    over = []
     for number, row in enumerate(splits["validation"].tolist()):
         pieces = grams(row)
         if len(pieces) >= scan.LEAST_STRETCHES:
@@ -91,7 +99,9 @@ def test_overlapping_rows_are_those_counted_one_by_one(found, splits):
     assert overlap.rows.tolist() == judged and len(judged) > 50
     assert overlap.overlapping.tolist() == over and {10, 50} <= set(over)
     assert overlap.pair[0] in over
-    mine, other = (splits[s][n].tolist() for s, n in zip(("validation", "train"), overlap.pair, strict=True))
+    mine, other = (
+        splits[s][n].tolist() for s, n in zip(("validation", "train"), overlap.pair, strict=True)
+    )
     assert set(grams(mine)) & set(grams(other))
 
 
@@ -101,8 +111,12 @@ def test_a_sample_of_the_shards_keeps_the_records_numbers(splits, tokenizer_fold
     batches = list(parts)
     records = np.concatenate([batch["record_id"] for batch in batches])
     assert share == len(records) / 1300 and 300 <= len(records) <= 520
-    assert len(np.unique(records)) == len(records) and records.max() > 1000, "not the beginning alone"
-    np.testing.assert_array_equal(np.concatenate([b["input_ids"] for b in batches]), splits["train"][records])
+    assert len(np.unique(records)) == len(records) and records.max() > 1000, (
+        "not the beginning alone"
+    )
+    np.testing.assert_array_equal(
+        np.concatenate([b["input_ids"] for b in batches]), splits["train"][records]
+    )
     for record in (0, 129, 130, 1299):
         np.testing.assert_array_equal(scan.row(manifest, "train", record), splits["train"][record])
     part = scan.find_repeats(manifest, max_rows=400)
@@ -113,7 +127,8 @@ def test_a_sample_of_the_shards_keeps_the_records_numbers(splits, tokenizer_fold
 def test_texts_that_training_holds_are_those_counted_one_by_one(splits, tokenizer_folder, tmp_path):
     """Texts longer than a row, too: no stretch is lost or counted twice where they are cut."""
     manifest = write(tmp_path, tokenizer_folder, splits)
-    tokens, rng = [token for token in splits["train"].ravel().tolist() if token > 4], np.random.default_rng(5)
+    tokens = [token for token in splits["train"].ravel().tolist() if token > 4]
+    rng = np.random.default_rng(5)
     pieces = [rng.integers(5, 600, size).tolist() for size in (5, 12, 13, 40, 47, 48, 49, 100, 500)]
     held = splits["train"][700, splits["train"][700] > 4].tolist()
     texts = [*pieces, *(piece + held for piece in pieces), tokens[:300], held]

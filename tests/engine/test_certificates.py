@@ -17,7 +17,9 @@ def test_the_key_is_its_owners_alone_and_belongs_to_the_certificate(tmp_path: pa
     certificates.make(tmp_path / "new")  # again: replaced
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(certificates.NAMES)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()} == {0o600}
-    authority, certificate, key = (tmp_path / "new" / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    authority, certificate, key = (
+        tmp_path / "new" / name for name in ("ca.pem", "cert.pem", "key.pem")
+    )
     ssl.create_default_context(cafile=authority).load_cert_chain(certificate, key)
     security = certificates.load_security(tmp_path / "new")
     assert security.require_encryption
@@ -30,4 +32,6 @@ def test_the_command_line(tmp_path: pathlib.Path) -> None:
     line = [sys.executable, "-m", "mlm.engine.certificates", str(tmp_path / "made")]
     made = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert made.returncode == 0 and "ca.pem, cert.pem, key.pem" in made.stdout and made.stderr == ""
-    assert certificates.load_security(tmp_path / "made").tls_ca_file.startswith("-----BEGIN CERTIFICATE-----")
+    assert certificates.load_security(tmp_path / "made").tls_ca_file.startswith(
+        "-----BEGIN CERTIFICATE-----"
+    )

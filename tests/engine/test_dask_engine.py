@@ -42,7 +42,11 @@ def opened(found: Cluster, timeout: float = 250.0):
 
 def begun(folder: pathlib.Path) -> list[list[int]]:
     path = folder / "begun"
-    return [[int(word) for word in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [[int(word) for word in line.split()] for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 @pytest.mark.standard
@@ -53,11 +57,15 @@ def test_all_results_come_once(cluster: Cluster) -> None:
         ((_, (pid, parallel, heavy)),) = dask.each(process_of, [0], label="where")
     assert found == [(number, number * number) for number in range(100)]
     assert pid != os.getpid() and parallel == "false" and heavy == []
-    assert "IO loop" not in [thread.name for thread in threading.enumerate()], "something is left behind"
+    assert "IO loop" not in [thread.name for thread in threading.enumerate()], (
+        "something is left behind"
+    )
 
 
 @pytest.mark.standard
-def test_a_killed_worker_costs_its_own_tasks_alone(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+def test_a_killed_worker_costs_its_own_tasks_alone(
+    cluster: Cluster, tmp_path: pathlib.Path
+) -> None:
     with opened(cluster) as dask:
         until(lambda: dask.workers == 2)
         tasks = dask.each(functools.partial(run_slowly, tmp_path), range(16), label="slow")
@@ -103,10 +111,15 @@ def test_a_worker_without_the_code_is_told_how_it_is_started(tmp_path: pathlib.P
     """As by the command `dask worker`, which has no folder on its path."""
     task = cloudpickle.dumps((dask_engine._entry(), (worker_fingerprint(), pickle.dumps((str, 7)))))
     line = [sys.executable, "-I", "-c", WITHOUT_CODE]
-    error = pickle.loads(subprocess.run(line, input=task, cwd=ROOT, capture_output=True, check=True).stdout)
+    error = pickle.loads(
+        subprocess.run(line, input=task, cwd=ROOT, capture_output=True, check=True).stdout
+    )
     known = dask_engine.DaskEngine("tls://h:1", None, 1.0)._known(error, "square")
     assert isinstance(known, InputError)
-    assert all(word in str(known) for word in (socket.gethostname(), "PYTHONPATH=DIR dask worker", str(ROOT)))
+    assert all(
+        word in str(known)
+        for word in (socket.gethostname(), "PYTHONPATH=DIR dask worker", str(ROOT))
+    )
 
 
 @pytest.mark.standard
@@ -118,7 +131,9 @@ def test_a_worker_with_other_code_is_refused_by_name(tmp_path: pathlib.Path) -> 
     with Cluster(tmp_path) as found, pytest.raises(InputError) as error, opened(found) as dask:
         found.add(code=code)
         list(dask.each(square, range(3), label="square"))
-    assert all(word in str(error.value) for word in (socket.gethostname(), "code mlm/text.py", str(code)))
+    assert all(
+        word in str(error.value) for word in (socket.gethostname(), "code mlm/text.py", str(code))
+    )
 
 
 # On a machine whose Python is not one of launch/environment.sh, which names the repository in mlm.pth.
@@ -131,28 +146,42 @@ def refused(sentence: str, address: str, **flags: object) -> None:
 
 
 @pytest.mark.standard
-def test_strangers_are_refused_by_scheduler_and_worker(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+def test_strangers_are_refused_by_scheduler_and_worker(
+    cluster: Cluster, tmp_path: pathlib.Path
+) -> None:
     certificates.make(tmp_path)  # of another authority
     stranger = cluster.add(tls=[*cluster.tls_flags(tmp_path), "--death-timeout=5", "--no-nanny"])
-    without, other, proven = (ssl.create_default_context(cafile=str(cluster.certificates / "ca.pem")) for _ in range(3))
+    without, other, proven = (
+        ssl.create_default_context(cafile=str(cluster.certificates / "ca.pem")) for _ in range(3)
+    )
     for context in (without, other, proven):
         context.check_hostname = False
     for context, folder in ((other, tmp_path), (proven, cluster.certificates)):
         context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
     with opened(cluster) as dask:
         until(lambda: dask.workers == 2)
-        workers = [int(address.rpartition(":")[2]) for address in dask._client.scheduler_info()["workers"]]
+        workers = [
+            int(address.rpartition(":")[2]) for address in dask._client.scheduler_info()["workers"]
+        ]
         for port in (cluster.port, *workers):
             assert greeted(port, proven), "the test must be able to see a greeting"
-            assert not greeted(port, without) and not greeted(port, other) and not greeted(port, None, 1.0)
+            assert (
+                not greeted(port, without)
+                and not greeted(port, other)
+                and not greeted(port, None, 1.0)
+            )
         assert stranger.wait(60) != 0
         until(lambda: dask.workers == 2)
     begin = time.monotonic()
-    refused("TLS certificate does not match", cluster.address, certificates=str(tmp_path), timeout=3)
+    refused(
+        "TLS certificate does not match", cluster.address, certificates=str(tmp_path), timeout=3
+    )
     assert time.monotonic() - begin < 15
 
 
-@pytest.mark.parametrize("address", ["", "tls://host", "host:8786", "http://host:1", "tls://host:x", "tls://a@host:1"])
+@pytest.mark.parametrize(
+    "address", ["", "tls://host", "host:8786", "http://host:1", "tls://host:x", "tls://a@host:1"]
+)
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(InputError, match=r"must be tls://HOST:PORT"):
         dask_engine.check_address(address)

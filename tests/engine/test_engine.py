@@ -26,7 +26,9 @@ def test_all_results_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """From light processes of one thread; each finished task is progress."""
     phases = []
     monkeypatch.setattr(watch, "current", watch.Watch("shards", None))
-    monkeypatch.setattr(watch.Watch, "progress", lambda self, phase, step=None: phases.append(phase))
+    monkeypatch.setattr(
+        watch.Watch, "progress", lambda self, phase, step=None: phases.append(phase)
+    )
     with engine.open_pool(workers=2) as opened:
         assert opened.workers == 2
         assert dict(opened.each(square, range(50), label="square")) == {n: n * n for n in range(50)}
@@ -38,7 +40,10 @@ def test_all_results_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.standard
 def test_an_error_arrives_as_it_was_and_cancels_the_rest(tmp_path: pathlib.Path) -> None:
     begin = time.monotonic()
-    with pytest.raises(DamageError, match=r"^damage: bad, mend it\.$"), engine.open_pool(workers=2) as opened:
+    with (
+        pytest.raises(DamageError, match=r"^damage: bad, mend it\.$"),
+        engine.open_pool(workers=2) as opened,
+    ):
         list(opened.each(fail, ["damage"] * 10, label="fail"))
     with pytest.raises(InputError), engine.open_pool(workers=2) as opened:
         for _ in opened.each(functools.partial(mark, tmp_path, 0.1), range(1000), label="mark"):
@@ -49,18 +54,26 @@ def test_an_error_arrives_as_it_was_and_cancels_the_rest(tmp_path: pathlib.Path)
 
 @pytest.mark.standard
 def test_a_killed_worker_is_a_reason_to_start_again() -> None:
-    with pytest.raises(PreemptedError, match="start the same command again"), engine.open_pool(workers=2) as opened:
+    with (
+        pytest.raises(PreemptedError, match="start the same command again"),
+        engine.open_pool(workers=2) as opened,
+    ):
         list(opened.each(die, range(4), label="die"))
 
 
-def test_semaphores_that_processes_cannot_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_semaphores_that_processes_cannot_share_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As in a container without a writable /dev/shm."""
 
     def refuse(context: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(engine.Spawn, "Lock", refuse)
-    with pytest.raises(InputError, match=r"\(Read-only file system\).*/dev/shm"), engine.open_pool(workers=1):
+    with (
+        pytest.raises(InputError, match=r"\(Read-only file system\).*/dev/shm"),
+        engine.open_pool(workers=1),
+    ):
         pass
 
 
@@ -92,17 +105,26 @@ with engine.open_pool(workers=2) as opened:
 
 @pytest.mark.standard
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_workers_do_not_run_the_script_again_and_end_with_it(tmp_path: pathlib.Path, how: signal.Signals) -> None:
+def test_workers_do_not_run_the_script_again_and_end_with_it(
+    tmp_path: pathlib.Path, how: signal.Signals
+) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
     (tmp_path / "out").mkdir()
     line = [sys.executable, str(tmp_path / "mine.py"), str(tmp_path / "out")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(line, env=environment(1), **pipes) as process:
-        assert process.stdout.readline() == "started\n" and process.stdout.readline().strip().isdecimal()
+        assert (
+            process.stdout.readline() == "started\n"
+            and process.stdout.readline().strip().isdecimal()
+        )
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
         process.send_signal(how)
         assert process.wait(20) != 0
         psutil.wait_procs(children, timeout=10)
-        assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        assert not [
+            child
+            for child in children
+            if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+        ]
         assert "started" not in process.stdout.read()

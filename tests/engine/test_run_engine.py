@@ -24,8 +24,16 @@ def arguments(texts, tokenizer_folder, tmp_path_factory) -> Callable[..., list[s
     for number, file in enumerate(files):
         file.write_text("\n".join(" ".join(text.split()) for text in texts[number:600:FILES]))
     sources = tuple(f"text:{file}" for file in files)  # small files of one source would be one part
-    settings = (f"corpus.sources={sources!r}", f"corpus.weights={(1.0,) * FILES}", "corpus.validation_fraction=0.1")
-    settings += (f"tokenizer.path={tokenizer_folder}", "shards.count=7", "shards.validation_count=2")
+    settings = (
+        f"corpus.sources={sources!r}",
+        f"corpus.weights={(1.0,) * FILES}",
+        "corpus.validation_fraction=0.1",
+    )
+    settings += (
+        f"tokenizer.path={tokenizer_folder}",
+        "shards.count=7",
+        "shards.validation_count=2",
+    )
     settings += ("shards.length=32", "shards.workers=1", "model.positions=64", "data.lanes=2")
     settings += ("pod.heartbeat=20", "pod.start_timeout=250")
 
@@ -51,32 +59,44 @@ class Started:
         port = free_port()
         self.engine_port = port + 2
         line = [*arguments, f"--coordinator=127.0.0.1:{port}", f"--processes={count}"]
-        self.all = [processes.start([*line, f"--process-id={index}"], program=program) for index in range(count)]
+        self.all = [
+            processes.start([*line, f"--process-id={index}"], program=program)
+            for index in range(count)
+        ]
 
     def ends(self) -> list[tuple[int, str]]:
         """The exit code and the stderr of each."""
         errors = [process.communicate(timeout=280)[1] for process in self.all]
-        return [(process.returncode, error) for process, error in zip(self.all, errors, strict=True)]
+        return [
+            (process.returncode, error) for process, error in zip(self.all, errors, strict=True)
+        ]
 
     def finish(self) -> None:
         ends = self.ends()
         assert all(code == 0 for code, _ in ends), ends
-        assert ["tokens/s" in error for _, error in ends] == [True, *[False] * (len(ends) - 1)], "process 0 reports"
+        assert ["tokens/s" in error for _, error in ends] == [True, *[False] * (len(ends) - 1)], (
+            "process 0 reports"
+        )
         assert not any("distributed" in error or "Traceback" in error for _, error in ends), ends
 
 
 @pytest.mark.slow
 def test_killed_in_mid_run_other_hosts_do_what_is_missing(alone, arguments, tmp_path, monkeypatch):
     """And write what one process does."""
-    monkeypatch.setenv("MLM_TEST_DELAY", "5")  # so that it is missed before the other has done its tasks, too
+    monkeypatch.setenv(
+        "MLM_TEST_DELAY", "5"
+    )  # so that it is missed before the other has done its tasks, too
     started = Started(arguments(tmp_path), 2)
     monkeypatch.delenv("MLM_TEST_DELAY")
     processes.kill_when(started.all[1], lambda: len(written(tmp_path)) >= 4)
     _, error = started.all[0].communicate(timeout=200)
-    assert started.all[0].returncode == -signal.SIGABRT and "\n1\n" in error, "jax names who is lost"
+    assert started.all[0].returncode == -signal.SIGABRT and "\n1\n" in error, (
+        "jax names who is lost"
+    )
     kept = written(tmp_path)
     assert 4 <= len(kept) < FILES and not (tmp_path / "shards").exists()
-    again, seen = Started(arguments(tmp_path), 3), {}
+    again = Started(arguments(tmp_path), 3)
+    seen = {}
     while any(process.poll() is None for process in again.all):
         seen |= written(tmp_path)
         time.sleep(0.02)

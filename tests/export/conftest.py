@@ -37,10 +37,16 @@ def hub(monkeypatch):
 @pytest.fixture(scope="session")
 def exported(model, tmp_path_factory) -> pathlib.Path:
     """Of a model whose tokenizer was trained for longer rows."""
-    folder, tokenizer = tmp_path_factory.mktemp("exported") / "export", tmp_path_factory.mktemp("long") / "tokenizer"
+    folder = tmp_path_factory.mktemp("exported") / "export"
+    tokenizer = tmp_path_factory.mktemp("long") / "tokenizer"
     file = pathlib.Path(shutil.copytree(model.tokenizer, tokenizer), "tokenizer_config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": 8192}))
-    export.export(dataclasses.replace(model, tokenizer=str(tokenizer)), UPath(folder), scores=SCORES, name="small")
+    export.export(
+        dataclasses.replace(model, tokenizer=str(tokenizer)),
+        UPath(folder),
+        scores=SCORES,
+        name="small",
+    )
     return folder
 
 
@@ -51,7 +57,14 @@ def classifier_of(tmp_path_factory) -> Callable[[str], Workdir]:
     @functools.cache
     def make_workdir(kind: str) -> Workdir:
         workdir = Workdir(str(tmp_path_factory.mktemp(kind)))
-        scores = {"step": 5, "kind": "eval", "loss": 1.25, "accuracy": 0.5, "f1": 0.4321, "rows": 29}
+        scores = {
+            "step": 5,
+            "kind": "eval",
+            "loss": 1.25,
+            "accuracy": 0.5,
+            "f1": 0.4321,
+            "rows": 29,
+        }
         model = make(pathlib.Path(str(workdir.root)), **KINDS[kind])
         export.export(model, workdir.export, scores=scores, name=kind)
         return workdir

@@ -8,11 +8,26 @@ from collections.abc import Callable
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-SCORES = {"step": 5, "kind": "eval", "loss": 3.25, "perplexity": 25.79, "accuracy": 0.31, "predictions": 12345}
+SCORES = {
+    "step": 5,
+    "kind": "eval",
+    "loss": 3.25,
+    "perplexity": 25.79,
+    "accuracy": 0.31,
+    "predictions": 12345,
+}
 # of classifiers: arguments of `trained_classifier.make`
-KINDS = {"classes": {}, "tokens": {"of_tokens": True}, "pairs": {"pair": True}, "regression": {"labels": ()}}
+KINDS = {
+    "classes": {},
+    "tokens": {"of_tokens": True},
+    "pairs": {"pair": True},
+    "regression": {"labels": ()},
+}
 KINDS |= {"modernbert": {"family": "modernbert"}}
-KINDS |= {"prelayernorm": {"family": "roberta_prelayernorm"}, "bert pairs": {"pair": True, "is_bert": True}}
+KINDS |= {
+    "prelayernorm": {"family": "roberta_prelayernorm"},
+    "bert pairs": {"pair": True, "is_bert": True},
+}
 KINDS |= {"real-bert pairs": {"family": "bert", "pair": True, "is_bert": True}}
 
 

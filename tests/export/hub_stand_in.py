@@ -62,7 +62,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def handle_any(self) -> None:
-        hub, path = self.server, self.path.partition("?")[0]
+        hub = self.server
+        path = self.path.partition("?")[0]
         hub.sent.append(f"{self.command} {path}")
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if hub.bad_minutes and re.search(hub.bad_minutes[0][0], path):
@@ -105,21 +106,34 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if what == "branch":
             there = branch in repo["branches"]
             repo["branches"].setdefault(branch, dict(repo["branches"]["main"]))
-            self.answer(409 if there else 200, {"error": "Reference already exists"} if there else {})
+            self.answer(
+                409 if there else 200, {"error": "Reference already exists"} if there else {}
+            )
         elif what == "preupload":
             paths = [file["path"] for file in json.loads(body)["files"]]
             modes = {path: "lfs" if path.endswith(LARGE) else "regular" for path in paths}
-            files = [{"path": path, "uploadMode": modes[path], "shouldIgnore": False, "oid": None} for path in paths]
+            files = [
+                {"path": path, "uploadMode": modes[path], "shouldIgnore": False, "oid": None}
+                for path in paths
+            ]
             self.answer(200, {"files": files})
         elif what == "commit":
             header, *lines = map(json.loads, body.splitlines())
             self.server.commits.append(header["value"]["summary"])
             self.server.on_commit(header["value"]["summary"])
             for line in lines:
-                value, large = line["value"], line["key"] == "lfsFile"
-                content = self.server.objects[value["oid"]] if large else base64.b64decode(value["content"])
+                value = line["value"]
+                large = line["key"] == "lfsFile"
+                content = (
+                    self.server.objects[value["oid"]]
+                    if large
+                    else base64.b64decode(value["content"])
+                )
                 repo["branches"][branch][value["path"]] = content
-            self.answer(200, {"commitUrl": f"{self.server.url}/{name}/commit/{'0' * 40}", "commitOid": "0" * 40})
+            self.answer(
+                200,
+                {"commitUrl": f"{self.server.url}/{name}/commit/{'0' * 40}", "commitOid": "0" * 40},
+            )
         else:
             if what == "settings":
                 repo["private"] = json.loads(body)["private"]
@@ -138,6 +152,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def serving(token: str) -> Iterator[Hub]:
     with Hub(token) as hub:
-        threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
         yield hub
         hub.shutdown()

@@ -52,11 +52,15 @@ def test_the_folder_is_complete(exported):
     names = "README.md config.json flax_model.msgpack model.safetensors proof.json proof.safetensors run_config.json"
     names += " tokenizer.json tokenizer_config.json"
     assert sorted(path.name for path in exported.iterdir()) == names.split()
-    assert [path.name for path in exported.parent.iterdir()] == [exported.name], "a temporary folder was left"
+    assert [path.name for path in exported.parent.iterdir()] == [exported.name], (
+        "a temporary folder was left"
+    )
     modes = {path.stat().st_mode for path in exported.iterdir()}
     assert len(modes) == 1, "a file can be read by fewer people than the others"
     config = json.loads((exported / "config.json").read_text())
-    assert config["vocab_size"] == 1000, "the vocabulary is the tokenizer's, without the padding of training"
+    assert config["vocab_size"] == 1000, (
+        "the vocabulary is the tokenizer's, without the padding of training"
+    )
     assert config["architectures"] == ["RobertaForMaskedLM"]
     assert config["max_position_embeddings"] == 32 + 2
     assert json.loads((exported / "tokenizer_config.json").read_text())["model_max_length"] == 32
@@ -76,7 +80,8 @@ def test_transformers_flax_and_ours_read_the_same_parameters(exported, model):
 
 
 def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path):
-    workdir, config = Workdir(str(tmp_path)), configs.replace(model.run_config, {"optimizer.ema_decay": 0.9})
+    workdir = Workdir(str(tmp_path))
+    config = configs.replace(model.run_config, {"optimizer.ema_decay": 0.9})
     save_checkpoint(workdir, config, info_of(tokenizer.load(model.tokenizer)), 7)
     found = load.from_workdir(workdir, head=load.LM_HEAD)
     assert found.step == 7
@@ -85,7 +90,9 @@ def test_the_averaged_parameters_are_the_model_if_there_are_any(model, tmp_path)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_an_earlier_export_or_an_empty_folder_is_replaced_and_nothing_else_is(model, copy, tmp_path, monkeypatch):
+def test_an_earlier_export_or_an_empty_folder_is_replaced_and_nothing_else_is(
+    model, copy, tmp_path, monkeypatch
+):
     (copy / "old").write_text("of an earlier export")
     export.export(model, UPath(copy), scores=None, name="again")
     assert not (copy / "old").exists()
@@ -94,7 +101,11 @@ def test_an_earlier_export_or_an_empty_folder_is_replaced_and_nothing_else_is(mo
         (tmp_path / name).mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: str(path).endswith("volume"))
     (tmp_path / "link").symlink_to("empty")
-    for name in ("link", "volume", "volume"):  # an empty folder, by a link, one that can't be renamed, and that again
+    for name in (
+        "link",
+        "volume",
+        "volume",
+    ):  # an empty folder, by a link, one that can't be renamed, and that again
         inode = (tmp_path / name).stat().st_ino
         export.export(model, UPath(tmp_path / name), scores=None, name=name)
         files = {path.name for path in (tmp_path / name).iterdir()}
@@ -121,8 +132,11 @@ def changed(model, by: float):
 @pytest.mark.usefixtures("computed")
 def test_damage_on_the_way_is_found_and_the_earlier_export_is_kept(model, copy, monkeypatch):
     """A disk, or a bug in the mapping, that changes a weight by little."""
-    before, write = snapshot(copy), export.write_model
-    monkeypatch.setattr(export, "write_model", lambda model, folder: write(changed(model, by=0.01), folder))
+    before = snapshot(copy)
+    write = export.write_model
+    monkeypatch.setattr(
+        export, "write_model", lambda model, folder: write(changed(model, by=0.01), folder)
+    )
     with pytest.raises(DamageError, match=r"model\.safetensors: "):
         export.export(model, UPath(copy), scores=None, name="small")
     assert snapshot(copy) == before
@@ -152,7 +166,9 @@ def test_a_kill_between_the_two_renames_loses_nothing(model, copy, monkeypatch):
     hidden = copy.parent / ".copy.tmp"
     (hidden / "new").mkdir(parents=True)
     copy.rename(hidden / "old")
-    monkeypatch.setattr(export, "write_model", lambda *_: (_ for _ in ()).throw(DamageError("fails")))
+    monkeypatch.setattr(
+        export, "write_model", lambda *_: (_ for _ in ()).throw(DamageError("fails"))
+    )
     with pytest.raises(DamageError):
         export.export(model, UPath(copy), scores=None, name="small")
     assert (copy / "proof.json").is_file()
@@ -168,21 +184,31 @@ def test_remote_folders_are_written_with_the_proof_last(model, exported):
     names = [path.name for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)]
     assert names[-1] == "proof.json"
     assert sorted(names) == sorted(path.name for path in exported.iterdir())
-    assert (folder / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (
+        exported / "model.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.usefixtures("computed")
 def test_an_export_can_be_exported(exported, tmp_path):
     """From a folder, whoever wrote it: the same weights, a card that claims no recipe."""
-    export.export(load.load(str(exported), head=load.LM_HEAD), UPath(tmp_path / "new"), scores=None, name="copy")
-    assert (tmp_path / "new" / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+    export.export(
+        load.load(str(exported), head=load.LM_HEAD),
+        UPath(tmp_path / "new"),
+        scores=None,
+        name="copy",
+    )
+    assert (tmp_path / "new" / "model.safetensors").read_bytes() == (
+        exported / "model.safetensors"
+    ).read_bytes()
     assert "recipe is not known" in (tmp_path / "new" / "README.md").read_text()
     assert not (tmp_path / "new" / "run_config.json").exists()
 
 
 def test_the_tokenizer_gives_what_the_model_takes_alone(tmp_path, monkeypatch):
     """BERT's tokenizer beside a RoBERTa without a row for its second type: its export gives no token_type_ids."""
-    model, texts = random_model(make_bert_tokenizer(tmp_path / "bert")), ("the name of the file", "the list")
+    model = random_model(make_bert_tokenizer(tmp_path / "bert"))
+    texts = ("the name of the file", "the list")
     assert model.config.type_vocab_size == 1
     assert max(AutoTokenizer.from_pretrained(model.tokenizer)(*texts)["token_type_ids"]) == 1
     monkeypatch.setattr(export, "check_files", lambda *_: None)

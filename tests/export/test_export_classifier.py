@@ -29,14 +29,19 @@ def test_the_folder_is_read_back(classifier_of, trained_classifier):
 def test_the_second_text_has_the_type_that_the_tokenizer_gives_it(classifier_of, tmp_path, marks):
     """Whatever its post-processor says; transformers 5's class for any tokenizer gives none unless told to."""
     folder = damaged(classifier_of("real-bert pairs").export, tmp_path / "copy", lambda _: None)
-    file, names = folder / "tokenizer_config.json", ["input_ids", "attention_mask"]
-    settings = json.loads(file.read_text()) | {"model_input_names": [*names, "token_type_ids"] if marks else names}
+    file = folder / "tokenizer_config.json"
+    names = ["input_ids", "attention_mask"]
+    settings = json.loads(file.read_text()) | {
+        "model_input_names": [*names, "token_type_ids"] if marks else names
+    }
     saved_by_5 = settings | {"tokenizer_class": "TokenizersBackend"}
     if not marks:
         del saved_by_5["model_input_names"]
     for content in (settings, saved_by_5):
         file.write_text(json.dumps(content))
-        assert (load.load(str(folder), head=load.CLASSIFIER).config.sep_token_id is None) == (not marks)
+        assert (load.load(str(folder), head=load.CLASSIFIER).config.sep_token_id is None) == (
+            not marks
+        )
 
 
 def test_folders_that_are_no_classifiers(trained_classifier, tmp_path):
@@ -48,7 +53,10 @@ def test_folders_that_are_no_classifiers(trained_classifier, tmp_path):
         ({"problem_type": "multi_label_classification"}, "multi-label"),
         ({"problem_type": "regression"}, "predicts 3 numbers"),
         ({"id2label": {str(number): str(number) for number in (1, 2, 3)}}, "id2label = "),
-        ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "id2label = .* name of its own"),  # answers are by name
+        (
+            {"id2label": {"0": "a", "1": "a", "2": "b"}},
+            "id2label = .* name of its own",
+        ),  # answers are by name
         ({"classifier_pooling": "mean"}, "mean of a row"),
         ({"model_type": "distilbert"}, "model_type = distilbert"),
         ({"hidden_size": 32}, r"config\.json asks for"),

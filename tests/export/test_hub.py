@@ -58,7 +58,8 @@ def steps_of(hub) -> list[int]:
 @pytest.mark.usefixtures("exports")
 def test_one_at_a_time_and_the_last_is_waited_for(hub, tmp_path, capsys):
     """The checkpoint that is being pushed is kept, whatever checkpoint.keep says; the run's numbers are the same."""
-    begun, root = threading.Event(), UPath(tmp_path / "slow")
+    begun = threading.Event()
+    root = UPath(tmp_path / "slow")
     task = Toy(toy(*OVERRIDES).config)
     batches = task.batches
 
@@ -72,7 +73,8 @@ def test_one_at_a_time_and_the_last_is_waited_for(hub, tmp_path, capsys):
             assert step < 9 or begun.wait(WAIT)
             yield batch
 
-    hub.on_commit, task.batches = on_commit, after_push
+    hub.on_commit = on_commit
+    task.batches = after_push
     workdir = train_toy(root, task=task)
     assert steps_of(hub) == [4, 12], "step 8 was evaluated while step 4 was sent"
     assert b"step: 12" in hub.repos["me/small"]["branches"]["main"]["README.md"]
@@ -119,8 +121,12 @@ def test_what_fails_is_a_warning(hub, tmp_path, capsys, monkeypatch):
     train_toy(tmp_path / "refused")
     err = capsys.readouterr().err
     assert "me/small lacks step 12: " in err and "403: the token may not write there" in err
-    assert f"mlm export --workdir={tmp_path / 'refused'} --push=me/small" in err and TOKEN not in err
-    monkeypatch.setattr(hub_pushes.export, "load_checkpoint", lambda *_, **__: (tmp_path / "absent").read_bytes())
+    assert (
+        f"mlm export --workdir={tmp_path / 'refused'} --push=me/small" in err and TOKEN not in err
+    )
+    monkeypatch.setattr(
+        hub_pushes.export, "load_checkpoint", lambda *_, **__: (tmp_path / "absent").read_bytes()
+    )
     train_toy(tmp_path / "full")
     assert "lacks step 12: FileNotFoundError" in capsys.readouterr().err
 
@@ -151,23 +157,52 @@ def test_an_error_ends_the_pushes_too(hub, tmp_path, monkeypatch):
 
 def test_a_token_that_is_refused_is_refused_first(hub, tmp_path, capsys, monkeypatch):
     """Nothing is written, and nothing is read."""
-    command = ["train", "--config=configs/base.py", f"--workdir={tmp_path}", "--config.hub.name=me/small"]
+    command = [
+        "train",
+        "--config=configs/base.py",
+        f"--workdir={tmp_path}",
+        "--config.hub.name=me/small",
+    ]
     command += ["--config.shards.dir=/absent"]
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
-    refuse(command, 2, "config.hub.name=me/small", hub.url, "401: the token is not valid", capsys=capsys)
+    refuse(
+        command,
+        2,
+        "config.hub.name=me/small",
+        hub.url,
+        "401: the token is not valid",
+        capsys=capsys,
+    )
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.refuse = "/preupload", 403, "You don't have the rights"
     refuse(command, 2, "403: the token may not write there", capsys=capsys)
-    refuse([*command, "--config.hub.name=me/small.git"], 2, "as in config.hub.name=me/my-model", capsys=capsys)
+    refuse(
+        [*command, "--config.hub.name=me/small.git"],
+        2,
+        "as in config.hub.name=me/my-model",
+        capsys=capsys,
+    )
     assert not snapshot(tmp_path)
     hub.refuse = None
-    refuse(["sweep", *command, "--vary=train.seed=0,1"], 2, "config.hub.name = me/small: several", capsys=capsys)
+    refuse(
+        ["sweep", *command, "--vary=train.seed=0,1"],
+        2,
+        "config.hub.name = me/small: several",
+        capsys=capsys,
+    )
 
 
 @pytest.mark.slow
-def test_two_processes_push_the_checkpoint_that_they_hold_together(hub, manifest, tokenizer_folder, tmp_path):
+def test_two_processes_push_the_checkpoint_that_they_hold_together(
+    hub, manifest, tokenizer_folder, tmp_path
+):
     """What is on the Hub is what `export` writes of the last step: weights, card, tokenizer; no token is shown."""
-    settings = ("evaluate.every=0", "mesh.data=1", "mesh.fsdp=2", f"tokenizer.path={tokenizer_folder}")
+    settings = (
+        "evaluate.every=0",
+        "mesh.data=1",
+        "mesh.fsdp=2",
+        f"tokenizer.path={tokenizer_folder}",
+    )
     line = processes.train_arguments(tmp_path / "run", str(manifest.folder), *OVERRIDES, *settings)
     hub.bad_minutes = [("/commit", 503, "1")]
     errors = processes.run_together(line, processes=2, devices=1)
@@ -179,6 +214,8 @@ def test_two_processes_push_the_checkpoint_that_they_hold_together(hub, manifest
     assert pushed.keys() == expected.keys()
     assert all(np.array_equal(pushed[name], expected[name]) for name in expected)
     assert b"| steps | 12 of 12 |" in files["README.md"] and "tokenizer.json" in files
-    assert "answers 503" in "".join(errors) and f"hub: step 12 is at {hub.url}/me/small" in "".join(errors)
+    assert "answers 503" in "".join(errors) and f"hub: step 12 is at {hub.url}/me/small" in "".join(
+        errors
+    )
     assert TOKEN not in "".join(errors)
     assert not [name for name, content in snapshot(tmp_path).items() if TOKEN.encode() in content]

@@ -28,8 +28,21 @@ from mlm.workdir import Workdir
 from tests.support.corpora import manifest_of
 from tests.support.reports import EVALS, TIMING, TRAIN
 
-SCORES = {"step": 40, "kind": "eval", "loss": 4.25, "perplexity": 70.1, "accuracy": 0.2875, "predictions": 12345}
-SPLIT = {"documents": 9000, "duplicates": 123, "tokens": 1_234_567, "dropped_tokens": 17, "text_bytes": 4_000_000}
+SCORES = {
+    "step": 40,
+    "kind": "eval",
+    "loss": 4.25,
+    "perplexity": 70.1,
+    "accuracy": 0.2875,
+    "predictions": 12345,
+}
+SPLIT = {
+    "documents": 9000,
+    "duplicates": 123,
+    "tokens": 1_234_567,
+    "dropped_tokens": 17,
+    "text_bytes": 4_000_000,
+}
 MANIFEST = manifest_of(
     32,
     train=SPLIT | {"unigram_entropy": 6.5, "records": [700, 77]},
@@ -53,12 +66,19 @@ def with_keys(model: Pretrained, **keys) -> Pretrained:
     values = {key.replace("__", "."): value for key, value in keys.items()}
     config = configs.unflatten(configs.flatten(model.run_config) | values)
     dataset = {"records": 1000}
-    meta = {"config": config, "data_fingerprint": "ab" * 32, "dataset": dataset, "useful_flops": 1.25e18}
+    meta = {
+        "config": config,
+        "data_fingerprint": "ab" * 32,
+        "dataset": dataset,
+        "useful_flops": 1.25e18,
+    }
     return dataclasses.replace(model, step=40, meta=meta)
 
 
 def card_of(model: Pretrained, folder: pathlib.Path, **settings) -> str:
-    model_card.write(folder, model, "<mask>", **{"scores": SCORES, "name": "small", "history": None} | settings)
+    model_card.write(
+        folder, model, "<mask>", **{"scores": SCORES, "name": "small", "history": None} | settings
+    )
     return (folder / "README.md").read_text()
 
 
@@ -78,10 +98,20 @@ def test_metadata_are_read_back_by_the_hub_s_library(model, tmp_path, monkeypatc
         (cached / file).parent.mkdir(parents=True)
         (cached / file).write_text("abc")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    keys = {"hub.license": "apache-2.0", "hub.language": ("en", "de"), "train.init_from": "someone/base"}
-    card_of(with_keys(model, **keys, corpus__sources=[HUB_SOURCE]), tmp_path, name="hostile: 'name' | # \n---\n")
+    keys = {
+        "hub.license": "apache-2.0",
+        "hub.language": ("en", "de"),
+        "train.init_from": "someone/base",
+    }
+    card_of(
+        with_keys(model, **keys, corpus__sources=[HUB_SOURCE]),
+        tmp_path,
+        name="hostile: 'name' | # \n---\n",
+    )
     metadata = metadata_load(tmp_path / "README.md")
-    assert metadata["datasets"] == ["Salesforce/wikitext"] and metadata["base_model"] == "someone/base"
+    assert (
+        metadata["datasets"] == ["Salesforce/wikitext"] and metadata["base_model"] == "someone/base"
+    )
     assert (metadata["license"], metadata["language"]) == ("apache-2.0", ["en", "de"])
     assert (metadata["pipeline_tag"], metadata["mask_token"]) == ("fill-mask", "<mask>")
     name, results = model_index_to_eval_results(metadata["model-index"])
@@ -93,26 +123,44 @@ def test_metadata_are_read_back_by_the_hub_s_library(model, tmp_path, monkeypatc
         ("Salesforce/wikitext", "validation")
     }
     for folder in ("../first", "/runs/first@100", "runs/first"):
-        card_of(with_keys(model, corpus__sources=[HUB_SOURCE, "text:a.txt"], train__init_from=folder), tmp_path)
+        card_of(
+            with_keys(model, corpus__sources=[HUB_SOURCE, "text:a.txt"], train__init_from=folder),
+            tmp_path,
+        )
         metadata = metadata_load(tmp_path / "README.md")
-        assert metadata["datasets"] == ["Salesforce/wikitext"] and "base_model" not in metadata, folder
+        assert metadata["datasets"] == ["Salesforce/wikitext"] and "base_model" not in metadata, (
+            folder
+        )
     assert "license" not in metadata and "language" not in metadata
     _, results = model_index_to_eval_results(metadata["model-index"])
-    assert {result.dataset_type for result in results} == {"text"}, "it was not scored on that data set alone"
+    assert {result.dataset_type for result in results} == {"text"}, (
+        "it was not scored on that data set alone"
+    )
     card_of(with_keys(model, corpus__sources=["docstrings"]), tmp_path, scores=None)
     metadata = metadata_load(tmp_path / "README.md")
-    assert metadata["language"] == ["en"] and "model-index" not in metadata and "datasets" not in metadata
+    assert (
+        metadata["language"] == ["en"]
+        and "model-index" not in metadata
+        and "datasets" not in metadata
+    )
 
 
 def test_metadata_of_a_classifier(trained_classifier, tmp_path):
     run = trained_classifier.run_config
-    changes = {"classify.train": "hf:glue:rte#train", "classify.validation": "hf:glue:rte#validation"}
+    changes = {
+        "classify.train": "hf:glue:rte#train",
+        "classify.validation": "hf:glue:rte#validation",
+    }
     for changed, dataset in (
         ({}, "text"),
         ({key: value.replace("glue", "nyu/glue") for key, value in changes.items()}, "nyu/glue"),
     ):
-        config = configs.unflatten(configs.flatten(run) | changed | {"optimizer.ema_decay": 0.9, "hub.license": "mit"})
-        model = dataclasses.replace(trained_classifier, meta=trained_classifier.meta | {"config": config})
+        config = configs.unflatten(
+            configs.flatten(run) | changed | {"optimizer.ema_decay": 0.9, "hub.license": "mit"}
+        )
+        model = dataclasses.replace(
+            trained_classifier, meta=trained_classifier.meta | {"config": config}
+        )
         scores = {"step": 5, "loss": 1.25, "accuracy": 0.5, "f1": 0.4321, "rows": 29}
         model_card.write(tmp_path, model, "<mask>", scores=scores, name="rows", history=None)
         metadata = metadata_load(tmp_path / "README.md")
@@ -149,15 +197,23 @@ def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
     assert {name: row(card, name) for name in wanted} == wanted
     assert "A RoBERTa masked language model" in card and " 30% of the tokens" in card
     assert re.search(r" heads, \d+,\d{3} parameters", card), "of a model this small, all of them"
-    assert "| rows |" not in card_of(trained, tmp_path, history=dataclasses.replace(history, manifest=None))
-    staged = card_of(with_keys(model, data__batch_stages=[[8, 1200]], train__init_from="hub/name"), tmp_path)
+    assert "| rows |" not in card_of(
+        trained, tmp_path, history=dataclasses.replace(history, manifest=None)
+    )
+    staged = card_of(
+        with_keys(model, data__batch_stages=[[8, 1200]], train__init_from="hub/name"), tmp_path
+    )
     assert row(staged, "rows in a step") == ["8 for 1,200 steps, then 32 of 32 tokens"]
     assert "Pretrained from scratch;" in card and "Pretrained;" in staged
 
 
 def test_what_a_class_makes_is_not_said_to_be_the_config_s(model, tmp_path):
     changed = with_keys(model)
-    changed.meta["class"] = {"name": "a.B", "overrides": ["make_masking", "make_optimizer"], "files": []}
+    changed.meta["class"] = {
+        "name": "a.B",
+        "overrides": ["make_masking", "make_optimizer"],
+        "files": [],
+    }
     card = card_of(changed, tmp_path)
     for name in ("optimizer", "gradient clipping", "predicted"):
         assert " of its class; the config has " in row(card, name)[0]
@@ -165,7 +221,8 @@ def test_what_a_class_makes_is_not_said_to_be_the_config_s(model, tmp_path):
 
 
 def test_a_branch_names_the_keys_that_change_a_number(model, tmp_path):
-    branch, changes = with_keys(model), ["log.every: 1 -> 2", "shards.dir: '' -> 'a'", "data.seed: 0 -> 1"]
+    branch = with_keys(model)
+    changes = ["log.every: 1 -> 2", "shards.dir: '' -> 'a'", "data.seed: 0 -> 1"]
     for same_data, shown in ((False, changes[1:]), (True, changes[2:])):
         lineage = {"from": "runs/a", "step": 30, "config_changes": changes, "same_data": same_data}
         branch.meta["branch"] = lineage
@@ -176,12 +233,16 @@ def test_a_branch_names_the_keys_that_change_a_number(model, tmp_path):
 def test_the_whole_config_and_every_fingerprint(model, history, tmp_path):
     trained = with_keys(model, corpus__sources=["text:a|b\n</details>*"])
     card = card_of(trained, tmp_path, history=history)
-    (shown,) = re.findall(r"<details><summary>Config, \d+ keys</summary>\n\n```json\n(.*?)\n```", card, re.DOTALL)
+    (shown,) = re.findall(
+        r"<details><summary>Config, \d+ keys</summary>\n\n```json\n(.*?)\n```", card, re.DOTALL
+    )
     assert configs.unflatten(json.loads(shown)) == trained.run_config
     assert row(card, "config") == [f"`{configs.fingerprint(trained.run_config)}`"]
     assert row(card, "data", -1) == [f"`{'ab' * 32}`"]
     assert row(card, "tokenizer", -1) == [f"`{tokenizer.fingerprint(model.tokenizer)}`"]
-    assert re.search(r"\| code that exported it \| `[0-9a-f]{64}`(, commit `[0-9a-f]{40}(-dirty)?`)? \|", card)
+    assert re.search(
+        r"\| code that exported it \| `[0-9a-f]{64}`(, commit `[0-9a-f]{40}(-dirty)?`)? \|", card
+    )
 
 
 HOSTILE = (
@@ -196,9 +257,14 @@ HOSTILE = (
 
 def shown(markdown: str) -> tuple[list[str], str]:
     """The elements of the page, and its text: markup would be an element, or be lost."""
-    page = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(markdown)
-    parser, tags, parts = html.parser.HTMLParser(convert_charrefs=True), [], []
-    parser.handle_data, parser.handle_starttag = parts.append, lambda tag, attributes: tags.append(tag)
+    page = (
+        MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(markdown)
+    )
+    parser = html.parser.HTMLParser(convert_charrefs=True)
+    tags = []
+    parts = []
+    parser.handle_data = parts.append
+    parser.handle_starttag = lambda tag, attributes: tags.append(tag)
     parser.feed(page)
     return tags, "".join(parts).replace("\n", "")
 
@@ -207,7 +273,11 @@ def shown(markdown: str) -> tuple[list[str], str]:
 def test_what_a_config_or_a_name_holds_comes_out_as_text(model, history, tmp_path, hostile):
     cards = []
     for text in (hostile, "x"):
-        keys = {"corpus.sources": [f"text:{text}", "x"], "tokenizer.path": text, "train.init_from": text}
+        keys = {
+            "corpus.sources": [f"text:{text}", "x"],
+            "tokenizer.path": text,
+            "train.init_from": text,
+        }
         trained = with_keys(model, **keys, model__dtype=text)
         cards.append(card_of(trained, tmp_path, history=history, name=text).partition("\n---\n")[2])
     card, plain = cards
@@ -215,9 +285,16 @@ def test_what_a_config_or_a_name_holds_comes_out_as_text(model, history, tmp_pat
     (title,) = [line for line in card.splitlines() if line.startswith("# ")]
     assert shown(title) == (["h1"], printable(" ".join(hostile.split())))
     text = " ".join(printable(hostile).split())
-    for name, wanted in (("kind", text), ("started from", text), ("computed in", text), ("corpus", f"text:{text}, x")):
+    for name, wanted in (
+        ("kind", text),
+        ("started from", text),
+        ("computed in", text),
+        ("corpus", f"text:{text}, x"),
+    ):
         (line,) = [line for line in card.splitlines() if line.startswith(f"| {name} |")]
-        assert shown(f"|||\n|---|---|\n{line}")[1].removeprefix(name).replace(": ", ":") == wanted.replace(": ", ":")
+        assert shown(f"|||\n|---|---|\n{line}")[1].removeprefix(name).replace(
+            ": ", ":"
+        ) == wanted.replace(": ", ":")
     assert all(line.isprintable() for line in card.splitlines())
 
 
@@ -226,12 +303,16 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path, monkeypat
     """From the logs of the workdir, to the model's step and not beyond."""
     monkeypatch.setattr(export, "check_files", lambda *_: None)  # which other tests hold
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
-    lines = [line | {"step": line["step"] // 10} for line in (*TRAIN, *EVALS)]  # the checkpoint is of step 5
+    lines = [
+        line | {"step": line["step"] // 10} for line in (*TRAIN, *EVALS)
+    ]  # the checkpoint is of step 5
     lines.append(EVALS[0] | {"step": 6, "loss": 9.0})
     begun = [line | {"step": line["step"] // 10} for line in TIMING[1:5]]
     workdir.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     later = [line | {"step": 50, "time": line["time"] + 3600} for line in TIMING]
-    workdir.timing.write_text("".join(json.dumps(line) + "\n" for line in (*TIMING[:1], *begun, *later)))
+    workdir.timing.write_text(
+        "".join(json.dumps(line) + "\n" for line in (*TIMING[:1], *begun, *later))
+    )
     workdir.shards.mkdir()
     (workdir.shards / "manifest.json").write_text(MANIFEST.to_json())
     workdir.export.mkdir()
@@ -244,5 +325,7 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path, monkeypat
     assert row(card, "device-hours, stops left out") == [f"{8 * seconds / 3600:.4g}"]
     assert row(card, "4") == ["4.25", "28.7%"] and "| 6 |" not in card
     assert (workdir.export / "loss.png").is_file()
-    assert (workdir.export / "evaluation.json").read_text() == '{"of earlier weights": {}}', "a result was lost"
+    assert (workdir.export / "evaluation.json").read_text() == '{"of earlier weights": {}}', (
+        "a result was lost"
+    )
     assert metadata_load(workdir.export / "README.md")["pipeline_tag"] == "fill-mask"

@@ -27,7 +27,11 @@ def folder(tmp_path) -> pathlib.Path:
     folder = tmp_path / "run" / "export"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    for name, size in (("flax_model.msgpack", 300_000), ("model.safetensors", 200_000), ("proof.safetensors", 1_000)):
+    for name, size in (
+        ("flax_model.msgpack", 300_000),
+        ("model.safetensors", 200_000),
+        ("proof.safetensors", 1_000),
+    ):
         (folder / name).write_bytes(rng.bytes(size))
     (folder / "README.md").write_text("---\nlibrary_name: transformers\n---\n\n# A model\n")
     (folder / "config.json").write_text('{"model_type": "roberta"}')
@@ -61,7 +65,9 @@ def no_token(root: pathlib.Path, *outputs: str) -> None:
 def test_everything_arrives_in_one_commit_privately(hub, folder, capsys):
     assert push.push(folder, "me/small", public=False) == f"{hub.url}/me/small"
     assert hub.repos["me/small"] == {"private": True, "branches": {"main": contents(folder)}}
-    assert [line for line in hub.sent if "/commit/" in line] == ["POST /api/models/me/small/commit/main"]
+    assert [line for line in hub.sent if "/commit/" in line] == [
+        "POST /api/models/me/small/commit/main"
+    ]
     no_token(folder.parent, *capsys.readouterr())
 
 
@@ -71,7 +77,9 @@ def test_what_has_arrived_is_not_sent_again(hub, folder):
     def sent() -> set[str]:
         return {line.rpartition("/")[2] for line in hub.sent if line.startswith("PUT /lfs/")}
 
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()
+    }
     hub.refuse = digests["model.safetensors"], 403, "full"
     with pytest.raises(InputError):
         push.push(folder, "me/small", public=False)
@@ -101,7 +109,10 @@ def test_public_when_asked_and_never_by_accident(hub, folder):
 
 def test_a_revision_is_a_branch_of_its_own(hub, folder):
     """Made before anything is sent to it, and again it is taken as it is."""
-    assert push.push(folder, "me/small", public=False, revision="step-4") == f"{hub.url}/me/small/tree/step-4"
+    assert (
+        push.push(folder, "me/small", public=False, revision="step-4")
+        == f"{hub.url}/me/small/tree/step-4"
+    )
     branches = hub.repos["me/small"]["branches"]
     assert branches == {"main": {}, "step-4": contents(folder)}
     push.push(folder, "me/small", public=False, revision="step-4")
@@ -122,7 +133,10 @@ def test_a_busy_hub_is_tried_again(hub, folder, capsys, path):
     asked = [seconds for seconds in pauses.seconds if seconds not in push.PAUSES]
     assert asked == [7.0, 3.0, pytest.approx(98, abs=4)]
     err = capsys.readouterr().err
-    assert err.count("warning: ") == len(bad) and "answers 429 (a bad minute); the next try is in 7 s" in err
+    assert (
+        err.count("warning: ") == len(bad)
+        and "answers 429 (a bad minute); the next try is in 7 s" in err
+    )
     assert "can't be reached" in err
     no_token(folder.parent, err)
 
@@ -132,7 +146,9 @@ def test_a_hub_that_stays_busy_may_be_tried_later(hub, folder):
     hub.refuse = "/create", 503, "a bad hour"
     for patience, expected in ((0.0, []), (15.0, [10.0]), (31.0, [10.0, 20.0])):
         pauses = Pauses()
-        with pytest.raises(push.HubBusyError, match=r"--push=me/small: .* answers 503 \(a bad hour\)") as error:
+        with pytest.raises(
+            push.HubBusyError, match=r"--push=me/small: .* answers 503 \(a bad hour\)"
+        ) as error:
             push.push(folder, "me/small", public=False, patience=patience, stopped=pauses)
         assert error.value.code == 75 and pauses.seconds == expected
 
@@ -140,8 +156,18 @@ def test_a_hub_that_stays_busy_may_be_tried_later(hub, folder):
 @pytest.mark.parametrize(
     ("path", "code", "answer", "words"),
     [
-        ("/create", 403, "You don't have the rights", "403: the token may not write there (You don't"),
-        ("/batch", 403, f"Your storage is full, Bearer {TOKEN}", "Your storage is full, Bearer (the token)"),
+        (
+            "/create",
+            403,
+            "You don't have the rights",
+            "403: the token may not write there (You don't",
+        ),
+        (
+            "/batch",
+            403,
+            f"Your storage is full, Bearer {TOKEN}",
+            "Your storage is full, Bearer (the token)",
+        ),
         ("/validate-yaml", 400, "bad card", "400"),
         ("/create", 401, "Invalid username or password.", "401: the token is not valid there"),
     ],
@@ -163,7 +189,12 @@ def test_offline_is_a_refusal(hub, folder, monkeypatch):
 
 def test_a_start_is_refused_by_a_refusal_alone(hub, capsys, monkeypatch):
     """A Hub that is busy, gone, or silent is a warning with the answer's code."""
-    for code, shown in ((429, "answers 429"), (500, "answers 500"), (503, "answers 503"), (0, "can't be reached")):
+    for code, shown in (
+        (429, "answers 429"),
+        (500, "answers 500"),
+        (503, "answers 503"),
+        (0, "can't be reached"),
+    ):
         hub.bad_minutes = [("/create", code, "")]
         push.try_out("me/small")
         err = capsys.readouterr().err
@@ -193,7 +224,9 @@ def test_a_start_is_refused_by_a_refusal_alone(hub, capsys, monkeypatch):
         (["--config.train.steps=3"], "--config.train.steps"),
     ],
 )
-def test_the_command_refuses_before_it_works(hub, trained_workdir, capsys, monkeypatch, flags, words):
+def test_the_command_refuses_before_it_works(
+    hub, trained_workdir, capsys, monkeypatch, flags, words
+):
     command = ["export", f"--workdir={trained_workdir.root}"]
     refuse([*command, *flags], 2, words, capsys=capsys)
     monkeypatch.setattr(push, "get_token", lambda: None)
@@ -210,7 +243,9 @@ def test_each_milestone_is_pushed_to_its_own_revision(hub, family, tmp_path, cap
     assert __main__.main(command) == 0
     out, err = capsys.readouterr()
     no_token(tmp_path, out, err)
-    pairs = [(workdir / f"export-{step}", f"{hub.url}/me/small/tree/step-{step}") for step in (4, 8)]
+    pairs = [
+        (workdir / f"export-{step}", f"{hub.url}/me/small/tree/step-{step}") for step in (4, 8)
+    ]
     assert out.split() == [str(printed) for pair in pairs for printed in pair]
     branches = hub.repos["me/small"]["branches"]
     assert branches.keys() == {"main", "step-4", "step-8"} and branches["main"] == {}

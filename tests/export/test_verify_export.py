@@ -26,7 +26,12 @@ FAMILIES = {
     "Bert": ("model.family=bert",),
     "RobertaPreLayerNorm": ("model.family=roberta_prelayernorm",),
     "ModernBert": (  # both kinds of layers, windows that end within a row, and no value that is transformers' default
-        *("model.family=modernbert", "model.layers=3", "model.global_every=2", "model.local_attention=8"),
+        *(
+            "model.family=modernbert",
+            "model.layers=3",
+            "model.global_every=2",
+            "model.local_attention=8",
+        ),
         *("model.global_rope_theta=9000", "model.local_rope_theta=800"),
     ),
 }
@@ -40,11 +45,18 @@ TOKENIZERS = {
 
 def verified(generation: int, *exports: object) -> list[dict]:
     """Returns the exit code and the output for each folder."""
-    return [json.loads(line) for line in run_torch(generation, "tests/pytorch/verify.py", *exports).splitlines()]
+    return [
+        json.loads(line)
+        for line in run_torch(generation, "tests/pytorch/verify.py", *exports).splitlines()
+    ]
 
 
 def class_of(kind: str) -> str:
-    prefix = {"modernbert": "ModernBert", "prelayernorm": "RobertaPreLayerNorm", "real-bert": "Bert"}
+    prefix = {
+        "modernbert": "ModernBert",
+        "prelayernorm": "RobertaPreLayerNorm",
+        "real-bert": "Bert",
+    }
     return f"{prefix.get(kind.split()[0], 'Roberta')}For{'Token' if 'tokens' in kind else 'Sequence'}Classification"
 
 
@@ -52,14 +64,32 @@ def test_pytorch_gives_the_same_and_finds_what_is_not_the_model(exported, classi
     """Ids, logits and the pipeline's answers of a language model and of classifiers, by transformers 5."""
     kinds = ("classes", "tokens", "real-bert pairs")
     wrong = {
-        "embedding": ("logits", damaged(exported, tmp_path / "embedding", folders.damage_embedding)),
+        "embedding": (
+            "logits",
+            damaged(exported, tmp_path / "embedding", folders.damage_embedding),
+        ),
         "name": ("weights", damaged(exported, tmp_path / "name", folders.damage_name)),
-        "tokenizer": ("token ids", damaged(exported, tmp_path / "tokenizer", folders.damage_tokenizer)),
+        "tokenizer": (
+            "token ids",
+            damaged(exported, tmp_path / "tokenizer", folders.damage_tokenizer),
+        ),
         "ranks": ("fillings", damaged(exported, tmp_path / "ranks", folders.damage_ranks)),
-        "head": ("logits", damaged(classifier_of("classes").export, tmp_path / "head", folders.damage_head)),
-        "classes": ("labels", damaged(classifier_of("classes").export, tmp_path / "classes", folders.damage_labels)),
-        "tags": ("labels", damaged(classifier_of("tokens").export, tmp_path / "tags", folders.damage_labels)),
-        "limit": ("", damaged(classifier_of("tokens").export, tmp_path / "limit", folders.damage_limit)),
+        "head": (
+            "logits",
+            damaged(classifier_of("classes").export, tmp_path / "head", folders.damage_head),
+        ),
+        "classes": (
+            "labels",
+            damaged(classifier_of("classes").export, tmp_path / "classes", folders.damage_labels),
+        ),
+        "tags": (
+            "labels",
+            damaged(classifier_of("tokens").export, tmp_path / "tags", folders.damage_labels),
+        ),
+        "limit": (
+            "",
+            damaged(classifier_of("tokens").export, tmp_path / "limit", folders.damage_limit),
+        ),
     }
     good = (exported, *(classifier_of(kind).export for kind in kinds))
     first, *others = verified(5, *good, *(folder for _, folder in wrong.values()))
@@ -70,7 +100,10 @@ def test_pytorch_gives_the_same_and_finds_what_is_not_the_model(exported, classi
     for kind, result in zip(kinds, others[: len(kinds)], strict=True):
         assert result["code"] == 0, result["printed"]
         assert class_of(kind) in result["printed"]
-        assert f"of pipeline('{'token' if kind == 'tokens' else 'text'}-classification')" in result["printed"]
+        assert (
+            f"of pipeline('{'token' if kind == 'tokens' else 'text'}-classification')"
+            in result["printed"]
+        )
     for (name, (words, _)), result in zip(wrong.items(), others[len(kinds) :], strict=True):
         assert result["code"] == 4 and f"WRONG {words}" in result["printed"], name
 
@@ -79,18 +112,31 @@ def test_pytorch_gives_the_same_and_finds_what_is_not_the_model(exported, classi
 def test_every_family_tokenizer_and_kind_of_classifier(classifier_of, tmp_path):
     tokenizers = {name: make(tmp_path / f"tokenizer {name}") for name, make in TOKENIZERS.items()}
     models = {name: random_model(folder) for name, folder in tokenizers.items()}
-    assert models["pad id 3"].config.pad_token_id == 3 and models["pad id 3"].config.max_position_embeddings == 36
-    models |= {name: random_model(tokenizers["bpe"], *settings) for name, settings in FAMILIES.items()}
+    assert (
+        models["pad id 3"].config.pad_token_id == 3
+        and models["pad id 3"].config.max_position_embeddings == 36
+    )
+    models |= {
+        name: random_model(tokenizers["bpe"], *settings) for name, settings in FAMILIES.items()
+    }
     for name, model in models.items():
         export.export(model, UPath(tmp_path / name), scores=None, name=name)
-    results = verified(5, *(tmp_path / name for name in models), *(classifier_of(kind).export for kind in KINDS))
+    results = verified(
+        5, *(tmp_path / name for name in models), *(classifier_of(kind).export for kind in KINDS)
+    )
     for name, result in zip([*models, *KINDS], results, strict=True):
         assert result["code"] == 0, f"{name}: {result['printed']}"
-        wanted = class_of(name) if name in KINDS else f"{name if name in FAMILIES else 'Roberta'}ForMaskedLM"
+        wanted = (
+            class_of(name)
+            if name in KINDS
+            else f"{name if name in FAMILIES else 'Roberta'}ForMaskedLM"
+        )
         assert f"every parameter of {wanted} is there" in result["printed"]
         assert ("ok    labels" in result["printed"]) == (name in KINDS)
         if name in FAMILIES:
-            difference, largest = re.search(r"difference (\S+) \(largest logit (\S+),", result["printed"]).groups()
+            difference, largest = re.search(
+                r"difference (\S+) \(largest logit (\S+),", result["printed"]
+            ).groups()
             assert float(difference) < 1e-4 and float(largest) > 1
 
 
@@ -119,5 +165,7 @@ def test_what_is_not_proven_is_not_exported(model, tmp_path, monkeypatch):
         (sys.executable, InputError, "--torch=.*No module named 'torch'"),
     ):
         with pytest.raises(error, match=match):
-            export.export(model, UPath(tmp_path / "new"), scores=None, name="x", torch_python=str(python))
+            export.export(
+                model, UPath(tmp_path / "new"), scores=None, name="x", torch_python=str(python)
+            )
         assert [path.name for path in tmp_path.iterdir()] == ["fails"]

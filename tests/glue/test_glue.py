@@ -17,7 +17,13 @@ from tests.support import glue_shaped
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY
 
-KEYS = [*(key for key in TINY if not key.startswith(("train.steps", "shards.", "data.global_batch", "model.")))]
+KEYS = [
+    *(
+        key
+        for key in TINY
+        if not key.startswith(("train.steps", "shards.", "data.global_batch", "model."))
+    )
+]
 KEYS += ["data.lanes=4", "data.global_batch=16", "train.epochs=1", "model.dtype=float32"]
 PROTOCOL = """
 def get_protocol():
@@ -31,34 +37,77 @@ def data(tmp_path_factory) -> str:
     return glue_shaped.write(tmp_path_factory.mktemp("glue"))
 
 
-def run(model: object, workdir: pathlib.Path, *flags: str, keys=KEYS) -> subprocess.CompletedProcess:
-    line = ["glue", f"--model={model}", f"--workdir={workdir}", *flags, *(f"--config.{key}" for key in keys)]
-    return subprocess.run([sys.executable, "-m", "mlm", *line], cwd=ROOT, capture_output=True, text=True)
+def run(
+    model: object, workdir: pathlib.Path, *flags: str, keys=KEYS
+) -> subprocess.CompletedProcess:
+    line = [
+        "glue",
+        f"--model={model}",
+        f"--workdir={workdir}",
+        *flags,
+        *(f"--config.{key}" for key in keys),
+    ]
+    return subprocess.run(
+        [sys.executable, "-m", "mlm", *line], cwd=ROOT, capture_output=True, text=True
+    )
 
 
 def plan(protocol: str, name: str, root: pathlib.Path, **given) -> list[glue.Trial]:
     overrides = {key.replace("__", "."): value for key, value in given.items()}
     flags = ["--config=configs/base.py"]
-    return glue.plan(load_protocol(protocol), name, root=root, data="", flags=flags, overrides=overrides, longest=128)
+    return glue.plan(
+        load_protocol(protocol),
+        name,
+        root=root,
+        data="",
+        flags=flags,
+        overrides=overrides,
+        longest=128,
+    )
 
 
-def write_scores(trial: glue.Trial, first: dict[str, float], **others: dict[str, float]) -> pathlib.Path:
+def write_scores(
+    trial: glue.Trial, first: dict[str, float], **others: dict[str, float]
+) -> pathlib.Path:
     """Writes what a run leaves of its scores: on its validation rows, and on other sets."""
     folder = pathlib.Path(trial.folder)
     (folder / "predictions").mkdir(parents=True)
-    (folder / "classification.json").write_text(json.dumps({"scores": first, "sets": others, "step": 1}))
+    (folder / "classification.json").write_text(
+        json.dumps({"scores": first, "sets": others, "step": 1})
+    )
     (folder / "timing.jsonl").write_text('{"step": 0, "kind": "start", "devices": 4}\n')
     return folder
 
 
 def test_tasks_are_those_of_the_benchmark():
     assert GLUE == ("mnli", "qnli", "qqp", "rte", "sst2", "mrpc", "cola", "stsb", "wnli")
-    files = {"CoLA", "SST-2", "MRPC", "STS-B", "MNLI-m", "MNLI-mm", "AX", "QNLI", "QQP", "RTE", "WNLI"}
+    files = {
+        "CoLA",
+        "SST-2",
+        "MRPC",
+        "STS-B",
+        "MNLI-m",
+        "MNLI-mm",
+        "AX",
+        "QNLI",
+        "QQP",
+        "RTE",
+        "WNLI",
+    }
     assert {file.removesuffix(".tsv") for name in GLUE for _, file in TASKS[name].tests} == files
     yes_no = ("entailment", "not_entailment")  # of WNLI, the other way round
-    assert (TASKS["qnli"].labels, TASKS["rte"].labels, TASKS["wnli"].labels) == (yes_no, yes_no, yes_no[::-1])
+    assert (TASKS["qnli"].labels, TASKS["rte"].labels, TASKS["wnli"].labels) == (
+        yes_no,
+        yes_no,
+        yes_no[::-1],
+    )
     assert TASKS["mnli"].labels == ("entailment", "neutral", "contradiction")
-    assert [glue._index(TASKS["rte"], text) for text in ("1", "not_entailment", "2", "yes")] == [1, 1, None, None]
+    assert [glue._index(TASKS["rte"], text) for text in ("1", "not_entailment", "2", "yes")] == [
+        1,
+        1,
+        None,
+        None,
+    ]
 
 
 SCORED = {  # task -> its score (Wang et al., 2019, table 1), and the scores of its validation sets
@@ -89,19 +138,29 @@ def test_a_score_is_the_mean_of_all_its_metrics_and_sets(tmp_path, name):
 
 @pytest.mark.parametrize("protocol", NAMES)
 def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, tmp_path):
-    counts = {"roberta": 30, "quick": 1, "mosaic": {"rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4}}[protocol]
+    counts = {
+        "roberta": 30,
+        "quick": 1,
+        "mosaic": {"rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4},
+    }[protocol]
     for name in sorted(TASKS.keys() - {MAJORITY}):
         trials = plan(protocol, name, tmp_path)
         assert len(trials) == len({trial.folder for trial in trials})
         assert len(trials) == (counts if isinstance(counts, int) else counts.get(name, 1))
-        overrides = [flag.removeprefix("--config.") for flag in trials[-1].arguments if flag.startswith("--config.")]
+        overrides = [
+            flag.removeprefix("--config.")
+            for flag in trials[-1].arguments
+            if flag.startswith("--config.")
+        ]
         config = configs.load("configs/base.py", overrides, task=configs.CLASSIFICATION)
         assert config.classify.length <= 128 and config.train.epochs > 0
         assert {key: configs.flatten(config)[key] for key in trials[-1].values} == trials[-1].values
 
 
 def test_a_setting_that_is_given_is_no_choice_any_more():
-    cells = list(load_protocol("roberta").cells("rte", {"data.global_batch": 8, "train.epochs": 1.0}))
+    cells = list(
+        load_protocol("roberta").cells("rte", {"data.global_batch": 8, "train.epochs": 1.0})
+    )
     assert [cell["optimizer.learning_rate"] for cell in cells] == [1e-5, 2e-5, 3e-5]
     assert {(cell["data.global_batch"], cell["train.epochs"]) for cell in cells} == {(8, 1.0)}
 
@@ -110,14 +169,20 @@ def test_the_best_cell_is_that_of_the_best_median(tmp_path):
     """A seed that is better by luck does not choose it; the files are of its best run."""
     outcomes = []
     scores = [0.5, 0.5, 0.9, 0.5, 0.5, 0.6, 0.7, 0.6, 0.6, 0.2]
-    for trial, score in zip(plan("roberta", "rte", tmp_path, optimizer__learning_rate=1e-5), scores, strict=True):
+    for trial, score in zip(
+        plan("roberta", "rte", tmp_path, optimizer__learning_rate=1e-5), scores, strict=True
+    ):
         folder = write_scores(trial, {"accuracy": score})
-        (folder / "predictions" / "test.tsv").write_text(f"index\tprediction\tlabel\n0\t{int(score == 0.7)}\t\n")
+        (folder / "predictions" / "test.tsv").write_text(
+            f"index\tprediction\tlabel\n0\t{int(score == 0.7)}\t\n"
+        )
         outcomes.append(glue.Outcome(trial, 0, 1800.0, ""))
     entry = glue._choose("rte", outcomes, tmp_path)
     assert (entry["median"], entry["low"], entry["high"]) == (0.6, 0.2, 0.7)
     assert entry["setting"]["data.global_batch"] == 32 and entry["device_hours"] == 20
-    assert (tmp_path / "submission" / "RTE.tsv").read_text() == "index\tprediction\n0\tnot_entailment\n"
+    assert (
+        tmp_path / "submission" / "RTE.tsv"
+    ).read_text() == "index\tprediction\n0\tnot_entailment\n"
     outcomes[3] = outcomes[3]._replace(code=2, last_line="no such file")
     assert glue._choose("rte", outcomes, tmp_path)["failed"].endswith("seed=3: no such file")
 
@@ -148,8 +213,17 @@ def test_a_later_table_of_some_tasks_keeps_the_others_of_its_protocol(tmp_path):
     assert joined["average"] == pytest.approx(0.6), "without WNLI"
     other_model = old | {"model": "b"}
     other_protocol = table("roberta", rte=0.6)
-    for content, saved in ((old, old), (new, joined), (other_model, other_model), (other_protocol, other_protocol)):
-        assert glue.save(tmp_path, content) == saved == json.loads((tmp_path / "glue.json").read_text())
+    for content, saved in (
+        (old, old),
+        (new, joined),
+        (other_model, other_model),
+        (other_protocol, other_protocol),
+    ):
+        assert (
+            glue.save(tmp_path, content)
+            == saved
+            == json.loads((tmp_path / "glue.json").read_text())
+        )
 
 
 def test_a_table_names_the_keys_that_are_not_as_its_protocol_says(data, tmp_path):
@@ -158,12 +232,20 @@ def test_a_table_names_the_keys_that_are_not_as_its_protocol_says(data, tmp_path
     def named(**overrides) -> str:
         settings = {key.replace("__", "."): value for key, value in overrides.items()}
         table = glue.run(
-            ["wnli"], protocol="quick", data=data, root=UPath(tmp_path), flags=[], overrides=settings, longest=32
+            ["wnli"],
+            protocol="quick",
+            data=data,
+            root=UPath(tmp_path),
+            flags=[],
+            overrides=settings,
+            longest=32,
         )
         return table["protocol"]
 
     assert named() == named(log__every=3) == "quick"
-    changed = named(optimizer__clip_norm=1.0, model__dtype="float32", log__every=3, train__epochs=1.0)
+    changed = named(
+        optimizer__clip_norm=1.0, model__dtype="float32", log__every=3, train__epochs=1.0
+    )
     assert changed == "quick (with train.epochs=1.0, model.dtype=float32, optimizer.clip_norm=1.0)"
 
 
@@ -179,12 +261,21 @@ def test_a_protocol_that_starts_from_mnli(trained_workdir, data, tmp_path):
     config = json.loads((pathlib.Path(rte["run"]) / "config.json").read_text())
     assert config["train"]["init_from"] == f"{table['tasks']['mnli']['run']}/export"
     assert config["data"]["global_batch"] == 16, "as the command line says, not the protocol"
-    lines = (pathlib.Path(rte["run"]) / "predictions" / "validation.tsv").read_text().splitlines()[1:]
+    lines = (
+        (pathlib.Path(rte["run"]) / "predictions" / "validation.tsv").read_text().splitlines()[1:]
+    )
     pairs = [line.split("\t")[1:3] for line in lines]
-    assert max(rte["scores"]) == pytest.approx(sum(prediction == label for prediction, label in pairs) / len(pairs))
-    assert not (pathlib.Path(rte["run"]) / "checkpoints").exists(), "a table of a large model has many"
+    assert max(rte["scores"]) == pytest.approx(
+        sum(prediction == label for prediction, label in pairs) / len(pairs)
+    )
+    assert not (pathlib.Path(rte["run"]) / "checkpoints").exists(), (
+        "a table of a large model has many"
+    )
     for file, count in (("RTE", 16), ("WNLI", 16), ("MNLI-mm", 16), ("AX", 11)):
-        assert len((tmp_path / "a" / "submission" / f"{file}.tsv").read_text().splitlines()) == 1 + count
+        assert (
+            len((tmp_path / "a" / "submission" / f"{file}.tsv").read_text().splitlines())
+            == 1 + count
+        )
     kept = json.loads((trained_workdir.root / "glue.json").read_text())
     trained_workdir.glue.unlink()  # other tests have the workdir, too
     assert {step: content["average"] for step, content in kept.items()} == {"5": table["average"]}
@@ -197,7 +288,12 @@ def test_a_protocol_that_starts_from_mnli(trained_workdir, data, tmp_path):
 def test_what_fails_is_named_and_the_others_are_done(trained_workdir, data, tmp_path):
     """MNLI's model is not there: what starts from it is not trained from another."""
     flags = ("--protocol=mosaic", f"--data={data}", "--tasks", "mnli", "rte", "wnli")
-    done = run(trained_workdir.root, tmp_path, *flags, keys=[*KEYS, "classify.length=1000", "model.positions=1000"])
+    done = run(
+        trained_workdir.root,
+        tmp_path,
+        *flags,
+        keys=[*KEYS, "classify.length=1000", "model.positions=1000"],
+    )
     trained_workdir.glue.unlink()
     assert done.returncode == 2 and "mnli, rte failed" in done.stderr, done.stderr
     table = json.loads((tmp_path / "glue.json").read_text())
@@ -207,13 +303,19 @@ def test_what_fails_is_named_and_the_others_are_done(trained_workdir, data, tmp_
     assert table["average"] is None and not (tmp_path / "runs" / "rte").exists()
 
 
-def test_a_workdir_is_scored_at_its_newest_step_by_name(trained_workdir, data, tmp_path, monkeypatch):
+def test_a_workdir_is_scored_at_its_newest_step_by_name(
+    trained_workdir, data, tmp_path, monkeypatch
+):
     """When it is trained on, the runs that are done are of another model, and not taken for those of the new step."""
     calls = []
 
     def run_none(names, *, flags, **rest):
         calls.append(flags)
-        return {"protocol": "quick", "tasks": {name: {"median": 0.5} for name in names}, "average": 0.5}
+        return {
+            "protocol": "quick",
+            "tasks": {name: {"median": 0.5} for name in names},
+            "average": 0.5,
+        }
 
     monkeypatch.setattr(glue, "run", run_none)
     monkeypatch.setattr(glue, "render", lambda table: ())
@@ -248,11 +350,21 @@ def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_p
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
     (tmp_path / "odd.py").write_text("def get_protocol():\n    return {'epochs': 3}\n")
     rows = (pathlib.Path(data.removeprefix("jsonl:")) / "rte" / "validation.jsonl").read_text()
-    for copy, old, new in (("columns", "sentence2", "other"), ("classes", '"label": 1', '"label": 7')):
+    for copy, old, new in (
+        ("columns", "sentence2", "other"),
+        ("classes", '"label": 1', '"label": 7'),
+    ):
         (tmp_path / copy / "rte").mkdir(parents=True)
         (tmp_path / copy / "rte" / "validation.jsonl").write_text(rows.replace(old, new))
     model = trained_workdir.root
-    line = ["glue", f"--model={model}", f"--workdir={tmp_path}/out", f"--data={data}", "--tasks", "rte"]
+    line = [
+        "glue",
+        f"--model={model}",
+        f"--workdir={tmp_path}/out",
+        f"--data={data}",
+        "--tasks",
+        "rte",
+    ]
     line += flags.format(tmp_path, model=model).split()
     refuse(line, 2, REFUSED[flags].format(model=model), capsys=capsys)
     assert not (tmp_path / "out").exists()

@@ -19,7 +19,12 @@ from mlm.pretrained.load import Pretrained
 from tests.support.streams import Pipe, Terminal
 from tests.support.trained_classifier import make
 
-TEXTS = ["Where is my card?", "rain", "a dog and a cat and a fish and a bird and a horse and a dog and a cat", "snow"]
+TEXTS = [
+    "Where is my card?",
+    "rain",
+    "a dog and a cat and a fish and a bird and a horse and a dog and a cat",
+    "snow",
+]
 
 
 def classifier_of(model: Pretrained, top_k: int = 5) -> TextClassifier:
@@ -38,10 +43,12 @@ def predictor(trained_classifier) -> TextClassifier:
 
 
 def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier, predictor):
-    tok, module = tokenizer.load(trained_classifier.tokenizer), trained_classifier.module
+    tok = tokenizer.load(trained_classifier.tokenizer)
+    module = trained_classifier.module
     found = predicted(predictor, "\n".join(TEXTS) + "\n")
     assert [line["text"] for line in found] == TEXTS
-    names, logits = classifier.class_names(trained_classifier.config), jax.jit(module.logits)
+    names = classifier.class_names(trained_classifier.config)
+    logits = jax.jit(module.logits)
     for line in found:
         ids = np.full((1, 32), tok.pad_token_id, np.int32)
         encoded = tok(line["text"], truncation=True, max_length=24)["input_ids"]  # as in training
@@ -56,7 +63,12 @@ def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier, pr
 
 
 def test_lines_of_json(predictor):
-    lines = ['{"text": "rain"}', '{"words": "x", "text": "rain"}', "{not json", '{"text":' + "[" * 90_000]
+    lines = [
+        '{"text": "rain"}',
+        '{"words": "x", "text": "rain"}',
+        "{not json",
+        '{"text":' + "[" * 90_000,
+    ]
     found = predicted(predictor, "\n".join(lines) + "\n")
     assert [line["text"] for line in found] == ["rain", "rain", *lines[2:]]
     assert found[0] == found[1]
@@ -64,8 +76,13 @@ def test_lines_of_json(predictor):
 
 def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
     made = make(tmp_path_factory.mktemp("pairs"), pair=True)
-    model, unknown = classifier_of(made), classifier_of(dataclasses.replace(made, meta={}))  # it may read one, too
-    same = ["rain\tsnow", '{"first": "rain", "second": "snow"}', '{"text": "rain", "text_pair": "snow"}']
+    model = classifier_of(made)
+    unknown = classifier_of(dataclasses.replace(made, meta={}))  # it may read one, too
+    same = [
+        "rain\tsnow",
+        '{"first": "rain", "second": "snow"}',
+        '{"text": "rain", "text_pair": "snow"}',
+    ]
     one, two, three, other = predicted(model, "\n".join([*same, "snow\train"]) + "\n")
     assert one == two == three and one["text_pair"] == "snow"
     assert one["probabilities"] != other["probabilities"]
@@ -77,19 +94,27 @@ def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
 
 
 def test_a_number(tmp_path_factory):
-    (line,) = predicted(classifier_of(make(tmp_path_factory.mktemp("numbers"), labels=())), "rain\n")
+    (line,) = predicted(
+        classifier_of(make(tmp_path_factory.mktemp("numbers"), labels=())), "rain\n"
+    )
     assert line.keys() == {"text", "value"} and isinstance(line["value"], float)
 
 
 def test_words(tmp_path_factory):
     """Each has the label of its first piece, whatever the spaces; those that are cut off have "O"."""
     model = make(tmp_path_factory.mktemp("words"), of_tokens=True)
-    predictor, text = classifier_of(model), "the default value of " * 9
+    predictor = classifier_of(model)
+    text = "the default value of " * 9
     found, same = predicted(predictor, f'  {text}\n{{"text": "{text.replace(" ", "  ")}"}}\n')
-    assert found["words"] == same["words"] and [word["word"] for word in found["words"]] == text.split()
+    assert (
+        found["words"] == same["words"]
+        and [word["word"] for word in found["words"]] == text.split()
+    )
     tok = tokenizer.load(model.tokenizer)
     encoded = tok(text.strip(), truncation=True, max_length=24)
-    logits = np.asarray(jax.jit(model.module.logits)(model.params, *map(np.atleast_2d, encoded.values()))[0])
+    logits = np.asarray(
+        jax.jit(model.module.logits)(model.params, *map(np.atleast_2d, encoded.values()))[0]
+    )
     first = examples.first_pieces(encoded.encodings[0], text.split())
     assert (first < 0).any() and (first >= 0).sum() > 5
     for at, word in zip(first, found["words"], strict=True):
@@ -117,7 +142,8 @@ def test_words(tmp_path_factory):
     ],
 )
 def test_a_bad_line_is_named_and_what_came_before_is_written(predictor, line, match):
-    stdin, out = io.TextIOWrapper(io.BytesIO(b"rain\n" + line + b"\nsnow\n"), encoding="ascii"), io.StringIO()
+    stdin = io.TextIOWrapper(io.BytesIO(b"rain\n" + line + b"\nsnow\n"), encoding="ascii")
+    out = io.StringIO()
     with pytest.raises(InputError, match=match):
         answer_texts(predictor, [], stdin, out)
     assert [json.loads(written)["text"] for written in out.getvalue().splitlines()] == ["rain"]
@@ -129,6 +155,8 @@ def test_a_hostile_label_does_not_reach_a_terminal(trained_classifier):
     predictor = classifier_of(dataclasses.replace(trained_classifier, config=config), top_k=1)
     for stdout in (Terminal(), Pipe()):
         answer_texts(predictor, ["rain"], Terminal(), stdout)
-        assert (r"\u001b[2J" in stdout.getvalue()) == stdout.isatty() != ("\x1b" in stdout.getvalue())
+        assert (
+            (r"\u001b[2J" in stdout.getvalue()) == stdout.isatty() != ("\x1b" in stdout.getvalue())
+        )
     (line,) = predicted(predictor, "rain\n")
     assert line["label"].startswith("\x1b[2J"), "as it is, for programs"

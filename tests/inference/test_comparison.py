@@ -25,7 +25,9 @@ BIASES = {"cls/predictions/bias", "lm_head/bias", "decoder/bias"}  # of the head
 METRICS = ("nats_per_word", "bits_per_byte", "exact_match")
 
 
-def write_model(folder: pathlib.Path, tokenizer_folder: str, family: str, positions: int = 256) -> str:
+def write_model(
+    folder: pathlib.Path, tokenizer_folder: str, family: str, positions: int = 256
+) -> str:
     """A transformers folder of random values, whose bias for one word makes some matches exact."""
     model = random_model(tokenizer_folder, f"model.family={family}", f"model.positions={positions}")
     (the,) = tokenizer.load(tokenizer_folder)("of the", add_special_tokens=False)["input_ids"][-1:]
@@ -47,19 +49,29 @@ def texts() -> list[str]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> list[str]:
     root = tmp_path_factory.mktemp("compared")
-    tokenizers = {kind: trained_model.train_tokenizer(root / kind, kind) for kind in FAMILIES.values()}
-    return [write_model(root / family, tokenizers[kind], family) for family, kind in FAMILIES.items()]
+    tokenizers = {
+        kind: trained_model.train_tokenizer(root / kind, kind) for kind in FAMILIES.values()
+    }
+    return [
+        write_model(root / family, tokenizers[kind], family) for family, kind in FAMILIES.items()
+    ]
 
 
-def run(folders: list[str], texts: list[str], *overrides: str, count: int = 60, size: int = 1000) -> dict:
+def run(
+    folders: list[str], texts: list[str], *overrides: str, count: int = 60, size: int = 1000
+) -> dict:
     config = configs.load(str(configs.BASE), ["evaluate.batch=24", *overrides])
-    return comparison.compare(config, comparison.open_models(folders, Entry()), texts, count=count, size=size, seed=0)
+    return comparison.compare(
+        config, comparison.open_models(folders, Entry()), texts, count=count, size=size, seed=0
+    )
 
 
 @pytest.mark.slow
 def test_scores_are_those_of_a_plain_loop_in_pytorch(folders, texts, tmp_path):
     (tmp_path / "texts.json").write_text(json.dumps(texts))
-    expected = json.loads(run_torch(4, "tests/pytorch/words.py", tmp_path / "texts.json", 60, *folders))
+    expected = json.loads(
+        run_torch(4, "tests/pytorch/words.py", tmp_path / "texts.json", 60, *folders)
+    )
     with meshes_of(2):
         result = run(folders, texts)
     assert result["documents_cut"] == result["in_no_window"] == 0 and result["asked"] == 60
@@ -74,21 +86,33 @@ def test_scores_are_those_of_a_plain_loop_in_pytorch(folders, texts, tmp_path):
             [nats_W.mean(), nats_W.sum() / np.log(2) / bytes_W.sum(), exact_W.mean()], rel=1e-4
         )
     with meshes_of(4):
-        alone = run(folders[1:2], texts, "evaluate.batch=16", "mesh.fsdp=2")["groups"]["words"]["as they are"]["scores"]
+        alone = run(folders[1:2], texts, "evaluate.batch=16", "mesh.fsdp=2")["groups"]["words"][
+            "as they are"
+        ]["scores"]
     for metric in METRICS:
-        assert alone[folders[1]][metric] == pytest.approx(scores[folders[1]][metric], rel=1e-5), "mesh, batch, company"
-    rng, estimate = np.random.default_rng(0), scores[f"{folders[0]} - {folders[1]}"]["nats_per_word"]
+        assert alone[folders[1]][metric] == pytest.approx(scores[folders[1]][metric], rel=1e-5), (
+            "mesh, batch, company"
+        )
+    rng = np.random.default_rng(0)
+    estimate = scores[f"{folders[0]} - {folders[1]}"]["nats_per_word"]
     difference_W = nats_MxW[0] - nats_MxW[1]
     assert estimate["mean"] == pytest.approx(difference_W.mean(), abs=1e-3)
-    sum_D, count_D = np.bincount(documents_W, difference_W), np.bincount(documents_W)
+    sum_D = np.bincount(documents_W, difference_W)
+    count_D = np.bincount(documents_W)
     drawn_RxD = rng.integers(len(sum_D), size=(4000, len(sum_D)))
     low, high = np.quantile(sum_D[drawn_RxD].sum(1) / count_D[drawn_RxD].sum(1), [0.025, 0.975])
-    assert estimate["high"] - estimate["low"] == pytest.approx(high - low, rel=0.25), "a bootstrap over documents"
+    assert estimate["high"] - estimate["low"] == pytest.approx(high - low, rel=0.25), (
+        "a bootstrap over documents"
+    )
 
 
 def test_bits_are_per_byte_of_the_word_s_utf_8(trained_workdir, monkeypatch):
     """Not per character, and of the words alone, without the white space between them."""
-    monkeypatch.setattr(comparison, "_score", lambda config, name, opened, rows, spellings_W: np.ones((2, len(rows))))
+    monkeypatch.setattr(
+        comparison,
+        "_score",
+        lambda config, name, opened, rows, spellings_W: np.ones((2, len(rows))),
+    )
     name = str(trained_workdir.root)
     text = "na\u00efve caf\u00e9  plain \u6771"
     result = run([name], [text], count=9)
@@ -101,13 +125,17 @@ def test_bits_are_per_byte_of_the_word_s_utf_8(trained_workdir, monkeypatch):
 
 def test_a_mean_and_its_interval_by_document():
     scores = {"a": np.array([[1.0, 2.0, 3.0, 6.0], [1.0, 0.0, 0.0, 1.0]])}
-    bytes_W, documents_W, chosen_W = np.array([1, 2, 3, 9]), np.array([7, 7, 9, 7]), np.array([True, True, True, False])
+    bytes_W = np.array([1, 2, 3, 9])
+    documents_W = np.array([7, 7, 9, 7])
+    chosen_W = np.array([True, True, True, False])
     result = comparison._estimates(scores, bytes_W, documents_W, chosen_W)
     nats, bits, exact = (result["scores"]["a"][metric] for metric in METRICS)
     assert result["words"] == 3 and (nats["mean"], exact["mean"]) == (2.0, 1 / 3)
     assert bits["mean"] == pytest.approx(6 / np.log(2) / 6)
     # Of the documents 3 nats in two words and 3 in one: influences of -1/3 and 1/3.
-    assert (nats["low"], nats["high"]) == pytest.approx((2 - 1.959964 * 2 / 3, 2 + 1.959964 * 2 / 3))
+    assert (nats["low"], nats["high"]) == pytest.approx(
+        (2 - 1.959964 * 2 / 3, 2 + 1.959964 * 2 / 3)
+    )
     alone = comparison._estimates(scores, bytes_W, documents_W * 0, chosen_W)["scores"]["a"]
     assert alone["nats_per_word"] == {"mean": 2.0}, "no interval of one document"
 
@@ -116,35 +144,55 @@ def test_a_mean_and_its_interval_by_document():
 def test_the_command(folders, trained_workdir, texts, tmp_path, capsys):
     """A workdir of 32 positions among the models: documents are cut to fit it; a line of JSON, a page, both kept."""
     source = corpora.write_jsonl(tmp_path / "texts.jsonl", texts)
-    models, kept = [folders[2], str(trained_workdir.root)], tmp_path / "kept"
-    command = ["compare", "--models", *models, f"--source={source}", "--words=40", f"--workdir={kept}"]
+    models = [folders[2], str(trained_workdir.root)]
+    kept = tmp_path / "kept"
+    command = [
+        "compare",
+        "--models",
+        *models,
+        f"--source={source}",
+        "--words=40",
+        f"--workdir={kept}",
+    ]
     assert __main__.main([*command, "--json", "--config.evaluate.batch=8"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads((kept / "words.json").read_text())
-    assert result["source"] == source and result["windows_cut_for_positions"] > 0 and result["asked"] == 40
+    assert (
+        result["source"] == source
+        and result["windows_cut_for_positions"] > 0
+        and result["asked"] == 40
+    )
     by_model = result["groups"]["words"]["that all can spell"]["scores"]
     assert list(by_model) == [*models, " - ".join(models)]
     for group in ("frequency", "length", "form"):
         bands = result["groups"][group].values()
         for name in by_model:
-            total = sum(band["words"] * band["scores"][name]["nats_per_word"]["mean"] for band in bands)
+            total = sum(
+                band["words"] * band["scores"][name]["nats_per_word"]["mean"] for band in bands
+            )
             count = sum(band["words"] for band in bands)
             assert total / count == pytest.approx(by_model[name]["nats_per_word"]["mean"], abs=1e-6)
     assert __main__.main(command) == 0
-    out, page = capsys.readouterr().out, Cells((kept / "words.html").read_text())
+    out = capsys.readouterr().out
+    page = Cells((kept / "words.html").read_text())
     mean = f"{by_model[models[0]]['nats_per_word']['mean']:.3f}"
     assert mean in out and mean in page.row("that all can spell") and "40 of the" in out
 
 
 @pytest.mark.standard
-def test_what_can_not_be_compared_is_refused_before_a_model_runs(folders, texts, tmp_path, capsys, monkeypatch):
+def test_what_can_not_be_compared_is_refused_before_a_model_runs(
+    folders, texts, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(comparison, "_score", lambda *_: pytest.fail("a model runs"))
     sources = {"text": texts[0], "marks": "\u2014 ...\n\U0001f600", "foreign": "\u0939 \u6f22"}
     for name, text in sources.items():
         (tmp_path / name).write_text(text)
-    (first, second, _), source = folders, f"text:{tmp_path}/text"
+    (first, second, _) = folders
+    source = f"text:{tmp_path}/text"
     larger = write_model(tmp_path / "larger", first, "bert")
-    shutil.copy(f"{trained_model.train_tokenizer(tmp_path / 'more', 'bpe', 1100)}/tokenizer.json", larger)
+    shutil.copy(
+        f"{trained_model.train_tokenizer(tmp_path / 'more', 'bpe', 1100)}/tokenizer.json", larger
+    )
     maskless = shutil.copytree(first, tmp_path / "maskless")
     settings = json.loads((maskless / "tokenizer_config.json").read_text())
     (maskless / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": None}))

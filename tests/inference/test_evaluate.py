@@ -25,14 +25,22 @@ from tests.support.trained_model import train_tokenizer, write_folder
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-SIZES = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "shards.count=8", "data.lanes=4")
+SIZES = (
+    "model.positions=32",
+    "model.layers=2",
+    "model.hidden_size=64",
+    "shards.count=8",
+    "data.lanes=4",
+)
 EARLIER = {"by hand": {"loss": 1.0}}
 
 
 @pytest.fixture(scope="module")
 def setting(trained_workdir, tmp_path_factory):
     """Config, workdir with shards of its own tokenizer, and their manifest."""
-    workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path_factory.mktemp("evaluate") / "run"))
+    workdir = Workdir(
+        shutil.copytree(trained_workdir.root, tmp_path_factory.mktemp("evaluate") / "run")
+    )
     write_shards(real_texts()[:300], workdir.shards, str(workdir.tokenizer))
     config = tiny_config(*SIZES)
     workdir.config.write_text(config.to_json())
@@ -49,7 +57,8 @@ def scored(setting, one_device):
     config, workdir, manifest = setting
     (workdir.root / "evaluation.json").write_text(json.dumps(EARLIER))
     extras = Extras(masks=["span", "word", "token"], pseudo=2, breakdown=True, dtypes=True)
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         found = evaluate.run(config, workdir, manifest, model="", split="validation", extras=extras)
     return found, out.getvalue(), err.getvalue(), kept_in(workdir.root)
@@ -62,12 +71,21 @@ def test_what_is_printed_is_what_is_kept_and_no_earlier_result_is_lost(setting, 
     assert json.loads(out) == found
     assert kept.pop("by hand") == EARLIER["by hand"]
     assert all(f", step 5, data {manifest.fingerprint[:12]}" in name for name in kept)
-    assert [name.startswith("validation, by position") for name in kept] == [False, True] * 3 + [False]
+    assert [name.startswith("validation, by position") for name in kept] == [False, True] * 3 + [
+        False
+    ]
     scores, tables, *_, pseudo = kept.values()
     assert scores["loss"] == found["loss"] and "by_position" not in scores
-    assert tables["by_copy_distance"] == found["by_copy_distance"] and pseudo["pseudo_loss"] == found["pseudo_loss"]
+    assert (
+        tables["by_copy_distance"] == found["by_copy_distance"]
+        and pseudo["pseudo_loss"] == found["pseudo_loss"]
+    )
     assert found["pseudo_rows"] == 2 and found["pseudo_tokens"] > 40
-    for shown in (f"{found['loss']:.4f} nats", f"{found['pseudo_perplexity']:,.2f}", str(workdir.root)):
+    for shown in (
+        f"{found['loss']:.4f} nats",
+        f"{found['pseudo_perplexity']:,.2f}",
+        str(workdir.root),
+    ):
         assert shown in err
 
 
@@ -85,25 +103,39 @@ def test_each_kind_of_mask_has_scores_and_tables_of_its_own(scored):
 
 @pytest.mark.standard
 def test_bfloat16_is_compared_with_float32(setting, scored):
-    manifest, (found, _, err, _) = setting[2], scored
+    manifest = setting[2]
+    (found, _, err, _) = scored
     both = found["dtypes"]
-    assert both["float32"] == {key: pytest.approx(found[key], rel=1e-5) for key in ("loss", "accuracy")}
-    assert both["predictions"] == found["predictions"] and both["rows"] == manifest.splits["validation"].records
+    assert both["float32"] == {
+        key: pytest.approx(found[key], rel=1e-5) for key in ("loss", "accuracy")
+    }
+    assert (
+        both["predictions"] == found["predictions"]
+        and both["rows"] == manifest.splits["validation"].records
+    )
     difference = both["bfloat16"]["loss"] - both["float32"]["loss"]
     assert both["loss_difference"] == difference and 0 < abs(difference) < 0.05
-    assert abs(difference) <= both["largest_loss_difference"] < 1 and 0.01 < both["largest_logit_difference"] < 1
+    assert (
+        abs(difference) <= both["largest_loss_difference"] < 1
+        and 0.01 < both["largest_logit_difference"] < 1
+    )
     assert 0.9 < both["same_prediction"] <= 1 and f"{both['same_prediction']:.2%}" in err
 
 
 @pytest.mark.standard
-def test_a_folder_is_scored_as_the_checkpoint_whatever_the_family_of_the_config(setting, scored, model, tmp_path):
+def test_a_folder_is_scored_as_the_checkpoint_whatever_the_family_of_the_config(
+    setting, scored, model, tmp_path
+):
     """And under the masks that the config has; the scores lie beside the folder, under the name of its weights."""
     _, workdir, manifest = setting
     folder = str(write_folder(model, tmp_path / "folder"))
     config = tiny_config(*SIZES, "model.family=modernbert", "masking.kind=word")
     found = evaluate.run(config, workdir, manifest, model=folder, split="validation")
     wanted = scored[0]["masks"]["word"]
-    assert {key: found[key] for key in ("loss", "perplexity", "accuracy", "bits_per_byte", "predictions")} == {
+    assert {
+        key: found[key]
+        for key in ("loss", "perplexity", "accuracy", "bits_per_byte", "predictions")
+    } == {
         key: pytest.approx(wanted[key], rel=1e-5)
         for key in ("loss", "perplexity", "accuracy", "bits_per_byte", "predictions")
     }
@@ -112,7 +144,9 @@ def test_a_folder_is_scored_as_the_checkpoint_whatever_the_family_of_the_config(
     assert not any("weights" in name for name in kept_in(workdir.root))
 
 
-@pytest.mark.parametrize(("as_json", "terminal"), [(False, True), (True, True), (False, False), (True, False)])
+@pytest.mark.parametrize(
+    ("as_json", "terminal"), [(False, True), (True, True), (False, False), (True, False)]
+)
 def test_a_terminal_gets_the_table_and_a_program_json(monkeypatch, capsys, as_json, terminal):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     results.publish({"loss": float("nan")}, ["a line"], as_json=as_json)
@@ -125,24 +159,37 @@ def test_a_terminal_gets_the_table_and_a_program_json(monkeypatch, capsys, as_js
 def test_a_split_that_tells_little_is_said_with_its_standard_error():
     scores = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.5, "loss_se_records": 0.0321}
     for count, shown in ((1999, True), (2000, False)):
-        lines = evaluate.summary({"split": "validation", "model": "runs/a", **scores, "predictions": count})
-        assert any("only 1,999 masked tokens" in line and "0.0321" in line for line in lines) == shown
+        lines = evaluate.summary(
+            {"split": "validation", "model": "runs/a", **scores, "predictions": count}
+        )
+        assert (
+            any("only 1,999 masked tokens" in line and "0.0321" in line for line in lines) == shown
+        )
     assert "is not known" in results.remark_on_few({"predictions": 1})
 
 
 def test_where_results_are_kept(tmp_path, capsys):
     """Beside a folder or a run, whatever its step; those of a name on the Hub in the workdir. None is ever lost."""
-    workdir, folder = SimpleNamespace(root=UPath(tmp_path)), tmp_path / "folder"
+    workdir = SimpleNamespace(root=UPath(tmp_path))
+    folder = tmp_path / "folder"
     (folder / "checkpoints").mkdir(parents=True)
     for number, model in enumerate((str(folder), f"{folder}@4", "someone/small", "")):
         results.add_results(model, workdir, {f"entry {number}": {"loss": 1.5}})
-    assert list(kept_in(folder)) == ["entry 0", "entry 1"] and list(kept_in(tmp_path)) == ["entry 2", "entry 3"]
-    results.add_results("", workdir, {"entry 2": {"loss": float("nan"), "by_position": {"1": {"loss": float("inf")}}}})
+    assert list(kept_in(folder)) == ["entry 0", "entry 1"] and list(kept_in(tmp_path)) == [
+        "entry 2",
+        "entry 3",
+    ]
+    results.add_results(
+        "",
+        workdir,
+        {"entry 2": {"loss": float("nan"), "by_position": {"1": {"loss": float("inf")}}}},
+    )
     assert kept_in(tmp_path) == {
         "entry 2": {"loss": None, "by_position": {"1": {"loss": None}}},
         "entry 3": {"loss": 1.5},
     }
-    torn, unwritable = folder / "evaluation.json", tmp_path / "evaluation.json"
+    torn = folder / "evaluation.json"
+    unwritable = tmp_path / "evaluation.json"
     torn.write_text("{torn")
     unwritable.unlink()
     unwritable.mkdir()  # the user of a test may write anywhere else
@@ -156,20 +203,29 @@ def test_where_results_are_kept(tmp_path, capsys):
 def test_what_does_not_fit_is_refused(setting, model, tmp_path):
     config, workdir, manifest = setting
 
-    def refuse(match: str, folder="", split: str = "validation", manifest=manifest, **extras) -> None:
+    def refuse(
+        match: str, folder="", split: str = "validation", manifest=manifest, **extras
+    ) -> None:
         with pytest.raises(InputError, match=match):
-            evaluate.run(config, workdir, manifest, model=str(folder), split=split, extras=Extras(**extras))
+            evaluate.run(
+                config, workdir, manifest, model=str(folder), split=split, extras=Extras(**extras)
+            )
 
     refuse("--split=test: .* name one of train, validation", split="test")
     refuse("--pseudo=-1: ", pseudo=-1)
     long = dataclasses.replace(manifest, length=40_000)
     refuse(r"--breakdown: .*32,768 tokens.* 40,000", manifest=long, breakdown=True)
     other = dataclasses.replace(model, tokenizer=train_tokenizer(tmp_path / "tokenizer", "bpe"))
-    refuse("other: its tokenizer gives other ids than .*tokenizer", write_folder(other, tmp_path / "other"))
+    refuse(
+        "other: its tokenizer gives other ids than .*tokenizer",
+        write_folder(other, tmp_path / "other"),
+    )
     params = jax.tree.map(np.array, model.params)
     table = params["roberta"]["embeddings"]["position_embeddings"]
     table["embedding"] = table["embedding"][:18]
-    short = dataclasses.replace(model, params=params, config=type(model.config).from_dict(model.config.to_dict()))
+    short = dataclasses.replace(
+        model, params=params, config=type(model.config).from_dict(model.config.to_dict())
+    )
     short.config.max_position_embeddings = 18
     refuse("short: reads at most 16 tokens, .* have 32", write_folder(short, tmp_path / "short"))
     headless = dataclasses.replace(model, params={"roberta": model.params["roberta"]})

@@ -50,7 +50,9 @@ def test_fillings_are_the_softmax_of_the_full_head_without_padding(model, tok, f
     module = FlaxRobertaForMaskedLM.module_class(model.config)
     apply = jax.jit(lambda *batch: module.apply({"params": model.params}, *batch, None).logits[0])
     seen = set()
-    for text, fillings in zip(TEXTS[::2], filler(TEXTS)[::2], strict=True):  # each length is a program of its own
+    for text, fillings in zip(
+        TEXTS[::2], filler(TEXTS)[::2], strict=True
+    ):  # each length is a program of its own
         ids = np.asarray([tok(text)["input_ids"]], np.int32)
         ones = np.ones_like(ids)
         positions = position_ids(jax.numpy.asarray(ones), model.config.pad_token_id + 1)
@@ -61,8 +63,12 @@ def test_fillings_are_the_softmax_of_the_full_head_without_padding(model, tok, f
             scores = scipy.special.softmax(logits[mask])
             best = np.argsort(-scores)[:5]
             assert [filling["token"] for filling in found] == best.tolist(), text
-            np.testing.assert_allclose([filling["score"] for filling in found], scores[best], rtol=1e-4)
-            assert [filling["token_str"] for filling in found] == [tok.decode([token]) for token in best]
+            np.testing.assert_allclose(
+                [filling["score"] for filling in found], scores[best], rtol=1e-4
+            )
+            assert [filling["token_str"] for filling in found] == [
+                tok.decode([token]) for token in best
+            ]
             seen.add(tuple(best))
     assert len(seen) > 2, "fillings that don't depend on the text prove little"
 
@@ -95,15 +101,20 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model, tok, tmp_path):
     larger = tokenizer.load(str(tmp_path))
     larger.add_tokens(["another"])
     larger.save_pretrained(tmp_path)
-    model, pair = dataclasses.replace(model, tokenizer=str(tmp_path)), Pair(("A dog barks.", "A dog bark."), "", "")
+    model = dataclasses.replace(model, tokenizer=str(tmp_path))
+    pair = Pair(("A dog barks.", "A dog bark."), "", "")
     made = (lambda: FillMask(model, larger, 5), lambda: TextClassifier(model, larger, 5))
     for scored in (*made, lambda: minimal_pairs.encode([pair], model)):
         with pytest.raises(InputError, match=r"has 1000 vocabulary entries, .* 1001"):
             scored()
 
 
-@pytest.mark.parametrize(("encoding", "errors"), [("ascii", "surrogateescape"), ("latin-1", "strict")])
-@pytest.mark.parametrize(("line", "match"), [(b"\xff\xfe <mask>", "^line 3: .* UTF-8"), (b"c", "^line 3: .*<mask>")])
+@pytest.mark.parametrize(
+    ("encoding", "errors"), [("ascii", "surrogateescape"), ("latin-1", "strict")]
+)
+@pytest.mark.parametrize(
+    ("line", "match"), [(b"\xff\xfe <mask>", "^line 3: .* UTF-8"), (b"c", "^line 3: .*<mask>")]
+)
 def test_a_bad_line_is_named_and_what_came_before_is_written(filler, encoding, errors, line, match):
     """Whatever the locale makes of the pipe; Python's own for LC_ALL=C lets every byte through."""
     content = "a <mask>\nnaïve <mask>\n".encode() + line + b"\nd <mask>\n"
@@ -112,10 +123,15 @@ def test_a_bad_line_is_named_and_what_came_before_is_written(filler, encoding, e
     with pytest.raises(InputError, match=match):
         answer_texts(filler, [], stdin, stdout)
     written = stdout.buffer.getvalue().decode()
-    assert [json.loads(answer)["text"] for answer in written.splitlines()] == ["a <mask>", "naïve <mask>"]
+    assert [json.loads(answer)["text"] for answer in written.splitlines()] == [
+        "a <mask>",
+        "naïve <mask>",
+    ]
 
 
-def test_targets_alone_are_filled_in_and_those_of_several_pieces_or_none_are_said(model, tok, capsys):
+def test_targets_alone_are_filled_in_and_those_of_several_pieces_or_none_are_said(
+    model, tok, capsys
+):
     long = " extraordinarily"
     first = tok(long, add_special_tokens=False)["input_ids"][0]
     assert fill_mask.target_ids(tok, [long, long]) == [first]

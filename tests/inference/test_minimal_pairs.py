@@ -37,7 +37,13 @@ ROWS = [
     for name, lines in PAIRS.items()
     for good, bad in (line.split("|") for line in lines.strip().splitlines())
 ]
-CONFIG = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "shards.count=8", "data.lanes=4")
+CONFIG = (
+    "model.positions=32",
+    "model.layers=2",
+    "model.hidden_size=64",
+    "shards.count=8",
+    "data.lanes=4",
+)
 
 
 def scores(model, pairs: list[Pair], *overrides: str) -> dict[str, np.ndarray]:
@@ -58,17 +64,23 @@ def reference(model, pairs, one_device) -> dict[str, np.ndarray]:
 
 def test_they_are_sums_over_the_tokens_masked_in_turn(model, pairs, reference):
     """By the model's own logits: each token alone, or with the rest of its word; equal sentences are a tie."""
-    tok, logits = tokenizer.load(model.tokenizer), jax.jit(model.module.logits)
+    tok = tokenizer.load(model.tokenizer)
+    logits = jax.jit(model.module.logits)
     encoded = tok(pairs[0].texts[1])
-    ids, words = np.array(encoded["input_ids"]), encoded.word_ids()
-    assert (reference["within_word"] - reference["original"]).std() > 0.1, "the words must have several pieces"
+    ids = np.array(encoded["input_ids"])
+    words = encoded.word_ids()
+    assert (reference["within_word"] - reference["original"]).std() > 0.1, (
+        "the words must have several pieces"
+    )
     sums = dict.fromkeys(minimal_pairs.METHODS, 0.0)
     for place in range(1, len(ids) - 1):
         rest = [later for later in range(place, len(ids)) if words[later] == words[place]]
         for method, hidden in (("original", [place]), ("within_word", rest)):
             masked = ids.copy()
             masked[hidden] = tok.mask_token_id
-            found = logits(model.params, masked[None], np.ones_like(masked)[None], np.array([[place]]))[0, 0]
+            found = logits(
+                model.params, masked[None], np.ones_like(masked)[None], np.array([[place]])
+            )[0, 0]
             sums[method] += float(jax.nn.log_softmax(found)[ids[place]])
     for method, total in sums.items():
         assert reference[method][1] == pytest.approx(total, rel=1e-5)
@@ -102,14 +114,20 @@ def test_the_command(trained_workdir, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     for name in ("tokenizer", "checkpoints"):
         (tmp_path / "run" / name).symlink_to(trained_workdir.root / name)
-    (tmp_path / "run" / "config.json").write_text(tiny_config(*CONFIG, "evaluate.batch=64").to_json())
+    (tmp_path / "run" / "config.json").write_text(
+        tiny_config(*CONFIG, "evaluate.batch=64").to_json()
+    )
     write_jsonl(tmp_path / "a.jsonl", ROWS[:4])
-    write_jsonl(tmp_path / "b.jsonl", [{k: v for k, v in row.items() if k != "UID"} for row in ROWS[4:]])
+    write_jsonl(
+        tmp_path / "b.jsonl", [{k: v for k, v in row.items() if k != "UID"} for row in ROWS[4:]]
+    )
     command = ["evaluate", f"--workdir={tmp_path}/run", f"--pairs=jsonl:{tmp_path}/?.jsonl"]
     assert __main__.main(command) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert list(found["phenomena"]) == ["anaphor_agreement", "b", "subject_verb_agreement"], "UID, or the file's name"
+    assert list(found["phenomena"]) == ["anaphor_agreement", "b", "subject_verb_agreement"], (
+        "UID, or the file's name"
+    )
     for method in minimal_pairs.METHODS:
         parts = [scores[method] for scores in found["phenomena"].values()]
         assert sum(part["pairs"] for part in parts) == found[method]["pairs"] == len(ROWS)
@@ -142,6 +160,8 @@ def test_a_pair_that_can_not_be_scored_is_named(model, tmp_path, row, match):
 
 
 def test_a_model_that_gives_no_numbers_has_no_accuracy(model, pairs):
-    broken = dataclasses.replace(model, params=jax.tree.map(lambda x: np.full_like(x, np.nan), model.params))
+    broken = dataclasses.replace(
+        model, params=jax.tree.map(lambda x: np.full_like(x, np.nan), model.params)
+    )
     with pytest.raises(DamageError, match="not finite"):
         scores(broken, pairs[:2])

@@ -22,7 +22,8 @@ def rows(model) -> tuple[np.ndarray, np.ndarray]:
     """Three rows of 32 tokens: one full, one with </s> and <mask> in its middle, one half padding."""
     tok = tokenizer.load(model.tokenizer)
     ids = np.concatenate(tok(real_texts()[40:80])["input_ids"])[:96].reshape(3, 32).astype(np.int32)
-    ids[1, 10], ids[1, 11] = tok.sep_token_id, tok.mask_token_id
+    ids[1, 10] = tok.sep_token_id
+    ids[1, 11] = tok.mask_token_id
     attention = np.ones_like(ids)
     attention[2, 16:] = 0
     ids[attention == 0] = tok.pad_token_id
@@ -31,12 +32,16 @@ def rows(model) -> tuple[np.ndarray, np.ndarray]:
 
 def score(model, rows, *, batch: int, devices: int) -> dict[str, float]:
     mesh = Mesh(np.array(jax.devices()[:devices]).reshape(devices, 1, 1), sharding.AXES)
-    shardings = sharding.tree_shardings(model.params, mesh, model.params, model.module.partition_rules())
+    shardings = sharding.tree_shardings(
+        model.params, mesh, model.params, model.module.partition_rules()
+    )
     step = pseudo_perplexity.make_step(
         module=model.module, mask_id=4, vocab_size=1000, mesh=mesh, param_shardings=shardings
     )
     params = jax.device_put(model.params, shardings)
-    found = pseudo_perplexity.score(step, params, *rows, special_ids=SPECIAL, mesh=mesh, batch=batch)
+    found = pseudo_perplexity.score(
+        step, params, *rows, special_ids=SPECIAL, mesh=mesh, batch=batch
+    )
     assert step._cache_size() == 1, "every batch must have the same shape"
     return found
 
@@ -45,7 +50,9 @@ def test_equals_a_plain_loop_over_transformers_model(model, rows):
     """One masked position at a time, one row at a time, through the stock full head; and on two devices."""
     stock = FlaxRobertaForMaskedLM(model.config, _do_init=False)
     forward = jax.jit(lambda ids, attention: stock(ids, attention, params=model.params).logits)
-    total, right, count = 0.0, 0, 0
+    total = 0.0
+    right = 0
+    count = 0
     for ids, attention in zip(*rows, strict=True):
         for position in range(len(ids)):
             if attention[position] == 0 or ids[position] in SPECIAL:
@@ -56,7 +63,8 @@ def test_equals_a_plain_loop_over_transformers_model(model, rows):
             total += float(jax.nn.log_softmax(logits.astype(jnp.float32))[ids[position]])
             right += int(jnp.argmax(logits) == ids[position])
             count += 1
-    found, other = score(model, rows, batch=16, devices=1), score(model, rows, batch=6, devices=2)
+    found = score(model, rows, batch=16, devices=1)
+    other = score(model, rows, batch=6, devices=2)
     assert found["pseudo_tokens"] == count
     assert found["pseudo_rows"] == 3
     assert found["pseudo_loss"] == pytest.approx(-total / count, rel=1e-5)

@@ -6,21 +6,32 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from mlm.inference import words
 
 SPECIAL = ["[CLS]", "[SEP]", "[UNK]"]
-AROUND = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)])
+AROUND = processors.TemplateProcessing(
+    single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+)
 
 
 def uncased(*pieces: str) -> Tokenizer:
     vocab = {piece: number for number, piece in enumerate([*SPECIAL, *pieces])}
     tok = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    tok.normalizer, tok.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    tok.decoder, tok.post_processor = decoders.WordPiece(), AROUND
+    tok.normalizer = normalizers.BertNormalizer()
+    tok.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tok.decoder = decoders.WordPiece()
+    tok.post_processor = AROUND
     return tok
 
 
 def byte_level(*merges: tuple[str, str], trims: bool) -> Tokenizer:
-    pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
-    tok = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, list(merges)))
-    tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    pieces = [
+        *SPECIAL,
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        *("".join(pair) for pair in merges),
+    ]
+    tok = Tokenizer(
+        models.BPE({piece: number for number, piece in enumerate(pieces)}, list(merges))
+    )
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
     trim = processors.ByteLevel(trim_offsets=trims)
     tok.post_processor = processors.Sequence([trim, AROUND])
     return tok
@@ -29,17 +40,24 @@ def byte_level(*merges: tuple[str, str], trims: bool) -> Tokenizer:
 def unigram(*pieces: str) -> Tokenizer:
     scores = [(piece, -1.0 - number / 100) for number, piece in enumerate([*SPECIAL, *pieces])]
     tok = Tokenizer(models.Unigram(scores, unk_id=2))
-    tok.normalizer, tok.pre_tokenizer = normalizers.NFC(), pre_tokenizers.Metaspace()
-    tok.decoder, tok.post_processor = decoders.Metaspace(), AROUND
+    tok.normalizer = normalizers.NFC()
+    tok.pre_tokenizer = pre_tokenizers.Metaspace()
+    tok.decoder = decoders.Metaspace()
+    tok.post_processor = AROUND
     return tok
 
 
 def spelled(tok: Tokenizer, text: str) -> dict[str, tuple[list[str], set[str]]]:
     """The tokens of each word, and what is wrong with them."""
-    encoding, results = tok.encode(text), {}
+    encoding = tok.encode(text)
+    results = {}
     for start, stop in words.find(text):
         first, last, *faults = words.spell(tok, encoding, text, (start, stop), 2)
-        names = {name for name, fault in zip(("unknown", "joined", "changed"), faults, strict=True) if fault}
+        names = {
+            name
+            for name, fault in zip(("unknown", "joined", "changed"), faults, strict=True)
+            if fault
+        }
         results[text[start:stop]] = (encoding.tokens[first:last], names)
     return results
 
@@ -72,16 +90,35 @@ def test_a_word_is_drawn_by_its_text_and_the_seed_alone():
     alone = [word for number, text in enumerate(texts) for word in words.draw([text], 99, 0)[0]]
     assert len(alone) == counts.total() == len(words.draw(texts, 999, 0)[0])
     moved, _ = words.draw(texts[::-1], 20, 0)
-    assert {(texts[w.document], w[1:]) for w in few} == {(texts[::-1][w.document], w[1:]) for w in moved}
+    assert {(texts[w.document], w[1:]) for w in few} == {
+        (texts[::-1][w.document], w[1:]) for w in moved
+    }
     assert set(words.draw(texts, 20, 1)[0]) != set(few)
 
 
 def test_documents_are_cut_before_white_space_at_the_same_characters():
-    texts = ["one two three four five six seven eight", "", "short one", "\u6f22\u5b57\u6f22\u5b57\u6f22\u5b57"]
+    texts = [
+        "one two three four five six seven eight",
+        "",
+        "short one",
+        "\u6f22\u5b57\u6f22\u5b57\u6f22\u5b57",
+    ]
     asked, _ = words.draw(texts, 99, 0)
-    windows, refused = words.cut(texts, asked, 10, [(lambda spans: [span * ("five" in span) for span in spans], 8)])
+    windows, refused = words.cut(
+        texts, asked, 10, [(lambda spans: [span * ("five" in span) for span in spans], 8)]
+    )
     cut = [texts[d][start:stop] for d, start, stop in sorted(windows)]
-    assert cut == ["one two", " three", " four", " five", " six", " seven", " eight", "short one", texts[3]], cut
+    assert cut == [
+        "one two",
+        " three",
+        " four",
+        " five",
+        " six",
+        " seven",
+        " eight",
+        "short one",
+        texts[3],
+    ], cut
     assert refused == 1
     for window, inside in windows.items():
         assert all(window.start <= word.start and word.stop <= window.stop for word in inside)
@@ -91,7 +128,9 @@ def test_documents_are_cut_before_white_space_at_the_same_characters():
 def test_uncased_wordpiece():
     """Accents and case go, a marked character that it lacks makes the whole piece unknown, and [MASK] in it is text."""
     tok = uncased("cafe", "##s", "don", "'", "t", "the", "(", ")", "x", ",", "mask", "[", "]")
-    assert spelled(tok, "Caf\u00e9s, don't (cafe\u0301) the\u00a0zq \u5b57x x\U0001f600 [MASK]\r\nThe") == {
+    assert spelled(
+        tok, "Caf\u00e9s, don't (cafe\u0301) the\u00a0zq \u5b57x x\U0001f600 [MASK]\r\nThe"
+    ) == {
         "Caf\u00e9s": (["cafe", "##s"], {"changed"}),
         "don't": (["don", "'", "t"], set()),
         "cafe\u0301": (["cafe"], {"changed"}),
@@ -111,7 +150,10 @@ def test_byte_level_pieces_with_their_space(trims):
     assert spelled(tok, "bc a  b\u00e9 (a) x") == {
         "bc": (["bc"], set()),
         "a": (["a"], set()),
-        "b\u00e9": (["\u0120", "b", "\u00c3", "\u00a9"], set()),  # behind two spaces: the second one is its own
+        "b\u00e9": (
+            ["\u0120", "b", "\u00c3", "\u00a9"],
+            set(),
+        ),  # behind two spaces: the second one is its own
         "x": (["\u0120", "x"], set()),
     }
     assert spelled(tok, "'she")["she"] == (["'s", "h", "e"], {"joined", "changed"})

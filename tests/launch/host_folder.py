@@ -25,7 +25,18 @@ print(json.dumps(sys.argv[1:]), flush=True)
 folder = pathlib.Path(os.environ["MLM_HOST_DIR"])
 exec(os.environ.get("STUB") or pathlib.Path("stub.py").read_text())
 """
-HOSTILE = ["a b", "--flag=$(touch pwned)", "`touch pwned`", "'\"\\", "line\nline", "ü-语-\u202e", "-x", "", "*", "~"]
+HOSTILE = [
+    "a b",
+    "--flag=$(touch pwned)",
+    "`touch pwned`",
+    "'\"\\",
+    "line\nline",
+    "ü-语-\u202e",
+    "-x",
+    "",
+    "*",
+    "~",
+]
 
 
 def wait_for(condition, seconds: float = 20.0):
@@ -47,7 +58,9 @@ def alive(process: int) -> bool:
 
 
 def keeper_of(process: int) -> int:
-    return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])  # its parent
+    return int(
+        pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+    )  # its parent
 
 
 class HostFolder:
@@ -57,20 +70,28 @@ class HostFolder:
 
     def __init__(self, root: pathlib.Path):
         self.root = root
-        files = {"requirements.txt": b"", "stub.py": b"", "mlm/__init__.py": b"", "mlm/__main__.py": STUB.encode()}
+        files = {
+            "requirements.txt": b"",
+            "stub.py": b"",
+            "mlm/__init__.py": b"",
+            "mlm/__main__.py": STUB.encode(),
+        }
         self.archive, self.code = self.pack(files)
         self.unpack(self.code, self.archive)
         self.packages = "packages"
         (root / "venv" / "packages").mkdir(parents=True)
         host_setup.write(root / "venv" / "packages" / "python.json", {"python": self.PYTHON})
 
-    def pack(self, files: dict[str, bytes], links: dict[str, str] | None = None) -> tuple[bytes, str]:
+    def pack(
+        self, files: dict[str, bytes], links: dict[str, str] | None = None
+    ) -> tuple[bytes, str]:
         """Returns an archive, and its SHA-256; links: {name: what it points to}."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
             for name, target in (links or {}).items():
                 info = tarfile.TarInfo(name)
-                info.type, info.linkname = tarfile.SYMTYPE, target
+                info.type = tarfile.SYMTYPE
+                info.linkname = target
                 tar.addfile(info)
             for name, content in files.items():
                 info = tarfile.TarInfo(name)
@@ -94,7 +115,10 @@ class HostFolder:
             out, err = process.communicate(stdin, timeout=60)
             found = process.returncode
         else:
-            with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:
+            with (
+                pytest.MonkeyPatch.context() as patch,
+                contextlib.redirect_stdout(io.StringIO()) as stdout,
+            ):
                 for name, value in more.items():
                     patch.setenv(name, value)
                 data = stdin if isinstance(stdin, bytes) else stdin.encode()
@@ -102,14 +126,21 @@ class HostFolder:
                 before = signal.getsignal(signal.SIGHUP)
                 found = host.main([argv[0], str(self.root), *argv[1:]])
                 signal.signal(signal.SIGHUP, before)
-            out, err = stdout.getvalue(), ""
+            out = stdout.getvalue()
+            err = ""
         assert found == code, (out, err)
         lines = [line for line in out.splitlines() if line.startswith("mlm-host ")]
         assert len(lines) == 1, (out, err)
         return json.loads(lines[0].removeprefix("mlm-host "))
 
     def job(self, stub: str, run: str = "a", attempt: int = 1, argv=(), **env: str) -> str:
-        job = {"id": run, "attempt": attempt, "code": self.code, "packages": self.packages, "argv": list(argv)}
+        job = {
+            "id": run,
+            "attempt": attempt,
+            "code": self.code,
+            "packages": self.packages,
+            "argv": list(argv),
+        }
         return json.dumps({**job, "program": "", "place": [], "env": {"STUB": stub, **env}})
 
     def start(self, stub: str, **more) -> dict:

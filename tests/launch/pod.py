@@ -38,14 +38,25 @@ class FakePod:
     """
 
     def __init__(self, folder: pathlib.Path):
-        self.state, self.repository, self.bin = folder / "cloud", folder / "repository", folder / "bin"
-        self.home, self.capsys, self.synced = self.state / "my-pod", None, False
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-            self.numbers = [server.getsockname()[1] for server in (one, other)]  # other tests have pods of their own
+        self.state = folder / "cloud"
+        self.repository = folder / "repository"
+        self.bin = folder / "bin"
+        self.home = self.state / "my-pod"
+        self.capsys = None
+        self.synced = False
+        with (
+            socket.create_server(("127.0.0.1", 0)) as one,
+            socket.create_server(("127.0.0.1", 0)) as other,
+        ):
+            self.numbers = [
+                server.getsockname()[1] for server in (one, other)
+            ]  # other tests have pods of their own
         self.bin.mkdir()
         for name in ("gcloud", "python3", "ssh"):
             (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E "$@"\n')
-            (self.bin / name).chmod(0o755)  # it starts in a third of the time, without site-packages
+            (self.bin / name).chmod(
+                0o755
+            )  # it starts in a third of the time, without site-packages
         for name in ("mlm", "configs", "research", "launch"):
             (self.repository / name).mkdir(parents=True)
         for name, text in {
@@ -72,7 +83,8 @@ class FakePod:
 
     def enter(self, patch: pytest.MonkeyPatch, capsys) -> None:
         """Puts this process where a researcher would be."""
-        self.capsys, run = capsys, backend.Runner.run
+        self.capsys = capsys
+        run = backend.Runner.run
         patch.chdir(self.repository)
         patch.setenv("PATH", f"{self.bin}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("HOME", str(self.bin))  # ssh's sockets
@@ -93,7 +105,11 @@ class FakePod:
         self.cloud.kill("my-pod")
         for folder in [*self.home.glob("*/home/.mlm-pod/runs"), self.repository / "runs"]:
             shutil.rmtree(folder, ignore_errors=True)
-        for file in [self.state / "calls.jsonl", self.state / "ssh.jsonl", *(self.state / "faults").iterdir()]:
+        for file in [
+            self.state / "calls.jsonl",
+            self.state / "ssh.jsonl",
+            *(self.state / "faults").iterdir(),
+        ]:
             file.unlink(missing_ok=True)
 
     def tpu(self, *argv: str, code: int = 0) -> str:
@@ -116,10 +132,19 @@ class FakePod:
 
     def git(self, *words: str) -> None:
         """Runs git, with a clock that stands still."""
-        who = {f"GIT_{name}_{key}": "a@b" for name in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+        who = {
+            f"GIT_{name}_{key}": "a@b"
+            for name in ("AUTHOR", "COMMITTER")
+            for key in ("NAME", "EMAIL")
+        }
         when = {f"GIT_{name}_DATE": "2026-01-01T00:00:00Z" for name in ("AUTHOR", "COMMITTER")}
         environment = {**os.environ, **who, **when}
-        subprocess.run(["git", "-C", str(self.repository), *words], check=True, capture_output=True, env=environment)
+        subprocess.run(
+            ["git", "-C", str(self.repository), *words],
+            check=True,
+            capture_output=True,
+            env=environment,
+        )
 
     def by_hand(self, *words: str) -> str:
         """Runs gcloud as a colleague does, without the launcher; returns what it prints."""
@@ -151,7 +176,11 @@ class FakePod:
         self.cloud.note_call(argv, "ssh.jsonl")
         alias = re.search(r"HostKeyAlias=tpu\.([0-9]+)-([0-9]+)-", " ".join(argv))
         node = self.cloud.load("nodes", "my-pod")
-        ends = [end["ipAddress"] for end in node["networkEndpoints"]] if node and node["id"] == alias[1] else []
+        ends = (
+            [end["ipAddress"] for end in node["networkEndpoints"]]
+            if node and node["id"] == alias[1]
+            else []
+        )
         ip = argv[-3].rpartition("@")[2]
         if ip not in ends or node["state"] != "READY":
             return backend.Result(255, "", REASONS["ssh255_before"].format(ip=ip))
@@ -172,12 +201,18 @@ class FakePod:
             return backend.Result(None)
         if fault == "ssh255_before":
             return lost
-        home, words = self.cloud.home("my-pod", worker), shlex.split(command)
+        home = self.cloud.home("my-pod", worker)
+        words = shlex.split(command)
         if command == "true":
             result = backend.Result(0)
         elif "start" in words:  # it forks
-            variables = [f"{name}={value}" for name, value in self.cloud.environment("my-pod", worker).items()]
-            result = self.run(["env", "-i", "-C", str(home), *variables, "/bin/bash", "-c", command], stdin)
+            variables = [
+                f"{name}={value}"
+                for name, value in self.cloud.environment("my-pod", worker).items()
+            ]
+            result = self.run(
+                ["env", "-i", "-C", str(home), *variables, "/bin/bash", "-c", command], stdin
+            )
         else:
             result = host_here(words[words.index("host.py") + 1 :], home, stdin)
         middle = len(result.stdout) // 2 if fault == "drop_midstream" else 0
@@ -190,18 +225,25 @@ def host_here(words: list[str], home: pathlib.Path, stdin: bytes) -> backend.Res
     answer, *kinds = host.COMMANDS[name]
     arguments = [kind(word) for kind, word in zip(kinds, words, strict=True)]
     if name == "unpack":
-        answer, arguments = host_setup.unpack, [*arguments, stdin.partition(b"\n")[2]]
+        answer = host_setup.unpack
+        arguments = [*arguments, stdin.partition(b"\n")[2]]
     try:
-        report, code = answer(pathlib.Path(root.replace("~", str(home))), *arguments), 0
+        report = answer(pathlib.Path(root.replace("~", str(home))), *arguments)
+        code = 0
     except (host_setup.HostError, OSError, ValueError) as error:
-        report, code = {"error": str(error)}, 1
+        report = {"error": str(error)}
+        code = 1
     return backend.Result(code, "mlm-host " + json.dumps(report))
 
 
 def gcloud_here(cloud: Cloud, argv: list[str]) -> backend.Result:
     if argv[0] == "config":
         return backend.Result(0, f"{cloud.account}\n")
-    with PRINTED, contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+    with (
+        PRINTED,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
         try:
             code = commands.run(cloud, synopsis.parse(argv))
         except synopsis.RefusedError as error:

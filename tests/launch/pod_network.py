@@ -33,12 +33,16 @@ class Hosts:
 
         Args: folder for keys, homes and logs; variables of the environment of each host.
         """
-        self.folder, self.count, self.variables = folder, len(variables), variables
+        self.folder = folder
+        self.count = len(variables)
+        self.variables = variables
         self.keys_command = keys_command
         self.addresses = [f"{NETWORK}.{index + 1}" for index in range(self.count)]
         self.key = folder / "key"
         self._first: dict[int, subprocess.Popen] = {}
-        self._changing = threading.RLock()  # hosts die by the plug, by a deleted TPU and by the test's end
+        self._changing = (
+            threading.RLock()
+        )  # hosts die by the plug, by a deleted TPU and by the test's end
 
     def __enter__(self) -> Self:
         self._remove_network()  # of a test that was killed
@@ -51,14 +55,28 @@ class Hosts:
         for index, address in enumerate(self.addresses):
             name = f"{BRIDGE}{index}"
             _do("ip", "netns", "add", name)
-            _do("ip", "link", "add", f"{name}v", "type", "veth", "peer", "name", "eth0", "netns", name)
+            _do(
+                "ip",
+                "link",
+                "add",
+                f"{name}v",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                name,
+            )
             _do("ip", "link", "set", f"{name}v", "master", BRIDGE, "up")
             _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             _do("ip", "-n", name, "link", "set", "eth0", "up")
             _do("ip", "-n", name, "link", "set", "lo", "up")
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, stack: types.TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, stack: types.TracebackType | None
+    ) -> None:
         for index in range(self.count):
             self.kill(index)
         self._remove_network()
@@ -72,7 +90,11 @@ class Hosts:
         folder = self.folder / str(index)
         shutil.rmtree(folder, ignore_errors=True)
         self.home(index).mkdir(parents=True)
-        others = [user for user in pathlib.Path("/etc/passwd").read_text().splitlines() if not user.startswith("root:")]
+        others = [
+            user
+            for user in pathlib.Path("/etc/passwd").read_text().splitlines()
+            if not user.startswith("root:")
+        ]
         users = [f"root:x:0:0:root:{self.home(index)}:/bin/bash", *others]
         (folder / "passwd").write_text("\n".join(users) + "\n")
         names = [f"{address} {BRIDGE}-{number}" for number, address in enumerate(self.addresses)]
@@ -96,12 +118,19 @@ class Hosts:
             "SetEnv": " ".join(f'"{name}={value}"' for name, value in variables.items()),
         }
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)
-        sshd = ["/usr/sbin/sshd", "-D", "-e", *(f"-o{key}={value}" for key, value in options.items())]
+        sshd = [
+            "/usr/sbin/sshd",
+            "-D",
+            "-e",
+            *(f"-o{key}={value}" for key, value in options.items()),
+        ]
         own = ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
         first = ["bash", "-c", FIRST_PROCESS, "bash", f"{BRIDGE}-{index}", folder, *sshd]
         with (folder / "sshd.log").open("w") as log:
             command = ["ip", "netns", "exec", f"{BRIDGE}{index}", *own, *first]
-            self._first[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._first[index] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + 20
         while not _answers(self.addresses[index]):
             assert time.monotonic() < deadline, (folder / "sshd.log").read_text()
@@ -130,7 +159,9 @@ class Hosts:
         return ["ssh", *words, f"root@{self.addresses[index]}", command]
 
     def _remove_network(self) -> None:
-        for index in range(self.count):  # the link by itself: with its namespace it goes some time later
+        for index in range(
+            self.count
+        ):  # the link by itself: with its namespace it goes some time later
             subprocess.run(["ip", "link", "delete", f"{BRIDGE}{index}v"], capture_output=True)
             subprocess.run(["ip", "netns", "delete", f"{BRIDGE}{index}"], capture_output=True)
         subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)

@@ -10,7 +10,8 @@ from pods.causes import HostReport, first_cause
 from mlm.cluster import termination
 
 NOON = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
-KILL, ABORT = 9, 6
+KILL = 9
+ABORT = 6
 
 
 def test_launcher_and_run_know_the_same_phases():
@@ -25,7 +26,15 @@ def ended(process, *, code=None, signal=None, at=0.0, step=7, phase="step", caus
 
 
 def reason(kind, at=0.0, *, code=1, step=7, phase="step", what="ValueError: it broke", **of):
-    return {"kind": kind, "time": NOON + at, "step": step, "phase": phase, "code": code, "what": what, **of}
+    return {
+        "kind": kind,
+        "time": NOON + at,
+        "step": step,
+        "phase": phase,
+        "code": code,
+        "what": what,
+        **of,
+    }
 
 
 def aborted(process, at=1.0, **rest):
@@ -37,7 +46,13 @@ def failed(process, at=0.0, kind="exception", **rest):
 
 
 def told(process, at, kind, of):
-    where = {"process": of, "host": f"w-{of}", "kind": kind, "what": "is lost: no sign of life", "step": 5}
+    where = {
+        "process": of,
+        "host": f"w-{of}",
+        "kind": kind,
+        "what": "is lost: no sign of life",
+        "step": 5,
+    }
     return ended(process, code=1, at=at, cause=reason("peer", at, of=where))
 
 
@@ -94,9 +109,18 @@ def test_nothing_happened():
 
 def test_a_sentence_says_who_what_when_and_where():
     for host, parts in [
-        (ended(1, signal=KILL, at=2, step=412, phase="input"), ["SIGKILL", "12:00:02, at step 412 (input)"]),
-        (failed(1, what="shards/train/x: is damaged"), ["12:00:00, at step 7 (step): shards/train/x: is damaged"]),
-        (failed(1, 0, "hang", step=None, phase="compile", what="none"), ["first step (compile): none"]),
+        (
+            ended(1, signal=KILL, at=2, step=412, phase="input"),
+            ["SIGKILL", "12:00:02, at step 412 (input)"],
+        ),
+        (
+            failed(1, what="shards/train/x: is damaged"),
+            ["12:00:00, at step 7 (step): shards/train/x: is damaged"],
+        ),
+        (
+            failed(1, 0, "hang", step=None, phase="compile", what="none"),
+            ["first step (compile): none"],
+        ),
         (ended(1, code=75, cause=PREEMPTED), ["12:00:09", "SIGTERM: saved"]),
         (ended(1, code=1, step=None, phase=None), ["exit code 1", "12:00:00"]),
     ]:

@@ -11,7 +11,14 @@ from pods.supervise import DONE, GIVE_UP, START, WAIT, Memory
 def report(process, state="running", code=None, step=None, kind=None, by=None):
     ended = {"code": code, "signal": by, "ended": 50.0 + process} if state == "exited" else None
     progress = None if step is None else {"step": step, "phase": "step", "time": 0.0}
-    cause = kind and {"kind": kind, "time": 40.0 + process, "step": step, "phase": "step", "code": code, "what": "it"}
+    cause = kind and {
+        "kind": kind,
+        "time": 40.0 + process,
+        "step": step,
+        "phase": "step",
+        "code": code,
+        "what": "it",
+    }
     return HostReport(process, f"w-{process}", state, ended, progress, cause or None)
 
 
@@ -65,16 +72,28 @@ def test_what_is_done(name):
     seen, remembered, kind, code = TABLE[name]
     memory = Memory(**{"watched": 1} | remembered)
     action = supervise.decide(*seen, memory, may_delete=True)
-    assert (action.kind, action.code) == (kind, code) and action.why and not action.why.endswith(".")
+    assert (
+        (action.kind, action.code) == (kind, code) and action.why and not action.why.endswith(".")
+    )
     if kind == DELETE:
-        assert supervise.decide(*seen, Memory(**remembered), may_delete=False).kind == WAIT, "it is a stranger's"
+        assert supervise.decide(*seen, Memory(**remembered), may_delete=False).kind == WAIT, (
+            "it is a stranger's"
+        )
         assert memory.watched == memory.silent == 0
 
 
 def test_health_stands_in_every_line():
-    for found in (RUNS, ONE_SILENT, ended(1, 134), RunStatus(0, (report(0, "absent"), report(1, "absent")))):
+    for found in (
+        RUNS,
+        ONE_SILENT,
+        ended(1, 134),
+        RunStatus(0, (report(0, "absent"), report(1, "absent"))),
+    ):
         assert "is moved" in supervise.decide(*ready(found, **MOVED), Memory(), may_delete=True).why
-    assert "is moved" in supervise.decide(Pod("p", "REPAIRING", **MOVED), None, Memory(), may_delete=True).why
+    assert (
+        "is moved"
+        in supervise.decide(Pod("p", "REPAIRING", **MOVED), None, Memory(), may_delete=True).why
+    )
 
 
 def test_a_new_step_ends_all_trouble():

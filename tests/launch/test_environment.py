@@ -31,14 +31,27 @@ class Machine:
     """A folder with the script, and a python3 as some machines have it."""
 
     def __init__(self, folder: pathlib.Path):
-        self.folder, self.log = folder, folder / "log"
+        self.folder = folder
+        self.log = folder / "log"
         (folder / "launch").mkdir()
         (folder / "bin").mkdir()
         for name in ("environment.sh", "local.sh"):
             shutil.copy(LAUNCH / name, folder / "launch")
         (folder / "requirements.txt").write_text("jax==0.10.2\n")
         self.write("works", WORKS.format(log=self.log))
-        for name in ("basename", "bash", "cat", "chmod", "cksum", "cut", "cp", "dirname", "mkdir", "rm", "sed"):
+        for name in (
+            "basename",
+            "bash",
+            "cat",
+            "chmod",
+            "cksum",
+            "cut",
+            "cp",
+            "dirname",
+            "mkdir",
+            "rm",
+            "sed",
+        ):
             (folder / "bin" / name).symlink_to(shutil.which(name))
 
     def write(self, name: str, text: str) -> None:
@@ -49,12 +62,19 @@ class Machine:
         words = {"version": version, "no_pip": no_pip, "no_uv": no_uv}
         self.write("bin/python3", UV.format(log=self.log, works=self.folder / "works", **words))
 
-    def run(self, code: int = 0, *, had_one: bool = False, **more: str) -> subprocess.CompletedProcess:
-        argv, environment = ["bash", "launch/environment.sh"], {"PATH": str(self.folder / "bin"), **more}
-        done = subprocess.run(argv, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60)
+    def run(
+        self, code: int = 0, *, had_one: bool = False, **more: str
+    ) -> subprocess.CompletedProcess:
+        argv = ["bash", "launch/environment.sh"]
+        environment = {"PATH": str(self.folder / "bin"), **more}
+        done = subprocess.run(
+            argv, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == code, done.stderr
         is_there = (self.folder / ".venv").exists()
-        assert code == 0 or is_there == had_one, "nothing half made is taken for one, and what was there stays"
+        assert code == 0 or is_there == had_one, (
+            "nothing half made is taken for one, and what was there stays"
+        )
         return done
 
 
@@ -74,7 +94,10 @@ def test_uv_makes_what_python3_can_not(machine, version, base):
     lines = machine.log.read_text().splitlines()
     (made,) = [line for line in lines if line.startswith("-m uv")]
     assert made == f"-m uv venv --quiet --seed --python {base} .venv"
-    assert f"--upgrade {re.search('uv==[0-9.]+', (LAUNCH / 'environment.sh').read_text())[0]}" in "".join(lines)
+    assert (
+        f"--upgrade {re.search('uv==[0-9.]+', (LAUNCH / 'environment.sh').read_text())[0]}"
+        in "".join(lines)
+    )
     assert any(line.startswith("made: -m pip install") for line in lines)
     before = machine.log.read_text()
     machine.run()
@@ -85,7 +108,9 @@ def test_uv_makes_what_python3_can_not(machine, version, base):
 def test_without_pip_or_network_one_sentence_says_so(machine, lacking):
     machine.python3("3.10.12", **{lacking: 1})
     for _ in range(2):
-        (said,) = [line for line in machine.run(code=2).stderr.splitlines() if "environment" in line]
+        (said,) = [
+            line for line in machine.run(code=2).stderr.splitlines() if "environment" in line
+        ]
         assert "Python 3.10.12" in said and "PYTHON=/path/to/python3.12" in said
 
 
@@ -93,7 +118,10 @@ def test_without_pip_or_network_one_sentence_says_so(machine, lacking):
     ("then", "said"),
     [
         ("exit 0", "package index"),  # pip can't install
-        ("exit 1", "rm -rf .venv"),  # Ctrl-C while it was made, `uv venv`, or another Python's: it may be somebody's
+        (
+            "exit 1",
+            "rm -rf .venv",
+        ),  # Ctrl-C while it was made, `uv venv`, or another Python's: it may be somebody's
     ],
 )
 def test_an_environment_that_is_there_stays(machine, then, said):
@@ -110,17 +138,26 @@ def test_which_python_it_is(machine):
     assert machine.run(MLM_FIND="1").stdout == "3.12\n", "uv brings it"
     machine.write("bin/python3.11", "#!/bin/sh\necho 3.11\n")
     assert machine.run(MLM_FIND="1").stdout == "3.11\n"
-    assert "python3 is Python 3.10.12" in machine.run(code=2, PYTHON="python3").stderr, "the one that is named or none"
+    assert "python3 is Python 3.10.12" in machine.run(code=2, PYTHON="python3").stderr, (
+        "the one that is named or none"
+    )
 
 
 def test_the_main_job_from_another_folder(machine):
     """What is written is there, and so are the files that are named."""
     machine.python3("3.11.2")
     (elsewhere := machine.folder / "my texts").mkdir()
-    machine.write("works", machine.folder.joinpath("works").read_text().replace("$@", "$PWD $PYTHONPATH $@"))
+    machine.write(
+        "works", machine.folder.joinpath("works").read_text().replace("$@", "$PWD $PYTHONPATH $@")
+    )
     environment = {"PATH": str(machine.folder / "bin")}
-    subprocess.run(["bash", "../launch/local.sh"], cwd=elsewhere, env=environment, check=True, timeout=60)
+    subprocess.run(
+        ["bash", "../launch/local.sh"], cwd=elsewhere, env=environment, check=True, timeout=60
+    )
     last = machine.log.read_text().splitlines()[-1]
     config = machine.folder / "configs" / "quickstart.py"
-    assert last == f"made: {elsewhere} {machine.folder} -m mlm run --config={config} --workdir=runs/quickstart"
+    assert (
+        last
+        == f"made: {elsewhere} {machine.folder} -m mlm run --config={config} --workdir=runs/quickstart"
+    )
     assert (machine.folder / ".venv").is_dir() and not (elsewhere / ".venv").exists()

@@ -44,17 +44,32 @@ def test_start_and_end(host):
 @standard
 def test_the_keeper_holds_nothing_of_the_connection_and_a_secret_stays_in_memory(host):
     stub = "open(folder / 'got', 'w').write(os.environ['SECRET'][::-1]); time.sleep(60)"
-    process = host.running(stub, SECRET="canary-1")  # returns, although the process has our pipes' descendants
+    process = host.running(
+        stub, SECRET="canary-1"
+    )  # returns, although the process has our pipes' descendants
     keeper = keeper_of(process)
-    wait_for(lambda: open_files(keeper) == {"/dev/null", str(host.folder() / "lock")})  # it has just started it
-    assert len({os.getsid(keeper), os.getsid(process), os.getsid(0)}) == 3 and os.getpgid(process) == process
+    wait_for(
+        lambda: open_files(keeper) == {"/dev/null", str(host.folder() / "lock")}
+    )  # it has just started it
+    assert (
+        len({os.getsid(keeper), os.getsid(process), os.getsid(0)}) == 3
+        and os.getpgid(process) == process
+    )
     assert str(host.folder() / "lock") not in open_files(process)
     os.kill(keeper, signal.SIGHUP)
-    os.kill(keeper, signal.SIGTERM)  # a host that shuts down: the process is to save, and is to be seen
-    assert wait_for(lambda: (host.folder() / "got").exists() and (host.folder() / "got").read_text()) == "1-yranac"
+    os.kill(
+        keeper, signal.SIGTERM
+    )  # a host that shuts down: the process is to save, and is to be seen
+    assert (
+        wait_for(lambda: (host.folder() / "got").exists() and (host.folder() / "got").read_text())
+        == "1-yranac"
+    )
     assert host.status()["state"] == "running" and alive(keeper)
     job = host.folder() / "job.json"
-    assert stat.S_IMODE(job.stat().st_mode) == 0o600 and json.loads(job.read_text())["env"] == ["SECRET", "STUB"]
+    assert stat.S_IMODE(job.stat().st_mode) == 0o600 and json.loads(job.read_text())["env"] == [
+        "SECRET",
+        "STUB",
+    ]
     files = [file for file in host.root.rglob("*") if file.is_file()]
     assert [file for file in files if b"canary-1" in file.read_bytes()] == []
 
@@ -62,7 +77,9 @@ def test_the_keeper_holds_nothing_of_the_connection_and_a_secret_stays_in_memory
 @standard
 def test_it_is_never_started_twice(host):
     racers = [host.popen("start") for _ in range(6)]
-    for racer in racers:  # all of them are past their imports, and read the job at about the same moment
+    for (
+        racer
+    ) in racers:  # all of them are past their imports, and read the job at about the same moment
         racer.stdin.write(host.job("time.sleep(60)"))
     for racer in racers:
         racer.stdin.close()
@@ -81,11 +98,18 @@ def test_what_is_missing_is_named_before_anything_starts(host):
         assert "not complete" in host.ask("start", stdin=text, code=1)["error"]
     (host.root / "venv" / "old").mkdir()
     host_setup.write(host.root / "venv" / "old" / "python.json", {"python": "/gone/bin/python"})
-    for wrong in ({"code": "0" * 64}, {"packages": "0" * 16}, {"code": "../x"}, {"packages": "old"}):
+    for wrong in (
+        {"code": "0" * 64},
+        {"packages": "0" * 16},
+        {"code": "../x"},
+        {"packages": "old"},
+    ):
         text = json.dumps(json.loads(host.job("")) | wrong)
         assert "sync first" in host.ask("start", stdin=text, code=1)["error"]
     for run in ("", "x" * 201, "ü" * 40):
-        assert "1 to 200 characters" in host.ask("start", stdin=host.job("", run=run), code=1)["error"]
+        assert (
+            "1 to 200 characters" in host.ask("start", stdin=host.job("", run=run), code=1)["error"]
+        )
     assert host.status()["state"] == "absent" and not (host.root / "runs").exists()
 
 
@@ -104,7 +128,8 @@ def test_what_a_process_leaves(host):
 
 
 SAVES = (
-    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); print('up', flush=True)\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75)))\n"
+    "print('up', flush=True)\n"
 )
 
 
@@ -134,7 +159,9 @@ def test_a_full_disk_keeps_no_end_from_being_known(host):
         "host._keep = keep; sys.exit(host.main(sys.argv[1:]))"
     )
     argv = [host.PYTHON, "-S", "-c", program, str(LAUNCH), "start", str(host.root)]
-    subprocess.run(argv, input=host.job("sys.exit(75)"), text=True, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        argv, input=host.job("sys.exit(75)"), text=True, check=True, capture_output=True, timeout=60
+    )
     wait_for(lambda: host.status()["state"] != "running")
     assert host.status()["state"] == "exited" and host.status()["exit"]["code"] == 75
 
@@ -142,7 +169,9 @@ def test_a_full_disk_keeps_no_end_from_being_known(host):
 @standard
 def test_a_start_that_comes_after_its_stop(host):
     assert host.ask("stop", "a", "1", "0")["state"] == "exited"
-    answer = host.start("time.sleep(60)")  # it was delayed on its way, and the launcher had given up
+    answer = host.start(
+        "time.sleep(60)"
+    )  # it was delayed on its way, and the launcher had given up
     assert answer["started"] is False and answer["job"] is None
     assert host.ask("preflight", host.code)["runs"] == []
 
@@ -150,9 +179,13 @@ def test_a_start_that_comes_after_its_stop(host):
 @standard
 def test_stop_kills_what_does_not_listen_with_children_in_sessions_of_their_own(host):
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True);"
-    started = host.running(f"{ignore} __import__('subprocess').run(['sleep', '100'], start_new_session=True)")
+    started = host.running(
+        f"{ignore} __import__('subprocess').run(['sleep', '100'], start_new_session=True)"
+    )
     up(host)
-    children = wait_for(lambda: [process for process in processes(host.folder()) if process != started])
+    children = wait_for(
+        lambda: [process for process in processes(host.folder()) if process != started]
+    )
     answer = host.ask("stop", "a", "1", "0.3")
     assert answer["state"] == "exited" and answer["exit"]["signal"] == 9
     assert not any(map(alive, children))
@@ -184,7 +217,8 @@ def leave(host, run: str, attempt: int = 1, log: bytes = b"") -> None:
 
 def test_logs_come_in_parts(host):
     leave(host, "a", log=bytes(range(256)) * 4)
-    found, offset = b"", 0
+    found = b""
+    offset = 0
     while (answer := host.ask("logs", "a", "1", str(offset), "700"))["data"]:
         found += base64.b64decode(answer["data"])
         offset = answer["offset"]

@@ -15,10 +15,14 @@ def test_unpack(host):
     archive, code = host.pack({"a/x": b"1"}, {"z/link": "../a/x"})
     for torn in (archive[:-5], b""):
         assert "arrived damaged" in host.ask("unpack", code, stdin=torn, code=1)["error"]
-    assert not host.ask("preflight", code)["has_code"] and host.ask("preflight", host.code)["has_code"]
+    assert (
+        not host.ask("preflight", code)["has_code"] and host.ask("preflight", host.code)["has_code"]
+    )
     assert host.unpack(code, archive) == {"code": code, "fresh": True}
     folder = host.root / "code" / code
-    assert (folder / "a" / "x").read_bytes() == b"1" and (folder / "z" / "link").resolve() == folder / "a" / "x"
+    assert (folder / "a" / "x").read_bytes() == b"1" and (
+        folder / "z" / "link"
+    ).resolve() == folder / "a" / "x"
 
 
 @pytest.mark.parametrize(
@@ -27,14 +31,21 @@ def test_unpack(host):
         (["../x"], {}, "../x"),
         ([], {"etc": "/etc"}, "etc"),
         ([], {"a/up": "../../x"}, "a/up"),
-        ([], {"a/b/top": "../..", "out": "a/b/top/.."}, "out"),  # inside by its words, outside by where they lead
+        (
+            [],
+            {"a/b/top": "../..", "out": "a/b/top/.."},
+            "out",
+        ),  # inside by its words, outside by where they lead
         (["a/b/top/mlm-through-a-link"], {"a/b/top": "/tmp"}, "a/b/top"),
     ],
 )
 def test_nothing_leaves_the_folder(host, files, links, named):
     archive, code = host.pack(dict.fromkeys(files, b""), links)
     assert f"'{named}' " in host.ask("unpack", code, stdin=archive, code=1)["error"]
-    assert not (host.root / "code" / code).exists() and not pathlib.Path("/tmp/mlm-through-a-link").exists()
+    assert (
+        not (host.root / "code" / code).exists()
+        and not pathlib.Path("/tmp/mlm-through-a-link").exists()
+    )
 
 
 @pytest.mark.standard
@@ -47,7 +58,9 @@ def test_packages_are_installed_once_per_hash(host):
     assert "packages are not installed" in " ".join(host.ask("preflight", code)["problems"])
     other = host.ask("install", code)
     assert other["fresh"] is True and other["packages"] != first["packages"]
-    (host.root / "venv" / other["packages"] / "python.json").unlink()  # as if it had been interrupted
+    (
+        host.root / "venv" / other["packages"] / "python.json"
+    ).unlink()  # as if it had been interrupted
     assert host.ask("preflight", code)["packages"] is None
     assert host.ask("install", code)["fresh"] is True
 
@@ -78,6 +91,8 @@ def test_a_folder_without_locks_is_named(monkeypatch, tmp_path):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    named = pytest.raises(host_setup.HostError, match=rf"{tmp_path}/run can't be locked \(No locks available\)")
+    named = pytest.raises(
+        host_setup.HostError, match=rf"{tmp_path}/run can't be locked \(No locks available\)"
+    )
     with named, host_setup.alone(tmp_path / "run" / ".lock"):
         pass

@@ -16,7 +16,9 @@ FILES = [LAUNCH / "tpu.py", *LAUNCH.glob("host*.py"), *(LAUNCH / "pods").glob("*
 def test_the_standard_library_alone(path):
     on_hosts = path.parent == LAUNCH and path.name.startswith("host")
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 10) if on_hosts else (3, 11))):
+    for node in ast.walk(
+        ast.parse(path.read_text(), feature_version=(3, 10) if on_hosts else (3, 11))
+    ):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -32,8 +34,14 @@ def test_the_standard_library_alone(path):
 def test_an_older_python_is_told_so(name):
     """Such as 3.10 of Ubuntu 22.04, or 3.9 of macOS: neither has tomllib."""
     old = "import importlib.util as util, runpy, sys; util.find_spec = lambda name: None; runpy.run_path(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", old, LAUNCH / f"{name}.py"], capture_output=True, text=True)
-    assert done.returncode == 1 and "must be 3.11 or later" in done.stderr and "Traceback" not in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", old, LAUNCH / f"{name}.py"], capture_output=True, text=True
+    )
+    assert (
+        done.returncode == 1
+        and "must be 3.11 or later" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_jax_s_tpu_library_is_among_the_requirements():

@@ -18,13 +18,27 @@ LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitli
 @pytest.mark.standard
 def test_from_nothing_to_a_trained_model(pod):
     """The page's own lines on the fake cloud; `python -m mlm` there says what it was asked for."""
-    page = [shlex.split(line, comments=True)[2:] for line in LINES if line.startswith("python launch/tpu.py")]
+    page = [
+        shlex.split(line, comments=True)[2:]
+        for line in LINES
+        if line.startswith("python launch/tpu.py")
+    ]
     *first, down, supervise = page
-    assert [words[0] for words in page] == ["up", "sync", "preflight", "run", "run", "down", "supervise"]
+    assert [words[0] for words in page] == [
+        "up",
+        "sync",
+        "preflight",
+        "run",
+        "run",
+        "down",
+        "supervise",
+    ]
     for name in ("quickstart", "roberta_base"):
         (pod.repository / "configs" / f"{name}.py").touch()
     pod.commit()
-    pod.cloud.settings(env={"STUB": "sys.exit(0)", "PATH": f"{pod.bin}:/usr/bin:/bin"}, creating_describes=0)
+    pod.cloud.settings(
+        env={"STUB": "sys.exit(0)", "PATH": f"{pod.bin}:/usr/bin:/bin"}, creating_describes=0
+    )
     for words in [*first, ["logs", "first"], ["status", "first"]]:
         every = ["--every=0.1"] if words[0] in ("up", "run", "logs") else []
         pod.tpu(*words, *every, "--spot", "--queued")  # as in pod.toml.example
@@ -32,7 +46,11 @@ def test_from_nothing_to_a_trained_model(pod):
         argv = json.loads((pod.host_folder(worker, "verify") / "job.json").read_text())["argv"]
         assert argv[:2] == ["verify", "--config=configs/roberta_base.py"]
         argv = json.loads((pod.host_folder(worker, "first") / "job.json").read_text())["argv"]
-        assert argv[:3] == ["run", "--config=configs/quickstart.py", "--workdir=gs://my-bucket/runs/first"]
+        assert argv[:3] == [
+            "run",
+            "--config=configs/quickstart.py",
+            "--workdir=gs://my-bucket/runs/first",
+        ]
     said = pod.tpu(*supervise, "--every=0.1", "--spot", "--queued")  # with --down
     assert "attempt 1 ended with 0" in said and "deleted queued resource my-pod" in said
     assert "nothing named my-pod" in pod.tpu(*down)

@@ -34,7 +34,9 @@ def started(folder, body: str, processes: int = 3, **changes) -> local_pod.Pod:
 def test_each_has_its_place_its_folder_and_its_log(tmp_path, capfd):
     """The log goes on where another run's has ended; its cause is gone."""
     (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "cause.json").write_text('{"kind": "exception", "time": 1, "code": 4, "what": "old"}')
+    (tmp_path / "0" / "cause.json").write_text(
+        '{"kind": "exception", "time": 1, "code": 4, "what": "old"}'
+    )
     (tmp_path / "0" / "log").write_text("old\n")
     body = "print('place', *sys.argv[1:], os.environ['MLM_HOST_DIR'], os.environ['XLA_FLAGS'])"
     assert started(tmp_path, body, changes={1: ["--config.a=$(b) 'c'"]}).wait() is None
@@ -44,7 +46,11 @@ def test_each_has_its_place_its_folder_and_its_log(tmp_path, capfd):
         text = (tmp_path / str(index) / "log").read_text()
         assert text.startswith("old\n") == (index == 0)
         assert lines[str(index)] == f"{index}| {text.removeprefix('old').strip()}"
-        assert f"--process-id={index}" in text and "--processes=3" in text and f" {tmp_path / str(index)} " in text
+        assert (
+            f"--process-id={index}" in text
+            and "--processes=3" in text
+            and f" {tmp_path / str(index)} " in text
+        )
         assert text.strip().endswith("--xla_force_host_platform_device_count=2")
         assert ("$(b) 'c'" in text) == (index == 1)
         ports.add(text.partition("--coordinator=127.0.0.1:")[2].split()[0])
@@ -55,7 +61,12 @@ def test_any_text_of_a_process_is_shown_and_kept(tmp_path, monkeypatch):
     """On a terminal, or through a pipe, of a locale that lacks its letters."""
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     local_pod.host_setup.prepare_streams()
-    assert started(tmp_path, "sys.stdout.buffer.write('東京\\n'.encode() + b'\\xff\\n')", processes=1).wait() is None
+    assert (
+        started(
+            tmp_path, "sys.stdout.buffer.write('東京\\n'.encode() + b'\\xff\\n')", processes=1
+        ).wait()
+        is None
+    )
     assert sys.stdout.buffer.getvalue().decode() == "0| 東京\n0| \ufffd\n"
     assert (tmp_path / "0" / "log").read_text(encoding="utf-8") == "東京\n\ufffd\n"
 
@@ -103,15 +114,24 @@ def test_one_is_killed(tmp_path):
     pod = started(tmp_path, body)
     os.kill(pod.children[2].pid, signal.SIGKILL)
     cause = pod.wait()
-    assert (cause.process, cause.kind, cause.code) == (2, "signal", 137) and "SIGKILL" in cause.sentence
+    assert (cause.process, cause.kind, cause.code) == (
+        2,
+        "signal",
+        137,
+    ) and "SIGKILL" in cause.sentence
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_asked_to_end(tmp_path, stubborn):
     """The processes get SIGTERM; the second time those that do not listen are killed."""
     handler = "signal.SIG_IGN" if stubborn else "lambda *_: os._exit(75)"
-    pod = started(tmp_path, f"signal.signal(signal.SIGTERM, {handler})\nprint('up', flush=True)\ntime.sleep(60)")
-    logs = [tmp_path / str(index) / "log" for index in range(3)]  # each is made when its process says something
+    pod = started(
+        tmp_path,
+        f"signal.signal(signal.SIGTERM, {handler})\nprint('up', flush=True)\ntime.sleep(60)",
+    )
+    logs = [
+        tmp_path / str(index) / "log" for index in range(3)
+    ]  # each is made when its process says something
     wait_for(lambda: all(log.exists() and log.read_text() == "up\n" for log in logs))
     pod.ask(signal.SIGTERM)
     if stubborn:
@@ -129,7 +149,9 @@ def test_command_line(tmp_path):
     (tmp_path / "my files" / "rare.py").write_text(text)
     command = [sys.executable, ROOT / "launch" / "local_pod.py", "2", "a.py", "--command=train"]
     flags = ["--program=my files/rare.py", f"--workdir={tmp_path}/run"]
-    with subprocess.Popen([*command, *flags], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*command, *flags], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
         lines = [process.stdout.readline().rstrip() for _ in range(4)]
         process.send_signal(signal.SIGINT)  # Ctrl-C at the terminal, which comes to it alone
         assert process.wait(30) == 75
@@ -168,7 +190,14 @@ def test_nothing_of_the_config_is_overridden(tmp_path, capfd):
     """A heartbeat in two words is handed on in one."""
     program = tmp_path / "program.py"
     program.write_text("import sys; print(*sys.argv[1:])")
-    line = ["1", "x.py", f"--program={program}", f"--workdir={tmp_path}", "--config.pod.heartbeat", "7"]
+    line = [
+        "1",
+        "x.py",
+        f"--program={program}",
+        f"--workdir={tmp_path}",
+        "--config.pod.heartbeat",
+        "7",
+    ]
     assert local_pod.main(line) == 0
     said = capfd.readouterr().out.split()
     assert [word for word in said if "--config." in word] == ["--config.pod.heartbeat=7"]
@@ -191,4 +220,7 @@ def test_without_locks_it_runs(tmp_path, monkeypatch):
 
     monkeypatch.setattr(local_pod.host_setup.fcntl, "flock", no_locks)
     (tmp_path / "program.py").write_text("")
-    assert local_pod.main(["1", "x.py", f"--program={tmp_path}/program.py", f"--workdir={tmp_path}"]) == 0
+    assert (
+        local_pod.main(["1", "x.py", f"--program={tmp_path}/program.py", f"--workdir={tmp_path}"])
+        == 0
+    )

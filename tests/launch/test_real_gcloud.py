@@ -23,7 +23,8 @@ class Pod(gcloud.TpuVm):
     """A pod whose commands one gcloud runs, on a cloud of the tests' own."""
 
     def __init__(self, cloud: Cloud, run):
-        self.cloud, runner = cloud, backend.Runner()
+        self.cloud = cloud
+        runner = backend.Runner()
         runner.run = lambda argv, timeout, stdin=b"": backend.Result(*run(list(argv[1:])))
         super().__init__(settings.Settings("pod", "p", "us-central2-b", "v4-16"), runner)
 
@@ -36,7 +37,10 @@ def real_one(request, tmp_path_factory):
         return
     folder = tmp_path_factory.mktemp("gcloud")
     cloud = Cloud(folder / "cloud")
-    with server.serving(cloud) as address, real.Gcloud(server.environment(address, folder / "home")) as run:
+    with (
+        server.serving(cloud) as address,
+        real.Gcloud(server.environment(address, folder / "home")) as run,
+    ):
         yield cloud, run
 
 
@@ -66,7 +70,9 @@ def test_the_life_of_a_pod(tpu, queued):
     found = tpu.describe()
     assert (found.request, found.label, len(found.hosts)) == ("pod" if queued else "", tpu.label, 2)
     assert [request.state for request in tpu.requests()] == ["ACTIVE"] * queued
-    lines = tpu.runner.run(tpu._argv("tpu-vm", "ssh", "me@pod", "--command=true", "--worker=all", "--dry-run"), 1)
+    lines = tpu.runner.run(
+        tpu._argv("tpu-vm", "ssh", "me@pod", "--command=true", "--worker=all", "--dry-run"), 1
+    )
     last = lines.stdout.splitlines()[-2:]  # the real one makes a key first
     addresses = [gcloud.parse_route(line, [])[-2] for line in last]
     assert addresses == ["me@127.0.0.1", "me@127.0.0.2"]
@@ -83,7 +89,9 @@ def test_the_life_of_a_pod(tpu, queued):
 
 def calls_of(text: str) -> set[tuple[str, ...]]:
     """Returns the gcloud commands of a transcript, without the word gcloud."""
-    return {tuple(shlex.split(line)[1:]) for line in text.splitlines() if line.startswith("gcloud ")}
+    return {
+        tuple(shlex.split(line)[1:]) for line in text.splitlines() if line.startswith("gcloud ")
+    }
 
 
 def example_commands() -> list[str]:
@@ -94,13 +102,16 @@ def example_commands() -> list[str]:
         name = text.partition(" = ")[0]
         if " = " not in text or name not in settings.FIELDS:
             continue
-        value, flag = tomllib.loads(text)[name], f"--{name.replace('_', '-')}"
+        value = tomllib.loads(text)[name]
+        flag = f"--{name.replace('_', '-')}"
         values = value if isinstance(value, list) else [value]
         flags = shlex.join([flag] if value is True else [f"{flag}={one}" for one in values])
         for track in ["alpha"] if "alpha" in comment else ["alpha", ""]:
             kinds = ["--spot --queued"] if "queued" in comment else ["--spot --queued", "--spot"]
             commands += [f"up {flags} --track={track} {kind}" for kind in kinds]
-            commands += [f"{command} {flags} --track={track} {kinds[0]}" for command in ("status a", "down")]
+            commands += [
+                f"{command} {flags} --track={track} {kinds[0]}" for command in ("status a", "down")
+            ]
     return commands
 
 
@@ -124,7 +135,11 @@ def test_gcloud_takes_every_call_of_the_launcher(pod, real_one):
 def test_gcloud_takes_the_commands_of_the_page(real_one):
     """Where it is not installed, they are split by a shell's rules, and no more."""
     spans = re.findall(r"`(gcloud [^`]*)`", TEXT)
-    commands = [shlex.split(line, comments=True)[1:] for line in [*LINES, *spans] if line.startswith("gcloud ")]
+    commands = [
+        shlex.split(line, comments=True)[1:]
+        for line in [*LINES, *spans]
+        if line.startswith("gcloud ")
+    ]
     assert len(commands) >= 18
     if real_one:
         assert [words for words in commands if real_one[1](words, "parse")[0] != 0] == []

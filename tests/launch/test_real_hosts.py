@@ -76,9 +76,13 @@ class Laptop:
     """A clone of the code, and gcloud in an account of its own."""
 
     def __init__(self, folder: pathlib.Path, cloud: MachineRoom, address: str):
-        self.folder, self.cloud, self.code = folder, cloud, folder / "laptop"
+        self.folder = folder
+        self.cloud = cloud
+        self.code = folder / "laptop"
         subprocess.run(["git", "clone", "--quiet", ROOT, self.code], check=True)
-        patch = subprocess.run(["git", "diff", "HEAD", "--binary"], cwd=ROOT, capture_output=True, check=True).stdout
+        patch = subprocess.run(
+            ["git", "diff", "HEAD", "--binary"], cwd=ROOT, capture_output=True, check=True
+        ).stdout
         if patch:
             subprocess.run(["git", "apply"], cwd=self.code, input=patch, check=True)
         (self.code / ".venv").symlink_to(pathlib.Path(sys.prefix))
@@ -89,16 +93,25 @@ class Laptop:
         """Runs launch/tpu.py, shows what it has said, and returns it."""
         print(f"\n$ python launch/tpu.py {' '.join(words)}", flush=True)
         line = [sys.executable, "launch/tpu.py", *words]
-        pipe, same = subprocess.PIPE, subprocess.STDOUT
-        done = subprocess.run(line, cwd=self.code, env=self.environment, stdout=pipe, stderr=same, text=True)
+        pipe = subprocess.PIPE
+        same = subprocess.STDOUT
+        done = subprocess.run(
+            line, cwd=self.code, env=self.environment, stdout=pipe, stderr=same, text=True
+        )
         print(done.stdout, flush=True)
         assert done.returncode == code
         return done.stdout
 
     def on_each_host(self, line: str) -> list[str]:
         """Runs a line on each host by plain ssh, all at once, and returns what each said; all must end with 0."""
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        hosts, started = self.cloud.hosts, []
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+        }
+        hosts = self.cloud.hosts
+        started = []
         for index in range(COUNT):
             (hosts.home(index) / "mlm").symlink_to(self.code)
             started.append(subprocess.Popen(hosts.ssh(index, line), **pipes))
@@ -111,13 +124,17 @@ class Laptop:
 def laptop(tmp_path_factory) -> Laptop:
     folder = tmp_path_factory.mktemp("pod")
     addresses = [f"{NETWORK}.{index + 1}" for index in range(COUNT)]
-    compiled = {name: value for name, value in os.environ.items() if name.startswith("JAX_")}  # once for all runs
+    compiled = {
+        name: value for name, value in os.environ.items() if name.startswith("JAX_")
+    }  # once for all runs
     with contextlib.ExitStack() as stack:
         variables = []
         for index in range(COUNT):
             metadata = stack.enter_context(MetadataServer(tpu_vm(addresses, index), at="0.0.0.0"))
             port = metadata.address.rpartition(":")[2]
-            variables.append(compiled | {"GCE_METADATA_IP": f"{NETWORK}.254:{port}", "XLA_FLAGS": QUICK_COMPILE})
+            variables.append(
+                compiled | {"GCE_METADATA_IP": f"{NETWORK}.254:{port}", "XLA_FLAGS": QUICK_COMPILE}
+            )
         keys = KEYS.format(state=folder / "cloud")
         hosts = stack.enter_context(Hosts(folder / "hosts", variables, keys))
         cloud = MachineRoom(folder / "cloud", hosts)
@@ -144,7 +161,8 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
     That one is the bare line's, which is told nothing of hosts. Hostile words arrive as they are, and a secret is
     written nowhere.
     """
-    whole, killed = tmp_path / "whole", tmp_path / HOSTILE.replace("/", "")
+    whole = tmp_path / "whole"
+    killed = tmp_path / HOSTILE.replace("/", "")
     settings = [f"--config.{setting}" for setting in SETTINGS]
     laptop.tpu("up", "--every=0.5")
     laptop.tpu("sync", "--timeout=900")
@@ -152,9 +170,18 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
 
     said = laptop.on_each_host(LINE.format(workdir=whole, settings=" ".join(settings)))
     for index, text in enumerate(said):
-        assert f"process {index} of {COUNT}, process 0 at {NETWORK}.1 (from the TPU VM's metadata)" in text
+        assert (
+            f"process {index} of {COUNT}, process 0 at {NETWORK}.1 (from the TPU VM's metadata)"
+            in text
+        )
 
-    run = ["configs/quickstart.py", *settings, f"--workdir={killed}", f"--id={HOSTILE}", "--env=WANDB_API_KEY"]
+    run = [
+        "configs/quickstart.py",
+        *settings,
+        f"--workdir={killed}",
+        f"--id={HOSTILE}",
+        "--env=WANDB_API_KEY",
+    ]
     laptop.tpu("run", *run, "--detach", "--timeout=120")
     assert laptop.tpu("status", HOSTILE).count("running") == COUNT
     at_step(killed, 5, lambda: None).join(300)
@@ -166,7 +193,13 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
     at_step(killed, stopped + 10, lambda: laptop.cloud.hosts.kill(2))
     at_step(killed, stopped + 30, lambda: laptop.cloud.preempt("real"))
     said = laptop.tpu("supervise", *run, "--every=5", "--timeout=15")
-    assert [f"attempt {number} started" in said for number in (1, 2, 3, 4, 5)] == [False, True, True, True, False]
+    assert [f"attempt {number} started" in said for number in (1, 2, 3, 4, 5)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert "the pod is PREEMPTED" in said and logged_step(killed) == STEPS
     assert "has ended" in laptop.tpu("run", *run)
     for folder in (whole, killed):
@@ -175,7 +208,9 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
     assert_same(state_of(killed, STEPS), state_of(whole, STEPS))
 
     assert files_with(CANARY, laptop.folder, tmp_path) == []
-    assert [path for index in range(COUNT) for path in laptop.cloud.hosts.home(index).glob("hacked*")] == []
+    assert [
+        path for index in range(COUNT) for path in laptop.cloud.hosts.home(index).glob("hacked*")
+    ] == []
     laptop.tpu("down")
     assert laptop.cloud.all("nodes") == {}
 

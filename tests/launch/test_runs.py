@@ -26,14 +26,26 @@ def test_a_closed_port_is_named():
     hosts.ask = lambda words: [Answer(host, {}) for host in words]
     hosts.require = lambda answers, what: [{"ports": {"8474": "", "8476": ""}}, silent, silent]
     (said,) = readiness.check_ports(hosts)
-    assert "host 1 (10.0.0.1), host 2 (10.0.0.2): can't reach port 8474 of 10.0.0.0 (timed out)" in said
+    assert (
+        "host 1 (10.0.0.1), host 2 (10.0.0.2): can't reach port 8474 of 10.0.0.0 (timed out)"
+        in said
+    )
 
 
 def test_what_keeps_a_run_from_starting_and_what_does_not():
-    well = {"host": "w", "python": "3.12.1", "packages": "p", "accelerators": 4, "free": "", "problems": []}
+    well = {
+        "host": "w",
+        "python": "3.12.1",
+        "packages": "p",
+        "accelerators": 4,
+        "free": "",
+        "problems": [],
+    }
 
     def check(**answer):
-        hosts = types.SimpleNamespace(all=tuple(Host(i, f"10.0.0.{i}") for i in range(3)), dry=False)
+        hosts = types.SimpleNamespace(
+            all=tuple(Host(i, f"10.0.0.{i}") for i in range(3)), dry=False
+        )
         hosts.ask = lambda words: []
         hosts.require = lambda *_: [
             well | {"remarks": []} | answer,

@@ -35,9 +35,18 @@ def test_sky_s_own_parser_takes_it(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["run"].startswith(".venv/bin/python -m mlm run --config=configs/quickstart.py ")
-    assert (found["setup"], found["workdir"], found["cloud"]) == ("bash launch/environment.sh", ".", "GCP")
-    assert found["accelerators"] == {"tpu-v5litepod-16": 1} and found["runtime"] == "v2-alpha-tpuv5-lite"
+    assert (found["setup"], found["workdir"], found["cloud"]) == (
+        "bash launch/environment.sh",
+        ".",
+        "GCP",
+    )
+    assert (
+        found["accelerators"] == {"tpu-v5litepod-16": 1}
+        and found["runtime"] == "v2-alpha-tpuv5-lite"
+    )
     assert found["spot"] and found["down"]
     recovery = found["recovery"]
-    assert recovery["recover_on_exit_codes"] == [75] and not FINAL.keys() & {*recovery["recover_on_exit_codes"]}
+    assert recovery["recover_on_exit_codes"] == [75] and not FINAL.keys() & {
+        *recovery["recover_on_exit_codes"]
+    }
     assert recovery["max_restarts_on_errors"] == 0

@@ -8,7 +8,8 @@ import pytest
 
 from tests.launch.host_folder import LAUNCH
 
-FILE, SBATCH = LAUNCH / "slurm.sbatch", shutil.which("sbatch")
+FILE = LAUNCH / "slurm.sbatch"
+SBATCH = shutil.which("sbatch")
 
 
 def options() -> dict[str, str]:
@@ -19,25 +20,37 @@ def options() -> dict[str, str]:
 
 def test_what_its_options_ask_for():
     assert options()["ntasks-per-node"] == "1"  # a process owns all GPUs of its node
-    assert re.fullmatch(r"TERM@[0-9]+", options()["signal"])  # to the tasks, not ("B:") to the script's own shell
+    assert re.fullmatch(
+        r"TERM@[0-9]+", options()["signal"]
+    )  # to the tasks, not ("B:") to the script's own shell
     lines = FILE.read_text().splitlines()
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
-    assert all(line.startswith("#") for line in lines[:last])  # sbatch stops reading at the first command
+    assert all(
+        line.startswith("#") for line in lines[:last]
+    )  # sbatch stops reading at the first command
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize("sbatch", [pytest.param(SBATCH, id="real_sbatch" if SBATCH else "no_sbatch_here")])
+@pytest.mark.parametrize(
+    "sbatch", [pytest.param(SBATCH, id="real_sbatch" if SBATCH else "no_sbatch_here")]
+)
 def test_sbatch_reads_them(tmp_path, sbatch):
     """The real one, where it is installed, gets as far as the controller that is not there."""
     if not sbatch:
         return
     conf = "ClusterName=c\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nGresTypes=gpu\nNodeName=localhost\n"
-    (tmp_path / "slurm.conf").write_text(conf + "PartitionName=p Nodes=ALL Default=YES\nMessageTimeout=1\n")
+    (tmp_path / "slurm.conf").write_text(
+        conf + "PartitionName=p Nodes=ALL Default=YES\nMessageTimeout=1\n"
+    )
     environment = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "PATH": "/usr/bin:/bin"}
     argv = [sbatch, "--test-only", FILE]
     try:
-        stderr = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=5).stderr
-    except subprocess.TimeoutExpired as error:  # it waits for the controller: it has read everything
+        stderr = subprocess.run(
+            argv, env=environment, capture_output=True, text=True, timeout=5
+        ).stderr
+    except (
+        subprocess.TimeoutExpired
+    ) as error:  # it waits for the controller: it has read everything
         stderr = (error.stderr or b"").decode()
     assert not re.search("unrecognized|[Ii]nvalid", stderr), stderr
 
@@ -48,7 +61,9 @@ def test_its_end_is_that_of_the_run(tmp_path, code, requeued, cpus):
     """Slurm sets the number of CPUs only where the job asks for one; a site may allow no requeue."""
     for name in ("srun", "scontrol"):
         program = tmp_path / name
-        program.write_text(f'#!/bin/sh\necho "$0" "$@" >>{tmp_path}/calls\nexit {code if name == "srun" else 1}\n')
+        program.write_text(
+            f'#!/bin/sh\necho "$0" "$@" >>{tmp_path}/calls\nexit {code if name == "srun" else 1}\n'
+        )
         program.chmod(0o755)
     variables = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
     variables |= {"SLURM_CPUS_PER_TASK": cpus} if cpus else {}
@@ -58,5 +73,7 @@ def test_its_end_is_that_of_the_run(tmp_path, code, requeued, cpus):
     assert done.returncode == code
     first, *others = (tmp_path / "calls").read_text().replace(f"{tmp_path}/", "").splitlines()
     assert first.startswith("srun --cpus-per-task=32 --label " if cpus else "srun --label ")
-    assert first.endswith(".venv/bin/python -m mlm run --config=configs/a.py --workdir=/shared/my runs")
+    assert first.endswith(
+        ".venv/bin/python -m mlm run --config=configs/a.py --workdir=/shared/my runs"
+    )
     assert others == (["scontrol requeue 7"] if requeued else [])

@@ -46,7 +46,8 @@ class Supervised:
     """A pod, a run of TRAINING, and its supervisor."""
 
     def __init__(self, pod, folder):
-        self.pod, self.work = pod, folder / "work"
+        self.pod = pod
+        self.work = folder / "work"
         pod.cloud.settings(env={"STUB": TRAINING, "PATH": f"{pod.bin}:/usr/bin:/bin"})
 
     def __call__(self, do, *flags, code=0, kind="v4-8"):
@@ -61,7 +62,11 @@ class Supervised:
         return '"watched": 1,' in record.read_text() and '"step": -1,' not in record.read_text()
 
     def starts(self):
-        return (self.work / "starts").read_text().splitlines() if (self.work / "starts").exists() else []
+        return (
+            (self.work / "starts").read_text().splitlines()
+            if (self.work / "starts").exists()
+            else []
+        )
 
     def cloud_calls(self):
         words = [call for call in self.pod.cloud.calls() if call[3] not in ("ssh", "describe")]
@@ -77,17 +82,32 @@ def make(tmp_path, monkeypatch):
     def supervisor(**more):
         job = Job("a", ("train",), {}, Code(tmp_path, "0" * 64, b"", "code", frozenset(), ""))
         cloud = TpuVm(Settings("pod", "p", "us-central2-b", "v4-8", price=2.0), Runner())
-        flags = {"every": 10.0, "timeout": 60.0, "patience": 12.0, "recreate": False, "down": False} | more
+        flags = {
+            "every": 10.0,
+            "timeout": 60.0,
+            "patience": 12.0,
+            "recreate": False,
+            "down": False,
+        } | more
         return Supervisor(cloud, job, Namespace(**flags))
 
     return supervisor
 
 
-def test_cost_is_that_of_all_pods_while_they_are_ready_by_a_clock_that_nobody_sets(make, monkeypatch):
-    one, now = make(), [0.0]
+def test_cost_is_that_of_all_pods_while_they_are_ready_by_a_clock_that_nobody_sets(
+    make, monkeypatch
+):
+    one = make()
+    now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "time", lambda: -1e6 * now[0])  # set back all the time
-    for seconds, state in ((1, "CREATING"), (100, "READY"), (1900, "READY"), (3700, "PREEMPTED"), (5000, "ABSENT")):
+    for seconds, state in (
+        (1, "CREATING"),
+        (100, "READY"),
+        (1900, "READY"),
+        (3700, "PREEMPTED"),
+        (5000, "ABSENT"),
+    ):
         now[0] = seconds
         one._count(Pod("pod", state))
     assert one.cost() == "4.00 chip-hours so far, 8.00 dollars"
@@ -100,7 +120,10 @@ def test_cost_is_that_of_all_pods_while_they_are_ready_by_a_clock_that_nobody_se
     assert again.cost() == one.cost()
 
 
-STOPS = [("settings", SettingsError("gcloud refuses the flags.")), ("billing", PodError("pays not.", "billing"))]
+STOPS = [
+    ("settings", SettingsError("gcloud refuses the flags.")),
+    ("billing", PodError("pays not.", "billing")),
+]
 
 
 @pytest.mark.parametrize("kind", ["network", "hosts", "absent", "exists", "other"])
@@ -112,7 +135,9 @@ def test_it_goes_on_after_whatever_the_cloud_says(make, monkeypatch, capsys, kin
     def fail(*_, **__):
         raise PodError("update is not supported while in state PREEMPTED.", kind)
 
-    monkeypatch.setattr(one.cloud, "describe", fail if where == "describe" else lambda: Pod("pod", "ABSENT"))
+    monkeypatch.setattr(
+        one.cloud, "describe", fail if where == "describe" else lambda: Pod("pod", "ABSENT")
+    )
     if where == "create":
         monkeypatch.setattr("pods.lifetime.take", fail)
     pauses = []
@@ -142,15 +167,20 @@ def test_what_no_new_try_can_change_ends_it(make, monkeypatch, kind, error):
 
 
 @pytest.mark.parametrize(("down", "ready_at"), [(False, 1.0), (True, 1.0), (False, 0.0)])
-def test_at_its_end_the_pod_costs_on_and_it_says_so_unless_it_deletes_it(make, monkeypatch, capsys, down, ready_at):
+def test_at_its_end_the_pod_costs_on_and_it_says_so_unless_it_deletes_it(
+    make, monkeypatch, capsys, down, ready_at
+):
     """Or unless there is none."""
-    one, deleted = make(down=down), []
+    one = make(down=down)
+    deleted = []
     one.memory.ready_at = ready_at
     one.step = lambda: 3
     monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", "READY", label="me"))
     monkeypatch.setattr(one.cloud, "delete", deleted.append)
     assert one.run() == 3 and len(deleted) == down
-    assert ("costs, 8.00 dollars an hour: launch/tpu.py down" in capsys.readouterr().out) == (not down and ready_at > 0)
+    assert ("costs, 8.00 dollars an hour: launch/tpu.py down" in capsys.readouterr().out) == (
+        not down and ready_at > 0
+    )
 
 
 def test_one_supervisor_a_run(make):
@@ -172,7 +202,9 @@ def test_a_full_disk_ends_nothing(make, tmp_path, monkeypatch, capsys):
         one.step = lambda step=one.step: step() or 3  # a poll, which waits, and then an end
         assert one.run() == 3
     assert "supervise.json can't be written (No space left on device)" in capsys.readouterr().out
-    assert [path.name for path in (tmp_path / "runs" / "pods" / "a").iterdir()] == [".supervise.lock"]
+    assert [path.name for path in (tmp_path / "runs" / "pods" / "a").iterdir()] == [
+        ".supervise.lock"
+    ]
 
 
 def test_a_damaged_record_is_named(make, tmp_path):
@@ -214,7 +246,9 @@ def hold(supervised, then, hosts=1):
     (supervised.work / "hold").touch()
 
     def wait():
-        wait_for(lambda: len([*supervised.work.glob("step-*")]) == hosts and supervised.has_seen_it(), 60)
+        wait_for(
+            lambda: len([*supervised.work.glob("step-*")]) == hosts and supervised.has_seen_it(), 60
+        )
         then()
         (supervised.work / "hold").unlink()
 
@@ -262,7 +296,9 @@ def test_stock_outs_and_crashes_are_waited_for_as_long_as_patience_lasts(supervi
     )  # fmt: skip
     assert supervised.cloud_calls() == ["tpu-vm create"] * 3
     assert supervised.starts()[:2] == ["1 0 from 0", "2 0 from 2"]
-    assert '"--config.do=2 then 9"' in (supervised.pod.repository / "runs/pods/a/2/0.log").read_text()
+    assert (
+        '"--config.do=2 then 9"' in (supervised.pod.repository / "runs/pods/a/2/0.log").read_text()
+    )
 
 
 @pytest.mark.standard

@@ -27,7 +27,9 @@ SAID = {
     for kind, answers in tomllib.loads(TEXT).items()
     for name, answer in answers.items()
 }
-CLOUD = gcloud.TpuVm(settings.Settings("my-pod", "my-project", "us-central2-b", "v4-16"), backend.Runner())
+CLOUD = gcloud.TpuVm(
+    settings.Settings("my-pod", "my-project", "us-central2-b", "v4-16"), backend.Runner()
+)
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -53,7 +55,9 @@ def test_an_answer_of_another_kind_is_no_absent_pod(monkeypatch, text):
 def test_a_gcloud_without_an_answer_or_killed_is_no_refusal():
     assert CLOUD._explain("tpu-vm describe", backend.Result(None)).kind == "network"
     said = CLOUD._explain("tpu-vm describe", backend.Result(-9))
-    assert "gcloud tpu-vm describe was killed by signal 9" in str(said) and "refused" not in str(said)
+    assert "gcloud tpu-vm describe was killed by signal 9" in str(said) and "refused" not in str(
+        said
+    )
 
 
 CLOSED = "ssh: connect to host 34.1.2.3 port 22: Connection timed out"
@@ -99,11 +103,16 @@ def test_why_ssh_failed(stderr, reason, advice):
 @pytest.mark.parametrize("phrase", ["", "secret"])
 def test_a_key_with_a_passphrase_that_ssh_can_t_ask_for(tmp_path, phrase):
     """ssh itself says no more than that the host refuses."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", phrase, "-f", tmp_path / "key"], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", phrase, "-f", tmp_path / "key"], check=True
+    )
     chosen = dataclasses.replace(CLOUD.settings, ssh_flags=(f"--ssh-key-file={tmp_path}/key",))
-    cloud, real = gcloud.TpuVm(chosen, backend.Runner()), backend.Runner()
+    cloud = gcloud.TpuVm(chosen, backend.Runner())
+    real = backend.Runner()
     denied = backend.Result(255, "", RETRIED.format(DENIED) + GAVE_UP)
-    cloud.runner.run = lambda argv, timeout: real.run(argv, timeout) if argv[0] == "ssh-keygen" else denied
+    cloud.runner.run = lambda argv, timeout: (
+        real.run(argv, timeout) if argv[0] == "ssh-keygen" else denied
+    )
     with pytest.raises(PodError, match=r"Permission denied \(publickey\)") as caught:
         cloud._connect_first(["gcloud"])
     assert (f"ssh-add {tmp_path}/key" in str(caught.value)) == bool(phrase)
@@ -114,7 +123,9 @@ def test_a_request_that_failed_says_why():
         return CLOUD._request({"name": "x/my-pod", "state": state}).condition
 
     failed = {"error": {"code": 8, "message": "Quota limit 'TPUV4' exceeded"}}
-    assert request(state="FAILED", failedData=failed).startswith("FAILED: RESOURCE_EXHAUSTED: Quota limit 'TPUV4' ex")
+    assert request(state="FAILED", failedData=failed).startswith(
+        "FAILED: RESOURCE_EXHAUSTED: Quota limit 'TPUV4' ex"
+    )
     assert request(state="SUSPENDED", stateInitiator="USER") == "SUSPENDED: by a person"
     assert request(state="SUSPENDED", stateInitiator="SERVICE") == "SUSPENDED: by Google Cloud"
     assert request(state="ACCEPTED", stateInitiator="USER") == "ACCEPTED"
@@ -122,17 +133,33 @@ def test_a_request_that_failed_says_why():
 
 def test_what_is_wrong_with_a_node():
     symptoms = [
-        {"createTime": "2026-11-26T10:00:00Z", "symptomType": "LOW_MEMORY", "workerId": "3", "details": "2 GB left"},
+        {
+            "createTime": "2026-11-26T10:00:00Z",
+            "symptomType": "LOW_MEMORY",
+            "workerId": "3",
+            "details": "2 GB left",
+        },
         {"createTime": "2026-11-26T09:00:00Z", "symptomType": "OUT_OF_MEMORY", "workerId": "1"},
     ]
-    node = {"state": "READY", "health": "UNHEALTHY_MAINTENANCE", "healthDescription": "is moved", "symptoms": symptoms}
+    node = {
+        "state": "READY",
+        "health": "UNHEALTHY_MAINTENANCE",
+        "healthDescription": "is moved",
+        "symptoms": symptoms,
+    }
     said = "READY: UNHEALTHY_MAINTENANCE is moved; OUT_OF_MEMORY on worker 1; LOW_MEMORY on worker 3 2 GB left"
     assert CLOUD._node(node).condition == said
     assert CLOUD._node({"state": "READY", "health": "HEALTHY"}).condition == "READY"
 
 
 def test_several_interfaces_a_host():
-    ends = [{"ipAddress": f"10.{interface}.0.{host}"} for host in range(2) for interface in range(3)]
-    node = {"state": "READY", "networkConfigs": [{"network": name} for name in "abc"], "networkEndpoints": ends}
+    ends = [
+        {"ipAddress": f"10.{interface}.0.{host}"} for host in range(2) for interface in range(3)
+    ]
+    node = {
+        "state": "READY",
+        "networkConfigs": [{"network": name} for name in "abc"],
+        "networkEndpoints": ends,
+    }
     assert [host.address for host in CLOUD._node(node).hosts] == ["10.0.0.0", "10.0.0.1"]
     assert len(CLOUD._node({**node, "networkConfigs": []}).hosts) == len(ends)

@@ -20,7 +20,9 @@ UP = ("up", "--every=0.01")
 
 
 def resources(pod) -> list[str]:
-    return sorted(path.stem for kind in ("nodes", "queued") for path in (pod.state / f"{kind}.d").iterdir())
+    return sorted(
+        path.stem for kind in ("nodes", "queued") for path in (pod.state / f"{kind}.d").iterdir()
+    )
 
 
 def test_up_is_idempotent(pod):
@@ -39,7 +41,10 @@ def test_up_waits_for_a_lost_network(pod, monkeypatch):
     outcomes = iter([backend.Pod("my-pod", "ACCEPTED"), PodError("can't be reached.", "network")])
 
     def describe(self):
-        outcome = next(outcomes, backend.Pod("my-pod", "READY", (backend.Host(0, "10.0.0.1"),), reason="UNWELL"))
+        outcome = next(
+            outcomes,
+            backend.Pod("my-pod", "READY", (backend.Host(0, "10.0.0.1"),), reason="UNWELL"),
+        )
         if isinstance(outcome, PodError):
             raise outcome
         return outcome
@@ -54,7 +59,8 @@ def test_up_waits_for_a_lost_network(pod, monkeypatch):
 
 def test_up_does_not_make_again_and_again_what_fails(pod, monkeypatch):
     failed = backend.Pod("my-pod", "FAILED", request="my-pod", reason="its quota")
-    looks, calls = iter([failed, backend.Pod("my-pod", "ABSENT")]), []
+    looks = iter([failed, backend.Pod("my-pod", "ABSENT")])
+    calls = []
     monkeypatch.setattr(gcloud.TpuVm, "describe", lambda self: next(looks, failed))
     monkeypatch.setattr(gcloud.TpuVm, "delete", lambda self, pod: calls.append("delete"))
     monkeypatch.setattr(gcloud.TpuVm, "create", lambda self: calls.append("create"))
@@ -63,10 +69,14 @@ def test_up_does_not_make_again_and_again_what_fails(pod, monkeypatch):
 
 
 def test_what_is_deleted_in_vain_is_not_deleted_at_once_again(pod, monkeypatch):
-    gone, begin = backend.Pod("my-pod", "UNKNOWN"), time.monotonic()
-    looks, calls = iter([gone, gone, gone, backend.Pod("my-pod", "READY")]), []
+    gone = backend.Pod("my-pod", "UNKNOWN")
+    begin = time.monotonic()
+    looks = iter([gone, gone, gone, backend.Pod("my-pod", "READY")])
+    calls = []
     monkeypatch.setattr(gcloud.TpuVm, "describe", lambda self: next(looks))
-    monkeypatch.setattr(gcloud.TpuVm, "delete", lambda self, pod: calls.append(time.monotonic() - begin))
+    monkeypatch.setattr(
+        gcloud.TpuVm, "delete", lambda self, pod: calls.append(time.monotonic() - begin)
+    )
     pod.tpu("up", "--every=0.3", "--recreate")
     assert len(calls) == 3 and calls[1] - calls[0] > 0.2 and calls[2] - calls[1] > 0.5
 
@@ -75,7 +85,9 @@ def test_another_pod_of_that_name_is_not_taken_for_ours(pod):
     pod.tpu(*UP)
     said = pod.tpu("up", "--accelerator-type=v4-8", code=2)
     assert "v4-16" in said and "pod.toml says v4-8" in said
-    assert "should have 8 hosts (v4-64), but 2" in pod.tpu("status", "--accelerator-type=v4-64", code=1)
+    assert "should have 8 hosts (v4-64), but 2" in pod.tpu(
+        "status", "--accelerator-type=v4-64", code=1
+    )
 
 
 def test_preempted_without_a_queue(pod):
@@ -92,7 +104,9 @@ def test_clean_leaves_what_is_not_ours(pod):
     pod.cloud.add_fault("queued-resources create", "failed", times=2)
     pod.tpu(*UP, "--queued", code=1)
     pod.by_hand("queued-resources", "create", "a-colleagues", "--node-id=a-colleagues", *REQUEST)
-    while "FAILED" not in pod.by_hand("queued-resources", "describe", "a-colleagues", "--format=json"):
+    while "FAILED" not in pod.by_hand(
+        "queued-resources", "describe", "a-colleagues", "--format=json"
+    ):
         pass
     said = pod.tpu("clean")
     assert "deleted queued resource my-pod" in said and "a-colleagues is FAILED" in said
@@ -110,7 +124,9 @@ def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
     pod.cloud.settings(creating_describes=0, queue_describes=0, env={"STUB": "sys.exit(0)"})
     if queued:
         pod.by_hand("queued-resources", "create", "request", "--node-id=my-pod", *REQUEST)
-        while "ACTIVE" not in pod.by_hand("queued-resources", "describe", "request", "--format=json"):
+        while "ACTIVE" not in pod.by_hand(
+            "queued-resources", "describe", "request", "--format=json"
+        ):
             pass
         assert "set name to that" in pod.tpu("status", "--name=request", code=2)
     else:
@@ -122,7 +138,8 @@ def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
     before = resources(pod)
     said = pod.tpu("down", code=1)
     assert (
-        f"gcloud compute tpus {'queued-resources delete --force request' if queued else 'tpu-vm delete my-pod'}" in said
+        f"gcloud compute tpus {'queued-resources delete --force request' if queued else 'tpu-vm delete my-pod'}"
+        in said
     )
     pod.cloud.preempt("my-pod")
     assert "up --recreate" in pod.tpu("up", code=1)
@@ -143,7 +160,10 @@ def test_our_pod_by_a_request_of_another_name_goes_with_its_request(pod, is_gone
         pod.cloud.save("queued", "request", None)
     pod.cloud.preempt("my-pod")
     said = pod.tpu(*UP, "--recreate")
-    assert f"deleted {'TPU VM my-pod' if is_gone else 'queued resource request'}" in said and said.count("deleted") == 1
+    assert (
+        f"deleted {'TPU VM my-pod' if is_gone else 'queued resource request'}" in said
+        and said.count("deleted") == 1
+    )
     assert resources(pod) == ["my-pod"] and "my-pod is ready" in said
 
 
@@ -154,7 +174,11 @@ def test_a_pod_of_another_account_is_a_strangers(pod):
     pod.tpu(*UP)
     node = json.loads((pod.state / "nodes.d" / "my-pod.json").read_text())
     assert re.fullmatch("some-one-x-org-[0-9a-f]{8}", node["labels"]["mlm-made-by"])
-    for other in ("another@x.org", "some-one@x.org", "Some.One@x-org"):  # a label has no letters for each of these
+    for other in (
+        "another@x.org",
+        "some-one@x.org",
+        "Some.One@x-org",
+    ):  # a label has no letters for each of these
         pod.cloud.account = other
         assert "was not made by your `up`" in pod.tpu("down", code=1)
     pod.cloud.account = "Some.One@x.org"
@@ -168,7 +192,11 @@ def test_a_stopped_pod_is_started_again(pod):
     pod.cloud.stop("my-pod")
     assert "my-pod is STOPPED, not ready: launch/tpu.py up" in pod.tpu("sync", code=1)
     said = pod.tpu(*UP)
-    assert said.index("my-pod is STOPPED") < said.index("my-pod is STARTING") < said.index("my-pod is ready")
+    assert (
+        said.index("my-pod is STOPPED")
+        < said.index("my-pod is STARTING")
+        < said.index("my-pod is ready")
+    )
     assert pod.verbs().count("tpu-vm start") == 1 and "tpu-vm delete" not in pod.verbs()
 
 
@@ -192,7 +220,9 @@ def test_a_file_in_the_way_is_named(pod):
     pod.commit()
     pod.tpu(*UP)
     (pod.repository / "runs").touch()
-    assert "tpu supervise: runs/pods/a: Not a directory\n" in pod.tpu("supervise", "configs/a.py", code=1)
+    assert "tpu supervise: runs/pods/a: Not a directory\n" in pod.tpu(
+        "supervise", "configs/a.py", code=1
+    )
     pod.tpu("status")
     pod.cloud.add_fault("tpu-vm ssh", "ssh255_before", match="preflight", times=6)
     assert "host 0 (127.0.0.1): ssh failed" in pod.tpu("status", code=1)
@@ -211,7 +241,14 @@ def test_sigterm_ends_the_call_to_gcloud_too(tmp_path):
     number = tmp_path / "number"
     (tmp_path / "gcloud").write_text('#!/bin/sh\necho $$ > "${0%/*}/number"\nexec sleep 60\n')
     (tmp_path / "gcloud").chmod(0o755)
-    argv = [sys.executable, LAUNCH / "tpu.py", "status", "--name=my-pod", "--accelerator-type=v4-16", *PLACE]
+    argv = [
+        sys.executable,
+        LAUNCH / "tpu.py",
+        "status",
+        "--name=my-pod",
+        "--accelerator-type=v4-16",
+        *PLACE,
+    ]
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     with subprocess.Popen(argv, cwd=tmp_path, env={**os.environ, "PATH": path}) as process:
         child = int(wait_for(lambda: number.exists() and number.read_text()))

@@ -20,14 +20,19 @@ def repository(pod):
 
 def content(packed: code.Code) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(packed.data)) as tar:
-        return {member.name: tar.extractfile(member).read() if member.isfile() else b"" for member in tar}
+        return {
+            member.name: tar.extractfile(member).read() if member.isfile() else b""
+            for member in tar
+        }
 
 
 def test_the_committed_code(repository):
     packed = code.pack()
     assert packed.hash == hashlib.sha256(packed.data).hexdigest() and "changed" not in packed.label
     found = content(packed)
-    files = {path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file()}
+    files = {
+        path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file()
+    }
     assert packed.files == found.keys() == {name for name in files if name[:5] != ".git/"}
     for path in repository.rglob("*.py"):
         path.chmod(0o600)  # who may read it here is nobody's business there
@@ -45,10 +50,25 @@ def test_a_dirty_tree_is_packed_and_named(pod, repository):
     pod.git("add", "configs/new.py", "link", "run.sh")
     packed = code.pack()
     found = content(packed)
-    assert found["stub.py"] == b"changed" and found["configs/new.py"] == b"\0\xff" and "configs/a.py" not in found
+    assert (
+        found["stub.py"] == b"changed"
+        and found["configs/new.py"] == b"\0\xff"
+        and "configs/a.py" not in found
+    )
     assert packed.hash != clean.hash and packed.label.endswith(", changed)")
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]  # as the card of an export does
-    assert packed.commit == f"{clean.commit}-dirty" == subprocess.check_output(describe, text=True).strip()
+    describe = [
+        "git",
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]  # as the card of an export does
+    assert (
+        packed.commit
+        == f"{clean.commit}-dirty"
+        == subprocess.check_output(describe, text=True).strip()
+    )
     with tarfile.open(fileobj=io.BytesIO(packed.data)) as tar:
         assert tar.getmember("link").linkname == "stub.py" and tar.getmember("run.sh").mode == 0o755
     pod.git("reset", "-q", "--hard")
@@ -69,7 +89,9 @@ def test_configs_must_be_in_it(repository, monkeypatch):
     packed = code.pack()
     assert packed.path_of("configs/a.py") == "configs/a.py"
     monkeypatch.setenv("HOME", str(repository))
-    assert packed.path_of("~/configs/a.py") == "configs/a.py", "no shell expands it in --program=~/..."
+    assert packed.path_of("~/configs/a.py") == "configs/a.py", (
+        "no shell expands it in --program=~/..."
+    )
     monkeypatch.chdir(repository / "configs")
     assert packed.path_of("a.py") == "configs/a.py"
     (repository / "loop.py").symlink_to("loop.py")

@@ -44,7 +44,11 @@ def test_a_transcript_of_every_command(pod, monkeypatch):
         parts.append(f"$ python launch/tpu.py {command}\n{said}")
     assert pod.cloud.calls() == [] and sorted(pod.repository.rglob("*")) == before
     # without what differs from machine to machine
-    found = re.sub(r"\b[0-9a-f]{64}\b", "CODE", "\n".join(parts)).replace(f"{pod.bin}/python3", "/opt/python")
+    found = re.sub(r"\b[0-9a-f]{64}\b", "CODE", "\n".join(parts)).replace(
+        f"{pod.bin}/python3", "/opt/python"
+    )
     if os.environ.get("RENEW_GOLDEN"):
         EXPECTED.write_text(found)
-    assert found == EXPECTED.read_text(), "if that is wanted: RENEW_GOLDEN=1 bash tests/run.sh launch -k transcript"
+    assert found == EXPECTED.read_text(), (
+        "if that is wanted: RENEW_GOLDEN=1 bash tests/run.sh launch -k transcript"
+    )

@@ -28,7 +28,9 @@ def ask(runner, timeout: float = 20.0, *, direct: bool = True, retry: bool = Tru
         ],
     )  # fmt: skip
     pod = hosts.Hosts(cloud, Pod("p", "READY", HOSTS), retry=retry)
-    return pod.ask(["status"], stdin={host: str(host.worker).encode() for host in HOSTS}, timeout=timeout)
+    return pod.ask(
+        ["status"], stdin={host: str(host.worker).encode() for host in HOSTS}, timeout=timeout
+    )
 
 
 @pytest.mark.standard
@@ -56,13 +58,19 @@ class Failing(backend.Runner):
 
     def __init__(self, code: int, times: int = 100):
         super().__init__()
-        self.code, self.times, self.calls = code, times, 0
+        self.code = code
+        self.times = times
+        self.calls = 0
 
     def run(self, argv, timeout, stdin=b""):
         if argv[-1] != "1":
             return Result(0, "mlm-host {}")
         self.calls += 1
-        return Result(0, "mlm-host {}") if self.calls > self.times else Result(self.code, "mlm-host {}", "broken pipe")
+        return (
+            Result(0, "mlm-host {}")
+            if self.calls > self.times
+            else Result(self.code, "mlm-host {}", "broken pipe")
+        )
 
 
 @pytest.mark.parametrize("code", hosts.SSH_FAILED)
@@ -84,7 +92,16 @@ def test_ssh_is_tried_again(code, capsys):
 @pytest.mark.parametrize("rest", [b"", b'"text" of the program', b"\x1f\x8b of an archive\nmore"])
 def test_a_host_given_only_the_rest_of_its_stdin_does_nothing(rest, tmp_path):
     """As when gcloud runs a command again by itself, after a connection that took a part of stdin."""
-    argv = (sys._base_executable, "-S", "-c", hosts.BOOT, "host.py", "unpack", str(tmp_path), "0" * 64)
+    argv = (
+        sys._base_executable,
+        "-S",
+        "-c",
+        hosts.BOOT,
+        "host.py",
+        "unpack",
+        str(tmp_path),
+        "0" * 64,
+    )
     assert backend.Runner().run(argv, 20, rest).code == 254 in hosts.SSH_FAILED
     done = backend.Runner().run(argv, 20, hosts.program() + rest)
     assert done.code == 1 and "the archive arrived damaged" in done.stdout
@@ -96,4 +113,6 @@ def test_a_host_whose_python_is_too_old_says_so():
     old = "import sys; sys.version_info = (3, 8, 10); exec(sys.argv.pop(1))"
     argv = (sys._base_executable, "-S", "-c", old, hosts.BOOT, "host.py", "preflight", "~", "")
     done = backend.Runner().run(argv, 20, hosts.program())
-    assert done.code == 1 and "python3 is 3.8 there" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.code == 1 and "python3 is 3.8 there" in done.stderr and "Traceback" not in done.stderr
+    )

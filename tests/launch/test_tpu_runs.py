@@ -39,7 +39,9 @@ def test_the_same_command_on_every_host_word_for_word(ready_pod):
     assert "exit code 0" in ready_pod.tpu("status", "--", "-x")
     job = json.loads((ready_pod.host_folder(0, "-x") / "job.json").read_text())
     assert job["argv"][2] == "--workdir=gs://my-bucket/runs/-x"
-    assert not list(ready_pod.state.rglob("pwned")) and not list(ready_pod.repository.rglob("pwned"))
+    assert not list(ready_pod.state.rglob("pwned")) and not list(
+        ready_pod.repository.rglob("pwned")
+    )
 
 
 def test_a_file_in_the_place_of_mlm(ready_pod):
@@ -64,7 +66,9 @@ def test_a_second_run_attaches(ready_pod):
     assert ready_pod.tpu("status", "a").count("running") == 2
     said = ready_pod.tpu("run", "configs/a.py", "--id=b", code=1)  # the accelerators are taken
     assert "run 'a' (attempt 1) is alive there" in said and ready_pod.starts() == 2
-    assert ready_pod.tpu("stop", "a", "--grace=20").count("exit code 75") >= 2 and not any(map(alive, first))
+    assert ready_pod.tpu("stop", "a", "--grace=20").count("exit code 75") >= 2 and not any(
+        map(alive, first)
+    )
     said = ready_pod.tpu(*RUN, code=75)
     assert "run 'a' has ended (attempt 1)" in said and ready_pod.starts() == 2
     assert "attempt 2: started" in ready_pod.tpu(*RUN, "--again", "--detach")
@@ -77,7 +81,11 @@ def test_a_start_that_was_cut_off_is_told(ready_pod):
     kill_marked(str(ready_pod.cloud.home("my-pod", 1)))
     shutil.rmtree(ready_pod.host_folder(1))
     said = ready_pod.tpu(*RUN, "--detach")
-    assert "is alive already" in said and "it was not started on host 1" in said and "launch/tpu.py stop a" in said
+    assert (
+        "is alive already" in said
+        and "it was not started on host 1" in said
+        and "launch/tpu.py stop a" in said
+    )
     said = ready_pod.tpu("stop", "a", "--grace=20")
     assert "exit code 75" in said and "never started" in said and "None" not in said
 
@@ -87,8 +95,12 @@ def test_what_is_alive_with_other_arguments_is_not_taken_for_it(ready_pod):
     ready_pod.tpu(*RUN, "--command=shards", "--config.x=1", "--detach")
     for asked in ((*RUN, "--config.x=2", "--again"), ("supervise", "configs/a.py", "--every=0.05")):
         said = ready_pod.tpu(*asked, code=1)
-        assert "(only there: shards --config.x=1; only here: run" in said and ready_pod.starts() == 2
-    pathlib.Path("stub.py").write_text("# changed")  # the same arguments, and the code has changed since
+        assert (
+            "(only there: shards --config.x=1; only here: run" in said and ready_pod.starts() == 2
+        )
+    pathlib.Path("stub.py").write_text(
+        "# changed"
+    )  # the same arguments, and the code has changed since
     said = ready_pod.tpu(*RUN, "--command=shards", "--config.x=1", "--detach")
     assert "is alive already" in said and "is alive with code" in said
     ready_pod.git("checkout", "-q", "stub.py")
@@ -103,7 +115,12 @@ def test_what_has_ended_with_other_arguments_is_not_taken_for_it(ready_pod):
         ready_pod.tpu(*asked)
         assert ready_pod.starts() == 4
     for worker in range(2):
-        assert json.loads((ready_pod.host_folder(worker, attempt=2) / "job.json").read_text())["argv"][0] == "run"
+        assert (
+            json.loads((ready_pod.host_folder(worker, attempt=2) / "job.json").read_text())["argv"][
+                0
+            ]
+            == "run"
+        )
     assert "attempt 3: started" in ready_pod.tpu(*RUN, "--workdir=/elsewhere")
 
 
@@ -112,14 +129,22 @@ def test_two_who_start_at_once(ready_pod):
     import tpu
 
     codes = []
-    threads = [threading.Thread(target=lambda: codes.append(tpu.main([*RUN, "--detach"]))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: codes.append(tpu.main([*RUN, "--detach"])))
+        for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert codes == [0, 0, 0] and ready_pod.starts() == 2
-    jobs = [json.loads((ready_pod.host_folder(worker) / "job.json").read_text()) for worker in range(2)]
-    assert len({job["launch"] for job in jobs}) == 1 and [job["place"][-1][-1] for job in jobs] == ["0", "1"]
+    jobs = [
+        json.loads((ready_pod.host_folder(worker) / "job.json").read_text()) for worker in range(2)
+    ]
+    assert len({job["launch"] for job in jobs}) == 1 and [job["place"][-1][-1] for job in jobs] == [
+        "0",
+        "1",
+    ]
 
 
 @pytest.mark.parametrize("fault", ["ssh255_after", "drop_midstream"])
@@ -136,10 +161,16 @@ def test_a_silent_host(ready_pod):
     ready_pod.ready(WAITS)
     ready_pod.cloud.add_fault("ssh", "silent", worker=1, match="host.py status")
     said = ready_pod.tpu(*RUN, "--timeout=4", code=1)
-    assert "nothing was started: host 1 (127.0.0.2): no answer within 4 s" in said and ready_pod.starts() == 0
+    assert (
+        "nothing was started: host 1 (127.0.0.2): no answer within 4 s" in said
+        and ready_pod.starts() == 0
+    )
     ready_pod.cloud.add_fault("ssh", "silent", worker=1, match="host.py start")
     said = ready_pod.tpu(*RUN, "--timeout=5", code=1)
-    assert "started on all hosts (host 1 (127.0.0.2): no answer within 5 s)" in said and "run --again" in said
+    assert (
+        "started on all hosts (host 1 (127.0.0.2): no answer within 5 s)" in said
+        and "run --again" in said
+    )
     assert ready_pod.tpu("status", "a").count("running") == 0 and ready_pod.processes() == []
     assert "attempt 2: started" in ready_pod.tpu(*RUN, "--again", "--detach")
 
@@ -148,16 +179,24 @@ def test_hosts_that_lack_the_code_are_named(ready_pod):
     ready_pod.ready()
     pathlib.Path("stub.py").write_text("changed")
     said = ready_pod.tpu(*RUN, code=1)
-    assert "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said and "is missing: launch/tpu.py sync" in said
+    assert (
+        "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said
+        and "is missing: launch/tpu.py sync" in said
+    )
     ready_pod.cloud.add_fault("ssh", "ssh255_before", worker=1, match="host.py unpack", times=3)
     said = ready_pod.tpu("sync", code=1)
     assert "copying the code failed on 1 of 2 hosts: host 1 (127.0.0.2): ssh failed" in said
     assert ready_pod.starts() == 0
     ready_pod.git("checkout", "-q", "stub.py")
     assert "ready: 2 hosts" in ready_pod.tpu("preflight")
-    with socket.create_server(("127.0.0.1", ready_pod.numbers[1])):  # of host 0, which is this machine
+    with socket.create_server(
+        ("127.0.0.1", ready_pod.numbers[1])
+    ):  # of host 0, which is this machine
         said = ready_pod.tpu("preflight", code=1)
-    assert f"host 0 (127.0.0.1): port {ready_pod.numbers[1]} can't be bound" in said and "can't reach" not in said
+    assert (
+        f"host 0 (127.0.0.1): port {ready_pod.numbers[1]} can't be bound" in said
+        and "can't reach" not in said
+    )
 
 
 def test_the_first_cause_is_told(ready_pod):
@@ -174,11 +213,15 @@ def test_a_secret_is_nowhere_but_in_the_process(ready_pod, monkeypatch):
     """Every argv of gcloud and ssh is noted in the cloud's folder."""
     canary = "canary-4a7f"
     monkeypatch.setenv("WANDB_API_KEY", canary)
-    ready_pod.ready("(folder / 'got').write_text(os.environ['WANDB_API_KEY'][::-1]); time.sleep(60)")
+    ready_pod.ready(
+        "(folder / 'got').write_text(os.environ['WANDB_API_KEY'][::-1]); time.sleep(60)"
+    )
     said = ready_pod.tpu(*RUN, "--env=WANDB_API_KEY", "--detach")
     got = ready_pod.host_folder(1) / "got"
     wait_for(lambda: got.exists() and got.read_text() == canary[::-1])
-    assert not [n for n in ready_pod.processes() if canary in pathlib.Path(f"/proc/{n}/cmdline").read_text()]
+    assert not [
+        n for n in ready_pod.processes() if canary in pathlib.Path(f"/proc/{n}/cmdline").read_text()
+    ]
     said += ready_pod.tpu("status", "a") + ready_pod.tpu(*RUN, "--env=WANDB_API_KEY", "--dry-run")
     assert canary not in said and '"WANDB_API_KEY": "..."' in said
     for root in (ready_pod.state, ready_pod.repository):
@@ -187,14 +230,20 @@ def test_a_secret_is_nowhere_but_in_the_process(ready_pod, monkeypatch):
 
 
 def test_logs_go_on_where_they_were(ready_pod):
-    ready_pod.ready("[print(i, flush=True) or time.sleep(0.01) for i in range(50)]; sys.stdout.buffer.write(b'\\xff')")
+    ready_pod.ready(
+        "[print(i, flush=True) or time.sleep(0.01) for i in range(50)]; sys.stdout.buffer.write(b'\\xff')"
+    )
     ready_pod.tpu(*RUN, "--detach")
     ready_pod.cloud.add_fault("ssh", "ssh255_before", worker=1, match="host.py logs", times=3)
     said = ready_pod.tpu("logs", "a", "--every=0.01")
     shown = [line.removeprefix("[1] ") for line in said.splitlines() if line.startswith("[1]")]
     assert shown[1:] == [*map(str, range(50)), "\ufffd"]
     assert "does not answer: ssh failed" in said and "host 1 (127.0.0.2) answers again" in said
-    assert not [line for line in ready_pod.tpu("logs", "a", "--every=0.01").splitlines() if line.startswith("[")]
+    assert not [
+        line
+        for line in ready_pod.tpu("logs", "a", "--every=0.01").splitlines()
+        if line.startswith("[")
+    ]
     for worker in range(2):
         kept = pathlib.Path(f"runs/pods/a/1/{worker}.log").read_bytes()
         assert kept == (ready_pod.host_folder(worker) / "log").read_bytes()
@@ -217,6 +266,8 @@ def test_a_preempted_pod_ends_the_following(ready_pod):
     ready_pod.ready(WAITS)
     ready_pod.tpu(*RUN, "--detach")
     soon("runs/pods/a/1", lambda: ready_pod.cloud.preempt("my-pod"))
-    assert "my-pod is PREEMPTED: launch/tpu.py supervise" in ready_pod.tpu("logs", "a", "--every=0.05", code=1)
+    assert "my-pod is PREEMPTED: launch/tpu.py supervise" in ready_pod.tpu(
+        "logs", "a", "--every=0.05", code=1
+    )
     ready_pod.tpu("down")  # the next test makes another
     ready_pod.synced = False

@@ -19,22 +19,44 @@ def write(tmp_path, text: str) -> str:
 
 def toml(values: dict) -> str:
     return "".join(
-        f"{name} = {str(value).lower() if value in (True, False) else repr(value)}\n" for name, value in values.items()
+        f"{name} = {str(value).lower() if value in (True, False) else repr(value)}\n"
+        for name, value in values.items()
     )
 
 
 def test_what_the_name_of_an_accelerator_says():
-    sizes = {"v3-256": (128, 32), "v4-8": (4, 1), "v5p-16": (8, 2), "v5litepod-8": (8, 1), "v5litepod-16": (16, 4)}
-    found = {name: settings.load("", GOOD | {"accelerator_type": name}) for name in (*sizes, "v6e-8")}
+    sizes = {
+        "v3-256": (128, 32),
+        "v4-8": (4, 1),
+        "v5p-16": (8, 2),
+        "v5litepod-8": (8, 1),
+        "v5litepod-16": (16, 4),
+    }
+    found = {
+        name: settings.load("", GOOD | {"accelerator_type": name}) for name in (*sizes, "v6e-8")
+    }
     assert {name: (found[name].chips, found[name].host_count) for name in sizes} == sizes
     runtimes = [found[name].runtime for name in ("v4-8", "v5litepod-16", "v5p-16", "v6e-8")]
-    assert runtimes == ["tpu-ubuntu2204-base", "v2-alpha-tpuv5-lite", "v2-alpha-tpuv5", "v2-alpha-tpuv6e"]
+    assert runtimes == [
+        "tpu-ubuntu2204-base",
+        "v2-alpha-tpuv5-lite",
+        "v2-alpha-tpuv5",
+        "v2-alpha-tpuv6e",
+    ]
 
 
 def test_file_and_flags(tmp_path, monkeypatch):
-    file = write(tmp_path, "\ufeff" + toml({**GOOD, "price": 3, "spot": True}))  # the mark of editors on Windows
+    file = write(
+        tmp_path, "\ufeff" + toml({**GOOD, "price": 3, "spot": True})
+    )  # the mark of editors on Windows
     found = settings.load(file, {})
-    assert (found.price, found.spot, found.queued, found.root, found.host_count) == (3, True, False, "~/.mlm-pod", 4)
+    assert (found.price, found.spot, found.queued, found.root, found.host_count) == (
+        3,
+        True,
+        False,
+        "~/.mlm-pod",
+        4,
+    )
     assert found.dollars_per_hour == 48
     assert settings.load(file, {"spot": False, "accelerator_type": "v6e-8"}).host_count == 1
     assert settings.load(file, {"hosts": 2}).host_count == 2
@@ -47,14 +69,32 @@ def test_every_key_is_a_flag(tmp_path, monkeypatch):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     settings.add_flags(parser)
     monkeypatch.chdir(tmp_path)
-    words = ["--name=n", "--project=q", "--zone=z", "--accelerator-type=v5p-16", "--runtime-version=r", "--spot"]
-    words += ["--queued", "--network=w", "--bucket=gs://bbb/c", "--price=1.5", "--root=/r", "--hosts=2"]
+    words = [
+        "--name=n",
+        "--project=q",
+        "--zone=z",
+        "--accelerator-type=v5p-16",
+        "--runtime-version=r",
+        "--spot",
+    ]
+    words += [
+        "--queued",
+        "--network=w",
+        "--bucket=gs://bbb/c",
+        "--price=1.5",
+        "--root=/r",
+        "--hosts=2",
+    ]
     words += ["--python=/usr/bin/python3", "--user=u", "--track=alpha", "--create-flags=--reserved"]
     words += ["--create-flags=--labels=a=b,c=d", "--ssh-flags=--internal-ip"]
     found = settings.from_arguments(parser.parse_args(words))
     default = settings.Settings()
-    assert [name for name in settings.FIELDS if getattr(found, name) == getattr(default, name)] == []
-    assert found.create_flags == ("--reserved", "--labels=a=b,c=d") and found.ssh_flags == ("--internal-ip",)
+    assert [
+        name for name in settings.FIELDS if getattr(found, name) == getattr(default, name)
+    ] == []
+    assert found.create_flags == ("--reserved", "--labels=a=b,c=d") and found.ssh_flags == (
+        "--internal-ip",
+    )
 
 
 BAD = {
@@ -75,11 +115,18 @@ def test_bad_values_name_file_and_key(tmp_path, key):
         ):
             with pytest.raises(SettingsError, match=f"^{where}") as error:
                 settings.load(file, values)
-            assert str(value[0] if isinstance(value, list) else value) in str(error.value) and error.value.code == 2
+            assert (
+                str(value[0] if isinstance(value, list) else value) in str(error.value)
+                and error.value.code == 2
+            )
 
 
 def test_no_argument_of_a_program_holds_a_zero():
-    for key, value in {"create_flags": ["--x=\0"], "python": "/a\0", "bucket": "gs://bucket/\0"}.items():
+    for key, value in {
+        "create_flags": ["--x=\0"],
+        "python": "/a\0",
+        "bucket": "gs://bucket/\0",
+    }.items():
         with pytest.raises(SettingsError, match=key.replace("_", "-")):
             settings.load("", {**GOOD, key: value})
 

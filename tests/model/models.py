@@ -10,7 +10,12 @@ import mlm.model
 
 PAD = 3  # RoBERTa's positions start behind it
 SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-SIZES |= {"intermediate_size": 64, "max_position_embeddings": 40, "pad_token_id": PAD, "initializer_range": 0.1}
+SIZES |= {
+    "intermediate_size": 64,
+    "max_position_embeddings": 40,
+    "pad_token_id": PAD,
+    "initializer_range": 0.1,
+}
 
 
 def config_of(name: str, **settings):

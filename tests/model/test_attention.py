@@ -34,7 +34,9 @@ class Case:
     chunk: int = 512  # tokens of the fused kernel's chunks, at most
     isolated: bool = True
     dropout: bool = False
-    rotated: str = ""  # "" for no rotation, "rows" if each row has its positions, "alike" if all share them
+    rotated: str = (
+        ""  # "" for no rotation, "rows" if each row has its positions, "alike" if all share them
+    )
     rows: int = 2
     padding: str = "end"
     heads: int = 2
@@ -58,7 +60,9 @@ class Case:
     def arrays(self) -> list[jax.Array]:
         """Queries, keys, values, and the gradient of the context, which is 0 at padding."""
         shape = (self.rows, self.length, self.heads * self.size)
-        *qkv, grad = (jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4))
+        *qkv, grad = (
+            jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4)
+        )
         return [*qkv, grad * (self.documents > 0)[..., None]]
 
     @functools.cached_property
@@ -68,13 +72,18 @@ class Case:
 
     @functools.cached_property
     def angles(self) -> np.ndarray | None:
-        places = np.arange(self.length) + 50 * np.arange(self.rows if self.rotated == "rows" else 1)[:, None]
+        places = (
+            np.arange(self.length)
+            + 50 * np.arange(self.rows if self.rotated == "rows" else 1)[:, None]
+        )
         angles = places[..., None] / 100.0 ** (np.arange(self.size // 2) / (self.size // 2))
         return np.float32(angles) if self.rotated else None
 
     def attend(self, q_BxLxH, k_BxLxH, v_BxLxH, **settings) -> jax.Array:
         """The kernel; cuDNN's call is done by XLA, since there is no cuDNN here."""
-        settings = {"mesh": sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])} | settings
+        settings = {
+            "mesh": sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+        } | settings
         return attention.KERNELS[self.name](
             q_BxLxH,
             k_BxLxH,
@@ -101,7 +110,9 @@ class Case:
         place = jnp.arange(self.length)
         allowed = self.documents[:, None, None, :] > 0
         if self.isolated:
-            allowed = allowed & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
+            allowed = allowed & (
+                self.documents[:, None, :, None] == self.documents[:, None, None, :]
+            )
         if self.window:
             allowed = allowed & (jnp.abs(place[:, None] - place) <= self.window)
         probs = flax.linen.dot_product_attention_weights(q, k, bias=jnp.where(allowed, 0.0, -1e10))
@@ -114,7 +125,10 @@ class Case:
 
         def run(*arrays):
             context, pull = jax.vjp(attend, *arrays[:3])
-            return [context * (self.documents > 0)[..., None], *pull(arrays[3].astype(context.dtype))]
+            return [
+                context * (self.documents > 0)[..., None],
+                *pull(arrays[3].astype(context.dtype)),
+            ]
 
         return jax.jit(run)(*(array.astype(dtype) for array in self.arrays))
 
@@ -147,7 +161,9 @@ def test_output_and_gradients_are_flax_s(case, monkeypatch):
     monkeypatch.setattr(attention, "CUDNN_BLOCK", 32)
     monkeypatch.setattr(fused_attention, "chunk_tokens", lambda _: case.chunk)
     monkeypatch.setattr(
-        fused_attention.pl, "pallas_call", functools.partial(within_bounds, fused_attention.pl.pallas_call)
+        fused_attention.pl,
+        "pallas_call",
+        functools.partial(within_bounds, fused_attention.pl.pallas_call),
     )
     for one, other in zip(case.both_ways(case.attend), case.both_ways(case.flax), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
@@ -157,15 +173,26 @@ def within_bounds(pallas_call, kernel, *, grid, in_specs, out_specs, out_shape, 
     """Asserts that no block of a kernel lies outside its array: the interpreter moves it inside, a TPU reads on."""
 
     def run(*arrays):
-        for spec, array in zip(*map(jax.tree.leaves, ([in_specs, out_specs], [arrays, out_shape])), strict=True):
+        for spec, array in zip(
+            *map(jax.tree.leaves, ([in_specs, out_specs], [arrays, out_shape])), strict=True
+        ):
             for point in np.ndindex(*grid):
                 with jax.ensure_compile_time_eval():
                     index = [int(part) for part in spec.index_map(*point)]
-                ends = [(part + 1) * (size or 1) for part, size in zip(index, spec.block_shape, strict=True)]
-                assert min(index) >= 0 and all(np.less_equal(ends, array.shape)), (point, index, spec.block_shape)
+                ends = [
+                    (part + 1) * (size or 1)
+                    for part, size in zip(index, spec.block_shape, strict=True)
+                ]
+                assert min(index) >= 0 and all(np.less_equal(ends, array.shape)), (
+                    point,
+                    index,
+                    spec.block_shape,
+                )
         return call(*arrays)
 
-    call = pallas_call(kernel, grid=grid, in_specs=in_specs, out_specs=out_specs, out_shape=out_shape, **settings)
+    call = pallas_call(
+        kernel, grid=grid, in_specs=in_specs, out_specs=out_specs, out_shape=out_shape, **settings
+    )
     return run
 
 
@@ -180,7 +207,9 @@ def test_split_over_a_mesh_it_is_the_same():
         return attention.fused(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, **settings)
 
     rows = jax.P("data")
-    within = jax.shard_map(attend, mesh=mesh, in_specs=rows, out_specs=rows, axis_names={"data"}, check_vma=False)
+    within = jax.shard_map(
+        attend, mesh=mesh, in_specs=rows, out_specs=rows, axis_names={"data"}, check_vma=False
+    )
     for split in (attend, within):
         context = jax.jit(split)(*case.arrays[:3], case.documents, case.angles)
         np.testing.assert_allclose(context, case.flax(*case.arrays[:3]), atol=1e-5)
@@ -200,7 +229,9 @@ def test_in_bfloat16_a_kernel_is_as_near_to_float32_as_plain_jax(case, monkeypat
     plain = dataclasses.replace(case, name="xla")
     exact = case.both_ways(plain.attend)
     for one, other, right in zip(
-        *(kernel.both_ways(kernel.attend, jnp.bfloat16) for kernel in (case, plain)), exact, strict=True
+        *(kernel.both_ways(kernel.attend, jnp.bfloat16) for kernel in (case, plain)),
+        exact,
+        strict=True,
     ):
         assert one.dtype == jnp.bfloat16
         error, allowed = (np.abs(x.astype(jnp.float32) - right).max() for x in (one, other))
@@ -251,28 +282,45 @@ def test_a_row_of_padding_alone_stays_finite():
 
 @pytest.mark.parametrize(
     ("mesh", "padding", "isolated"),
-    [((1, 1, 1), "none", False), ((2, 2, 2), "end", False), slow((2, 2, 2), "end", True), slow((4, 1, 2), "any", True)],
+    [
+        ((1, 1, 1), "none", False),
+        ((2, 2, 2), "end", False),
+        slow((2, 2, 2), "end", True),
+        slow((4, 1, 2), "any", True),
+    ],
 )
 def test_a_model_has_the_loss_and_gradients_of_plain_jax(mesh, padding, isolated, monkeypatch):
     """ModernBERT, global and local layers, in five blocks."""
     monkeypatch.setattr(attention, "CUDNN_BLOCK", 8)
-    sizes = ("model.family=modernbert", "model.layers=2", "model.global_every=2", "model.local_attention=4")
+    sizes = (
+        "model.family=modernbert",
+        "model.layers=2",
+        "model.global_every=2",
+        "model.local_attention=4",
+    )
     info = dataclasses.replace(INFO, length=34)
     with meshes_of(math.prod(mesh)):
-        task = tiny_run(*sizes, f"data.isolate_documents={isolated}", "shards.length=34", mesh=mesh, info=info)
+        task = tiny_run(
+            *sizes, f"data.isolate_documents={isolated}", "shards.length=34", mesh=mesh, info=info
+        )
     batch = random_batch(16, 0, info)
     if padding == "none":
         batch["attention_mask"][:] = 1
     params = jax.jit(task.module.init_params)(jax.random.key(0))
     batch = sharding.put_batch(batch, task.mesh, 16)
     numbers = []
-    for attend in (attention.xla, functools.partial(attention.cudnn, padding=padding, implementation="xla")):
+    for attend in (
+        attention.xla,
+        functools.partial(attention.cudnn, padding=padding, implementation="xla"),
+    ):
         compute = dataclasses.replace(task.module.compute, attend=attend)
         task.module = task.module.clone(compute=compute)
         gradients, means = jax.jit(train.make_gradient(task))(params, batch, np.int32(0))
         numbers.append(flatten_dict(gradients) | {"loss": means["loss"].sum})
     for name, value in numbers[0].items():
-        np.testing.assert_allclose(numbers[1][name], value, atol=1e-5 * max(1, np.abs(value).max()), err_msg=name)
+        np.testing.assert_allclose(
+            numbers[1][name], value, atol=1e-5 * max(1, np.abs(value).max()), err_msg=name
+        )
 
 
 class OwnMasks(Pretraining):
@@ -284,10 +332,24 @@ class OwnMasks(Pretraining):
 
 def test_the_shards_say_where_a_row_may_have_padding(monkeypatch):
     """All that a run reads: the folders of a mixture, and the sets that are scored."""
-    full = Manifest("", 32, 500, INFO.special_ids, (0, 1, 2, 3, 4), "", True, "", "", {"train": Split(())}, rows="x")
+    full = Manifest(
+        "",
+        32,
+        500,
+        INFO.special_ids,
+        (0, 1, 2, 3, 4),
+        "",
+        True,
+        "",
+        "",
+        {"train": Split(())},
+        rows="x",
+    )
     lines = dataclasses.replace(full, full_rows=False)
     foreign = dataclasses.replace(lines, rows="")
-    scores = [dataclasses.replace(full, sets={"s": manifest}) for manifest in (full, lines, foreign)]
+    scores = [
+        dataclasses.replace(full, sets={"s": manifest}) for manifest in (full, lines, foreign)
+    ]
     mixtures = [mixture.join([(0.5, full), (0.5, manifest)]) for manifest in (full, lines, foreign)]
     for manifests in ((full, lines, foreign), scores, mixtures):
         infos = [DatasetInfo.from_manifest(manifest) for manifest in manifests]
@@ -295,7 +357,9 @@ def test_the_shards_say_where_a_row_may_have_padding(monkeypatch):
     for cls, expected in ((Pretraining, "end"), (OwnMasks, "any")):
         task = cls.without_data(tiny_config(), info=dataclasses.replace(INFO, padding="end"))
         monkeypatch.setitem(attention.KERNELS, "xla", lambda *_, padding, **settings: padding)
-        assert task.module.compute.attend(np.ones((2, 32, 32)), None, None, None, window=0) == expected
+        assert (
+            task.module.compute.attend(np.ones((2, 32, 32)), None, None, None, window=0) == expected
+        )
         monkeypatch.undo()
 
 
@@ -328,8 +392,12 @@ def choose(
     **settings,
 ) -> str:
     """Calls `attention.choose` for a mesh of devices that need not exist."""
-    config = RobertaConfig(num_attention_heads=heads, hidden_size=hidden_size, attention_probs_dropout_prob=dropout)
-    device = types.SimpleNamespace(platform=platform, device_kind=kind, compute_capability=capability)
+    config = RobertaConfig(
+        num_attention_heads=heads, hidden_size=hidden_size, attention_probs_dropout_prob=dropout
+    )
+    device = types.SimpleNamespace(
+        platform=platform, device_kind=kind, compute_capability=capability
+    )
     mesh = types.SimpleNamespace(devices=np.array([device]), shape={"tensor": tensor})
     settings = {"length": 512, "window": 0, "dtype": "bfloat16"} | settings
     return attention.choose(name, config, mesh=mesh, **settings)
@@ -373,4 +441,6 @@ def test_auto_takes_the_fastest_that_supports_the_model(model, chosen):
 def test_what_a_kernel_does_not_support_is_named(name, model, what):
     with pytest.raises(InputError) as error:
         choose(name, **model)
-    assert all(word in str(error.value) for word in [f"config.model.attention = {name}", *what]), error.value
+    assert all(word in str(error.value) for word in [f"config.model.attention = {name}", *what]), (
+        error.value
+    )

@@ -11,12 +11,16 @@ from tests.model.models import config_of, inputs, numbered
 LABELS = ("no", "perhaps", "yes")
 
 
-def make_config(name: str = "Roberta", labels: tuple[str, ...] = LABELS, *, of_tokens: bool = False, **settings):
+def make_config(
+    name: str = "Roberta", labels: tuple[str, ...] = LABELS, *, of_tokens: bool = False, **settings
+):
     return classifier.make_config(config_of(name, **settings), labels, of_tokens=of_tokens)
 
 
 @pytest.mark.parametrize("name", ["Roberta", "Bert", "ModernBert"])
-@pytest.mark.parametrize(("kind", "problem"), [("classes", "single_label_classification"), ("tokens", None)])
+@pytest.mark.parametrize(
+    ("kind", "problem"), [("classes", "single_label_classification"), ("tokens", None)]
+)
 def test_the_config_names_its_classes(name, kind, problem, tmp_path):
     make_config(name, of_tokens=kind == "tokens").save_pretrained(tmp_path)
     again = type(make_config(name)).from_pretrained(tmp_path)
@@ -36,16 +40,28 @@ def test_a_regression_has_no_classes():
     assert classifier.kind(config) == "regression", "one number, in a folder made elsewhere"
 
 
-@pytest.mark.parametrize(("name", "of_tokens"), [("Roberta", False), ("Bert", False), ("ModernBert", True)])
+@pytest.mark.parametrize(
+    ("name", "of_tokens"), [("Roberta", False), ("Bert", False), ("ModernBert", True)]
+)
 def test_dropout_of_the_head(name, of_tokens):
     """On with a key alone, and a function of the key and the row; the first token alone classifies a row."""
-    rates = {"classifier_dropout": 0.5, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    rates = {
+        "classifier_dropout": 0.5,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
     config = make_config(name, of_tokens=of_tokens, **rates)
-    module, key, numbers = classifier.make_module(config), jax.random.key(1), np.arange(4, dtype=np.uint32)
+    module = classifier.make_module(config)
+    key = jax.random.key(1)
+    numbers = np.arange(4, dtype=np.uint32)
     params = numbered(jax.eval_shape(module.init_params, key))
     ids = np.repeat(inputs()[0][:1], 4, axis=0)
-    logits = jax.jit(lambda key, rows: module.logits(params, ids, np.ones_like(ids), None, key, rows))
-    plain, one, again = logits(None, numbers), logits(key, numbers), logits(key, numbers[[2, 2, 0, 1]])
+    logits = jax.jit(
+        lambda key, rows: module.logits(params, ids, np.ones_like(ids), None, key, rows)
+    )
+    plain = logits(None, numbers)
+    one = logits(key, numbers)
+    again = logits(key, numbers[[2, 2, 0, 1]])
     assert one.shape == ((4, 32, 3) if of_tokens else (4, 3)) and one.dtype == np.float32
     assert np.ptp(plain, axis=0).max() < 1e-5 < 1e-3 < np.ptp(one, axis=0).max()
     np.testing.assert_allclose(again, np.asarray(one)[[2, 2, 0, 1]], atol=1e-5)
@@ -58,7 +74,9 @@ def test_the_second_text_of_a_bert_s_pair_has_another_type():
     assert found.tolist() == [[0, 0, 0, 1, 1, 1, 0], [0] * 7]
     for sep_id in (2, None):
         config = make_config("Bert", sep_token_id=sep_id)
-        rows = classifier.make_module(config).make_rows(ids, (ids != 1).astype(np.int32), None, None, None)
+        rows = classifier.make_module(config).make_rows(
+            ids, (ids != 1).astype(np.int32), None, None, None
+        )
         assert (rows.token_types_BxL is None) == (sep_id is None)
 
 
@@ -70,7 +88,9 @@ def test_loss_of_tokens():
     labels = np.array([[-1, 2, -1, 0], [-1, -1, 1, -1]], np.int32)
     sums = classifier.row_sums(logits, labels)
     log_probs = np.asarray(jax.nn.log_softmax(logits))
-    np.testing.assert_allclose(sums.loss_B, [-log_probs[0, 1, 2] - log_probs[0, 3, 0], -log_probs[1, 2, 1]], atol=1e-6)
+    np.testing.assert_allclose(
+        sums.loss_B, [-log_probs[0, 1, 2] - log_probs[0, 3, 0], -log_probs[1, 2, 1]], atol=1e-6
+    )
     assert sums.weight_B.tolist() == [2, 1]
     right = np.argmax(logits, -1) == labels
     assert sums.correct_B.tolist() == right.sum(axis=1).tolist()
@@ -87,12 +107,23 @@ def test_loss_of_classes():
     np.testing.assert_allclose(sums.loss_B, wanted, atol=1e-6)
     np.testing.assert_array_equal(sums.correct_B, np.argmax(logits, -1) == labels)
     np.testing.assert_array_equal(sums.weight_B, np.ones(5))
-    check_grads(lambda x: classifier.row_sums(x, labels).loss_B.sum(), (logits,), order=1, modes=["rev"], atol=1e-2)
+    check_grads(
+        lambda x: classifier.row_sums(x, labels).loss_B.sum(),
+        (logits,),
+        order=1,
+        modes=["rev"],
+        atol=1e-2,
+    )
     np.testing.assert_array_equal(classifier.row_scores(logits, labels)[1], np.argmax(logits, -1))
 
 
 def test_loss_of_numbers():
-    logits, targets = np.array([[1.5], [-2.0]], np.float32), np.array([1.0, 0.5], np.float32)
+    logits = np.array([[1.5], [-2.0]], np.float32)
+    targets = np.array([1.0, 0.5], np.float32)
     sums = classifier.row_sums(logits, targets)
-    assert sums.loss_B.tolist() == [0.25, 6.25] and sums.weight_B.tolist() == [1, 1] and sums.correct_B is None
+    assert (
+        sums.loss_B.tolist() == [0.25, 6.25]
+        and sums.weight_B.tolist() == [1, 1]
+        and sums.correct_B is None
+    )
     assert classifier.row_scores(logits, targets)[1].tolist() == [1.5, -2.0]

@@ -25,20 +25,52 @@ STOCK = "model.implementation=transformers"
         ("roberta", {"max_position_embeddings": 66, "type_vocab_size": 1, "layer_norm_eps": 1e-6}),
         ("xlm_roberta", {"max_position_embeddings": 66, "model_type": "xlm-roberta"}),
         ("bert", {"max_position_embeddings": 64, "type_vocab_size": 2, "hidden_act": "silu"}),
-        ("bert", {"attention_probs_dropout_prob": 0.3, "hidden_dropout_prob": 0.2, "classifier_dropout": None}),
-        ("modernbert", {"local_rope_theta": 7.0, "global_rope_theta": 9.0, "global_attn_every_n_layers": 2}),
-        ("modernbert", {"norm_eps": 1e-6, "classifier_activation": "silu", "mlp_dropout": 0.2, "cls_token_id": 0}),
-        ("modernbert", {"attention_dropout": 0.3, "embedding_dropout": 0.2, "classifier_dropout": 0.2}),
+        (
+            "bert",
+            {
+                "attention_probs_dropout_prob": 0.3,
+                "hidden_dropout_prob": 0.2,
+                "classifier_dropout": None,
+            },
+        ),
+        (
+            "modernbert",
+            {"local_rope_theta": 7.0, "global_rope_theta": 9.0, "global_attn_every_n_layers": 2},
+        ),
+        (
+            "modernbert",
+            {
+                "norm_eps": 1e-6,
+                "classifier_activation": "silu",
+                "mlp_dropout": 0.2,
+                "cls_token_id": 0,
+            },
+        ),
+        (
+            "modernbert",
+            {"attention_dropout": 0.3, "embedding_dropout": 0.2, "classifier_dropout": 0.2},
+        ),
     ],
 )
 def test_transformers_config_says_what_ours_does(family, expected):
-    settings = ["layer_norm_eps=1e-6", "activation=silu", "hidden_dropout=0.2", "attention_dropout=0.3"]
+    settings = [
+        "layer_norm_eps=1e-6",
+        "activation=silu",
+        "hidden_dropout=0.2",
+        "attention_dropout=0.3",
+    ]
     settings += [f"family={family}"]
     if family == "modernbert":
         settings += ["local_rope_theta=7", "global_rope_theta=9", "global_every=2"]
     model = tiny_config(*(f"model.{setting}" for setting in settings)).model
     config = families.named(family).make_config(model, 497, INFO.special_ids)
-    common = {"vocab_size": 512, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "initializer_range": 0.02}
+    common = {
+        "vocab_size": 512,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "initializer_range": 0.02,
+    }
     assert {key: getattr(config, key) for key in expected | common} == expected | common
     assert config.architectures == [f"{families.named(family).name}ForMaskedLM"]
 
@@ -50,19 +82,32 @@ def test_a_family_s_parameters_are_where_it_says(family):
     shapes = jax.eval_shape(family.module(config).init_params, jax.random.key(0))
     assert shapes.keys() == {family.body, *family.lm_head}
     assert families.at_path(shapes, family.stack).keys() == {"0", "1"}
-    resized = family.resize_vocabulary(jax.tree.map(lambda leaf: np.ones((5, 2)[: leaf.ndim]), shapes), 8)
+    resized = family.resize_vocabulary(
+        jax.tree.map(lambda leaf: np.ones((5, 2)[: leaf.ndim]), shapes), 8
+    )
     for path, value in flatten_dict(resized).items():
         of_vocabulary = 77 in families.at_path(shapes, path).shape
-        assert len(value) == (8 if of_vocabulary else 5) and value[:5].all() and not value[5:].any(), path
+        assert (
+            len(value) == (8 if of_vocabulary else 5) and value[:5].all() and not value[5:].any()
+        ), path
 
 
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
         (["model.attention=fused"], ["config.model.attention = fused", "32 tokens"]),
-        (["model.family=modernbert", STOCK], ["config.model.family = 'modernbert'", "model.implementation = mlm"]),
-        (["data.isolate_documents=true", STOCK], ["config.data.isolate_documents", "model.implementation = mlm"]),
-        (["model.attention=fused", "data.short_length=16"], ["config.model.attention = fused", "16 tokens"]),
+        (
+            ["model.family=modernbert", STOCK],
+            ["config.model.family = 'modernbert'", "model.implementation = mlm"],
+        ),
+        (
+            ["data.isolate_documents=true", STOCK],
+            ["config.data.isolate_documents", "model.implementation = mlm"],
+        ),
+        (
+            ["model.attention=fused", "data.short_length=16"],
+            ["config.model.attention = fused", "16 tokens"],
+        ),
     ],
 )
 def test_what_cannot_be_computed_is_refused(overrides, names):
@@ -85,10 +130,20 @@ def test_the_loop_trains_transformers_own_class(family):
     """Equal to ours in losses, gradients and parameters without dropout; with it, each device draws its own."""
     runs = [
         tiny_run(f"model.family={family}"),
-        tiny_run(f"model.family={family}", STOCK, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", mesh=(2, 2, 2)),
+        tiny_run(
+            f"model.family={family}",
+            STOCK,
+            "mesh.data=2",
+            "mesh.fsdp=2",
+            "mesh.tensor=2",
+            mesh=(2, 2, 2),
+        ),
     ]
-    states, norms = [run.init() for run in runs], []
-    first = sharding.put_tree(jax.device_get(states[0].params), sharding.shardings_of(states[1].params))
+    states = [run.init() for run in runs]
+    norms = []
+    first = sharding.put_tree(
+        jax.device_get(states[0].params), sharding.shardings_of(states[1].params)
+    )
     states[1] = states[1].replace(params=first)  # transformers draws BERT's head wider
     for step in range(2):
         for index, run in enumerate(runs):
@@ -104,7 +159,9 @@ def test_the_loop_trains_transformers_own_class(family):
 
 def test_dropout_of_transformers_own_class():
     run = tiny_run(STOCK, "model.hidden_dropout=0.3")
-    batch, key, rows = random_batch(4), jax.random.key(0), np.arange(4, dtype=np.uint32)
+    batch = random_batch(4)
+    key = jax.random.key(0)
+    rows = np.arange(4, dtype=np.uint32)
     params = jax.jit(run.module.init_params)(key)
     inputs = params, batch["input_ids"], batch["attention_mask"], None, key
     logits = jax.jit(lambda rows: run.module.logits(*inputs, rows))
@@ -119,7 +176,11 @@ def test_dropout_of_transformers_own_class():
 class Entropy(RobertaModule):
     def predict(self, x_BxKxH, noise):
         logits = super().predict(x_BxKxH, noise)
-        self.sow("intermediates", "entropy", -jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=(1, 2)))
+        self.sow(
+            "intermediates",
+            "entropy",
+            -jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=(1, 2)),
+        )
         return logits
 
 
@@ -137,19 +198,30 @@ class SownMetric(Pretraining):
 def test_what_a_module_sows_is_a_metric():
     run = tiny_run("train.accumulate=2", "model.remat=true", mesh=(1, 1, 1))
     task = SownMetric(run.config, run.info, mesh=run.mesh)
-    params, batch = jax.jit(task.module.init_params)(jax.random.key(0)), random_batch(16)
+    params = jax.jit(task.module.init_params)(jax.random.key(0))
+    batch = random_batch(16)
     masked = task.inputs(batch, 0)
-    _, sown = task.module.forward(params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK)
+    _, sown = task.module.forward(
+        params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK
+    )
     _, means = jax.jit(train.make_gradient(task))(params, batch, np.int32(0))
     expected = float(sown["entropy"][0].mean())
-    assert float(means["entropy"].sum / means["entropy"].weight) == pytest.approx(expected, rel=1e-5)
+    assert float(means["entropy"].sum / means["entropy"].weight) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_a_module_of_ones_own_isolates_documents_and_is_no_class_of_transformers():
     run = tiny_run("data.isolate_documents=true")
-    assert SownMetric(run.config, run.info, mesh=run.mesh).module.compute.cls_id == run.module.compute.cls_id == 0
+    assert (
+        SownMetric(run.config, run.info, mesh=run.mesh).module.compute.cls_id
+        == run.module.compute.cls_id
+        == 0
+    )
     with pytest.raises(InputError, match=r"config\.model\.implementation = transformers: Entropy "):
         SownMetric.without_data(tiny_config(STOCK))
     attention = type("Kernel", (Pretraining,), {"make_attention": lambda *_: None})
-    with pytest.raises(InputError, match=r"config\.model\.implementation = transformers: .* Kernel\.make_attention"):
+    with pytest.raises(
+        InputError, match=r"config\.model\.implementation = transformers: .* Kernel\.make_attention"
+    ):
         attention.without_data(tiny_config(STOCK))

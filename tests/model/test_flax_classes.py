@@ -27,7 +27,11 @@ def write(name: str, folder: pathlib.Path, files: int) -> dict:
     tensors = weights.to_torch(jax.device_get(model.params))
     file_of = {name: f"model-{1 + index % files}.safetensors" for index, name in enumerate(tensors)}
     for file in set(file_of.values()):
-        save_file({name: tensors[name] for name in tensors if file_of[name] == file}, folder / file, {"format": "pt"})
+        save_file(
+            {name: tensors[name] for name in tensors if file_of[name] == file},
+            folder / file,
+            {"format": "pt"},
+        )
     if files == 1:
         (folder / "model-1.safetensors").rename(folder / "model.safetensors")
     else:
@@ -37,7 +41,8 @@ def write(name: str, folder: pathlib.Path, files: int) -> dict:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_safetensors_in_several_files_are_read_and_none_outside_the_folder(name, tmp_path):
-    params, cls = write(name, tmp_path / "a", 3), class_of(name)
+    params = write(name, tmp_path / "a", 3)
+    cls = class_of(name)
     model = cls.from_pretrained(tmp_path, subfolder="a")
     jax.tree.map(np.testing.assert_array_equal, model.params, params)
     index = tmp_path / "a" / "model.safetensors.index.json"
@@ -49,20 +54,28 @@ def test_safetensors_in_several_files_are_read_and_none_outside_the_folder(name,
 def test_parameters_are_jax_s_arrays_and_numpy_s_can_be_used_in_a_traced_call(tmp_path):
     """Or `to_bf16` would leave them, and `save_pretrained` write those that PyTorch has transposed as they lie."""
     write("ModernBertForMaskedLM", tmp_path, 1)
-    model, (ids, mask) = mlm.model.FlaxModernBertForMaskedLM.from_pretrained(tmp_path), inputs()
-    assert {leaf.dtype for leaf in jax.tree.leaves(model.to_bf16(model.params))} == {jnp.dtype("bfloat16")}
+    model = mlm.model.FlaxModernBertForMaskedLM.from_pretrained(tmp_path)
+    (ids, mask) = inputs()
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.to_bf16(model.params))} == {
+        jnp.dtype("bfloat16")
+    }
     model.save_pretrained(tmp_path / "again", safe_serialization=True)
     again = type(model).from_pretrained(tmp_path / "again")
     jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
     host = jax.device_get(model.params)
-    logits = jax.jit(lambda ids: [model(ids, mask, params=params).logits for params in (model.params, host)])
+    logits = jax.jit(
+        lambda ids: [model(ids, mask, params=params).logits for params in (model.params, host)]
+    )
     np.testing.assert_array_equal(*logits(ids))
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_new_head_is_drawn_by_init_weights(name, tmp_path):
-    params, cls = write(name, tmp_path, 1), class_of(name.replace("MaskedLM", "TokenClassification"))
-    model, loaded = cls.from_pretrained(tmp_path, _do_init=False, num_labels=3, gradient_checkpointing=True)
+    params = write(name, tmp_path, 1)
+    cls = class_of(name.replace("MaskedLM", "TokenClassification"))
+    model, loaded = cls.from_pretrained(
+        tmp_path, _do_init=False, num_labels=3, gradient_checkpointing=True
+    )
     assert "classifier" not in loaded and model.module.gradient_checkpointing
     complete = unfreeze(model.init_weights(jax.random.key(0), (1, 1), loaded))
     assert set(flatten_dict(complete)) == model.required_params
@@ -74,8 +87,10 @@ def test_a_new_head_is_drawn_by_init_weights(name, tmp_path):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_safetensors_are_saved_as_pytorch_has_them(name, tmp_path):
-    params, cls = write(name, tmp_path, 1), class_of(name)
-    model, doubled = cls.from_pretrained(tmp_path), jax.tree.map(lambda leaf: 2 * leaf, params)
+    params = write(name, tmp_path, 1)
+    cls = class_of(name)
+    model = cls.from_pretrained(tmp_path)
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
     model.save_pretrained(tmp_path / "again", params=doubled, safe_serialization=True)
     with safe_open(tmp_path / "again" / "model.safetensors", framework="np") as file:
         assert file.metadata() == {"format": "pt"}
@@ -104,7 +119,8 @@ def test_a_pickle_is_no_modernbert(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "value"), [("BertForMaskedLM", "add_cross_attention", True), ("ModernBert", "local_attention", 1)]
+    ("name", "key", "value"),
+    [("BertForMaskedLM", "add_cross_attention", True), ("ModernBert", "local_attention", 1)],
 )
 def test_no_model_is_made_of_a_config_that_asks_for_what_is_not_computed(name, key, value):
     with pytest.raises(ValueError, match=rf"config\.{key} = {value}: "):
@@ -119,14 +135,19 @@ def relative(params: dict) -> tuple[dict, list[str]]:
     flat = flatten_dict(params, sep="/")
     del flat["roberta/embeddings/position_embeddings/embedding"]
     flat["roberta/encoder/layer/0/attention/self/relative/kernel"] = np.ones((5, 4), np.float32)
-    return unflatten_dict(flat, sep="/"), ["position_embeddings/embedding", "0/attention/self/relative/kernel"]
+    return unflatten_dict(flat, sep="/"), [
+        "position_embeddings/embedding",
+        "0/attention/self/relative/kernel",
+    ]
 
 
 def deeper(params: dict) -> tuple[dict, list[str]]:
     """A layer more than the config says."""
     layers = params["roberta"]["encoder"]["layer"]
     encoder = params["roberta"]["encoder"] | {"layer": layers | {"2": layers["1"]}}
-    return params | {"roberta": params["roberta"] | {"encoder": encoder}}, ["layer/2/output/dense/kernel"]
+    return params | {"roberta": params["roberta"] | {"encoder": encoder}}, [
+        "layer/2/output/dense/kernel"
+    ]
 
 
 def another_head(params: dict) -> tuple[dict, list[str]]:
@@ -161,10 +182,18 @@ def test_a_model_without_a_head_or_with_another_one_is_of_the_same_architecture(
     model = make("BertForMaskedLM")
     params = jax.device_get(model.params)
     extras = {"seq_relationship": {"bias": np.zeros(2, np.float32)}}
-    for body in (params["bert"], {"bert": params["bert"], "cls": extras}, params | {"cls": params["cls"] | extras}):
+    for body in (
+        params["bert"],
+        {"bert": params["bert"], "cls": extras},
+        params | {"cls": params["cls"] | extras},
+    ):
         model.save_pretrained(tmp_path, params=body)
         loaded = class_of("BertForSequenceClassification").from_pretrained(tmp_path, num_labels=5)
-        jax.tree.map(np.testing.assert_array_equal, loaded.params["bert"]["encoder"], params["bert"]["encoder"])
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            loaded.params["bert"]["encoder"],
+            params["bert"]["encoder"],
+        )
         loaded.save_pretrained(tmp_path)
         class_of("BertForTokenClassification").from_pretrained(tmp_path, num_labels=5)
 

@@ -8,10 +8,17 @@ from mlm.model import flops
 from mlm.training import train
 from tests.support.tiny import meshes_of, random_batch, slow, tiny_run
 
-LAYER = ("attention/self/query", "attention/self/key", "attention/self/value", "attention/output/dense")
+LAYER = (
+    "attention/self/query",
+    "attention/self/key",
+    "attention/self/value",
+    "attention/output/dense",
+)
 
 
-def shapes(layers: int, hidden: int, intermediate: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
+def shapes(
+    layers: int, hidden: int, intermediate: int, vocab_size: int
+) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a RoBERTa's parameters; biases and norms are no products."""
     found = {
         "roberta/embeddings/word_embeddings/embedding": (vocab_size, hidden),
@@ -24,7 +31,10 @@ def shapes(layers: int, hidden: int, intermediate: int, vocab_size: int) -> dict
         found |= {f"{layer}/{name}/kernel": (hidden, hidden) for name in LAYER}
         found |= {f"{layer}/intermediate/dense/kernel": (hidden, intermediate)}
         found |= {f"{layer}/output/dense/kernel": (intermediate, hidden)}
-        found |= {f"{layer}/output/dense/bias": (hidden,), f"{layer}/output/LayerNorm/scale": (hidden,)}
+        found |= {
+            f"{layer}/output/dense/bias": (hidden,),
+            f"{layer}/output/LayerNorm/scale": (hidden,),
+        }
     return found
 
 
@@ -34,7 +44,9 @@ def test_by_hand():
     def count(layers: int, predicted_share: float) -> float:
         sizes = shapes(layers, 2, 8, 10)
         keys = layers * [4]
-        return flops.train_flops_per_token(sizes, hidden=2, keys=keys, predicted_share=predicted_share, vocab_size=10)
+        return flops.train_flops_per_token(
+            sizes, hidden=2, keys=keys, predicted_share=predicted_share, vocab_size=10
+        )
 
     assert count(1, predicted_share=0.5) == 3 * (56 + 0.5 * (72 + 48))
     assert count(5, predicted_share=0) == 3 * (5 * 128 - 72)
@@ -46,12 +58,22 @@ def test_local_layers_count_their_window_alone():
         assert flops.mean_keys(length, window) == pytest.approx(near.sum(1).mean())
 
 
-@pytest.mark.parametrize(("layers", "every", "window", "local"), [(5, 2, 1, (1, 3)), (3, 3, 40, (1, 2))])
+@pytest.mark.parametrize(
+    ("layers", "every", "window", "local"), [(5, 2, 1, (1, 3)), (3, 3, 40, (1, 2))]
+)
 def test_a_run_counts_the_windows_of_its_local_layers(layers, every, window, local):
     """A pair that a local layer leaves out saves two products of H multiply-adds, each forward and twice backward."""
-    length, hidden = 32, 48
-    sizes = (f"model.layers={layers}", f"model.local_attention={2 * window}", f"model.hidden_size={hidden}")
-    tasks = [tiny_run("model.family=modernbert", *sizes, f"model.global_every={number}") for number in (1, every)]
+    length = 32
+    hidden = 48
+    sizes = (
+        f"model.layers={layers}",
+        f"model.local_attention={2 * window}",
+        f"model.hidden_size={hidden}",
+    )
+    tasks = [
+        tiny_run("model.family=modernbert", *sizes, f"model.global_every={number}")
+        for number in (1, every)
+    ]
     all_global, found = (length * task.flops_per_token(length) for task in tasks)
     left_out = sum(abs(query - key) > window for query in range(length) for key in range(length))
     assert all_global - found == pytest.approx(len(local) * left_out * 2 * hidden * 2 * 3)
@@ -61,7 +83,9 @@ def test_flops_know_the_falling_rate_and_the_short_rows():
     """The steps of short rows and those of long ones, each with its own attention and the mean rate of its steps."""
     falls = ("train.steps=11", "masking.rate=0.4", "masking.end_rate=0.2")
     task = tiny_run(*falls, "data.short_length=8", "data.short_share=0.5")
-    short, long = (16 * 32 * task.flops_per_token(length, rate) for length, rate in ((8, 0.35), (32, 0.24)))
+    short, long = (
+        16 * 32 * task.flops_per_token(length, rate) for length, rate in ((8, 0.35), (32, 0.24))
+    )
     assert task.flops_per_token(8, 0.3) < task.flops_per_token(32, 0.3)
     assert task.useful_flops(11) == pytest.approx(6 * short + 5 * long)
 
@@ -69,8 +93,11 @@ def test_flops_know_the_falling_rate_and_the_short_rows():
 def test_flops_of_growing_batches_have_the_rate_of_their_steps():
     """The rate falls while batches grow, so a row's mean rate is below that of the steps."""
     stages = "data.batch_stages=((8, 5),)"
-    task = tiny_run("train.steps=11", "masking.rate=0.4", "masking.end_rate=0.2", "data.lanes=4", stages)
-    rates, rows = 0.4 - 0.02 * np.arange(11), np.repeat([8, 16], [5, 6])
+    task = tiny_run(
+        "train.steps=11", "masking.rate=0.4", "masking.end_rate=0.2", "data.lanes=4", stages
+    )
+    rates = 0.4 - 0.02 * np.arange(11)
+    rows = np.repeat([8, 16], [5, 6])
     by_hand = sum(rows * 32 * np.array([task.flops_per_token(32, rate) for rate in rates]))
     assert task.useful_flops(11) == pytest.approx(by_hand)
 
@@ -79,10 +106,16 @@ def test_flops_of_growing_batches_have_the_rate_of_their_steps():
 @pytest.mark.parametrize("family", ["roberta", slow("modernbert")])
 def test_xla_counts_as_many_in_the_gradient(family):
     """All of it is matrix products, but for a few percent of softmax, norms and the like."""
-    sizes = ("model.hidden_size=256", "model.intermediate_size=1024", "model.heads=4", "model.layers=2")
+    sizes = (
+        "model.hidden_size=256",
+        "model.intermediate_size=1024",
+        "model.heads=4",
+        "model.layers=2",
+    )
     with meshes_of(1):
         task = tiny_run(f"model.family={family}", "data.global_batch=8", *sizes, mesh=(1, 1, 1))
-    batch, params = random_batch(8), jax.eval_shape(task.module.init_params, jax.random.key(0))
+    batch = random_batch(8)
+    params = jax.eval_shape(task.module.init_params, jax.random.key(0))
     compiled = jax.jit(train.make_gradient(task)).lower(params, batch, np.int32(0)).compile()
     masked = jax.eval_shape(task.inputs, batch, 0)
     useful = 8 * 32 * task.flops_per_token(32, masked.positions_BxK.shape[1] / 32)

@@ -23,7 +23,9 @@ def test_each_kernel_says_what_it_costs(window, keys):
 
     def both(q, k, v, segments, grad):
         def attend(q, k, v):
-            return fused_attention.attend(q, k, v, segments, None, None, 2, False, window, "TPU v5 lite")
+            return fused_attention.attend(
+                q, k, v, segments, None, None, 2, False, window, "TPU v5 lite"
+            )
 
         return jax.vjp(attend, q, k, v)[1](grad)
 
@@ -44,7 +46,8 @@ def test_each_kernel_says_what_it_costs(window, keys):
 def test_what_is_supported_fits_into_a_core(topology, window, length, heads, head_size):
     """With what needs most memory: documents, and dropout in short rows, angles of each row in long ones."""
     device = find(topology).devices[0]
-    kind, is_short = device.device_kind, length <= fused_attention.LONGEST_WITH_DROPOUT
+    kind = device.device_kind
+    is_short = length <= fused_attention.LONGEST_WITH_DROPOUT
     dropout = 0.1 if is_short else 0.0
     assert fused_attention.unsupported(kind, length, window, dropout, heads, head_size) is None
     sharding = NamedSharding(Mesh(np.array([device]), ("x",)), P())
@@ -52,7 +55,8 @@ def test_what_is_supported_fits_into_a_core(topology, window, length, heads, hea
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    x, documents = array(jnp.bfloat16, 8, length, heads * head_size), array(jnp.int32, 8, length)
+    x = array(jnp.bfloat16, 8, length, heads * head_size)
+    documents = array(jnp.int32, 8, length)
     angles = array(jnp.float32, 8, length, head_size // 2)
     extras = (array(jnp.bfloat16, length, length), None) if is_short else (None, (angles, angles))
 

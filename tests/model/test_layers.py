@@ -21,7 +21,9 @@ def values_and_gradients(function, *args):
 
 
 def assert_same(ours, theirs, *args, tolerance=1e-5):
-    found, expected = (jax.tree.leaves(values_and_gradients(function, *args)) for function in (ours, theirs))
+    found, expected = (
+        jax.tree.leaves(values_and_gradients(function, *args)) for function in (ours, theirs)
+    )
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=tolerance * max(1, np.abs(other).max()))
 
@@ -42,7 +44,9 @@ def test_products_biases_and_their_gradients(inner, outer):
     x, kernel, bias = (
         0.1 * jax.random.normal(key, shape)
         for key, shape in zip(
-            jax.random.split(jax.random.key(0), 3), ((4, 8, inner), (inner, outer), (outer,)), strict=True
+            jax.random.split(jax.random.key(0), 3),
+            ((4, 8, inner), (inner, outer), (outer,)),
+            strict=True,
         )
     )
     assert_same(layers.product, lambda x, kernel: x @ kernel, x, kernel)
@@ -67,12 +71,17 @@ def test_gradient_of_a_bias_has_its_type():
 
 def test_sum_as_a_tpu_does_it():
     x = jax.random.normal(jax.random.key(0), (128, 24)).astype(jnp.bfloat16)
-    np.testing.assert_allclose(layers._sum_by_product(x), jnp.sum(x, axis=0, dtype=jnp.float32), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        layers._sum_by_product(x), jnp.sum(x, axis=0, dtype=jnp.float32), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_layer_norm_is_flax_s():
     x = 3 + 2 * jax.random.normal(jax.random.key(0), (4, 8, 32))
-    params = {"scale": jax.random.normal(jax.random.key(1), (32,)), "bias": jax.random.normal(jax.random.key(2), (32,))}
+    params = {
+        "scale": jax.random.normal(jax.random.key(1), (32,)),
+        "bias": jax.random.normal(jax.random.key(2), (32,)),
+    }
     module = flax.linen.LayerNorm(epsilon=1e-5)
     assert_same(
         lambda params, x: layers.LayerNorm(1e-5).apply({"params": params}, x),
@@ -84,7 +93,8 @@ def test_layer_norm_is_flax_s():
 
 def test_dropout_has_its_rate_and_keeps_the_mean(monkeypatch):
     """The gradient is dropped where the value is."""
-    ones, rate = jnp.ones((32, 64, 128)), 0.3
+    ones = jnp.ones((32, 64, 128))
+    rate = 0.3
     out, pull = jax.vjp(lambda x: layers.dropout(x, rate, jnp.uint32(7)), ones)
     np.testing.assert_array_equal(pull(ones)[0], out)
     out = np.asarray(out)
@@ -96,8 +106,13 @@ def test_dropout_has_its_rate_and_keeps_the_mean(monkeypatch):
     noise = layers.Noise(jnp.uint32(7), jnp.arange(32, dtype=jnp.uint32))
     assert layers.Dropout(0.0).apply({}, ones, noise) is ones
     assert layers.Dropout(rate).apply({}, ones, None) is ones
-    monkeypatch.setattr(layers, "random_bits", lambda seed, shape, *_: jnp.full(shape, 2**31, jnp.uint32))
-    for rate, expected in ((0.5, 2), (0.5 + 2**-32, 0)):  # of 2**32 bits as many are dropped as the rate says
+    monkeypatch.setattr(
+        layers, "random_bits", lambda seed, shape, *_: jnp.full(shape, 2**31, jnp.uint32)
+    )
+    for rate, expected in (
+        (0.5, 2),
+        (0.5 + 2**-32, 0),
+    ):  # of 2**32 bits as many are dropped as the rate says
         assert (layers.dropout(ones[0], rate, jnp.uint32(7)) == expected).all()
 
 
@@ -105,24 +120,37 @@ def test_random_bits_are_balanced_and_unrelated():
     """Each bit is set half of the time; neighbouring rows, tokens, units and seeds are uncorrelated."""
     shape = (16, 64, 128)
     bits = np.stack([layers.random_bits(jnp.uint32(seed), shape) for seed in (0, 1, 2**31)])
-    signs = np.unpackbits(bits.view(np.uint8), bitorder="little").reshape(*bits.shape, 32).astype(np.int8) * 2 - 1
+    signs = (
+        np.unpackbits(bits.view(np.uint8), bitorder="little")
+        .reshape(*bits.shape, 32)
+        .astype(np.int8)
+        * 2
+        - 1
+    )
     limit = 5 / np.sqrt(bits.size)
     assert np.abs(signs.mean((0, 1, 2, 3))).max() < limit
     for axis in range(4):
-        first, second = (signs.take(range(*span), axis) for span in ((0, bits.shape[axis] - 1), (1, bits.shape[axis])))
+        first, second = (
+            signs.take(range(*span), axis)
+            for span in ((0, bits.shape[axis] - 1), (1, bits.shape[axis]))
+        )
         agreement = np.mean(first * second, axis=(0, 1, 2, 3))
         assert np.abs(agreement).max() < limit * 2, f"neighbours along axis {axis}"
-    assert len(np.unique(bits)) > bits.size * (1 - bits.size / 2**32), "as many repetitions as chance makes"
+    assert len(np.unique(bits)) > bits.size * (1 - bits.size / 2**32), (
+        "as many repetitions as chance makes"
+    )
 
 
 def test_random_bits_are_those_of_their_indices():
     """These numbers may change only with the format of a run: a change here breaks the resume of every run."""
     whole = np.asarray(layers.random_bits(jnp.uint32(5), (8, 16, 32)))
     assert whole[[0, 1, 7], [0, 2, 15], [0, 3, 31]].tolist() == [3568984768, 3063274614, 1039391821]
-    rows, tokens = np.asarray([5, 2], np.uint32), np.asarray([[3, 3, 0], [15, 1, 7]], np.int32)
+    rows = np.asarray([5, 2], np.uint32)
+    tokens = np.asarray([[3, 3, 0], [15, 1, 7]], np.int32)
     found = layers.random_bits(jnp.uint32(5), (2, 3, 32), rows, tokens)
     np.testing.assert_array_equal(found, whole[rows[:, None], tokens])
-    noise, module = layers.Noise(jnp.uint32(7), None), types.SimpleNamespace(path=("encoder", "dropout"))
+    noise = layers.Noise(jnp.uint32(7), None)
+    module = types.SimpleNamespace(path=("encoder", "dropout"))
     assert int(noise.seed_of(module)) == 2498657446
     mesh = sharding.make_mesh(data=4, fsdp=1, tensor=2)
     split = jax.jit(

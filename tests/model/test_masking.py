@@ -23,8 +23,14 @@ LONG = dataclasses.replace(INFO, length=96)
 KINDS = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
 
 
-def make(kind: str, rate: float = 0.15, mask_share: float = 0.8, random_share: float = 0.1, **settings):
-    settings |= {} if kind == "token" else {"starts": STARTS.tobytes(), "longest": settings.get("longest", 6)}
+def make(
+    kind: str, rate: float = 0.15, mask_share: float = 0.8, random_share: float = 0.1, **settings
+):
+    settings |= (
+        {}
+        if kind == "token"
+        else {"starts": STARTS.tobytes(), "longest": settings.get("longest", 6)}
+    )
     return KINDS[kind](rate, mask_share, random_share, 4, SPECIAL, INFO.vocab_size, **settings)
 
 
@@ -64,10 +70,17 @@ def words_of(batch: dict, longest: int) -> np.ndarray:
     """Counts the words token by token in plain Python."""
     numbers = np.full(batch["input_ids"].shape, -1)
     for row, (ids, ordinary) in enumerate(zip(batch["input_ids"], ordinary_of(batch), strict=True)):
-        word, size = -1, 0
+        word = -1
+        size = 0
         for position in np.flatnonzero(ordinary):
-            if STARTS[ids[position]] or position == 0 or not ordinary[position - 1] or size == longest:
-                word, size = word + 1, 0
+            if (
+                STARTS[ids[position]]
+                or position == 0
+                or not ordinary[position - 1]
+                or size == longest
+            ):
+                word = word + 1
+                size = 0
             size += 1
             numbers[row, position] = word
     return numbers
@@ -102,11 +115,20 @@ GOLDEN = {  # position:id for each prediction of a row, and of one that is half 
 def test_golden_rows(kind):
     """These numbers may change only with the format of a run: a change here breaks the resume of every run."""
     batch = {key: value[14:] for key, value in random_batch(16, seed=3).items()}
-    masks = masking.make_eval_masking(make("token", 0.4), "independent") if kind == "independent" else make(kind, 0.4)
+    masks = (
+        masking.make_eval_masking(make("token", 0.4), "independent")
+        if kind == "independent"
+        else make(kind, 0.4)
+    )
     masked = draw(masks, batch)
     rows = zip(masked.ids_BxL, predicted(masked, batch), strict=True)
-    assert [" ".join(f"{at}:{ids[at]}" for at in np.flatnonzero(hits)) for ids, hits in rows] == GOLDEN[kind]
-    assert masked.ids_BxL[~predicted(masked, batch)].tolist() == batch["input_ids"][~predicted(masked, batch)].tolist()
+    assert [
+        " ".join(f"{at}:{ids[at]}" for at in np.flatnonzero(hits)) for ids, hits in rows
+    ] == GOLDEN[kind]
+    assert (
+        masked.ids_BxL[~predicted(masked, batch)].tolist()
+        == batch["input_ids"][~predicted(masked, batch)].tolist()
+    )
     assert np.array_equal(masked.attention_BxL, batch["attention_mask"])
 
 
@@ -116,30 +138,46 @@ def test_rates_and_shares_within_four_sigma(kind):
     ordinary = ordinary_of(batch)
     most = {"token": 15, "word": 20, "span": 15}[kind]
     assert masked.positions_BxK.shape[1] == make(kind).max_predictions_per_row(96) == most
-    assert all(len(set(row)) == len(row) for row in masked.positions_BxK), "positions must be distinct within a row"
+    assert all(len(set(row)) == len(row) for row in masked.positions_BxK), (
+        "positions must be distinct within a row"
+    )
     assert np.array_equal(found.sum(1), masked.weights_BxK.sum(1))
     assert not found[~ordinary].any()
     assert np.array_equal(masked.ids_BxL[~found], batch["input_ids"][~found])
-    assert np.array_equal(masked.labels_BxK, np.take_along_axis(batch["input_ids"], masked.positions_BxK, 1))
-    assert within(found.sum(1) - 0.15 * ordinary.sum(1)), "the mean number of predictions is rate * m"
+    assert np.array_equal(
+        masked.labels_BxK, np.take_along_axis(batch["input_ids"], masked.positions_BxK, 1)
+    )
+    assert within(found.sum(1) - 0.15 * ordinary.sum(1)), (
+        "the mean number of predictions is rate * m"
+    )
     if kind != "word":
         assert np.all(np.abs(found.sum(1) - 0.15 * ordinary.sum(1)) < 1), "rounded up or down"
-    read, labels = masked.ids_BxL[found], batch["input_ids"][found]
+    read = masked.ids_BxL[found]
+    labels = batch["input_ids"][found]
     for share, got in ((0.8, read == 4), (0.1 + 0.1 / 495, read == labels)):
         # Spans are decided as a whole: as independent as there are spans, of 5 tokens or so.
-        assert abs(got.mean() - share) < 4 * np.sqrt(share * (1 - share) / len(got) * (16 if kind == "span" else 1))
-    assert set(np.unique(read)) == set(range(4, INFO.vocab_size)), "every ordinary token is drawn, no special one"
+        assert abs(got.mean() - share) < 4 * np.sqrt(
+            share * (1 - share) / len(got) * (16 if kind == "span" else 1)
+        )
+    assert set(np.unique(read)) == set(range(4, INFO.vocab_size)), (
+        "every ordinary token is drawn, no special one"
+    )
     hits = found[:-1, ordinary[0]]  # without the row that has padding
     deviations = (hits.mean(0) - 0.15) / np.sqrt(0.15 * 0.85 / len(hits))
-    assert np.abs(deviations).max() < 4.5 and 0.4 < np.mean(deviations**2) < 1.8, "each position as often as another"
+    assert np.abs(deviations).max() < 4.5 and 0.4 < np.mean(deviations**2) < 1.8, (
+        "each position as often as another"
+    )
 
 
 @pytest.mark.parametrize("bits", [0, 2**32 - 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_at_the_ends_of_what_can_be_drawn(kind, bits, monkeypatch):
     """Every random number is the smallest, or the largest: no special token is predicted, none is of a share of 0."""
-    monkeypatch.setattr(jax.random, "bits", lambda key, shape, *_: jnp.full(shape, bits, jnp.uint32))
-    batch, masks = random_batch(2), make(kind, rate=0.6, mask_share=0.0, random_share=0.0)
+    monkeypatch.setattr(
+        jax.random, "bits", lambda key, shape, *_: jnp.full(shape, bits, jnp.uint32)
+    )
+    batch = random_batch(2)
+    masks = make(kind, rate=0.6, mask_share=0.0, random_share=0.0)
     masked = draw(lambda *columns: masks(*columns), batch)
     found = predicted(masked, batch)
     assert found.any(1).all() and not found[~ordinary_of(batch)].any()
@@ -165,12 +203,16 @@ def test_no_special_token_of_the_tokenizer_is_masked_or_drawn(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_depend_on_seed_record_and_epoch_alone(kind):
     """Not on the rows beside a row, nor on the devices."""
-    batch, masks = random_batch(64), make(kind)
+    batch = random_batch(64)
+    masks = make(kind)
     whole = draw(masks, batch)
     order = np.random.default_rng(1).permutation(64)[:24]
     part = {key: value[order] for key, value in batch.items()}
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    spread = {key: jax.device_put(value, jax.NamedSharding(mesh, jax.P("data"))) for key, value in part.items()}
+    spread = {
+        key: jax.device_put(value, jax.NamedSharding(mesh, jax.P("data")))
+        for key, value in part.items()
+    }
     for one, other in zip(whole, draw(masks, spread), strict=True):
         assert np.array_equal(one[order], other)
     for changed in ({"epoch": batch["epoch"] + 1}, {"record_id": batch["record_id"] + 1}):
@@ -188,7 +230,9 @@ def test_a_higher_rate_adds_to_the_masks_of_a_lower_one(kind):
         assert np.all(other[one]) and other.sum() > 1.2 * one.sum()
         assert np.array_equal(drawn[low].ids_BxL[one], drawn[high].ids_BxL[one])
     for rate, masked in drawn.items():
-        assert masked.positions_BxK.shape[1] == masks.max_predictions_per_row(96), "one shape for every rate"
+        assert masked.positions_BxK.shape[1] == masks.max_predictions_per_row(96), (
+            "one shape for every rate"
+        )
         assert within(masked.weights_BxK.sum(1) - rate * ordinary_of(batch).sum(1))
 
 
@@ -197,7 +241,8 @@ def test_all_of_a_row_can_be_predicted(kind):
     """However few ordinary tokens it has, none included."""
     batch = random_batch(64)
     for few in range(3):
-        batch["input_ids"][few, 1 + few :], batch["attention_mask"][few, 1 + few :] = 1, 0
+        batch["input_ids"][few, 1 + few :] = 1
+        batch["attention_mask"][few, 1 + few :] = 0
     masked = draw(make(kind, 1.0, 1.0, 0.0), batch)
     assert np.array_equal(predicted(masked, batch), ordinary_of(batch))
     assert np.array_equal(masked.ids_BxL, np.where(ordinary_of(batch), 4, batch["input_ids"]))
@@ -205,19 +250,26 @@ def test_all_of_a_row_can_be_predicted(kind):
 
 def test_independent_masks_have_the_rate_and_shares_of_the_collators():
     """Each ordinary token by itself: a binomial number of predictions in a row."""
-    batch, masks = many_rows("token").batch, make("token", end_rate=0.4)
+    batch = many_rows("token").batch
+    masks = make("token", end_rate=0.4)
     masked = draw(masking.make_eval_masking(masks, "independent"), batch)
-    ordinary, found = ordinary_of(batch), predicted(masked, batch)
+    ordinary = ordinary_of(batch)
+    found = predicted(masked, batch)
     assert masked.positions_BxK.shape[1] == 96 and not found[~ordinary].any()
-    count, total = found.sum(1), ordinary.sum(1)
-    assert found.sum() / ordinary.sum() == pytest.approx(0.15, abs=4 * (0.15 * 0.85 / ordinary.sum()) ** 0.5)
+    count = found.sum(1)
+    total = ordinary.sum(1)
+    assert found.sum() / ordinary.sum() == pytest.approx(
+        0.15, abs=4 * (0.15 * 0.85 / ordinary.sum()) ** 0.5
+    )
     spread = np.mean((count - 0.15 * total) ** 2 / (0.15 * 0.85 * total))
     assert spread == pytest.approx(1, abs=0.1), "the variance of a binomial distribution"
 
 
 def test_words_are_never_cut_and_each_has_the_same_chance():
     _, words, _, found = many_rows("word")
-    surplus = {size: [] for size in range(1, 7)}  # for each row, predicted words of that size, less those expected
+    surplus = {
+        size: [] for size in range(1, 7)
+    }  # for each row, predicted words of that size, less those expected
     for row, hits in zip(words, found, strict=True):
         sizes = np.bincount(row[row >= 0])
         taken = np.bincount(row[(row >= 0) & hits], minlength=len(sizes))
@@ -231,18 +283,23 @@ def test_words_are_never_cut_and_each_has_the_same_chance():
 
 def test_spans_begin_and_end_with_words_but_for_the_first_and_the_last_one():
     _, words, _, found = many_rows("span")
-    cut, runs = 0, 0
+    cut = 0
+    runs = 0
     for row, hits in zip(words, found, strict=True):
         edges = np.diff(np.concatenate([[0], hits.astype(int), [0]]))
-        begins, ends = np.flatnonzero(edges > 0), np.flatnonzero(edges < 0)
+        begins = np.flatnonzero(edges > 0)
+        ends = np.flatnonzero(edges < 0)
         begun = sum(begin > 0 and row[begin - 1] == row[begin] for begin in begins)
         ended = sum(end < len(row) and row[end] == row[end - 1] for end in ends)
         assert begun <= 1 and ended <= 1, "more than the first and the last span is cut"
-        cut, runs = cut + ended, runs + len(begins)
+        cut = cut + ended
+        runs = runs + len(begins)
     assert cut > 100, "spans are cut to give the exact number"
     assert found.sum() / runs > 3, "runs of several words"
     masks = make("span", span_p=0.3, longest=8)
-    np.testing.assert_allclose(masks.length_probs(), 0.7 ** np.arange(8) / np.sum(0.7 ** np.arange(8)))
+    np.testing.assert_allclose(
+        masks.length_probs(), 0.7 ** np.arange(8) / np.sum(0.7 ** np.arange(8))
+    )
     mean = np.sum(make("span", longest=10).length_probs() * np.arange(1, 11))
     assert mean == pytest.approx(3.8, abs=0.01), "as in SpanBERT"
 
@@ -270,14 +327,23 @@ def test_words_need_a_tokenizer_of_the_shards():
 @meshes_of(1)
 def test_the_step_predicts_at_the_rate_of_its_position():
     """Here, spans of whole words; evaluation is at the first rate."""
-    settings = ("masking.kind=span", "masking.rate=0.5", "masking.end_rate=0.1", "train.steps=3", "log.every=4")
+    settings = (
+        "masking.kind=span",
+        "masking.rate=0.5",
+        "masking.end_rate=0.1",
+        "train.steps=3",
+        "log.every=4",
+    )
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1)
     task = Pretraining(tiny_config(*settings), INFO, mesh=mesh, word_starts_V=STARTS)
     assert task.eval_masking == dataclasses.replace(task.masking, end_rate=0.0)
-    state, batch, before = task.init(), sharding.put_batch(random_batch(), task.mesh, 16), 0
+    state = task.init()
+    batch = sharding.put_batch(random_batch(), task.mesh, 16)
+    before = 0
     for rate in (0.5, 0.3, 0.1):
         state, _ = task.train_step(state, batch)
-        expected, weight = rate * np.sum(ordinary_of(random_batch())), float(state.window["loss"].weight)
+        expected = rate * np.sum(ordinary_of(random_batch()))
+        weight = float(state.window["loss"].weight)
         assert abs(weight - before - expected) < 8, "16 rows, each rounded up or down at random"
         before = weight
     assert task.train_step._cache_size() == 1, "one trace for all rates"

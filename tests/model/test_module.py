@@ -30,17 +30,26 @@ def rates(name: str, rate: float) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("name", "kernel"),
-    [("Roberta", "xla"), ("ModernBert", "xla"), slow("Roberta", "fused"), slow("RobertaPreLayerNorm", "xla")],
+    [
+        ("Roberta", "xla"),
+        ("ModernBert", "xla"),
+        slow("Roberta", "fused"),
+        slow("RobertaPreLayerNorm", "xla"),
+    ],
 )
 def test_isolated_documents_have_the_logits_that_they_have_alone(name, kernel):
     """Rows of the end of a document, a whole one and the begin of another, the last with padding too."""
     length = 128 if kernel == "fused" else 32
     model = make(name, max_position_embeddings=length + 4)
-    module, params = model.module, model.params
+    module = model.module
+    params = model.params
     ids = np.random.default_rng(0).integers(5, 100, (4, length)).astype(np.int32)
     mask = np.ones_like(ids)
-    first, second = length // 5, length // 2
-    ids[:, [first, second]], ids[-1, -4:], mask[-1, -4:] = 0, PAD, 0
+    first = length // 5
+    second = length // 2
+    ids[:, [first, second]] = 0
+    ids[-1, -4:] = PAD
+    mask[-1, -4:] = 0
     one = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     attend = functools.partial(attention.KERNELS[kernel], mesh=one)
     isolated = module.clone(compute=Compute(attend, cls_id=0))
@@ -49,12 +58,17 @@ def test_isolated_documents_have_the_logits_that_they_have_alone(name, kernel):
     as_a_row = np.asarray(alone(params, ids, mask))
     for part in (slice(0, first), slice(first, second), slice(second, length)):
         size = part.stop - part.start
-        document, real = np.full_like(ids, PAD), np.zeros_like(mask)
-        document[:, :size], real[:, :size] = ids[:, part], mask[:, part]
+        document = np.full_like(ids, PAD)
+        real = np.zeros_like(mask)
+        document[:, :size] = ids[:, part]
+        real[:, :size] = mask[:, part]
         expected = np.asarray(alone(params, document, real))[:, :size]
-        real, scale = mask[:, part] > 0, np.abs(expected).max()
+        real = mask[:, part] > 0
+        scale = np.abs(expected).max()
         np.testing.assert_allclose(together[:, part][real], expected[real], atol=1e-5 * scale)
-        assert np.abs(as_a_row[:, part][real] - expected[real]).max() > 0.05 * scale, "isolation must make a difference"
+        assert np.abs(as_a_row[:, part][real] - expected[real]).max() > 0.05 * scale, (
+            "isolation must make a difference"
+        )
 
 
 def test_positions_begin_anew_with_each_document():
@@ -80,16 +94,24 @@ def encode(module, params, ids, mask, tokens=None, key=None, rows=None):
     return module.apply({"params": params}, method=states)[-1]
 
 
-@pytest.mark.parametrize(("name", "rate"), [(name, rate) for name, rates in RATES.items() for rate in rates])
+@pytest.mark.parametrize(
+    ("name", "rate"), [(name, rate) for name, rates in RATES.items() for rate in rates]
+)
 def test_each_rate_of_dropout_drops(name, rate):
     model = make(name, **rates(name, 0.0) | {rate: 0.5})
     states = jax.jit(functools.partial(encode, model.module))
-    plain, dropped = (states(model.params, *inputs(), None, key, np.arange(4)) for key in (None, jax.random.key(0)))
+    plain, dropped = (
+        states(model.params, *inputs(), None, key, np.arange(4))
+        for key in (None, jax.random.key(0))
+    )
     assert np.abs(plain - dropped).max() > 0.1
 
 
 @pytest.mark.parametrize(
-    ("name", "count"),  # of the embeddings; of a layer's probabilities and its two blocks; of the head
+    (
+        "name",
+        "count",
+    ),  # of the embeddings; of a layer's probabilities and its two blocks; of the head
     [
         ("RobertaForMaskedLM", 1 + 2 * 3),
         ("RobertaForSequenceClassification", 1 + 2 * 3 + 2),
@@ -108,36 +130,55 @@ def test_no_two_places_of_a_model_drop_the_same(name, count, monkeypatch):
         return x_BxLxH
 
     monkeypatch.setattr(layers, "dropout", dropout)
-    run = jax.jit(lambda params: (model.module.logits(params, *inputs(), None, jax.random.key(0)), jnp.stack(seeds)))
+    run = jax.jit(
+        lambda params: (
+            model.module.logits(params, *inputs(), None, jax.random.key(0)),
+            jnp.stack(seeds),
+        )
+    )
     assert len(set(run(model.params)[1].tolist())) == len(seeds) == count
 
 
-@pytest.mark.parametrize("name", ["Roberta", pytest.param("ModernBert", marks=pytest.mark.standard)])
+@pytest.mark.parametrize(
+    "name", ["Roberta", pytest.param("ModernBert", marks=pytest.mark.standard)]
+)
 def test_dropout_is_a_function_of_key_row_and_token(name):
     """Of the last layer on some tokens alone, for any part of the rows, recomputed or not; logits are of the same."""
     model = make(name, **rates(name, 0.1))
-    module, params = model.module, model.params
-    ids, mask = (columns[:, :28] for columns in inputs())  # fewer tokens than units: none is taken for the other
-    key, numbers = jax.random.key(3), np.arange(4, dtype=np.uint32)
+    module = model.module
+    params = model.params
+    ids, mask = (
+        columns[:, :28] for columns in inputs()
+    )  # fewer tokens than units: none is taken for the other
+    key = jax.random.key(3)
+    numbers = np.arange(4, dtype=np.uint32)
     tokens = np.random.default_rng(0).integers(0, 20, (4, 5)).astype(np.int32)
     whole = jax.jit(functools.partial(encode, module))
     plain, dropped, again, other = (
-        np.asarray(whole(params, ids, mask, None, key, numbers)) for key in (None, key, key, jax.random.key(1))
+        np.asarray(whole(params, ids, mask, None, key, numbers))
+        for key in (None, key, key, jax.random.key(1))
     )
     np.testing.assert_array_equal(dropped, again)
     assert np.abs(dropped - plain).max() > 0.1 and np.abs(dropped - other).max() > 0.1
     same = np.repeat(ids[:1], 4, 0)
     alike = whole(params, same, np.ones_like(same), None, key, numbers)
-    assert all(np.abs(alike[0] - row).max() > 0.1 for row in alike[1:]), "two rows with the same dropout"
+    assert all(np.abs(alike[0] - row).max() > 0.1 for row in alike[1:]), (
+        "two rows with the same dropout"
+    )
     expected = np.take_along_axis(dropped, tokens[..., None], axis=1)[2:]
-    recomputed = [{"gradient_checkpointing": True}, {"compute": Compute(recomputed_feed_forwards=1)}]
+    recomputed = [
+        {"gradient_checkpointing": True},
+        {"compute": Compute(recomputed_feed_forwards=1)},
+    ]
     for changes in ({}, *recomputed[: 2 if name == "Roberta" else 0]):
         some = jax.jit(functools.partial(encode, module.clone(**changes)))
         states = some(params, ids[2:], mask[2:], tokens[2:], key, numbers[2:])
         np.testing.assert_allclose(states, expected, atol=1e-5)
     logits = np.asarray(jax.jit(module.logits)(params, ids, mask))
     np.testing.assert_allclose(
-        jax.jit(module.logits)(params, ids, mask, tokens), np.take_along_axis(logits, tokens[..., None], 1), atol=1e-5
+        jax.jit(module.logits)(params, ids, mask, tokens),
+        np.take_along_axis(logits, tokens[..., None], 1),
+        atol=1e-5,
     )
 
 
@@ -163,7 +204,12 @@ def test_a_layer_of_ones_own_computes_its_feed_forward(name):
 
 def test_layers_attend_to_the_windows_of_the_config():
     for count, every, windows in ((4, 3, [0, 8, 8, 0]), (2, 1, [0, 0])):
-        model = make("ModernBert", num_hidden_layers=count, global_attn_every_n_layers=every, local_attention=16)
+        model = make(
+            "ModernBert",
+            num_hidden_layers=count,
+            global_attn_every_n_layers=every,
+            local_attention=16,
+        )
         attended = []
 
         def attend(q_BxLxH, *_, window, **settings):
@@ -185,7 +231,9 @@ class Overruled(RobertaModule):
         return (*super().partition_rules(), (r"lm_head/decoder/kernel", P()))
 
 
-@pytest.mark.parametrize(("module", "name"), [(Unruled, "word_embeddings/embedding"), (Overruled, "lm_head/decoder")])
+@pytest.mark.parametrize(
+    ("module", "name"), [(Unruled, "word_embeddings/embedding"), (Overruled, "lm_head/decoder")]
+)
 def test_partition_rules_fit_the_parameters_both_ways(module, name):
     class Changed(Pretraining):
         def make_model(self):

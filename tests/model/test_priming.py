@@ -21,9 +21,12 @@ COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float
 
 def primed(family: str, draw=None, **sizes):
     """Returns (a module, its parameters primed, and as they were: drawn, or those of `draw`)."""
-    model = tiny_config(f"model.family={family}", *(f"model.{name}={value}" for name, value in sizes.items())).model
+    model = tiny_config(
+        f"model.family={family}", *(f"model.{name}={value}" for name, value in sizes.items())
+    ).model
     module = families.make_module(model, INFO)
-    init, key = module.init_params, jax.random.key(0)
+    init = module.init_params
+    key = jax.random.key(0)
     params = draw(jax.eval_shape(init, key)) if draw else jax.jit(init)(key)
     prime = jax.jit(lambda params, counts, key: priming.prime(params, module.config, counts, key))
     return module, prime(params, COUNTS, jax.random.key(1)), params
@@ -59,7 +62,9 @@ def test_each_head_attends_to_its_offset(family, width, heads):
     assert len(of_layers) == 2
     for weight_HxLxL in of_layers[: 2 if family == "modernbert" else 1]:
         for head, offset in zip(range(heads), (-1, 1, -2, 2), strict=False):
-            at = {d: np.diagonal(weight_HxLxL[head], d)[3:-3].mean() for d in range(-8, 9) if d != 0}
+            at = {
+                d: np.diagonal(weight_HxLxL[head], d)[3:-3].mean() for d in range(-8, 9) if d != 0
+            }
             assert max(at, key=at.get) == offset, f"head {head} looks at {at}"
             assert at[offset] > 2 * np.median(list(at.values()))
 
@@ -67,12 +72,16 @@ def test_each_head_attends_to_its_offset(family, width, heads):
 @pytest.mark.standard
 @pytest.mark.parametrize("family", ["modernbert", slow("roberta")])
 def test_first_loss_is_the_unigram_entropy(family, manifest):
-    config = tiny_config("model.init=primed", "model.hidden_size=64", "data.lanes=2", f"model.family={family}")
+    config = tiny_config(
+        "model.init=primed", "model.hidden_size=64", "data.lanes=2", f"model.family={family}"
+    )
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     run = Pretraining(config, DatasetInfo.from_manifest(manifest), mesh=mesh, manifest=manifest)
     entropy = manifest.splits["validation"].unigram_entropy
     stock, primed = (
-        pretraining.score_split(config, manifest, mesh, run.eval_step, state.params, "validation")["loss"]
+        pretraining.score_split(config, manifest, mesh, run.eval_step, state.params, "validation")[
+            "loss"
+        ]
         for state in (run.init(), run.initial_state())
     )
     assert abs(primed - entropy) < 0.3
@@ -106,9 +115,13 @@ GOLDEN = {
 def test_golden_parameters(family):
     """The tree is the stock one, and what isn't named here is untouched."""
     _, params, stock = primed(family, numbered, layers=2 if family == "modernbert" else 1)
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(lambda a: (a.shape, a.dtype), stock)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), stock
+    )
     found = {}
-    for (name, new), (_, old) in zip(sharding.named_leaves(params), sharding.named_leaves(stock), strict=True):
+    for (name, new), (_, old) in zip(
+        sharding.named_leaves(params), sharding.named_leaves(stock), strict=True
+    ):
         added = np.ravel(np.float64(new) - np.float64(old))
         if added.any():
             found[name] = np.sum(added * np.cos(np.arange(added.size)))
@@ -117,11 +130,16 @@ def test_golden_parameters(family):
 
 @pytest.mark.parametrize(
     ("path", "shape"),
-    [("roberta/embeddings/position_embeddings", None), ("lm_head/bias", None), ("lm_head/bias", (7,))],
+    [
+        ("roberta/embeddings/position_embeddings", None),
+        ("lm_head/bias", None),
+        ("lm_head/bias", (7,)),
+    ],
 )
 def test_a_changed_model_with_other_parameters_is_refused(path, shape):
     task = Pretraining.without_data(tiny_config("model.init=primed"), info=INFO)
-    init, (*parts, last) = task.module.init_params, path.split("/")
+    init = task.module.init_params
+    (*parts, last) = path.split("/")
 
     def changed(key):
         params = init(key)

@@ -60,8 +60,16 @@ class Case(NamedTuple):
     settings: tuple[str, ...]  # more of the recipe
 
 
-MODERNBERT = ("model.family=modernbert", "model.layers=2", "model.global_every=2", "optimizer.clip_norm=2.1")
-MODERNBERT += ("model.local_attention=8", "model.global_rope_theta=100")  # the window is a quarter of the row
+MODERNBERT = (
+    "model.family=modernbert",
+    "model.layers=2",
+    "model.global_every=2",
+    "optimizer.clip_norm=2.1",
+)
+MODERNBERT += (
+    "model.local_attention=8",
+    "model.global_rope_theta=100",
+)  # the window is a quarter of the row
 STANDARD = {"bert": Case(3, 4, ("model.family=bert",)), "modernbert": Case(3, 4, MODERNBERT)}
 SLOW = {
     "roberta": Case(3, 4, ()),
@@ -74,7 +82,9 @@ SLOW = {
 def prepare(case: Case) -> tuple[Pretraining, TrainState, list[dict]]:
     """Returns the task, its state before training, and its batches."""
     task = tiny_run(*RECIPE, *case.settings, info=INFO[case.pad], mesh=(2, 1, 1))
-    batches = [random_batch(16, seed % 4, task.info) for seed in range(STEPS)]  # again and again: they can be learnt
+    batches = [
+        random_batch(16, seed % 4, task.info) for seed in range(STEPS)
+    ]  # again and again: they can be learnt
     assert all((batch["attention_mask"] == 0).any() for batch in batches), "no row has padding"
     return task, task.initial_state(), batches
 
@@ -88,9 +98,17 @@ def to_torch(task, params) -> dict[str, np.ndarray]:
 def write(case: Case, folder: pathlib.Path) -> None:
     """Writes what tests/pytorch/reference.py reads."""
     task, state, batches = prepare(case)
-    config, values = task.module.config.to_dict() | {"vocab_size": 500}, task.config.optimizer
-    recipe = {key: values[key] for key in ("learning_rate", "b1", "b2", "eps", "weight_decay", "clip_norm")}
-    settings = {"head": "MaskedLM", "config": config, "recipe": recipe | {"warmup_steps": 5, "steps": STEPS}}
+    config = task.module.config.to_dict() | {"vocab_size": 500}
+    values = task.config.optimizer
+    recipe = {
+        key: values[key]
+        for key in ("learning_rate", "b1", "b2", "eps", "weight_decay", "clip_norm")
+    }
+    settings = {
+        "head": "MaskedLM",
+        "config": config,
+        "recipe": recipe | {"warmup_steps": 5, "steps": STEPS},
+    }
     (folder / "settings.json").write_text(json.dumps(settings))
     save_file(to_torch(task, state.params), folder / "params.safetensors")
     save_file(draw(task, batches), folder / "batches.safetensors")
@@ -103,7 +121,9 @@ def reference(tmp_path_factory) -> Callable[[Case], pathlib.Path]:
     @functools.cache
     def run(version: int, is_slow: bool) -> dict[Case, pathlib.Path]:
         cases = (SLOW if is_slow else STANDARD).values()
-        folders = {case: tmp_path_factory.mktemp("torch") for case in cases if case.version == version}
+        folders = {
+            case: tmp_path_factory.mktemp("torch") for case in cases if case.version == version
+        }
         for case, folder in folders.items():
             write(case, folder)
         run_torch(version, "tests/pytorch/reference.py", *folders.values())
@@ -116,35 +136,49 @@ def reference(tmp_path_factory) -> Callable[[Case], pathlib.Path]:
 def test_twenty_updates_are_pytorch_s(name, reference):
     """Losses, gradient norms, the first gradient, and parameters after warmup, clipping and decay."""
     case = (STANDARD | SLOW)[name]
-    folder, (task, state, batches) = reference(case), prepare(case)
+    folder = reference(case)
+    (task, state, batches) = prepare(case)
     first = to_torch(task, state.params)
-    losses, norms, moments = [], [], None
+    losses = []
+    norms = []
+    moments = None
     for batch in batches:
         state, metrics = task.train_step(state, sharding.put_batch(batch, task.mesh, 16))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["grad_norm"]))
         moments = moments or jax.device_get(optax.tree.get(state.opt_state, "mu"))
 
-    expected, values = json.loads((folder / "losses.json").read_text()), task.config.optimizer
+    expected = json.loads((folder / "losses.json").read_text())
+    values = task.config.optimizer
     np.testing.assert_allclose(losses, expected["losses"], rtol=1e-5)
     assert losses[-1] < losses[0] - 0.1, "nothing was learnt: the comparison is empty"
     np.testing.assert_allclose(norms, expected["norms"], rtol=1e-4)
-    assert max(norms) > values.clip_norm > min(norms), "clipping must act in some updates and not in others"
+    assert max(norms) > values.clip_norm > min(norms), (
+        "clipping must act in some updates and not in others"
+    )
 
-    scale = (1 - values.b1) * min(1, values.clip_norm / norms[0])  # Adam's first moment is this, times the gradient
+    scale = (1 - values.b1) * min(
+        1, values.clip_norm / norms[0]
+    )  # Adam's first moment is this, times the gradient
     gradient = jax.tree.map(lambda moment: moment / scale, moments)
     padding = families.at_path(gradient, families.family_of(task.module.config).embedding)[500:]
     assert len(padding) == 12 and not np.any(padding)
-    ours, theirs = to_torch(task, gradient), load_file(folder / "gradient.safetensors")
+    ours = to_torch(task, gradient)
+    theirs = load_file(folder / "gradient.safetensors")
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
         # The gradient of a key's bias is 0 but for rounding: a softmax does not change if all its inputs move together.
         is_zero = key.endswith("attention.self.key.bias")
-        scale = 0.1 * np.abs(theirs[key.replace("key", "query")]).max() if is_zero else np.abs(value).max()
+        scale = (
+            0.1 * np.abs(theirs[key.replace("key", "query")]).max()
+            if is_zero
+            else np.abs(value).max()
+        )
         assert scale > 1e-6, f"{key}: has no gradient to compare"
         np.testing.assert_allclose(ours[key], value, atol=1e-4 * scale, rtol=0, err_msg=key)
 
-    ours, theirs = to_torch(task, state.params), load_file(folder / "trained.safetensors")
+    ours = to_torch(task, state.params)
+    theirs = load_file(folder / "trained.safetensors")
     for key, value in theirs.items():
         np.testing.assert_allclose(ours[key], value, atol=1e-4, rtol=0, err_msg=key)
         if not key.endswith("attention.self.key.bias"):
@@ -154,8 +188,15 @@ def test_twenty_updates_are_pytorch_s(name, reference):
 @pytest.mark.slow
 def test_modernbert_s_logits_late_in_a_long_row(tmp_path):
     """At positions near 8,192 an angle shows the last bit of its rotary frequency; logits of up to 10."""
-    sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 4, "intermediate_size": 128}
-    config = ModernBertConfig(vocab_size=500, **sizes, pad_token_id=1, cls_token_id=0, initializer_range=0.2)
+    sizes = {
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 4,
+        "intermediate_size": 128,
+    }
+    config = ModernBertConfig(
+        vocab_size=500, **sizes, pad_token_id=1, cls_token_id=0, initializer_range=0.2
+    )
     params = jax.device_get(families.MODERNBERT.make_module(config).init_params(jax.random.key(0)))
     (tmp_path / "config.json").write_text(config.to_json_string())
     save_file(weights.to_torch(params), tmp_path / "model.safetensors")
@@ -163,7 +204,9 @@ def test_modernbert_s_logits_late_in_a_long_row(tmp_path):
     np.savez(tmp_path / "rows.npz", ids=ids_1xL, attention=np.ones_like(ids_1xL))
     run_torch(5, "tests/pytorch/logits.py", tmp_path, 64)
     last = np.arange(8192 - 64, 8192)[None]
-    ours = load.load(str(tmp_path), head=load.LM_HEAD).module.logits(params, ids_1xL, ids_1xL > 0, last)
+    ours = load.load(str(tmp_path), head=load.LM_HEAD).module.logits(
+        params, ids_1xL, ids_1xL > 0, last
+    )
     theirs = np.load(tmp_path / "logits.npy")
     assert 5 < np.abs(theirs).max() < 20
     np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)

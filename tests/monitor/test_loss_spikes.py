@@ -18,7 +18,10 @@ from tests.support.corpora import manifest_of
 from tests.support.states import back_to
 from tests.support.tiny import pretrain, tiny_config
 
-SHARDS, RECORDS, LANES, BATCH = 4, 600, 4, 16
+SHARDS = 4
+RECORDS = 600
+LANES = 4
+BATCH = 16
 POISON = (76, 80)
 SETTINGS = (f"data.lanes={LANES}", "log.every=5", "train.steps=90")
 
@@ -40,7 +43,9 @@ def test_a_healthy_curve_has_none(noise):
     assert all(detect(falling(noise=noise, seed=seed)) == [] for seed in range(5))
 
 
-@pytest.mark.parametrize(("place", "jump"), [(8, 3), (100, 2), (299, 0.3)])  # larger where it falls steeply
+@pytest.mark.parametrize(
+    ("place", "jump"), [(8, 3), (100, 2), (299, 0.3)]
+)  # larger where it falls steeply
 def test_one_line_that_jumps(place, jump):
     losses = falling()
     losses[place] += jump
@@ -60,7 +65,8 @@ def test_a_spike_does_not_hide_the_next_one_and_what_stays_is_a_new_level():
 
 
 def test_too_early_too_small_and_not_finite():
-    early, small = np.full(40, 5.0), np.full(40, 5.0)
+    early = np.full(40, 5.0)
+    small = np.full(40, 5.0)
     early[loss_spikes.LEAST - 1] = 9
     small[20] += loss_spikes.FLOOR * 0.9
     assert detect(early) == detect(small) == detect([5.0] * 20 + [None] + [5.0] * 20) == []
@@ -69,8 +75,15 @@ def test_too_early_too_small_and_not_finite():
 def test_the_steps_of_a_line_go_back_to_the_line_before():
     """log.every may change on resume."""
     detector = Detector()
-    spikes = [detector.add(step, 9.0 if step == 117 else 5.0) for step in [*range(10, 120, 10), 117]]
-    assert (spikes[-1].first, spikes[-1].last, spikes[-1].median, spikes[-1].deviation) == (111, 117, 5.0, 0.0)
+    spikes = [
+        detector.add(step, 9.0 if step == 117 else 5.0) for step in [*range(10, 120, 10), 117]
+    ]
+    assert (spikes[-1].first, spikes[-1].last, spikes[-1].median, spikes[-1].deviation) == (
+        111,
+        117,
+        5.0,
+        0.0,
+    )
 
 
 # The hook -------------------------------------------------------------------------------------------------------------
@@ -107,12 +120,18 @@ def log(hook: LossSpikes, folder: pathlib.Path, *, last: int, spike: int) -> Non
         (("data.skip_batches=('21:25', '78:78')",), 75, ["76:77", "79:81"], [76, 77, 79, 80, 81]),
     ],
 )
-def test_a_spike_is_noted_with_its_batches_and_records(tmp_path, overrides, spike, batches, numbers):
+def test_a_spike_is_noted_with_its_batches_and_records(
+    tmp_path, overrides, spike, batches, numbers
+):
     """Those that its steps read; with batches left out before it and within it, in two pieces."""
     said: list[str] = []
     log(hook(tmp_path, *overrides, said=said), tmp_path, last=90, spike=spike)
     (noted,) = logs.read(tmp_path / "spikes.jsonl")
-    assert (noted["first_update"], noted["last_update"], noted["batches"]) == (spike - 4, spike, batches)
+    assert (noted["first_update"], noted["last_update"], noted["batches"]) == (
+        spike - 4,
+        spike,
+        batches,
+    )
     assert (noted["loss"], noted["median"], noted["deviation"]) == (7, 3, 0)
     assert [row["batch"] for row in noted["rows"]] == numbers
     for row in noted["rows"]:
@@ -139,7 +158,8 @@ def test_nothing_is_said_twice_and_a_kill_loses_nothing(tmp_path):
 @pytest.fixture(scope="module")
 def poisoned(tokenizer_folder, tmp_path_factory) -> Manifest:
     """Rows whose tokens know nothing of one another; the batches of POISON hold tokens that no other row has."""
-    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("poisoned")
+    rng = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("poisoned")
     probs = 1 / np.arange(1, 101)  # Zipf's law
     for split, count in (("train", SHARDS * RECORDS), ("validation", 40)):
         (folder / split).mkdir(parents=True)
@@ -147,11 +167,14 @@ def poisoned(tokenizer_folder, tmp_path_factory) -> Manifest:
         if split == "train":
             bad = records_of(*POISON)[0].ravel()
             ids[bad] = rng.integers(300, 600, (len(bad), 32))
-        ids[:, 0], ids[:, -1] = 0, 2
+        ids[:, 0] = 0
+        ids[:, -1] = 2
         per_shard = count // SHARDS
         for shard in range(SHARDS):
             records = tfrecord.encode(ids[shard * per_shard : (shard + 1) * per_shard])
-            (folder / split / f"dataset-{shard}-{per_shard}.tfrecord").write_bytes(b"".join(records))
+            (folder / split / f"dataset-{shard}-{per_shard}.tfrecord").write_bytes(
+                b"".join(records)
+            )
     return load_manifest(str(folder), tokenizer_folder=tokenizer_folder)
 
 

@@ -10,7 +10,11 @@ from mlm.entry import Entry
 from mlm.text import show
 from tests.support.tiny import tiny_config
 
-H, FEED, LENGTH, ROWS, VOCABULARY = 128, 256, 32, 16, 512
+H = 128
+FEED = 256
+LENGTH = 32
+ROWS = 16
+VOCABULARY = 512
 SIZES = (
     f"model.hidden_size={H}",
     f"model.intermediate_size={FEED}",
@@ -24,8 +28,11 @@ PARAMETERS = (VOCABULARY + 128 + 1) * H + 2 * H + LAYER + (H * H + H) + 2 * H + 
 
 def planned(*overrides, name="v3:2x2", price=None, compare=False, slices=1):
     """What the command prints with --json."""
-    args = argparse.Namespace(topology=name, slices=slices, compare=compare, sweep=(), records=None, price=price)
-    args.config, args.entry = configs.BASE, Entry()
+    args = argparse.Namespace(
+        topology=name, slices=slices, compare=compare, sweep=(), records=None, price=price
+    )
+    args.config = configs.BASE
+    args.entry = Entry()
     found = command.compute(args, tiny_config(*SIZES, *overrides), None)
     assert json.loads(json.dumps(found))
     return found

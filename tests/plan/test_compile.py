@@ -7,10 +7,22 @@ from mlm.errors import InputError
 from mlm.plan import compile as compiling
 from mlm.plan import plan, tables, topology
 from mlm.training import sharding
-from tests.plan.planned import FEED, LENGTH, PARAMETERS, ROWS, SIZES, VOCABULARY, H, planned, shown_by
+from tests.plan.planned import (
+    FEED,
+    LENGTH,
+    PARAMETERS,
+    ROWS,
+    SIZES,
+    VOCABULARY,
+    H,
+    planned,
+    shown_by,
+)
 from tests.support.tiny import tiny_config
 
-TAIL = 2 * (H * H + 2 * H * FEED) + 2 * H * H + 2 * H * VOCABULARY  # of a predicted token: behind the last attention
+TAIL = (
+    2 * (H * H + 2 * H * FEED) + 2 * H * H + 2 * H * VOCABULARY
+)  # of a predicted token: behind the last attention
 USEFUL = 3 * (2 * 3 * H * H + 4 * LENGTH * H + 0.2 * TAIL)  # of a token of one layer
 
 
@@ -28,7 +40,11 @@ def test_bytes_are_those_counted_by_hand(found):
     size = row["bytes_per_chip"]
     assert chip < size["arguments"] < 1.03 * chip, "the TPU pads what does not fill a tile"
     assert 0 < size["outputs"] < 0.01 * chip, "the state takes the place of the old one"
-    assert size["arguments"] + size["temporaries"] + size["outputs"] <= size["needs"] < size["capacity"]
+    assert (
+        size["arguments"] + size["temporaries"] + size["outputs"]
+        <= size["needs"]
+        < size["capacity"]
+    )
     mesh = sharding.mesh_of(tiny_config(*SIZES).mesh, topology.find("v3:2x2").devices)
     run = compiling.Pretraining.without_data(tiny_config(*SIZES), mesh)
     assert 3 * 4 * PARAMETERS < compiling.state_bytes(run) <= 3 * 4 * PARAMETERS + 9 * 4
@@ -39,37 +55,59 @@ def test_speed_follows_from_the_cycles(found):
     """v3: 123 TFLOP/s a chip at 0.938 GHz; 12 steps; 2 dollars for each of 4 chips and an hour."""
     row = found["plan"]
     cycles = row["cycles"]
-    assert sum(cycles.values()) == pytest.approx(2 * cycles["all"]) and cycles["compiler"] > 0.5 * cycles["all"]
+    assert (
+        sum(cycles.values()) == pytest.approx(2 * cycles["all"])
+        and cycles["compiler"] > 0.5 * cycles["all"]
+    )
     seconds = cycles["all"] / (61.5e12 / 65_536)
     assert row["milliseconds"] == pytest.approx(1e3 * seconds) and row["uncosted"] == {}
     assert row["tokens_per_second"] == pytest.approx(ROWS * LENGTH / seconds)
     assert row["mfu"] == pytest.approx(USEFUL * ROWS * LENGTH / seconds / (4 * 123e12))
-    assert row["hours"] == pytest.approx(12 * seconds / 3600) and row["dollars"] == pytest.approx(row["hours"] * 8)
+    assert row["hours"] == pytest.approx(12 * seconds / 3600) and row["dollars"] == pytest.approx(
+        row["hours"] * 8
+    )
     assert row["tokens"] == 12 * ROWS * LENGTH
     gradients = row["collectives"]["all-reduce"]
-    assert gradients["count"] >= 1 and 2 * PARAMETERS < gradients["bytes"] < 4.1 * PARAMETERS, "bfloat16 or float32"
+    assert gradients["count"] >= 1 and 2 * PARAMETERS < gradients["bytes"] < 4.1 * PARAMETERS, (
+        "bfloat16 or float32"
+    )
 
 
 @pytest.mark.standard
 def test_baseline_beside_it(found):
-    ours, other, ratio = found["plan"], found["baseline"], found["ratio"]
-    assert other["step"] == "baseline" and other["fits"] and other["collectives"]["all-reduce"]["count"] >= 1
+    ours = found["plan"]
+    other = found["baseline"]
+    ratio = found["ratio"]
+    assert (
+        other["step"] == "baseline"
+        and other["fits"]
+        and other["collectives"]["all-reduce"]["count"] >= 1
+    )
     assert ratio["cycles"] == ours["cycles"]["all"] / other["cycles"]["all"]
-    ours, theirs = ours["bytes_per_chip"], other["bytes_per_chip"]
+    ours = ours["bytes_per_chip"]
+    theirs = other["bytes_per_chip"]
     assert ratio["temporaries"] == ours["temporaries"] / theirs["temporaries"]
     assert ours["arguments"] == pytest.approx(theirs["arguments"], rel=0.02)
 
 
 @pytest.mark.standard
 def test_tables_show_it(found):
-    text, row = shown_by(tables.plan, found), found["plan"]
+    text = shown_by(tables.plan, found)
+    row = found["plan"]
     speed = f"{row['milliseconds']:.2f} ms a step, {row['tokens_per_second']:,.0f} tokens/s, MFU {row['mfu']:.1%}"
-    for words in (speed, tables.memory(row), f"{found['ratio']['cycles']:.2f} of the baseline's cycles"):
+    for words in (
+        speed,
+        tables.memory(row),
+        f"{found['ratio']['cycles']:.2f} of the baseline's cycles",
+    ):
         assert words in text, text
     counts = row["collectives"]["all-reduce"]
     lines = [line.split()[:3] for line in text.splitlines()]
     assert ["all-reduce", str(counts["count"]), str(counts["overlapping"])] in lines
-    for kernel in ({"uncosted": {"kernel mine": 3}}, {"short": {**row, "uncosted": {"kernel mine": 3}}}):
+    for kernel in (
+        {"uncosted": {"kernel mine": 3}},
+        {"short": {**row, "uncosted": {"kernel mine": 3}}},
+    ):
         assert "kernel mine (3)" in shown_by(tables.plan, {"plan": row | kernel})
         swept = {"sweep": [{"cell": {"topology": "v3-8"}, "plan": row | kernel}]}
         assert "not costed" in shown_by(tables.sweep, swept)
@@ -78,8 +116,11 @@ def test_tables_show_it(found):
 @pytest.mark.slow
 def test_short_rows_of_the_first_updates_on_several_slices():
     """Three steps in four on rows of 8 tokens: as many tokens, less attention. Eight chips, two of their hosts."""
-    found = planned("data.short_length=8", "data.short_share=0.75", name="v5e:2x2", price=2.0, slices=2)
-    row, short = found["plan"], found["plan"]["short"]
+    found = planned(
+        "data.short_length=8", "data.short_share=0.75", name="v5e:2x2", price=2.0, slices=2
+    )
+    row = found["plan"]
+    short = found["plan"]["short"]
     assert (row["chips"], row["devices"], row["rows_per_chip"]) == (8, 8, 2)
     assert row["hosts"] == {"count": 2, "rows_per_host": 8, "lanes_per_host": 4, "fed": True}
     assert (row["length"], short["length"], short["rows_per_chip"]) == (LENGTH, 8, 8)
@@ -98,9 +139,15 @@ def test_short_rows_of_the_first_updates_on_several_slices():
 @pytest.mark.parametrize(
     ("message", "needs"),
     [
-        ("RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (114.37G) exceeds HBM", 114.37 * 2**30),
+        (
+            "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (114.37G) exceeds HBM",
+            114.37 * 2**30,
+        ),
         ("RESOURCE_EXHAUSTED", None),
-        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 27.50M of 16.00M vmem.", "vmem"),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 27.50M of 16.00M vmem.",
+            "vmem",
+        ),
     ],
 )
 def test_a_refusal_is_read(message, needs, monkeypatch):
@@ -111,7 +158,8 @@ def test_a_refusal_is_read(message, needs, monkeypatch):
             raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(compiling, "_lower", lambda task, kind: Refused())
-    config, place = tiny_config(*SIZES), topology.find("v5e:2x4")
+    config = tiny_config(*SIZES)
+    place = topology.find("v5e:2x4")
     job = plan.make_job(config, None)
     if needs == "vmem":
         with pytest.raises(jax.errors.JaxRuntimeError, match="vmem"):

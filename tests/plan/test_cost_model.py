@@ -8,7 +8,8 @@ from mlm.plan import cost_model, hlo, topology
 
 TEXT = Path(__file__).with_name("step.hlo").read_text()
 # A device of v5e: 1,000 cycles are 665 ns; 544.9 bytes of memory a cycle; on 2x4, two links of 33.27 bytes a cycle.
-MEMORY, LINKS = 819e9 / (197e12 / 131_072), 2 * 50e9 / (197e12 / 131_072)  # bytes a cycle
+MEMORY = 819e9 / (197e12 / 131_072)
+LINKS = 2 * 50e9 / (197e12 / 131_072)  # bytes a cycle
 
 
 def cost_of(*changes: tuple[str, str]) -> cost_model.Cost:
@@ -45,17 +46,26 @@ def test_a_loop_of_unknown_length_is_counted_once_and_reported(bound, other):
 def test_kernels_cost_what_they_declare_and_what_has_no_cost_is_reported(counted):
     assert counted.cycles["kernels"] == 131_072_000 / 131_072, "the FLOPs, longer than the bytes"
     assert counted.uncosted == {"kernel jit(step)/bare": 1}
-    found = cost_of(('"bytes_accessed":"1000"', '"bytes_accessed":"999999999"'), ("ConcatBitcast", "mine"))
+    found = cost_of(
+        ('"bytes_accessed":"1000"', '"bytes_accessed":"999999999"'), ("ConcatBitcast", "mine")
+    )
     assert found.cycles["kernels"] == pytest.approx(999_999_999 / MEMORY)
     assert found.uncosted["call of mine"] == 1
 
 
 def test_other_instructions_cost_their_bytes(counted):
-    assert counted.cycles["bytes"] == pytest.approx((4 * 1000 * 1000 + 40) / MEMORY), "a result and an operand"
+    assert counted.cycles["bytes"] == pytest.approx((4 * 1000 * 1000 + 40) / MEMORY), (
+        "a result and an operand"
+    )
     found = cost_of(("generator(%kernel.1)", "generator(%copy-done.1, %copy-done.1)"))
     assert found.cycles["bytes"] == pytest.approx(3 * 4 * 1000 * 1000 / MEMORY)
-    found = cost_of(("u32[1000,1000]{1,0} rng", "u32[10]{0} rng"), ("generator(%kernel.1)", "generator(%copy-done.1)"))
-    assert found.cycles["bytes"] == pytest.approx(2 * 40 / MEMORY), "of a gathered operand no more than the result"
+    found = cost_of(
+        ("u32[1000,1000]{1,0} rng", "u32[10]{0} rng"),
+        ("generator(%kernel.1)", "generator(%copy-done.1)"),
+    )
+    assert found.cycles["bytes"] == pytest.approx(2 * 40 / MEMORY), (
+        "of a gathered operand no more than the result"
+    )
 
 
 def test_collectives(counted):
@@ -63,14 +73,26 @@ def test_collectives(counted):
 
     A second reduction, of 96 bytes over 8, runs on a SparseCore, and nothing runs beside it.
     """
-    gather, reduction = counted.collectives["all-gather"], counted.collectives["all-reduce"]
-    assert (gather["count"], gather["overlapping"], gather["bytes"], gather["exposed"]) == (1, 1, 128_000, 0)
+    gather = counted.collectives["all-gather"]
+    reduction = counted.collectives["all-reduce"]
+    assert (gather["count"], gather["overlapping"], gather["bytes"], gather["exposed"]) == (
+        1,
+        1,
+        128_000,
+        0,
+    )
     assert gather["cycles"] == pytest.approx(128_000 * 7 / 8 / LINKS)
     assert (reduction["count"], reduction["overlapping"], reduction["bytes"]) == (2, 1, 4096 + 96)
-    assert reduction["exposed"] == reduction["cycles"] == pytest.approx((4096 * 2 * 3 / 4 + 96 * 2 * 7 / 8) / LINKS)
+    assert (
+        reduction["exposed"]
+        == reduction["cycles"]
+        == pytest.approx((4096 * 2 * 3 / 4 + 96 * 2 * 7 / 8) / LINKS)
+    )
     assert counted.cycles["collectives"] == reduction["exposed"]
     assert sum(counted.cycles.values()) == counted.total
-    found = cost_of(('"estimated_cycles":"50000"', '"estimated_cycles":"500"')).collectives["all-gather"]
+    found = cost_of(('"estimated_cycles":"50000"', '"estimated_cycles":"500"')).collectives[
+        "all-gather"
+    ]
     assert found["exposed"] == pytest.approx(gather["cycles"] - 500)
 
 
@@ -85,7 +107,11 @@ def test_collectives(counted):
 def test_the_bytes_of_a_collective_are_those_of_the_whole_array(opcode, shape, whole):
     started = f"%x.1 = {shape} {opcode}(%p.4), channel_id=77\n  ROOT %rng"
     kind = opcode.removesuffix("-start")
-    assert cost_of(("ROOT %rng", started)).collectives[kind]["bytes"] - cost_of().collectives[kind]["bytes"] == whole
+    assert (
+        cost_of(("ROOT %rng", started)).collectives[kind]["bytes"]
+        - cost_of().collectives[kind]["bytes"]
+        == whole
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,11 +124,16 @@ def test_the_bytes_of_a_collective_are_those_of_the_whole_array(opcode, shape, w
     ],
 )
 def test_groups_of_a_collective(written, size):
-    instruction = hlo.Instruction("%x", "f32[]", "all-reduce", "%y", f", {written}, dimensions={{0}}")
+    instruction = hlo.Instruction(
+        "%x", "f32[]", "all-reduce", "%y", f", {written}, dimensions={{0}}"
+    )
     assert hlo.group_size(instruction, 8) == size
 
 
 def test_sizes_of_shapes():
-    assert hlo.size("(f32[2,3]{1,0:T(8,128)}, /*index=5*/(u32[], bf16[4]{0}), pred[7], s4[3])") == 24 + 4 + 8 + 7 + 2
+    assert (
+        hlo.size("(f32[2,3]{1,0:T(8,128)}, /*index=5*/(u32[], bf16[4]{0}), pred[7], s4[3])")
+        == 24 + 4 + 8 + 7 + 2
+    )
     with pytest.raises(ValueError, match="ENTRY"):
         hlo.parse("HloModule nothing")

@@ -26,8 +26,15 @@ def test_a_bad_sweep_is_refused(axes, words):
 
 def test_cells_are_all_combinations():
     cells = plan.cells(["mesh.fsdp=1,8", "model.remat=true,false"], "v5e:2x4")
-    assert len(cells) == 4 and cells[0] == {"topology": "v5e:2x4", "mesh.fsdp": "1", "model.remat": "true"}
-    assert [cell["topology"] for cell in plan.cells(["topology=v3-8"], "v5e:2x4")] == ["v5e:2x4", "v3-8"]
+    assert len(cells) == 4 and cells[0] == {
+        "topology": "v5e:2x4",
+        "mesh.fsdp": "1",
+        "model.remat": "true",
+    }
+    assert [cell["topology"] for cell in plan.cells(["topology=v3-8"], "v5e:2x4")] == [
+        "v5e:2x4",
+        "v3-8",
+    ]
 
 
 def test_a_batch_of_a_sweep_may_be_smaller_than_those_of_the_stages(monkeypatch):
@@ -36,16 +43,24 @@ def test_a_batch_of_a_sweep_may_be_smaller_than_those_of_the_stages(monkeypatch)
     job = plan.make_job(config, None)
     found = plan.plan_cell(config, job, 1, {"topology": "v5e:2x4", "per_chip_batch": "16"})["plan"]
     assert (found.global_batch, found.batch_stages) == (128, ())
-    for cell, words in (({"topology": "v9:1x1"}, "v9:1x1"), ({"topology": "v3-8", "per_chip_batch": "-1"}, "batch")):
+    for cell, words in (
+        ({"topology": "v9:1x1"}, "v9:1x1"),
+        ({"topology": "v3-8", "per_chip_batch": "-1"}, "batch"),
+    ):
         assert words in plan.plan_cell(config, job, 1, cell)["error"], "and the others go on"
 
 
 def test_a_sweep_has_the_sizes_of_each_cell_or_of_the_shards(manifest, monkeypatch):
     """The number of the shards' rows says nothing of rows of another length."""
-    monkeypatch.setattr(plan, "measure", lambda config, job, place: (job.info.vocab_size, job.info.length))
+    monkeypatch.setattr(
+        plan, "measure", lambda config, job, place: (job.info.vocab_size, job.info.length)
+    )
     other = f"config.shards.length = 64: the shards in {manifest.folder} hold 32."
     of_shards = [(manifest.vocab_size, 32), other] * 2
-    for shards, expected in ((None, [(512, 32), (512, 64), (1024, 32), (1024, 64)]), (manifest, of_shards)):
+    for shards, expected in (
+        (None, [(512, 32), (512, 64), (1024, 32), (1024, 64)]),
+        (manifest, of_shards),
+    ):
         job = plan.make_job(tiny_config(), shards)
         cells = plan.cells(["tokenizer.vocab_size=512,1024", "shards.length=32,64"], "v5e:2x4")
         found = [plan.plan_cell(tiny_config(), job, 1, cell) for cell in cells]
@@ -54,21 +69,35 @@ def test_a_sweep_has_the_sizes_of_each_cell_or_of_the_shards(manifest, monkeypat
 
 def test_a_state_too_large_is_reported_without_the_compiler():
     """24 x 8192 x 8192 parameters and some more, of 12 bytes: more than the 16.9 GB of a v5e."""
-    sizes = ("model.hidden_size=8192", "model.intermediate_size=32768", "model.layers=2", "model.heads=64")
+    sizes = (
+        "model.hidden_size=8192",
+        "model.intermediate_size=32768",
+        "model.layers=2",
+        "model.heads=64",
+    )
     found = planned(*sizes, "data.global_batch=64", name="v5e:2x4")
     row = found["plan"]
     assert not row["fits"] and "milliseconds" not in row and row["hours"] is None
     assert row["bytes_per_chip"]["needs"] == pytest.approx(12 * 24 * 8192**2, rel=0.05)
-    assert f"does not fit: needs {row['bytes_per_chip']['needs'] / 1e9:.2f} GB" in shown_by(tables.plan, found)
+    assert f"does not fit: needs {row['bytes_per_chip']['needs'] / 1e9:.2f} GB" in shown_by(
+        tables.plan, found
+    )
 
 
 def test_on_a_gpu_the_memory_alone_is_shown(monkeypatch):
     program = compiling.Program("", 10**9, 10**9, 0, 2 * 10**9, True)
     monkeypatch.setattr(plan, "compile_step", lambda *args, **settings: program)
-    place = topology.Topology("h100:2", topology.FAMILIES["h100"], (2,), topology.find("v5e:2x2").devices[:2])
+    place = topology.Topology(
+        "h100:2", topology.FAMILIES["h100"], (2,), topology.find("v5e:2x2").devices[:2]
+    )
     config = tiny_config("data.short_length=8")
     row = plan.measure(config, plan.make_job(config, None, price=2.0), place)
-    assert row["fits"] and row["short"]["fits"] and "milliseconds" not in row and row["dollars"] is None
+    assert (
+        row["fits"]
+        and row["short"]["fits"]
+        and "milliseconds" not in row
+        and row["dollars"] is None
+    )
     text = shown_by(tables.plan, {"plan": row})
     assert "fits: 2.00 GB of 63.67 GB" in text and "cuDNN" in text and "tokens/s" not in text
 
@@ -79,24 +108,41 @@ def test_length_of_a_run():
     def whole_run(*overrides, records=None, price=None, **short):
         config = tiny_config(*SIZES, *overrides)
         row = {"chips": 4, "length": LENGTH, "milliseconds": 1000.0}
-        return plan.whole_run(config, plan.make_job(config, None, records=records, price=price), row | short)
+        return plan.whole_run(
+            config, plan.make_job(config, None, records=records, price=price), row | short
+        )
 
     def hours(short_rows: int, rows: int) -> float:
         return pytest.approx((short_rows / 2 + rows) / ROWS / 3600)
 
     short = {"short": {"length": 8, "milliseconds": 500.0}}
     lengths = ("data.short_length=8", "data.short_share=0.75")
-    assert whole_run() == {"hours": hours(0, 12 * ROWS), "tokens": 12 * ROWS * LENGTH, "dollars": None}
+    assert whole_run() == {
+        "hours": hours(0, 12 * ROWS),
+        "tokens": 12 * ROWS * LENGTH,
+        "dollars": None,
+    }
     assert whole_run(*lengths, **short)["hours"] == hours(9 * ROWS, 3 * ROWS)
-    stages = ("data.batch_stages=((8, 6),)", *lengths)  # nine of twelve steps are short, six of them of 8 rows
+    stages = (
+        "data.batch_stages=((8, 6),)",
+        *lengths,
+    )  # nine of twelve steps are short, six of them of 8 rows
     assert whole_run(*stages, **short)["hours"] == hours(96, 48)
     assert whole_run(*stages, "train.branch_from=runs/a@4", **short)["hours"] == hours(64, 48)
     epochs = ("train.steps=0", "train.epochs=3")
     assert whole_run(*epochs)["hours"] is None, "how many rows an epoch has is not known"
-    assert whole_run(*epochs, records=100)["tokens"] == 19 * ROWS * LENGTH, "300 rows in batches of 16: 19 updates"
+    assert whole_run(*epochs, records=100)["tokens"] == 19 * ROWS * LENGTH, (
+        "300 rows in batches of 16: 19 updates"
+    )
     given = ("train.steps=0", "train.hours=2")
-    assert whole_run(*given, price=1.5) == {"hours": 2, "tokens": 7200 * ROWS * LENGTH, "dollars": 12}
-    assert whole_run(*given, *lengths, **short)["tokens"] == pytest.approx(7200 / 0.625 * ROWS * LENGTH, rel=1e-3)
+    assert whole_run(*given, price=1.5) == {
+        "hours": 2,
+        "tokens": 7200 * ROWS * LENGTH,
+        "dollars": 12,
+    }
+    assert whole_run(*given, *lengths, **short)["tokens"] == pytest.approx(
+        7200 / 0.625 * ROWS * LENGTH, rel=1e-3
+    )
     assert whole_run(*given, *lengths, short={"length": 8})["tokens"] is None
 
 
@@ -105,8 +151,12 @@ def test_hosts_that_can_not_be_fed_are_reported(monkeypatch):
     refused = compiling.Program("", 10**9, None, None, None, False)
     monkeypatch.setattr(plan, "compile_step", lambda *args, **settings: refused)
     found = planned("data.lanes=3", "data.global_batch=24", "evaluate.batch=24", name="v5p:2x2x2")
-    hosts, text = found["plan"]["hosts"], shown_by(tables.plan, found)
-    assert f"hosts 2: NOT ALL CAN BE FED: {hosts['error']}" in text and "config.data.lanes = 3" in hosts.pop("error")
+    hosts = found["plan"]["hosts"]
+    text = shown_by(tables.plan, found)
+    assert (
+        f"hosts 2: NOT ALL CAN BE FED: {hosts['error']}" in text
+        and "config.data.lanes = 3" in hosts.pop("error")
+    )
     assert hosts == {"count": 2, "rows_per_host": 12, "lanes_per_host": None, "fed": False}
 
 
@@ -124,7 +174,10 @@ def test_bad_flags(capfd):
         (["--topology=v7:2x4"], "v2:1x1 to"),
         (["--topology=v5e:2x2", "--slices=0"], "--slices=0: "),
         (["--topology=v5e:2x2", "--slices=257"], "1 to 256"),
-        (["--topology=v5e:2x2", "--config.classify.train=csv:mine.csv"], "config.classify.train = csv:mine.csv"),
+        (
+            ["--topology=v5e:2x2", "--config.classify.train=csv:mine.csv"],
+            "config.classify.train = csv:mine.csv",
+        ),
     ):
         assert main(["plan", "--config=configs/quickstart.py", *flags]) == 2
         assert words in capfd.readouterr().err
@@ -134,7 +187,12 @@ def test_bad_flags(capfd):
 
 @pytest.mark.parametrize(
     ("asked", "listed", "others"),
-    [("v2:?", "v2:2x2", "v3:2x2"), ("h100:?", "h100:8", "h200:8"), ("?", "v6e:16x16", ""), ("v9:?", "v2:1x1", "")],
+    [
+        ("v2:?", "v2:2x2", "v3:2x2"),
+        ("h100:?", "h100:8", "h200:8"),
+        ("?", "v6e:16x16", ""),
+        ("v9:?", "v2:1x1", ""),
+    ],
 )
 def test_names_are_listed(asked, listed, others, capsys):
     assert main(["plan", "--config=configs/quickstart.py", f"--topology={asked}"]) == 0

@@ -23,9 +23,18 @@ def test_every_listed_name_answers():
 
     libtpu's default for 8 chips of v5e and v6e is two hosts; one rents them as one.
     """
-    assert {"v3:2x2", "v3:32x32", "v4:16x16x16", "v5e:16x16", "v5p:16x20x28", "v6e:16x16", "tpu7x:2x2x1"} <= set(EVERY)
+    assert {
+        "v3:2x2",
+        "v3:32x32",
+        "v4:16x16x16",
+        "v5e:16x16",
+        "v5p:16x20x28",
+        "v6e:16x16",
+        "tpu7x:2x2x1",
+    } <= set(EVERY)
     for name in EVERY:
-        place, (family, _, sizes) = topology.find(name), name.partition(":")
+        place = topology.find(name)
+        (family, _, sizes) = name.partition(":")
         assert place.chips == math.prod(map(int, sizes.split("x"))), name
         assert len(place.devices) == place.chips * place.family.cores, name
         assert peaks.peak_flops(place.devices[0].device_kind) == place.peak_flops, name
@@ -42,7 +51,8 @@ def test_every_listed_name_answers():
 
 @pytest.mark.parametrize(("name", "hosts"), [("v5e:2x4", 2), ("v6e:4x4", 8), ("tpu7x:2x2x1", 2)])
 def test_several_slices(name, hosts):
-    one, two = topology.find(name), topology.find(name, 2)
+    one = topology.find(name)
+    two = topology.find(name, 2)
     assert (two.chips, len(two.devices), two.slices) == (2 * one.chips, 2 * len(one.devices), 2)
     assert len({device.process_index for device in two.devices}) == hosts
     assert {device.slice_index for device in two.devices} == {0, 1}
@@ -61,30 +71,41 @@ def test_accelerator_types_are_slices():
 
 
 @pytest.mark.parametrize(
-    "name", ["v3-7", "v5litepod-3", "v9:2x2", "", "v5e:3x3", "v5e", "v5e:2x2x1", "h100:9", "h100:2x4"]
+    "name",
+    ["v3-7", "v5litepod-3", "v9:2x2", "", "v5e:3x3", "v5e", "v5e:2x2x1", "h100:9", "h100:2x4"],
 )
 def test_an_unknown_name_gets_the_families_or_the_slices_of_its_own(name):
     family = re.split("[:-]", name.replace("v5litepod", "v5e"))[0]
     known = (
-        topology.names(family) if family in topology.FAMILIES else ["v3:32x32", "v5e:16x16", "tpu7x:2x2x1", "h100:8"]
+        topology.names(family)
+        if family in topology.FAMILIES
+        else ["v3:32x32", "v5e:16x16", "tpu7x:2x2x1", "h100:8"]
     )
     with pytest.raises(InputError) as error:
         topology.find(name)
-    assert f"--topology={name}:" in str(error.value) and all(text in str(error.value) for text in known)
+    assert f"--topology={name}:" in str(error.value) and all(
+        text in str(error.value) for text in known
+    )
 
 
 def test_figures_of_a_device_and_of_a_chip():
     """v3: 123 TFLOP/s and 900 GB/s a chip of two devices; the compiler's clock is 0.94 GHz."""
-    v3, v5e = topology.find("v3:2x2"), topology.find("v5e:16x16")
+    v3 = topology.find("v3:2x2")
+    v5e = topology.find("v5e:16x16")
     assert (v3.chips, len(v3.devices)) == (4, 8)
-    assert v3.hertz == pytest.approx(0.94e9, rel=0.01) and v5e.hertz == pytest.approx(1.5e9, rel=0.01)
+    assert v3.hertz == pytest.approx(0.94e9, rel=0.01) and v5e.hertz == pytest.approx(
+        1.5e9, rel=0.01
+    )
     assert v3.hbm_bytes_per_cycle * v3.hertz == pytest.approx(450e9)
     assert v3.capacity * 2 == pytest.approx(33.2e9, rel=0.01)
 
 
 def test_links_of_a_slice():
     """One link along an axis, two where it is closed to a ring; within a chip the memory carries it."""
-    rates = {name: (p := topology.find(name)).link_bytes_per_cycle * p.hertz for name in ("v5e:2x4", "v5e:16x16")}
+    rates = {
+        name: (p := topology.find(name)).link_bytes_per_cycle * p.hertz
+        for name in ("v5e:2x4", "v5e:16x16")
+    }
     assert rates == {"v5e:2x4": pytest.approx(100e9), "v5e:16x16": pytest.approx(200e9)}
     single = topology.find("v3:1x1")
     assert single.link_bytes_per_cycle == single.hbm_bytes_per_cycle
@@ -94,17 +115,30 @@ def test_links_of_a_slice():
     ("name", "package"),
     [("v5e:2x4", "-r requirements.txt"), ("h100:8", rf"jax-cuda12-plugin=={jax.__version__} .*")],
 )
-def test_a_missing_compiler_is_one_sentence_with_the_command_that_installs_it(monkeypatch, name, package):
+def test_a_missing_compiler_is_one_sentence_with_the_command_that_installs_it(
+    monkeypatch, name, package
+):
     """Or a plugin of another version, which jax leaves out with a warning."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(topologies, "get_topology_desc", mock.Mock(side_effect=NotImplementedError("no cuda")))
-    with pytest.raises(InputError, match=rf"--topology={name}: .*; `.*python.* -m pip install {package}` installs"):
+    monkeypatch.setattr(
+        topologies, "get_topology_desc", mock.Mock(side_effect=NotImplementedError("no cuda"))
+    )
+    with pytest.raises(
+        InputError, match=rf"--topology={name}: .*; `.*python.* -m pip install {package}` installs"
+    ):
         topology.find(name)
 
 
 @pytest.mark.parametrize(
     ("name", "slices"),
-    [("v3:2x2", 1), ("v4:2x2x4", 1), ("v5e:2x4", 2), ("v5p:2x2x4", 1), ("v6e:4x4", 1), ("tpu7x:2x2x1", 1)],
+    [
+        ("v3:2x2", 1),
+        ("v4:2x2x4", 1),
+        ("v5e:2x4", 2),
+        ("v5p:2x2x4", 1),
+        ("v6e:4x4", 1),
+        ("tpu7x:2x2x1", 1),
+    ],
 )
 def test_an_attached_tpu_has_libtpu_s_name(name, slices):
     """Whatever the order of its devices; a CPU has none."""

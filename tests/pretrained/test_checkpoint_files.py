@@ -31,7 +31,9 @@ def test_the_best_is_not_the_newest(tmp_path):
     assert checkpoint_files.choose(folder, on_damage="stop") == 14
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", '{"meta/metadata": 1}', '{"meta/metadata": null}', "[" * 90_000])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", '{"meta/metadata": 1}', '{"meta/metadata": null}', "[" * 90_000]
+)
 def test_hashes_that_can_not_be_read_are_damage(saved, text):
     (saved / "10" / checkpoint_files.HASHES).write_text(text)
     with pytest.raises(DamageError, match=r"10: hashes.json can't be read"):

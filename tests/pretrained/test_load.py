@@ -22,7 +22,10 @@ from mlm.workdir import Workdir
 from tests.support import trained_model
 from tests.support.refusals import refuse
 
-READERS = {"--model=": load.LM_HEAD, load.INIT_FROM: None}  # what a model is named with, and the head that it must have
+READERS = {
+    "--model=": load.LM_HEAD,
+    load.INIT_FROM: None,
+}  # what a model is named with, and the head that it must have
 Tensors = dict[str, np.ndarray]
 
 
@@ -102,13 +105,22 @@ LAYOUTS = {  # the same model, as transformers, torch.compile, DataParallel and 
     "tied bias": renamed(lambda name: name.replace("lm_head.bias", "lm_head.decoder.bias")),
     "another vocabulary": lambda tensors: (
         tensors  # the head's own bias is of it, the decoder's is the model's
-        | {"lm_head.decoder.bias": tensors["lm_head.bias"], "lm_head.bias": np.pad(tensors["lm_head.bias"], (0, 4))}
+        | {
+            "lm_head.decoder.bias": tensors["lm_head.bias"],
+            "lm_head.bias": np.pad(tensors["lm_head.bias"], (0, 4)),
+        }
     ),
     "compiled and parallel": renamed(lambda name: f"_orig_mod.module.{name}"),
     "layers compiled": renamed(lambda name: name.replace(".layer.1.", ".layer.1._orig_mod.")),
     "an attribute of an attribute": renamed(lambda name: f"net.backbone.{name}"),
-    "old names": renamed(lambda name: re.sub("(LayerNorm|norm).weight", r"\1.gamma", name).replace("m.bias", "m.beta")),
-    "pooler": lambda tensors: tensors | {"roberta.pooler.dense.weight": np.ones((64, 64), np.float32)},
+    "old names": renamed(
+        lambda name: re.sub("(LayerNorm|norm).weight", r"\1.gamma", name).replace(
+            "m.bias", "m.beta"
+        )
+    ),
+    "pooler": lambda tensors: (
+        tensors | {"roberta.pooler.dense.weight": np.ones((64, 64), np.float32)}
+    ),
 }
 
 
@@ -117,8 +129,13 @@ def test_every_layout_gives_the_same_parameters(folder, model, layout):
     change_tensors(folder, LAYOUTS[layout])
     for flag, head in READERS.items():
         found = load.load(str(folder), head=head, flag=flag)
-        assert_same({name: value for name, value in found.leaves.items() if "pooler" not in name}, model.leaves)
-        assert ("roberta/pooler/dense/kernel" in found.leaves) == (layout == "pooler" and head is None)
+        assert_same(
+            {name: value for name, value in found.leaves.items() if "pooler" not in name},
+            model.leaves,
+        )
+        assert ("roberta/pooler/dense/kernel" in found.leaves) == (
+            layout == "pooler" and head is None
+        )
         assert found.tokenizer == str(folder) and found.source == str(folder) and found.step is None
 
 
@@ -130,7 +147,10 @@ def test_a_model_without_a_head_is_only_a_start(folder, model, prefix):
 
     change_tensors(folder, body)
     found = load.load(str(folder), head=None)
-    assert_same(found.leaves, {name: value for name, value in model.leaves.items() if name.startswith("roberta/")})
+    assert_same(
+        found.leaves,
+        {name: value for name, value in model.leaves.items() if name.startswith("roberta/")},
+    )
     with pytest.raises(InputError, match=f"^--model={folder}: .*language-model head"):
         load.load(str(folder), head=load.LM_HEAD)
 
@@ -139,7 +159,11 @@ def test_a_workdir_by_its_name(trained_workdir, model, tmp_path):
     name = str(trained_workdir.root)
     for flag, head in READERS.items():
         found = load.load(name, head=head, flag=flag)
-        assert found.source == name and found.step == 5 and found.tokenizer == str(trained_workdir.tokenizer)
+        assert (
+            found.source == name
+            and found.step == 5
+            and found.tokenizer == str(trained_workdir.tokenizer)
+        )
         assert_same(found.leaves, model.leaves)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(InputError, match=f"^--model={tmp_path}: .*no complete checkpoint"):
@@ -149,12 +173,18 @@ def test_a_workdir_by_its_name(trained_workdir, model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "place", [(checkpoint_files, "_sha256"), (checkpoint_files.json, "loads"), (load.ocp, "PyTreeCheckpointHandler")]
+    "place",
+    [
+        (checkpoint_files, "_sha256"),
+        (checkpoint_files.json, "loads"),
+        (load.ocp, "PyTreeCheckpointHandler"),
+    ],
 )
 def test_a_step_that_a_run_removes_while_it_is_read(place, trained_workdir, tmp_path, monkeypatch):
     """While its hashes are compared, its metadata is read, or its state: neither damage nor a traceback."""
     shutil.copytree(trained_workdir.root, tmp_path / "run")
-    workdir, (module, name) = Workdir(str(tmp_path / "run")), place
+    workdir = Workdir(str(tmp_path / "run"))
+    (module, name) = place
     read = getattr(module, name)
 
     def removed(*args):
@@ -170,11 +200,15 @@ def test_a_checkpoint_of_an_older_version_is_refused(trained_workdir, tmp_path):
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
     change(workdir.checkpoints / "5" / "meta" / "metadata", format=1)
     checkpoint_files.write_hashes(workdir.checkpoints, 5)
-    with pytest.raises(InputError, match=rf"checkpoints/5: .*format is 1, .* {checkpoint_files.FORMAT};"):
+    with pytest.raises(
+        InputError, match=rf"checkpoints/5: .*format is 1, .* {checkpoint_files.FORMAT};"
+    ):
         load.from_workdir(workdir, head=load.LM_HEAD)
 
 
-def test_a_folder_in_a_bucket_and_a_name_in_the_cache_of_the_hub(folder, model, tmp_path, monkeypatch):
+def test_a_folder_in_a_bucket_and_a_name_in_the_cache_of_the_hub(
+    folder, model, tmp_path, monkeypatch
+):
     bucket = UPath("memory://models/small")
     (bucket / "notes").mkdir(parents=True)
     (bucket / "notes" / "text").write_text("x")
@@ -195,10 +229,19 @@ def test_code_in_a_folder_is_not_run(folder, tmp_path, monkeypatch):
     """Neither with a question at the terminal nor without. A pickle, unpickled, would make a folder."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question"))
     ran = tmp_path / "ran"
-    (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\nclass Own: pass\n")
-    change(folder / "config.json", auto_map={"AutoConfig": "own.Own", "AutoModelForMaskedLM": "own.Own"})
+    (folder / "own.py").write_text(
+        f"import pathlib\npathlib.Path({str(ran)!r}).touch()\nclass Own: pass\n"
+    )
+    change(
+        folder / "config.json",
+        auto_map={"AutoConfig": "own.Own", "AutoModelForMaskedLM": "own.Own"},
+    )
     load.load(str(folder), head=load.LM_HEAD)
-    change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Own", "own.Own"]}, tokenizer_class="Own")
+    change(
+        folder / "tokenizer_config.json",
+        auto_map={"AutoTokenizer": ["own.Own", "own.Own"]},
+        tokenizer_class="Own",
+    )
     with pytest.raises(InputError, match=str(folder)):
         load.load(str(folder), head=load.LM_HEAD)
     for file in folder.glob("*token*"):
@@ -212,32 +255,44 @@ def test_code_in_a_folder_is_not_run(folder, tmp_path, monkeypatch):
 def test_what_has_no_tokenizer(trained_workdir, tmp_path, capsys):
     """Of a run the shards were made elsewhere: what is missing is said, not what a Hub's name looks like."""
     shutil.copytree(trained_workdir.checkpoints, tmp_path / "checkpoints")
-    for arguments in (["predict", f"--workdir={tmp_path}", "a <mask>"], ["export", f"--workdir={tmp_path}"]):
-        assert "Repo id" not in refuse(arguments, 2, f"{tmp_path}/tokenizer: ", "shards", capsys=capsys)
+    for arguments in (
+        ["predict", f"--workdir={tmp_path}", "a <mask>"],
+        ["export", f"--workdir={tmp_path}"],
+    ):
+        assert "Repo id" not in refuse(
+            arguments, 2, f"{tmp_path}/tokenizer: ", "shards", capsys=capsys
+        )
 
 
 @pytest.mark.parametrize("reader", ["predict", "init_from", "classifier"])
-def test_a_padding_id_that_means_another_token_is_refused(folder, trained_classifier, tmp_path, reader):
+def test_a_padding_id_that_means_another_token_is_refused(
+    folder, trained_classifier, tmp_path, reader
+):
     """transformers gives that token the position of padding."""
     if reader == "classifier":
         folder = trained_model.write_folder(trained_classifier, tmp_path / "classifier")
     head = {"predict": load.LM_HEAD, "init_from": None, "classifier": load.CLASSIFIER}[reader]
     pad_id = json.loads((folder / "config.json").read_text())["pad_token_id"]
     roles = json.loads((folder / "tokenizer_config.json").read_text())
-    pad, unk = roles["pad_token"], roles["unk_token"]
+    pad = roles["pad_token"]
+    unk = roles["unk_token"]
     change(folder / "tokenizer_config.json", pad_token=unk, unk_token=pad)
     with pytest.raises(InputError, match=f"pad_token_id = {pad_id}, which .* {pad}; .* {unk}"):
         load.load(str(folder), head=head)
 
 
 def without(part: str) -> Callable[[pathlib.Path], None]:
-    return lambda folder: change_tensors(folder, lambda tensors: {n: t for n, t in tensors.items() if part not in n})
+    return lambda folder: change_tensors(
+        folder, lambda tensors: {n: t for n, t in tensors.items() if part not in n}
+    )
 
 
 def parts_at(file: object) -> Callable[[pathlib.Path], object]:
     def replace(folder: pathlib.Path) -> None:
         (folder / locate.SAFETENSORS).unlink()
-        (folder / locate.SAFETENSORS_INDEX).write_text(json.dumps({"weight_map": {"roberta.x": file}}))
+        (folder / locate.SAFETENSORS_INDEX).write_text(
+            json.dumps({"weight_map": {"roberta.x": file}})
+        )
 
     return replace
 
@@ -248,21 +303,39 @@ def cut(folder: pathlib.Path) -> None:
 
 def beside(prefix: str, others: Callable[[Tensors], Tensors]) -> Callable[[pathlib.Path], None]:
     return lambda folder: change_tensors(
-        folder, lambda tensors: others(tensors) | {prefix + name: tensor for name, tensor in tensors.items()}
+        folder,
+        lambda tensors: (
+            others(tensors) | {prefix + name: tensor for name, tensor in tensors.items()}
+        ),
     )
 
 
 FAULTS = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-    "no weights": (lambda folder: (folder / locate.SAFETENSORS).unlink(), "neither model.safetensors nor"),
-    "untied": (lambda folder: change(folder / "config.json", tie_word_embeddings=False), "not tied"),
+    "no weights": (
+        lambda folder: (folder / locate.SAFETENSORS).unlink(),
+        "neither model.safetensors nor",
+    ),
+    "untied": (
+        lambda folder: change(folder / "config.json", tie_word_embeddings=False),
+        "not tied",
+    ),
     "torn": (cut, "weights can't be read"),
     "a layer less": (without(".layer.1."), "1 layers where config.json asks for 2"),
     "a norm less": (without(".embeddings.LayerNorm."), "roberta/embeddings/LayerNorm/bias is None"),
-    "another prefix": (beside("net.backbone.", lambda _: {"classifier.weight": np.ones((2, 64))}), "classifier/kernel"),
+    "another prefix": (
+        beside("net.backbone.", lambda _: {"classifier.weight": np.ones((2, 64))}),
+        "classifier/kernel",
+    ),
     "a name twice": (beside("_orig_mod.", dict), "lm_head.bias"),
-    "a part missing": (parts_at("model-00002-of-00002.safetensors"), "model-00002-of-00002.safetensors"),
-    "a file of the system": (parts_at("/etc/hostname"), "'/etc/hostname' is not the name of a file"),
+    "a part missing": (
+        parts_at("model-00002-of-00002.safetensors"),
+        "model-00002-of-00002.safetensors",
+    ),
+    "a file of the system": (
+        parts_at("/etc/hostname"),
+        "'/etc/hostname' is not the name of a file",
+    ),
     "a file outside": (parts_at("../model/model.safetensors"), "not the name of a file inside"),
     "a number": (parts_at(4), "weights can't be read (4"),
 }

@@ -11,7 +11,10 @@ from mlm.errors import InputError
 from mlm.paths import UPath
 from mlm.pretrained import load
 
-ROPE = {kind: {"rope_type": "default", "rope_theta": 9000.0} for kind in ("full_attention", "sliding_attention")}
+ROPE = {
+    kind: {"rope_type": "default", "rope_theta": 9000.0}
+    for kind in ("full_attention", "sliding_attention")
+}
 
 
 @pytest.fixture
@@ -36,10 +39,12 @@ VALUES += [[], {}, [1], {"a": 1}, "\x1b[2J", "\ud800"]
 
 
 def test_one_changed_at_random_is_read_or_refused(roberta):
-    content, refused = json.loads(roberta.read_text()), 0
+    content = json.loads(roberta.read_text())
+    refused = 0
     for seed in range(300):
         rng = random.Random(seed)
-        key, value = rng.choice(list(content)), rng.choice(VALUES)
+        key = rng.choice(list(content))
+        value = rng.choice(VALUES)
         roberta.write_text(json.dumps(content))
         try:
             read(roberta, **{key: value})
@@ -49,7 +54,9 @@ def test_one_changed_at_random_is_read_or_refused(roberta):
     assert refused > 100
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"[" * 90_000, b"null", b'{"model_type": "\\u001b[2J"}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"\xff", b"[" * 90_000, b"null", b'{"model_type": "\\u001b[2J"}']
+)
 def test_what_is_no_config_is_refused(roberta, data):
     roberta.write_bytes(data)
     for head in (load.LM_HEAD, load.CLASSIFIER, None):
@@ -78,7 +85,10 @@ def test_a_roberta_that_we_would_not_compute_is_refused(roberta, keys):
 @pytest.mark.parametrize(
     ("keys", "match"),
     [
-        ({"hidden_activation": "tanh"}, r"hidden_activation = 'tanh'; .*gelu, gelu_new, relu, silu"),
+        (
+            {"hidden_activation": "tanh"},
+            r"hidden_activation = 'tanh'; .*gelu, gelu_new, relu, silu",
+        ),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling"),
         ({"hidden_size": 30, "num_attention_heads": 6}, r"hidden_size .*odd"),
     ],
@@ -89,7 +99,9 @@ def test_a_modernbert_that_we_would_not_compute_is_refused(modernbert, keys, mat
         read(modernbert, **keys)
 
 
-@pytest.mark.parametrize(("layers", "given", "every"), [(2, 3, 3), (2, None, 2), (7, 3, 3), (7, 9, 3)])
+@pytest.mark.parametrize(
+    ("layers", "given", "every"), [(2, 3, 3), (2, None, 2), (7, 3, 3), (7, 9, 3)]
+)
 def test_layer_types_of_transformers_5(modernbert, layers, given, every):
     types = ["sliding_attention" if index % 3 else "full_attention" for index in range(layers)]
     keys = {"rope_parameters": ROPE, "layer_types": types, "global_attn_every_n_layers": given}

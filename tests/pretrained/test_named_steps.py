@@ -23,9 +23,14 @@ def test_a_step_by_its_name(family):
     newest = load.load(str(family.root), head=load.LM_HEAD)
     models = {step: load.load(f"{family.root}@{step}", head=load.LM_HEAD) for step in (4, 8, 12)}
     for step, found in models.items():
-        assert (found.step, found.tokenizer) == (step, str(family.tokenizer)) and found.source.endswith(f"@{step}")
+        assert (found.step, found.tokenizer) == (
+            step,
+            str(family.tokenizer),
+        ) and found.source.endswith(f"@{step}")
         assert found.leaves.keys() == newest.leaves.keys()
-        same = all(np.array_equal(value, newest.leaves[name]) for name, value in found.leaves.items())
+        same = all(
+            np.array_equal(value, newest.leaves[name]) for name, value in found.leaves.items()
+        )
         assert same == (step == 12), f"step {step}"
     assert locate.is_workdir(f"{family.root}@4") and not locate.is_classifier(f"{family.root}@4")
     with pytest.raises(InputError, match=f"^--model={family.root}@7: .*step 7; .*: 4, 8, 12"):
@@ -48,7 +53,8 @@ def test_a_named_step_is_verified_and_a_folder_with_an_at_in_its_name_is_itself(
 def test_commands_take_a_step(family, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(export, "check_files", lambda *_: None)  # which the room of exports holds
     workdir = Workdir(shutil.copytree(str(family.root), tmp_path / "run"))
-    name, shown = f"--workdir={workdir.root}", []
+    name = f"--workdir={workdir.root}"
+    shown = []
     for flags in ([name, "--step=4"], [f"--model={workdir.root}@4"], [name]):
         capsys.readouterr()
         assert __main__.main(["predict", *flags, "Returns the <mask> of the array."]) == 0
@@ -56,11 +62,18 @@ def test_commands_take_a_step(family, tmp_path, capsys, monkeypatch):
     assert shown[0] == shown[1] != shown[2]
     assert __main__.main(["export", name, "--step=4"]) == 0
     assert not workdir.export.exists()
-    exported, wanted = (load.load(f"{workdir.root}{end}", head=load.LM_HEAD) for end in ("/export-4", "@4"))
-    assert all(np.array_equal(value, wanted.leaves[name]) for name, value in exported.leaves.items())
+    exported, wanted = (
+        load.load(f"{workdir.root}{end}", head=load.LM_HEAD) for end in ("/export-4", "@4")
+    )
+    assert all(
+        np.array_equal(value, wanted.leaves[name]) for name, value in exported.leaves.items()
+    )
     capsys.readouterr()
     assert __main__.main(["evaluate", name, "--step=8"]) == 0
-    logged = {line["step"]: line["loss"] for line in map(json.loads, workdir.metrics.read_text().splitlines())}
+    logged = {
+        line["step"]: line["loss"]
+        for line in map(json.loads, workdir.metrics.read_text().splitlines())
+    }
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(logged[8], rel=1e-5)
     assert "step 8" in (workdir.root / "evaluation.json").read_text()
     best = min(logged, key=lambda step: math.inf if step not in (4, 8, 12) else logged[step])
@@ -69,7 +82,13 @@ def test_commands_take_a_step(family, tmp_path, capsys, monkeypatch):
     for command in ("predict", "export"):
         refuse([command, name, "--step=5"], 2, "step 5", ": 4, 8, 12.", capsys=capsys)
     model = f"--model={workdir.root}/export-4"
-    refuse(["predict", name, model, "--step=4"], 2, "--step=4: ", f"{workdir.root}/export-4", capsys=capsys)
+    refuse(
+        ["predict", name, model, "--step=4"],
+        2,
+        "--step=4: ",
+        f"{workdir.root}/export-4",
+        capsys=capsys,
+    )
 
 
 def test_a_start_takes_a_step(family, tmp_path):

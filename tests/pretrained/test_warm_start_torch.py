@@ -16,7 +16,13 @@ from tests.support.pytorch import run_torch
 pytestmark = pytest.mark.standard
 
 STANDARD = [(5, "modernbert")]
-SLOW = [(5, "roberta"), (5, "bert"), (5, "roberta-prelayernorm"), (4, "modernbert"), (4, "camembert")]
+SLOW = [
+    (5, "roberta"),
+    (5, "bert"),
+    (5, "roberta-prelayernorm"),
+    (4, "modernbert"),
+    (4, "camembert"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +47,24 @@ def write(tmp_path_factory) -> Callable[[int, tuple[str, ...]], pathlib.Path]:
 def written(request, write) -> pathlib.Path:
     generation, model_type = request.param
     cases = STANDARD if request.param in STANDARD else SLOW
-    return write(generation, tuple(name for number, name in cases if number == generation)) / model_type
+    return (
+        write(generation, tuple(name for number, name in cases if number == generation))
+        / model_type
+    )
 
 
 def test_logits_are_those_of_pytorch(written):
-    model, parts = (load.load(str(written / name), head=load.LM_HEAD) for name in ("whole", "parts"))
+    model, parts = (
+        load.load(str(written / name), head=load.LM_HEAD) for name in ("whole", "parts")
+    )
     assert (written / "parts" / "model.safetensors.index.json").is_file()
     assert all(np.array_equal(value, model.leaves[name]) for name, value in parts.leaves.items())
     files = (written.parent / "ids.json", written / "logits.json")
     ids, wanted = (np.asarray(json.loads(file.read_text())) for file in files)
     everywhere = np.broadcast_to(np.arange(32, dtype=np.int32), ids.shape)
-    logits = jax.jit(model.module.logits)(model.params, ids.astype(np.int32), np.ones_like(ids), everywhere)
+    logits = jax.jit(model.module.logits)(
+        model.params, ids.astype(np.int32), np.ones_like(ids), everywhere
+    )
     np.testing.assert_allclose(logits, wanted, atol=2e-5 * max(1, np.abs(wanted).max()))
 
 
@@ -61,7 +74,8 @@ def test_initial_values_are_drawn_as_pytorch_draws_them(written, head):
     config = load.load(str(written / "whole"), head=load.LM_HEAD).config
     module = families.family_of(config).make_module(config, head)
     params = jax.jit(module.init_params)(jax.random.key(0))
-    ours, theirs = weights.to_torch(jax.device_get(params)), json.loads((written / "drawn.json").read_text())[head]
+    ours = weights.to_torch(jax.device_get(params))
+    theirs = json.loads((written / "drawn.json").read_text())[head]
     if "lm_head.decoder.weight" in theirs:  # another name of the tied tensor
         theirs["roberta.embeddings.word_embeddings.weight"] = theirs.pop("lm_head.decoder.weight")
     assert ours.keys() <= theirs.keys() and len(ours) > 20

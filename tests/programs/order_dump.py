@@ -29,13 +29,24 @@ def dump(folder: str, out: str, process: int) -> None:
     """Writes the arrays "MESH STEP NAME ROW"; the row of the name `array` is that of the global array."""
     shards = manifest.load_manifest(folder)
     config = tiny_config("data.lanes=4", "mesh.fsdp=2")
-    rows, found = config.data.global_batch, {}
-    for name, make_mesh, start in (("plain", sharding.make_mesh, 0), ("interleaved", interleaved, 7)):
+    rows = config.data.global_batch
+    found = {}
+    for name, make_mesh, start in (
+        ("plain", sharding.make_mesh, 0),
+        ("interleaved", interleaved, 7),
+    ):
         mesh = make_mesh(**config.mesh.to_dict())
         masks = jax.jit(Pretraining(config, DatasetInfo.from_manifest(shards), mesh=mesh).masking)
-        logical, local = sharding.logical_rows(mesh, rows), sharding.local_rows(mesh, rows)
+        logical = sharding.logical_rows(mesh, rows)
+        local = sharding.local_rows(mesh, rows)
         stream = batches.train_batches(
-            shards, split="train", seed=3, global_batch=rows, lanes=4, start_row=start * rows, rows=local
+            shards,
+            split="train",
+            seed=3,
+            global_batch=rows,
+            lanes=4,
+            start_row=start * rows,
+            rows=local,
         )
         for step in range(start, STEPS):
             batch = sharding.put_batch(next(stream), mesh, rows)

@@ -22,7 +22,8 @@ def keep_programs() -> None:
     write = compiler._cache_write
 
     def as_first(*arguments) -> None:
-        real, compiler.distributed = compiler.distributed, types.SimpleNamespace(global_state=first)
+        real = compiler.distributed
+        compiler.distributed = types.SimpleNamespace(global_state=first)
         try:
             write(*arguments)
         finally:
@@ -37,7 +38,10 @@ def random_rows(config, manifest, mesh, stages, *, start):
 
     rows = slice(*sharding.local_rows(mesh, config.data.global_batch))
     for step in range(start, stages.steps):
-        yield {name: column[rows] for name, column in random_batch(config.data.global_batch, seed=step).items()}
+        yield {
+            name: column[rows]
+            for name, column in random_batch(config.data.global_batch, seed=step).items()
+        }
 
 
 def prepare() -> None:

@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForMaskedLM
 
-folder, count = sys.argv[1], int(sys.argv[2])
+folder = sys.argv[1]
+count = int(sys.argv[2])
 model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="sdpa").eval()
-ids, attention = (torch.from_numpy(np.load(f"{folder}/rows.npz")[name]) for name in ("ids", "attention"))
+ids, attention = (
+    torch.from_numpy(np.load(f"{folder}/rows.npz")[name]) for name in ("ids", "attention")
+)
 with torch.no_grad():
     logits = model(input_ids=ids, attention_mask=attention).logits
 np.save(f"{folder}/logits.npy", logits[:, -count:].numpy())

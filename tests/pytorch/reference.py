@@ -29,9 +29,17 @@ def run(folder: pathlib.Path) -> None:
         rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         model = auto.from_pretrained(settings["start"], attn_implementation="eager", **rates)
     else:
-        model = auto.from_config(AutoConfig.for_model(**settings["config"]), attn_implementation="eager")
-        missing, unexpected = model.load_state_dict(load_file(folder / "params.safetensors"), strict=False)
-        decoders = {f"{head}.decoder.{leaf}" for head in ("lm_head", "cls.predictions") for leaf in ("weight", "bias")}
+        model = auto.from_config(
+            AutoConfig.for_model(**settings["config"]), attn_implementation="eager"
+        )
+        missing, unexpected = model.load_state_dict(
+            load_file(folder / "params.safetensors"), strict=False
+        )
+        decoders = {
+            f"{head}.decoder.{leaf}"
+            for head in ("lm_head", "cls.predictions")
+            for leaf in ("weight", "bias")
+        }
         assert set(missing) <= {*decoders, "decoder.weight"}, missing  # tied
         assert not unexpected, unexpected
     if settings["head"] == "MaskedLM":
@@ -41,7 +49,10 @@ def run(folder: pathlib.Path) -> None:
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": recipe["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
+        [
+            {"params": decayed, "weight_decay": recipe["weight_decay"]},
+            {"params": others, "weight_decay": 0.0},
+        ],
         lr=recipe["learning_rate"],
         betas=(recipe["b1"], recipe["b2"]),
         eps=recipe["eps"],
@@ -49,13 +60,18 @@ def run(folder: pathlib.Path) -> None:
     schedule = get_linear_schedule_with_warmup(optimizer, recipe["warmup_steps"], recipe["steps"])
 
     batches = load_file(folder / "batches.safetensors")
-    losses, norms = [], []
-    for ids, attention, labels in zip(batches["ids"], batches["attention"], batches["labels"], strict=True):
+    losses = []
+    norms = []
+    for ids, attention, labels in zip(
+        batches["ids"], batches["attention"], batches["labels"], strict=True
+    ):
         loss = model(input_ids=ids, attention_mask=attention, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         if not losses:
-            gradient = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+            gradient = {
+                name: parameter.grad.clone() for name, parameter in model.named_parameters()
+            }
             save_file(gradient, folder / "gradient.safetensors")
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["clip_norm"]).item())
         optimizer.step()

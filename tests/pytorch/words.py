@@ -19,7 +19,8 @@ def hashed(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-texts, count = json.loads(pathlib.Path(sys.argv[1]).read_text()), int(sys.argv[2])
+texts = json.loads(pathlib.Path(sys.argv[1]).read_text())
+count = int(sys.argv[2])
 words = []
 for document, text in enumerate(texts):
     for number, match in enumerate(re.finditer(r"[^\W_]+(?:'[^\W_]+)*", text)):
@@ -27,14 +28,23 @@ for document, text in enumerate(texts):
 words = sorted(place for _, *place in sorted(words)[:count])
 scores = []
 for folder in sys.argv[3:]:
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForMaskedLM.from_pretrained(folder).eval()
     scores.append([])
     for document, start, stop in words:
-        settings = {"return_offsets_mapping": True, "split_special_tokens": True, "return_tensors": "pt"}
+        settings = {
+            "return_offsets_mapping": True,
+            "split_special_tokens": True,
+            "return_tensors": "pt",
+        }
         encoded = tokenizer(texts[document], **settings)
         offsets = encoded.pop("offset_mapping")[0].tolist()
-        places = [place for place, (begin, end) in enumerate(offsets) if begin < stop and end > start]
-        if texts[document][slice(*offsets[places[0] - 1])] == " ":  # a token of the space before the word
+        places = [
+            place for place, (begin, end) in enumerate(offsets) if begin < stop and end > start
+        ]
+        if (
+            texts[document][slice(*offsets[places[0] - 1])] == " "
+        ):  # a token of the space before the word
             places = [places[0] - 1, *places]
         labels = encoded["input_ids"][0, places].clone()
         encoded["input_ids"][0, places] = tokenizer.mask_token_id

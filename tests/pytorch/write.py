@@ -13,10 +13,17 @@ import os
 import pathlib
 import sys
 
-os.environ.update(USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+os.environ.update(
+    USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error"
+)
 
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertForPreTraining
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertForPreTraining,
+)
 
 SIZES = {
     "vocab_size": 1000,
@@ -28,19 +35,34 @@ SIZES = {
     "pad_token_id": 1,
     "num_labels": 64,  # a kernel of 4,096 draws
 }
-HEADS = {"MaskedLM": AutoModelForMaskedLM, "SequenceClassification": AutoModelForSequenceClassification}
+HEADS = {
+    "MaskedLM": AutoModelForMaskedLM,
+    "SequenceClassification": AutoModelForSequenceClassification,
+}
 
 
 def write(folder: pathlib.Path, model_type: str, ids: list[list[int]]) -> None:
     torch.manual_seed(0)
     if model_type == "modernbert":
-        sizes = {"local_attention": 8, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
+        sizes = {
+            "local_attention": 8,
+            "bos_token_id": 0,
+            "cls_token_id": 0,
+            "eos_token_id": 2,
+            "sep_token_id": 2,
+        }
     else:
         sizes = {"type_vocab_size": 2 if model_type == "bert" else 1, "layer_norm_eps": 1e-5}
     config = AutoConfig.for_model(model_type, **SIZES, **sizes)
-    fresh = {name: head.from_config(config, attn_implementation="eager").eval() for name, head in HEADS.items()}
+    fresh = {
+        name: head.from_config(config, attn_implementation="eager").eval()
+        for name, head in HEADS.items()
+    }
     drawn = {
-        head: {name: [value.std().item(), value.abs().max().item()] for name, value in model.named_parameters()}
+        head: {
+            name: [value.std().item(), value.abs().max().item()]
+            for name, value in model.named_parameters()
+        }
         for head, model in fresh.items()
     }
     folder.mkdir()

@@ -16,9 +16,19 @@ TWICE = [line | {"loss": 2 * line["loss"]} for line in (*TRAIN, *EVALS)]
 @pytest.fixture
 def runs(tmp_path) -> list[Workdir]:
     """Two runs: the second reads batches twice as large, at twice the loss, and was never killed."""
-    first = make_workdir(tmp_path / "first", overrides=["train.steps=40", "data.global_batch=8", "shards.length=64"])
-    overrides = ["train.steps=40", "data.global_batch=16", "shards.length=64", "corpus.sources=text:<b>*"]
-    return [first, make_workdir(tmp_path / "second", metrics=TWICE, timing=TIMING[:5], overrides=overrides)]
+    first = make_workdir(
+        tmp_path / "first", overrides=["train.steps=40", "data.global_batch=8", "shards.length=64"]
+    )
+    overrides = [
+        "train.steps=40",
+        "data.global_batch=16",
+        "shards.length=64",
+        "corpus.sources=text:<b>*",
+    ]
+    return [
+        first,
+        make_workdir(tmp_path / "second", metrics=TWICE, timing=TIMING[:5], overrides=overrides),
+    ]
 
 
 def page_of(runs: list[Workdir]) -> Cells:
@@ -28,9 +38,13 @@ def page_of(runs: list[Workdir]) -> Cells:
 
 
 def test_curves_over_steps_tokens_and_seconds_of_training(runs):
-    figures = plots.draw_comparison(dict(zip(("_$1", "second"), map(report.gather, runs), strict=True)), "nats")
+    figures = plots.draw_comparison(
+        dict(zip(("_$1", "second"), map(report.gather, runs), strict=True)), "nats"
+    )
     points = {
-        figure.axes[0].get_xlabel(): [(list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].lines]
+        figure.axes[0].get_xlabel(): [
+            (list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].lines
+        ]
         for figure in figures.values()
     }
     losses = [line["loss"] for line in TRAIN]
@@ -47,7 +61,9 @@ def test_curves_over_steps_tokens_and_seconds_of_training(runs):
     }
     assert points == {unit: list(zip(of_unit, y, strict=True)) for unit, of_unit in x.items()}
     legend = figures["Loss over steps"].axes[0].get_legend()
-    assert [text.get_text().strip() for text in legend.get_texts()] == [r"_\$1", "second"], "no formula, none left out"
+    assert [text.get_text().strip() for text in legend.get_texts()] == [r"_\$1", "second"], (
+        "no formula, none left out"
+    )
 
 
 def test_final_scores_and_the_config_keys_that_differ(runs):
@@ -97,7 +113,9 @@ def test_a_key_that_one_config_lacks_a_regression_and_a_run_without_times(runs):
     config = json.loads(runs[0].config.read_text())
     config["mine"]["power"] = 0.5
     runs[0].config.write_text(json.dumps(config))
-    runs[1].metrics.write_text("".join(f"{json.dumps(line | {'mse': line['loss']})}\n" for line in TWICE))
+    runs[1].metrics.write_text(
+        "".join(f"{json.dumps(line | {'mse': line['loss']})}\n" for line in TWICE)
+    )
     runs[1].timing.unlink()
     page = page_of(runs)
     assert page.row("mine.power") == ["0.5", "no such key"]
@@ -109,7 +127,10 @@ def test_a_key_that_one_config_lacks_a_regression_and_a_run_without_times(runs):
 
 def test_what_can_not_be_compared_is_refused(runs, tmp_path):
     (tmp_path / "link").symlink_to(runs[0].root)
-    for others in ([runs[1], Workdir(str(tmp_path / "link"))], [Workdir(str(tmp_path / str(n))) for n in range(9)]):
+    for others in (
+        [runs[1], Workdir(str(tmp_path / "link"))],
+        [Workdir(str(tmp_path / str(n))) for n in range(9)],
+    ):
         with pytest.raises(InputError, match=r"--compare: .*at most 8 runs, each once"):
             report.compare([runs[0], *others])
     with pytest.raises(InputError, match=r"empty/metrics\.jsonl"):

@@ -41,15 +41,21 @@ def test_scores_are_those_of_the_logs(page, workdir):
         "bits per byte": ["1.8125", "1.7188", ""],
         "Tokens read": [f"{40 * 256 * 384:,} in 40 steps"],
         "Steps skipped (not finite)": ["2"],
-        "Throughput, median": ["800 tokens/s, 8.0 rows/s"],  # of the kept stretches 900, 1000, 500 and 700
+        "Throughput, median": [
+            "800 tokens/s, 8.0 rows/s"
+        ],  # of the kept stretches 900, 1000, 500 and 700
         "Device": ["4 x cpu"],
         "optimizer.learning_rate": ["0.001", "base: 0.0006"],
     }
     assert {name: page.row(name) for name in expected} == expected
     assert "1.7500 nats under" in page.row("Unigram entropy of the validation split")[0]
     (seconds,) = page.row("Time")
-    assert seconds.startswith("5 min 31 s in all, 3 starts") and seconds.endswith(f"{TRAINING / 331:.1%}")
-    assert [image.partition(",")[0] for image in page.images.values()] == ["data:image/svg+xml;base64"] * 5
+    assert seconds.startswith("5 min 31 s in all, 3 starts") and seconds.endswith(
+        f"{TRAINING / 331:.1%}"
+    )
+    assert [image.partition(",")[0] for image in page.images.values()] == [
+        "data:image/svg+xml;base64"
+    ] * 5
     text = workdir.report.read_text()
     assert not re.findall(r"""(?:href|src|url|@import)\s*[=(]?\s*["']?(https?:|//)""", text)
     changed = re.findall(r'<tr class="changed"><td>([^/]*)</td>', text.replace("<wbr>", ""))
@@ -57,18 +63,41 @@ def test_scores_are_those_of_the_logs(page, workdir):
 
 
 def test_a_run_stopped_between_two_lines_of_its_log_has_made_the_steps_that_it_saved(tmp_path):
-    shown = page_of(make_workdir(tmp_path, metrics=TRAIN[:3], timing=TIMING[:11], overrides=["train.steps=40"]))
+    shown = page_of(
+        make_workdir(tmp_path, metrics=TRAIN[:3], timing=TIMING[:11], overrides=["train.steps=40"])
+    )
     assert "35 of 40 steps" in shown.text
 
 
 def test_the_tables_of_glue_and_of_a_classifier(tmp_path, page):
     """Of many classes, all pairs that were confused."""
     assert "GLUE" not in page.text and "Confusion" not in page.text
-    rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.58, 0.61, 0.65]}
-    content = {"protocol": "quick", "model": "runs/a", "device_hours": 1.5, "average": 0.61, "tasks": {"rte": rte}}
-    few = {"split": "test", "step": 7, "scores": {"rows": 6}, "labels": ["a", "<b>"], "confusion": [[2, 1], [3, 0]]}
+    rte = {
+        "metrics": ["accuracy"],
+        "median": 0.61,
+        "low": 0.58,
+        "high": 0.65,
+        "scores": [0.58, 0.61, 0.65],
+    }
+    content = {
+        "protocol": "quick",
+        "model": "runs/a",
+        "device_hours": 1.5,
+        "average": 0.61,
+        "tasks": {"rte": rte},
+    }
+    few = {
+        "split": "test",
+        "step": 7,
+        "scores": {"rows": 6},
+        "labels": ["a", "<b>"],
+        "confusion": [[2, 1], [3, 0]],
+    }
     workdir = make_workdir(
-        tmp_path, metrics=[line | {"f1": 0.5, "epoch": 1.5} for line in EVALS], timing=[], entropy=None
+        tmp_path,
+        metrics=[line | {"f1": 0.5, "epoch": 1.5} for line in EVALS],
+        timing=[],
+        entropy=None,
     )
     workdir.glue.write_text(json.dumps({"20": content | {"average": 0.5}, "40": content}))
     workdir.classification.write_text(json.dumps(few))
@@ -87,7 +116,10 @@ def test_the_tables_of_glue_and_of_a_classifier(tmp_path, page):
 def test_the_test_split_and_a_regression_that_has_not_been_evaluated(tmp_path):
     overrides = ["classify.kind=regression", "classify.train=csv:a"]
     workdir = make_workdir(tmp_path, metrics=TRAIN, entropy=None, overrides=overrides)
-    scores = {"test, token masks, step 40, data abc": {"loss": 3.0}, "validation, token masks, step 40": {"loss": 1.0}}
+    scores = {
+        "test, token masks, step 40, data abc": {"loss": 3.0},
+        "validation, token masks, step 40": {"loss": 1.0},
+    }
     (workdir.root / "evaluation.json").write_text(json.dumps(scores))
     shown = page_of(workdir)
     assert shown.row("") == ["training, last", "test, token masks, step 40"]
@@ -126,7 +158,8 @@ def test_a_clock_that_is_set_changes_no_time():
     """Logs of older versions have the time of day alone, which is never below 0."""
     for change in (-7200, 7200):
         clock = [
-            line | {"time": 100.0 + n + change * (n > 2), "elapsed": float(n)} for n, line in enumerate(TIMING[:6])
+            line | {"time": 100.0 + n + change * (n > 2), "elapsed": float(n)}
+            for n, line in enumerate(TIMING[:6])
         ]
         assert run_of(clock).seconds == 5 and run_of(clock).device_hours == 5 * 8 / 3600
     older = [{key: value for key, value in line.items() if key != "elapsed"} for line in clock]
@@ -149,14 +182,21 @@ def branch(root, *overrides: str, steps: int) -> Workdir:
 @pytest.mark.parametrize("length", [(), ("train.steps=0", "train.epochs=1")])
 def test_tokens_of_a_run_in_stages(tmp_path, length):
     """Half of its 60 steps read 4 rows in place of 8, whether it counts steps or epochs."""
-    run = report.gather(branch(tmp_path, "data.lanes=4", "data.batch_stages=((4, 30),)", *length, steps=60))
+    run = report.gather(
+        branch(tmp_path, "data.lanes=4", "data.batch_stages=((4, 30),)", *length, steps=60)
+    )
     assert [run.tokens(step) for step in (20, 40, 60)] == [n * ROWS for n in (10, 25, 45)]
 
 
 def test_tokens_read_on_the_way_of_branches(tmp_path):
     """Wherever the folders are moved together; where one is gone, or another run has its name, they are not known."""
     branch(tmp_path / "a" / "trunk", steps=60)
-    branch(tmp_path / "a" / "half", f"train.branch_from={tmp_path}/a/trunk@40", "shards.length=32", steps=80)
+    branch(
+        tmp_path / "a" / "half",
+        f"train.branch_from={tmp_path}/a/trunk@40",
+        "shards.length=32",
+        steps=80,
+    )
     branch(tmp_path / "a" / "last", f"train.branch_from={tmp_path}/a/half@80", steps=100)
 
     def tokens(folder: str, step: int) -> int | None:
@@ -178,23 +218,43 @@ def test_tokens_read_on_the_way_of_branches(tmp_path):
 
 def test_plots_show_the_points_of_the_logs(workdir):
     points = {
-        title: [(list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].get_lines()]
+        title: [
+            (list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].get_lines()
+        ]
         for title, figure in plots.draw(report.gather(workdir)).items()
     }
     steps = [10, 20, 30, 40]
     logged = {key: [line[key] for line in TRAIN] for key in ("loss", "learning_rate", "grad_norm")}
-    assert points["Loss"] == [(steps, logged["loss"]), ([20, 40], [4.125, 4.25]), ([0, 40], [6.0, 6.0])]
-    assert points["Accuracy"] == [(steps, pytest.approx([10, 20, 30, 40])), ([20, 40], pytest.approx([31.25, 28.75]))]
+    assert points["Loss"] == [
+        (steps, logged["loss"]),
+        ([20, 40], [4.125, 4.25]),
+        ([0, 40], [6.0, 6.0]),
+    ]
+    assert points["Accuracy"] == [
+        (steps, pytest.approx([10, 20, 30, 40])),
+        ([20, 40], pytest.approx([31.25, 28.75])),
+    ]
     assert points["Learning rate"] == [(steps, logged["learning_rate"])]
     assert points["Gradient norm"] == [(steps, logged["grad_norm"])]
-    assert points["Throughput"] == [(steps, [900, 1000, 500, 700])], "of steps that no later start repeated"
+    assert points["Throughput"] == [(steps, [900, 1000, 500, 700])], (
+        "of steps that no later start repeated"
+    )
 
 
 def test_norms_are_drawn_by_layer_and_by_kind(tmp_path):
     """Of several parameters, the root of the sum of squares; frozen ones at 0, and what is not finite, are gray."""
-    names = ("m/embeddings/e", "m/layer/10/a/kernel", "m/layer/2/a/kernel", "m/layer/2/bias", "head/bias")
+    names = (
+        "m/embeddings/e",
+        "m/layer/10/a/kernel",
+        "m/layer/2/a/kernel",
+        "m/layer/2/bias",
+        "head/bias",
+    )
     rows = ([1.0, 2.0, 0.5], [None, 4.0, 0.25], [3.0, 3.0, 0.1], [4.0, 4.0, 0.2], [0.0, 0.0, None])
-    lines = [{"step": step, "kind": "norms", "parameters": dict(zip(names, rows, strict=True))} for step in (10, 20)]
+    lines = [
+        {"step": step, "kind": "norms", "parameters": dict(zip(names, rows, strict=True))}
+        for step in (10, 20)
+    ]
     figure = plots.draw_norms(lines)
     gradient, parameter, update = (axes.collections[0].get_array() for axes in figure.axes[::2])
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
@@ -202,7 +262,12 @@ def test_norms_are_drawn_by_layer_and_by_kind(tmp_path):
     assert sorted(labels[4:]) == ["a/kernel", "bias", "head/bias", "m/embeddings/e"]
     assert gradient[1].tolist() == [5.0, 5.0] and parameter[labels.index("a/kernel"), 0] == 5.0
     assert update[1, 0] == pytest.approx(math.hypot(0.3, 0.8) / 5) and update[2, 0] == 0.25
-    assert gradient.mask[2].all() and gradient.mask[3].all() and parameter.mask[3].all() and update.mask[3].all()
+    assert (
+        gradient.mask[2].all()
+        and gradient.mask[3].all()
+        and parameter.mask[3].all()
+        and update.mask[3].all()
+    )
     workdir = make_workdir(tmp_path, timing=[])
     workdir.norms.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "Norms by layer and by kind of parameter, over steps" in page_of(workdir).images
@@ -212,7 +277,9 @@ def test_norms_are_drawn_by_layer_and_by_kind(tmp_path):
 def test_plots_are_drawn_with_settings_of_our_own(workdir, tmp_path):
     """A notebook's backend that is not here, a user's settings that need LaTeX: the page is the same to the byte."""
     report.write(workdir)
-    (tmp_path / "matplotlibrc").write_text("backend: module://nowhere\ntext.usetex: True\nfont.size: 40\n")
+    (tmp_path / "matplotlibrc").write_text(
+        "backend: module://nowhere\ntext.usetex: True\nfont.size: 40\n"
+    )
     environment = os.environ | {"MPLBACKEND": "nowhere", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "mlm", "report", f"--workdir={workdir.root}"]
     expected = workdir.report.read_text()
@@ -221,7 +288,9 @@ def test_plots_are_drawn_with_settings_of_our_own(workdir, tmp_path):
     assert workdir.report.read_text() == expected
 
 
-@pytest.mark.parametrize(("failing", "images"), [("draw_norms", 5), ("to_urls", 0), ("settings", 0)])
+@pytest.mark.parametrize(
+    ("failing", "images"), [("draw_norms", 5), ("to_urls", 0), ("settings", 0)]
+)
 def test_a_plot_that_fails_is_left_out_and_said(tmp_path, monkeypatch, capsys, failing, images):
     workdir = make_workdir(tmp_path)
     line = {"kind": "norms", "parameters": {"bias": [1.0, 1.0, 1.0]}}
@@ -241,7 +310,9 @@ def test_a_plot_that_fails_is_left_out_and_said(tmp_path, monkeypatch, capsys, f
 def test_hostile_strings_are_text(tmp_path):
     hostile = '<script>alert("1")</script>&$name'
     timing = [TIMING[0] | {"device": hostile}, *TIMING[1:7]]
-    workdir = make_workdir(tmp_path / "<script>x<b>", timing=timing, overrides=[f"corpus.sources=text:{hostile}"])
+    workdir = make_workdir(
+        tmp_path / "<script>x<b>", timing=timing, overrides=[f"corpus.sources=text:{hostile}"]
+    )
     shown = page_of(workdir)
     assert not {"script", "iframe", "link", "b>"} & set(shown.tags) and "<script>x<b>" in shown.text
     assert shown.row("Device") == [f"8 x {hostile}"]
@@ -252,7 +323,9 @@ def test_what_may_be_missing_and_what_is_not_finite():
     """On storage without local files."""
     lost = dict.fromkeys(("loss", "grad_norm", "perplexity", "accuracy"))
     metrics = [*TRAIN[:2], TRAIN[2] | lost, EVALS[0] | lost]
-    workdir = make_workdir(f"memory://bucket/{time.time_ns()}", metrics=metrics, timing=[], entropy=None)
+    workdir = make_workdir(
+        f"memory://bucket/{time.time_ns()}", metrics=metrics, timing=[], entropy=None
+    )
     workdir.config.unlink()
     shown = page_of(workdir)
     assert shown.row("loss, nats") == ["not finite"] * 3
@@ -265,10 +338,17 @@ def test_what_may_be_missing_and_what_is_not_finite():
         ("timing.jsonl", '{"ste\n', DamageError, r"timing\.jsonl, line 1"),
         ("shards/manifest.json", "3", DamageError, "manifest"),
         ("config.json", "3", DamageError, "config"),
-        ("metrics.jsonl", '{"step": 10, "kind": "tr', InputError, r"run/metrics\.jsonl"),  # torn by a kill
+        (
+            "metrics.jsonl",
+            '{"step": 10, "kind": "tr',
+            InputError,
+            r"run/metrics\.jsonl",
+        ),  # torn by a kill
     ],
 )
-def test_what_can_not_be_reported_is_named_and_the_old_report_stays(tmp_path, name, content, error, message):
+def test_what_can_not_be_reported_is_named_and_the_old_report_stays(
+    tmp_path, name, content, error, message
+):
     workdir = make_workdir(tmp_path / "run")
     workdir.report.write_text("old")
     (workdir.root / name).write_text(content)

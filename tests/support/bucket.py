@@ -11,7 +11,10 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
-VARIABLES = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")  # of gcsfs and google-cloud-storage; of tensorstore
+VARIABLES = (
+    "STORAGE_EMULATOR_HOST",
+    "TENSORSTORE_GCS_HTTP_URL",
+)  # of gcsfs and google-cloud-storage; of tensorstore
 
 
 @contextlib.contextmanager
@@ -22,8 +25,25 @@ def emulating(folder: pathlib.Path) -> Iterator[str]:
     port = _server._find_free_port()
     (folder / "bucket").mkdir()
     url = f"http://127.0.0.1:{port}"
-    command = [_server._get_binary_path(), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
-    command += ["-backend", "memory", "-data", folder, "-external-url", url, "-public-host", f"127.0.0.1:{port}"]
+    command = [
+        _server._get_binary_path(),
+        "-scheme",
+        "http",
+        "-host",
+        "127.0.0.1",
+        "-port",
+        str(port),
+    ]
+    command += [
+        "-backend",
+        "memory",
+        "-data",
+        folder,
+        "-external-url",
+        url,
+        "-public-host",
+        f"127.0.0.1:{port}",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     before = {name: os.environ.get(name) for name in (*VARIABLES, "GOOGLE_AUTH_TOKEN_FOR_TESTING")}
     os.environ.update(dict.fromkeys(VARIABLES, url), GOOGLE_AUTH_TOKEN_FOR_TESTING="nobody's")
@@ -44,5 +64,7 @@ def _wait(url: str, server: subprocess.Popen) -> None:
             with urllib.request.urlopen(f"{url}/storage/v1/b"):
                 return
         except OSError:
-            assert server.poll() is None and time.monotonic() < deadline, "the emulator does not answer"
+            assert server.poll() is None and time.monotonic() < deadline, (
+                "the emulator does not answer"
+            )
             time.sleep(0.05)

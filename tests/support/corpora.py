@@ -41,7 +41,9 @@ def texts_of(*sources: str, **settings) -> list[str]:
     return [text for _, (text, _) in read_documents(corpus_of(sources, **settings))]
 
 
-def write_jsonl(path: pathlib.Path, texts: list[str], field: str = "text", **columns: list[str]) -> str:
+def write_jsonl(
+    path: pathlib.Path, texts: list[str], field: str = "text", **columns: list[str]
+) -> str:
     """A file of a source, which is returned."""
     columns = {field: texts} | columns
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
@@ -53,11 +55,20 @@ def written_texts(texts: list[str], folder: pathlib.Path) -> Corpus:
     """Some texts in a file of their own beside a folder, one in ten of them for validation."""
     splits = ["train" if n % 10 else "validation" for n in range(len(texts))]
     source = write_jsonl(folder.with_name(f"{folder.name}.jsonl"), texts, split=splits)
-    share = sum(len(text.encode()) for text in texts[::10]) / max(1, sum(len(text.encode()) for text in texts))
-    return corpus_of((source,), group="split", validation_groups=("validation",), validation_fraction=min(share, 0.99))
+    share = sum(len(text.encode()) for text in texts[::10]) / max(
+        1, sum(len(text.encode()) for text in texts)
+    )
+    return corpus_of(
+        (source,),
+        group="split",
+        validation_groups=("validation",),
+        validation_fraction=min(share, 0.99),
+    )
 
 
-def train_tokenizer(texts: list[str], folder: pathlib.Path, kind: str = "unigram", **settings) -> str:
+def train_tokenizer(
+    texts: list[str], folder: pathlib.Path, kind: str = "unigram", **settings
+) -> str:
     """Of the first 0.3 megabytes of some texts."""
     settings = {"vocab_size": 600, "lowercase": False, "length": 64, **settings}
     sizes = itertools.accumulate((len(text) for text in texts), initial=0)
@@ -104,20 +115,31 @@ def shard_rows(manifest: Manifest, split: str) -> list[np.ndarray]:
     """The rows [N, L] of each shard, parsed as transformers' TF-TPU example does; padding is -1."""
     import tensorflow as tf
 
-    feature, found = tf.io.FixedLenFeature((manifest.length,), tf.int64), []
+    feature = tf.io.FixedLenFeature((manifest.length,), tf.int64)
+    found = []
     for shard in manifest.splits[split].shards:
-        records = tf.data.TFRecordDataset(f"{manifest.folder}/{shard.file}").batch(10**6).get_single_element()
+        records = (
+            tf.data.TFRecordDataset(f"{manifest.folder}/{shard.file}")
+            .batch(10**6)
+            .get_single_element()
+        )
         rows = tf.io.parse_example(records, {"input_ids": feature, "attention_mask": feature})
         ids, real = (rows[name].numpy() for name in ("input_ids", "attention_mask"))
-        assert (real.all() or not manifest.full_rows) and (ids[real == 0] == manifest.special_ids["pad"]).all()
+        assert (real.all() or not manifest.full_rows) and (
+            ids[real == 0] == manifest.special_ids["pad"]
+        ).all()
         found.append(np.where(real, ids, -1))
     return found
 
 
-def shard_texts(manifest: Manifest, split: str, texts: Iterable[str], tokenizer_folder: str) -> list[list[str]]:
+def shard_texts(
+    manifest: Manifest, split: str, texts: Iterable[str], tokenizer_folder: str
+) -> list[list[str]]:
     """The texts that the rows of each shard hold from <s> to </s>, in order: so all but the last one, which is cut."""
     texts = list(texts)
-    known = {tuple(ids): text for ids, text in zip(ids_of(texts, tokenizer_folder), texts, strict=True)}
+    known = {
+        tuple(ids): text for ids, text in zip(ids_of(texts, tokenizer_folder), texts, strict=True)
+    }
     found = []
     for rows_NxL in shard_rows(manifest, split):
         ids = rows_NxL.ravel()
@@ -129,17 +151,27 @@ def shard_texts(manifest: Manifest, split: str, texts: Iterable[str], tokenizer_
 def contents(folder: pathlib.Path | UPath | str) -> dict[str, str]:
     """{file below the folder: SHA-256} of a folder, local or not."""
     files = [path for path in UPath(folder).rglob("*") if path.is_file()]
-    return {str(path)[len(str(folder)) :]: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path)[len(str(folder)) :]: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def manifest_of(length: int, **splits: dict) -> Manifest:
     """A manifest without shards to read: {split: its counts, and "records" of each shard}."""
     made = {}
     for name, facts in splits.items():
-        names = [(f"{name}/dataset-{n}-{count}.tfrecord", count) for n, count in enumerate(facts.pop("records", ()))]
-        made[name] = Split(tuple(Shard(file, count, 100 * count, "ab" * 32) for file, count in names), **facts)
+        names = [
+            (f"{name}/dataset-{n}-{count}.tfrecord", count)
+            for n, count in enumerate(facts.pop("records", ()))
+        ]
+        made[name] = Split(
+            tuple(Shard(file, count, 100 * count, "ab" * 32) for file, count in names), **facts
+        )
     special = {role: number for number, role in enumerate(tokenizer.ROLES)}
-    return Manifest("", length, 600, special, tuple(special.values()), "cd" * 32, True, "", "texts", made)
+    return Manifest(
+        "", length, 600, special, tuple(special.values()), "cd" * 32, True, "", "texts", made
+    )
 
 
 def numbered(count: int, first: int = 0) -> list[str]:
@@ -156,7 +188,9 @@ def in_epochs(batches: Iterator[dict[str, np.ndarray]], count: int) -> dict[str,
 @functools.cache
 def real_texts() -> list[str]:
     """Different docstrings of transformers, 0.3 megabytes: the same with every version of Python and jax."""
-    files = sorted(pathlib.Path(importlib.util.find_spec("transformers").origin).parent.glob("*.py"))
+    files = sorted(
+        pathlib.Path(importlib.util.find_spec("transformers").origin).parent.glob("*.py")
+    )
     found = dict.fromkeys(text for file in files for text in docstrings.of_file(file))
     return [text for text in found if len(text) < 1200]
 

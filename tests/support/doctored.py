@@ -21,6 +21,8 @@ def case_of(
 ) -> DataCase:
     """What the checks get, for one check alone."""
     config = tiny_config("tokenizer.vocab_size=600", "data.lanes=2", *overrides)
-    flags = argparse.Namespace(hosts=hosts, devices=devices, rows=10_000, topology=topology, slices=slices, against=[])
+    flags = argparse.Namespace(
+        hosts=hosts, devices=devices, rows=10_000, topology=topology, slices=slices, against=[]
+    )
     flags.entry = Entry()
     return DataCase("doctor", config, Workdir(str(workdir)), flags, manifest)

@@ -11,7 +11,11 @@ from tests.support.tiny import TINY
 
 COLOURS = ("red", "green", "blue", "white", "black")
 LABELS = ("animal", "money", "weather")
-WORDS = {"animal": "cat dog horse bird fish", "money": "card bank coin price bill", "weather": "rain snow wind sun fog"}
+WORDS = {
+    "animal": "cat dog horse bird fish",
+    "money": "card bank coin price bill",
+    "weather": "rain snow wind sun fog",
+}
 SETTINGS = (
     *(setting for setting in TINY if not setting.startswith(("train.steps", "shards."))),
     "train.steps=0",
@@ -32,7 +36,9 @@ def rows(count: int, seed: int = 0) -> list[dict]:
         label = LABELS[rng.integers(3)]
         colours = [COLOURS[n] for n in rng.integers(5, size=rng.integers(0, 12))]
         words = [rng.choice(WORDS[label].split()), *colours]
-        found.append({"text": " ".join(words), "label": label, "score": colours[:4].count("red") / 4})
+        found.append(
+            {"text": " ".join(words), "label": label, "score": colours[:4].count("red") / 4}
+        )
     return found
 
 
@@ -49,7 +55,13 @@ def write_jsonl(path: pathlib.Path, table: list[dict]) -> str:
     return f"jsonl:{path}"
 
 
-def settings(folder: pathlib.Path, tokenizer_folder: str, *overrides: str, train: int = 83, held_out: int = 29) -> list:
+def settings(
+    folder: pathlib.Path,
+    tokenizer_folder: str,
+    *overrides: str,
+    train: int = 83,
+    held_out: int = 29,
+) -> list:
     """Overrides of configs/base.py for a run on rows written into `folder`."""
     sources = (
         f"classify.train={write_csv(folder / 'train.csv', rows(train))}",
@@ -68,12 +80,18 @@ def sentences(count: int, seed: int = 0) -> list[dict]:
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(count):
-        words, tags = [], []
+        words = []
+        tags = []
         for _ in range(rng.integers(1, 4)):
-            kind, colour = LABELS[rng.integers(3)], COLOURS[rng.integers(5)]
+            kind = LABELS[rng.integers(3)]
+            colour = COLOURS[rng.integers(5)]
             word = rng.choice(WORDS[kind].split())
             both = kind == "animal" and rng.random() < 0.5
-            words += [colour, word, str(rng.choice(WORDS["animal"].split()))] if both else [colour, str(word)]
+            words += (
+                [colour, word, str(rng.choice(WORDS["animal"].split()))]
+                if both
+                else [colour, str(word)]
+            )
             tag = {"animal": ["B-LIFE"], "money": ["B-CASH"], "weather": ["O"]}[kind]
             tags += ["O", *tag, *["I-LIFE"] * both]
         found.append({"tokens": list(map(str, words)), "ner_tags": tags})
@@ -87,11 +105,18 @@ def word_settings(folder: pathlib.Path, *, train: int = 120) -> tuple[str, ...]:
     """Overrides of `settings` for a run on sentences."""
     source = write_conll(folder / "train.conll", sentences(train))
     held_out = write_jsonl(folder / "validation.jsonl", sentences(29, seed=1))
-    return (*TOKENS, f"classify.train={source}", f"classify.validation={held_out}", "classify.length=32")
+    return (
+        *TOKENS,
+        f"classify.train={source}",
+        f"classify.validation={held_out}",
+        "classify.length=32",
+    )
 
 
 def write_conll(path: pathlib.Path, table: list[dict]) -> str:
     """As CoNLL-2003 is: four columns, and -DOCSTART- lines."""
-    blocks = ["".join(f"{w} NN B-NP {t}\n" for w, t in zip(*row.values(), strict=True)) for row in table]
+    blocks = [
+        "".join(f"{w} NN B-NP {t}\n" for w, t in zip(*row.values(), strict=True)) for row in table
+    ]
     path.write_text("-DOCSTART- -X- -X- O\n\n" + "\n".join(blocks), encoding="utf-8")
     return f"conll:{path}"

@@ -43,7 +43,9 @@ class MetadataServer:
                 if outer.failures:
                     outer.failures -= 1
                     return self.answer(503, "")
-                return self.answer(200, attributes[key]) if key in attributes else self.answer(404, "")
+                return (
+                    self.answer(200, attributes[key]) if key in attributes else self.answer(404, "")
+                )
 
             def answer(self, code: int, text: str) -> None:
                 self.send_response(code)
@@ -66,7 +68,9 @@ class MetadataServer:
         self._server.server_close()
 
 
-def tpu_vm(addresses: list[str], worker: int, *, old: bool = True, **tpu_env: str) -> dict[str, str]:
+def tpu_vm(
+    addresses: list[str], worker: int, *, old: bool = True, **tpu_env: str
+) -> dict[str, str]:
     """The attributes of a worker of a slice; `old`: the endpoints as triples."""
     endpoints = [f"unknown:8470:{address}" if old else address for address in addresses]
     lines = [f"{key}: '{value}'" for key, value in tpu_env.items()]

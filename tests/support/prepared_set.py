@@ -7,7 +7,11 @@ import tensorflow_datasets as tfds
 
 
 def prepare(
-    folder: pathlib.Path, splits: Mapping[str, Sequence[dict[str, str]]], *, config: str = "", version: str = "1.0.0"
+    folder: pathlib.Path,
+    splits: Mapping[str, Sequence[dict[str, str]]],
+    *,
+    config: str = "",
+    version: str = "1.0.0",
 ) -> pathlib.Path:
     """Prepares my_rows[/CONFIG]/VERSION below the folder, of rows of texts, and returns the folder of the version."""
 
@@ -19,7 +23,9 @@ def prepare(
 
         def _info(self):
             features = {name: tfds.features.Text() for name in next(iter(splits.values()))[0]}
-            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
 
         def _split_generators(self, dl_manager):
             return {split: enumerate(rows) for split, rows in splits.items()}

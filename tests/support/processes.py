@@ -30,7 +30,12 @@ def seconds_of_children() -> float:
 
 def train_arguments(workdir: pathlib.Path, shards: str, *overrides: str) -> list[str]:
     settings = (*TINY, f"shards.dir={shards}", "shards.length=32", "data.lanes=4", *overrides)
-    return ["train", "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{text}" for text in settings)]
+    return [
+        "train",
+        "--config=configs/base.py",
+        f"--workdir={workdir}",
+        *(f"--config.{text}" for text in settings),
+    ]
 
 
 def start(arguments: list[str], *, devices: int = 2, program: str = "-m mlm") -> subprocess.Popen:
@@ -44,7 +49,9 @@ def start(arguments: list[str], *, devices: int = 2, program: str = "-m mlm") ->
     )
 
 
-def run(arguments: list[str], *, devices: int = 2, program: str = "-m mlm", code: int = 0) -> tuple[str, str]:
+def run(
+    arguments: list[str], *, devices: int = 2, program: str = "-m mlm", code: int = 0
+) -> tuple[str, str]:
     """Returns what the command printed, and asserts its exit code."""
     return finish(start(arguments, devices=devices, program=program), code=code)
 
@@ -56,7 +63,9 @@ def finish(process: subprocess.Popen, *, code: int = 0, timeout: float = 300.0) 
     return out, err
 
 
-def run_together(arguments: list[str], *, processes: int, devices: int, program: str = "-m mlm") -> list[str]:
+def run_together(
+    arguments: list[str], *, processes: int, devices: int, program: str = "-m mlm"
+) -> list[str]:
     """Runs `processes` processes of `devices` devices each as one; returns what each wrote to stderr."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -72,7 +81,9 @@ def kill_when(process: subprocess.Popen, moment: Callable[[], bool]) -> None:
     """Kills the process with SIGKILL as soon as `moment()`; it must come before the process ends."""
     deadline = time.monotonic() + 200
     while not moment():
-        assert process.poll() is None, f"the run ended before it could be killed:\n{process.communicate()[1]}"
+        assert process.poll() is None, (
+            f"the run ended before it could be killed:\n{process.communicate()[1]}"
+        )
         assert time.monotonic() < deadline, "the moment to kill at never came"
         time.sleep(0.01)
     process.kill()

@@ -32,4 +32,6 @@ def foreign(folder: pathlib.Path, ids: np.ndarray) -> None:
         (folder / split).mkdir(parents=True)
         for shard in range(4):
             records = tfrecord.encode(ids[shard::4])
-            (folder / split / f"dataset-{shard}-{len(records)}.tfrecord").write_bytes(b"".join(records))
+            (folder / split / f"dataset-{shard}-{len(records)}.tfrecord").write_bytes(
+                b"".join(records)
+            )

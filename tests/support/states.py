@@ -15,9 +15,13 @@ from mlm.training.task import Task
 
 def state_of(workdir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
     with ocp.StandardCheckpointer() as checkpointer:
-        structure = checkpointer.metadata(workdir / "checkpoints" / str(step) / "state").item_metadata.tree
+        structure = checkpointer.metadata(
+            workdir / "checkpoints" / str(step) / "state"
+        ).item_metadata.tree
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        target = jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=one), structure)
+        target = jax.tree.map(
+            lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=one), structure
+        )
         state = checkpointer.restore(workdir / "checkpoints" / str(step) / "state", target)
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}

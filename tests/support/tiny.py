@@ -51,9 +51,13 @@ def tiny_config(*overrides: str):
     return configs.load("configs/base.py", [*TINY, *overrides])
 
 
-def tiny_run(*overrides: str, mesh: tuple[int, int, int] = (8, 1, 1), info: DatasetInfo = INFO) -> Pretraining:
+def tiny_run(
+    *overrides: str, mesh: tuple[int, int, int] = (8, 1, 1), info: DatasetInfo = INFO
+) -> Pretraining:
     data, fsdp, tensor = mesh
-    return Pretraining(tiny_config(*overrides), info, mesh=sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor))
+    return Pretraining(
+        tiny_config(*overrides), info, mesh=sharding.make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    )
 
 
 def pretrain(config, workdir, manifest) -> dict[str, float]:
@@ -65,7 +69,9 @@ def pretrain(config, workdir, manifest) -> dict[str, float]:
 def random_batch(rows: int = 16, seed: int = 0, info: DatasetInfo = INFO) -> dict[str, np.ndarray]:
     """Rows of ordinary tokens between <s> and </s>, the last row half padding."""
     rng = np.random.default_rng(seed)
-    ids = rng.integers(len(info.all_special_ids), info.vocab_size, (rows, info.length)).astype(np.int32)
+    ids = rng.integers(len(info.all_special_ids), info.vocab_size, (rows, info.length)).astype(
+        np.int32
+    )
     attention = np.ones_like(ids)
     attention[-1, info.length // 2 :] = 0
     ids[:, 0] = info.special_ids["cls"]
@@ -86,7 +92,8 @@ def flat(tree) -> dict[str, np.ndarray]:
 
 def assert_close(a, b, rtol: float, what: str):
     """Largest difference of each array, relative to the largest value in it."""
-    a, b = flat(a), flat(b)
+    a = flat(a)
+    b = flat(b)
     assert a.keys() == b.keys()
     for name in a:
         scale = max(np.abs(a[name]).max(), 1e-5)  # the gradient of a key bias is 0 but for rounding

@@ -17,9 +17,16 @@ def make_bert_tokenizer(folder) -> str:
     """BERT's, which gives the second text of a pair other token_type_ids."""
     folder.mkdir()
     special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
-    words = sorted({word.lower() for text in real_texts()[:200] for word in text.split() if word.isalpha()})
+    words = sorted(
+        {word.lower() for text in real_texts()[:200] for word in text.split() if word.isalpha()}
+    )
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,;:`()"]
-    pieces = [*special, *letters, *(f"##{letter}" for letter in letters), *(word for word in words if len(word) > 1)]
+    pieces = [
+        *special,
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        *(word for word in words if len(word) > 1),
+    ]
     (folder / "vocab.txt").write_text("\n".join(list(dict.fromkeys(pieces))[:800]) + "\n")
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(str(folder))
     return str(folder)
@@ -29,14 +36,26 @@ def make_tokenizer_with_pad_3(folder) -> str:
     """A byte-level BPE with other special tokens, at other ids, than ours."""
     special = ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"]
     tok = Tokenizer(models.BPE())
-    tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokens = [AddedToken(token, special=True, normalized=False, lstrip=token == "[MASK]") for token in special]
-    tok.train_from_iterator(real_texts(), trainers.BpeTrainer(vocab_size=700, special_tokens=tokens))
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
+    tokens = [
+        AddedToken(token, special=True, normalized=False, lstrip=token == "[MASK]")
+        for token in special
+    ]
+    tok.train_from_iterator(
+        real_texts(), trainers.BpeTrainer(vocab_size=700, special_tokens=tokens)
+    )
     tok.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
     )
-    names = dict(zip(("cls_token", "sep_token", "unk_token", "pad_token", "mask_token"), special, strict=True))
-    fast = PreTrainedTokenizerFast(tokenizer_object=tok, model_input_names=["input_ids", "attention_mask"], **names)
+    names = dict(
+        zip(
+            ("cls_token", "sep_token", "unk_token", "pad_token", "mask_token"), special, strict=True
+        )
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tok, model_input_names=["input_ids", "attention_mask"], **names
+    )
     fast.save_pretrained(folder)
     return str(folder)
 
@@ -44,7 +63,8 @@ def make_tokenizer_with_pad_3(folder) -> str:
 def random_model(folder: str, *overrides: str) -> load.Pretrained:
     """A model of the sizes of `trained_model`'s for a tokenizer."""
     sizes = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
-    settings, tok = tiny_config(*sizes, *overrides).model, tokenizer.load(folder)
+    settings = tiny_config(*sizes, *overrides).model
+    tok = tokenizer.load(folder)
     family = families.named(settings.family)
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
     config = family.make_config(settings, vocabulary_size(tok.backend_tokenizer), special_ids)

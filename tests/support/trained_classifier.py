@@ -24,20 +24,27 @@ def make(
 ) -> Pretrained:
     """`is_bert`: with BERT's tokenizer, which gives token_type_ids."""
     made = (
-        make_bert_tokenizer(folder / "tokenizer") if is_bert else train_tokenizer(folder / "tokenizer", vocab_size=600)
+        make_bert_tokenizer(folder / "tokenizer")
+        if is_bert
+        else train_tokenizer(folder / "tokenizer", vocab_size=600)
     )
     tok = tokenizer.load(made)
     columns = "('first', 'second')" if pair else "('text',)"
     overrides = (*labelled_texts.SETTINGS, "model.positions=32", f"classify.text={columns}")
     config = configs.load(
-        "configs/base.py", [*overrides, "model.layers=2", "model.hidden_size=64", f"model.family={family}"]
+        "configs/base.py",
+        [*overrides, "model.layers=2", "model.hidden_size=64", f"model.family={family}"],
     )
-    special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
+    special_ids = {
+        role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")
+    }
     body = families.named(family).make_config(config.model, len(tok), special_ids)
     body.vocab_size = len(tok)  # as an export has it, without padding
     if family == "bert":
         classifier.set_pairs(body, tok)
     model_config = classifier.make_config(body, labels, of_tokens=of_tokens)
-    params = random_params(jax.eval_shape(classifier.make_module(model_config).init_params, jax.random.key(0)))
+    params = random_params(
+        jax.eval_shape(classifier.make_module(model_config).init_params, jax.random.key(0))
+    )
     meta = {"config": config, "class": {}}
     return Pretrained(model_config, params, str(folder / "tokenizer"), 5, meta, str(folder))

@@ -12,7 +12,12 @@ from mlm.training import sharding
 from mlm.workdir import Workdir
 from tests.support.tiny import pretrain, tiny_config
 
-SETTINGS = ("data.lanes=4", "checkpoint.every=4", "evaluate.every=4", "checkpoint.milestones=('4', 8)")
+SETTINGS = (
+    "data.lanes=4",
+    "checkpoint.every=4",
+    "evaluate.every=4",
+    "checkpoint.milestones=('4', 8)",
+)
 
 
 def train_family(folder: pathlib.Path, manifest: Manifest, tokenizer_folder: str) -> Workdir:
@@ -20,6 +25,8 @@ def train_family(folder: pathlib.Path, manifest: Manifest, tokenizer_folder: str
     shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
     shutil.copytree(manifest.folder, str(workdir.shards))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=jax.devices()[:1]))
+        patch.setattr(
+            sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+        )
         pretrain(tiny_config(*SETTINGS), workdir, manifest)
     return workdir

@@ -50,13 +50,17 @@ def random_params(shapes: Params, stddev: float = 0.3) -> Params:
 
 
 def info_of(tok, records: int = 0) -> DatasetInfo:
-    special = {role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")}
+    special = {
+        role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")
+    }
     return DatasetInfo(len(tok), special, tuple(tok.all_special_ids), LENGTH, records)
 
 
 def save_checkpoint(workdir: Workdir, config: ConfigDict, info: DatasetInfo, step: int) -> None:
     """Saves a state of random values, and averages of their own if the config asks for them."""
-    mesh = jax.make_mesh((1, 1, 1), sharding.AXES, devices=jax.devices()[:1], axis_types=(AxisType.Auto,) * 3)
+    mesh = jax.make_mesh(
+        (1, 1, 1), sharding.AXES, devices=jax.devices()[:1], axis_types=(AxisType.Auto,) * 3
+    )
     shapes = Pretraining(config, info, mesh=mesh).abstract_state
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     ema = None if shapes.ema is None else random_params(shapes.ema, stddev=0.2)
@@ -83,7 +87,8 @@ def write_folder(model: load.Pretrained, target: pathlib.Path) -> pathlib.Path:
 
 def publish(model: load.Pretrained, name: str, cache: pathlib.Path) -> pathlib.Path:
     """Writes a model's folder where huggingface_hub caches the repository `name`, and returns that folder."""
-    repository, commit = cache / f"models--{name.replace('/', '--')}", "0" * 40
+    repository = cache / f"models--{name.replace('/', '--')}"
+    commit = "0" * 40
     folder = write_folder(model, repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
@@ -94,16 +99,25 @@ def write_workdir(folder: pathlib.Path) -> Workdir:
     workdir = Workdir(str(folder))
     tok = tokenizer.load(train_tokenizer(pathlib.Path(str(workdir.tokenizer))))
     sizes = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "data.global_batch=32")
-    save_checkpoint(workdir, tiny_config(*sizes, f"train.steps={STEP}"), info_of(tok, records=1000), STEP)
+    save_checkpoint(
+        workdir, tiny_config(*sizes, f"train.steps={STEP}"), info_of(tok, records=1000), STEP
+    )
     return workdir
 
 
 def write_modernbert(model: load.Pretrained, target: pathlib.Path) -> str:
     """A transformers folder of a ModernBERT with the same tokenizer, and rotary bases of its own."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+    }
     rotation = {"global_rope_theta": 9000.0, "local_rope_theta": 800.0, "local_attention": 8}
     special = {"pad_token_id": model.config.pad_token_id, "cls_token_id": model.config.bos_token_id}
-    config = ModernBertConfig(vocab_size=1000, max_position_embeddings=LENGTH, **sizes, **rotation, **special)
+    config = ModernBertConfig(
+        vocab_size=1000, max_position_embeddings=LENGTH, **sizes, **rotation, **special
+    )
     shapes = jax.eval_shape(MODERNBERT.make_module(config).init_params, jax.random.key(0))
     params = random_params(shapes, stddev=0.02)
     return str(write_folder(dataclasses.replace(model, config=config, params=params), target))

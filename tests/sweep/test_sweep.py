@@ -19,7 +19,10 @@ from tests.support.dask_cluster import until
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY
 
-BASE = ["--config=configs/base.py", *(f"--config.{each}" for each in TINY if not each.startswith("optimizer"))]
+BASE = [
+    "--config=configs/base.py",
+    *(f"--config.{each}" for each in TINY if not each.startswith("optimizer")),
+]
 
 
 def content(root: pathlib.Path) -> dict:
@@ -29,23 +32,42 @@ def content(root: pathlib.Path) -> dict:
 @pytest.mark.slow
 def test_stopped_it_goes_on_and_evaluate_scores_its_models(manifest, tmp_path, monkeypatch):
     """Ctrl-C reaches the sweep, and its run as well."""
-    root, steps = tmp_path / "sweep", 300
+    root = tmp_path / "sweep"
+    steps = 300
     settings = ("log.every=1", "checkpoint.every=0", f"train.steps={steps}")
-    arguments = ["sweep", *processes.train_arguments(root, manifest.folder, *settings), "--vary", "masking.seed=0,1"]
-    command, env = [sys.executable, "-m", "mlm", *arguments], processes.environment(1)
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    arguments = [
+        "sweep",
+        *processes.train_arguments(root, manifest.folder, *settings),
+        "--vary",
+        "masking.seed=0,1",
+    ]
+    command = [sys.executable, "-m", "mlm", *arguments]
+    env = processes.environment(1)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     until(lambda: processes.logged_step(root / "seed=0") >= 20 or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)
     err = process.communicate(timeout=200)[1]
     assert process.returncode == 75 and "0 of 2 runs" in err.splitlines()[-1]
     stopped = processes.logged_step(root / "seed=0")
-    assert 20 <= stopped < steps and not (root / "seed=1").exists() and not (root / "sweep.json").exists()
+    assert (
+        20 <= stopped < steps
+        and not (root / "seed=1").exists()
+        and not (root / "sweep.json").exists()
+    )
     monkeypatch.setenv("XLA_FLAGS", env["XLA_FLAGS"])
     assert __main__.main(arguments) == 0
-    logged = [json.loads(line)["step"] for line in (root / "seed=0" / "metrics.jsonl").read_text().splitlines()]
+    logged = [
+        json.loads(line)["step"]
+        for line in (root / "seed=0" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert list(dict.fromkeys(logged)) == list(range(1, steps + 1))
     printed = (root / "seed=0" / "output.txt").read_text()
-    assert printed.count(f"step 2/{steps}") == 1 and f"stopped after step {stopped} of {steps}" in printed
+    assert (
+        printed.count(f"step 2/{steps}") == 1
+        and f"stopped after step {stopped} of {steps}" in printed
+    )
     (group,) = content(root)["groups"]
     assert len(group["scores"]) == 2, "scores are summarized over seeds"
     vary = f"model='{root}/seed=0'"
@@ -54,14 +76,23 @@ def test_stopped_it_goes_on_and_evaluate_scores_its_models(manifest, tmp_path, m
     assert evaluated["scores"] == pytest.approx(group["scores"][:1], rel=1e-5)
 
 
-def test_evaluate_names_the_newest_step_so_that_a_score_is_of_no_earlier_one(trained_workdir, monkeypatch):
+def test_evaluate_names_the_newest_step_so_that_a_score_is_of_no_earlier_one(
+    trained_workdir, monkeypatch
+):
     planned = []
     monkeypatch.setattr(runs, "run_all", lambda trials, root: planned.extend(trials) or [])
     monkeypatch.setattr(table, "write", lambda *_: None)
     monkeypatch.setattr(preflight, "refuse", lambda case: None)
     root = str(trained_workdir.root)
-    assert __main__.main(["sweep", "evaluate", *BASE, f"--workdir={root}", "--vary", f"model={root},{root}@5"]) == 0
-    assert [[flag for flag in trial.arguments if flag.startswith("--step")] for trial in planned] == [["--step=5"], []]
+    assert (
+        __main__.main(
+            ["sweep", "evaluate", *BASE, f"--workdir={root}", "--vary", f"model={root},{root}@5"]
+        )
+        == 0
+    )
+    assert [
+        [flag for flag in trial.arguments if flag.startswith("--step")] for trial in planned
+    ] == [["--step=5"], []]
 
 
 def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, monkeypatch):
@@ -70,7 +101,10 @@ def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, mo
         good.mkdir()
         (good / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "loss": 2.0}\n')
         (good / "timing.jsonl").write_text('{"kind": "checkpoint", "step": 1}\n')
-        return [runs.Outcome(trials[0], 3, 1.0, "mlm train: why"), runs.Outcome(trials[1], 0, 1.0, "")]
+        return [
+            runs.Outcome(trials[0], 3, 1.0, "mlm train: why"),
+            runs.Outcome(trials[1], 0, 1.0, ""),
+        ]
 
     monkeypatch.setattr(runs, "run_all", run_all)
     vary = ["--vary", "optimizer.weight_decay=1e35,0.01"]
@@ -109,4 +143,9 @@ def test_what_is_refused_before_anything_starts(tmp_path, capsys, line):
 
 def test_flags_are_those_of_the_command(tmp_path, capsys):
     refuse(["sweep", "train", "--vary", "train.seed=0"], 2, "train: ", "--config", capsys=capsys)
-    refuse(["sweep", "evaluate", f"--workdir={tmp_path}/none", "--vary", "step=1"], 2, "none", capsys=capsys)
+    refuse(
+        ["sweep", "evaluate", f"--workdir={tmp_path}/none", "--vary", "step=1"],
+        2,
+        "none",
+        capsys=capsys,
+    )

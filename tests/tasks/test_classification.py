@@ -48,7 +48,9 @@ def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str):
 
 def train(task, config):
     """Returns (state, losses) after all updates, without the loop."""
-    state, stream, losses = task.initial_state(), task.batches(0), []
+    state = task.initial_state()
+    stream = task.batches(0)
+    losses = []
     for _ in range(task.stages.steps):
         batch = sharding.put_batch(next(stream), task.mesh, config.data.global_batch)
         state, metrics = task.train_step(state, batch)
@@ -59,7 +61,12 @@ def train(task, config):
 @pytest.mark.standard
 def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder, monkeypatch):
     monkeypatch.setattr(data, "MULTIPLE", 8)
-    overrides = ("train.epochs=4", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "data.global_batch=4")
+    overrides = (
+        "train.epochs=4",
+        "optimizer.learning_rate=0.01",
+        "model.init_stddev=0.1",
+        "data.global_batch=4",
+    )
     overrides = (*overrides, "log.every=1", "classify.metric=('accuracy',)")
     with meshes_of(2):
         config, examples, task = build(tmp_path, tokenizer_folder, *overrides)
@@ -70,10 +77,15 @@ def test_the_loop_learns_and_compiles_once_a_length(tmp_path, tokenizer_folder, 
     assert task.stages.steps == len(losses) == 83
     assert losses[0] == pytest.approx(np.log(3), abs=0.3) and np.mean(losses[-20:]) < 0.7
     assert (
-        scores["accuracy"] > 0.6 and scores["rows"] == 29 and scores["f1"] == pytest.approx(scores["accuracy"], abs=0.1)
+        scores["accuracy"] > 0.6
+        and scores["rows"] == 29
+        and scores["f1"] == pytest.approx(scores["accuracy"], abs=0.1)
     )
     assert task.minimized_metric(scores) == 1 - scores["accuracy"]
-    widths = {batch["input_ids"].shape[1] for batch in itertools.islice(task.batches(0), task.stages.steps)}
+    widths = {
+        batch["input_ids"].shape[1]
+        for batch in itertools.islice(task.batches(0), task.stages.steps)
+    }
     assert task.train_step._cache_size() == len(widths) > 1
     assert widths <= set(examples.lengths()) and len(examples.lengths()) == 3
 
@@ -84,20 +96,34 @@ def test_a_classifier_is_evaluated_without_dropout(tmp_path, tokenizer_folder):
     params = None
     for overrides in ((), rates):
         with meshes_of(1):
-            config, examples, task = build(tmp_path, tokenizer_folder, "model.init_stddev=0.3", *overrides)
+            config, examples, task = build(
+                tmp_path, tokenizer_folder, "model.init_stddev=0.3", *overrides
+            )
         params = params or task.initial_state().params
-        scores.append(classification.evaluate(config, examples, task.mesh, task.eval_step, params, "validation"))
+        scores.append(
+            classification.evaluate(
+                config, examples, task.mesh, task.eval_step, params, "validation"
+            )
+        )
     assert scores[0][0] == scores[1][0] and np.array_equal(scores[0][1], scores[1][1])
 
 
 @pytest.mark.standard
 def test_it_predicts_numbers(tmp_path, tokenizer_folder):
-    overrides = ("classify.kind=regression", "classify.label=score", "train.epochs=20", "optimizer.learning_rate=0.01")
+    overrides = (
+        "classify.kind=regression",
+        "classify.label=score",
+        "train.epochs=20",
+        "optimizer.learning_rate=0.01",
+    )
     overrides = (*overrides, "model.init_stddev=0.1")
     with meshes_of(2):
         config, examples, task = build(tmp_path, tokenizer_folder, *overrides)
     state, _ = train(task, config)
-    assert examples.labels == () and state.params["classifier"]["out_proj"]["kernel"].shape == (32, 1)
+    assert examples.labels == () and state.params["classifier"]["out_proj"]["kernel"].shape == (
+        32,
+        1,
+    )
     scores = task.evaluate(state.params)
     assert scores.keys() == {"loss", "mse", "pearson", "spearman", "rows"}
     assert scores["pearson"] > 0.6 and scores["mse"] == pytest.approx(scores["loss"], rel=1e-5)
@@ -110,18 +136,30 @@ def test_it_predicts_numbers(tmp_path, tokenizer_folder):
 @pytest.mark.standard
 def test_it_labels_words_and_those_that_are_cut_off_are_wrong(tmp_path, tokenizer_folder):
     """Of rows that are too short for some words, which have no part in the loss."""
-    overrides = ("train.epochs=8", "optimizer.learning_rate=0.01", "model.init_stddev=0.1", "classify.metric=('f1',)")
+    overrides = (
+        "train.epochs=8",
+        "optimizer.learning_rate=0.01",
+        "model.init_stddev=0.1",
+        "classify.metric=('f1',)",
+    )
     words = (*labelled_texts.word_settings(tmp_path), "classify.length=12")
     with meshes_of(2):
         config, examples, task = build(tmp_path, tokenizer_folder, *words, *overrides)
     state, losses = train(task, config)
     assert losses[0] == pytest.approx(np.log(4), abs=0.4)
-    params, split = state.params, examples.splits["validation"]
-    found, predicted = classification.evaluate(config, examples, task.mesh, task.eval_step, params, "validation")
+    params = state.params
+    split = examples.splits["validation"]
+    found, predicted = classification.evaluate(
+        config, examples, task.mesh, task.eval_step, params, "validation"
+    )
     assert found == task.evaluate(params)
     cut = split.words.token_W < 0
     assert found["words"] == len(split.words.texts) and found["rows"] == 29
-    assert found["words_cut"] == cut.sum() > 0 and (predicted[cut] == -1).all() and (predicted[~cut] >= 0).all()
+    assert (
+        found["words_cut"] == cut.sum() > 0
+        and (predicted[cut] == -1).all()
+        and (predicted[~cut] >= 0).all()
+    )
     assert found["accuracy"] == np.mean(predicted == split.labels_N)
     assert np.mean((predicted == split.labels_N)[~cut]) > 0.7 and found["loss"] < 0.8
     assert task.minimized_metric(found) == 1 - found["f1"]
@@ -129,10 +167,17 @@ def test_it_labels_words_and_those_that_are_cut_off_are_wrong(tmp_path, tokenize
     logits = task.module.logits(params, batch["input_ids"], batch["attention_mask"])
     label = batch["label"]
     log_probs = np.asarray(jax.nn.log_softmax(logits))[label >= 0, label[label >= 0]]
-    assert len(log_probs) == (~cut).sum() and found["loss"] == pytest.approx(-log_probs.mean(), rel=1e-5)
-    hidden, length = config.model.hidden_size, task._mean_length
-    intermediate, keys = config.model.intermediate_size, [length] * config.model.layers
-    kernels = {"/0/dense/kernel": (4 * hidden + 2 * intermediate, hidden), "classifier/kernel": (hidden, 4)}
+    assert len(log_probs) == (~cut).sum() and found["loss"] == pytest.approx(
+        -log_probs.mean(), rel=1e-5
+    )
+    hidden = config.model.hidden_size
+    length = task._mean_length
+    intermediate = config.model.intermediate_size
+    keys = [length] * config.model.layers
+    kernels = {
+        "/0/dense/kernel": (4 * hidden + 2 * intermediate, hidden),
+        "classifier/kernel": (hidden, 4),
+    }
     whole = flops.train_flops_per_token(kernels, hidden=hidden, keys=keys, predicted_share=1)
     assert task.flops_per_token(1) == pytest.approx(whole), "its head has no dense layer"
 
@@ -160,7 +205,13 @@ def test_what_can_not_be_right_is_refused(tmp_path, tokenizer_folder):
 
 def settings_of(data_folder: pathlib.Path, tokenizer_folder: str) -> list[str]:
     settings = labelled_texts.settings(data_folder, tokenizer_folder)
-    return [*settings, "model.hidden_dropout=0.1", "optimizer.ema_decay=0.9", "log.every=4", "checkpoint.every=4"]
+    return [
+        *settings,
+        "model.hidden_dropout=0.1",
+        "optimizer.ema_decay=0.9",
+        "log.every=4",
+        "checkpoint.every=4",
+    ]
 
 
 def arguments(workdir: pathlib.Path, data_folder: pathlib.Path, tokenizer_folder: str) -> list[str]:
@@ -173,7 +224,10 @@ def here(tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     """The run of the command, in this process."""
     workdir = tmp_path_factory.mktemp("here")
     with meshes_of(2):
-        assert __main__.main(arguments(workdir, tmp_path_factory.mktemp("rows"), tokenizer_folder)) == 0
+        assert (
+            __main__.main(arguments(workdir, tmp_path_factory.mktemp("rows"), tokenizer_folder))
+            == 0
+        )
     return workdir
 
 
@@ -183,7 +237,9 @@ def lines(workdir: pathlib.Path, kind: str) -> list[dict]:
 
 
 @pytest.mark.standard
-def test_each_epoch_is_saved_and_a_resumed_run_is_the_same(here, tokenizer_folder, tmp_path, capsys):
+def test_each_epoch_is_saved_and_a_resumed_run_is_the_same(
+    here, tokenizer_folder, tmp_path, capsys
+):
     """From the end of the second epoch, on the same rows in another folder; others are refused, but of a test."""
     assert [line["step"] for line in lines(here, "eval")] == [6, 11, 16]
     assert [line["step"] for line in lines(here, "train")] == [4, 8, 12, 16]
@@ -199,9 +255,15 @@ def test_each_epoch_is_saved_and_a_resumed_run_is_the_same(here, tokenizer_folde
         assert (again / "metrics.jsonl").read_text() == (here / "metrics.jsonl").read_text()
         assert_same(state_of(here, STEPS), state_of(again, STEPS))
         test = labelled_texts.write_csv(tmp_path / "test.csv", labelled_texts.rows(17, seed=2))
-        assert __main__.main([*command, f"--config.classify.test={test}"]) == 0, "which chooses nothing"
+        assert __main__.main([*command, f"--config.classify.test={test}"]) == 0, (
+            "which chooses nothing"
+        )
         changed = labelled_texts.rows(83)
         changed[40]["label"] = "money" if changed[40]["label"] != "money" else "animal"
         other = labelled_texts.write_csv(tmp_path / "other.csv", changed)
-        refuse([*command, f"--config.classify.train={other}"], 2, "other shards or rows", capsys=capsys)
-        assert "classify.length: 24 -> 16" in refuse([*command, "--config.classify.length=16"], 2, capsys=capsys)
+        refuse(
+            [*command, f"--config.classify.train={other}"], 2, "other shards or rows", capsys=capsys
+        )
+        assert "classify.length: 24 -> 16" in refuse(
+            [*command, "--config.classify.length=16"], 2, capsys=capsys
+        )

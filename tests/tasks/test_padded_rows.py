@@ -24,67 +24,109 @@ from tests.support.corpora import LENGTH, shard_rows, write_shards
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY, tiny_config
 
-CLS, STEPS, ROWS = 0, 6, 16
+CLS = 0
+STEPS = 6
+ROWS = 16
 
 
 @pytest.fixture(scope="module")
 def shards(texts, tokenizer_folder, tmp_path_factory) -> dict[str, Manifest]:
     folder = tmp_path_factory.mktemp("padded")
     kinds = ("lines", "documents")
-    return {kind: write_shards(texts[:400], folder / kind, tokenizer_folder, rows=kind) for kind in kinds}
+    return {
+        kind: write_shards(texts[:400], folder / kind, tokenizer_folder, rows=kind)
+        for kind in kinds
+    }
 
 
 def command(name: str, workdir: pathlib.Path, folder: str, *overrides: str) -> list[str]:
-    settings = (*TINY, f"shards.dir={folder}", "data.lanes=2", f"train.steps={STEPS}", "log.every=1", *overrides)
-    return [name, "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{text}" for text in settings)]
+    settings = (
+        *TINY,
+        f"shards.dir={folder}",
+        "data.lanes=2",
+        f"train.steps={STEPS}",
+        "log.every=1",
+        *overrides,
+    )
+    return [
+        name,
+        "--config=configs/base.py",
+        f"--workdir={workdir}",
+        *(f"--config.{text}" for text in settings),
+    ]
 
 
 @pytest.fixture(scope="module", params=["lines-float32", "documents-float32", "documents-bfloat16"])
-def ran(request, one_device, shards, tokenizer_folder, tmp_path_factory) -> tuple[Manifest, Workdir, tuple[str, ...]]:
+def ran(
+    request, one_device, shards, tokenizer_folder, tmp_path_factory
+) -> tuple[Manifest, Workdir, tuple[str, ...]]:
     """A run on lines, or on packed documents that don't see one another; and its overrides."""
     kind, _, dtype = request.param.partition("-")
-    folder, manifest = tmp_path_factory.mktemp("ran") / "run", shards[kind]
+    folder = tmp_path_factory.mktemp("ran") / "run"
+    manifest = shards[kind]
     shutil.copytree(tokenizer_folder, folder / "tokenizer")
-    overrides = (f"shards.rows={kind}", f"model.dtype={dtype}", f"data.isolate_documents={kind == 'documents'}")
+    overrides = (
+        f"shards.rows={kind}",
+        f"model.dtype={dtype}",
+        f"data.isolate_documents={kind == 'documents'}",
+    )
     overrides += ("model.init_stddev=0.2",)  # so large that who attends to whom changes a loss
     assert __main__.main(command("train", folder, manifest.folder, *overrides)) == 0
     return manifest, Workdir(str(folder)), overrides
 
 
 def config_of(manifest: Manifest, overrides: tuple[str, ...]) -> ConfigDict:
-    return tiny_config(f"shards.dir={manifest.folder}", "data.lanes=2", f"train.steps={STEPS}", *overrides)
+    return tiny_config(
+        f"shards.dir={manifest.folder}", "data.lanes=2", f"train.steps={STEPS}", *overrides
+    )
 
 
 @pytest.mark.standard
 def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
     """The first step's, of the same masks: each document is a batch of its own, as long as it is."""
     manifest, workdir, overrides = ran
-    task, total = Pretraining.open(config_of(manifest, overrides), workdir, manifest), 0.0
-    batch, params = next(task.batches(0)), task.initial_state().params
+    task = Pretraining.open(config_of(manifest, overrides), workdir, manifest)
+    total = 0.0
+    batch = next(task.batches(0))
+    params = task.initial_state().params
     compute = dataclasses.replace(
         task.module.compute, attend=attention.xla, cls_id=None
     )  # for one document of any length
-    module, alone = task.module.clone(compute=compute), {}
-    rows = np.concatenate(shard_rows(manifest, "train"))[batch["record_id"]]  # by number, padding is -1
-    assert np.array_equal(np.where(batch["attention_mask"], batch["input_ids"], -1), rows) and (rows < 0).any()
+    module = task.module.clone(compute=compute)
+    alone = {}
+    rows = np.concatenate(shard_rows(manifest, "train"))[
+        batch["record_id"]
+    ]  # by number, padding is -1
+    assert (
+        np.array_equal(np.where(batch["attention_mask"], batch["input_ids"], -1), rows)
+        and (rows < 0).any()
+    )
     masked = jax.device_get(task.inputs(batch, 0))
     for row, ids, positions, labels, weights in zip(
-        rows, masked.ids_BxL, masked.positions_BxK, masked.labels_BxK, masked.weights_BxK, strict=True
+        rows,
+        masked.ids_BxL,
+        masked.positions_BxK,
+        masked.labels_BxK,
+        masked.weights_BxK,
+        strict=True,
     ):
-        real, predicted = int((row >= 0).sum()), positions[weights > 0]
+        real = int((row >= 0).sum())
+        predicted = positions[weights > 0]
         ordinary = np.flatnonzero(row > 4)
         assert np.isin(predicted, ordinary).all(), "never padding, never a special token"
         assert math.floor(0.2 * len(ordinary)) <= len(predicted) <= math.ceil(0.2 * len(ordinary))
         for start, stop in itertools.pairwise([*np.flatnonzero(row == CLS), real]):
             inside = (positions >= start) & (positions < stop) & (weights > 0)
-            places, answers = np.where(inside, positions - start, 0), np.where(inside, labels, -1)
+            places = np.where(inside, positions - start, 0)
+            answers = np.where(inside, labels, -1)
             alone.setdefault(stop - start, []).append((ids[start:stop], places, answers))
     for documents in alone.values():  # those of one length in one batch
         ids_NxT, places_NxK, answers_NxK = map(np.stack, zip(*documents, strict=True))
         logits = jax.jit(module.logits)(params, ids_NxT, np.ones_like(ids_NxT), places_NxK)
         probs = log_softmax(np.asarray(logits, np.float32)[..., : manifest.vocab_size], axis=-1)
         total -= float(np.sum(probs[answers_NxK >= 0, answers_NxK[answers_NxK >= 0]]))
-    line, near = logs.read(workdir.metrics, "train")[0], 1e-5 if "model.dtype=float32" in overrides else 2e-3
+    line = logs.read(workdir.metrics, "train")[0]
+    near = 1e-5 if "model.dtype=float32" in overrides else 2e-3
     assert line["loss"] == pytest.approx(total / masked.weights_BxK.sum(), rel=near)
 
 
@@ -94,20 +136,30 @@ def test_throughput_and_report_count_real_tokens(ran):
     manifest, workdir, overrides = ran
     real = np.mean([(row >= 0).sum() for row in np.concatenate(shard_rows(manifest, "train"))])
     assert real == pytest.approx(LENGTH * manifest.real_share) and real < LENGTH
-    assert Pretraining.open(config_of(manifest, overrides), workdir, manifest).tokens_read(9) == round(9 * ROWS * real)
+    assert Pretraining.open(config_of(manifest, overrides), workdir, manifest).tokens_read(
+        9
+    ) == round(9 * ROWS * real)
     run = summary.gather(workdir, config_of(manifest, overrides))
     assert run.tokens(STEPS) == round(STEPS * ROWS * real)
     for line in (line for line in logs.read(workdir.timing) if line["kind"] == "train"):
         tokens = line["tokens_per_second"] * line["seconds"]
-        assert tokens == pytest.approx(ROWS * real, rel=0.02 + 0.001 / max(line["seconds"], 1e-3)), line
-    split, line = manifest.splits["validation"], logs.read(workdir.metrics, "eval")[-1]
-    assert line["bits_per_byte"] == pytest.approx(line["loss"] / math.log(2) * split.tokens / split.text_bytes)
+        assert tokens == pytest.approx(
+            ROWS * real, rel=0.02 + 0.001 / max(line["seconds"], 1e-3)
+        ), line
+    split = manifest.splits["validation"]
+    line = logs.read(workdir.metrics, "eval")[-1]
+    assert line["bits_per_byte"] == pytest.approx(
+        line["loss"] / math.log(2) * split.tokens / split.text_bytes
+    )
 
 
 def test_useful_flops_are_of_real_tokens(shards):
     """A row half of padding has less than half of the FLOPs: its tokens attend to fewer others."""
     info = DatasetInfo.from_manifest(shards["lines"])
-    one, other = (Pretraining(tiny_config(), dataclasses.replace(info, real_share=share)) for share in (1.0, 0.5))
+    one, other = (
+        Pretraining(tiny_config(), dataclasses.replace(info, real_share=share))
+        for share in (1.0, 0.5)
+    )
     assert (one.tokens_read(10), other.tokens_read(10)) == (10 * ROWS * LENGTH, 5 * ROWS * LENGTH)
     assert 0.4 < other.useful_flops(10) / one.useful_flops(10) < 0.5
 
@@ -115,15 +167,30 @@ def test_useful_flops_are_of_real_tokens(shards):
 def test_other_rows_than_the_config_s_are_refused(shards, manifest, tmp_path, capsys):
     """By one sentence with both, before anything is written."""
     lines = shards["lines"].folder
-    for folder, asked, there in ((manifest.folder, "lines", "concatenated"), (lines, "documents", "lines")):
+    for folder, asked, there in (
+        (manifest.folder, "lines", "concatenated"),
+        (lines, "documents", "lines"),
+    ):
         for name in ("train", "shards"):
             arguments = command(name, tmp_path / "run", folder, f"shards.rows={asked}")
             refuse(arguments, 2, f"shards.rows = {asked}", folder, there, capsys=capsys)
-    refuse(command("train", tmp_path / "run", lines), 2, "shards.rows = concatenated", "lines", capsys=capsys)
+    refuse(
+        command("train", tmp_path / "run", lines),
+        2,
+        "shards.rows = concatenated",
+        "lines",
+        capsys=capsys,
+    )
     (tmp_path / "run").mkdir()  # so nothing was written
     (tmp_path / "run" / "shards").symlink_to(lines)  # of the workdir itself
-    with pytest.raises(InputError, match=r"shards\.rows = documents: .*/run/shards were written with lines"):
-        common.open_data(tiny_config("shards.rows=documents", "data.lanes=2"), Workdir(str(tmp_path / "run")))
+    with pytest.raises(
+        InputError, match=r"shards\.rows = documents: .*/run/shards were written with lines"
+    ):
+        common.open_data(
+            tiny_config("shards.rows=documents", "data.lanes=2"), Workdir(str(tmp_path / "run"))
+        )
     for other in ("data.short_length=16", f"data.mixture=(('{lines}', 1.0),)"):
-        with pytest.raises(InputError, match=rf"shards\.rows.*concatenated.*{other.partition('=')[0]}"):
+        with pytest.raises(
+            InputError, match=rf"shards\.rows.*concatenated.*{other.partition('=')[0]}"
+        ):
             tiny_config("shards.rows=lines", other)

@@ -20,11 +20,17 @@ pytestmark = [
     pytest.mark.usefixtures("one_device"),
 ]  # TensorFlow, which they read with, asks uname
 LANES = 3
-READ = (f"data.lanes={LANES}", "data.global_batch=24", "data.batch_stages=((6, 30), (12, 30))", "train.steps=150")
+READ = (
+    f"data.lanes={LANES}",
+    "data.global_batch=24",
+    "data.batch_stages=((6, 30), (12, 30))",
+    "train.steps=150",
+)
 
 
 def batches_of(manifest, start: int, *overrides: str):
-    mesh, config = sharding.make_mesh(data=1, fsdp=1, tensor=1), tiny_config(*READ, *overrides)
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1)
+    config = tiny_config(*READ, *overrides)
     stages = make_stages(config, manifest.splits["train"].records)
     return pretraining.train_batches(config, manifest, mesh, stages, start=start)
 
@@ -43,7 +49,9 @@ def test_a_lane_reads_every_record_once_an_epoch_over_all_borders(straight, mani
     for number, lane in enumerate(lanes(manifest, "train", seed=0, lanes=LANES)):
         read = []
         for batch in straight:
-            ids, epochs = (batch[key].reshape(LANES, -1)[number].tolist() for key in ("record_id", "epoch"))
+            ids, epochs = (
+                batch[key].reshape(LANES, -1)[number].tolist() for key in ("record_id", "epoch")
+            )
             read += zip(ids, epochs, strict=True)
         assert read == list(itertools.islice(lane.records_from(0), len(read)))
         first = [record for record, epoch in read if epoch == 0]
@@ -52,7 +60,8 @@ def test_a_lane_reads_every_record_once_an_epoch_over_all_borders(straight, mani
 
 def test_seeking_gives_the_batches_of_a_straight_run(straight, manifest):
     for start in (1, 29, 30, 59, 60):
-        found, expected = in_epochs(batches_of(manifest, start), 4), joined(straight[start : start + 4])
+        found = in_epochs(batches_of(manifest, start), 4)
+        expected = joined(straight[start : start + 4])
         for key in expected:
             np.testing.assert_array_equal(found[key], expected[key], err_msg=f"{key} from {start}")
 
@@ -82,8 +91,12 @@ def test_the_records_of_batches_without_reading_them(straight, manifest):
     parts = list(make_stages(tiny_config(*READ), 1000).between(28, 62))
     assert [(part.first, part.last) for part in parts] == [(28, 30), (31, 60), (61, 62)]
     for part in parts:
-        ids, epochs = batch_rows(order, rows_before=part.rows_before, rows=part.rows, count=part.count)
-        for batch, ids_B, epochs_B in zip(straight[part.first - 1 : part.last], ids, epochs, strict=True):
+        ids, epochs = batch_rows(
+            order, rows_before=part.rows_before, rows=part.rows, count=part.count
+        )
+        for batch, ids_B, epochs_B in zip(
+            straight[part.first - 1 : part.last], ids, epochs, strict=True
+        ):
             np.testing.assert_array_equal(ids_B, batch["record_id"])
             np.testing.assert_array_equal(epochs_B, batch["epoch"])
 
@@ -100,10 +113,15 @@ def test_documents_are_not_isolated_by_a_token_that_also_stands_within_them(role
 def test_bits_per_byte_are_not_of_text_that_is_unknown_tokens(monkeypatch, unknown, ratio):
     """WordPiece makes one of a word of Thai: the scores of the other tokens, over all bytes, would be near 0 bits."""
     calls = []
-    monkeypatch.setattr(pretraining.evaluation, "score", lambda *_, **settings: calls.append(settings) or {})
-    monkeypatch.setattr(pretraining.evaluation, "mean", lambda shares, scores, ratios: {"ratios": ratios})
+    monkeypatch.setattr(
+        pretraining.evaluation, "score", lambda *_, **settings: calls.append(settings) or {}
+    )
+    monkeypatch.setattr(
+        pretraining.evaluation, "mean", lambda shares, scores, ratios: {"ratios": ratios}
+    )
     counts = {"records": [8], "tokens": 1000, "text_bytes": 4000, "unknown_tokens": unknown}
-    data, mesh = manifest_of(32, validation=counts), sharding.make_mesh(data=1, fsdp=1, tensor=1)
+    data = manifest_of(32, validation=counts)
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1)
     found = pretraining.score_split(tiny_config(), data, mesh, None, None, "validation")
     assert found == {"ratios": [ratio]} and calls[0]["tokens_per_byte"] == ratio
 
@@ -122,4 +140,8 @@ def test_an_error_in_a_method_of_ones_own_is_a_traceback_to_its_line(start):
     """No sentence of ours in its place, and a model is made once."""
     with pytest.raises(AttributeError, match="no_such_thing") as caught:
         start()
-    assert any("no_such_thing" in str(entry.statement) for entry in caught.traceback if str(entry.path) == __file__)
+    assert any(
+        "no_such_thing" in str(entry.statement)
+        for entry in caught.traceback
+        if str(entry.path) == __file__
+    )

@@ -30,7 +30,9 @@ for line in sys.stdin:
 
 @pytest.mark.standard
 def test_scores_are_those_of_scikit_learn_and_scipy():
-    rng, cases, found = np.random.default_rng(0), [], []
+    rng = np.random.default_rng(0)
+    cases = []
+    found = []
     for count, rows, right in itertools.product((2, 3, 5), (7, 200), (0.0, 0.5, 0.95, 1.0)):
         labels = rng.integers(0, count, rows)
         labels[labels == 4] = 1  # a class without rows
@@ -41,7 +43,9 @@ def test_scores_are_those_of_scikit_learn_and_scipy():
         found[-1] |= scores.score_numbers(labels, numbers)
     lines = "".join(json.dumps(case) + "\n" for case in cases)
     python = ROOT / ".venv-torch4" / "bin" / "python"
-    done = subprocess.run([python, "-c", SKLEARN], input=lines, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python, "-c", SKLEARN], input=lines, capture_output=True, text=True, check=True
+    )
     for own, line in zip(found, done.stdout.splitlines(), strict=True):
         theirs = json.loads(line)
         assert own == pytest.approx({name: theirs[name] for name in own}, abs=1e-12)
@@ -49,10 +53,18 @@ def test_scores_are_those_of_scikit_learn_and_scipy():
 
 def test_one_class_alone_has_no_correlation():
     found = scores.score_classes(np.zeros(5, int), np.zeros(5), 2)
-    assert found == {"accuracy": 1.0, "f1": 1.0, "f1_macro": 1.0, "matthews": 0.0, "f1_positive": 0.0}
+    assert found == {
+        "accuracy": 1.0,
+        "f1": 1.0,
+        "f1_macro": 1.0,
+        "matthews": 0.0,
+        "f1_positive": 0.0,
+    }
 
 
-@pytest.mark.parametrize("rows", [100_000, 400_000])  # products of their counts don't fit in 63 bits
+@pytest.mark.parametrize(
+    "rows", [100_000, 400_000]
+)  # products of their counts don't fit in 63 bits
 def test_matthews_of_many_rows(rows):
     labels = np.arange(rows) % 2
     assert scores.score_classes(labels, labels, 2)["matthews"] == 1.0
@@ -62,7 +74,11 @@ def test_matthews_of_many_rows(rows):
 def test_what_chooses_a_checkpoint():
     found = {"pearson": 0.5, "spearman": float("nan"), "accuracy": 0.75, "f1": None}
     assert scores.selected(found, ("accuracy", "pearson")) == 0.625
-    assert scores.selected(found, ("pearson", "spearman")) == scores.selected(found, ("f1", "pearson")) == -0.25
+    assert (
+        scores.selected(found, ("pearson", "spearman"))
+        == scores.selected(found, ("f1", "pearson"))
+        == -0.25
+    )
 
 
 def test_confusion_has_rows_of_the_true_class():
@@ -101,20 +117,32 @@ ODD = [  # true and predicted tags of a few sentences, separated by "|"
 
 @pytest.mark.standard
 def test_scores_of_words_are_those_of_seqeval():
-    rng, cases = np.random.default_rng(0), []
-    for tags in (["O", "B-A", "I-A", "B-B", "I-B"], ["O", *(f"{p}-{t}" for p in "BIESU" for t in "AB")], ["NN", "VB"]):
+    rng = np.random.default_rng(0)
+    cases = []
+    for tags in (
+        ["O", "B-A", "I-A", "B-B", "I-B"],
+        ["O", *(f"{p}-{t}" for p in "BIESU" for t in "AB")],
+        ["NN", "VB"],
+    ):
         for right in (0.3, 0.7, 0.97):
             lengths = rng.integers(1, 9, 30)
             true = [rng.choice(tags, length).tolist() for length in lengths]
-            found = [[t if rng.random() < right else str(rng.choice(tags)) for t in row] for row in true]
+            found = [
+                [t if rng.random() < right else str(rng.choice(tags)) for t in row] for row in true
+            ]
             cases.append((true, found))
     cases += [tuple([part.split() for part in tags.split("|")] for tags in pair) for pair in ODD]
     lines = "".join(json.dumps(case) + "\n" for case in cases)
     python = ROOT / ".venv-torch4" / "bin" / "python"
-    done = subprocess.run([python, "-c", SEQEVAL], input=lines, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python, "-c", SEQEVAL], input=lines, capture_output=True, text=True, check=True
+    )
     for (true, predicted), line in zip(cases, done.stdout.splitlines(), strict=True):
         names = sorted({tag for row in (*true, *predicted) for tag in row})
-        labels, guesses = (np.array([names.index(tag) for row in rows for tag in row]) for rows in (true, predicted))
+        labels, guesses = (
+            np.array([names.index(tag) for row in rows for tag in row])
+            for rows in (true, predicted)
+        )
         rows = np.repeat(np.arange(len(true)) * 3, list(map(len, true)))
         found = scores.score_words(labels, guesses.astype(np.float32), rows, names)
         assert found == pytest.approx(json.loads(line), abs=1e-12), (true, predicted)
@@ -122,8 +150,10 @@ def test_scores_of_words_are_those_of_seqeval():
 
 def test_words_that_were_cut_off_are_wrong():
     """And "O" to the spans; a span does not go on in the next row."""
-    names, rows = ("B-A", "I-A", "O"), np.array([0, 0, 0, 1, 1])
-    labels, predicted = np.array([0, 1, 2, 1, 2]), np.array([0.0, 1.0, -1.0, 1.0, -1.0])
+    names = ("B-A", "I-A", "O")
+    rows = np.array([0, 0, 0, 1, 1])
+    labels = np.array([0, 1, 2, 1, 2])
+    predicted = np.array([0.0, 1.0, -1.0, 1.0, -1.0])
     found = scores.score_words(labels, predicted, rows, names)
     assert found == {"accuracy": 0.6, "precision": 1.0, "recall": 1.0, "f1": 1.0}
     found = scores.score_words(np.array([0, 1]), np.array([0.0, -1.0]), np.array([0, 0]), names)

@@ -17,7 +17,13 @@ from mlm.workdir import Workdir
 from tests.support.corpora import contents, shard_texts, write_jsonl
 from tests.support.tiny import TINY
 
-SETTINGS = ("data.lanes=2", "shards.count=4", "shards.validation_count=1", "evaluate.every=4", "checkpoint.every=4")
+SETTINGS = (
+    "data.lanes=2",
+    "shards.count=4",
+    "shards.validation_count=1",
+    "evaluate.every=4",
+    "checkpoint.every=4",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,15 +38,31 @@ def hub_cache(tmp_path_factory):
 def write_set(folder: pathlib.Path, texts: list[str], test: list[str]) -> str:
     """A data set of which test and validation have texts of training, and test some of validation."""
     folder.mkdir()
-    splits = {"train": texts[:300], "validation": texts[290:340], "test": [*texts[:5], *texts[330:335], *test]}
+    splits = {
+        "train": texts[:300],
+        "validation": texts[290:340],
+        "test": [*texts[:5], *texts[330:335], *test],
+    }
     for split, own in splits.items():
         write_jsonl(folder / f"{split}.jsonl", own)
     return f"hf:{folder}"
 
 
-def command(name: str, workdir: pathlib.Path | str, source: str, tokenizer_folder: str, *overrides: str) -> list[str]:
-    own = (f"corpus.sources=('{source}',)", f"tokenizer.path={tokenizer_folder}", *SETTINGS, *overrides)
-    return [name, "--config=configs/base.py", f"--workdir={workdir}", *(f"--config.{text}" for text in (*TINY, *own))]
+def command(
+    name: str, workdir: pathlib.Path | str, source: str, tokenizer_folder: str, *overrides: str
+) -> list[str]:
+    own = (
+        f"corpus.sources=('{source}',)",
+        f"tokenizer.path={tokenizer_folder}",
+        *SETTINGS,
+        *overrides,
+    )
+    return [
+        name,
+        "--config=configs/base.py",
+        f"--workdir={workdir}",
+        *(f"--config.{text}" for text in (*TINY, *own)),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +80,25 @@ def run(one_device, texts, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
 def test_its_texts_are_in_no_other_split(run, texts, tokenizer_folder):
     manifest = load_manifest(str(run / "shards"))
     counts = {name: split.documents for name, split in manifest.splits.items()}
-    assert counts == {"train": 300 - 5 - 10, "validation": 50 - 5, "test": 50}, "test keeps all of its own"
+    assert counts == {"train": 300 - 5 - 10, "validation": 50 - 5, "test": 50}, (
+        "test keeps all of its own"
+    )
     held = {
-        split: {text for shard in shard_texts(manifest, split, texts[:380], tokenizer_folder) for text in shard}
+        split: {
+            text
+            for shard in shard_texts(manifest, split, texts[:380], tokenizer_folder)
+            for text in shard
+        }
         for split in manifest.splits
     }
-    assert held["test"] <= {*texts[:5], *texts[330:335], *texts[340:380]} and len(held["test"]) >= 49
+    assert (
+        held["test"] <= {*texts[:5], *texts[330:335], *texts[340:380]} and len(held["test"]) >= 49
+    )
     assert not held["test"] & (held["train"] | held["validation"])
     records = manifest.splits["test"].records
-    assert [path.name for path in (run / "shards" / "test").iterdir()] == [f"dataset-0-{records}.tfrecord"]
+    assert [path.name for path in (run / "shards" / "test").iterdir()] == [
+        f"dataset-0-{records}.tfrecord"
+    ]
 
 
 @pytest.mark.standard
@@ -91,7 +123,9 @@ def test_nothing_chooses_by_it(run, texts, tokenizer_folder, tmp_path):
 
 @pytest.mark.standard
 def test_it_is_scored_and_shown(run, capsys):
-    assert "Test" not in (run / "report.html").read_text() + (run / "export" / "README.md").read_text()
+    assert (
+        "Test" not in (run / "report.html").read_text() + (run / "export" / "README.md").read_text()
+    )
     scores = {}
     for flags in ((), ("--pseudo=2", "--breakdown")):
         assert __main__.main(["evaluate", f"--workdir={run}", "--split=test", *flags]) == 0
@@ -101,10 +135,15 @@ def test_it_is_scored_and_shown(run, capsys):
     assert more["pseudo_rows"] == 2 and more.keys() > first.keys()
     assert __main__.main(["evaluate", f"--workdir={run}"]) == 0
     validation = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert validation["loss"] == logs.read(UPath(run / "metrics.jsonl"), "eval")[-1]["loss"] != first["loss"]
+    assert (
+        validation["loss"]
+        == logs.read(UPath(run / "metrics.jsonl"), "eval")[-1]["loss"]
+        != first["loss"]
+    )
     for name in ("report", "export"):
         assert __main__.main([name, f"--workdir={run}"]) == 0
-    page, card = (run / "report.html").read_text(), (run / "export" / "README.md").read_text()
+    page = (run / "report.html").read_text()
+    card = (run / "export" / "README.md").read_text()
     section = page.partition("Test split")[2].partition("</section>")[0]
     for text in (section, card.partition("## Test scores")[2].partition("\n## ")[0]):
         assert f"{first['loss']:.4f}" in text and f"{validation['loss']:.4f}" not in text

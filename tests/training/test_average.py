@@ -31,13 +31,20 @@ def params_of(workdir: pathlib.Path, step: int, part: str = "params") -> dict[st
     """A part of a checkpoint, by the names within it."""
     prefix = f"['{part}']"
     state = state_of(workdir, step)
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
 
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory) -> Workdir:
     """A run of twelve steps, with checkpoints 4, 8 and 12."""
-    return run(tmp_path_factory.mktemp("toys"), "checkpoint.every=4", "checkpoint.keep=9", "optimizer.ema_decay=0.5")
+    return run(
+        tmp_path_factory.mktemp("toys"),
+        "checkpoint.every=4",
+        "checkpoint.keep=9",
+        "optimizer.ema_decay=0.5",
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,8 +59,12 @@ def toys(tmp_path_factory) -> Workdir:
 def test_it_is_the_mean_of_numpy(toys, tmp_path, arguments, steps, weights):
     """Of what is evaluated, the averages over steps; the rest is that of the newest checkpoint, whose weight is 1."""
     new = tmp_path / "mean"
-    assert average(*(text.replace("ROOT", str(toys.root)) for text in arguments), f"--workdir={new}") == 0
-    parts, found = [params_of(toys.root, step, "ema") for step in steps], params_of(new, steps[-1], "ema")
+    assert (
+        average(*(text.replace("ROOT", str(toys.root)) for text in arguments), f"--workdir={new}")
+        == 0
+    )
+    parts = [params_of(toys.root, step, "ema") for step in steps]
+    found = params_of(new, steps[-1], "ema")
     assert found.keys() == parts[0].keys() and len(found) == 4
     assert state_of(new, steps[-1]).keys() == {f"['ema']{name}" for name in found}
     for name, value in found.items():
@@ -61,21 +72,31 @@ def test_it_is_the_mean_of_numpy(toys, tmp_path, arguments, steps, weights):
         wanted = np.average(np.float64([part[name] for part in parts]), axis=0, weights=weights)
         np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-8, err_msg=name)
         if set(weights) == {1}:
-            np.testing.assert_array_equal(value, np.mean([part[name] for part in parts], axis=0), err_msg=name)
+            np.testing.assert_array_equal(
+                value, np.mean([part[name] for part in parts], axis=0), err_msg=name
+            )
     checkpoints = Workdir(str(new)).checkpoints
-    meta, newest = (checkpoint_files.read_meta(where, steps[-1]) for where in (checkpoints, toys.checkpoints))
+    meta, newest = (
+        checkpoint_files.read_meta(where, steps[-1]) for where in (checkpoints, toys.checkpoints)
+    )
     pairs = zip(steps, weights, strict=True)
-    assert meta["averaged"] == [{"checkpoint": f"{toys.root}@{step}", "weight": weight} for step, weight in pairs]
+    assert meta["averaged"] == [
+        {"checkpoint": f"{toys.root}@{step}", "weight": weight} for step, weight in pairs
+    ]
     assert meta["config"].shards.dir == str(toys.root / "shards") and meta["milestones"] == []
     assert meta["useful_flops"] == newest["useful_flops"]
-    assert json.loads((new / "config.json").read_text())["shards"]["dir"] == meta["config"].shards.dir
+    assert (
+        json.loads((new / "config.json").read_text())["shards"]["dir"] == meta["config"].shards.dir
+    )
     assert checkpoint_files.find_damage(checkpoints, steps[-1]) is None
     assert not (new / "tokenizer").exists(), "which the run lacks, too"
 
 
 def test_what_has_no_mean_is_one_sentence(toys, tmp_path, capsys):
     """And a damaged checkpoint is named; nothing goes on from a mean."""
-    root, new, mean = toys.root, f"--workdir={tmp_path / 'new'}", tmp_path / "mean"
+    root = toys.root
+    new = f"--workdir={tmp_path / 'new'}"
+    mean = tmp_path / "mean"
     assert average(f"{root}@4..12", f"--workdir={mean}") == 0
     other = copy(root, tmp_path / "other")
     for arguments, words in (
@@ -130,8 +151,17 @@ def test_another_model_has_no_mean_with_it(toys, tmp_path, capsys):
     ):
         file.write_text(json.dumps(meta | {"dataset": meta["dataset"] | dataset}))
         checkpoint_files.write_hashes(other.checkpoints, 12)
-        line = refused(capsys, "average", f"{toys.root}@8,12", f"{other.root}@12", f"--workdir={tmp_path / 'new'}")
-        assert line.startswith(f"mlm average: {toys.root}@8: its {key} (") and f"{other.root}@12" in line
+        line = refused(
+            capsys,
+            "average",
+            f"{toys.root}@8,12",
+            f"{other.root}@12",
+            f"--workdir={tmp_path / 'new'}",
+        )
+        assert (
+            line.startswith(f"mlm average: {toys.root}@8: its {key} (")
+            and f"{other.root}@12" in line
+        )
     meta["dataset"]["model"] = rope
     one, two = (average_module._architecture(other, meta | {"dataset": meta["dataset"] | {"model": each}})
                 for each in (rope, rope | {"global_rope_theta": 9.0}))  # fmt: skip
@@ -151,4 +181,6 @@ def test_it_is_scored_and_exported_as_a_run_is(family, tmp_path, capsys):
     assert "the mean of run@4 (weight 1), run@8 (weight 1), run@12 (weight 1)" in card
     capsys.readouterr()
     assert __main__.main(["evaluate", f"--workdir={mean}", f"--model={mean}/export"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["loss"] == pytest.approx(scores["loss"], rel=1e-5)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["loss"] == pytest.approx(
+        scores["loss"], rel=1e-5
+    )

@@ -57,10 +57,18 @@ def edit_meta(workdir: Workdir, step: int = 6, **values) -> None:
 def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, tmp_path):
     made = start(trunk, tmp_path)
     assert_same(state_of(trunk.root, 12), state_of(made.root, 12))
-    assert lines_after(made.root, 0) == lines_after(trunk.root, 6), "the window of the log goes on within it"
+    assert lines_after(made.root, 0) == lines_after(trunk.root, 6), (
+        "the window of the log goes on within it"
+    )
     assert [line["step"] for line in lines_after(made.root, 0)] == [8, 8, 12, 12]
     saved = checkpoint_files.read_meta(made.checkpoints, 12)
-    lineage = {"from": str(trunk.root), "step": 6, "config_changes": [], "same_data": True, "same_rows": True}
+    lineage = {
+        "from": str(trunk.root),
+        "step": 6,
+        "config_changes": [],
+        "same_data": True,
+        "same_rows": True,
+    }
     assert saved["branch"] == lineage | {"useful_flops": 6000.0}
     assert saved["useful_flops"] == 12_000, "with the trunk's"
     assert checkpoint_files.complete_steps(trunk.checkpoints) == [6, 12]
@@ -74,7 +82,11 @@ def test_later_starts_resume_the_branch(trunk, tmp_path):
     assert lines_after(straight.root, 0) == lines_after(again.root, 0)
     assert [line["step"] for line in logs.read(again.root / "timing.jsonl", "start")] == [6, 8]
     lineage = checkpoint_files.read_meta(again.checkpoints, 10)["branch"]
-    assert lineage["config_changes"] == ["checkpoint.every: 6 -> 2", "data.seed: 0 -> 7", "train.steps: 12 -> 10"]
+    assert lineage["config_changes"] == [
+        "checkpoint.every: 6 -> 2",
+        "data.seed: 0 -> 7",
+        "train.steps: 12 -> 10",
+    ]
     assert (lineage["from"], lineage["step"]) == (str(trunk.root), 6)
 
 
@@ -86,13 +98,19 @@ def test_what_may_change_changes(trunk, tmp_path, positions):
                "optimizer.weight_decay=0.2", "optimizer.ema_decay=0.5", "masking.rate=0.3")  # fmt: skip
     found = branch.restore(source_of(task, tmp_path), task.abstract_state, task.initial_state)
     assert sharding.shardings_of(found) == sharding.shardings_of(task.abstract_state)
-    old = {"/".join(re.findall(r"\w+", name)): value for name, value in state_of(trunk.root, 6).items()}
-    fresh, kept, resized = dict(sharding.named_leaves(task.initial_state())), min(positions, 64), 0
+    old = {
+        "/".join(re.findall(r"\w+", name)): value for name, value in state_of(trunk.root, 6).items()
+    }
+    fresh = dict(sharding.named_leaves(task.initial_state()))
+    kept = min(positions, 64)
+    resized = 0
     for name, leaf in sharding.named_leaves(found):
         if name.endswith(branch.POSITIONS):
             resized += 1
             new = np.zeros_like(fresh[name]) if name.startswith("opt_state") else fresh[name]
-            assert leaf.shape == (positions, 8) and np.array_equal(leaf[:kept], old[name][:kept]), name
+            assert leaf.shape == (positions, 8) and np.array_equal(leaf[:kept], old[name][:kept]), (
+                name
+            )
             assert np.allclose(leaf[kept:], new[kept:], rtol=1e-6), name
         else:
             assert np.array_equal(leaf, old[name]), name
@@ -101,10 +119,16 @@ def test_what_may_change_changes(trunk, tmp_path, positions):
     rates = [line["learning_rate"] for line in logs.read(made.metrics, "train")]
     assert rates == pytest.approx([0.001] * 4)
     lineage = checkpoint_files.read_meta(made.checkpoints, 20)["branch"]
-    assert f"model.positions: 64 -> {positions}" in lineage["config_changes"] and len(lineage["config_changes"]) == 8
+    assert (
+        f"model.positions: 64 -> {positions}" in lineage["config_changes"]
+        and len(lineage["config_changes"]) == 8
+    )
     assert lineage["same_data"] and not lineage["same_rows"]
     with pytest.raises(InputError, match=r"@6 read different rows, so words"):
-        run(tmp_path, task=Toy(configs.replace(task.config, {"checkpoint.milestones": ("words:1k",)})))
+        run(
+            tmp_path,
+            task=Toy(configs.replace(task.config, {"checkpoint.milestones": ("words:1k",)})),
+        )
 
 
 class OtherMetric(Toy):
@@ -114,20 +138,30 @@ class OtherMetric(Toy):
 
 def test_a_class_of_other_metrics_branches_off(trunk, tmp_path):
     """At step 6, in the middle of a window of the log: the new metric is that of the steps since."""
-    made = run(tmp_path, task=OtherMetric(tiny_config("data.lanes=1", *SETTINGS, f"train.branch_from={trunk.root}@6")))
-    lines, old = logs.read(made.metrics, "train"), logs.read(trunk.metrics, "train")
+    made = run(
+        tmp_path,
+        task=OtherMetric(
+            tiny_config("data.lanes=1", *SETTINGS, f"train.branch_from={trunk.root}@6")
+        ),
+    )
+    lines = logs.read(made.metrics, "train")
+    old = logs.read(trunk.metrics, "train")
     assert [line["loss"] for line in lines] == [line["loss"] for line in old if line["step"] > 6]
     assert lines[-1]["seen"] == old[-1]["visible"] and "visible" not in lines[-1]
     assert lines[0]["seen"] < old[1]["visible"], "the weights of tokens fall from step to step"
 
 
 @pytest.mark.parametrize(("before", "after"), [(140, 200), (140, 64)])
-def test_factored_moments_of_another_table_of_positions_start_anew(tmp_path, monkeypatch, before, after):
+def test_factored_moments_of_another_table_of_positions_start_anew(
+    tmp_path, monkeypatch, before, after
+):
     """Adafactor's row moments are those of the shorter side of a table, so they may be of rows, or of columns."""
     monkeypatch.setattr("tests.training.toy.HIDDEN", 160)
     settings = ("data.lanes=1", *SETTINGS, "optimizer.name=adafactor")
     trunk = run(tmp_path / "trunk", task=Toy(tiny_config(*settings, f"model.positions={before}")))
-    task = Toy(tiny_config(*settings, f"model.positions={after}", f"train.branch_from={trunk.root}@6"))
+    task = Toy(
+        tiny_config(*settings, f"model.positions={after}", f"train.branch_from={trunk.root}@6")
+    )
     found = branch.restore(source_of(task, tmp_path), task.abstract_state, task.initial_state)
     assert sharding.shardings_of(found) == sharding.shardings_of(task.abstract_state)
     moments = found.opt_state[0][0]
@@ -142,17 +176,37 @@ def test_factored_moments_of_another_table_of_positions_start_anew(tmp_path, mon
 @pytest.mark.parametrize(
     ("overrides", "step", "words"),
     [
-        (("optimizer.name=adafactor", "optimizer.b1=0"), 6, r"\n  optimizer.b1: 0.9 -> 0.0\n  optimizer.name: "),
+        (
+            ("optimizer.name=adafactor", "optimizer.b1=0"),
+            6,
+            r"\n  optimizer.b1: 0.9 -> 0.0\n  optimizer.name: ",
+        ),
         ((), 7, r"branch_from = .*@7: .* step 7; those that are there: 6, 12\."),
         (("train.branch_from=nowhere@6",), 6, r"nowhere@6: no checkpoints"),
-        (("optimizer.name=lion", "model.layers=2"), 6, r"\n  model.layers: 1 -> 2\n  opt.*name: 'adamw' -> 'lion'"),
+        (
+            ("optimizer.name=lion", "model.layers=2"),
+            6,
+            r"\n  model.layers: 1 -> 2\n  opt.*name: 'adamw' -> 'lion'",
+        ),
         (("optimizer.ema_decay=0",), 6, r"\n  optimizer.ema_decay: 0.9 -> 0.0$"),
         (("optimizer.clip_norm=1",), 6, r"\n  optimizer.clip_norm: 0.0 -> 1.0$"),
-        (("data.batch_stages=((8, 4),)", "data.skip_batches=('2:3',)"), 6, "@6: it read batches 1 to 6 of 16 rows;"),
+        (
+            ("data.batch_stages=((8, 4),)", "data.skip_batches=('2:3',)"),
+            6,
+            "@6: it read batches 1 to 6 of 16 rows;",
+        ),
         (("data.skip_batches=('2:3',)",), 6, "@6: it read batches 1 to 6 of 16 rows;"),
-        (("data.global_batch=8", "checkpoint.milestones=('words:1k',)"), 6, "milestones: .*@6 read different rows"),
+        (
+            ("data.global_batch=8", "checkpoint.milestones=('words:1k',)"),
+            6,
+            "milestones: .*@6 read different rows",
+        ),
         (("train.steps=6",), 6, r"would end after step 6, but the branch starts after step 6;"),
-        (("train.steps=0", "train.epochs=0.5"), 6, r"would end after step 4, but the branch starts after step 6;"),
+        (
+            ("train.steps=0", "train.epochs=0.5"),
+            6,
+            r"would end after step 4, but the branch starts after step 6;",
+        ),
     ],
 )
 def test_what_may_not_is_refused(trunk, tmp_path, overrides, step, words):
@@ -163,7 +217,12 @@ def test_what_may_not_is_refused(trunk, tmp_path, overrides, step, words):
 
 def test_a_branch_goes_on_where_the_batches_were(tmp_path):
     """A longer run has the same stages; what comes after the branch may differ."""
-    stages = ("data.batch_stages=((4, 2), (8, 2))", "data.lanes=4", "train.steps=8", "checkpoint.every=3")
+    stages = (
+        "data.batch_stages=((4, 2), (8, 2))",
+        "data.lanes=4",
+        "train.steps=8",
+        "checkpoint.every=3",
+    )
     trunk = run(tmp_path / "trunk", *SETTINGS, *stages)
 
     def opens(step: int, *overrides: str) -> bool:
@@ -183,7 +242,13 @@ def test_a_branch_goes_on_where_the_batches_were(tmp_path):
 def test_words_are_not_counted_over_the_rows_of_an_earlier_run(trunk, tmp_path):
     """The trunk, as if it had branched off from a run that read other rows."""
     other = Workdir(str(copy(trunk.root, tmp_path / "other")))
-    lineage = {"from": "first", "step": 2, "config_changes": [], "same_data": False, "same_rows": False}
+    lineage = {
+        "from": "first",
+        "step": 2,
+        "config_changes": [],
+        "same_data": False,
+        "same_rows": False,
+    }
     edit_meta(other, branch=lineage)
     with pytest.raises(InputError, match=r"@6 read different rows, so words"):
         start(other, tmp_path / "new", "checkpoint.milestones=('words:1k',)")

@@ -54,7 +54,9 @@ def save(folder: UPath, step: int) -> None:
 def test_other_hosts_go_on_when_all_is_complete(tmp_path, monkeypatch):
     """`run` reads the newest checkpoint on every host, and the first host alone writes its hashes."""
     met: dict[str, list[int]] = {}
-    monkeypatch.setattr(cluster, "barrier", lambda name: met.update({name: checkpoint_files.complete_steps(folder)}))
+    monkeypatch.setattr(
+        cluster, "barrier", lambda name: met.update({name: checkpoint_files.complete_steps(folder)})
+    )
     folder = UPath(tmp_path)
     save(folder, 10)
     assert met == {"checkpoints opened": [], "checkpoints complete": [10]}
@@ -63,7 +65,13 @@ def test_other_hosts_go_on_when_all_is_complete(tmp_path, monkeypatch):
 def test_nothing_else_is_removed(saved, tmp_path):
     elsewhere = tmp_path.with_name(f"{tmp_path.name} elsewhere")
     shutil.copytree(saved / "10", elsewhere)
-    for name in ("damaged.10", "incomplete.21", "incomplete.10.copy", "notes.incomplete.10", "incomplete.9"):
+    for name in (
+        "damaged.10",
+        "incomplete.21",
+        "incomplete.10.copy",
+        "notes.incomplete.10",
+        "incomplete.9",
+    ):
         shutil.copytree(saved / "10", saved / name)
     (saved / "incomplete.8").mkdir()
     (saved / "incomplete.8" / "notes.txt").write_text("a person's")
@@ -100,7 +108,11 @@ def refuse(path):
 def test_in_a_bucket_what_orbax_has_not_committed_goes_at_once():
     """Moving it would copy it; what is committed and has no hashes is kept until a later step is complete."""
     folder = UPath(f"memory://bucket/{time.time_ns()}")
-    for step, files in {5: ["state/d", checkpoint.COMMITTED], 10: ["state/d"], 15: [checkpoint.COMMITTED]}.items():
+    for step, files in {
+        5: ["state/d", checkpoint.COMMITTED],
+        10: ["state/d"],
+        15: [checkpoint.COMMITTED],
+    }.items():
         for name in files:
             write_text(folder / str(step) / name, "x")
     checkpoint_files.write_hashes(folder, 5)
@@ -113,7 +125,8 @@ LETTERS = ["{a,b}", "#1 50%", "c:d a::b@5", "~", "é 'x\" end~", "-x", "a\nb"]
 
 @pytest.mark.parametrize("letters", LETTERS)
 def test_any_letters_of_a_path(tmp_path, letters):
-    folder, state = UPath(tmp_path / letters / "checkpoints"), {"weight": jnp.arange(3.0), "step": jnp.int32(7)}
+    folder = UPath(tmp_path / letters / "checkpoints")
+    state = {"weight": jnp.arange(3.0), "step": jnp.int32(7)}
     with checkpoint.Checkpoints(folder, keep=1) as checkpoints:
         checkpoints.save(7, state, {"step": 7}, None)
     assert checkpoint_files.choose(folder, on_damage="stop") == 7
@@ -123,7 +136,9 @@ def test_any_letters_of_a_path(tmp_path, letters):
 
 
 @pytest.mark.parametrize("path", ["a\\b", "/gs/x", "/hf"])
-def test_paths_that_orbax_takes_for_others_are_refused_before_anything_is_written(tmp_path, monkeypatch, path):
+def test_paths_that_orbax_takes_for_others_are_refused_before_anything_is_written(
+    tmp_path, monkeypatch, path
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="--workdir="):
         Workdir(path)
@@ -139,7 +154,9 @@ def lose_the_tree(step: pathlib.Path) -> None:
 
 
 def cut_the_data(step: pathlib.Path) -> None:
-    largest = max((step / "state" / "ocdbt.process_0" / "d").iterdir(), key=lambda file: file.stat().st_size)
+    largest = max(
+        (step / "state" / "ocdbt.process_0" / "d").iterdir(), key=lambda file: file.stat().st_size
+    )
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
 
 
@@ -155,9 +172,14 @@ def change_the_shape(step: pathlib.Path) -> None:
     shutil.copytree(other / "20" / "state", step / "state")
 
 
-@pytest.mark.parametrize("damage", [lose_the_parts, lose_the_tree, cut_the_data, change_the_metadata, change_the_shape])
-def test_what_cant_be_read_back_has_no_hashes_and_leaves_the_checkpoint_before(tmp_path, monkeypatch, damage):
-    folder, read_back = UPath(tmp_path / "run"), checkpoint._read_back
+@pytest.mark.parametrize(
+    "damage", [lose_the_parts, lose_the_tree, cut_the_data, change_the_metadata, change_the_shape]
+)
+def test_what_cant_be_read_back_has_no_hashes_and_leaves_the_checkpoint_before(
+    tmp_path, monkeypatch, damage
+):
+    folder = UPath(tmp_path / "run")
+    read_back = checkpoint._read_back
     state = {"weight": jax.random.normal(jax.random.key(0), (200, 200))}
 
     def damaged(folder, step, *rest):
@@ -177,17 +199,23 @@ def test_what_cant_be_read_back_has_no_hashes_and_leaves_the_checkpoint_before(t
 
 def test_a_large_state_is_read_back_in_groups(tmp_path, monkeypatch):
     """Each array once, by where it ends in units of READ_BACK_BYTES."""
-    groups, handler = [], ocp.PyTreeCheckpointHandler
+    groups = []
+    handler = ocp.PyTreeCheckpointHandler
 
     class Recorded(handler):
         def restore(self, path, args):
             read = super().restore(path, args=args)
-            groups.append(sorted(name for name, leaf in read.items() if leaf is not ocp.PLACEHOLDER))
+            groups.append(
+                sorted(name for name, leaf in read.items() if leaf is not ocp.PLACEHOLDER)
+            )
             return read
 
     monkeypatch.setattr(ocp, "PyTreeCheckpointHandler", Recorded)
     monkeypatch.setattr(checkpoint, "READ_BACK_BYTES", 100)
-    state = {name: jnp.zeros(size) for name, size in (("a", 10), ("b", 10), ("c", 50), ("d", 3), ("e", 3))}
+    state = {
+        name: jnp.zeros(size)
+        for name, size in (("a", 10), ("b", 10), ("c", 50), ("d", 3), ("e", 3))
+    }
     with checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints:
         checkpoints.save(1, state, {}, None)
     assert groups == [["a", "b"], ["c", "d"], ["e"]]
@@ -199,17 +227,24 @@ def test_of_what_all_devices_hold_large_arrays_alone_are_saved_in_slices(tmp_pat
     numbers = {f"small {size}": np.arange(size, dtype=np.float32) for size in (1, 8, 64, 800)}
     numbers["large"] = np.arange(8 * checkpoint.SMALLEST_SLICE_BYTES // 4, dtype=np.float32)
     state = jax.device_put(numbers, everywhere)
-    with xla_metrics.Programs() as programs, checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints:
+    with (
+        xla_metrics.Programs() as programs,
+        checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints,
+    ):
         checkpoints.save(1, state, {}, None)
     assert programs.counts["all programs"]["compilations"] == 8
     restored = checkpoint.restore(UPath(tmp_path), 1, jax.eval_shape(lambda: state))
     assert all(np.array_equal(restored[name], numbers[name]) for name in numbers)
 
 
-@pytest.mark.parametrize("other", [{"weight": jnp.zeros(4)}, {"weight": jnp.zeros(3, int)}, {"size": jnp.zeros(3)}])
+@pytest.mark.parametrize(
+    "other", [{"weight": jnp.zeros(4)}, {"weight": jnp.zeros(3, int)}, {"size": jnp.zeros(3)}]
+)
 def test_a_state_of_another_model_is_refused(saved, other):
     """An array is named, with both shapes; orbax would cast a dtype."""
-    with pytest.raises(InputError, match=rf"{saved}/10 .*(weight is float32\[3\] there|size is absent there)"):
+    with pytest.raises(
+        InputError, match=rf"{saved}/10 .*(weight is float32\[3\] there|size is absent there)"
+    ):
         checkpoint.restore(saved, 10, jax.eval_shape(lambda: other))
 
 
@@ -217,15 +252,25 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_checkpoint_before(saved, mon
     def fail(*args, **kwargs):
         raise error
 
-    for error in (OSError("disk quota"), ValueError("RESOURCE_EXHAUSTED: x"), ValueError("No space left on it")):
-        with monkeypatch.context() as patch, pytest.raises(InputError, match=f"{saved}: .*{error}.*make room"):
+    for error in (
+        OSError("disk quota"),
+        ValueError("RESOURCE_EXHAUSTED: x"),
+        ValueError("No space left on it"),
+    ):
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(InputError, match=f"{saved}: .*{error}.*make room"),
+        ):
             patch.setattr(ocp.CheckpointManager, "save", fail)
             save(saved, 20)
     error = ValueError("something else")
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="something else"):
         patch.setattr(ocp.CheckpointManager, "save", fail)
         save(saved, 20)
-    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"step 20 was not committed"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(InputError, match=r"step 20 was not committed"),
+    ):
         patch.setattr(ocp.CheckpointManager, "save", lambda *args, **kwargs: True)
         save(saved, 20)
     assert checkpoint_files.complete_steps(saved) == [10]
@@ -233,7 +278,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_checkpoint_before(saved, mon
 
 def test_it_is_hashed_when_it_is_written_and_not_before(tmp_path, monkeypatch):
     """By another thread, so that training goes on; while orbax writes, a poll does nothing."""
-    folder, writing = UPath(tmp_path), [True]
+    folder = UPath(tmp_path)
+    writing = [True]
     with checkpoint.Checkpoints(folder, keep=3) as checkpoints:
         monkeypatch.setattr(checkpoints._manager, "is_saving_in_progress", lambda: writing[0])
         checkpoints.save(10, {"weight": jnp.zeros(3)}, {"step": 10}, None)
@@ -267,10 +313,17 @@ def test_the_newest_two_the_best_one_and_the_milestone_are_kept(tmp_path, scores
 
 def test_a_random_key_in_the_state_is_kept(tmp_path):
     """As of an optimizer that draws (optax.add_noise); a checkpoint with one seemed to be damaged."""
-    state = {"key": jax.random.fold_in(jax.random.key(3), 1), "others": jax.random.split(jax.random.key(4, impl="rbg"))}
+    state = {
+        "key": jax.random.fold_in(jax.random.key(3), 1),
+        "others": jax.random.split(jax.random.key(4, impl="rbg")),
+    }
     with checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints:
         checkpoints.save(5, state, {"step": 5}, None)
     where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=where), state)
+    shapes = jax.tree.map(
+        lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=where), state
+    )
     restored = checkpoint.restore(UPath(tmp_path), 5, shapes)
-    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), restored, state))
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), restored, state)
+    )

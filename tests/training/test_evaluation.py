@@ -33,7 +33,9 @@ def test_rows_come_back_in_the_order_of_the_batch(monkeypatch):
     assert rows.tolist() == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
     batches = ({"record_id": (16 * number + np.arange(16))[rows]} for number in range(5))
     shards = NamedSharding(mesh, P())
-    step = jax.jit(lambda params, batch: (batch["record_id"], -batch["record_id"]), out_shardings=shards)
+    step = jax.jit(
+        lambda params, batch: (batch["record_id"], -batch["record_id"]), out_shardings=shards
+    )
     one, other = evaluation.per_row(step, None, batches, mesh=mesh, rows=16)
     assert one.tolist() == list(range(80)) and (other == -one).all()
 
@@ -46,21 +48,34 @@ def test_every_record_once(rows, devices):
         weight = batch["valid"] * (1.0 + batch["record_id"] % 3)
         loss = weight * jnp.sqrt(1.0 + batch["record_id"])
         lines = jnp.zeros((rows, 2, 3, 3)).at[:, 0, 1].set(jnp.stack([loss, weight, weight / 2], 1))
-        return {"loss": Mean(loss, weight), "accuracy": Mean(weight / 2, weight), "breakdown": lines}
+        return {
+            "loss": Mean(loss, weight),
+            "accuracy": Mean(weight / 2, weight),
+            "breakdown": lines,
+        }
 
     mesh = mesh_of(devices)
     step = evaluation.jit_eval_step(made_up, mesh, None)
     numbers = np.arange(-(-100 // rows) * rows, dtype=np.uint32).reshape(-1, rows)
-    batches = ({"record_id": ids % 100, "epoch": 0 * ids, "valid": np.float32(ids < 100)} for ids in numbers)
-    found = evaluation.score(step, None, batches, mesh=mesh, rows=rows, tokens_per_byte=0.25, draws=2)
+    batches = (
+        {"record_id": ids % 100, "epoch": 0 * ids, "valid": np.float32(ids < 100)}
+        for ids in numbers
+    )
+    found = evaluation.score(
+        step, None, batches, mesh=mesh, rows=rows, tokens_per_byte=0.25, draws=2
+    )
     weight = 1 + np.arange(100) % 3
     loss = np.sum(weight * np.sqrt(1 + np.arange(100))) / weight.sum()
     assert found["predictions"] == 2 * weight.sum() and found["accuracy"] == 0.5
     assert found["loss"] == pytest.approx(loss, rel=1e-6) and found["loss_se_draws"] == 0
     assert found["perplexity"] == math.exp(found["loss"])
     assert found["bits_per_byte"] == pytest.approx(loss / math.log(2) / 4)
-    line = {key: pytest.approx(found[key]) for key in ("loss", "perplexity", "accuracy", "predictions")}
-    assert found["by_position"] == {"2-3": line} and found["by_copy_distance"] == {}, "lines without predictions"
+    line = {
+        key: pytest.approx(found[key]) for key in ("loss", "perplexity", "accuracy", "predictions")
+    }
+    assert found["by_position"] == {"2-3": line} and found["by_copy_distance"] == {}, (
+        "lines without predictions"
+    )
     assert step._cache_size() == 1
 
 
@@ -78,26 +93,37 @@ def test_standard_errors_are_those_of_a_plain_computation():
         return jax.tree.map(lambda column: jnp.asarray(column[places] * batch["valid"]), table)
 
     ids = np.arange(16).reshape(4, 4).astype(np.uint32)
-    batches = [{"record_id": b % 13, "epoch": np.zeros(4, np.uint32), "valid": np.float32(b < 13)} for b in ids]
+    batches = [
+        {"record_id": b % 13, "epoch": np.zeros(4, np.uint32), "valid": np.float32(b < 13)}
+        for b in ids
+    ]
     mesh = mesh_of(1)
     found = evaluation.score(step, None, batches, mesh=mesh, rows=4, tokens_per_byte=None, draws=3)
     loss_D = loss_DxN.sum(1) / weight_DxN.sum(1)
-    assert found["loss"] == pytest.approx(loss_D.mean()) and found["predictions"] == weight_DxN.sum()
+    assert (
+        found["loss"] == pytest.approx(loss_D.mean()) and found["predictions"] == weight_DxN.sum()
+    )
     assert found["loss_se_draws"] == pytest.approx(np.std(loss_D, ddof=1) / 3**0.5)
     rows = [n for n in range(13) if n != 5]
     jackknife = [
         np.mean(np.delete(loss_DxN, n, 1).sum(1) / np.delete(weight_DxN, n, 1).sum(1)) for n in rows
     ]  # another estimator of the same: they agree to the first order of 1/N
-    assert found["loss_se_records"] == pytest.approx((11 / 12 * 12 * np.var(jackknife)) ** 0.5, rel=0.1)
+    assert found["loss_se_records"] == pytest.approx(
+        (11 / 12 * 12 * np.var(jackknife)) ** 0.5, rel=0.1
+    )
     one = evaluation.score(step, None, batches, mesh=mesh, rows=4, tokens_per_byte=None)
     assert "loss_se_draws" not in one and "rare" not in one and "bits_per_byte" not in one
     assert one["loss"] == pytest.approx(loss_D[0]), "the first draw is that of one"
     influence_N = (loss_DxN[0] - loss_D[0] * weight_DxN[0]) / weight_DxN[0].sum()
-    assert one["loss_se_records"] == pytest.approx((12 / 11 * (influence_N**2).sum()) ** 0.5, rel=1e-5)
+    assert one["loss_se_records"] == pytest.approx(
+        (12 / 11 * (influence_N**2).sum()) ** 0.5, rel=1e-5
+    )
     two = evaluation.score(step, None, batches[:1], mesh=mesh, rows=4, tokens_per_byte=None)
     assert two["loss_se_records"] > 0
     alone = [batch | {"valid": np.float32(batch["record_id"] == 4)} for batch in batches]
-    assert "loss_se_records" not in evaluation.score(step, None, alone, mesh=mesh, rows=4, tokens_per_byte=None)
+    assert "loss_se_records" not in evaluation.score(
+        step, None, alone, mesh=mesh, rows=4, tokens_per_byte=None
+    )
     none = [batch | {"valid": np.zeros(4, np.float32)} for batch in batches]
     empty = evaluation.score(step, None, none, mesh=mesh, rows=4, tokens_per_byte=None)
     assert math.isnan(empty["loss"]) and math.isnan(empty["accuracy"]) and empty["predictions"] == 0
@@ -105,8 +131,22 @@ def test_standard_errors_are_those_of_a_plain_computation():
 
 def test_the_scores_of_a_mixture_are_means_by_share():
     """Bits per byte by the bytes of each; errors are independent; a metric that one folder lacks is left out."""
-    one = {"loss": 2.0, "accuracy": 0.5, "predictions": 10, "perplexity": 9.0, "loss_se_records": 0.3, "own": 1.0}
-    other = {"loss": 4.0, "accuracy": 0.1, "predictions": 30, "perplexity": 7.0, "loss_se_records": 0.4, "own": 3.0}
+    one = {
+        "loss": 2.0,
+        "accuracy": 0.5,
+        "predictions": 10,
+        "perplexity": 9.0,
+        "loss_se_records": 0.3,
+        "own": 1.0,
+    }
+    other = {
+        "loss": 4.0,
+        "accuracy": 0.1,
+        "predictions": 30,
+        "perplexity": 7.0,
+        "loss_se_records": 0.4,
+        "own": 3.0,
+    }
     found = evaluation.mean([3, 1], [one | {"loss_se_draws": 0.1, "rare": 1.0}, other], [0.25, 0.5])
     assert found == pytest.approx({
         "loss": 2.5, "accuracy": 0.4, "predictions": 40, "perplexity": math.exp(2.5), "own": 1.5,
@@ -126,7 +166,8 @@ class Table:
 
 
 def test_an_evaluation_step_scores_valid_rows_on_masks_of_its_own():
-    config, batch = tiny_config("masking.mask_share=0.4"), random_batch()
+    config = tiny_config("masking.mask_share=0.4")
+    batch = random_batch()
     token_masking = masking.make_masking(config.masking, INFO, None)
     table = np.random.default_rng(0).standard_normal((INFO.vocab_size, 512)).astype(np.float32)
 
@@ -135,23 +176,37 @@ def test_an_evaluation_step_scores_valid_rows_on_masks_of_its_own():
 
     valid = (np.arange(16) % 4 > 0).astype(np.float32)
     steps = [
-        evaluation.make_eval_step(Table(), token_masking, 7, mesh_of(2), NamedSharding(mesh_of(2), P()), **settings)
+        evaluation.make_eval_step(
+            Table(), token_masking, 7, mesh_of(2), NamedSharding(mesh_of(2), P()), **settings
+        )
         for settings in ({}, {"metrics": metrics, "with_breakdown": True})
     ]
     put = sharding.put_batch(batch | {"valid": valid}, mesh_of(2), 16)
     plain, means = (jax.device_get(step(table, put)) for step in steps)
-    assert plain.keys() == {"loss", "accuracy"} and means.keys() == {"loss", "accuracy", "read", "breakdown"}
+    assert plain.keys() == {"loss", "accuracy"} and means.keys() == {
+        "loss",
+        "accuracy",
+        "read",
+        "breakdown",
+    }
     columns = [batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch")]
     masked = jax.device_get(token_masking(jax.random.key(7), *columns))
     weights = masked.weights_BxK * valid[:, None]
-    logits = table[np.take_along_axis(masked.ids_BxL, masked.positions_BxK, 1)][..., : INFO.vocab_size]
-    loss = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, masked.labels_BxK[..., None], -1)[..., 0]
+    logits = table[np.take_along_axis(masked.ids_BxL, masked.positions_BxK, 1)][
+        ..., : INFO.vocab_size
+    ]
+    loss = (
+        np.log(np.exp(logits).sum(-1))
+        - np.take_along_axis(logits, masked.labels_BxK[..., None], -1)[..., 0]
+    )
     for found in (plain, means):
         np.testing.assert_allclose(found["loss"].sum, (loss * weights).sum(1), rtol=1e-5)
         np.testing.assert_array_equal(found["loss"].weight, weights.sum(1))
     assert means["read"].weight.tolist() == valid.tolist()
     assert means["read"].sum.tolist() == (masked.ids_BxL.sum(1) * valid).tolist()
-    np.testing.assert_allclose(means["breakdown"].sum(2)[:, 0, :2], np.stack(means["loss"], 1), rtol=1e-5)
+    np.testing.assert_allclose(
+        means["breakdown"].sum(2)[:, 0, :2], np.stack(means["loss"], 1), rtol=1e-5
+    )
     assert means["breakdown"].shape == (16, 2, 6, 3)
 
 
@@ -166,7 +221,9 @@ def test_evaluation_has_no_dropout_and_masks_of_evaluate_seed_alone():
         return np.asarray(task.eval_step(params, batch)["loss"].sum)
 
     expected = losses(task)
-    others = tiny_run("model.init_stddev=0.3", *rates, "masking.seed=5", "train.seed=6", "data.seed=7")
+    others = tiny_run(
+        "model.init_stddev=0.3", *rates, "masking.seed=5", "train.seed=6", "data.seed=7"
+    )
     np.testing.assert_array_equal(losses(others), expected)
     assert np.ptp(expected) > 0 and (losses(tiny_run("evaluate.seed=5")) != expected).any()
 
@@ -184,13 +241,22 @@ class WithLabels(Pretraining):
 
 def scores(manifest, rows: int, devices: int) -> tuple[Pretraining, dict]:
     settings = ("data.lanes=4", "model.init_stddev=0.3", "evaluate.count=independent")
-    config, mesh = tiny_config(*settings, f"evaluate.batch={rows}"), mesh_of(devices)
+    config = tiny_config(*settings, f"evaluate.batch={rows}")
+    mesh = mesh_of(devices)
     run = WithLabels(config, DatasetInfo.from_manifest(manifest), mesh=mesh)
     shardings = sharding.shardings_of(run.abstract_state).params
     eval_step = evaluation.make_eval_step(
-        run.module, run.eval_masking, config.evaluate.seed, mesh, shardings, metrics=run.metrics, with_breakdown=True
+        run.module,
+        run.eval_masking,
+        config.evaluate.seed,
+        mesh,
+        shardings,
+        metrics=run.metrics,
+        with_breakdown=True,
     )
-    return run, pretraining.score_split(config, manifest, mesh, eval_step, run.init().params, "validation")
+    return run, pretraining.score_split(
+        config, manifest, mesh, eval_step, run.init().params, "validation"
+    )
 
 
 @pytest.mark.standard
@@ -199,20 +265,27 @@ def test_scores_are_those_of_transformers_whatever_the_batch(manifest):
     run, found = scores(manifest, 16, 2)
     params = jax.device_get(run.init().params)
     stock = jax.jit(FlaxRobertaForMaskedLM(run.module.config, _do_init=False).__call__)
-    loss, count, labels = 0.0, 0, 0.0
+    loss = 0.0
+    count = 0
+    labels = 0.0
     for batch in eval_batches(manifest, split="validation", batch=16, rows=(0, 16)):
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-        masked = jax.device_get(run.eval_masking(jax.random.key(run.config.evaluate.seed), *columns))
+        masked = jax.device_get(
+            run.eval_masking(jax.random.key(run.config.evaluate.seed), *columns)
+        )
         weights = masked.weights_BxK * batch["valid"][:, None]
         logits = stock(masked.ids_BxL, batch["attention_mask"], params=params).logits
         logits = np.asarray(logits, np.float64)[..., : run.info.vocab_size]
         log_total = np.log(np.exp(logits).sum(-1))
         losses = log_total - np.take_along_axis(logits, batch["input_ids"][..., None], -1)[..., 0]
-        loss, count = loss + (losses * weights).sum(), count + int(weights.sum())
+        loss = loss + (losses * weights).sum()
+        count = count + int(weights.sum())
         labels += (masked.labels_BxK * weights).sum()
     assert found["predictions"] == count
     assert found["loss"] == pytest.approx(loss / count, rel=1e-5)
-    assert found["label"] == pytest.approx(labels / count, rel=1e-6), "rows that fill the last batch do not count"
+    assert found["label"] == pytest.approx(labels / count, rel=1e-6), (
+        "rows that fill the last batch do not count"
+    )
     _, other = scores(manifest, 7, 1)
     assert (other["predictions"], other["accuracy"]) == (found["predictions"], found["accuracy"])
     for key in ("loss", "bits_per_byte", "label"):

@@ -21,7 +21,10 @@ HOURS = ("train.steps=0", "train.hours=0.5", "data.lanes=1", "schedule.warmup=0.
     [
         ((), 900),
         (("data.batch_stages=((8, 100),)",), 950),  # 100 steps of a second, and 850 of two
-        (("data.short_length=8", "data.short_share=0.5"), 1028),  # 514 of 1.5 seconds, and 514 of two
+        (
+            ("data.short_length=8", "data.short_share=0.5"),
+            1028,
+        ),  # 514 of 1.5 seconds, and 514 of two
     ],
 )
 def test_the_steps_that_the_hours_are(settings, steps):
@@ -60,7 +63,9 @@ def test_it_is_a_run_of_steps_that_goes_on_with_them(tmp_path, counted, capsys):
     steps = run(tmp_path / "steps", *HOURS[2:], "train.steps=12")
     assert losses(workdir) == losses(steps)
     assert_same(state_of(workdir.root, 12), state_of(steps.root, 12))
-    again = start(back_to(workdir.root, tmp_path / "again", 5), "checkpoint.every=5", "checkpoint.keep=9")
+    again = start(
+        back_to(workdir.root, tmp_path / "again", 5), "checkpoint.every=5", "checkpoint.keep=9"
+    )
     assert len(counted) == 1 and losses(again) == losses(workdir)
     with pytest.raises(InputError, match=r"train\.hours: 0\.5 -> 1"):
         start(tmp_path / "again", "train.hours=1")
@@ -78,7 +83,8 @@ def test_the_timing_leaves_out_compilation_and_reads_the_first_batches(monkeypat
     clock = [0.0]
     task = Toy(tiny_config(*HOURS, "data.batch_stages=((8, 4),)"))
     reads = []
-    batches, train_step = task.batches, task.train_step
+    batches = task.batches
+    train_step = task.train_step
 
     def slow_step(state, batch, length):
         clock[0] += 0.25 if clock[0] else 99
@@ -91,4 +97,6 @@ def test_the_timing_leaves_out_compilation_and_reads_the_first_batches(monkeypat
     assert task.stages.sizes == [(8, 32), (16, 32)] and task.stages.steps == UNTIMED_STEPS
     assert hours.seconds_per_step(task, 8, 32) == pytest.approx(0.25)
     assert hours.seconds_per_step(task, 16, 32) == pytest.approx(0.25)
-    assert reads[0] == 0 and reads[-1] == 4 and set(reads[:-1]) == {0}, "from the start again, where a stage is short"
+    assert reads[0] == 0 and reads[-1] == 4 and set(reads[:-1]) == {0}, (
+        "from the start again, where a stage is short"
+    )

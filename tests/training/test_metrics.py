@@ -62,7 +62,10 @@ def metrics(loss: float, **others: float) -> dict:
 
 @contextlib.contextmanager
 def open_log(folder: pathlib.Path, *, start: int = 0, **options) -> Iterator[Log]:
-    with Programs() as programs, Log(folder, logged_task("train.steps=10", **options), programs, start=start) as log:
+    with (
+        Programs() as programs,
+        Log(folder, logged_task("train.steps=10", **options), programs, start=start) as log,
+    ):
         yield log
 
 
@@ -77,39 +80,74 @@ def test_lines_and_throughput(tmp_path, clock, capsys, monkeypatch):
         with log.paused("eval", 3):
             clock.now += 7
         log.train(5, metrics(1.25, own=0.5, empty=math.nan))
-        log.evaluation(5, {"loss": 1.5, "accuracy": 0.25, "perplexity": math.inf, "own": 2.0, "table": {"1": {}}})
+        log.evaluation(
+            5,
+            {"loss": 1.5, "accuracy": 0.25, "perplexity": math.inf, "own": 2.0, "table": {"1": {}}},
+        )
         clock.now += 2
         log.train(5, metrics(3.0))
         log.train(7, metrics(math.nan))
     found = logs.read(Workdir(str(tmp_path)).metrics)
-    first = {"step": 5, "kind": "train", "loss": 1.25, "grad_norm": 2.0, "learning_rate": pytest.approx(0.001)}
+    first = {
+        "step": 5,
+        "kind": "train",
+        "loss": 1.25,
+        "grad_norm": 2.0,
+        "learning_rate": pytest.approx(0.001),
+    }
     assert found[0] == first | {"skipped": 0, "own": 0.5, "empty": None, "epoch": 1.25}
-    assert found[1]["kind"] == "eval" and found[1]["perplexity"] is None and found[1]["table"] == {"1": {}}
+    assert (
+        found[1]["kind"] == "eval"
+        and found[1]["perplexity"] is None
+        and found[1]["table"] == {"1": {}}
+    )
     assert found[3]["loss"] is None
     timing = logs.read(Workdir(str(tmp_path)).root / "timing.jsonl")
-    assert [(line["kind"], line["step"]) for line in timing] == [("start", 0), ("eval", 3), ("train", 5), ("train", 7)]
+    assert [(line["kind"], line["step"]) for line in timing] == [
+        ("start", 0),
+        ("eval", 3),
+        ("train", 5),
+        ("train", 7),
+    ]
     assert timing[0]["devices"] == 8 and timing[1]["seconds"] == 7
     rates = {"tokens_per_second": 1000, "rows_per_second": 16.0, "mfu": 0.25}
     assert (rates | {"seconds": 4.0, "elapsed": 61.0}).items() <= timing[2].items()
     calls = [call if isinstance(call, str) else call[:2] for call in hook.seen]
-    assert calls == [("train", 5), ("eval", 5), "flush", ("train", 5), ("train", 7), "flush", "close"]
+    assert calls == [
+        ("train", 5),
+        ("eval", 5),
+        "flush",
+        ("train", 5),
+        ("train", 7),
+        "flush",
+        "close",
+    ]
     assert hook.seen[1][2] == {"loss": 1.5, "accuracy": 0.25, "own": 2.0, "epoch": 1.25}
     shown = capsys.readouterr().err.replace("1.00k", "1k")
     rates = "1k tokens/s, 16 rows/s"
-    assert f"step 5/10: epoch 1.25, loss 1.250, {rates}, empty nan, own 0.5, MFU 25.0%, 00:05 left" in shown
+    assert (
+        f"step 5/10: epoch 1.25, loss 1.250, {rates}, empty nan, own 0.5, MFU 25.0%, 00:05 left"
+        in shown
+    )
     assert "step 5: evaluation loss 1.5000, accuracy 25.0%, own 2" in shown
 
 
 def test_a_log_goes_on_without_the_lines_that_come_again(tmp_path, clock, capsys):
     """And leaves a torn line out; a run that counts no epochs names none."""
-    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "kind": "train"}\n{"step": 4, "kind": "train"}\n{"step": 6, ')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 2, "kind": "train"}\n{"step": 4, "kind": "train"}\n{"step": 6, '
+    )
     (tmp_path / "timing.jsonl").write_text('{"step": 4, "kind": "start"}\n{"st')
     with open_log(tmp_path, start=2) as log:
         clock.now += 1
         log.train(3, metrics(1.0))
     assert [line["step"] for line in logs.read(Workdir(str(tmp_path)).metrics)] == [2, 3]
     timing = logs.read(Workdir(str(tmp_path)).root / "timing.jsonl")
-    assert [(line["kind"], line["step"]) for line in timing] == [("start", 4), ("start", 2), ("train", 3)]
+    assert [(line["kind"], line["step"]) for line in timing] == [
+        ("start", 4),
+        ("start", 2),
+        ("train", 3),
+    ]
     err = capsys.readouterr().err
     assert "step 3/10: loss 1.000" in err and "MFU" not in err and "epoch" not in err
 
@@ -135,7 +173,9 @@ def test_other_hosts_write_nothing(tmp_path, monkeypatch, capsys):
 
 def test_tensorboard_gets_the_numbers_of_each_line(tmp_path, monkeypatch):
     """Lines after the checkpoint come again, so what was written of them is to be left out."""
-    written, starts, texts = [], [], []
+    written = []
+    starts = []
+    texts = []
 
     class Writer:
         def __init__(self, folder, purge_step):
@@ -159,10 +199,13 @@ def test_tensorboard_gets_the_numbers_of_each_line(tmp_path, monkeypatch):
     lines = logs.read(workdir.metrics)
     scalars = [scalar for scalar in written if isinstance(scalar, tuple)]
     expected = [(f"{line['kind']}/loss", line["loss"], line["step"]) for line in lines]
-    assert [scalar for scalar in scalars if scalar[0].endswith("/loss")] == expected and len(lines) == 3
+    assert [scalar for scalar in scalars if scalar[0].endswith("/loss")] == expected and len(
+        lines
+    ) == 3
     executions = [scalar[1:] for scalar in scalars if scalar[0] == "timing/xla/step/executions"]
     assert executions == [
-        (line["programs"]["step"]["executions"], line["step"]) for line in logs.read(workdir.timing, "xla")
+        (line["programs"]["step"]["executions"], line["step"])
+        for line in logs.read(workdir.timing, "xla")
     ]
     assert written[-2:] == ["flush", "close"]
     run(back_to(workdir.root, tmp_path / "again", 2), *settings)
@@ -177,8 +220,16 @@ def wandb(monkeypatch) -> types.SimpleNamespace:
 
     def init(*, project=None, name=None, id=None, config=None, resume=None, allow_val_change=None):
         assert resume in ("allow", "never", "must", "auto")
-        assert id.strip() == id != "" and not set(id) & set("/\\#?%:"), "wandb refuses these in an id"
-        seen.settings = {"project": project, "name": name, "id": id, "config": config, "resume": resume}
+        assert id.strip() == id != "" and not set(id) & set("/\\#?%:"), (
+            "wandb refuses these in an id"
+        )
+        seen.settings = {
+            "project": project,
+            "name": name,
+            "id": id,
+            "config": config,
+            "resume": resume,
+        }
         seen.settings["allow_val_change"] = allow_val_change
         return types.SimpleNamespace(log=log, finish=finish)
 
@@ -194,10 +245,19 @@ def wandb(monkeypatch) -> types.SimpleNamespace:
 
 def test_weights_and_biases_gets_what_the_log_gets(tmp_path, wandb):
     workdir = run(tmp_path / "run", *SETTINGS)
-    assert wandb.settings["project"] == "my-project" and wandb.settings["config"]["train.steps"] == 4
+    assert (
+        wandb.settings["project"] == "my-project" and wandb.settings["config"]["train.steps"] == 4
+    )
     assert wandb.settings["name"] == "run" and wandb.finished == 1
-    expected = [(line["step"], f"{line['kind']}/loss", line["loss"]) for line in logs.read(workdir.metrics)]
-    found = [(step, key, values[key]) for step, values in wandb.lines for key in values if key.endswith("/loss")]
+    expected = [
+        (line["step"], f"{line['kind']}/loss", line["loss"]) for line in logs.read(workdir.metrics)
+    ]
+    found = [
+        (step, key, values[key])
+        for step, values in wandb.lines
+        for key in values
+        if key.endswith("/loss")
+    ]
     assert found == expected
 
 
@@ -212,9 +272,14 @@ def test_trackers_and_the_hooks_of_a_task_get_the_same_lines(tmp_path, wandb, cl
         log.norms(5, ["a"], dict.fromkeys(logs.NORMS, np.ones(1, np.float32)))
         log.flush(5)
     calls = [call for call in hook.seen if isinstance(call, tuple)]
-    sent = [(step, {f"{kind}/{name}": value for name, value in values.items()}) for kind, step, values in calls]
+    sent = [
+        (step, {f"{kind}/{name}": value for name, value in values.items()})
+        for kind, step, values in calls
+    ]
     assert wandb.lines == sent
-    assert {"timing/start", "train", "timing/train", "gradient_norms", "timing/xla"} <= {call[0] for call in calls}
+    assert {"timing/start", "train", "timing/train", "gradient_norms", "timing/xla"} <= {
+        call[0] for call in calls
+    }
 
 
 def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, wandb):

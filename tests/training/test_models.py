@@ -24,10 +24,15 @@ def train(*overrides: str, mesh: tuple[int, int, int] = (1, 1, 1), count: int = 
     """Returns the state after `count` updates, and the metrics of each."""
     devices = jax.devices()[: int(np.prod(mesh))]
     shape = dict(zip(sharding.AXES, mesh, strict=True))
-    run = Pretraining(tiny_config(*overrides), INFO, mesh=sharding.make_mesh(**shape, devices=devices))
-    state, history = run.init(), []
+    run = Pretraining(
+        tiny_config(*overrides), INFO, mesh=sharding.make_mesh(**shape, devices=devices)
+    )
+    state = run.init()
+    history = []
     for index in range(count):
-        state, metrics = run.train_step(state, sharding.put_batch(random_batch(16, index), run.mesh, 16))
+        state, metrics = run.train_step(
+            state, sharding.put_batch(random_batch(16, index), run.mesh, 16)
+        )
         history.append({key: float(value) for key, value in metrics.items() if value.ndim == 0})
     assert run.train_step._cache_size() == 1
     return state, history
@@ -70,7 +75,9 @@ def go_on(workdir: pathlib.Path, manifest) -> None:
 @pytest.mark.standard
 def test_killed_and_started_again_it_ends_with_the_same_bits(straight, manifest, tmp_path):
     """Within the steps after a checkpoint, by SIGKILL; the log has a line for each of its steps, and none twice."""
-    process = start(train_arguments(tmp_path, manifest.folder, *SETTINGS), devices=1, program=DELAYED)
+    process = start(
+        train_arguments(tmp_path, manifest.folder, *SETTINGS), devices=1, program=DELAYED
+    )
     kill_when(process, lambda: checkpoint_files.complete_steps(tmp_path / "checkpoints") == [7])
     go_on(tmp_path, manifest)
     assert_same_run(straight, tmp_path)
@@ -90,7 +97,9 @@ def test_words_are_counted_as_a_person_counts_them(texts, kind, tmp_path):
     with meshes_of(1):
         task = Pretraining.open(tiny_config(), workdir, manifest)
         words = sum(len(text.split()) for number, text in enumerate(flat) if number % 10)
-        assert task.words_per_row() == pytest.approx(words / manifest.splits["train"].records, rel=0.1)
+        assert task.words_per_row() == pytest.approx(
+            words / manifest.splits["train"].records, rel=0.1
+        )
         (tmp_path / "tokenizer" / "tokenizer.json").unlink()
         run_of_words = tiny_config("data.lanes=4", "checkpoint.milestones=words:1k")
         with pytest.raises(Exception, match=r"tokenizer.json: there is no such file"):

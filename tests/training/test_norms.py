@@ -17,7 +17,13 @@ from tests.support.states import assert_same, state_of
 from tests.support.tiny import flat
 from tests.training.toy import logged_task, run, toy
 
-SETTINGS = ("train.steps=6", "checkpoint.every=1", "checkpoint.keep=9", "optimizer.clip_norm=0.5", "log.norms_every=3")
+SETTINGS = (
+    "train.steps=6",
+    "checkpoint.every=1",
+    "checkpoint.keep=9",
+    "optimizer.clip_norm=0.5",
+    "log.norms_every=3",
+)
 EIGHT = {"mesh": (2, 2, 2)}
 
 
@@ -27,8 +33,12 @@ def norms_of(workdir) -> dict[int, dict[str, list[float]]]:
 
 def params_at(workdir, step: int) -> dict[str, np.ndarray]:
     """Of a checkpoint, by name."""
-    state = {name: x for name, x in state_of(workdir.root, step).items() if name.startswith("['params']")}
-    return {name.removeprefix("['params']")[2:-2].replace("']['", "/"): x for name, x in state.items()}
+    state = {
+        name: x for name, x in state_of(workdir.root, step).items() if name.startswith("['params']")
+    }
+    return {
+        name.removeprefix("['params']")[2:-2].replace("']['", "/"): x for name, x in state.items()
+    }
 
 
 def norm(x: np.ndarray) -> float:
@@ -47,15 +57,22 @@ def test_they_are_those_of_the_saved_parameters(eight):
     gradient = jax.jit(train.make_gradient(task))
     assert list(norms_of(eight)) == [3, 6]
     for step, rows in norms_of(eight).items():
-        before, after = params_at(eight, step - 1), params_at(eight, step)
+        before = params_at(eight, step - 1)
+        after = params_at(eight, step)
         assert rows.keys() == before.keys() and "position_embeddings/embedding" in rows
-        grads, _ = gradient(unflatten_dict(before, sep="/"), next(task.batches(step - 1)), np.int32(step - 1))
+        grads, _ = gradient(
+            unflatten_dict(before, sep="/"), next(task.batches(step - 1)), np.int32(step - 1)
+        )
         for name, (of_gradient, parameter, update) in rows.items():
             assert parameter == pytest.approx(norm(before[name]), rel=1e-5)
-            assert update == pytest.approx(norm(after[name] - before[name]) / norm(before[name]), rel=1e-5)
+            assert update == pytest.approx(
+                norm(after[name] - before[name]) / norm(before[name]), rel=1e-5
+            )
             assert of_gradient == pytest.approx(norm(flat(grads)[name]), rel=1e-4)
     last = logs.read(eight.metrics, "train")[-1]  # of step 6, as are the rows
-    assert last["grad_norm"] == pytest.approx(math.hypot(*(row[0] for row in rows.values())), rel=1e-5)
+    assert last["grad_norm"] == pytest.approx(
+        math.hypot(*(row[0] for row in rows.values())), rel=1e-5
+    )
 
 
 def test_the_run_is_the_same_to_the_bit_and_its_step_is_traced_once(eight, tmp_path):
@@ -64,13 +81,22 @@ def test_the_run_is_the_same_to_the_bit_and_its_step_is_traced_once(eight, tmp_p
     without = run(tmp_path, *settings, task=task)
     assert without.metrics.read_text() == eight.metrics.read_text() and not without.norms.exists()
     assert_same(state_of(without.root, 6), state_of(eight.root, 6))
-    assert task.train_step._cache_size() == 1 == toy(*SETTINGS, "train.accumulate=2", **EIGHT).train_step._cache_size()
+    assert (
+        task.train_step._cache_size()
+        == 1
+        == toy(*SETTINGS, "train.accumulate=2", **EIGHT).train_step._cache_size()
+    )
 
 
 def test_a_parameter_that_is_0_or_does_not_move_or_is_not_finite(tmp_path):
     """Nine digits are the float32; what is no number is null."""
-    before = {"a": np.zeros(3, np.float32), "b": np.full(2, 0.1, np.float32), "c": np.full(2, 3e38, np.float32)}
-    gradient_norms, hook_lines = np.array([0.1, 0.2, np.nan], np.float32), []
+    before = {
+        "a": np.zeros(3, np.float32),
+        "b": np.full(2, 0.1, np.float32),
+        "c": np.full(2, 3e38, np.float32),
+    }
+    gradient_norms = np.array([0.1, 0.2, np.nan], np.float32)
+    hook_lines = []
     found = param_norms(before, before | {"a": np.ones(3, np.float32)}, gradient_norms)
     hook = MetricsHook()
     hook.on_timing = lambda *line: hook_lines.append(line)

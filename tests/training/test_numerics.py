@@ -45,7 +45,9 @@ def test_no_variable_of_the_environment_changes_a_parameter():
     def trained(variables: dict[str, str]) -> list:
         flags = {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", PROGRAM]
-        return json.loads(subprocess.check_output(command, cwd=ROOT, env=os.environ | flags | variables))
+        return json.loads(
+            subprocess.check_output(command, cwd=ROOT, env=os.environ | flags | variables)
+        )
 
     assert trained(VARIABLES) == trained({})
 
@@ -54,7 +56,9 @@ def test_no_variable_of_the_environment_changes_a_parameter():
 def test_masks_are_the_same_where_a_notebook_asks_for_64_bits(kind):
     starts_V = np.arange(INFO.vocab_size) % 3 > 0
     masking = make_masking(tiny_config(f"masking.kind={kind}").masking, INFO, starts_V)
-    columns = [random_batch()[name] for name in ("input_ids", "attention_mask", "record_id", "epoch")]
+    columns = [
+        random_batch()[name] for name in ("input_ids", "attention_mask", "record_id", "epoch")
+    ]
     expected = masking(keys.make_key(5), *columns)
     with jax.enable_x64(True):
         masked = masking(keys.make_key(5), *columns)
@@ -65,10 +69,15 @@ def test_masks_are_the_same_where_a_notebook_asks_for_64_bits(kind):
 
 def test_a_key_is_that_of_jax_as_it_comes():
     for seed in (0, 7, 2**31, 2**32 - 1):
-        assert np.array_equal(jax.random.key_data(keys.make_key(seed)), jax.random.key_data(jax.random.key(seed)))
+        assert np.array_equal(
+            jax.random.key_data(keys.make_key(seed)), jax.random.key_data(jax.random.key(seed))
+        )
 
 
 def test_a_resume_with_another_rounding_is_refused(tmp_path):
     run(tmp_path, "train.steps=2", "checkpoint.every=2")
-    with jax.default_matmul_precision("bfloat16"), pytest.raises(InputError, match="jax_default_matmul_precision"):
+    with (
+        jax.default_matmul_precision("bfloat16"),
+        pytest.raises(InputError, match="jax_default_matmul_precision"),
+    ):
         run(tmp_path, "train.steps=2", "checkpoint.every=2")

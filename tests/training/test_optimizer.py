@@ -15,12 +15,20 @@ from tests.support.tiny import flat, tiny_config
 from tests.training.toy import batch_of, toy
 
 NAMES = ("adamw", "stable_adamw", "lamb", "lion", "adafactor", "muon")
-RATE, DECAY, B1, B2, EPS = 1e-2, 0.1, 0.9, 0.98, 1e-6
+RATE = 1e-2
+DECAY = 0.1
+B1 = 0.9
+B2 = 0.98
+EPS = 1e-6
 
 
-def schedule(name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2, final: float = 0.0):
+def schedule(
+    name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2, final: float = 0.0
+):
     settings = {"name": name, "warmup": warmup, "decay_fraction": decay}
-    config = ConfigDict({"schedule": settings | {"final_fraction": final}, "optimizer": {"learning_rate": 0.8}})
+    config = ConfigDict(
+        {"schedule": settings | {"final_fraction": final}, "optimizer": {"learning_rate": 0.8}}
+    )
     return optimizer.make_schedule(config, steps)
 
 
@@ -35,10 +43,33 @@ def schedule(name: str, *, warmup: int = 0, steps: int = 100, decay: float = 0.2
         ("inverse_sqrt", {}, {0: 0.8, 3: 0.4, 99: 0.08}),
         ("inverse_sqrt", {"warmup": 16}, {0: 0.0, 8: 0.4, 16: 0.8, 64: 0.4, 100: 0.32}),
         ("wsd", {}, {0: 0.8, 80: 0.8, 90: 0.4, 100: 0.0}),
-        ("wsd", {"warmup": 40, "final": 0.5}, {20: 0.4, 40: 0.8, 79: 0.8, 80: 0.8, 90: 0.6, 100: 0.4}),
-        ("wsd_sqrt", {}, {0: 0.8, 80: 0.8, 81: 0.8 * (1 - 0.05**0.5), 85: 0.4, 90: 0.8 * (1 - 0.5**0.5), 100: 0.0}),
-        ("wsd_sqrt", {"warmup": 40, "final": 0.5}, {20: 0.4, 40: 0.8, 80: 0.8, 85: 0.6, 100: 0.4, 120: 0.4}),
-        ("wsd_sqrt", {"warmup": 90, "decay": 0.1, "final": 0.1}, {89: 0.8 * 89 / 90, 90: 0.8, 92.5: 0.44, 100: 0.08}),
+        (
+            "wsd",
+            {"warmup": 40, "final": 0.5},
+            {20: 0.4, 40: 0.8, 79: 0.8, 80: 0.8, 90: 0.6, 100: 0.4},
+        ),
+        (
+            "wsd_sqrt",
+            {},
+            {
+                0: 0.8,
+                80: 0.8,
+                81: 0.8 * (1 - 0.05**0.5),
+                85: 0.4,
+                90: 0.8 * (1 - 0.5**0.5),
+                100: 0.0,
+            },
+        ),
+        (
+            "wsd_sqrt",
+            {"warmup": 40, "final": 0.5},
+            {20: 0.4, 40: 0.8, 80: 0.8, 85: 0.6, 100: 0.4, 120: 0.4},
+        ),
+        (
+            "wsd_sqrt",
+            {"warmup": 90, "decay": 0.1, "final": 0.1},
+            {89: 0.8 * 89 / 90, 90: 0.8, 92.5: 0.44, 100: 0.08},
+        ),
         ("constant", {}, {0: 0.8, 50: 0.8, 1000: 0.8}),
         ("constant", {"warmup": 10}, {0: 0.0, 5: 0.4, 10: 0.8, 1000: 0.8}),
         ("linear", {"warmup": 100}, {0: 0.0, 50: 0.4, 100: 0.8}),  # a run that is all warmup
@@ -66,27 +97,51 @@ def test_warmup_of_a_config(overrides, first_peak):
 def test_a_schedule_longer_than_a_run_of_epochs_is_refused():
     wsd = ("schedule.name=wsd", "schedule.decay_fraction=0.5")
     few = ("train.steps=0", "train.epochs=3", "schedule.warmup=100")
-    for overrides, steps in (((), 1), (few, 100), ((*few, *wsd), 199), ((*few, "schedule.decay_fraction=0.5"), 100)):
+    for overrides, steps in (
+        ((), 1),
+        (few, 100),
+        ((*few, *wsd), 199),
+        ((*few, "schedule.decay_fraction=0.5"), 100),
+    ):
         optimizer.check_schedule(tiny_config(*overrides), steps)
-    with pytest.raises(InputError, match=r"warmup = 100: the run has 99 steps \(train.epochs = 3\)"):
+    with pytest.raises(
+        InputError, match=r"warmup = 100: the run has 99 steps \(train.epochs = 3\)"
+    ):
         optimizer.check_schedule(tiny_config(*few), 99)
     for name in ("wsd", "wsd_sqrt"):
-        with pytest.raises(InputError, match=r"decay_fraction = 0.5: the run has 197 steps, and a warmup of 100;"):
+        with pytest.raises(
+            InputError, match=r"decay_fraction = 0.5: the run has 197 steps, and a warmup of 100;"
+        ):
             optimizer.check_schedule(tiny_config(*few, f"schedule.name={name}", wsd[1]), 197)
 
 
 def make(name: str, *, rate: float = RATE, **settings: float) -> optax.GradientTransformation:
-    default = {"b1": B1, "b2": B2, "eps": EPS, "weight_decay": DECAY, "clip_norm": 0.0, "muon_iterations": 5}
-    return optimizer.make_optimizer(ConfigDict(default | settings | {"name": name}), optax.constant_schedule(rate))
+    default = {
+        "b1": B1,
+        "b2": B2,
+        "eps": EPS,
+        "weight_decay": DECAY,
+        "clip_norm": 0.0,
+        "muon_iterations": 5,
+    }
+    return optimizer.make_optimizer(
+        ConfigDict(default | settings | {"name": name}), optax.constant_schedule(rate)
+    )
 
 
-SHAPES = {"embeddings": {"embedding": (50, 16)}, "query": {"kernel": (16, 24), "bias": (24,)}, "norm": {"scale": (16,)}}
+SHAPES = {
+    "embeddings": {"embedding": (50, 16)},
+    "query": {"kernel": (16, 24), "bias": (24,)},
+    "norm": {"scale": (16,)},
+}
 
 
 @pytest.fixture(scope="module")
 def params():
     """Named as those of a model; biases and norms are off 0 and 1, so that a decay would show."""
-    return draw(jax.tree.map(np.zeros, SHAPES, is_leaf=lambda shape: isinstance(shape, tuple)), 0.1, seed=0)
+    return draw(
+        jax.tree.map(np.zeros, SHAPES, is_leaf=lambda shape: isinstance(shape, tuple)), 0.1, seed=0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +151,15 @@ def grads(params):
 
 def draw(shapes, size: float, seed: int):
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda p: jnp.asarray(size * rng.standard_normal(p.shape), jnp.float32), shapes)
+    return jax.tree.map(
+        lambda p: jnp.asarray(size * rng.standard_normal(p.shape), jnp.float32), shapes
+    )
 
 
 def first_update(tx: optax.GradientTransformation, grads, params) -> dict[str, np.ndarray]:
-    return flat(tx.update(grads, tx.init(params), params)[0])  # not jitted: that takes longer than it runs
+    return flat(
+        tx.update(grads, tx.init(params), params)[0]
+    )  # not jitted: that takes longer than it runs
 
 
 def assert_near(found: np.ndarray, wanted: np.ndarray, what: str):
@@ -139,7 +198,8 @@ def by_hand(name: str, g: np.ndarray, p: np.ndarray) -> np.ndarray:
     # momentum starts from 0 without correction.
     if min(g.shape) >= 128 and g.ndim == 2:
         square = np.square(g) + 1e-30
-        row, column = square.mean(1, keepdims=True), square.mean(0, keepdims=True)
+        row = square.mean(1, keepdims=True)
+        column = square.mean(0, keepdims=True)
         u = g / np.sqrt(row * column / row.mean())
     else:
         u = np.sign(g)
@@ -158,7 +218,11 @@ def test_adafactor_with_factored_moments_by_hand():
     rng = np.random.default_rng(2)
     p, g = ({"kernel": rng.standard_normal((128, 192)).astype(np.float32)} for _ in range(2))
     tx = make("adafactor")
-    assert_near(first_update(tx, g, p)["kernel"], by_hand("adafactor", g["kernel"], p["kernel"]), "adafactor")
+    assert_near(
+        first_update(tx, g, p)["kernel"],
+        by_hand("adafactor", g["kernel"], p["kernel"]),
+        "adafactor",
+    )
     sizes = sorted(leaf.size for leaf in jax.tree.leaves(tx.init(p)))
     assert sizes[-3:] == [128, 192, 128 * 192], "a row, a column, and the momentum"
 
@@ -177,7 +241,9 @@ def test_muon_orthogonalises_kernels_alone(params, grads):
         singular = np.linalg.svd(direction, compute_uv=False) / scale
         assert singular.min() > 0.6, f"{path}: not orthogonal"
         assert singular.max() < 1.3, f"{path}: not orthogonal"
-        assert rms(direction) == pytest.approx(0.2, rel=0.25), f"{path}: AdamW's size, for AdamW's learning rate"
+        assert rms(direction) == pytest.approx(0.2, rel=0.25), (
+            f"{path}: AdamW's size, for AdamW's learning rate"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -189,7 +255,9 @@ def test_clipping_comes_first(name, params, grads):
     untouched = first_update(make(name, clip_norm=norm * 2), grads, params)
     without = first_update(make(name), grads, params)
     for path in clipped:
-        np.testing.assert_allclose(clipped[path], by_itself[path], rtol=2e-3, atol=1e-6, err_msg=path)
+        np.testing.assert_allclose(
+            clipped[path], by_itself[path], rtol=2e-3, atol=1e-6, err_msg=path
+        )
         np.testing.assert_array_equal(untouched[path], without[path], err_msg=path)
     if name == "adamw":  # where epsilon is no longer small beside the gradient, the clip shows
         assert any(np.abs(clipped[path] - without[path]).max() > 1e-3 for path in clipped)
@@ -201,8 +269,12 @@ def test_every_optimizer_learns(name):
     rates = {"lamb": 0.02, "lion": 0.003, "adafactor": 0.02}
     task = toy(f"optimizer.name={name}", f"optimizer.learning_rate={rates.get(name, 0.02)}", "optimizer.clip_norm=1",
                "schedule.name=constant", "log.every=1", mesh=(2, 2, 2))  # fmt: skip
-    state, losses, batch = task.init(), [], sharding.put_batch(batch_of(16), task.mesh, 16)
+    state = task.init()
+    losses = []
+    batch = sharding.put_batch(batch_of(16), task.mesh, 16)
     for _ in range(12):
         state, metrics = task.train_step(state, batch)
         losses.append(float(metrics["loss"]))
-    assert all(b < a for a, b in itertools.pairwise(losses)) and int(metrics["skipped"]) == 0, losses
+    assert all(b < a for a, b in itertools.pairwise(losses)) and int(metrics["skipped"]) == 0, (
+        losses
+    )

@@ -48,7 +48,10 @@ def changed(key: str) -> Toy:
     [
         ("optimizer.learning_rate=0.1", r"optimizer.learning_rate: 0.003 -> 0.1"),
         ("model.hidden_size=16", r"model.hidden_size: 32 -> 16"),
-        ("data.skip_batches=3:4", r"data.skip_batches = 3:4: .*checkpoints/12 has read the batches up to 12;"),
+        (
+            "data.skip_batches=3:4",
+            r"data.skip_batches = 3:4: .*checkpoints/12 has read the batches up to 12;",
+        ),
         ("class", r"toy.Toy.*OtherClass|OtherClass.*toy.Toy"),
         ("data", "other shards or rows"),
     ],
@@ -73,7 +76,9 @@ def test_what_changes_rounding_alone_may_change(straight, tmp_path, change):
     expected = losses(straight)
     if change == "log.every=3":
         weights = 1 - np.arange(12) / 24  # of a step's tokens
-        means = (np.average(expected[i:j], weights=weights[i:j]) for i, j in ((4, 6), (6, 9), (9, 12)))
+        means = (
+            np.average(expected[i:j], weights=weights[i:j]) for i, j in ((4, 6), (6, 9), (9, 12))
+        )
         expected = [*expected[:4], *means]
     assert losses(again) == pytest.approx(expected, rel=1e-5)
 
@@ -105,9 +110,13 @@ def test_a_damaged_checkpoint_is_named_and_left_out_if_asked(straight, tmp_path)
 # Milestones -----------------------------------------------------------------------------------------------------------
 
 
-def milestones(texts: tuple, *overrides: str, records: int = 12 * 16, same_rows: bool = True) -> list[int]:
+def milestones(
+    texts: tuple, *overrides: str, records: int = 12 * 16, same_rows: bool = True
+) -> list[int]:
     """Those of a run of 12 steps, of 16 rows unless there are stages, at 25 words in a row: 400 in a step."""
-    config = tiny_config(f"checkpoint.milestones={texts!r}", "train.steps=0", "train.epochs=1", *overrides)
+    config = tiny_config(
+        f"checkpoint.milestones={texts!r}", "train.steps=0", "train.epochs=1", *overrides
+    )
     task = SimpleNamespace(stages=make_stages(config, records), words_per_row=lambda: 25.0)
     return sorted(resume.find_milestones(config, task, same_rows=same_rows))
 
@@ -131,7 +140,9 @@ def test_the_steps_of_milestones(texts, steps):
 def test_words_are_counted_over_stages(capsys):
     """3,300 words are the 132 rows of 12 steps, 900 the 36 rows of 6."""
     stages = ("data.lanes=4", "data.batch_stages=((4, 3), (8, 3))")
-    assert milestones(("words:900", "words:901", "words:3300", "words:100"), *stages, records=132) == [1, 6, 7, 12]
+    assert milestones(
+        ("words:900", "words:901", "words:3300", "words:100"), *stages, records=132
+    ) == [1, 6, 7, 12]
     assert "900 at step 6" in capsys.readouterr().err
     with pytest.raises(InputError, match="words:3301 is reached at step 13"):
         milestones(("words:3301",), *stages, records=132)
@@ -140,11 +151,17 @@ def test_words_are_counted_over_stages(capsys):
     assert milestones(("3",), same_rows=False) == [3]
 
 
-@pytest.mark.parametrize(("late", "step"), [("13", 13), ("every:13", 13), ("words:1k..5k", 13), ("words:1M", 2500)])
+@pytest.mark.parametrize(
+    ("late", "step"), [("13", 13), ("every:13", 13), ("words:1k..5k", 13), ("words:1M", 2500)]
+)
 def test_a_milestone_after_the_last_step_is_refused(late, step):
-    with pytest.raises(InputError, match=rf"milestones: {late} is reached at step {step:,}, .* step 12;"):
+    with pytest.raises(
+        InputError, match=rf"milestones: {late} is reached at step {step:,}, .* step 12;"
+    ):
         milestones((late,))
-    assert milestones((late,), "train.epochs=0", "train.hours=1")[-1] >= step, "of which nobody knows the steps"
+    assert milestones((late,), "train.epochs=0", "train.hours=1")[-1] >= step, (
+        "of which nobody knows the steps"
+    )
 
 
 def test_milestones_are_kept_whatever_later_lists_say(tmp_path):

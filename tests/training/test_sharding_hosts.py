@@ -18,10 +18,30 @@ from mlm.plan import topology
 from mlm.training import sharding, train
 
 SINGLE = ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x4", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1"]
-SEVERAL = ["v2:4x4", "v3:4x4", "v4:2x2x4", "v4:2x4x4", "v5e:4x4", "v5e:4x8", "v5p:2x2x4", "v6e:4x4", "v6e:4x8"]
+SEVERAL = [
+    "v2:4x4",
+    "v3:4x4",
+    "v4:2x2x4",
+    "v4:2x4x4",
+    "v5e:4x4",
+    "v5e:4x8",
+    "v5p:2x2x4",
+    "v6e:4x4",
+    "v6e:4x8",
+]
 SEVERAL += ["tpu7x:2x2x4"]
-FULL = ["v2:16x16", "v3:32x32", "v4:16x16x16", "v5e:16x16", "v5p:16x20x28", "v6e:16x16", "tpu7x:16x16x36"]
-LARGEST = dict.fromkeys(["v5p:16x20x28", "tpu7x:16x16x36"], pytest.mark.slow)  # 5 and 12 seconds each
+FULL = [
+    "v2:16x16",
+    "v3:32x32",
+    "v4:16x16x16",
+    "v5e:16x16",
+    "v5p:16x20x28",
+    "v6e:16x16",
+    "tpu7x:16x16x36",
+]
+LARGEST = dict.fromkeys(
+    ["v5p:16x20x28", "tpu7x:16x16x36"], pytest.mark.slow
+)  # 5 and 12 seconds each
 # What a user sets where the pod has more devices than the batch has rows at once: 2 rows of 512 and more a device.
 ADJUSTED = {
     "v3:32x32": ("train.accumulate=1", "evaluate.batch=2048"),
@@ -42,7 +62,9 @@ def shapes(count: int) -> list[tuple[int, int, int]]:
 
 
 def mesh_of(devices: list, shape: tuple[int, int, int]) -> Mesh:
-    return sharding.make_mesh(**dict(zip(("data", "fsdp", "tensor"), shape, strict=True)), devices=devices)
+    return sharding.make_mesh(
+        **dict(zip(("data", "fsdp", "tensor"), shape, strict=True)), devices=devices
+    )
 
 
 def jax_mesh(devices: list, shape: tuple[int, int, int]) -> Mesh:
@@ -65,11 +87,14 @@ def batch_config(rows: int, *, accumulate: int, lanes: int) -> ConfigDict:
 
 def assert_fed(mesh: Mesh, config) -> None:
     """The blocks that a host's devices hold are its rows of the batch, in their order: whole lanes or shares of one."""
-    rows, lanes = config.data.global_batch, config.data.lanes
+    rows = config.data.global_batch
+    lanes = config.data.lanes
     logical = sharding.logical_rows(mesh, rows)
     assert logical.dtype == np.uint32
     held: dict[int, set[tuple[int, int]]] = {}
-    for device, (index,) in NamedSharding(mesh, sharding.BATCH).devices_indices_map((rows,)).items():
+    for device, (index,) in (
+        NamedSharding(mesh, sharding.BATCH).devices_indices_map((rows,)).items()
+    ):
         held.setdefault(device.process_index, set()).add(index.indices(rows)[:2])
     found = host_input(config, mesh)
     assert found["fed"] and "error" not in found, found
@@ -85,10 +110,16 @@ def assert_fed(mesh: Mesh, config) -> None:
         assert own.start * each <= start < stop <= own.stop * each
         assert (start, stop) == (own.start * each, own.stop * each) or len(own) == 1
         spans.add((start, stop))
-    assert sorted(row for span in spans for row in range(*span)) == list(range(rows)), "every row once"
+    assert sorted(row for span in spans for row in range(*span)) == list(range(rows)), (
+        "every row once"
+    )
 
 
-NAMES = [*SINGLE, *SEVERAL, *(pytest.param(name, marks=LARGEST.get(name, pytest.mark.standard)) for name in FULL)]
+NAMES = [
+    *SINGLE,
+    *SEVERAL,
+    *(pytest.param(name, marks=LARGEST.get(name, pytest.mark.standard)) for name in FULL),
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,8 +155,42 @@ def test_hosts_lie_between_one_another():
     hosts = sharding.processes_of(mesh_of(devices_of("v4:2x2x2"), (8, 1, 1)))[:, 0]
     assert hosts.tolist() == [0, 1] * 4
     mesh = mesh_of(devices_of("v5e:4x4"), (16, 1, 1))
-    assert sharding.processes_of(mesh)[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 0, 2, 3, 3, 3, 3, 2, 2, 2, 0]
-    assert sharding.logical_rows(mesh, 16).tolist() == [0, 1, 4, 5, 6, 7, 2, 8, 12, 13, 14, 15, 9, 10, 11, 3]
+    assert sharding.processes_of(mesh)[:, 0].tolist() == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        0,
+        2,
+        3,
+        3,
+        3,
+        3,
+        2,
+        2,
+        2,
+        0,
+    ]
+    assert sharding.logical_rows(mesh, 16).tolist() == [
+        0,
+        1,
+        4,
+        5,
+        6,
+        7,
+        2,
+        8,
+        12,
+        13,
+        14,
+        15,
+        9,
+        10,
+        11,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("processes", [[[0, 1], [0, 2], [1, 1]], [[1, 1], [0, 1]]])
@@ -133,7 +198,9 @@ def test_rows_that_a_host_can_not_take_in_their_order_are_refused(processes):
     """Host 1 holds the first rows and the last, or all it holds in the wrong order."""
     found = sharding.host_input(np.array(processes), batch_config(12, accumulate=1, lanes=1))
     assert not found["fed"]
-    assert found["error"].startswith("config.mesh.tensor = 2 gives host 1 rows that are not consecutive; make")
+    assert found["error"].startswith(
+        "config.mesh.tensor = 2 gives host 1 rows that are not consecutive; make"
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +209,11 @@ def test_rows_that_a_host_can_not_take_in_their_order_are_refused(processes):
         (1, 1 / 3, ""),
         (3, 1, ""),
         (6, 2, ""),
-        (2, None, "a lane has 12 of 24 rows, a host 8, .* set data.lanes to a multiple or a divisor of 3,"),
+        (
+            2,
+            None,
+            "a lane has 12 of 24 rows, a host 8, .* set data.lanes to a multiple or a divisor of 3,",
+        ),
         (4, None, "a lane has 6 of 24 rows, a host 8,"),
         (5, None, "config.data.lanes = 5: must divide data.global_batch = 24"),
     ],
@@ -171,9 +242,20 @@ def psum_of(name: str, shape: tuple[int, int, int], matrix_dtype: str) -> tuple[
     jaxpr = jax.make_jaxpr(summed)(params, rows, rows, jax.random.key(0))
     [shard_map] = [equation for equation in jaxpr.eqns if equation.primitive.name == "shard_map"]
     body = shard_map.params["jaxpr"].eqns
-    crossing = [variable.aval for equation in body if "psum" in equation.primitive.name for variable in equation.invars]
-    assert [(aval.dtype, aval.ndim) for aval in jaxpr.out_avals] == [("float32", 1), ("float32", 2), ("float32", 0)]
-    return {f"{aval.dtype}, {aval.ndim}" for aval in crossing}, set(shard_map.params["newly_manual_axes"])
+    crossing = [
+        variable.aval
+        for equation in body
+        if "psum" in equation.primitive.name
+        for variable in equation.invars
+    ]
+    assert [(aval.dtype, aval.ndim) for aval in jaxpr.out_avals] == [
+        ("float32", 1),
+        ("float32", 2),
+        ("float32", 0),
+    ]
+    return {f"{aval.dtype}, {aval.ndim}" for aval in crossing}, set(
+        shard_map.params["newly_manual_axes"]
+    )
 
 
 def test_matrices_cross_the_devices_in_the_dtype_of_the_model():
@@ -186,38 +268,48 @@ def test_matrices_cross_the_devices_in_the_dtype_of_the_model():
     def gradient_sum(*inputs):
         return inputs
 
-    assert train.sum_over_data(gradient_sum, mesh_of(jax.devices(), (1, 8, 1)), matrix_dtype="float32") is (
-        gradient_sum
-    )
+    assert train.sum_over_data(
+        gradient_sum, mesh_of(jax.devices(), (1, 8, 1)), matrix_dtype="float32"
+    ) is (gradient_sum)
     on_cpu = train.sum_over_data(
-        lambda params, *_: (params, params), mesh_of(jax.devices(), (8, 1, 1)), matrix_dtype="bfloat16"
+        lambda params, *_: (params, params),
+        mesh_of(jax.devices(), (8, 1, 1)),
+        matrix_dtype="bfloat16",
     )
     x = np.full((1, 1), 1 / 3, np.float32)
-    assert jax.jit(on_cpu)(x, np.zeros(8), np.zeros(8), jax.random.key(0))[0] == pytest.approx(8 / 3, rel=1e-6)
+    assert jax.jit(on_cpu)(x, np.zeros(8), np.zeros(8), jax.random.key(0))[0] == pytest.approx(
+        8 / 3, rel=1e-6
+    )
 
 
 # The torus ------------------------------------------------------------------------------------------------------------
 
 
 def by_host(devices: list, shape: tuple[int, int, int]) -> np.ndarray:
-    return np.array(sorted(devices, key=lambda device: (device.process_index, device.id))).reshape(shape)
+    return np.array(sorted(devices, key=lambda device: (device.process_index, device.id))).reshape(
+        shape
+    )
 
 
 @pytest.mark.parametrize("name", ["v4:4x4x4", "v5e:16x16", "v6e:16x16"])
 def test_devices_lie_on_the_torus_as_jax_has_them_or_by_host(name):
-    devices, orders = devices_of(name), set()
+    devices = devices_of(name)
+    orders = set()
     for shape in shapes(len(devices)):
         try:
-            expected, has_order = jax_mesh(devices, shape).devices, True
+            expected = jax_mesh(devices, shape).devices
+            has_order = True
         except NotImplementedError:
-            expected, has_order = by_host(devices, shape), False
+            expected = by_host(devices, shape)
+            has_order = False
         assert np.array_equal(mesh_of(devices, shape).devices, expected), shape
         orders.add(has_order and not np.array_equal(expected, by_host(devices, shape)))
     assert True in orders
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "kept"), [("v4:4x4x4", 4, False), ("v4:2x2x4", 4, True), ("v5e:16x16", 8, True)]
+    ("name", "tensor", "kept"),
+    [("v4:4x4x4", 4, False), ("v4:2x2x4", 4, True), ("v5e:16x16", 8, True)],
 )
 def test_a_tensor_group_stays_on_a_host_that_has_room_for_it(name, tensor, kept):
     devices = devices_of(name)
@@ -239,7 +331,10 @@ def test_slices_follow_one_another_along_data(shape):
     for name in ("v5e:4x4", "v6e:4x4"):
         devices = devices_of(name, 2)
         mesh = mesh_of(devices, shape)
-        assert [{d.slice_index for d in half.flat} for half in np.split(mesh.devices, 2)] == [{0}, {1}]
+        assert [{d.slice_index for d in half.flat} for half in np.split(mesh.devices, 2)] == [
+            {0},
+            {1},
+        ]
         per_slice = (shape[0] // 2, *shape[1:])
         if name == "v5e:4x4" or shape[2] == 1:
             split = name == "v5e:4x4"
@@ -255,5 +350,7 @@ def test_slices_follow_one_another_along_data(shape):
 
 
 def test_other_axes_do_not_cross_slices():
-    with pytest.raises(InputError, match=r"config\.mesh\.data = 1 can't be split over 2 slices; make it a multiple"):
+    with pytest.raises(
+        InputError, match=r"config\.mesh\.data = 1 can't be split over 2 slices; make it a multiple"
+    ):
         mesh_of(devices_of("v5e:4x4", 2), (1, 32, 1))

@@ -27,27 +27,39 @@ def step_on(task: Toy, state, batch: dict[str, np.ndarray], length: int | None =
 
 def gradient_of(task: Toy, batch: dict[str, np.ndarray], step: int = 3):
     batch = sharding.put_batch(batch, task.mesh, len(batch["epoch"]))
-    return jax.device_get(jax.jit(train.make_gradient(task))(task.init().params, batch, jnp.int32(step)))
+    return jax.device_get(
+        jax.jit(train.make_gradient(task))(task.init().params, batch, jnp.int32(step))
+    )
 
 
 def by_hand(task: Toy, batch: dict[str, np.ndarray], step: int):
     """The gradient of the mean loss and the sums of a batch, written out in numpy, without dropout."""
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), task.init().params)
-    ids, head = batch["input_ids"], params["head"]
-    hidden = params["table"]["kernel"][ids] + params["position_embeddings"]["embedding"][: ids.shape[1]]
-    error = hidden @ head["kernel"][:, 0] + head["bias"] - (batch["record_id"] % 5 + batch["epoch"])[:, None]
+    ids = batch["input_ids"]
+    head = params["head"]
+    hidden = (
+        params["table"]["kernel"][ids] + params["position_embeddings"]["embedding"][: ids.shape[1]]
+    )
+    error = (
+        hidden @ head["kernel"][:, 0]
+        + head["bias"]
+        - (batch["record_id"] % 5 + batch["epoch"])[:, None]
+    )
     weights = batch["attention_mask"] * (1 - 0.5 * step / task.stages.steps)
     slope = 2 * error * weights / max(weights.sum(), 1)
     grads = jax.tree.map(np.zeros_like, params)
     grads["head"]["bias"] += slope.sum()
     grads["head"]["kernel"] += (hidden * slope[..., None]).sum((0, 1))[:, None]
     np.add.at(grads["table"]["kernel"], ids, slope[..., None] * head["kernel"][:, 0])
-    grads["position_embeddings"]["embedding"][: ids.shape[1]] += (slope[..., None] * head["kernel"][:, 0]).sum(0)
+    grads["position_embeddings"]["embedding"][: ids.shape[1]] += (
+        slope[..., None] * head["kernel"][:, 0]
+    ).sum(0)
     return grads, (np.sum(np.square(error) * weights), weights.sum())
 
 
 @pytest.mark.parametrize(
-    ("mesh", "accumulate"), [((1, 1, 1), 1), ((1, 1, 1), 4), ((2, 2, 1), 2), ((1, 2, 2), 1), ((2, 1, 2), 1)]
+    ("mesh", "accumulate"),
+    [((1, 1, 1), 1), ((1, 1, 1), 4), ((2, 2, 1), 2), ((1, 2, 2), 1), ((2, 1, 2), 1)],
 )
 def test_the_gradient_is_that_of_the_mean_over_the_global_batch(mesh, accumulate):
     """With fewer predictions in the padded row: a mean of means, over devices or microbatches, would differ."""
@@ -56,7 +68,9 @@ def test_the_gradient_is_that_of_the_mean_over_the_global_batch(mesh, accumulate
     grads, sums = gradient_of(task, batch)
     expected, (loss, weight) = by_hand(task, batch, 3)
     assert_close(grads, expected, 1e-5, f"{mesh}, {accumulate}")
-    assert sums["loss"].sum == pytest.approx(loss, rel=1e-6) and sums["loss"].weight == pytest.approx(weight)
+    assert sums["loss"].sum == pytest.approx(loss, rel=1e-6) and sums[
+        "loss"
+    ].weight == pytest.approx(weight)
 
 
 def test_dropout_is_one_of_the_global_batch(monkeypatch):
@@ -83,31 +97,43 @@ def test_dropout_is_one_of_the_global_batch(monkeypatch):
 
 def test_one_trace_of_a_step_that_takes_its_state():
     """Shardings are pinned and the state is donated; the first update is AdamW's by hand."""
-    settings = ("optimizer.learning_rate=0.01", "schedule.warmup=2", "schedule.name=constant", "log.every=1")
+    settings = (
+        "optimizer.learning_rate=0.01",
+        "schedule.warmup=2",
+        "schedule.name=constant",
+        "log.every=1",
+    )
     task = toy(*settings, mesh=(2, 2, 2))
     state = first = task.init()
     assert state.ema is None
-    before, batch = flat(task.init().params), batch_of(16)
+    before = flat(task.init().params)
+    batch = batch_of(16)
     rates = []
     for count in range(1, 4):
         state, metrics = step_on(task, state, batch)
         assert state.step == count
         rates.append(metrics["learning_rate"])
         if count == 2:
-            moved, grads = flat(state.params), flat(by_hand(task, batch, 0)[0])
+            moved = flat(state.params)
+            grads = flat(by_hand(task, batch, 0)[0])
     assert task.train_step._cache_size() == 1, "the step was traced more than once"
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.params)), "the state is donated"
     assert sharding.shardings_of(state) == sharding.shardings_of(task.abstract_state)
     assert state.params["table"]["kernel"].sharding.spec == jax.P("fsdp", "tensor")
-    assert rates == pytest.approx([0, 0.005, 0.01]), "the first step moves nothing, the warmup being at 0"
+    assert rates == pytest.approx([0, 0.005, 0.01]), (
+        "the first step moves nothing, the warmup being at 0"
+    )
     for name, value in moved.items():
         large = np.abs(grads[name]) > 1e-3
-        np.testing.assert_allclose((value - before[name])[large], -0.005 * np.sign(grads[name][large]), rtol=0.1)
+        np.testing.assert_allclose(
+            (value - before[name])[large], -0.005 * np.sign(grads[name][large]), rtol=0.1
+        )
 
 
 def test_the_gradient_norm_and_the_metrics_of_the_task():
     task = toy("log.every=2", "train.accumulate=2")
-    state, shares = task.init(), []
+    state = task.init()
+    shares = []
     for step, rows in enumerate((1, 5, 16)):
         batch = batch_of(16, step)
         batch["attention_mask"][:] = 1
@@ -121,8 +147,11 @@ def test_the_gradient_norm_and_the_metrics_of_the_task():
 
 
 def test_a_window_of_the_log_is_the_mean_over_its_predictions():
-    single, window = toy("log.every=1"), toy("log.every=3")
-    one, other, sums = single.init(), window.init(), []
+    single = toy("log.every=1")
+    window = toy("log.every=3")
+    one = single.init()
+    other = window.init()
+    sums = []
     for step in range(4):
         batch = batch_of(4, step)
         batch["attention_mask"][:, 2 + 7 * step :] = 0
@@ -141,7 +170,9 @@ def test_the_average_of_the_parameters():
     expected = flat(state.params)
     for number in range(3):
         state, _ = step_on(task, state, batch_of(4, number))
-        expected = {name: 0.75 * expected[name] + 0.25 * value for name, value in flat(state.params).items()}
+        expected = {
+            name: 0.75 * expected[name] + 0.25 * value for name, value in flat(state.params).items()
+        }
     for name, value in flat(state.ema).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-7)
     assert state.best_params is state.ema and toy().init().best_params is not None
@@ -149,12 +180,29 @@ def test_the_average_of_the_parameters():
 
 def test_guard_skips_what_is_not_finite_and_stops_for_good():
     """A skipped step counts, and neither moves anything nor takes part in the log; the schedule does not advance."""
-    settings = ("train.guard_limit=3", "optimizer.ema_decay=0.9", "schedule.name=linear", "schedule.warmup=0")
+    settings = (
+        "train.guard_limit=3",
+        "optimizer.ema_decay=0.9",
+        "schedule.name=linear",
+        "schedule.warmup=0",
+    )
     task = toy(*settings, "log.every=9", "train.steps=100")
-    good, bad = batch_of(4), batch_of(4)
+    good = batch_of(4)
+    bad = batch_of(4)
     bad["record_id"] += NAN
-    state, rates, kept = task.init(), [], None
-    plan = [(good, 0, 0), (bad, 1, 1), (bad, 2, 2), (good, 0, 2), (bad, 1, 3), (bad, 2, 4), (bad, 3, 5), (good, 4, 6)]
+    state = task.init()
+    rates = []
+    kept = None
+    plan = [
+        (good, 0, 0),
+        (bad, 1, 1),
+        (bad, 2, 2),
+        (good, 0, 2),
+        (bad, 1, 3),
+        (bad, 2, 4),
+        (bad, 3, 5),
+        (good, 4, 6),
+    ]
     for batch, consecutive, skipped in plan:
         moves = consecutive == 0
         kept = flat((state.params, state.opt_state, state.ema))
@@ -163,7 +211,10 @@ def test_guard_skips_what_is_not_finite_and_stops_for_good():
         assert (metrics["consecutive_nonfinite"], metrics["skipped"]) == (consecutive, skipped)
         now = flat((state.params, state.opt_state, state.ema))
         assert moves != all(np.array_equal(kept[name], now[name]) for name in kept)
-        assert math.isfinite(metrics["loss"]) and (float(state.window["loss"].weight) > weight) == moves
+        assert (
+            math.isfinite(metrics["loss"])
+            and (float(state.window["loss"].weight) > weight) == moves
+        )
         rates.append(metrics["learning_rate"])
     assert rates == pytest.approx([0.003 * (1 - step / 100) for step in range(8)], rel=1e-6)
     assert int(state.opt_state[0].count) == 2
@@ -186,7 +237,9 @@ def test_rows_are_split_into_shorter_ones():
     parts = jax.device_get(train.split_rows(jax.tree.map(jnp.asarray, batch), 8))
     assert parts.keys() == batch.keys()
     for name in ("input_ids", "attention_mask"):
-        assert parts[name].shape == (12, 8) and np.array_equal(parts[name].reshape(3, 32), batch[name])
+        assert parts[name].shape == (12, 8) and np.array_equal(
+            parts[name].reshape(3, 32), batch[name]
+        )
     assert parts["record_id"].tolist() == [20, 21, 22, 23, *range(2**32 - 4, 2**32), 28, 29, 30, 31]
     assert parts["epoch"].tolist() == np.repeat(batch["epoch"], 4).tolist()
     assert parts["row"].tolist() == list(range(12))
@@ -209,24 +262,34 @@ def test_gradients_cross_the_devices_once_for_each_update(accumulate):
     elements = sum(math.prod(shape) for one in reduced for shape in shapes_in(one.shape))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(task.abstract_state.params))
     assert parameters < elements < parameters + 10, "each parameter's gradient once, and the sums"
-    assert not any(crossing.values()), "rows or sums cross the devices within the loop over the microbatches"
+    assert not any(crossing.values()), (
+        "rows or sums cross the devices within the loop over the microbatches"
+    )
 
 
 def shapes_in(text: str) -> list[list[int]]:
     """Returns the shapes of the arrays that an instruction's result is made of."""
-    return [[int(size) for size in sizes.split(",") if size] for sizes in re.findall(r"\w\[([\d,]*)\]", text)]
+    return [
+        [int(size) for size in sizes.split(",") if size]
+        for sizes in re.findall(r"\w\[([\d,]*)\]", text)
+    ]
 
 
 def test_the_state_before_the_first_step():
     """Every array is made on its devices, as the same key makes it on one."""
-    task, single = toy("optimizer.ema_decay=0.5", mesh=(2, 2, 2)), toy("optimizer.ema_decay=0.5")
+    task = toy("optimizer.ema_decay=0.5", mesh=(2, 2, 2))
+    single = toy("optimizer.ema_decay=0.5")
     state = task.init()
     assert sharding.shardings_of(state) == sharding.shardings_of(task.abstract_state)
     assert_close(state.params, single.init().params, 0, "mesh")
     assert_close(state.params, state.ema, 0, "ema")
-    assert not np.array_equal(toy("train.seed=1").init().params["head"]["kernel"], state.params["head"]["kernel"])
+    assert not np.array_equal(
+        toy("train.seed=1").init().params["head"]["kernel"], state.params["head"]["kernel"]
+    )
     assert [int(x) for x in (state.step, state.skipped, state.consecutive_nonfinite)] == [0, 0, 0]
-    assert state.params["head"]["kernel"].shape == (HIDDEN, 1) and task.metadata["records"] == RECORDS
+    assert (
+        state.params["head"]["kernel"].shape == (HIDDEN, 1) and task.metadata["records"] == RECORDS
+    )
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion", "muon"])
@@ -252,7 +315,9 @@ def test_an_optimizer_that_reads_the_loss_gets_a_number_of_a_step_without_predic
         return updates, state
 
     task = Toy(toy().config)
-    task.optimizer = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    task.optimizer = optax.GradientTransformationExtraArgs(
+        lambda params: optax.EmptyState(), update
+    )
     task.init, task.abstract_state = train.make_init(task)
     task.train_step = train.make_train_step(task)
     empty = batch_of(4)
@@ -264,9 +329,13 @@ def test_an_optimizer_that_reads_the_loss_gets_a_number_of_a_step_without_predic
 
 def test_after_skipped_steps_all_schedules_are_at_the_step_of_the_run():
     """The learning rate and the masking rate; a decay ends with the run, however many steps were skipped."""
-    task = toy("train.steps=8", "schedule.name=linear", "optimizer.name=lion", "optimizer.weight_decay=0")
+    task = toy(
+        "train.steps=8", "schedule.name=linear", "optimizer.name=lion", "optimizer.weight_decay=0"
+    )
     state = task.init()
-    rates, moved, weights = [], [], []
+    rates = []
+    moved = []
+    weights = []
     for step in range(8):
         batch = batch_of(4, step)
         batch["record_id"] += NAN * (step in (2, 3))
@@ -274,7 +343,9 @@ def test_after_skipped_steps_all_schedules_are_at_the_step_of_the_run():
         state, metrics = step_on(task, state, batch)
         rates.append(metrics["learning_rate"])
         moved.append(np.abs(np.asarray(state.params["head"]["kernel"]) - before).max())
-        weights.append(gradient_of(task, batch, step)[1]["loss"].weight / batch["attention_mask"].sum())
+        weights.append(
+            gradient_of(task, batch, step)[1]["loss"].weight / batch["attention_mask"].sum()
+        )
     expected = [0.003 * (1 - step / 8) for step in range(8)]
     assert rates == pytest.approx(expected, rel=1e-5) and metrics["skipped"] == 2
     assert weights == pytest.approx([1 - 0.5 * step / 8 for step in range(8)])

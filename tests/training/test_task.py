@@ -24,7 +24,9 @@ def ill_formed(mean):
         lambda weights_BxL: jnp.mean(weights_BxL),
         lambda weights_BxL: Mean(jnp.sum(weights_BxL), jnp.float32(1)),
         lambda weights_BxL: Mean(weights_BxL, weights_BxL),
-        lambda weights_BxL: Mean(jnp.sum(weights_BxL, -1).astype(jnp.bfloat16), jnp.sum(weights_BxL, -1)),
+        lambda weights_BxL: Mean(
+            jnp.sum(weights_BxL, -1).astype(jnp.bfloat16), jnp.sum(weights_BxL, -1)
+        ),
     ],
 )
 def test_a_metric_that_is_no_sum_of_each_row_is_refused(mean):
@@ -52,4 +54,6 @@ def test_a_loss_that_is_no_sum_of_each_row_is_refused_by_its_name(change, words)
 @pytest.mark.parametrize("name", ["loss", "own/metric", "kind", "masks", "consecutive_nonfinite"])
 def test_a_metric_with_a_name_of_mlms_own_is_refused(name):
     with pytest.raises(InputError, match=rf"IllFormed\.metrics: {name} "):
-        ill_formed(lambda weights_BxL: {name: Mean(jnp.sum(weights_BxL, -1), jnp.sum(weights_BxL, -1))})
+        ill_formed(
+            lambda weights_BxL: {name: Mean(jnp.sum(weights_BxL, -1), jnp.sum(weights_BxL, -1))}
+        )

@@ -57,7 +57,9 @@ def test_what_comes_at_which_step(straight):
     assert steps_of(straight, "eval") == [5, 10, 12]
     assert saved(straight) == steps_of(straight, "checkpoint") == [3, 6, 9, 12]
     assert steps_of(straight, "first_step") == [1, 4, 6, 8], "of rows and lengths"
-    assert steps_of(straight, "compile") == [3, 5, 7], "where the time of steps ends, between two lines of the log too"
+    assert steps_of(straight, "compile") == [3, 5, 7], (
+        "where the time of steps ends, between two lines of the log too"
+    )
     assert json.loads(straight.config.read_text())["train"]["steps"] == 12
 
 
@@ -78,7 +80,9 @@ def test_resumed_within_stages_and_at_their_ends(straight, tmp_path, step):
 def test_stopped_at_any_step_it_saves_and_goes_on(straight, tmp_path, monkeypatch):
     for stop in (1, 5, 8):
         with monkeypatch.context() as patch:
-            patch.setattr(distributed.StopSignal, "requested", lambda signal, step, stop=stop: step == stop)
+            patch.setattr(
+                distributed.StopSignal, "requested", lambda signal, step, stop=stop: step == stop
+            )
             with pytest.raises(PreemptedError, match=f"step {stop} of 12"):
                 run(tmp_path, *SETTINGS)
         assert stop in checkpoint_files.complete_steps(tmp_path / "checkpoints")
@@ -95,13 +99,20 @@ def test_a_finished_run_does_nothing(straight, tmp_path):
 def test_epochs_and_milestones_are_evaluated_and_saved(tmp_path, monkeypatch):
     """Without intervals; the checkpoint names the milestones so far, and the FLOPs of all steps."""
     monkeypatch.setattr(Toy, "is_epoch_end", lambda task, step: step == 3)
-    settings = ("checkpoint.every=0", "evaluate.every=0", "checkpoint.keep=9", "checkpoint.milestones=('0', '5', '7')")
+    settings = (
+        "checkpoint.every=0",
+        "evaluate.every=0",
+        "checkpoint.keep=9",
+        "checkpoint.milestones=('0', '5', '7')",
+    )
     workdir = run(tmp_path / "run", *settings)
     assert saved(workdir) == steps_of(workdir, "eval") == [0, 3, 5, 7, 12]
     found = [checkpoint_files.read_meta(workdir.checkpoints, step) for step in (3, 5, 12)]
     assert [meta["milestones"] for meta in found] == [[0], [0, 5], [0, 5, 7]]
     again = run(back_to(workdir.root, tmp_path / "again", 0), *settings)
-    assert again.metrics.read_text() == workdir.metrics.read_text() and saved(again) == saved(workdir)
+    assert again.metrics.read_text() == workdir.metrics.read_text() and saved(again) == saved(
+        workdir
+    )
     assert [meta["useful_flops"] for meta in found] == [3000, 5000, 12000]
     assert [meta["step"] for meta in found] == [3, 5, 12]
 
@@ -110,7 +121,9 @@ def test_the_best_checkpoint_is_that_of_the_score_that_is_minimized(tmp_path, mo
     monkeypatch.setattr(Toy, "evaluate", lambda task, params: {"loss": 2.0})
     scores = iter([3.0, 1.0, 2.0, 4.0])
     monkeypatch.setattr(Toy, "minimized_metric", lambda task, found: found["loss"] * next(scores))
-    workdir = run(tmp_path, "checkpoint.every=2", "evaluate.every=4", "train.steps=16", "checkpoint.keep=1")
+    workdir = run(
+        tmp_path, "checkpoint.every=2", "evaluate.every=4", "train.steps=16", "checkpoint.keep=1"
+    )
     assert saved(workdir) == [8, 16]
     assert checkpoint_files.choose(workdir.checkpoints, on_damage="stop", best=True) == 8
 
@@ -119,15 +132,25 @@ def test_evaluation_is_of_the_averaged_parameters(straight):
     """As saved in the state: the score is the mean size of one of its tables."""
     state = {name: value for name, value in state_of(straight.root, 12).items() if "table" in name}
     (table,) = (value for name, value in state.items() if name.startswith("['ema']"))
-    assert logs.read(straight.metrics, "eval")[-1]["loss"] == pytest.approx(np.abs(table).mean(), rel=1e-6)
+    assert logs.read(straight.metrics, "eval")[-1]["loss"] == pytest.approx(
+        np.abs(table).mean(), rel=1e-6
+    )
 
 
 def test_a_run_reports_what_it_is_doing(tmp_path, monkeypatch):
     """For the watch, which knows how long each may take; compiled together where the shapes are new."""
     seen = []
     monkeypatch.setattr(cluster, "progress", lambda *what: seen.append(what))
-    monkeypatch.setattr(distributed, "compile_together", lambda *call: seen.append(("together", call[3])))
-    run(tmp_path, "train.steps=3", "data.batch_stages=((8, 1),)", "checkpoint.every=2", "log.every=1")
+    monkeypatch.setattr(
+        distributed, "compile_together", lambda *call: seen.append(("together", call[3]))
+    )
+    run(
+        tmp_path,
+        "train.steps=3",
+        "data.batch_stages=((8, 1),)",
+        "checkpoint.every=2",
+        "log.every=1",
+    )
     known = ("start", "input", "compile", "step", "together", "evaluate", "save")
     assert [what for what in seen if what[0] in known] == [
         ("start", 1), ("compile", 1), ("together", 32),
@@ -138,7 +161,8 @@ def test_a_run_reports_what_it_is_doing(tmp_path, monkeypatch):
 
 def test_a_line_is_read_when_the_next_step_was_dispatched(tmp_path, monkeypatch):
     """Not before, so that the device need not wait; at once where an evaluation, a checkpoint or a stage follows."""
-    events, batches = [], Toy.batches
+    events = []
+    batches = Toy.batches
 
     def logged(task, start):
         for number, batch in enumerate(batches(task, start), start + 1):
@@ -155,7 +179,15 @@ def test_a_line_is_read_when_the_next_step_was_dispatched(tmp_path, monkeypatch)
     monkeypatch.setattr(Toy, "batches", logged)
     monkeypatch.setattr(Toy, "make_hooks", lambda task, notify: [Hook()])
     stages = "data.batch_stages=((8, 2),)"
-    run(tmp_path, stages, "train.steps=7", "log.every=1", "checkpoint.every=5", "evaluate.every=4", "checkpoint.keep=9")
+    run(
+        tmp_path,
+        stages,
+        "train.steps=7",
+        "log.every=1",
+        "checkpoint.every=5",
+        "evaluate.every=4",
+        "checkpoint.keep=9",
+    )
     assert events == [
         "batch 1", "batch 2", "train 1", "train 2", "batch 3", "batch 4", "train 3", "train 4", "eval 4",
         "batch 5", "train 5", "batch 6", "batch 7", "train 6", "train 7", "eval 7", "closed",
@@ -163,7 +195,8 @@ def test_a_line_is_read_when_the_next_step_was_dispatched(tmp_path, monkeypatch)
 
 
 def test_the_loop_moves_no_data_but_its_batches(tmp_path, monkeypatch):
-    guards, guard = [], jax.transfer_guard
+    guards = []
+    guard = jax.transfer_guard
     monkeypatch.setattr(jax, "transfer_guard", lambda level: guards.append(level) or guard(level))
     run(tmp_path, "train.steps=2")
     assert guards == ["disallow"] * 2
@@ -172,10 +205,17 @@ def test_the_loop_moves_no_data_but_its_batches(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("log_every", "found_at"), [(2, 8), (100, 9)])
 def test_the_nonfinite_guard_stops_the_run(tmp_path, log_every, found_at):
     """At the next line of the log or checkpoint; what is saved before is good, and nothing is saved after."""
-    settings = ("train.guard_limit=3", f"log.every={log_every}", "checkpoint.every=3", "checkpoint.keep=9")
+    settings = (
+        "train.guard_limit=3",
+        f"log.every={log_every}",
+        "checkpoint.every=3",
+        "checkpoint.keep=9",
+    )
     task = Toy(toy(*settings, "evaluate.every=0").config)
     task.poisoned = {2, *range(found_at - 2, 13)}
-    with pytest.raises(NumericsError, match=rf"step {found_at}: 3 steps .*guard_limit = 3.* was {found_at - 3};"):
+    with pytest.raises(
+        NumericsError, match=rf"step {found_at}: 3 steps .*guard_limit = 3.* was {found_at - 3};"
+    ):
         run(tmp_path, task=task)
     assert checkpoint_files.complete_steps(tmp_path / "checkpoints") == [3, 6]
     skipped = [line["skipped"] for line in lines_after(tmp_path, 0)]
@@ -195,7 +235,9 @@ def test_a_trace_of_some_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: seen.append("end"))
     step_trace = jax.profiler.StepTraceAnnotation
     monkeypatch.setattr(
-        jax.profiler, "StepTraceAnnotation", lambda name, step_num: seen.append(step_num) or step_trace(name)
+        jax.profiler,
+        "StepTraceAnnotation",
+        lambda name, step_num: seen.append(step_num) or step_trace(name),
     )
     monkeypatch.setattr(xla_metrics, "TRACED_STEPS", 2)
     cases = {2: [1, "trace", 2, 3, "end", 4], 4: [1, 2, 3, "trace", 4, "end"], 0: [1, 2, 3, 4]}

@@ -31,7 +31,9 @@ def compile_double(number: float):
 def test_compilations_are_those_that_jax_reports(programs):
     """A program that is compiled again, by another function of the same text, comes from the persistent cache."""
     heard = []
-    jax.monitoring.register_event_duration_secs_listener(heard_by := lambda *event, **of: heard.append((*event, of)))
+    jax.monitoring.register_event_duration_secs_listener(
+        heard_by := lambda *event, **of: heard.append((*event, of))
+    )
     number = random.random()  # no earlier run of the tests has cached it
     compile_double(number)
     first = programs.summary()
@@ -43,9 +45,15 @@ def test_compilations_are_those_that_jax_reports(programs):
         if "double_it" in of.get("fun_name", "") and event in xla_metrics.STAGES:
             expected.update({"seconds": seconds, xla_metrics.STAGES[event]: seconds})
     assert found["double_it"] == pytest.approx(expected | {"compilations": 2}, abs=0.001)
-    total, before = found["all programs"], first["all programs"]
-    assert total["cache_hits"] == before["cache_hits"] + 1 and before["cache_misses"] == total["cache_misses"] >= 1
-    assert total["seconds"] == pytest.approx(sum(found[name]["seconds"] for name in list(found)[1:]), abs=0.01)
+    total = found["all programs"]
+    before = first["all programs"]
+    assert (
+        total["cache_hits"] == before["cache_hits"] + 1
+        and before["cache_misses"] == total["cache_misses"] >= 1
+    )
+    assert total["seconds"] == pytest.approx(
+        sum(found[name]["seconds"] for name in list(found)[1:]), abs=0.01
+    )
 
 
 class Output:
@@ -60,7 +68,8 @@ class Output:
 
 
 def test_devices_wait_only_without_a_step():
-    waits, output = xla_metrics.Waits(), Output()
+    waits = xla_metrics.Waits()
+    output = Output()
     waits.running.put(output)
     time.sleep(0.03)
     waits.add("input_wait")
@@ -88,7 +97,10 @@ def shares_of(folder, capsys) -> tuple[float, float]:
     """Of the last two steps of four, for input and for the host; those of all are said at the end."""
     workdir = run(folder, "train.steps=4", "log.every=2", "evaluate.every=3")
     programs = logs.read(workdir.timing, "xla")[-1]["programs"]
-    waits = [programs["all programs"][name] / programs["all programs"]["steps"] for name in ("input_wait", "host_wait")]
+    waits = [
+        programs["all programs"][name] / programs["all programs"]["steps"]
+        for name in ("input_wait", "host_wait")
+    ]
     said = f"devices waited {waits[0]:.1%} of the time for input, {waits[1]:.1%} for process 0"
     assert said in capsys.readouterr().err.splitlines()[-1] and programs["step"]["executions"] == 4
     line = logs.read(workdir.timing, "train")[-1]
@@ -100,7 +112,11 @@ def test_a_run_with_a_slow_input_or_a_slow_host_says_so(tmp_path, monkeypatch, c
     monkeypatch.setattr(Toy, "evaluate", lambda task, params: time.sleep(SLOW) or {"loss": 1.0})
     with monkeypatch.context() as patch:
         batches = Toy.batches
-        patch.setattr(Toy, "batches", lambda task, start: (time.sleep(SLOW) or batch for batch in batches(task, start)))
+        patch.setattr(
+            Toy,
+            "batches",
+            lambda task, start: (time.sleep(SLOW) or batch for batch in batches(task, start)),
+        )
         for_input, for_host = shares_of(tmp_path / "input", capsys)
     assert for_input > 0.6 and for_host < 0.3 and for_input + for_host <= 1
     monkeypatch.setattr(Toy, "make_hooks", lambda task, notify: [Slow()])

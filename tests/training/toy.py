@@ -25,7 +25,8 @@ from mlm.training.task import Task
 from mlm.workdir import Workdir
 from tests.support.tiny import tiny_config
 
-VOCABULARY, HIDDEN = 16, 8
+VOCABULARY = 16
+HIDDEN = 8
 RECORDS = 100
 
 
@@ -41,7 +42,12 @@ class Toy(Task):
         self.init, self.abstract_state = train.make_init(self)
         self.train_step = train.make_train_step(self)
         model = RobertaConfig(vocab_size=VOCABULARY).to_dict()
-        self.metadata = {"records": RECORDS, "vocab_size": VOCABULARY, "special_ids": {}, "all_special_ids": []}
+        self.metadata = {
+            "records": RECORDS,
+            "vocab_size": VOCABULARY,
+            "special_ids": {},
+            "all_special_ids": [],
+        }
         self.metadata["model"] = model  # for those who ask whether two checkpoints are of one model
         self.data_fingerprint = "toy"
         self.poisoned: set[int] = set()  # steps whose loss is not finite
@@ -56,27 +62,46 @@ class Toy(Task):
         }
 
     def partition_rules(self):
-        tables = (("table/kernel", P("fsdp", "tensor")), ("position_embeddings/embedding", P(None, "fsdp")))
+        tables = (
+            ("table/kernel", P("fsdp", "tensor")),
+            ("position_embeddings/embedding", P(None, "fsdp")),
+        )
         return (*tables, ("head/kernel", P("tensor", None)), ("head/bias", P()))
 
     def batch_shapes(self, rows):
         ids = jax.ShapeDtypeStruct((rows, self.config.shards.length), jnp.int32)
         column = jax.ShapeDtypeStruct((rows,), jnp.uint32)
-        return {"input_ids": ids, "attention_mask": ids, "record_id": column, "epoch": column, "row": column}
+        return {
+            "input_ids": ids,
+            "attention_mask": ids,
+            "record_id": column,
+            "epoch": column,
+            "row": column,
+        }
 
     def inputs(self, batch, step):
         """The weight of a token falls with the schedules; records from 10,000 up are poisoned."""
         weights_BxL = batch["attention_mask"] * (1 - 0.5 * step / self.stages.steps)
-        target_B = jnp.where(batch["record_id"] < 10_000, batch["record_id"] % 5 + batch["epoch"], jnp.nan)
-        return {"ids": batch["input_ids"], "weights": weights_BxL, "target": target_B.astype(jnp.float32)}
+        target_B = jnp.where(
+            batch["record_id"] < 10_000, batch["record_id"] % 5 + batch["epoch"], jnp.nan
+        )
+        return {
+            "ids": batch["input_ids"],
+            "weights": weights_BxL,
+            "target": target_B.astype(jnp.float32),
+        }
 
     def forward(self, params, inputs, rows_B, dropout_key):
         places_LxH = params["position_embeddings"]["embedding"][: inputs["ids"].shape[1]]
         # XLA on CPU can't partition a gather from a table that is split over two axes.
-        hidden_BxLxH = jax.nn.one_hot(inputs["ids"], VOCABULARY) @ params["table"]["kernel"] + places_LxH
+        hidden_BxLxH = (
+            jax.nn.one_hot(inputs["ids"], VOCABULARY) @ params["table"]["kernel"] + places_LxH
+        )
         if self.config.model.hidden_dropout:
             keys_B = jax.vmap(lambda row: jax.random.fold_in(dropout_key, row))(rows_B)
-            kept = jax.vmap(lambda key: jax.random.bernoulli(key, 0.8, hidden_BxLxH.shape[1:]))(keys_B)
+            kept = jax.vmap(lambda key: jax.random.bernoulli(key, 0.8, hidden_BxLxH.shape[1:]))(
+                keys_B
+            )
             hidden_BxLxH = hidden_BxLxH * kept
         return hidden_BxLxH @ params["head"]["kernel"][:, 0] + params["head"]["bias"], {}
 
@@ -135,10 +160,14 @@ def toy(*overrides: str, mesh: tuple[int, int, int] = (1, 1, 1)) -> Toy:
     """Of a tiny config, on a mesh of the first devices; compiled once, for tests that change nothing of it."""
     devices = jax.devices()[: int(np.prod(mesh))]
     shape = dict(zip(sharding.AXES, mesh, strict=True))
-    return Toy(tiny_config("data.lanes=1", *overrides), sharding.make_mesh(**shape, devices=devices))
+    return Toy(
+        tiny_config("data.lanes=1", *overrides), sharding.make_mesh(**shape, devices=devices)
+    )
 
 
-def logged_task(*overrides: str, hooks=(), tokens_read=lambda step: 1000.0 * step, epoch=None) -> types.SimpleNamespace:
+def logged_task(
+    *overrides: str, hooks=(), tokens_read=lambda step: 1000.0 * step, epoch=None
+) -> types.SimpleNamespace:
     """What a log is told of a task."""
     config = tiny_config(*overrides)
     return types.SimpleNamespace(

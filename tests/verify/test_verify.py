@@ -19,7 +19,12 @@ from tests.support import processes
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY, tiny_config
 
-SMALL = ("tokenizer.vocab_size=500", "data.lanes=4", "model.hidden_dropout=0.1", "masking.kind=word")
+SMALL = (
+    "tokenizer.vocab_size=500",
+    "data.lanes=4",
+    "model.hidden_dropout=0.1",
+    "masking.kind=word",
+)
 
 
 def session(*overrides: str, pretraining=Pretraining) -> Session:
@@ -34,17 +39,34 @@ def verdicts(results) -> dict[str, bool | None]:
 @pytest.mark.standard
 def test_the_screen(tmp_path):
     """On eight devices with the parameters split, one microbatch a step, in the run's dtype."""
-    settings = (*TINY, *SMALL, "model.dtype=bfloat16", "train.accumulate=2", "mesh.fsdp=2", "mesh.data=4")
+    settings = (
+        *TINY,
+        *SMALL,
+        "model.dtype=bfloat16",
+        "train.accumulate=2",
+        "mesh.fsdp=2",
+        "mesh.data=4",
+    )
     config = [f"--config.{text}" for text in settings]
-    out, _ = processes.run(["verify", "--config=configs/base.py", f"--workdir={tmp_path}", *config], devices=8)
+    out, _ = processes.run(
+        ["verify", "--config=configs/base.py", f"--workdir={tmp_path}", *config], devices=8
+    )
     lines = [line.split(maxsplit=2) for line in out.splitlines()]
     assert len(lines) <= 24 and {line[0] for line in lines} == {"verify:"}
     right = [rest for _, status, rest in lines if status == "ok"]
-    for what in ("rows of a batch", "masks", "dropout's bits", "logits in float32", "gradients in float32"):
+    for what in (
+        "rows of a batch",
+        "masks",
+        "dropout's bits",
+        "logits in float32",
+        "gradients in float32",
+    ):
         assert any(line.startswith(what) for line in right), (what, out)
     for what in ("logits in bfloat16", "gradients in bfloat16", "kernel xla"):
         assert any(line.startswith(what) for line in right), (what, out)
-    (timed,) = (rest for _, status, rest in lines if status == "-" and rest.startswith("30 steps of 8 rows"))
+    (timed,) = (
+        rest for _, status, rest in lines if status == "-" and rest.startswith("30 steps of 8 rows")
+    )
     assert "tokens/s, MFU unknown" in timed and " ms (" in timed
     assert "memory of a device" in out and "FAIL" not in out
 
@@ -52,7 +74,11 @@ def test_the_screen(tmp_path):
 def test_a_wrong_kernel_is_named(monkeypatch):
     """In the forward pass, and in one of the gradients alone; the others pass."""
     run = session("shards.length=128", "model.positions=128", "model.attention_dropout=0.1")
-    assert verdicts(kernels.check_kernels(run)) == {"kernel xla": True, "kernel fused": True, "kernel cudnn": None}
+    assert verdicts(kernels.check_kernels(run)) == {
+        "kernel xla": True,
+        "kernel fused": True,
+        "kernel cudnn": None,
+    }
     right = fused_attention.attend
 
     def wrong_keys(q, k, *rest, **settings):
@@ -64,7 +90,11 @@ def test_a_wrong_kernel_is_named(monkeypatch):
     for wrong in (wrong_keys, wrong_gradient):
         monkeypatch.setattr(fused_attention, "attend", wrong)
         results = list(kernels.check_kernels(run))
-        assert verdicts(results) == {"kernel xla": True, "kernel fused": False, "kernel cudnn": None}
+        assert verdicts(results) == {
+            "kernel xla": True,
+            "kernel fused": False,
+            "kernel cudnn": None,
+        }
     assert "gradient of v" in results[1].measured
 
 
@@ -72,7 +102,9 @@ class MasksByDevice(Pretraining):
     """Masks that depend on the number of devices."""
 
     def inputs(self, batch, position):
-        return super().inputs(batch | {"epoch": batch["epoch"] + np.uint32(self.mesh.size > 1)}, position)
+        return super().inputs(
+            batch | {"epoch": batch["epoch"] + np.uint32(self.mesh.size > 1)}, position
+        )
 
 
 class LossByDevice(Pretraining):
@@ -110,7 +142,9 @@ def test_a_wrong_order_of_rows_is_named(monkeypatch):
     right = sharding.put_batch
 
     def swapped(batch, mesh, rows):
-        return right({name: np.roll(column, mesh.size > 1, 0) for name, column in batch.items()}, mesh, rows)
+        return right(
+            {name: np.roll(column, mesh.size > 1, 0) for name, column in batch.items()}, mesh, rows
+        )
 
     monkeypatch.setattr(sharding, "put_batch", swapped)
     assert verdicts(numbers.check_rows(session("masking.kind=token")))["rows of a batch"] is False
@@ -124,14 +158,23 @@ def test_a_wrong_order_of_rows_is_named(monkeypatch):
         ({"a": [1.0, 2.02]}, {"a": [1.0, 2.0]}, 0.02, True),
         ({"a": [1.0, 2.1]}, {"a": [1.0, 2.0]}, 0.02, False),
         ({"a": [1.0, float("nan")]}, {"a": [1.0, 2.0]}, 0.02, False),
-        ({"a": [1.0], "b": [1e-9]}, {"a": [1.0], "b": [0.0]}, 1e-5, True),  # what should be 0 is noise beside the rest
+        (
+            {"a": [1.0], "b": [1e-9]},
+            {"a": [1.0], "b": [0.0]},
+            1e-5,
+            True,
+        ),  # what should be 0 is noise beside the rest
         ({"a": [1.0], "b": [1e-7]}, {"a": [1.0], "b": [0.0]}, 1e-5, False),
     ],
 )
 def test_errors_are_beside_the_largest_value(arrays, expected, limit, is_right):
-    arrays, expected = ({name: jnp.asarray(values) for name, values in tree.items()} for tree in (arrays, expected))
+    arrays, expected = (
+        {name: jnp.asarray(values) for name, values in tree.items()} for tree in (arrays, expected)
+    )
     found = compare("it", arrays, expected, limit)
-    assert found.is_right is is_right and str(found).startswith(f"verify: {'ok  ' if is_right else 'FAIL'} it: ")
+    assert found.is_right is is_right and str(found).startswith(
+        f"verify: {'ok  ' if is_right else 'FAIL'} it: "
+    )
 
 
 def test_plan_s_estimate_stands_beside_the_time_where_it_knows_the_device(monkeypatch):
@@ -147,8 +190,13 @@ def test_plan_s_estimate_stands_beside_the_time_where_it_knows_the_device(monkey
 
     monkeypatch.setattr(speed.plan, "measure", measured)
     timed, memory, beside = speed.check_speed(session("train.accumulate=2"))
-    assert "300.00 ms (200.00 to 400.00), 853 tokens/s" in timed.measured and "3.00 GB" in memory.measured
-    assert beside == Result("plan for v5e:2x4", "200.00 ms, 1.00 GB a device: took 1.50 times as long")
+    assert (
+        "300.00 ms (200.00 to 400.00), 853 tokens/s" in timed.measured
+        and "3.00 GB" in memory.measured
+    )
+    assert beside == Result(
+        "plan for v5e:2x4", "200.00 ms, 1.00 GB a device: took 1.50 times as long"
+    )
 
 
 def test_a_step_that_does_not_fit_fails_and_says_what_to_do(monkeypatch):

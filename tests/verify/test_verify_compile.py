@@ -13,8 +13,18 @@ from mlm.training import sharding
 from mlm.verify import kernels
 from tests.support.tiny import tiny_config
 
-SIZES = ("model.hidden_size=128", "model.intermediate_size=256", "model.layers=2", "shards.length=512")
-SIZES += ("model.positions=512", "model.dtype=bfloat16", "data.global_batch=64", "data.isolate_documents=true")
+SIZES = (
+    "model.hidden_size=128",
+    "model.intermediate_size=256",
+    "model.layers=2",
+    "shards.length=512",
+)
+SIZES += (
+    "model.positions=512",
+    "model.dtype=bfloat16",
+    "data.global_batch=64",
+    "data.isolate_documents=true",
+)
 CASES = {"v3:2x2": "modernbert", "v5e:2x4": "roberta"}
 
 
@@ -33,7 +43,9 @@ def test_programs_compile(name, family, monkeypatch):
 
     def on(mesh, tree, spec):
         place = jax.NamedSharding(mesh, spec)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree
+        )
 
     compiled = []
     with compiling.no_cache():

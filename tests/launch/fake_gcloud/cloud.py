@@ -28,7 +28,8 @@ REASONS = {
 class Cloud(model.Cloud):
     """The API's folder, and its hosts."""
 
-    user, user_home = "me", "/home/some one"  # of whoever calls gcloud
+    user = "me"
+    user_home = "/home/some one"  # of whoever calls gcloud
     account = "me@example.com"
 
     def note_call(self, argv: list[str], name: str = "calls.jsonl") -> None:
@@ -55,7 +56,13 @@ class Cloud(model.Cloud):
     def environment(self, name: str, worker: int) -> dict[str, str]:
         """Returns what a command on a host finds in its environment: nothing of the caller's goes over ssh."""
         home = str(self.home(name, worker))
-        variables = {"HOME": home, "USER": "me", "LOGNAME": "me", "SHELL": "/bin/bash", "LANG": "C.UTF-8"}
+        variables = {
+            "HOME": home,
+            "USER": "me",
+            "LOGNAME": "me",
+            "SHELL": "/bin/bash",
+            "LANG": "C.UTF-8",
+        }
         return variables | {MARK: home} | self.settings()["env"]
 
     def kill(self, name: str) -> None:
@@ -75,7 +82,10 @@ def kill_marked(mark: str) -> None:
         running = []
         for entry in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if int(entry.name) != os.getpid() and mark.encode() in (entry / "environ").read_bytes():
+                if (
+                    int(entry.name) != os.getpid()
+                    and mark.encode() in (entry / "environ").read_bytes()
+                ):
                     running.append(int(entry.name))
                     os.kill(int(entry.name), signal.SIGKILL)
         time.sleep(0.01)

@@ -17,7 +17,9 @@ def run(cloud: Cloud, call: Call) -> int:
         return _ssh(cloud, call)
     nodes = group == "tpu-vm"
     kind = "nodes" if nodes else "queuedResources"
-    path, query, body = f"/v2/{_parent(call)}/{kind}", {}, None
+    path = f"/v2/{_parent(call)}/{kind}"
+    query = {}
+    body = None
     if verb == "create":
         query = {"nodeId" if nodes else "queuedResourceId": call.target}
         body = _node(call) if nodes else _queued(call)
@@ -26,7 +28,9 @@ def run(cloud: Cloud, call: Call) -> int:
     try:
         answer = cloud.request(METHODS.get(verb, "GET"), path, query, body)
         if verb in ("describe", "list"):
-            print(json.dumps(answer if verb == "describe" else answer[kind], indent=2, sort_keys=True))
+            print(
+                json.dumps(answer if verb == "describe" else answer[kind], indent=2, sort_keys=True)
+            )
             return 0
         error = cloud.request("GET", f"/v2/{answer['name']}").get("error")
     except ApiError as error:
@@ -47,7 +51,13 @@ def _node(call: Call) -> dict:
 
 
 def _queued(call: Call) -> dict:
-    return {"tpu": {"nodeSpec": [{"node": _node(call), "nodeId": call.flags["--node-id"], "parent": _parent(call)}]}}
+    return {
+        "tpu": {
+            "nodeSpec": [
+                {"node": _node(call), "nodeId": call.flags["--node-id"], "parent": _parent(call)}
+            ]
+        }
+    }
 
 
 def _worded(error: dict) -> str:
@@ -65,11 +75,17 @@ def _ssh(cloud: Cloud, call: Call) -> int:
     except ApiError as error:
         raise call.refuse(_worded(error.error)) from error
     if node["state"] != "READY":
-        raise call.refuse(f'This TPU has state "{node["state"]}", so it cannot be currently connected to.')
-    addresses, worker = [end["ipAddress"] for end in node["networkEndpoints"]], call.flags["--worker"]
+        raise call.refuse(
+            f'This TPU has state "{node["state"]}", so it cannot be currently connected to.'
+        )
+    addresses = [end["ipAddress"] for end in node["networkEndpoints"]]
+    worker = call.flags["--worker"]
     if call.ssh_args:  # a tunnel, which lasts
         return cloud.connect(node, int(worker), call.ssh_args)
-    lines = [_line(cloud, call, node, index, f"{user or cloud.user}@{ip}") for index, ip in enumerate(addresses)]
+    lines = [
+        _line(cloud, call, node, index, f"{user or cloud.user}@{ip}")
+        for index, ip in enumerate(addresses)
+    ]
     if "--dry-run" in call.flags:
         print("\n".join(" ".join(words) for words in lines))  # nothing is quoted
         return 0
@@ -81,7 +97,8 @@ def _ssh(cloud: Cloud, call: Call) -> int:
 
 def _line(cloud: Cloud, call: Call, node: dict, worker: int, target: str) -> list[str]:
     """Returns the ssh command of one worker; an option is one word, "-o NAME=VALUE"."""
-    flags, folder = call.flags, f"{cloud.user_home}/.ssh"
+    flags = call.flags
+    folder = f"{cloud.user_home}/.ssh"
     options = {
         "CheckHostIP": "no",
         "HostKeyAlias": f"tpu.{node['id']}-{worker}-0+Sf9A",

@@ -36,7 +36,11 @@ class Call:
     """A command line: `name` as in COMMANDS, its positional, flags (of a flag that comes again the last one counts)."""
 
     def __init__(self, name: str, ssh_args: list[str]) -> None:
-        self.name, self.flags, self.ssh_flags, self.target, self.ssh_args = name, {}, [], "", ssh_args
+        self.name = name
+        self.flags = {}
+        self.ssh_flags = []
+        self.target = ""
+        self.ssh_args = ssh_args
 
     def refuse(self, what: str, code: int = 1) -> RefusedError:
         return RefusedError(self.name, what, code)

@@ -4,8 +4,16 @@
 REFUSED = {
     "absent": (404, "NOT_FOUND", "Resource '{resource}' was not found"),
     "exists": (409, "ALREADY_EXISTS", "Resource '{resource}' already exists."),
-    "quota": (429, "RESOURCE_EXHAUSTED", "Quota limit 'TPUPerZone' has been exceeded. Limit: 32 in zone {zone}."),
-    "permission": (403, "PERMISSION_DENIED", "Permission denied on 'locations/{zone}' (or it may not exist)."),
+    "quota": (
+        429,
+        "RESOURCE_EXHAUSTED",
+        "Quota limit 'TPUPerZone' has been exceeded. Limit: 32 in zone {zone}.",
+    ),
+    "permission": (
+        403,
+        "PERMISSION_DENIED",
+        "Permission denied on 'locations/{zone}' (or it may not exist).",
+    ),
     "unavailable": (503, "UNAVAILABLE", "The service is currently unavailable."),
 }
 # name: message of an operation's error, and of a queued resource's failedData

@@ -69,7 +69,9 @@ class Folder:
         file = self.root / "faults" / f"{number:03d}.json"
         file.write_text(json.dumps({"command": command, "fault": fault, "times": times, **more}))
 
-    def fault(self, command: str, kinds: Collection[str], text: str, worker: int | None = None) -> dict:
+    def fault(
+        self, command: str, kinds: Collection[str], text: str, worker: int | None = None
+    ) -> dict:
         """Returns the first fault that waits for such a command, and counts it down; {} if none does."""
         for file in sorted((self.root / "faults").glob("*.json")):
             fault = json.loads(file.read_text())

@@ -14,7 +14,10 @@ HOSTS = {"v4-8": 1, "v4-16": 2, "v4-32": 4}
 QUEUE = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
 # What a queued request comes to when its creation meets a fault.
 ENDS = {"failed": "FAILED", "stockout": "WAITING_FOR_RESOURCES"}
-KINDS = {"nodes": ("nodes", "tpu-vm"), "queuedResources": ("queued", "queued-resources")}  # folders, gcloud's groups
+KINDS = {
+    "nodes": ("nodes", "tpu-vm"),
+    "queuedResources": ("queued", "queued-resources"),
+}  # folders, gcloud's groups
 VERBS = {"GET": "describe", "POST": "create", "DELETE": "delete", "PATCH": "update"}
 PATH = re.compile(
     r"/(?:v2|v2alpha1)/(projects/[^/]+/locations/[^/]+)/(nodes|queuedResources|operations)(?:/([^/:]+))?(?::(\w+))?"
@@ -28,7 +31,9 @@ class Request:
         self.parent, self.kind, name, verb = PATH.fullmatch(path).groups()
         self.name = name or query.get("nodeId") or query.get("queuedResourceId") or ""
         self.verb = verb or (VERBS[method] if self.name else "list")
-        self.query, self.body, self.resource = query, body or {}, f"{self.parent}/{self.kind}/{self.name}"
+        self.query = query
+        self.body = body or {}
+        self.resource = f"{self.parent}/{self.kind}/{self.name}"
 
 
 class Cloud(Folder):
@@ -40,21 +45,34 @@ class Cloud(Folder):
     def end_hosts(self, name: str, keep_disks: bool) -> None:
         """Ends the hosts of a node at once."""
 
-    def request(self, method: str, path: str, query: dict[str, str] | None = None, body: dict | None = None) -> dict:
+    def request(
+        self, method: str, path: str, query: dict[str, str] | None = None, body: dict | None = None
+    ) -> dict:
         """Returns the answer to a request. Raises ApiError."""
         if path.startswith("/compute/v1/projects/"):  # before it goes by ssh
-            return {"name": path.rpartition("/")[2], "commonInstanceMetadata": {"fingerprint": "eA=="}}
+            return {
+                "name": path.rpartition("/")[2],
+                "commonInstanceMetadata": {"fingerprint": "eA=="},
+            }
         request = Request(method, path, query or {}, body)
         with self.lock():
             if request.kind == "operations":
                 return self.load("operations", request.name)
             kind, group = KINDS[request.kind]
-            fault = self.fault(f"{group} {request.verb}", {*REFUSED, *FAILED}, request.resource).get("fault")
+            fault = self.fault(
+                f"{group} {request.verb}", {*REFUSED, *FAILED}, request.resource
+            ).get("fault")
             if fault in REFUSED:
                 raise ApiError(named(fault, request.resource))
             if request.verb == "list":
-                return {request.kind: [_public(self._advance(kind, name)) for name in self.all(kind)]}
-            return self._create(request, fault) if request.verb == "create" else self._change(request, kind)
+                return {
+                    request.kind: [_public(self._advance(kind, name)) for name in self.all(kind)]
+                }
+            return (
+                self._create(request, fault)
+                if request.verb == "create"
+                else self._change(request, kind)
+            )
 
     def preempt(self, name: str) -> None:
         """Takes a node away: its hosts are gone at once, its queued resource is SUSPENDED."""
@@ -77,7 +95,9 @@ class Cloud(Folder):
             raise ApiError(named("exists", request.resource))
         if fault and request.kind == "nodes":
             return self._operation(request, named(fault, request.resource))
-        (spec,) = request.body["tpu"]["nodeSpec"] if "tpu" in request.body else [{"node": request.body}]
+        (spec,) = (
+            request.body["tpu"]["nodeSpec"] if "tpu" in request.body else [{"node": request.body}]
+        )
         node = spec["node"] | {
             "name": f"{request.parent}/nodes/{spec.get('nodeId', request.name)}",
             "id": str(time.time_ns()),
@@ -99,7 +119,8 @@ class Cloud(Folder):
 
     def _change(self, request: Request, kind: str) -> dict:
         """Answers whatever needs a resource that is there."""
-        name, resource = request.name, self._advance(kind, request.name)
+        name = request.name
+        resource = self._advance(kind, request.name)
         if resource is None:
             raise ApiError(named("absent", request.resource))
         if request.verb == "describe":
@@ -112,7 +133,11 @@ class Cloud(Folder):
             fields = request.query["updateMask"].split(",")
             self.save(kind, name, resource | {field: request.body[field] for field in fields})
         elif request.verb == "start":
-            self.save(kind, name, resource | {"state": "STARTING", "_left": self.settings()["creating_describes"]})
+            self.save(
+                kind,
+                name,
+                resource | {"state": "STARTING", "_left": self.settings()["creating_describes"]},
+            )
         elif kind == "nodes":
             self.remove_node(name)
         else:
@@ -140,7 +165,10 @@ class Cloud(Folder):
         if resource is None:
             return None
         if kind == "queued":
-            waits = resource["state"]["state"] in QUEUE[:3] and resource["state"]["state"] != resource["_end"]
+            waits = (
+                resource["state"]["state"] in QUEUE[:3]
+                and resource["state"]["state"] != resource["_end"]
+            )
         else:
             waits = resource["state"] in ("CREATING", "STARTING")
         if waits and "queuedResource" in resource:  # it becomes ready with its request
@@ -155,16 +183,22 @@ class Cloud(Folder):
 
     def _make_ready(self, node: dict) -> None:
         hosts = HOSTS[node["acceleratorType"]]
-        addresses = (self.settings()["addresses"] or [f"127.0.0.{i + 1}" for i in range(hosts)])[:hosts]
+        addresses = (self.settings()["addresses"] or [f"127.0.0.{i + 1}" for i in range(hosts)])[
+            :hosts
+        ]
         node["networkEndpoints"] = [
-            {"accessConfig": {"externalIp": address}, "ipAddress": address, "port": 8470} for address in addresses
+            {"accessConfig": {"externalIp": address}, "ipAddress": address, "port": 8470}
+            for address in addresses
         ]
         self.begin_hosts(node["name"].rpartition("/")[2], addresses)
         node["state"] = "READY"
 
     def _next_in_queue(self, resource: dict) -> None:
-        state, node = QUEUE[QUEUE.index(resource["state"]["state"]) + 1], resource["_node"]
-        state = resource["_end"] if state == "ACTIVE" else state  # what comes to nothing does so instead
+        state = QUEUE[QUEUE.index(resource["state"]["state"]) + 1]
+        node = resource["_node"]
+        state = (
+            resource["_end"] if state == "ACTIVE" else state
+        )  # what comes to nothing does so instead
         resource |= {"state": {"state": state}, "_left": self.settings()["queue_describes"]}
         if state == "ACTIVE":
             self._make_ready(node)
@@ -180,6 +214,10 @@ def _public(resource: dict) -> dict:
 
 
 def _guest(node: str, worker: int | str) -> dict:
-    key = {"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAAC3NzaC1lZDI1NTE5AAAAI0+Sf9A"}
+    key = {
+        "namespace": "hostkeys",
+        "key": "ssh-ed25519",
+        "value": "AAAAC3NzaC1lZDI1NTE5AAAAI0+Sf9A",
+    }
     host = {"namespace": "guestInventory", "key": "hostname", "value": f"t1v-n-{node}-w-{worker}"}
     return {"queryValue": {"items": [key, host]}}

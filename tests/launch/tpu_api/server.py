@@ -19,14 +19,17 @@ def serving(cloud: Cloud) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
-            url, length = urllib.parse.urlsplit(self.path), int(self.headers.get("content-length") or 0)
+            url = urllib.parse.urlsplit(self.path)
+            length = int(self.headers.get("content-length") or 0)
             text = self.rfile.read(length)
             query = dict(urllib.parse.parse_qsl(url.query))
             try:
                 body = json.loads(text) if text else None
-                code, answer = 200, cloud.request(self.command, urllib.parse.unquote(url.path), query, body)
+                code = 200
+                answer = cloud.request(self.command, urllib.parse.unquote(url.path), query, body)
             except ApiError as error:
-                code, answer = error.error["code"], {"error": error.error}
+                code = error.error["code"]
+                answer = {"error": error.error}
             data = json.dumps(answer, indent=2).encode()
             self.send_response(code)
             self.send_header("content-type", "application/json; charset=UTF-8")
