@@ -18,31 +18,24 @@ def get_config() -> ConfigDict:
     """Returns the config."""
     config = base()
     config.corpus.validation_fraction = 0.015
-    config.corpus.validation_groups = (
-        "absl-py",
-        "optax",
-        "pillow",
-        "rich",
-    )  # share no text with the others
-    config.tokenizer.kind = (
-        "bpe"  # with so few entries, its pieces are a third longer than Unigram's
-    )
+    # share no text with the others
+    config.corpus.validation_groups = ("absl-py", "optax", "pillow", "rich")
+    # with so few entries, its pieces are a third longer than Unigram's
+    config.tokenizer.kind = "bpe"
     config.tokenizer.vocab_size = 4096
     config.tokenizer.sample_megabytes = 12.0
     config.shards.length = 64
     config.shards.count = 16
     config.shards.validation_count = 2
     config.data.global_batch = 32
-    config.masking.rate = (
-        0.3  # a short run learns more from more predictions per row (Wettig et al., 2023)
-    )
+    # a short run learns more from more predictions per row (Wettig et al., 2023)
+    config.masking.rate = 0.3
     config.model.family = "roberta"
     config.model.hidden_size = 128
     config.model.layers = 2
     config.model.heads = 4
-    config.model.intermediate_size = (
-        256  # 512 makes steps 15% longer, and learns less in the same time
-    )
+    # 512 makes steps 15% longer, and learns less in the same time
+    config.model.intermediate_size = 256
     config.model.positions = 64
     config.model.hidden_dropout = 0.0  # less than one epoch: nothing to overfit
     config.model.attention_dropout = 0.0

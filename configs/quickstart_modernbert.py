@@ -17,9 +17,8 @@ def get_config() -> ConfigDict:
     """Returns the config."""
     config = quickstart()
     config.model.family = "modernbert"
-    config.model.intermediate_size = (
-        192  # gated: 3 x 128 x 192 weights a layer; the RoBERTa has 2 x 128 x 256
-    )
+    # gated: 3 x 128 x 192 weights a layer; the RoBERTa has 2 x 128 x 256
+    config.model.intermediate_size = 192
     config.optimizer.muon_iterations = 5
     config.train.steps = 1_400
     return config

@@ -44,9 +44,8 @@ def get_config() -> ConfigDict:
     )
     config.corpus.weights = (1.0, 1.0, 1.0)
     config.corpus.streaming = True  # no second copy of the text on disk
-    config.corpus.validation_fraction = (
-        0.0005  # 12e6 tokens: an evaluation costs as much as 3 steps
-    )
+    # 12e6 tokens: an evaluation costs as much as 3 steps
+    config.corpus.validation_fraction = 0.0005
     config.tokenizer.kind = "bpe"
     config.tokenizer.vocab_size = 50_265
     config.tokenizer.sample_megabytes = 512.0

@@ -48,9 +48,8 @@ def start(root: pathlib.Path, text: str) -> dict:
     or "", "argv": its arguments, "place": those that say which process it is, "env": {name: value}, "launch": whose
     start it is}. Raises HostError if it was cut off on its way, or is not synced.
     """
-    signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # a connection that drops must not leave half a start
+    # a connection that drops must not leave half a start
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         job = json.loads(text)
         final = folder_of(root, job["id"], job["attempt"])
@@ -69,17 +68,14 @@ def start(root: pathlib.Path, text: str) -> dict:
         )
     with host_setup.hidden(final) as new:
         lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(
-            lock, fcntl.LOCK_EX
-        )  # before the folder has its name: a run that is seen is held
+        # before the folder has its name: a run that is seen is held
+        fcntl.flock(lock, fcntl.LOCK_EX)
         # the values of variables are secrets: they go to the process, and nowhere else
         host_setup.write(new / "job.json", {**job, "env": sorted(job["env"])})
-        host_setup.write(
-            new / RESERVED, how_it_ended(None) | {"room": " " * 99}
-        )  # the disk may be full when it ends
-        started = host_setup.rename(
-            new, final
-        )  # not if it was started before, or another `start` was faster
+        # the disk may be full when it ends
+        host_setup.write(new / RESERVED, how_it_ended(None) | {"room": " " * 99})
+        # not if it was started before, or another `start` was faster
+        started = host_setup.rename(new, final)
     if started and os.fork() == 0:
         _keep(final, [python, *program, *job["argv"], *job["place"]], source, environment)
     os.close(lock)
@@ -110,9 +106,8 @@ def _keep(
                 print(f"{argv[0]} can't be started: {error.strerror}", file=log)
                 _write_exit(folder, 127)  # as of a shell
                 return
-        os.waitid(
-            os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
-        )  # not reaped: its number stays its own
+        # not reaped: its number stays its own
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(OSError):  # what it started must not keep the accelerator
             os.killpg(process.pid, signal.SIGKILL)
         _write_exit(folder, process.wait())
@@ -174,9 +169,8 @@ def _state(folder: pathlib.Path) -> dict:
 def _has_keeper(folder: pathlib.Path) -> bool:
     try:
         with open(folder / "lock") as lock:
-            fcntl.flock(
-                lock, fcntl.LOCK_SH | fcntl.LOCK_NB
-            )  # two who ask do not take each other for the keeper
+            # two who ask do not take each other for the keeper
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)
     return False
@@ -210,16 +204,14 @@ def logs(root: pathlib.Path, run: str, attempt: int, offset: int, limit: int) ->
 def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     """Sends SIGTERM to the processes of a run, waits up to `grace` seconds, then SIGKILL. Nobody else's process."""
     folder = folder_of(root, run, attempt)
-    if (
-        not folder.exists()
-    ):  # it was never started: a start that is still on its way is to find the name taken
+    # it was never started: a start that is still on its way is to find the name taken
+    if not folder.exists():
         with host_setup.hidden(folder) as new:
             host_setup.write(new / "exit.json", how_it_ended(None))
             host_setup.rename(new, folder)
     with contextlib.suppress(OSError):  # of a full disk; the other hosts say it too
-        host_setup.write(
-            folder / "stopped.json", {"time": time.time()}
-        )  # a supervisor is not to start it again
+        # a supervisor is not to start it again
+        host_setup.write(folder / "stopped.json", {"time": time.time()})
 
     def ended() -> bool:
         return _state(folder)["state"] != "running"
@@ -268,10 +260,8 @@ def clean(root: pathlib.Path) -> dict:
 
 
 COMMANDS = {  # name: (function of the launcher's folder and the arguments, the types of these)
-    "unpack": (
-        lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()),
-        str,
-    ),  # the archive
+    # the archive
+    "unpack": (lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()), str),
     "install": (host_setup.install, str, str),
     "preflight": (preflight, str),
     "ports": (host_checks.ports, str, int, int),

@@ -18,19 +18,13 @@ import time
 from host_setup import HostError, read
 
 PORTS = (8474, 8476)  # of jax's coordination service and of Dask (config key pod.port)
-DEVICES, SYS, LOCK = (
-    pathlib.Path(path) for path in ("/dev", "/sys", "/tmp/libtpu_lockfile")
-)  # of a TPU VM
+# of a TPU VM
+DEVICES, SYS, LOCK = (pathlib.Path(path) for path in ("/dev", "/sys", "/tmp/libtpu_lockfile"))
 LITTLE_DISK = 10e9  # bytes: packages and a checkpoint that is being written
 WAIT = 20.0  # seconds in which all hosts come to the first one's ports
 GOOGLE = "0x1ae0"  # PCI vendor
-EAGER = (
-    "0x0063",
-    "0x006f",
-    "0x0076",
-    "0x0083",
-    "0x007c",
-)  # v5e, v6e, TPU7x, TPU8i, TPU8t: jax asks for huge pages
+# v5e, v6e, TPU7x, TPU8i, TPU8t: jax asks for huge pages
+EAGER = ("0x0063", "0x006f", "0x0076", "0x0083", "0x007c")
 
 
 def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
@@ -39,10 +33,8 @@ def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
     code: hash; "packages": the hash of those installed for it, or None; runs: [{"id", "attempt"}] that are alive here.
     """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    accelerators = [
-        *DEVICES.glob("accel*"),
-        *DEVICES.glob("vfio/[0-9]*"),
-    ]  # not vfio/vfio, which is of no device
+    # not vfio/vfio, which is of no device
+    accelerators = [*DEVICES.glob("accel*"), *DEVICES.glob("vfio/[0-9]*")]
     has_code = (root / "code" / code).is_dir()
     packages = (read(root / "code" / f".{code}.json") or {}).get("packages")
     if not packages or not (root / "venv" / packages / "python.json").exists():
@@ -80,9 +72,8 @@ def preflight(root: pathlib.Path, code: str, runs: list[dict]) -> dict:
 def _holders(paths: set[str]) -> list[str]:
     """Returns "PID (NAME)" of the processes that have one of these files open, as far as we may see them."""
     names = {}
-    for descriptor in (
-        glob.iglob("/proc/[0-9]*/fd/*") if paths else ()
-    ):  # not pathlib's: a process may end meanwhile
+    # not pathlib's: a process may end meanwhile
+    for descriptor in glob.iglob("/proc/[0-9]*/fd/*") if paths else ():
         with contextlib.suppress(OSError):
             if str(pathlib.Path(descriptor).readlink()) in paths:
                 process = descriptor.split("/")[2]

@@ -64,9 +64,8 @@ def folder_name(run: str) -> str:
         raise HostError(
             f"run id {run!r}: it must have 1 to 200 characters, those that a URL quotes counted as three"
         )
-    return (
-        name if name.strip(".") else name.replace(".", "%2E")
-    )  # "." and ".." are no names for a folder
+    # "." and ".." are no names for a folder
+    return name if name.strip(".") else name.replace(".", "%2E")
 
 
 @contextlib.contextmanager
@@ -177,9 +176,8 @@ def install(root: pathlib.Path, code: str, python: str) -> dict:
     ]
     venv = root / "venv" / packages
     with alone(root / ".install.lock"):
-        write(
-            root / "code" / f".{code}.json", {"packages": packages}
-        )  # what `run` starts this code with
+        # what `run` starts this code with
+        write(root / "code" / f".{code}.json", {"packages": packages})
         if fresh := not (venv / "python.json").exists():  # written when all the rest is there
             shutil.rmtree(venv, ignore_errors=True)
             venv.mkdir(parents=True)

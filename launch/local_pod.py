@@ -30,7 +30,8 @@ import host_setup
 from pods.causes import Cause, HostReport, first_cause
 
 ROOT = Path(__file__).resolve().parents[1]
-GRACE = 5.0  # seconds after the first bad end, after which one that is stopped, and so can't end by itself, is killed
+# seconds after the first bad end, after which one that is stopped, and so can't end by itself, is killed
+GRACE = 5.0
 TICK = 0.1
 
 
@@ -53,9 +54,8 @@ class Pod:
         self._devices = devices
         self._program = program
         self._exits: dict[int, dict] = {}
-        self._last_lines: dict[
-            int, str
-        ] = {}  # which each has printed: a full disk keeps no other reason
+        # which each has printed: a full disk keeps no other reason
+        self._last_lines: dict[int, str] = {}
         self._killed: set[int] = set()  # by us
         self._readers: list[threading.Thread] = []
         self._asked = 0
@@ -164,10 +164,8 @@ class Pod:
         with self.children[index].stdout as lines:
             for line in lines:
                 self._last_lines[index] = line.strip() or self._last_lines.get(index, "")
-                with (
-                    contextlib.suppress(OSError),
-                    log.open("a", encoding="utf-8") as file,
-                ):  # a full disk
+                # a full disk
+                with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
                     file.write(line)
                 try:
                     print(f"{index}| {line}", end="", flush=True)

@@ -57,9 +57,8 @@ def main(argv: list[str]) -> int:
         return args.command(args) or 0
     except (PodError, host_setup.HostError) as error:
         print(f"tpu {args.name}: {error}", file=sys.stderr)
-        return (
-            error.code if isinstance(error, PodError) else SettingsError.code
-        )  # a run's id, a folder without locks
+        # a run's id, a folder without locks
+        return error.code if isinstance(error, PodError) else SettingsError.code
     except KeyboardInterrupt:
         say(
             f"tpu {args.name}: interrupted; what was asked of the cloud or the hosts goes on there."

@@ -12,7 +12,8 @@ import types
 from mlm.errors import InputError, PreemptedError, StopError, of_storage
 from mlm.text import prepare_streams, say, use_utf8
 
-COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `main(args, overrides)`
+# each is mlm/commands/NAME.py, with `add_arguments(parser)` and `main(args, overrides)`
+COMMANDS = {
     "run": "run all stages, skipping those that are done for this config",
     "tokenizer": "train a tokenizer on the corpus",
     "shards": "tokenize and chunk the corpus, write TFRecord shards",
@@ -33,13 +34,8 @@ COMMANDS = {  # each is mlm/commands/NAME.py, with `add_arguments(parser)` and `
 }
 TRAIN = ("run", "train", "classify")
 NO_CONFIG = ("average", "predict", "report")
-ALONE = (
-    "average",
-    "bench",
-    "compare",
-    "doctor",
-    "predict",
-)  # of one process, where TPUs want one on each host
+# of one process, where TPUs want one on each host
+ALONE = ("average", "bench", "compare", "doctor", "predict")
 EXAMPLES = """examples:
   python -m mlm run --config=configs/quickstart.py --workdir=runs/quickstart
   python -m mlm train --config=configs/quickstart.py --workdir=runs/quickstart --config.train.steps=8000

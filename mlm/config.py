@@ -355,7 +355,8 @@ def diff(
     before = _expanded(flatten(old))
     after = _expanded(flatten(new))
     return [
-        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"  # a key of one's own may be in one of them alone
+        # a key of one's own may be in one of them alone
+        f"{key}: {before.get(key)!r} -> {after.get(key)!r}"
         for key in sorted(before.keys() | after.keys())
         if not may_change(key) and before.get(key) != after.get(key)
     ]

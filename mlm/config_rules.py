@@ -95,9 +95,8 @@ def _one_of(*names: str) -> Rule:
 
 
 def _finite(value: Any) -> bool:
-    return (
-        type(value) in (int, float) and abs(value) < math.inf
-    )  # of whole numbers that are no float, too
+    # of whole numbers that are no float, too
+    return type(value) in (int, float) and abs(value) < math.inf
 
 
 def whole(low: int, high: float = math.inf, end: str = "up") -> Rule:
@@ -128,9 +127,8 @@ FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
 FLAG: Rule = (lambda v: type(v) is bool), "true or false"
 TEXT: Rule = (lambda v: type(v) is str), "a string"
 SOME_TEXT = matching(r"(?s).+")
-NAME = matching(
-    r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*"
-)  # of rows to predict; splits are taken
+# of rows to predict; splits are taken
+NAME = matching(r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*")
 SET_NAME = matching(r"(?a)(?!(train|validation|test)$)[A-Za-z0-9][\w.-]*")  # of a validation set
 PORT: Rule = (
     lambda v: type(v) is int and 1024 <= v <= 65_533 and v not in (8469, 8471),
@@ -211,8 +209,10 @@ PRETRAINING = "pretraining"
 CLASSIFICATION = "classification"  # tasks
 BOTH = "both"
 # Whether a run that goes on may have another value of a key:
-RESUME = "resume"  # yes: it changes no number, or by rounding alone, or is compared by a fingerprint of the data
-BRANCH = "branch"  # in a new workdir that goes on from a checkpoint (train.branch_from), but not on resume
+# yes: it changes no number, or by rounding alone, or is compared by a fingerprint of the data
+RESUME = "resume"
+# in a new workdir that goes on from a checkpoint (train.branch_from), but not on resume
+BRANCH = "branch"
 NEVER = "never"  # the state of the run would not fit, or mean something else
 
 

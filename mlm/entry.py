@@ -30,9 +30,8 @@ EVALUATION = {
     "make_eval_masking",
     "evaluate",
 }
-Record = Mapping[
-    str, Any
-]  # "name", "overrides", "file", "code" (SHA-256 of the file), "commit"; {} of mlm's own
+# "name", "overrides", "file", "code" (SHA-256 of the file), "commit"; {} of mlm's own
+Record = Mapping[str, Any]
 
 
 class Program(NamedTuple):
@@ -112,7 +111,8 @@ def open_entry(pretraining: Any, argv: list[str] | None) -> Entry:
     return entry._replace(started=program)
 
 
-@functools.cache  # the file as it was when the class was first described: edited afterwards, it is not what runs
+# the file as it was when the class was first described: edited afterwards, it is not what runs
+@functools.cache
 def describe(cls: type) -> dict[str, Any]:
     """Returns what a checkpoint records of a class; {} if it is mlm's own."""
     user_classes = [base for base in cls.__mro__ if not _is_known(base)]

@@ -37,16 +37,12 @@ SCORES = {  # in lines of metrics.jsonl and evaluation.json: key -> (name on a p
     "words_cut": ("words cut off", ","),
     "rows": ("rows", ","),
 }
-STANDARD = (
-    *SCORES,
-    "grad_norm",
-    "learning_rate",
-    "skipped",
-    "epoch",
-)  # names of all numbers there, and of `evaluate`
+# names of all numbers there, and of `evaluate`
+STANDARD = (*SCORES, "grad_norm", "learning_rate", "skipped", "epoch")
 STANDARD += tuple(f"pseudo_{name}" for name in ("loss", "perplexity", "accuracy", "tokens", "rows"))
 NORMS = ("gradient_norms", "parameter_norms", "updates_over_parameters")  # in a row of norms.jsonl
-EVERY = 20.0  # seconds between two writes of a log in a bucket, which can replace an object about once a second
+# seconds between two writes of a log in a bucket, which can replace an object about once a second
+EVERY = 20.0
 
 
 class Once(logging.Filter):
@@ -161,9 +157,8 @@ def read_object(path: UPath) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(
-            path.read_bytes().decode("utf-8-sig")
-        )  # editors on Windows write a byte-order mark
+        # editors on Windows write a byte-order mark
+        content = json.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError):  # ValueError: not UTF-8, too
         content = None
     if not isinstance(content, dict):

@@ -76,12 +76,10 @@ def _unreachable(scheme: str, host: str) -> str:
 
 def expand(path: str) -> str:
     """Returns a path with its home folder for ~ or ~USER, without file:// and slashes at its end; raises ValueError."""
-    path = re.sub(
-        "(?<=[^/:])/+$", "", _expand(path)
-    )  # a shell completes the name of a folder with one
-    return (
-        path if is_remote(path) or not re.match("[^/]*:", path) else f"./{path}"
-    )  # "x:/y" would be a scheme to UPath
+    # a shell completes the name of a folder with one
+    path = re.sub("(?<=[^/:])/+$", "", _expand(path))
+    # "x:/y" would be a scheme to UPath
+    return path if is_remote(path) or not re.match("[^/]*:", path) else f"./{path}"
 
 
 def _expand(path: str) -> str:

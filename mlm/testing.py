@@ -50,10 +50,8 @@ SMALL = {
     "log.tensorboard": False,
 }
 GROUPS = ("data", "train", "evaluate", "checkpoint", "log", "hub", "mesh")
-WITHOUT_DROPOUT = {
-    "model.hidden_dropout": 0.0,
-    "model.attention_dropout": 0.0,
-}  # transformers' depends on the mesh
+# transformers' depends on the mesh
+WITHOUT_DROPOUT = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}
 ROUNDING = 1e-4  # relative, of a metric in float32
 
 

@@ -92,9 +92,8 @@ def take_any_text(stream: TextIO) -> None:
 def prepare_streams() -> None:
     """Makes stdout and stderr take any text, also where they are closed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if (
-            getattr(sys, name) is None
-        ):  # closed, as by `>&-`: the next file, here or in a child, would take its number
+        # closed, as by `>&-`: the next file, here or in a child, would take its number
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
             os.set_inheritable(getattr(sys, name).fileno(), True)
     for stream in (sys.stdout, sys.stderr):

@@ -18,12 +18,8 @@ from mlm.text import is_text, printable, say
 LOCK = ".lock"
 LOCKED = (errno.EWOULDBLOCK, errno.EACCES)  # by another process
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
-BUCKETS = [
-    ("gs",),
-    ("s3",),
-    ("az",),
-    ("hf",),
-]  # top folders that orbax takes for gs:// and the like
+# top folders that orbax takes for gs:// and the like
+BUCKETS = [("gs",), ("s3",), ("az",), ("hf",)]
 
 
 class Workdir:

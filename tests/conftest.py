@@ -20,9 +20,8 @@ os.environ["XLA_FLAGS"] = f"{QUICK_COMPILE} {DEVICES}"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)  # subprocesses of the tests inherit it
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["FSSPEC_GCS_TOKEN"] = (
-    "anon"  # for the emulator of Google Cloud Storage, which speaks no gRPC either
-)
+# for the emulator of Google Cloud Storage, which speaks no gRPC either
+os.environ["FSSPEC_GCS_TOKEN"] = "anon"
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 # Where it is ignored, as in a shell's background job, the processes of the tests would ignore it too.
@@ -32,9 +31,8 @@ import jax
 import pytest
 
 jax.devices()  # reads XLA_FLAGS
-os.environ["XLA_FLAGS"] = (
-    DEVICES  # libtpu, loaded later, aborts on a flag of the CPU that it does not know
-)
+# libtpu, loaded later, aborts on a flag of the CPU that it does not know
+os.environ["XLA_FLAGS"] = DEVICES
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -72,9 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("filterwarnings", "error:::mlm")
     config.addinivalue_line("filterwarnings", "error:::tests")
-    config.addinivalue_line(
-        "filterwarnings", "ignore:builtin type:DeprecationWarning"
-    )  # jaxlib 0.12's own
+    # jaxlib 0.12's own
+    config.addinivalue_line("filterwarnings", "ignore:builtin type:DeprecationWarning")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,10 +88,8 @@ def quick_tests_start_no_process(
         start = subprocess.Popen.__init__
 
         def refuse(self, args=None, *more, **kwargs):
-            if not args or args[0] not in (
-                "git",
-                "uname",
-            ):  # milliseconds: a run's commit, and TensorFlow's import
+            # milliseconds: a run's commit, and TensorFlow's import
+            if not args or args[0] not in ("git", "uname"):
                 pytest.fail(f"a quick test starts a process, {args or self}: mark it `standard`")
             start(self, args, *more, **kwargs)
 
@@ -107,7 +102,8 @@ def eight_devices() -> None:
     assert jax.device_count() == 8, (
         "the tests need eight CPU devices: something imported jax before tests/conftest.py"
     )
-    gc.freeze()  # what is imported by now stays: a twentieth of the time went into looking through it for garbage
+    # what is imported by now stays: a twentieth of the time went into looking through it for garbage
+    gc.freeze()
     gc.set_threshold(100_000, 20, 50)
 
 

@@ -82,7 +82,8 @@ SWAPS = {
     ast.And: "or", ast.Or: "and",
 }  # fmt: skip
 LONGEST = 1800  # seconds of a room's tests
-MARKERS = {  # of the tests that a fault is shown to, those of --standard if the quick ones do not notice it
+# of the tests that a fault is shown to, those of --standard if the quick ones do not notice it
+MARKERS = {
     "quick": "not standard and not slow and not hosts",
     "standard": "standard and not slow and not hosts",
 }
@@ -205,8 +206,9 @@ def choose(count: int, seed: int) -> list[Fault]:
 
 def first_failure(root: Path, marker: str, file: Path) -> str:
     """Returns the first test that fails in a copy of the repository with a fault in a file, "" where none does."""
+    # which most likely notices it
     folder = file.parts[1]
-    module = f"{file.parts[1]}/test_{file.name}"  # which most likely notices it
+    module = f"{file.parts[1]}/test_{file.name}"
     for room in ([module] if (root / "tests" / module).exists() else []) + ROOMS[folder]:
         command = [
             sys.executable,

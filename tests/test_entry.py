@@ -216,13 +216,8 @@ COMMANDS = [
     ["classify", "--config=configs/base.py"],
     ["glue", "--model=x"],
     ["sweep", "classify", "--config=configs/base.py", "--vary", "train.seed=0"],
-    [
-        "sweep",
-        "train",
-        "--config=configs/base.py",
-        "--vary",
-        "train.seed=0",
-    ],  # these arguments are not the script's
+    # these arguments are not the script's
+    ["sweep", "train", "--config=configs/base.py", "--vary", "train.seed=0"],
 ]
 
 

@@ -34,15 +34,8 @@ HEAVY = {
     "numpy",
 }
 NO_CONFIG = {"average", "compare", "predict", "report"}
-SEVERAL = {
-    "run",
-    "shards",
-    "train",
-    "verify",
-    "classify",
-    "evaluate",
-    "export",
-}  # by several processes
+# by several processes
+SEVERAL = {"run", "shards", "train", "verify", "classify", "evaluate", "export"}
 
 
 def test_alone_it_prints_the_table_and_ends_with_2(capsys):

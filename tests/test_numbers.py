@@ -73,7 +73,8 @@ TOLERANCES = {
     "train/accuracy": 0.015,
     "train/grad_norm": 0.1,  # of 4
     "train/learning_rate": 0,
-    "ema/distance from the start": 0.05,  # rounded to 8 bits, an average would stay at the start, or jump
+    # rounded to 8 bits, an average would stay at the start, or jump
+    "ema/distance from the start": 0.05,
     "ema/loss": 0.02,
     "train/smallest item of the state": 0,
     "classes/loss": 0.01,
@@ -85,7 +86,8 @@ TOLERANCES = {
     "number/mse": 0.01,
     "number/pearson": 0.01,
     "number/spearman": 0.02,
-    "number/distinct": 0,  # a value that is rounded to 8 bits ties with others, and a rank correlation counts ties
+    # a value that is rounded to 8 bits ties with others, and a rank correlation counts ties
+    "number/distinct": 0,
     "words/loss": 0.01,
     "words/accuracy": 0.02,
     "words/precision": 0.03,
@@ -198,9 +200,8 @@ def with_signal(task: Pretraining) -> dict:
     head = at_path(params, (family.lm_head[-1], "dense"))
     words["embedding"] = 30 * words["embedding"]
     words["embedding"][mask_id] = words["embedding"][FREQUENT]
-    drawn = np.random.default_rng(0).normal(
-        0, 0.3, bias["bias"].shape
-    )  # adding 0 would round nothing
+    # adding 0 would round nothing
+    drawn = np.random.default_rng(0).normal(0, 0.3, bias["bias"].shape)
     bias["bias"] = drawn.astype(np.float32)
     bias["bias"][mask_id] = -30
     head["kernel"] = 2 * np.eye(task.config.model.hidden_size, dtype=np.float32) + head["kernel"]
@@ -315,11 +316,8 @@ def named(group: str, numbers: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.standard
 def test_every_number_is_that_of_float32_on_one_device():
-    command = [
-        sys.executable,
-        "-m",
-        "tests.test_numbers",
-    ]  # tests/conftest.py leaves only the devices in XLA_FLAGS
+    # tests/conftest.py leaves only the devices in XLA_FLAGS
+    command = [sys.executable, "-m", "tests.test_numbers"]
     found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     wrong = []
     checked = set()

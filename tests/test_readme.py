@@ -36,13 +36,14 @@ BASE_ON_A_LAPTOP = (
     "model.remat_feed_forward=0",
 )
 PUBLISHED = "FacebookAI/roberta-base"
+# PUBLISHED's own
 OF_MODEL = (
     "tokenizer.",
     "model.positions=",
     "model.layers=",
     "model.h",
     "model.intermediate_size=",
-)  # PUBLISHED's own
+)
 
 
 README = ROOT / "README.md"
@@ -116,9 +117,8 @@ def with_settings(command: str, *settings: str) -> str:
 def shortened(line: str, folder: pathlib.Path) -> str:
     """A command of the pages as it runs here: on a small corpus, a small model, in some steps."""
     command = line.replace("my/texts/*.txt", f"{folder}/my.txt").replace("runs/", f"{folder}/runs/")
-    command = command.replace(
-        "quickstart@1000..1575", "quickstart@4..8"
-    )  # the steps of the short run
+    # the steps of the short run
+    command = command.replace("quickstart@1000..1575", "quickstart@4..8")
     command = command.replace("> docs.jsonl", f"> {folder}/docs.jsonl")
     corpus = f"jsonl:{folder}/corpus.jsonl"
     if line.startswith("gcloud"):  # what it runs on every host

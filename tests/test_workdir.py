@@ -91,9 +91,8 @@ def test_the_lock_and_the_folder_of_a_colleague(tmp_path):
         line = [sys.executable, "-c", OF_OTHERS, str(folder)]
         return subprocess.run(line, capture_output=True, text=True, check=True).stdout
 
-    folder = pathlib.Path(
-        "/var/tmp", f"mlm-{os.getpid()}"
-    )  # tmp_path is below a folder of root alone
+    # tmp_path is below a folder of root alone
+    folder = pathlib.Path("/var/tmp", f"mlm-{os.getpid()}")
     folder.mkdir()
     try:
         folder.chmod(0o1777)  # as /tmp

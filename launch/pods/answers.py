@@ -66,9 +66,8 @@ ADVICE = (
     ("other", r"network", "see network and create_flags in pod.toml, and gcloud compute networks list"),
     ("other", r"", ""),
 )  # fmt: skip
-AUTHENTICATED = re.compile(
-    r"\s*This command is authenticated (as|with) .*? property\.?"
-)  # true of every refusal
+# true of every refusal
+AUTHENTICATED = re.compile(r"\s*This command is authenticated (as|with) .*? property\.?")
 ENDING = re.compile(
     r"\n\s*(If you would like to report this issue|To search the help text).*", re.DOTALL
 )

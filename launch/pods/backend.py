@@ -43,14 +43,8 @@ class SettingsError(PodError):
 ABSENT = "ABSENT"
 READY = "READY"
 STOPPED = "STOPPED"
-GONE = (
-    "PREEMPTED",
-    "TERMINATED",
-    "SUSPENDED",
-    "SUSPENDING",
-    "FAILED",
-    "UNKNOWN",
-)  # UNKNOWN: after a failed repair
+# UNKNOWN: after a failed repair
+GONE = ("PREEMPTED", "TERMINATED", "SUSPENDED", "SUSPENDING", "FAILED", "UNKNOWN")
 DELETE = "deleting it"
 CREATE = "creating one"
 RESUME = "starting it again"
@@ -134,9 +128,8 @@ class Runner:
             code = process.returncode
         except subprocess.TimeoutExpired:
             kill(process)
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # something outside the group may still hold the pipe
+            # something outside the group may still hold the pipe
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 stdout, stderr = process.communicate(timeout=5)
         except BaseException:  # Ctrl-C: take the call along
             kill(process)

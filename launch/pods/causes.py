@@ -24,13 +24,11 @@ class HostReport:
     process: int
     host: str
     state: str  # "absent", "running", "exited" or "lost" (it is gone, and nobody saw how)
-    exit: dict[str, Any] | None = (
-        None  # {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}
-    )
+    # {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}
+    exit: dict[str, Any] | None = None
     progress: dict[str, Any] | None = None  # {"step", "phase", "time", ...}: where it was last
-    cause: dict[str, Any] | None = (
-        None  # {"kind", "time", "step", "phase", "code", "what", ...}: the reason it gave
-    )
+    # {"kind", "time", "step", "phase", "code", "what", ...}: the reason it gave
+    cause: dict[str, Any] | None = None
     ended_by_us: bool = False  # the launcher killed it, since others had ended
     last_line: str = ""  # that it printed, if known
 
@@ -41,7 +39,8 @@ class Cause:
 
     process: int
     host: str
-    kind: str  # "exception", "signal", "hang", "exit" (a code alone), "lost" or "peer" (another's, who is not known)
+    # "exception", "signal", "hang", "exit" (a code alone), "lost" or "peer" (another's, who is not known)
+    kind: str
     time: float | None  # unix seconds
     step: int | None
     phase: str | None

@@ -64,9 +64,10 @@ def pack() -> Code:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in known:
+            # of nobody, and of no time
             path = root / name
             info = tarfile.TarInfo(name)
-            content = b""  # of nobody, and of no time
+            content = b""
             if path.is_symlink():  # as it is: hosts refuse one that leaves the code
                 info.type = tarfile.SYMTYPE
                 info.linkname = str(path.readlink())

@@ -27,17 +27,12 @@ INITIATORS = {"USER": "by a person", "SERVICE": "by Google Cloud"}  # of a suspe
 ASK = 120.0  # seconds that gcloud may take to answer
 CHANGE = 1800.0  # to create or delete
 CONNECT = 180.0  # for the first connection, in which gcloud makes a key and brings it to the hosts
-COLLECTION = {
-    "tpu-vm": "nodes",
-    "queued-resources": "queuedResources",
-}  # of the API, by gcloud's name
-SHARED = (
-    "ControlMaster=auto",
-    "ControlPersist=600",
-    "BatchMode=yes",
-    "ServerAliveInterval=15",
-)  # between questions
-PATIENCE = "--ssh-flag=-o ConnectTimeout=10"  # or a closed port takes ssh two minutes, and gcloud tries ten times
+# of the API, by gcloud's name
+COLLECTION = {"tpu-vm": "nodes", "queued-resources": "queuedResources"}
+# between questions
+SHARED = ("ControlMaster=auto", "ControlPersist=600", "BatchMode=yes", "ServerAliveInterval=15")
+# or a closed port takes ssh two minutes, and gcloud tries ten times
+PATIENCE = "--ssh-flag=-o ConnectTimeout=10"
 LONGEST = 60  # of a folder for ssh's sockets, whose whole path has 104 characters at most
 
 
@@ -48,12 +43,10 @@ class TpuVm:
         self.settings = settings
         self.runner = runner
         self.dry = runner.dry
-        self.routes: list[
-            list[str]
-        ] = []  # an ssh command for each host; none where gcloud's own goes
-        self._routes_file = (
-            pathlib.Path("runs/pods/ssh") / f"{settings.name}.json"
-        )  # under the folder we are in
+        # an ssh command for each host; none where gcloud's own goes
+        self.routes: list[list[str]] = []
+        # under the folder we are in
+        self._routes_file = pathlib.Path("runs/pods/ssh") / f"{settings.name}.json"
 
     @functools.cached_property
     def label(self) -> str:
@@ -74,9 +67,8 @@ class TpuVm:
             for flag in settings.create_flags
             if flag.startswith("--labels=")
         ]
-        labels = ",".join(
-            [f"{LABEL}={self.label}", *labels]
-        )  # gcloud takes the last --labels alone
+        # gcloud takes the last --labels alone
+        labels = ",".join([f"{LABEL}={self.label}", *labels])
         flags += [f"--labels={labels}", f"--accelerator-type={settings.accelerator_type}"]
         if settings.spot:
             flags.append("--spot")
@@ -167,9 +159,8 @@ class TpuVm:
                 "key": [pod.identity, *words],
                 "lines": [] if answer.code else answer.stdout.splitlines(),
             }
-            with contextlib.suppress(
-                OSError
-            ):  # a full disk, a folder of somebody else's: it is asked again
+            # a full disk, a folder of somebody else's: it is asked again
+            with contextlib.suppress(OSError):
                 self._routes_file.parent.mkdir(parents=True, exist_ok=True)
                 host_setup.write(self._routes_file, saved)
         flags = [
@@ -184,9 +175,8 @@ class TpuVm:
         first = self.runner.run([*words, "--command=true", "--worker=0"], CONNECT)
         if first.code in (None, 255):
             said = first.stderr
-            if (
-                "Permission denied" in said and self._has_passphrase()
-            ):  # of which ssh says nothing, if it can't ask
+            # of which ssh says nothing, if it can't ask
+            if "Permission denied" in said and self._has_passphrase():
                 said += "passphrase"
             advice = answers.advice(said, self.settings)
             raise PodError(
@@ -219,15 +209,13 @@ class TpuVm:
     def _ssh_words(self, *words: str) -> list[str]:
         settings = self.settings
         target = f"{settings.user}@{settings.name}" if settings.user else settings.name
-        return self._argv(
-            "tpu-vm", "ssh", target, *words, *settings.ssh_flags, PATIENCE
-        )  # of two, ssh takes the first
+        # of two, ssh takes the first
+        return self._argv("tpu-vm", "ssh", target, *words, *settings.ssh_flags, PATIENCE)
 
     def _node(self, node: dict) -> Pod:
         ends = node.get("networkEndpoints") or []
-        primary = ends[
-            :: max(1, len(node.get("networkConfigs") or []))
-        ]  # of each host's interfaces the first
+        # of each host's interfaces the first
+        primary = ends[:: max(1, len(node.get("networkConfigs") or []))]
         return Pod(
             self.settings.name,
             node.get("state", "without a state"),

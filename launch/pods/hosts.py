@@ -46,9 +46,8 @@ class Hosts:
 
     cloud: TpuVm
     pod: Pod
-    timeout: float = (
-        60.0  # seconds that a host has to answer a question, unless the question says otherwise
-    )
+    # seconds that a host has to answer a question, unless the question says otherwise
+    timeout: float = 60.0
     retry: bool = True  # ssh is tried again
 
     @property
@@ -75,12 +74,10 @@ class Hosts:
         argvs = argv if isinstance(argv, Mapping) else dict.fromkeys(self.all, argv)
         code = program()
         texts = dict.fromkeys(argvs, b"") | (stdin or {})
-        whole = {
-            text: code + text for text in {*texts.values()}
-        }  # once for all hosts that read the same
-        pool = ThreadPoolExecutor(
-            1 if self.dry else AT_ONCE
-        )  # a dry run prints one after the other
+        # once for all hosts that read the same
+        whole = {text: code + text for text in {*texts.values()}}
+        # a dry run prints one after the other
+        pool = ThreadPoolExecutor(1 if self.dry else AT_ONCE)
         limit = timeout or self.timeout
         try:
             jobs = [

@@ -208,9 +208,10 @@ def start(hosts: Hosts, job: Job, seen: RunStatus) -> tuple[int, bool]:
             say(
                 f"run {job.id!r} is alive with code {seen.job['code'][:12]}, not with {job.code.label}"
             )
+        # Ctrl-C
         if absent := [
             f"host {report.process}" for report in seen.reports if report.state == "absent"
-        ]:  # Ctrl-C
+        ]:
             say(
                 f"but it was not started on {', '.join(absent)}: if it stays so, launch/tpu.py stop {quoted(job.id)}"
             )
@@ -233,9 +234,8 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
     Returns whether it was us. Raises PodError if a host did not start it; then it is stopped on all.
     """
     launch = "..." if hosts.dry else secrets.token_hex(8)
-    env = {
-        "MLM_COMMIT": job.code.commit
-    } | job.env  # for the card of an export: the hosts have no git
+    # for the card of an export: the hosts have no git
+    env = {"MLM_COMMIT": job.code.commit} | job.env
     text = {
         "id": job.id,
         "attempt": attempt,
@@ -253,9 +253,8 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
     }
     answers = hosts.ask({hosts.all[0]: ["start"]}, stdin=texts)
     there = answers[0].data.get("job")  # none where it was stopped before
-    if (
-        there and there["launch"] != launch
-    ):  # somebody else's start came first; the other hosts are theirs too
+    # somebody else's start came first; the other hosts are theirs too
+    if there and there["launch"] != launch:
         if difference := job.difference(there):
             raise _other_arguments(job, difference, attempt)
         return False
@@ -267,9 +266,8 @@ def _start(hosts: Hosts, job: Job, attempt: int, packages: str) -> bool:
         if answer.error or (answer.data.get("job") or {}).get("launch") != launch
     ]
     if failures and not hosts.dry:
-        stops = hosts.ask(
-            ["stop", job.id, str(attempt), "0"]
-        )  # one that did not answer may start it yet
+        # one that did not answer may start it yet
+        stops = hosts.ask(["stop", job.id, str(attempt), "0"])
         left = ", ".join(str(stop.host) for stop in stops if stop.error)
         but = (
             f", but {left} did not confirm that: launch/tpu.py stop {quoted(job.id)}"

@@ -161,10 +161,8 @@ def _read(path: pathlib.Path) -> dict[str, object]:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{path} can't be read: {error.strerror}.") from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a number of 5,000 digits, a list in 1,000 others
+    # a number of 5,000 digits, a list in 1,000 others
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path} is no TOML: {error}.") from error
     for name in values:
         if name not in FIELDS:

@@ -51,9 +51,8 @@ class Action(NamedTuple):
 class Memory:
     """What is kept from one poll to the next, and over a restart of the supervisor."""
 
-    watched: int = (
-        0  # the attempt that we have started, or seen alive; 0 once its end is dealt with
-    )
+    # the attempt that we have started, or seen alive; 0 once its end is dealt with
+    watched: int = 0
     step: int = -1  # the furthest seen
     silent: int = 0  # polls in a row in which a host that matters did not answer
     tries: int = 0  # in vain, since the run last came further
@@ -95,9 +94,8 @@ def _of_run(pod: Pod, status: RunStatus, memory: Memory) -> Action:
     if quiet and not status.running:
         return _silence(quiet + unwell, pod, status, memory)
     memory.silent = 0
-    if (
-        status.running
-    ):  # a host that does not answer is not missed: if it is dead, the others end, and if not, not
+    # a host that does not answer is not missed: if it is dead, the others end, and if not, not
+    if status.running:
         why = f"attempt {status.attempt} runs{'; ' if quiet else ''}{quiet}{unwell}"
         if ended := sum(report.state != "running" for report in status.reports):
             why += f", but {ended} of {len(pod.hosts)} hosts have ended; the others should follow"
@@ -224,9 +222,8 @@ class Supervisor:
             attempt, _ = runs.start(self.hosts, self.job, self.status)
             self.memory.watched = attempt
             with contextlib.suppress(OSError):  # a full disk
-                (self.folder / str(attempt)).mkdir(
-                    parents=True, exist_ok=True
-                )  # its number is not given again
+                # its number is not given again
+                (self.folder / str(attempt)).mkdir(parents=True, exist_ok=True)
             log(f"attempt {attempt} started on {len(self.hosts.all)} hosts")
 
     def _in_vain(self, why: str, *, is_tried: bool) -> int | None:
@@ -284,10 +281,8 @@ class Supervisor:
             follower = following.Follower(
                 self.hosts, self.job.id, self.status.attempt, show=lambda line: None
             )
-            with (
-                contextlib.suppress(PodError, OSError),
-                follower.alone(),
-            ):  # a person may follow them as well
+            # a person may follow them as well
+            with contextlib.suppress(PodError, OSError), follower.alone():
                 follower.round()
 
     def _load(self) -> Memory:

@@ -23,7 +23,8 @@ SOURCES = {  # jax's name of a platform: ours
     "mpi4py": "mpi4py",
 }
 MPI = ("Open MPI 5", "mpiexec")
-LAUNCHERS = {  # that jax does not know: their variables of a process's number, and of the number of processes
+# that jax does not know: their variables of a process's number, and of the number of processes
+LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE"),
     "Flux": ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     "PALS": ("PALS_RANKID", "PMI_SIZE"),

@@ -130,9 +130,8 @@ def interface(host: str) -> str:
 
 def holder(port: int) -> str:
     """Returns which process of this machine listens on a port."""
-    with contextlib.suppress(
-        OSError, RuntimeError, psutil.Error
-    ):  # what it cannot read is not worth a failure
+    # what it cannot read is not worth a failure
+    with contextlib.suppress(OSError, RuntimeError, psutil.Error):
         for listener in psutil.net_connections("tcp"):
             if (
                 listener.status == psutil.CONN_LISTEN

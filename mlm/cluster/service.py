@@ -35,14 +35,16 @@ from mlm.errors import StopError
 from mlm.text import printable
 
 FOREVER = 10**12  # milliseconds
-STOP = "RECEIVED_PREEMPTION_NOTICE"  # what jax's preemption service waits for (tsl's preemption_sync_manager.cc)
+# what jax's preemption service waits for (tsl's preemption_sync_manager.cc)
+STOP = "RECEIVED_PREEMPTION_NOTICE"
 # It is a time, until 15 minutes before which jax waits, by its own clock; clocks differ, but this is past on all.
 AT_ONCE = datetime.datetime.fromtimestamp(0, datetime.UTC).isoformat()
 NO_PROXY = "no_grpc_proxy"  # the variable of gRPC
 LINGER = 5.0  # seconds for which process 0 waits until the others know the cause
 EXIT = 0.5  # seconds for them to exit
 LATER = 5  # seconds by which the others wait longer than process 0, which can say who has come
-COLLECT = 2.0  # seconds for several processes to report that they hang, before the one that is behind is named
+# seconds for several processes to report that they hang, before the one that is behind is named
+COLLECT = 2.0
 
 
 class Service:
@@ -63,9 +65,8 @@ class Service:
         self.address = ports.parse_address(cluster.coordinator, pod.port)
         is_primary = self._process == 0
         wait = ports.wait_until_free if is_primary else ports.wait_for_host_0
-        self.ip = wait(
-            self.address, pod.start_timeout
-        )  # where process 0 listens, and how another one reaches it
+        # where process 0 listens, and how another one reaches it
+        self.ip = wait(self.address, pod.start_timeout)
         # gRPC would ask $http_proxy for the way to process 0; where this is set, it does not read $no_proxy.
         excepted = os.environ.get(NO_PROXY) or os.environ.get("no_proxy") or ""
         os.environ[NO_PROXY] = f"{excepted},{self.address[0]}".lstrip(",")
@@ -79,8 +80,8 @@ class Service:
                 timeout=pod.start_timeout + (0 if is_primary else LATER),
                 cluster_detection_method="deactivate",
                 coordinator_bind_address=ports.format_address((self.ip, self.address[1])),
-                initialization_timeout=int(pod.start_timeout)
-                + 2 * LATER,  # then jax aborts, and names nobody
+                # then jax aborts, and names nobody
+                initialization_timeout=int(pod.start_timeout) + 2 * LATER,
                 heartbeat_timeout_seconds=int(pod.heartbeat),
                 shutdown_timeout_seconds=int(pod.heartbeat),
             )
@@ -182,9 +183,8 @@ class Service:
                 hung = map(Termination.read, self._read("hung/").values())
                 termination = min(hung, key=lambda hung: hung.position)
             if termination.kind != "peer":
-                self._client.key_value_set(
-                    "cause", termination.text
-                )  # an error if another was first
+                # an error if another was first
+                self._client.key_value_set("cause", termination.text)
         if self._process > 0:
             with contextlib.suppress(JaxRuntimeError):
                 self._client.key_value_set(f"heard/{self._process}", "", allow_overwrite=True)

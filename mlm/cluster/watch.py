@@ -43,10 +43,8 @@ TASKS = "tasks"  # each one that is finished is progress
 SLOW_PHASES = ("start", "compile", "save")  # they report no progress of their own, and so may take
 SLOW_FACTOR = 4  # times as long as config.pod.hang
 CAUSE_WAIT = 2.0  # seconds that a crash waits for the news that another process failed first
-OF_THIS_PROCESS = (
-    "RESOURCE_EXHAUSTED",
-    "INVALID_ARGUMENT",
-)  # jax's errors that no other process can cause
+# jax's errors that no other process can cause
+OF_THIS_PROCESS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")
 Item = TypeVar("Item")
 
 
@@ -148,15 +146,12 @@ class Watch:
         self._hang = 0.0  # while it waits here
         is_expected = isinstance(error, StopError | KeyboardInterrupt)
         if self.service is not None and not is_expected:
-            if _is_of_jax(
-                error
-            ):  # a collective breaks when another process dies: jax ends this one
+            # a collective breaks when another process dies: jax ends this one
+            if _is_of_jax(error):
                 self.service.wait_for_end()
             time.sleep(CAUSE_WAIT)
-        is_agreed = isinstance(error, PreemptedError) and self.phase not in (
-            UNTIMED,
-            TASKS,
-        )  # by all processes
+        # by all processes
+        is_agreed = isinstance(error, PreemptedError) and self.phase not in (UNTIMED, TASKS)
         name, when = self._signal or ("Ctrl-C", time.time())
         kind = "exception"
         what = str(error) or type(error).__name__

@@ -137,9 +137,8 @@ def open_run(
     if getattr(args, "skip_batches", []):
         ranges = tuple(dict.fromkeys([*config.data.skip_batches, *args.skip_batches]))
         config = configs.replace(config, {"data.skip_batches": ranges})
-    workdir = Workdir(
-        args.workdir, create=is_remote(args.workdir) or None
-    )  # tries whether a bucket can be written
+    # tries whether a bucket can be written
+    workdir = Workdir(args.workdir, create=is_remote(args.workdir) or None)
     if "averaged" in locate.metadata(workdir):  # parameters alone
         raise InputError(
             f"--workdir={args.workdir}: holds an average of checkpoints, which can't be trained further; "

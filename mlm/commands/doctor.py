@@ -76,9 +76,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     try:
         manifest = common.load_data(config, workdir)
     except (InputError, DamageError) as error:
-        unusable = [
-            finding for finding in unusable if str(error) not in finding.what
-        ]  # reported once
+        # reported once
+        unusable = [finding for finding in unusable if str(error) not in finding.what]
         findings = [
             checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")
         ]

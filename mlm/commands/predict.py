@@ -39,9 +39,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     from mlm.tasks.changed_model import with_class
 
     if isinstance(name, Workdir) and os.access(programs := str(name.root / "xla_cache"), os.W_OK):
-        memory.cache_programs(
-            programs
-        )  # of training on this machine; compiling takes longer than computing
+        # of training on this machine; compiling takes longer than computing
+        memory.cache_programs(programs)
     model = load.load(name, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
     model = with_class(model, args.entry, command=args.name)
     tok = tokenizer.load(model.tokenizer)

@@ -50,16 +50,14 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
     complete = (UPath(folder) / NAME).is_file()
     begin = time.monotonic()
     documents = corpus.Corpus.from_config(config.corpus)
-    if (
-        config.tokenizer.path or config.train.branch_from
-    ) and not complete:  # `make_tokenizer` warns of a new one
+    # `make_tokenizer` warns of a new one
+    if (config.tokenizer.path or config.train.branch_from) and not complete:
         texts = str(work_folder(folder) / "texts")
         warn_of_unknown_tokens(
             sample.draw(documents, megabytes=1.0, engine=engine, texts=texts), workdir
         )
-    source = config.corpus.to_dict() | {
-        "near_duplicates": 0.0
-    }  # a key of earlier versions, whose shards are the same
+    # a key of earlier versions, whose shards are the same
+    source = config.corpus.to_dict() | {"near_duplicates": 0.0}
     manifest = shards.write(
         documents,
         shards.Settings(config.shards.length, counts, config.shards.rows),

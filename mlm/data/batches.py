@@ -175,9 +175,8 @@ class _Reader:
                 [tf.debugging.assert_equal(tf.shape(rows, tf.int64)[0], records[shard])]
             ):
                 parsed = tf.io.parse_example(rows, features)
-            largest = tf.reduce_max(
-                tf.bitcast(parsed["input_ids"], tf.uint64)
-            )  # a negative id exceeds any other
+            # a negative id exceeds any other
+            largest = tf.reduce_max(tf.bitcast(parsed["input_ids"], tf.uint64))
             with tf.control_dependencies([tf.debugging.assert_less(largest, size)]):
                 ids = tf.gather(tf.cast(parsed["input_ids"], tf.int32), order)
             mask = (

@@ -24,9 +24,8 @@ class Part(NamedTuple):
     name: str  # for messages and for looking up a document
     bytes: int  # about, of what is read; 0 if unknown
     where: tuple[Any, ...]  # what the reader of its kind needs; it changes when the part does
-    cut: tuple[
-        str, ...
-    ] = ()  # without such a split: the held-out splits that take some of its groups
+    # without such a split: the held-out splits that take some of its groups
+    cut: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +162,6 @@ class Corpus:
 
 def text_hash(text: str) -> int:
     """Returns 64 bits of BLAKE2b of a text: they identify duplicates, and decide the split of a document or group."""
-    data = text.encode(
-        errors="surrogateescape"
-    )  # a group may be the name of a file, which need not be UTF-8
+    # a group may be the name of a file, which need not be UTF-8
+    data = text.encode(errors="surrogateescape")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

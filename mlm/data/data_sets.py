@@ -103,9 +103,8 @@ def hf_errors() -> Iterator[None]:
         raise ValueError(f"{cache}; set HF_HOME to a folder on a local disk") from error
     except (datasets.exceptions.DatasetsError, ValueError) as error:
         reason = error
-        if (
-            type(error) is datasets.exceptions.DatasetGenerationError
-        ):  # which says no more than that
+        # which says no more than that
+        if type(error) is datasets.exceptions.DatasetGenerationError:
             reason = error.__cause__ or error
         raise ValueError(" ".join(str(reason).split())) from error
 
@@ -114,9 +113,8 @@ def hf_name(name: str) -> tuple[str, str | None]:
     """Returns the name and the configuration (None for the default) of NAME[:CONFIG]."""
     if UPath(name).is_file():
         raise ValueError("it is a file; name its folder, all of whose files are then read")
-    folder, _, config = (
-        (name, "", "") if UPath(name).is_dir() else name.rpartition(":")
-    )  # a path may hold a colon
+    # a path may hold a colon
+    folder, _, config = (name, "", "") if UPath(name).is_dir() else name.rpartition(":")
     if not folder or not UPath(folder).is_dir():
         folder, _, config = name.partition(":")
     elif re.search(r"[*?[]|::", str(UPath(folder).absolute())):

@@ -15,17 +15,11 @@ from mlm.text import is_text
 SHORTEST = 60  # characters; below that a docstring is a phrase
 PART_BYTES = 2 * 10**6  # of source code
 SOURCE = 4  # bytes of source code for each byte of docstrings, about
-LEFT_OUT = re.compile(
-    r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\."
-)  # of the files of a package
+# of the files of a package
+LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_vendor)/|(^|/)(test_|conftest)|\.\.")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-BLOCKS = (
-    "body",
-    "orelse",
-    "handlers",
-    "finalbody",
-    "cases",
-)  # of a statement: the statements in it
+# of a statement: the statements in it
+BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
 
 
 class Modules(NamedTuple):
@@ -43,9 +37,8 @@ def parts() -> Iterator[Modules]:
     requirements = Path(__file__).parents[2] / "requirements.txt"
     pins = requirements.read_text(encoding="utf-8")
     for name in sorted(set(re.findall(r"^([A-Za-z0-9._-]+)==", pins, re.MULTILINE))):
-        with contextlib.suppress(
-            importlib.metadata.PackageNotFoundError
-        ):  # pinned for another platform
+        # pinned for another platform
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             package = importlib.metadata.distribution(name)
             lines = (
                 line.rsplit(",", 2) for line in (package.read_text("RECORD") or "").splitlines()
@@ -67,7 +60,8 @@ def parts() -> Iterator[Modules]:
 def read_docstrings(modules: Modules) -> Iterator[tuple[str, str]]:
     """Yields (file, docstring) of some modules."""
     package = importlib.metadata.distribution(modules.package)
-    gc.disable()  # syntax trees have no cycles: garbage collection would take a fifth of the time and find nothing
+    # syntax trees have no cycles: garbage collection would take a fifth of the time and find nothing
+    gc.disable()
     try:
         for file in modules.files:
             yield from ((file, text) for text in of_file(Path(package.locate_file(file))))

@@ -40,9 +40,8 @@ class Words:
 
     texts: list[str]
     row_W: np.ndarray  # int64, the row of each
-    token_W: (
-        np.ndarray
-    )  # int64, its first piece in the row; -1 where it has none, see `first_pieces`
+    # int64, its first piece in the row; -1 where it has none, see `first_pieces`
+    token_W: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +50,8 @@ class LabelledSplit:
 
     tokens: np.ndarray  # int32, all rows, one after the other
     starts: np.ndarray  # int64 [N + 1], where each row begins
-    labels_N: (
-        np.ndarray
-    )  # int32 class indices, or float32 targets; -1 or NaN where a row to predict has none; [W]
+    # int32 class indices, or float32 targets; -1 or NaN where a row to predict has none; [W]
+    labels_N: np.ndarray
     truncated: int  # number of truncated rows
     words: Words | None = None  # with token labels alone
 

@@ -40,9 +40,8 @@ Row = dict[str, Any]
 PlacedRows = Iterator[tuple[str, Row]]  # (place, row)
 Names = list[str] | None  # of the classes by index, where a library has them
 
-csv.field_size_limit(
-    2**31 - 1
-)  # characters; the default of 131,072 is less than long documents have
+# characters; the default of 131,072 is less than long documents have
+csv.field_size_limit(2**31 - 1)
 
 
 class Columns(NamedTuple):
@@ -59,9 +58,8 @@ class Table:
 
     source: str  # as in the config
     texts: list[tuple[str, ...]]  # one or two a row; the words of a row where each has a label
-    labels: list[
-        Any
-    ]  # str, float or, of words, a tuple; None where the source has none, as in a test split
+    # str, float or, of words, a tuple; None where the source has none, as in a test split
+    labels: list[Any]
     places: list[str]  # the source and the line or row of each, for messages
     names: Names = None  # of the classes by index, where a library has them
     is_tokens: bool = False  # whether each word has a label
@@ -115,9 +113,8 @@ def read_table(
                 for column in columns.text
             ]
             texts.append(tuple(itertools.chain(*cells)))
-            if not by_word and not any(
-                map(str.strip, texts[-1])
-            ):  # one of a pair may be, as in two rows of QQP
+            # one of a pair may be, as in two rows of QQP
+            if not by_word and not any(map(str.strip, texts[-1])):
                 names_of_texts = " and ".join(map(repr, columns.text))
                 raise ValueError(
                     f"{place}: its {names_of_texts} is empty; fill it in, or remove the row"
@@ -305,9 +302,8 @@ def _library(
     name, named_split = data_sets.named_split(name)
     if kind == "hf":
         loaded = data_sets.load_hf(name, split=named_split or split)
-        used = [
-            column for column in loaded.column_names if column in (*columns, label)
-        ]  # others may be images
+        # others may be images
+        used = [column for column in loaded.column_names if column in (*columns, label)]
         features = loaded.features
         rows = loaded.select_columns(used)
     else:

@@ -67,9 +67,8 @@ def _without_mark(line: bytes, name: str) -> bytes:
         )
     if line[257:262] == b"ustar":
         raise ValueError(f"{name} is a tar archive; unpack it, and name the files in it")
-    encoding = json.detect_encoding(
-        line
-    )  # by a mark, or by the zeros that ASCII has in UTF-16 and UTF-32
+    # by a mark, or by the zeros that ASCII has in UTF-16 and UTF-32
+    encoding = json.detect_encoding(line)
     if encoding not in ("utf-8", "utf-8-sig"):
         raise ValueError(f"{name} is {encoding.upper()}; convert it to UTF-8")
     return line.removeprefix(codecs.BOM_UTF8)

@@ -67,9 +67,8 @@ class Manifest:
     folder: str  # local or gs://
     length: int  # tokens in a row
     vocab_size: int
-    special_ids: dict[
-        str, int
-    ]  # "cls", "pad", "sep", "mask", and "unk" unless every character is known
+    # "cls", "pad", "sep", "mask", and "unk" unless every character is known
+    special_ids: dict[str, int]
     all_special_ids: tuple[int, ...]  # those, other special tokens, and ids without an entry
     tokenizer_fingerprint: str
     full_rows: bool  # every token is real, so attention_mask need not be read
@@ -133,11 +132,11 @@ class DatasetInfo:
     all_special_ids: tuple[int, ...]
     length: int  # tokens in a row
     records: int  # rows of the training split
-    mixture: tuple[
-        dict[str, Any], ...
-    ] = ()  # of several folders: name, share, records and fingerprint of each
+    # of several folders: name, share, records and fingerprint of each
+    mixture: tuple[dict[str, Any], ...] = ()
     real_share: float = 1.0  # of the tokens of training rows, as in a manifest
-    padding: str = "any"  # where any row that is read may have some: none | end | any (in shards of another program)
+    # where any row that is read may have some: none | end | any (in shards of another program)
+    padding: str = "any"
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Self:

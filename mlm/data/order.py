@@ -34,10 +34,8 @@ class Lane:
     records: tuple[int, ...]  # in each shard of the split
     lane: int  # among those of its folder
     lanes: int
-    folder: tuple[int, int | None] = (
-        0,
-        None,
-    )  # in a mixture, where its shards start and stop in the split
+    # in a mixture, where its shards start and stop in the split
+    folder: tuple[int, int | None] = (0, None)
 
     @property
     def shards(self) -> np.ndarray:

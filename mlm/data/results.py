@@ -87,9 +87,8 @@ def load(
         with os_errors():
             data = file.fs.cat_file(file.path, start or None, stop) if stop != start else b""
     except OSError as error:
-        if (
-            isinstance(error, FileNotFoundError) or getattr(error.__cause__, "code", 0) == 416
-        ):  # it ends before `start`
+        # it ends before `start`
+        if isinstance(error, FileNotFoundError) or getattr(error.__cause__, "code", 0) == 416:
             raise _damaged(file) from None
         reason = f"{platform.node()} can't read it ({error.strerror or error})"
         raise InputError(f"{file}: {reason}; start the same command again.") from error

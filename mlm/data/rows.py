@@ -75,9 +75,8 @@ def arrange(kind: str, ids_T: np.ndarray, sizes_D: np.ndarray, *, length: int, p
 
 def best_fit(sizes_P: np.ndarray, length: int) -> np.ndarray:
     """Returns the row of each piece: the largest first, each goes where it leaves the least room, or opens a row."""
-    rows_with_room: list[list[int]] = [
-        [] for _ in range(length + 1)
-    ]  # heaps: of several such rows, the first
+    # heaps: of several such rows, the first
+    rows_with_room: list[list[int]] = [[] for _ in range(length + 1)]
     rooms = 0
     count = 0  # bit r of `rooms`: some row has room for r more tokens
     order_P = np.argsort(-sizes_P, kind="stable")

@@ -11,11 +11,8 @@ from mlm.engine.engine import Engine
 
 LONGEST = 100_000  # characters of a document that are used: a book must not be the whole sample
 # Margins of the size, and least shares of the documents: tried in turn, as sizes are known roughly, or not at all.
-MARGINS = (
-    (1.5, 1 / 8),
-    (8.0, 1 / 8),
-    (math.inf, 1.0),
-)  # a part is read up to where it has given its quota
+# a part is read up to where it has given its quota
+MARGINS = ((1.5, 1 / 8), (8.0, 1 / 8), (math.inf, 1.0))
 
 
 def sample_part(

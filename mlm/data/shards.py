@@ -42,9 +42,8 @@ class Settings(NamedTuple):
     """What decides the rows besides the corpus and the tokenizer."""
 
     length: int  # tokens in a row
-    counts: dict[
-        str, int
-    ]  # shards of training and of the held-out splits ("validation"); small ones get fewer
+    # shards of training and of the held-out splits ("validation"); small ones get fewer
+    counts: dict[str, int]
     rows: str = CONCATENATED  # or another of config.shards.rows
 
 
@@ -119,7 +118,8 @@ class _Job:
                 with contextlib.suppress(OSError):  # such as another user's
                     file.unlink()
         self._map()
-        self._check_fractions()  # before the longest stage: only now are the sizes of the splits known
+        # before the longest stage: only now are the sizes of the splits known
+        self._check_fractions()
         rows, duplicates = self._deduplicate()
         names = [printable(f"{part.source}, {part.name}, document") for part in self.parts]
         manifest = Manifest(
@@ -199,9 +199,8 @@ class _Job:
 
     def _block_bytes(self, parts: list[Part]) -> int:
         """Returns the bytes of text in a block, so that a shard has about BLOCKS."""
-        parts = [
-            part for part in parts if part.split != "test"
-        ]  # which changes nothing in the other splits
+        # which changes nothing in the other splits
+        parts = [part for part in parts if part.split != "test"]
         total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
         if self.corpus.max_documents:
             limit = (
@@ -287,9 +286,8 @@ class _Job:
         hashes = self.blocks["hash"][blocks]
         copies = np.ones(len(blocks), np.int64)
         length = self.settings.length
-        sizes = self.tokens[blocks].astype(
-            np.int64
-        )  # which give shards the same number of rows, about
+        # which give shards the same number of rows, about
+        sizes = self.tokens[blocks].astype(np.int64)
         row = length
         if self.settings.rows == LINES:
             sizes = self.documents[blocks].astype(np.int64)

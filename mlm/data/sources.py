@@ -78,9 +78,8 @@ class Kind:
                 raise ValueError(f"has no field {name!r}")
             value = "" if row[name] is None else row[name]
             value = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
-            if values and isinstance(
-                value, numbers.Integral
-            ):  # the group: many data sets number their documents
+            # the group: many data sets number their documents
+            if values and isinstance(value, numbers.Integral):
                 value = str(int(value))
             if not is_text(value):
                 raise ValueError(f"the field {name!r} is not a string of valid Unicode")
@@ -119,9 +118,8 @@ class _Lines(Kind):
     fields = False
 
     def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        files = [
-            file for file in find_files(self.rest) if file.size
-        ]  # 0 bytes of a part mean that they are unknown
+        # 0 bytes of a part mean that they are unknown
+        files = [file for file in find_files(self.rest) if file.size]
         limit = part_bytes(sum(file.size for file in files))
         pieces_of_parts = [[]]
         size_of_part = 0

@@ -36,16 +36,14 @@ def load(path: str) -> PreTrainedTokenizerFast:
         folder = local_folder(path)
         settings = get_tokenizer_config(folder)
         load_from = AutoTokenizer.from_pretrained
-        if (
-            settings.get("tokenizer_class") == "TokenizersBackend"
-        ):  # transformers 5's, whose default is without types
+        # transformers 5's, whose default is without types
+        if settings.get("tokenizer_class") == "TokenizersBackend":
             names = settings.get("model_input_names", ["input_ids", "attention_mask"])
             load_from = functools.partial(
                 PreTrainedTokenizerFast.from_pretrained, model_input_names=names
             )
-        if isinstance(
-            special_tokens := settings.get("extra_special_tokens"), list
-        ):  # as 5 saves them
+        # as 5 saves them
+        if isinstance(special_tokens := settings.get("extra_special_tokens"), list):
             load_from = functools.partial(
                 load_from, extra_special_tokens={}, additional_special_tokens=special_tokens
             )
@@ -69,9 +67,8 @@ def load(path: str) -> PreTrainedTokenizerFast:
         _say_once(
             f"tokenizer: {printable(path)}: split_special_tokens is off, so that a mask token in a text is one"
         )
-    if (settings.get("sp_model_kwargs") or {}).get(
-        "enable_sampling"
-    ):  # of sentencepiece, which is not used
+    # of sentencepiece, which is not used
+    if (settings.get("sp_model_kwargs") or {}).get("enable_sampling"):
         _say_once(f"tokenizer: {printable(path)}: sampling (sp_model_kwargs) is off")
     fast = tokenizer.backend_tokenizer
     _settle(fast, path)
@@ -101,9 +98,8 @@ def _settle(fast: Tokenizer, where: str) -> None:
     fast.no_truncation()
     fast.no_padding()
     fast.encode_special_tokens = False  # "<mask>" in a text is a mask token
-    if dropout := getattr(
-        fast.model, "dropout", None
-    ):  # of BPE, for training a model on several readings of a word
+    # of BPE, for training a model on several readings of a word
+    if dropout := getattr(fast.model, "dropout", None):
         fast.model.dropout = None
         _say_once(f"tokenizer: {printable(where)}: the dropout of its BPE, {dropout:g}, is off")
     tokenizer_checks.check_repeats(fast, where)

@@ -9,7 +9,8 @@ from mlm.errors import InputError
 from mlm.text import is_text, printable
 
 ROLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
-LETTERS = "ÿжกअ文한\N{SLIGHTLY SMILING FACE}"  # a byte-level tokenizer tells them apart, whatever it was trained on
+# a byte-level tokenizer tells them apart, whatever it was trained on
+LETTERS = "ÿжกअ文한\N{SLIGHTLY SMILING FACE}"
 REPEATED = " ".join(f"international measurements of temperatures {number}" for number in range(20))
 LARGEST_VOCABULARY = 2**24
 SAMPLE_CHARACTERS = 1_000_000  # of the texts that `unknown_share` and `long_piece_share` read

@@ -26,12 +26,8 @@ from mlm.data.tokenizer_checks import ROLES
 from mlm.errors import InputError
 from mlm.text import can_draw, say
 
-MASK = {
-    "lstrip": True,
-    "rstrip": False,
-    "normalized": False,
-    "single_word": False,
-}  # it takes the space before it
+# it takes the space before it
+MASK = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
 LONGEST_PIECE = 16  # characters of an entry of Unigram
 # Where more than UNSPACED of the text is in longer pieces (Chinese, Thai, DNA), hardly a piece occurs twice. Training
 # then takes the longer for each megabyte the more there are, unless pieces are cut and candidate entries are few.

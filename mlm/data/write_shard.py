@@ -30,6 +30,7 @@ from mlm.paths import UPath
 
 PARTS = "documents/parts.json"
 ENCODED = 1024  # rows at once: padded, they take more memory than their tokens
+# of shards
 SUMMED = (
     "documents",
     "dropped_tokens",
@@ -37,10 +38,9 @@ SUMMED = (
     "padding_tokens",
     "joined_tokens",
     "text_bytes",
-)  # of shards
-PLACED = np.dtype(
-    [("start", "<u8"), ("part", "<u4"), ("place", "<u4")]
-)  # start: a piece's first token in the shard
+)
+# start: a piece's first token in the shard
+PLACED = np.dtype([("start", "<u8"), ("part", "<u4"), ("place", "<u4")])
 
 
 class ShardTask(NamedTuple):
@@ -51,9 +51,8 @@ class ShardTask(NamedTuple):
     parts: tuple[int, ...]  # the part of each block
     maps: dict[int, str]  # the keys of these parts
     sources: dict[int, str]  # and their sources
-    left_out: dict[
-        int, str
-    ]  # the files of the rows of documents to leave out, of those that have any
+    # the files of the rows of documents to leave out, of those that have any
+    left_out: dict[int, str]
     tokens: int  # of the others
     length: int
     rows: str  # as config.shards.rows

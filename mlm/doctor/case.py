@@ -41,9 +41,8 @@ class Case:
             inherited = trains and "tokenizer.path" in getattr(self.flags, "inherited", {})
             return "" if inherited and not self._made_shards(path) else path
         folder = f"{locate.split_step(branch)[0]}/tokenizer" if branch else ""
-        return (
-            "" if trains and not (UPath(folder) / "tokenizer.json").is_file() else folder
-        )  # rows need none
+        # rows need none
+        return "" if trains and not (UPath(folder) / "tokenizer.json").is_file() else folder
 
     def _made_shards(self, path: str) -> bool:
         """Returns whether the shards that `train` reads were made with the tokenizer at `path`."""

@@ -19,9 +19,8 @@ from mlm.errors import DamageError, InputError
 from mlm.plan import tables, topology
 from mlm.training import sharding
 
-UNEVEN = (
-    1.1  # rows of the largest lane over those of the smallest: above it, their epochs drift apart
-)
+# rows of the largest lane over those of the smallest: above it, their epochs drift apart
+UNEVEN = 1.1
 PADDED = 0.5  # share of the tokens in rows: above it, most of a step is spent on padding
 REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
 # Shares of the rows of a held-out split: a warning above the first; from the second on, the score is of memory.
@@ -45,9 +44,8 @@ class DataCase(Case):
     """A case with shards to check."""
 
     manifest: Manifest
-    batch: list[list[first_batch.Piece]] = dataclasses.field(
-        default_factory=list
-    )  # rows to show, added by `masks`
+    # rows to show, added by `masks`
+    batch: list[list[first_batch.Piece]] = dataclasses.field(default_factory=list)
 
     @property
     def folder(self) -> str | None:

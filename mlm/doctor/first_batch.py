@@ -23,9 +23,8 @@ from mlm.workdir import Workdir
 SHOWN = 3  # rows
 DEVIATIONS = 6  # standard deviations: once in 10^9 by chance
 COLORS = {"mask": "red", "random": "magenta", "kept": "cyan"}
-Piece = tuple[
-    str, str, str
-]  # text, kind ("" where nothing is predicted), what the model reads there
+# text, kind ("" where nothing is predicted), what the model reads there
+Piece = tuple[str, str, str]
 
 
 def make_task(
@@ -112,9 +111,8 @@ def judge(
         f"{rate:.2%} of the ordinary tokens are predicted (masking.rate = {masking.rate:g}), "
         f"{per_row.min()} to {per_row.max()} in a row; of them {kinds}; special tokens never"
     )
-    unit = (
-        1 if masking.kind == "token" else masking.longest
-    )  # tokens of a word or a span share their fate
+    # tokens of a word or a span share their fate
+    unit = 1 if masking.kind == "token" else masking.longest
     is_off = _is_off(rate, masking.rate, ordinary / unit)
     is_off |= any(_is_off(counted[kind], share, count / unit) for kind, share in wanted.items())
     if is_off and draws_as_set:

@@ -27,9 +27,8 @@ from mlm.pretrained import locate
 ANSWER = 8.0  # seconds for a scheduler to answer
 PRETRAINING = ("run", "train", "tokenizer", "shards", "doctor")
 Part = Callable[[], Any]  # raises InputError or DamageError
-Check = Callable[
-    ["Case"], Iterator[Part] | None
-]  # raises one itself, or yields parts that are tried one by one
+# raises one itself, or yields parts that are tried one by one
+Check = Callable[["Case"], Iterator[Part] | None]
 
 
 def refuse(case: Case) -> None:
@@ -170,15 +169,11 @@ def init_from(case: Case) -> None:
     source = load.load(config.train.init_from, head=None, flag=load.INIT_FROM, headers=True)
     fingerprint = None
     if locate.has_tokenizer(UPath(source.tokenizer)):
-        fingerprint = fingerprint_of(
-            source.tokenizer
-        )  # the rows of its tables are matched by token
+        # the rows of its tables are matched by token
+        fingerprint = fingerprint_of(source.tokenizer)
     if case.command in PRETRAINING:
-        ids = {
-            "cls": 0,
-            "pad": source.config.pad_token_id,
-            "sep": 2,
-        }  # no architecture depends on them
+        # no architecture depends on them
+        ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}
         model = families.named(config.model.family).make_config(
             config.model, source.config.vocab_size, ids
         )

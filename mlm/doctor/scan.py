@@ -18,9 +18,8 @@ from mlm.data.manifest import Manifest
 from mlm.data.stretches import StretchIndex, hash_stretches
 
 LEAST_STRETCHES = 8  # in a row that is compared: fewer are a line of boilerplate
-SHORTEST = (
-    8  # tokens of a document that is compared: shorter ones are often the same and mean nothing
-)
+# tokens of a document that is compared: shorter ones are often the same and mean nothing
+SHORTEST = 8
 BATCH = 500  # rows read at once
 
 
@@ -39,9 +38,8 @@ class Repeats:
     share: float  # of the training rows that were read
     documents: int  # whole documents in them
     repeated: int  # of these, copies of an earlier one
-    example: (
-        tuple[int, int, tuple[int, int]] | None
-    )  # two records with the same document, its place in the first
+    # two records with the same document, its place in the first
+    example: tuple[int, int, tuple[int, int]] | None
     overlaps: dict[str, Overlap]  # of the held-out splits
     largest: tuple[int, str, int]  # (id, split, record) of the largest token id
     unknown: float  # share of unknown tokens among the ordinary ones of the training rows
@@ -192,9 +190,8 @@ class _Overlap:
         self._records = records
         self._index = StretchIndex(hashes)
         self._place = self._index.find(hashes)
-        self._training = np.full(
-            len(self._index.hashes), -1
-        )  # a training record that has the stretch
+        # a training record that has the stretch
+        self._training = np.full(len(self._index.hashes), -1)
 
     def add(self, hashes: np.ndarray, records: np.ndarray) -> None:
         """Compares the stretches of training rows."""

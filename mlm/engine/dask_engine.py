@@ -35,9 +35,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 NO_CODE = "this code can't be imported by the worker"
 
 
-pool: concurrent.futures.Executor | None = (
-    None  # where this process, if it is a worker of a run, runs its tasks
-)
+# where this process, if it is a worker of a run, runs its tasks
+pool: concurrent.futures.Executor | None = None
 
 
 class DaskEngine(Engine):

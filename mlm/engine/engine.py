@@ -22,11 +22,10 @@ from mlm.paths import refusing
 from mlm.text import can_draw
 
 AGAIN = "start the same command again: what is written is kept."
-AHEAD = 3  # tasks for each worker that are submitted and not finished: the driver's memory is that of these
-ONE_THREAD = {
-    "TOKENIZERS_PARALLELISM": "false",
-    "RAYON_NUM_THREADS": "1",
-}  # of a task: processes are the parallelism
+# tasks for each worker that are submitted and not finished: the driver's memory is that of these
+AHEAD = 3
+# of a task: processes are the parallelism
+ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -125,9 +124,8 @@ def process_pool(workers: int) -> Iterator[concurrent.futures.Executor]:
         pool = concurrent.futures.ProcessPoolExecutor(workers, Spawn(), _start_worker)
     try:
         yield pool
-    except (
-        BaseException
-    ):  # an error or Ctrl-C does not wait for what runs: a task writes its file whole or not at all
+    # an error or Ctrl-C does not wait for what runs: a task writes its file whole or not at all
+    except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
@@ -138,20 +136,17 @@ def process_pool(workers: int) -> Iterator[concurrent.futures.Executor]:
 
 def available_cores() -> int:
     """Returns the cores that this process may use."""
-    return (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )  # macOS
+    # macOS
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_worker() -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole process group, and the parent ends us
+    # Ctrl-C reaches the whole process group, and the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ |= ONE_THREAD
-    tqdm.set_lock(
-        threading.RLock()
-    )  # its own is a semaphore, which Python reports as leaked if we are terminated
+    # its own is a semaphore, which Python reports as leaked if we are terminated
+    tqdm.set_lock(threading.RLock())
 
 
 def _exit_with_parent() -> None:

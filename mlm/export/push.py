@@ -140,9 +140,8 @@ def _send(
             fix = "name another, make it private, or `export` with --public"
             raise InputError(f"--push={name}: that repository is public; {fix}.")
         if folder is None:
-            api.preupload_lfs_files(
-                name, [CommitOperationAdd("config.json", b"{}")]
-            )  # sends its name, not the file
+            # sends its name, not the file
+            api.preupload_lfs_files(name, [CommitOperationAdd("config.json", b"{}")])
             return str(url)
         if revision:
             api.create_branch(name, branch=revision, exist_ok=True)

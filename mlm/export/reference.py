@@ -83,9 +83,8 @@ def _of_masked_lm(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
         len(row := tok(" ".join([*filler, mask]), verbose=False)["input_ids"]) > longest and filler
     ):
         filler = filler[: len(filler) * longest // (len(row) + 1)]  # always fewer
-    long = " ".join(
-        [*filler, *[mask] * (longest - len(row) + 1)]
-    )  # fills the positions to the last
+    # fills the positions to the last
+    long = " ".join([*filler, *[mask] * (longest - len(row) + 1)])
     texts = [*(text.replace("<mask>", mask) for text in TEXTS), long]
     texts = [text for text in texts if len(tok(text, verbose=False)["input_ids"]) <= longest]
     ids = [tok(text)["input_ids"] for text in texts]

@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 
 LOGITS = 1e-4  # largest absolute difference, float32
-SCORES = (
-    2 * LOGITS
-)  # largest relative difference of a softmax over such logits; fillings closer than this are a tie
+# largest relative difference of a softmax over such logits; fillings closer than this are a tie
+SCORES = 2 * LOGITS
 
 
 def verify(folder: str) -> bool:
@@ -40,10 +39,9 @@ def verify(folder: str) -> bool:
     tok.padding_side = tok.truncation_side = "right"
     heads = {"fill-mask": "MaskedLM", "token-classification": "TokenClassification"}
     auto = getattr(transformers, f"AutoModelFor{heads.get(task, 'SequenceClassification')}")
-    model, loading = (
-        auto.from_pretrained(  # executes nothing of the folder: neither code nor a pickle
-            folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True
-        )
+    # executes nothing of the folder: neither code nor a pickle
+    model, loading = auto.from_pretrained(
+        folder, output_loading_info=True, trust_remote_code=False, use_safetensors=True
     )
     model = model.float().eval()
     unmatched = sorted(str(key) for keys in loading.values() for key in keys)
@@ -205,9 +203,8 @@ def main(arguments: list[str]) -> int:
     except ImportError as error:
         print(f"verify_export: {sys.executable} lacks a package: {error}.", file=sys.stderr)
         return 2
-    except (
-        Exception
-    ) as error:  # whatever transformers raises at a file that is not what was written
+    # whatever transformers raises at a file that is not what was written
+    except Exception as error:
         print(f"WRONG {type(error).__name__}: {error}")
         return 4
 

@@ -42,7 +42,8 @@ from mlm.pretrained import load
 from mlm.tasks.changed_model import with_class
 from mlm.text import say
 
-LENGTHS = 64  # tokens: rows are padded to a multiple of it, and predictions to a power of 4: few programs are compiled
+# tokens: rows are padded to a multiple of it, and predictions to a power of 4: few programs are compiled
+LENGTHS = 64
 FREQUENCIES = {
     "1": 1,
     "2-9": 2,
@@ -205,9 +206,8 @@ def _estimates(
         ):
             sum_D, weight_D = (np.bincount(clusters_W, column_W[chosen_W]) for column_W in ratio)
             mean = float(sum_D.sum() / weight_D.sum())
-            influence_D = (
-                sum_D - mean * weight_D
-            ) / weight_D.sum()  # of each document on the mean; their sum is 0
+            # of each document on the mean; their sum is 0
+            influence_D = (sum_D - mean * weight_D) / weight_D.sum()
             half = Z * math.sqrt(count / max(count - 1, 1) * float(np.sum(influence_D**2)))
             interval = {"low": mean - half, "high": mean + half} if count > 1 else {}
             estimates.setdefault(name, {})[metric] = {"mean": mean, **interval}

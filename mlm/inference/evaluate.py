@@ -35,9 +35,8 @@ class Extras(NamedTuple):
 
     masks: Sequence[str] = ()  # other kinds of masking
     pseudo: int = 0  # rows to compute the pseudo-perplexity of
-    breakdown: bool = (
-        False  # by position and copy distance, in octaves; within a document if those are isolated
-    )
+    # by position and copy distance, in octaves; within a document if those are isolated
+    breakdown: bool = False
     dtypes: bool = False  # float32 and bfloat16, see `dtypes.compare`
 
 
@@ -191,9 +190,8 @@ def make_module(
         )
         attend = attending.make_attention(module)
     else:
-        choice = (
-            "xla" if config.model.attention == "xla" else "auto"
-        )  # another machine may lack the run's kernel
+        # another machine may lack the run's kernel
+        choice = "xla" if config.model.attention == "xla" else "auto"
         attend = make_attention(
             choice,
             model.config,

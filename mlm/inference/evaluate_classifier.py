@@ -83,9 +83,8 @@ def score(
         scores[name], predictions[name] = classification.evaluate(
             config, examples, mesh, eval_step, params, name
         )
-    names_step = (
-        locate.split_step(model.source)[1] is not None
-    )  # the report shows the best checkpoint
+    # the report shows the best checkpoint
+    names_step = locate.split_step(model.source)[1] is not None
     if model.tokenizer == str(workdir.tokenizer) and not names_step and cluster.is_primary():
         old = logs.read_object(workdir.classification)
         sets = old.get("sets", {}) if old.get("step") == model.step else {}
@@ -94,9 +93,8 @@ def score(
         if examples.labels:
             labels_N = examples.splits[split].labels_N
             predicted_N = predictions[split]
-            read_N = (predicted_N >= 0) & (
-                labels_N >= 0
-            )  # not words that were cut off, or have no label
+            # not words that were cut off, or have no label
+            read_N = (predicted_N >= 0) & (labels_N >= 0)
             counts = confusion(labels_N[read_N], predicted_N[read_N], len(examples.labels))
             content |= {"labels": examples.labels, "confusion": counts.tolist()}
         for name in predict:
@@ -121,9 +119,8 @@ def _prediction_rows(examples: data.Examples, split: str, predicted_N: np.ndarra
         columns["prediction"] = [names.get(index, "O") for index in predicted_N.tolist()]
         columns["label"] = [names.get(index, "") for index in labels_N.tolist()]
     else:
-        columns["prediction"] = map(
-            str, predicted_N
-        )  # of numpy: with as many digits as the float32 needs
+        # of numpy: with as many digits as the float32 needs
+        columns["prediction"] = map(str, predicted_N)
         columns["label"] = ["" if math.isnan(value) else str(value) for value in labels_N]
     out = io.StringIO()
     rows = [columns, *zip(*columns.values(), strict=True)]

@@ -48,9 +48,8 @@ def make_forward(
         outputs = [np.empty(0)] * len(rows)
         tokens = rows if positions is None else positions
         for chosen in batches:
-            batch = chosen + chosen[:1] * (
-                _power_of_two(len(chosen)) - len(chosen)
-            )  # copies, whose outputs go unread
+            # copies, whose outputs go unread
+            batch = chosen + chosen[:1] * (_power_of_two(len(chosen)) - len(chosen))
             columns = pad([rows[index] for index in batch], model, LENGTHS)
             if positions is not None:
                 count = _power_of_two(max(len(positions[index]) for index in batch))

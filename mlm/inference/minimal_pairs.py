@@ -43,9 +43,8 @@ class Pair(NamedTuple):
     where: str  # its source and line
 
 
-Sentence = tuple[
-    tuple[int, ...], tuple[int, ...]
-]  # ids, and for each token the end of its word; 0: not scored
+# ids, and for each token the end of its word; 0: not scored
+Sentence = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def run(

@@ -36,9 +36,8 @@ def score_split(
 ) -> dict[str, float]:
     """Returns the scores of `count` rows spread evenly over a split, see `score`."""
     rows = config.evaluate.batch
-    read = batches.eval_batches(
-        manifest, split=split, batch=rows, rows=(0, rows)
-    )  # every host needs all of them
+    # every host needs all of them
+    read = batches.eval_batches(manifest, split=split, batch=rows, rows=(0, rows))
     ids_NxL, attention_NxL = sample(read, count=count, records=manifest.splits[split].records)
     step = make_step(
         module,

@@ -12,7 +12,8 @@ from tokenizers import Encoding, Regex, Tokenizer, pre_tokenizers
 
 from mlm.data.corpus import text_hash
 
-UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"  # whose characters are words
+# whose characters are words
+UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 LETTERS = rf"[\p{{L}}\p{{M}}\p{{N}}&&[^{UNSPACED}]]+"
 PATTERN = Regex(rf"[{UNSPACED}]\p{{M}}*|{LETTERS}(?:['\u2019]{LETTERS})*")
 SPLIT = pre_tokenizers.Split(PATTERN, "removed", invert=True)
@@ -136,9 +137,8 @@ def spell(
         first -= not text[before:behind].strip()  # "▁", where pieces of the word follow
     ids = encoding.ids[first:last]
     left_out = [at for at in range(start, stop) if at not in covered]
-    unknown = unk_id in ids or any(
-        unicodedata.category(text[at])[0] != "M" for at in left_out
-    )  # no accents
+    # no accents
+    unknown = unk_id in ids or any(unicodedata.category(text[at])[0] != "M" for at in left_out)
     joined = bool(text[begin:start].strip() or text[stop:end].strip())
     read = unicodedata.normalize(
         "NFC", "".join(fast.decode(ids, skip_special_tokens=False).split())

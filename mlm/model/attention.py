@@ -281,16 +281,14 @@ def cudnn(
     """
     q_BxLxH, k_BxLxH = _rotated(q_BxLxH, k_BxLxH, rotation)
     if padding == "none" and not isolated:
-        segments_BxL = jnp.ones_like(
-            segments_BxL
-        )  # known here, so nothing of the mask depends on the batch
+        # known here, so nothing of the mask depends on the batch
+        segments_BxL = jnp.ones_like(segments_BxL)
 
     def weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK=None, _=None, lengths_B=None):
         if allowed_Bx1xQxK is not None:
             shape = (len(q_BxQxH), 1, q_BxQxH.shape[1], k_BxKxH.shape[1])
-            allowed_Bx1xQxK = jnp.broadcast_to(
-                allowed_Bx1xQxK, shape
-            )  # cuDNN broadcasts heads alone
+            # cuDNN broadcasts heads alone
+            allowed_Bx1xQxK = jnp.broadcast_to(allowed_Bx1xQxK, shape)
         context = jax.nn.dot_product_attention(
             *_split_heads(heads, q_BxQxH, k_BxKxH, v_BxKxH),
             mask=allowed_Bx1xQxK,
@@ -344,9 +342,8 @@ def fused(
 
     arrays = (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation)
     outer = jax.sharding.get_abstract_mesh()
-    axes = [
-        axis for axis in mesh.axis_names if axis not in outer.manual_axes
-    ]  # that no caller has split
+    # that no caller has split
+    axes = [axis for axis in mesh.axis_names if axis not in outer.manual_axes]
     if not axes:
         return kernel(*arrays)
     row_axes = tuple(axis for axis in ("data", "fsdp") if axis in axes)

@@ -17,12 +17,8 @@ from mlm.model.layers import Dense, LayerNorm, Noise
 from mlm.model.module import MASKED_LM, SEQUENCES, Model, RowInfo, vocabulary_logits
 from mlm.model.roberta import Body, Intermediate, Layer, normal
 
-__all__ = [
-    "BertModule",
-    "Intermediate",
-    "Layer",
-    "normal",
-]  # the last three to subclass and to use in a subclass
+# the last three to subclass and to use in a subclass
+__all__ = ["BertModule", "Intermediate", "Layer", "normal"]
 
 
 class Pooler(nn.Module):

@@ -31,12 +31,8 @@ from mlm.model.reference import TransformersModel
 
 VOCAB_MULTIPLE = 128  # of the rows of the embedding table, so that a mesh can split it
 Path = tuple[str, ...]  # of a parameter, or of a part of the tree
-SIZES = (
-    "hidden_size",
-    "layers",
-    "heads",
-    "intermediate_size",
-)  # which tell a small model from a large one
+# which tell a small model from a large one
+SIZES = ("hidden_size", "layers", "heads", "intermediate_size")
 # Keys of the config's group `model` that decide what a model computes, and what transformers' configs call them.
 BERT_KEYS = {
     "hidden_size": "hidden_size",
@@ -66,9 +62,8 @@ class Family:
     decoder_bias: Path = ("lm_head", "bias")  # [V]
     layers: Path = ("encoder", "layer")  # within the body
     words: str = "word_embeddings"  # within the embeddings
-    architecture: Mapping[str, str] = dataclasses.field(
-        default_factory=lambda: BERT_KEYS
-    )  # by our key
+    # by our key
+    architecture: Mapping[str, str] = dataclasses.field(default_factory=lambda: BERT_KEYS)
 
     @property
     def stack(self) -> Path:
@@ -185,10 +180,8 @@ def model_class(name: str, head: str) -> type | None:
     """Returns transformers' class "Flax{name}For{head}" with our module in it; None of a family that is not ours."""
     for family in FAMILIES.values():
         if family.name == name:
-            from mlm.model.flax_classes import (
-                FlaxModel,
-                FlaxModernBertPreTrainedModel,
-            )  # takes half a second
+            # takes half a second
+            from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel
 
             # From Python 3.14 on, a partial function is a method, and 3.13 warns of that.
             module_class = staticmethod(functools.partial(family.module, head_name=head))

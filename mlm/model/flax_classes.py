@@ -34,14 +34,8 @@ LOCATING = (
 )
 LOADING = (*LOCATING, "resume_download", "use_auth_token", "trust_remote_code", "adapter_kwargs")
 LOADING += ("_commit_hash", "_from_auto", "_from_pipeline")
-HEADS = {
-    "lm_head",
-    "cls",
-    "head",
-    "decoder",
-    "classifier",
-    "qa_outputs",
-}  # a class may have another one
+# a class may have another one
+HEADS = {"lm_head", "cls", "head", "decoder", "classifier", "qa_outputs"}
 OPTIONAL = {"pooler", "seq_relationship"}
 logger = logging.getLogger(__name__)
 
@@ -147,9 +141,8 @@ class FlaxModel:
         kwargs["safe_serialization"] = safe_serialization
         super().save_pretrained(save_directory, params, push_to_hub, *args, **kwargs)
         file = Path(save_directory) / SAFE_WEIGHTS_NAME
-        if (
-            safe_serialization and file.is_file()
-        ):  # not where max_shard_size asks for several files, which are Flax's
+        # not where max_shard_size asks for several files, which are Flax's
+        if safe_serialization and file.is_file():
             tensors = weights.to_torch(jax.device_get(self.params if params is None else params))
             safetensors.numpy.save_file(tensors, str(file), metadata={"format": "pt"})
 
@@ -193,9 +186,8 @@ def _fitting(
     Raises ValueError for one of another shape, unless that is to be ignored, and with `strict` where the body or the
     language-model head has other parameters. BERT's pooler and its head for next sentences may be there or not.
     """
-    body = next(
-        name for name, part in shapes.items() if "embeddings" in part
-    )  # XLM-RoBERTa's is no base_model_prefix
+    # XLM-RoBERTa's is no base_model_prefix
+    body = next(name for name, part in shapes.items() if "embeddings" in part)
     loaded = flatten_dict(tree if body in tree else {body: tree})
     expected = flatten_dict(shapes)
     missing = expected.keys() - loaded.keys()

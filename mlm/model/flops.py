@@ -9,9 +9,8 @@ from flax.traverse_util import flatten_dict
 from mlm.model.module import MASKED_LM, Model, Params
 
 LAYER = re.compile(r"/(\d+)/")
-READS_ALL_TOKENS = re.compile(
-    r"/(query|key|value|Wqkv)/"
-)  # of the last layer; the rest is its tail
+# of the last layer; the rest is its tail
+READS_ALL_TOKENS = re.compile(r"/(query|key|value|Wqkv)/")
 WORD_EMBEDDING = re.compile(r".*/(word|tok)_embeddings/embedding")
 
 

@@ -23,16 +23,10 @@ from mlm.model.fused_kernels import LANES, Backward, Forward, Sizes, step
 
 LONGEST = 8192  # tokens: the gradient of a row's queries stays in a core's memory, in float32
 LONGEST_WITH_DROPOUT = 512  # tokens: so does the mask
-ROUNDING = (
-    "TPU v2",
-    "TPU v3",
-)  # their matrix units take float32 from a kernel, and round it to bfloat16
-MEMORY = {
-    "TPU v5 lite": 48,
-    "TPU v5": 48,
-    "TPU v6 lite": 48,
-    "TPU7x": 48,
-}  # MiB of VMEM that a kernel may use; else 16
+# their matrix units take float32 from a kernel, and round it to bfloat16
+ROUNDING = ("TPU v2", "TPU v3")
+# MiB of VMEM that a kernel may use; else 16
+MEMORY = {"TPU v5 lite": 48, "TPU v5": 48, "TPU v6 lite": 48, "TPU7x": 48}
 
 
 def unsupported(
@@ -205,9 +199,8 @@ def _call(
         last = size.key_steps - 1
 
         def dq_index(*g: Array) -> tuple[Array, ...]:
-            row, block, q_chunk, k_chunk = at(
-                *g
-            )  # a chunk is written once its gradient is complete
+            # a chunk is written once its gradient is complete
+            row, block, q_chunk, k_chunk = at(*g)
             return row, q_chunk if window else jnp.where(k_chunk < last, 0, q_chunk), block
 
         out_specs = [pl.BlockSpec(x[0](size.queries), dq_index), *key_grad_spec * 2]
@@ -247,9 +240,8 @@ def cost_estimate(
 ) -> pl.CostEstimate:
     """Returns what XLA, which can't look into a kernel, and `plan` are told of one: the work that the scores take."""
     rows, length, hidden = shape
-    keys = (
-        min(length, LANES + 2 * LANES) if window else length
-    )  # of each query: its tile and a halo on both sides
+    # of each query: its tile and a halo on both sides
+    keys = min(length, LANES + 2 * LANES) if window else length
     products = 5 if is_backward else 2  # of queries and keys, each as long as a head
     return pl.CostEstimate(
         flops=2 * products * rows * length * keys * hidden,

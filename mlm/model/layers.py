@@ -49,9 +49,8 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", self.embedding_init, (self.entries, self.features))
 
     def __call__(self, ids_BxL: Array) -> Array:
-        x_BxLxH = jnp.asarray(self.embedding)[ids_BxL].astype(
-            self.dtype
-        )  # clips; mode="fill" would not be fused
+        # clips; mode="fill" would not be fused
+        x_BxLxH = jnp.asarray(self.embedding)[ids_BxL].astype(self.dtype)
         return jnp.where((jnp.asarray(ids_BxL) < self.entries)[..., None], x_BxLxH, jnp.nan)
 
 
@@ -135,9 +134,8 @@ def bias_gradient(bias_H: Array, grad_BxLxH: Array) -> tuple[Array, Array]:
 
 def _sum_by_product(x_NxH: Array) -> Array:
     """The sum over axis 0 as a product with ones, at which a TPU's matrix unit is much faster than its vector units."""
-    ones_8xN = jnp.ones(
-        (8, x_NxH.shape[0]), x_NxH.dtype
-    )  # 8 rows: the compiler would turn one into a sum again
+    # 8 rows: the compiler would turn one into a sum again
+    ones_8xN = jnp.ones((8, x_NxH.shape[0]), x_NxH.dtype)
     return jnp.matmul(
         ones_8xN, x_NxH, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )[0]

@@ -23,9 +23,8 @@ class RowSums(NamedTuple):
 
     loss_B: Array  # cross entropy in nats, summed over the row's predictions
     weight_B: Array  # number of predictions
-    correct_B: (
-        Array | None
-    )  # predictions whose largest logit is the label's; None where nothing can be correct
+    # predictions whose largest logit is the label's; None where nothing can be correct
+    correct_B: Array | None
 
     def metrics(self) -> dict[str, Mean]:
         """Returns the loss and, if there is one, the accuracy, as sums and weights."""

@@ -99,9 +99,8 @@ class SpanMasking(WordMasking):
 
     span_p: float = 0.2  # of the geometric distribution
 
-    max_predictions_per_row = (
-        TokenMasking.max_predictions_per_row
-    )  # the last span ends with the window
+    # the last span ends with the window
+    max_predictions_per_row = TokenMasking.max_predictions_per_row
 
     def _mask_row(self, key, ids_L, ordinary_L, rate):
         bits = jax.random.bits(key, (4 * len(ids_L) + 2,), jnp.uint32)
@@ -132,9 +131,8 @@ class SpanMasking(WordMasking):
         word_L = jnp.cumsum(words.first_L) - 1  # index of the token's word in the row
         length_L = jnp.where(words.first_L, length_L, 0)
         sum_L = jnp.cumsum(length_L) - length_L
-        start_L = (
-            word_L[runs.start_L] + sum_L - sum_L[runs.start_L]
-        )  # index of the word that starts a span
+        # index of the word that starts a span
+        start_L = word_L[runs.start_L] + sum_L - sum_L[runs.start_L]
         within_L = words.first_L & (start_L <= word_L[runs.start_L + runs.size_L - 1])
         starts_L = (
             jnp.zeros_like(ordinary_L)

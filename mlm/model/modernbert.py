@@ -226,9 +226,8 @@ class ModernBertModule(Model):
         noise: Noise | None,
     ) -> RowInfo:
         if positions_BxL is None and self.compute.cls_id is None:
-            positions_BxL = jnp.arange(ids_BxL.shape[1], dtype=jnp.int32)[
-                None
-            ]  # rotations that all rows share
+            # rotations that all rows share
+            positions_BxL = jnp.arange(ids_BxL.shape[1], dtype=jnp.int32)[None]
         rows = super().make_rows(ids_BxL, attention_BxL, token_types_BxL, positions_BxL, noise)
         return rows._replace(positions=rotations(self.config, rows.positions))
 

@@ -86,9 +86,8 @@ class Compute:
 
     attend: Attention = attention.xla
     cls_id: int | None = None  # if set, it starts a document that sees no other
-    recomputed_feed_forwards: int = (
-        0  # number of first layers whose feed-forward block is recomputed for the gradient
-    )
+    # number of first layers whose feed-forward block is recomputed for the gradient
+    recomputed_feed_forwards: int = 0
 
     def recomputed(self, feed_forward: Callable, index: int) -> Callable:
         """Returns the method of layer `index` that computes its feed-forward block, recomputed if it is to be."""
@@ -155,9 +154,8 @@ def vocabulary_logits(
     transform: Callable, x_BxKxH: Array, embedding_VxH: Array, bias_V: Array
 ) -> Array:
     """Returns logits_BxKxV of a language-model head, the transformed x times the embeddings, in the type of x."""
-    x_NxH = transform(
-        x_BxKxH.reshape(-1, x_BxKxH.shape[-1])
-    )  # with three axes, a TPU would copy the logits
+    # with three axes, a TPU would copy the logits
+    x_NxH = transform(x_BxKxH.reshape(-1, x_BxKxH.shape[-1]))
     logits_NxV = layers.add_bias(layers.product(x_NxH, embedding_VxH.astype(x_NxH.dtype).T), bias_V)
     return logits_NxV.reshape(*x_BxKxH.shape[:-1], -1)
 

@@ -27,12 +27,10 @@ from mlm.model.families import at_path, family_of, first_position
 from mlm.model.module import Params
 
 EMBEDDING_SCALE = 3.0  # of initializer_range; tuned on the quickstart, like the others
-SHARPNESS = (
-    11.0  # attention score of the token at a head's offset, apart from the noise of token contents
-)
-ROTARY_SHARPNESS = (
-    4.0  # the same, for a plane that is rotated by 1 a token; slower planes have less
-)
+# attention score of the token at a head's offset, apart from the noise of token contents
+SHARPNESS = 11.0
+# the same, for a plane that is rotated by 1 a token; slower planes have less
+ROTARY_SHARPNESS = 4.0
 SHARED = 0.5  # norm of the entry that all embeddings share, relative to the norm of the rest
 
 
@@ -112,9 +110,8 @@ def _prime_rotary(
         is_global = index % config.global_attn_every_n_layers == 0
         theta = config.global_rope_theta if is_global else config.local_rope_theta
         head_size = size // config.num_attention_heads
-        per_token_F = theta ** (
-            -np.arange(0, head_size, 2) / head_size
-        )  # radians, as modernbert.py rotates
+        # radians, as modernbert.py rotates
+        per_token_F = theta ** (-np.arange(0, head_size, 2) / head_size)
         length_F = np.sqrt(ROTARY_SHARPNESS * np.sqrt(head_size) * per_token_F) / shared
         ahead = [
             (length_F * np.cos(by * per_token_F), length_F * np.sin(by * per_token_F))

@@ -88,9 +88,8 @@ class TokenMasking:
         )
         predictions = self._count(ordinary_L, rate, rounding[0])
         order_L = jnp.where(ordinary_L, (score_L >> 1).astype(jnp.int32), -1)
-        _, positions_K = jax.lax.top_k(
-            order_L, count
-        )  # a uniform choice: the largest random scores
+        # a uniform choice: the largest random scores
+        _, positions_K = jax.lax.top_k(order_L, count)
         weights_K = (jnp.arange(count, dtype=jnp.int32) < predictions).astype(jnp.float32)
         return self._masked(ids_L, positions_K, weights_K, kind_K, token_K)
 

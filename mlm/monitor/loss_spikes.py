@@ -16,12 +16,12 @@ from mlm.data.order import batch_rows
 from mlm.data.stages import Stages
 from mlm.workdir import Workdir
 
-HISTORY = (
-    20  # lines that say what is usual: enough for a median, few enough to follow a falling loss
-)
+# lines that say what is usual: enough for a median, few enough to follow a falling loss
+HISTORY = 20
 LEAST = 8  # of them before a jump counts: with fewer, the median deviation is luck
 DEVIATIONS = 6.0  # standard deviations above the median: one line in 10^9, were the noise normal
-NORMAL = 1.4826  # standard deviation of normal noise in units of its median absolute deviation (Hampel, 1974)
+# standard deviation of normal noise in units of its median absolute deviation (Hampel, 1974)
+NORMAL = 1.4826
 FLOOR = 0.1  # nats: a smaller jump costs the run nothing, however quiet it was before
 LONGEST = 3  # consecutive lines; what stays up for longer is a new level
 

@@ -111,9 +111,8 @@ def remove_steps(folder: UPath, *, keep: int, milestones: Iterable[int]) -> None
     scores = {step: score for step in steps if abs(score := score_of(folder, step)) < math.inf}
     best = min(reversed(scores), key=scores.get, default=None)
     for step in set(steps[:-keep]) - {best, *milestones}:
-        (
-            folder / str(step) / HASHES
-        ).unlink()  # first, so that an interrupted removal leaves no damaged step
+        # first, so that an interrupted removal leaves no damaged step
+        (folder / str(step) / HASHES).unlink()
         remove(folder / str(step))
 
 

@@ -40,9 +40,8 @@ class Pretrained:
     step: int | None  # of the checkpoint; None for a folder
     meta: dict[str, Any]  # of the checkpoint, see `checkpoint_files.read_meta`; empty for a folder
     source: str  # where it was read from, for messages
-    changed_module: Model | None = (
-        None  # of a class that overrides `make_model`, see `changed_model.with_class`
-    )
+    # of a class that overrides `make_model`, see `changed_model.with_class`
+    changed_module: Model | None = None
 
     @property
     def run_config(self) -> ConfigDict | None:

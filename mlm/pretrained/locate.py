@@ -112,9 +112,8 @@ def _metadata_of_steps(root: UPath) -> dict[int, dict[str, Any]]:
     """Returns the metadata of each step of a run, unless it is damaged."""
     metas = {}
     for folder in children(root / "checkpoints"):
-        with contextlib.suppress(
-            DamageError, ValueError
-        ):  # ValueError: a folder that was set aside
+        # ValueError: a folder that was set aside
+        with contextlib.suppress(DamageError, ValueError):
             if logs.read_object(folder / "meta" / "metadata"):
                 metas[int(folder.name)] = checkpoint_files.read_meta(
                     root / "checkpoints", int(folder.name)

@@ -29,12 +29,10 @@ from mlm.pretrained.model_config import longest_row
 
 POSITIONS = "embeddings/position_embeddings/embedding"
 TYPES = "embeddings/token_type_embeddings/embedding"
-RowPairs = tuple[
-    np.ndarray, np.ndarray
-]  # of a table of the source, and those of ours that they go to
-Taken = tuple[
-    np.ndarray, np.ndarray
-]  # float32 of the new shape, and a mask that broadcasts to it: where it counts
+# of a table of the source, and those of ours that they go to
+RowPairs = tuple[np.ndarray, np.ndarray]
+# float32 of the new shape, and a mask that broadcasts to it: where it counts
+Taken = tuple[np.ndarray, np.ndarray]
 
 
 def read_source(
@@ -118,9 +116,8 @@ def tile(
     old = source.config
     hidden = old.hidden_size, config.hidden_size
     inner = old.intermediate_size, config.intermediate_size
-    heads_before = (
-        config.num_attention_heads - old.num_attention_heads
-    ) // 2  # the copy in the middle; whole heads
+    # the copy in the middle; whole heads
+    heads_before = (config.num_attention_heads - old.num_attention_heads) // 2
     starts = {
         inner: (inner[1] - inner[0]) // 2,
         hidden: heads_before * (old.hidden_size // old.num_attention_heads),
@@ -202,9 +199,8 @@ def fit(
         )
         old_length = len(leaves[positions]) - old_pad - 1
         new_length = shapes[positions][0] - new_pad - 1
-        steps = np.arange(
-            -min(old_pad, new_pad), min(old_length, new_length) + 1
-        )  # 0 is the position of padding
+        # 0 is the position of padding
+        steps = np.arange(-min(old_pad, new_pad), min(old_length, new_length) + 1)
         rows[positions] = steps + old_pad, steps + new_pad
     types = f"{family.body}/{TYPES}"
     if types in leaves:
@@ -256,9 +252,8 @@ def _match_tokens(source: Pretrained, folder: str | None, count: int) -> tuple[R
     }
     for role in tokenizer.ROLES:
         new_id, old_id = (getattr(tok, f"{role}_token_id") for tok in (new, old))
-        if (
-            new_id is not None and old_id is not None
-        ):  # a tokenizer that knows every character has no unk token
+        # a tokenizer that knows every character has no unk token
+        if new_id is not None and old_id is not None:
             old_id_of[new_id] = old_id
     entries = len(source.leaves["/".join(source.family.embedding)])
     pairs = [(old_id, new_id) for new_id, old_id in sorted(old_id_of.items()) if old_id < entries]

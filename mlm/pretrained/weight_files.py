@@ -36,9 +36,8 @@ def read_params(folder: UPath, body: str, where: str, *, headers: bool = False) 
             parts = set(logs.read_object(folder / name)["weight_map"].values())
             files = [inside(folder, part) for part in sorted(parts)]
         if name in (SAFETENSORS, SAFETENSORS_INDEX):
-            load_file = (
-                _zeros_of if headers else safetensors.flax.load_file
-            )  # numpy's knows no bfloat16
+            # numpy's knows no bfloat16
+            load_file = _zeros_of if headers else safetensors.flax.load_file
             tensors = {key: value for file in files for key, value in load_file(str(file)).items()}
             params = weights.from_torch(weights.with_one_bias(weights.unwrapped(tensors, body)))
             flat = flatten_dict(params, sep="/")
@@ -49,9 +48,8 @@ def read_params(folder: UPath, body: str, where: str, *, headers: bool = False) 
         params = unflatten_dict(
             {key: np.asarray(value, np.float32) for key, value in flat.items()}, sep="/"
         )
-    except (
-        Exception
-    ) as error:  # whatever the libraries raise at a file that is not what its name says
+    # whatever the libraries raise at a file that is not what its name says
+    except Exception as error:
         reason = printable(str(error))[:300]
         raise InputError(
             f"{where}: its weights can't be read ({reason}); use an undamaged copy."

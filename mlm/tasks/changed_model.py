@@ -26,9 +26,8 @@ def with_class(
     if remark and cluster.is_primary():
         say(remark)
     pretraining = program.pretraining
-    if pretraining is None or "make_model" not in record.get(
-        "overrides", ()
-    ):  # then it is by that class
+    # then it is by that class
+    if pretraining is None or "make_model" not in record.get("overrides", ()):
         return model
     dataset = model.meta["dataset"]
     info = DatasetInfo(

@@ -66,9 +66,8 @@ class Classification(Task):
         shardings = sharding.shardings_of(self.abstract_state).params
         self.eval_step = make_eval_step(self.module, self.mesh, shardings, longest=examples.length)
         self._mean_length = float(np.mean(examples.splits["train"].lengths))
-        self.data_fingerprint = examples.fingerprint(
-            "train", "validation"
-        )  # what else there is chooses nothing
+        # what else there is chooses nothing
+        self.data_fingerprint = examples.fingerprint("train", "validation")
         self.metadata = {
             "model": self.model_config.to_dict(),
             "labels": examples.labels,

@@ -313,9 +313,8 @@ class Pretraining(Task):
         return flops.per_token(
             self.module,
             self.abstract_state.params,
-            length=min(
-                length, self.info.length * self.info.real_share
-            ),  # others that a token can attend to, about
+            # others that a token can attend to, about
+            length=min(length, self.info.length * self.info.real_share),
             predicted_share=mean_rate if rate is None else rate,
             vocab_size=self.info.vocab_size,
         )
@@ -324,9 +323,8 @@ class Pretraining(Task):
         total = 0.0
         for part in self.stages.between(self.stages.start + 1, step):
             middle = (part.first + part.last) / 2 - 1
-            rate = (
-                float(self.masking_rate(middle)) if self.masking_rate else None
-            )  # linear, so it is the mean
+            # linear, so it is the mean
+            rate = float(self.masking_rate(middle)) if self.masking_rate else None
             total += part.count * part.rows * self.flops_per_token(part.length, rate)
         return total * self.info.length * self.info.real_share
 

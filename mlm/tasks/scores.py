@@ -21,9 +21,10 @@ def score_classes(labels_N: np.ndarray, predicted_N: np.ndarray, count: int) -> 
     rows_C = table.sum(axis=1)
     predicted_C = table.sum(axis=0)
     f1_C = 2 * right / np.maximum(rows_C + predicted_C, 1)
+    # > 2^63
     spread = math.sqrt(
         math.prod(total**2 - int(counts_C @ counts_C) for counts_C in (rows_C, predicted_C))
-    )  # > 2^63
+    )
     scores = {
         "accuracy": right.sum() / total,
         "f1": f1_C @ rows_C / total,

@@ -75,9 +75,8 @@ def write_mean(
     total: Any = None
     for (workdir, step), meta, weight in zip(chosen, metas, weights, strict=True):
         params = load.restore(workdir, step, meta)
-        weighted = jax.tree.map(
-            functools.partial(operator.mul, weight), params
-        )  # float32 times a Python number
+        # float32 times a Python number
+        weighted = jax.tree.map(functools.partial(operator.mul, weight), params)
         total = weighted if total is None else jax.tree.map(operator.add, total, weighted)
     mean = jax.tree.map(lambda value: value / sum(weights), total)
 

@@ -26,10 +26,8 @@ from mlm.training.task import TrainState
 from mlm.workdir import Workdir
 
 POSITIONS = "position_embeddings/embedding"
-STATE_KEYS = (
-    "optimizer.ema_decay",
-    "optimizer.clip_norm",
-)  # turning one on or off changes the state's structure,
+# turning one on or off changes the state's structure,
+STATE_KEYS = ("optimizer.ema_decay", "optimizer.clip_norm")
 # as does optimizer.b1 with Adafactor, which has no first moment if it is 0.
 SAME_DATA = ("vocab_size", "special_ids", "all_special_ids")
 
@@ -158,9 +156,8 @@ def restore(
         return jax.tree_util.tree_map_with_path(resized, state.replace(window=window), fresh)
 
     metrics = {name.split("/")[1] for name in saved if name.startswith("window/")}
-    window = dict.fromkeys(
-        metrics, shapes.window["loss"]
-    )  # a class of other metrics starts those from zero
+    # a class of other metrics starts those from zero
+    window = dict.fromkeys(metrics, shapes.window["loss"])
     saved_shapes = jax.tree_util.tree_map_with_path(saved_shape, shapes.replace(window=window))
     state = checkpoint.restore(folder, source.step, saved_shapes)
     if saved_shapes == shapes:

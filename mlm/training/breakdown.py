@@ -10,10 +10,8 @@ from jax import Array
 from mlm.model.loss import RowSums
 from mlm.model.token_masking import Masked
 
-TABLES = {
-    "by_position": "position in the row",
-    "by_copy_distance": "distance of the nearest copy",
-}  # and their heads
+# and their heads
+TABLES = {"by_position": "position in the row", "by_copy_distance": "distance of the nearest copy"}
 LONGEST = 2**15  # tokens in a row: `copy_distances` counts in int32
 
 
@@ -31,9 +29,8 @@ def sums(scores: RowSums, ids_BxL: Array, segments_BxL: Array, masked: Masked) -
     """
 
     def row_bins(ids_L: Array, segments_L: Array, positions_K: Array, weights_K: Array) -> Array:
-        visible_L = (
-            jnp.ones(ids_L.shape, bool).at[positions_K].set(weights_K == 0)
-        )  # padding is a segment of its own
+        # padding is a segment of its own
+        visible_L = jnp.ones(ids_L.shape, bool).at[positions_K].set(weights_K == 0)
         distance_L = copy_distances(ids_L, segments_L, visible_L)
         distances_2xK = jnp.stack([positions_K, distance_L[positions_K]])
         return 31 - jax.lax.clz(jnp.maximum(distances_2xK, 1))  # floor(log2)
@@ -52,9 +49,8 @@ def copy_distances(ids_L: Array, segments_L: Array, visible_L: Array) -> Array:
     """
     size = 2 ** _octaves(len(ids_L))
     columns = (segments_L, ids_L, jnp.arange(len(ids_L), dtype=jnp.int32), visible_L)
-    segments_L, ids_L, position_L, visible_L = jax.lax.sort(
-        columns, num_keys=2
-    )  # stable: by position within a group
+    # stable: by position within a group
+    segments_L, ids_L, position_L, visible_L = jax.lax.sort(columns, num_keys=2)
     other_L = (segments_L[1:] != segments_L[:-1]) | (ids_L[1:] != ids_L[:-1])
     group_L = jnp.append(0, jnp.cumsum(other_L, dtype=jnp.int32))
     offset_L = group_L * (2 * size) + position_L  # more than `size` between two groups

@@ -31,12 +31,10 @@ from mlm.pretrained.checkpoint_files import (
 from mlm.training.sharding import named_leaves
 
 COMMITTED = "commit_success.txt"  # in a bucket, orbax writes this file last
-INCOMPLETE = re.compile(
-    r"incomplete\.([0-9]+)(\.[0-9]+)?"
-)  # a step that was not fully written or hashed
-OnComplete = Callable[
-    [int], Iterable[int | None]
-]  # step -> further steps to keep; on the first host, in a thread
+# a step that was not fully written or hashed
+INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")
+# step -> further steps to keep; on the first host, in a thread
+OnComplete = Callable[[int], Iterable[int | None]]
 SMALLEST_SLICE_BYTES = 2**16
 READ_BACK_BYTES = 256 * 10**6  # of the arrays that are read back at once
 logger = logging.getLogger(__name__)
@@ -75,17 +73,15 @@ class Checkpoints(AbstractContextManager):
         cluster.barrier("checkpoints opened")
         options = ocp.CheckpointManagerOptions(
             best_fn=lambda m: -m["loss"],  # without it the scores are not written
-            preservation_policy=LatestN(
-                None
-            ),  # all: an older one goes when a newer one is complete
+            # all: an older one goes when a newer one is complete
+            preservation_policy=LatestN(None),
             cleanup_tmp_directories=True,
         )
         handlers = {"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(str(folder), options=options, item_handlers=handlers)
         self._worker = concurrent.futures.ThreadPoolExecutor(1)
-        self._saving: tuple[int, dict, dict] | None = (
-            None  # that orbax is writing: the step, its arrays, its metadata
-        )
+        # that orbax is writing: the step, its arrays, its metadata
+        self._saving: tuple[int, dict, dict] | None = None
         self._hashing: concurrent.futures.Future | None = None
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
@@ -95,9 +91,8 @@ class Checkpoints(AbstractContextManager):
             self._worker.shutdown()
             self._manager.close()
         if kind is None:
-            cluster.barrier(
-                "checkpoints complete"
-            )  # the first host hashes them, and all read them next
+            # the first host hashes them, and all read them next
+            cluster.barrier("checkpoints complete")
 
     def save(self, step: int, state: Any, meta: dict, score: float | None) -> None:
         """Starts to save, with the score if the step was evaluated; raises InputError for a full disk."""
@@ -121,9 +116,8 @@ class Checkpoints(AbstractContextManager):
             with _writing(self.folder):
                 self._manager.wait_until_finished()
                 self._manager.check_for_errors()
-                if not (
-                    self.folder / str(step)
-                ).is_dir():  # orbax reports a full disk at the next save
+                # orbax reports a full disk at the next save
+                if not (self.folder / str(step)).is_dir():
                     raise OSError(f"step {step} was not committed, as on a full disk")
             if cluster.is_primary():
                 self._hashing = self._worker.submit(self._complete, step, arrays, meta)
@@ -223,18 +217,16 @@ def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> 
             math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves
         )
         groups = itertools.groupby(enumerate(ends), lambda indexed: indexed[1] // READ_BACK_BYTES)
-        for indices in [
-            {index for index, _ in group} for _, group in groups
-        ]:  # a pod's state may fit no single host
+        # a pod's state may fit no single host
+        for indices in [{index for index, _ in group} for _, group in groups]:
             chosen = [
                 np.zeros((), leaf.dtype) if n in indices else ocp.PLACEHOLDER
                 for n, leaf in enumerate(leaves)
             ]
             kinds = structure.unflatten([ocp.RestoreArgs(restore_type=np.ndarray)] * len(leaves))
             args = ocp.args.PyTreeRestore(item=structure.unflatten(chosen), restore_args=kinds)
-            with closing(
-                ocp.PyTreeCheckpointHandler()
-            ) as handler:  # a new one: it has nothing in its cache
+            # a new one: it has nothing in its cache
+            with closing(ocp.PyTreeCheckpointHandler()) as handler:
                 handler.restore(epath.Path(str(folder / str(step) / "state")), args=args)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
@@ -262,14 +254,12 @@ def _remove_incomplete(folder: UPath, step: int) -> None:
             continue
         try:
             for part in children(path):
-                if (
-                    part.name != COMMITTED
-                ):  # removed last, so that an interrupted removal is taken up again
+                # removed last, so that an interrupted removal is taken up again
+                if part.name != COMMITTED:
                     remove(part) if part.is_dir() else part.unlink()
             remove(path)
-        except (
-            Exception
-        ) as error:  # a bucket's client raises its own; the next checkpoint tries again
+        # a bucket's client raises its own; the next checkpoint tries again
+        except Exception as error:
             logger.warning("%s can't be removed (%s).", path, error)
 
 

@@ -25,9 +25,8 @@ from mlm.training import breakdown, xla_metrics
 from mlm.training.sharding import BATCH, logical_rows, put_batch
 from mlm.training.task import Batch
 
-EvalStep = Callable[
-    [Any, dict[str, jax.Array]], Any
-]  # (params, batch) -> a tree of arrays [B, ...]
+# (params, batch) -> a tree of arrays [B, ...]
+EvalStep = Callable[[Any, dict[str, jax.Array]], Any]
 Metrics = Callable[[jax.Array, Masked, dict[str, Any]], dict[str, Mean]]
 # Scores of a mixture that are not the mean of its folders' scores.
 DERIVED = (
@@ -188,10 +187,8 @@ def mean(
     means = {name: weighted(folder[name] for folder in scores) for name in names}
     predictions = sum(folder["predictions"] for folder in scores)
     joined = _scores(means["loss"], means["accuracy"], predictions, ratio) | means
-    for key in (
-        "loss_se_draws",
-        "loss_se_records",
-    ):  # the errors of several folders are independent
+    # the errors of several folders are independent
+    for key in ("loss_se_draws", "loss_se_records"):
         if all(key in folder for folder in scores):
             errors = [share * folder[key] for share, folder in zip(shares, scores, strict=True)]
             joined[key] = math.hypot(*errors) / math.fsum(shares)

@@ -71,9 +71,8 @@ def seconds_per_step(task: Task, rows: int, length: int) -> float:
     limit = SECONDS / len(task.stages.sizes)
     begin = 0.0
     metrics = None
-    for count in itertools.count(
-        -1
-    ):  # the first step compiles, and the second one starts the clock
+    # the first step compiles, and the second one starts the clock
+    for count in itertools.count(-1):
         batch = sharding.put_batch(next(batches), task.mesh, rows)
         cluster.progress("compile" if count < 0 else "step", max(count, 0))
         distributed.compile_together(task.train_step, state, batch, length)

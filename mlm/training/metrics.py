@@ -32,13 +32,8 @@ from mlm.training import peaks, xla_metrics
 from mlm.training.sharding import shardings_of
 from mlm.training.task import Task
 
-SHOWN = {
-    "loss": ".4f",
-    "accuracy": ".1%",
-    "f1": ".1%",
-    "pearson": ".4f",
-    "spearman": ".4f",
-}  # of an evaluation
+# of an evaluation
+SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spearman": ".4f"}
 
 
 class Log(AbstractContextManager):
@@ -62,9 +57,8 @@ class Log(AbstractContextManager):
         self._hooks: list[MetricsHook] = []
         if self._writes:
             files = [workdir / name for name in ("metrics.jsonl", "norms.jsonl", "timing.jsonl")]
-            for file, last in zip(
-                files, (start, start, sys.maxsize), strict=True
-            ):  # of timing, only a torn line
+            # of timing, only a torn line
+            for file, last in zip(files, (start, start, sys.maxsize), strict=True):
                 logs.cut(file, last)
             self._metrics, self._norms, self._timing = map(logs.Lines, files)
             if config.log.tensorboard:
@@ -184,9 +178,8 @@ class Log(AbstractContextManager):
     def timing(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to timing.jsonl."""
         if self._writes:
-            elapsed = round(
-                time.monotonic() - self._began, 3
-            )  # the time of day may be set back meanwhile
+            # the time of day may be set back meanwhile
+            elapsed = round(time.monotonic() - self._began, 3)
             line = {
                 "step": step,
                 "kind": kind,

@@ -45,9 +45,8 @@ class TrainState(flax.struct.PyTreeNode):
     ema: Params | None  # averaged parameters; None if off
     consecutive_nonfinite: jax.Array  # int32: non-finite steps since the last finite one
     skipped: jax.Array  # int32: non-finite steps in total
-    window: dict[
-        str, Mean
-    ]  # of each metric, since the last logged step: a restart does not change a logged mean
+    # of each metric, since the last logged step: a restart does not change a logged mean
+    window: dict[str, Mean]
 
     @property
     def best_params(self) -> Params:
@@ -64,13 +63,11 @@ class Task(abc.ABC):
     module: Model
     schedule: optax.Schedule  # of the learning rate
     optimizer: optax.GradientTransformation
-    metadata: dict[
-        str, Any
-    ]  # of data and model, as JSON: saved with a checkpoint, for those who load it
+    # of data and model, as JSON: saved with a checkpoint, for those who load it
+    metadata: dict[str, Any]
     data_fingerprint: str  # a run can't resume on other data
-    init: Callable[
-        ..., TrainState
-    ]  # jitted; its arguments are those of `init_params` after the key
+    # jitted; its arguments are those of `init_params` after the key
+    init: Callable[..., TrainState]
     abstract_state: TrainState  # of abstract arrays with shardings; both from `train.make_init`
     train_step: TrainStep  # from `train.make_train_step`
 
@@ -162,9 +159,8 @@ def metric_names(task: Task, params: Params) -> list[str]:
 
     Raises InputError for a name of mlm's own, and for a loss or metric that is not a sum and a weight of each row.
     """
-    rows = (
-        2 * task.mesh.shape["data"] * task.mesh.shape["fsdp"]
-    )  # never one, of which a sum over all is one of each
+    # never one, of which a sum over all is one of each
+    rows = 2 * task.mesh.shape["data"] * task.mesh.shape["fsdp"]
     name_of_class = type(task).__qualname__
 
     def means(params: Params, batch: Batch) -> tuple[dict[str, Mean], dict[str, Mean]]:

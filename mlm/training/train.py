@@ -105,9 +105,8 @@ def make_gradient(
         inputs = task.inputs(batch, step)
         key = jax.random.fold_in(make_key(config.train.seed), step)
         grads, sums = over_devices(params, inputs, batch["row"], key)
-        weight = jnp.where(
-            sums["loss"].weight > 0, sums["loss"].weight, 1
-        )  # 0 of a batch without predictions
+        # 0 of a batch without predictions
+        weight = jnp.where(sums["loss"].weight > 0, sums["loss"].weight, 1)
         return jax.tree.map(lambda g: g / weight, grads), sums
 
     return mean_gradient
@@ -301,10 +300,8 @@ class Loop:
         for step in range(self.start.step + 1, last + 1):
             self.trace.begin(step, state)
             stage = task.stages.stage_at(step)
-            is_new = (
-                stage.rows,
-                stage.length,
-            ) not in compiled  # the first call opens the data, or compiles
+            # the first call opens the data, or compiles
+            is_new = (stage.rows, stage.length) not in compiled
             if is_new and compiled:
                 pending = self.read(*pending) if pending else None
                 jax.block_until_ready(metrics)

@@ -21,10 +21,8 @@ STAGES = {
 }
 LOOKUP = "/jax/compilation_cache/compile_requests_use_cache"
 HIT = "/jax/compilation_cache/cache_hits"
-EVENTS = {
-    LOOKUP: {"cache_hits": 0, "cache_misses": 1},
-    HIT: {"cache_hits": 1, "cache_misses": -1},
-}  # what they add
+# what they add
+EVENTS = {LOOKUP: {"cache_hits": 0, "cache_misses": 1}, HIT: {"cache_hits": 1, "cache_misses": -1}}
 EXECUTION = "/mlm/execution"  # jax reports none
 ALL = "all programs"
 TRACED_STEPS = 5
@@ -106,9 +104,8 @@ class Waits:
     def __init__(self):
         self.seconds = {"input_wait": 0.0, "host_wait": 0.0}
         self.idle_since = time.monotonic()  # counts only while no step runs
-        self.running: queue.Queue[jax.Array | None] = (
-            queue.Queue()
-        )  # an output of each step; None ends the thread
+        # an output of each step; None ends the thread
+        self.running: queue.Queue[jax.Array | None] = queue.Queue()
         threading.Thread(target=self._watch, daemon=True, name="waits").start()
 
     def add(self, name: str) -> None:

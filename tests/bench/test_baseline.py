@@ -16,9 +16,8 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def test_same_loss_and_gradient_on_the_same_masks():
-    info = dataclasses.replace(
-        INFO, vocab_size=512
-    )  # no padding, to which the baseline's loss gives its share
+    # no padding, to which the baseline's loss gives its share
+    info = dataclasses.replace(INFO, vocab_size=512)
     run = tiny_run(mesh=(1, 1, 1), info=info)
     batch = random_batch(16, info=info)
     params = jax.device_get(run.init().params)

@@ -129,9 +129,8 @@ def test_sample_is_of_training_documents(texts, tmp_path):
 
 @pytest.mark.slow
 def test_torch(capsys, monkeypatch):
-    monkeypatch.setattr(
-        steps.peaks, "peak_flops", lambda kind: 1e12
-    )  # of jax's devices, not of PyTorch's
+    # of jax's devices, not of PyTorch's
+    monkeypatch.setattr(steps.peaks, "peak_flops", lambda kind: 1e12)
     config = tiny_config(SMALL, "model.hidden_dropout=0.1", "model.dtype=bfloat16")
     found = measured(config, ["step"], torch=torch_python(5))["step"]
     row = found["torch"]

@@ -57,10 +57,8 @@ def documents_in(rows_NxL: np.ndarray) -> Counter:
 @pytest.mark.slow
 def test_same_documents(both):
     """But for those where a shard of ours ends, or what a process of the example handled: less than a row is lost."""
-    for split, parts in (
-        ("train", 7),
-        ("validation", 3),
-    ):  # of four processes, 1,000 documents at a time
+    # of four processes, 1,000 documents at a time
+    for split, parts in (("train", 7), ("validation", 3)):
         ours, example = (found.splits[split] for found in both)
         mine = sum((documents_in(rows) for rows in shard_rows(both[0], split)), Counter())
         theirs = documents_in(rows_of(both[1], split))

@@ -96,9 +96,8 @@ def _run(
             os.open(folder / f"{stream}.{cluster.process_id}", os.O_WRONLY | os.O_CREAT), descriptor
         )
     w = watch.begin("test")
-    signal.signal(
-        signal.SIGTERM, lambda *_: w.end_now("signal", "SIGTERM", "stopped")
-    )  # as of a command
+    # as of a command
+    signal.signal(signal.SIGTERM, lambda *_: w.end_now("signal", "SIGTERM", "stopped"))
     pod = {"port": 1, "start_timeout": timeout, "heartbeat": HEARTBEAT, "hang": 0.0}
     try:
         w.join(cluster, str(folder), ConfigDict(pod))

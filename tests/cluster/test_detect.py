@@ -20,12 +20,8 @@ SLURM = {
 }
 SLURM |= {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"}
 SLURM |= {"SLURM_JOB_NUM_NODES": "5"}
-SHELL = {
-    "SLURM_JOB_ID": "1",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NTASKS": "2",
-}  # of a batch script
+# of a batch script
+SHELL = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
 SALLOC = SHELL | {
     "SLURM_STEP_ID": "4294967290",
     "SLURM_STEP_NODELIST": "node1",
@@ -39,9 +35,8 @@ MPI_5 = {
 MPI_4 = MPI_5 | {
     "OMPI_MCA_orte_hnp_uri": "1287979008.0;tcp://10.0.0.7,172.17.0.1:33363;tcp6://[fd00::2]:43429"
 }
-HOSTS = [
-    f"127.0.0.{number}" for number in range(2, 6)
-]  # jax waits until the first one has an address
+# jax waits until the first one has an address
+HOSTS = [f"127.0.0.{number}" for number in range(2, 6)]
 GKE = {"TPU_WORKER_HOSTNAMES": ",".join(HOSTS), "TPU_WORKER_ID": "2", "TPU_SKIP_MDS_QUERY": "true"}
 SLICES = {
     "MEGASCALE_NUM_SLICES": "2",
@@ -97,19 +92,13 @@ def refused(**flags) -> str:
     ("variables", "found"),
     [
         (SLURM, Cluster("Slurm", "tpu007", 8, 5)),
-        (
-            SLURM | {"PMI_SIZE": "8", "PMI_RANK": "5"},
-            Cluster("Slurm", "tpu007", 8, 5),
-        ),  # srun --mpi=pmi2
-        (
-            SLURM | {"WORLD_SIZE": "8", "RANK": "5"},
-            Cluster("Slurm", "tpu007", 8, 5),
-        ),  # as scripts for torch have it
+        # srun --mpi=pmi2
+        (SLURM | {"PMI_SIZE": "8", "PMI_RANK": "5"}, Cluster("Slurm", "tpu007", 8, 5)),
+        # as scripts for torch have it
+        (SLURM | {"WORLD_SIZE": "8", "RANK": "5"}, Cluster("Slurm", "tpu007", 8, 5)),
         (MPI_4, Cluster("Open MPI", "10.0.0.7", 4, 3)),
-        (
-            SLURM | MPI_4,
-            Cluster("Open MPI", "10.0.0.7", 4, 3),
-        ),  # mpirun in a job: its daemon's variables
+        # mpirun in a job: its daemon's variables
+        (SLURM | MPI_4, Cluster("Open MPI", "10.0.0.7", 4, 3)),
     ],
 )
 def test_a_platform_of_jax(platform, variables, found):

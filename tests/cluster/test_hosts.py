@@ -163,9 +163,8 @@ def end_by(
     assert cause.process == victim and cause.kind in kinds, cause.sentence
     others = [end for end in one.reports() if end.process != victim]
     assert not any(end.ended_by_us for end in others)
-    allowed = (
-        HEARTBEAT + 5 + (HANG + 2 if fault else 0)
-    )  # of a hang, from the moment that it is found
+    # of a hang, from the moment that it is found
+    allowed = HEARTBEAT + 5 + (HANG + 2 if fault else 0)
     assert max(end.exit["ended"] for end in others) - begin < allowed
     if fault == "hang":
         assert "in train_batches" in (one.folders[victim] / "stacks.txt").read_text()

@@ -137,9 +137,8 @@ def test_host_0_is_waited_for(capfd, monkeypatch):
 
 
 def test_a_name_that_is_loopback_on_its_own_machine_alone(monkeypatch):
-    resolving(
-        monkeypatch, ["127.0.1.1", "10.0.0.5"]
-    )  # the first as Debian's installer writes it into /etc/hosts
+    # the first as Debian's installer writes it into /etc/hosts
+    resolving(monkeypatch, ["127.0.1.1", "10.0.0.5"])
     found = [ports.interface(host) for host in ("train-0", "train-0", "127.0.0.1")]
     assert found == ["0.0.0.0", "10.0.0.5", "127.0.0.1"]
     assert ports.interface("localhost") in ("127.0.0.1", "::1")

@@ -121,9 +121,8 @@ def prepared(tmp_path, monkeypatch) -> pathlib.Path:
     """The version folder of a data set of TensorFlow Datasets with a test split, which no installed code knows."""
     import tensorflow_datasets as tfds
 
-    monkeypatch.setattr(
-        tfds.core.constants, "DATA_DIR", str(tmp_path / "data")
-    )  # as TFDS_DATA_DIR does
+    # as TFDS_DATA_DIR does
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path / "data"))
     data_sets.load_tfds.cache_clear()
     splits = {"train": numbered(20), "dev": numbered(20, 100), "test": numbered(20, 200)}
     rows = {split: [{"text": text} for text in texts] for split, texts in splits.items()}

@@ -84,9 +84,8 @@ def test_every_reader_has_the_same_lines(tmp_path, reader, mark, end, suffix):
     path = tmp_path / (name.upper() + suffix if suffix == ".GZ" else name + suffix)
     content = mark + "".join(line + end for line in lines_of(TEXTS)).encode()
     path.write_bytes(gzip.compress(content) if suffix else content)
-    texts = (
-        [text.strip() for text in TEXTS] if reader == "text" else TEXTS
-    )  # documents of one line each
+    # documents of one line each
+    texts = [text.strip() for text in TEXTS] if reader == "text" else TEXTS
     assert read(str(path)) == texts
 
 

@@ -117,9 +117,8 @@ def test_shards_hold_the_rows_of_the_definition_and_their_counts(
     """Counted by hand; the entropy is that of the tokens in rows, tokens to a byte are those of whole documents."""
     manifest = made[kind]
     ids = ids_of(texts[:300], tokenizer_folder)
-    order = made[
-        "lines" if kind == "lines" else "concatenated"
-    ]  # whole documents are dealt as concatenated ones are
+    # whole documents are dealt as concatenated ones are
+    order = made["lines" if kind == "lines" else "concatenated"]
     assert (manifest.rows, manifest.full_rows) == (kind, kind == "concatenated")
     for split, facts in manifest.splits.items():
         counts = Counter()

@@ -12,14 +12,12 @@ from tests.support.corpora import write_shards
 @pytest.fixture(scope="session")
 def healthy(texts, tokenizer_folder, tmp_path_factory) -> Manifest:
     """Shards of documents that have nothing in common but their words."""
-    words = sorted(
-        {word for text in texts for word in text.split() if len(word) < 12}
-    )  # of a few tokens
+    # of a few tokens
+    words = sorted({word for text in texts for word in text.split() if len(word) < 12})
     rng = np.random.default_rng(0)
     made = [" ".join(rng.choice(words, 25)) for _ in range(200)]
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # small blocks, so that lanes differ by a few rows alone
+    # small blocks, so that lanes differ by a few rows alone
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "BLOCK_BYTES", (200, 10**9))
         return write_shards(made, tmp_path_factory.mktemp("healthy") / "shards", tokenizer_folder)
 

@@ -102,11 +102,8 @@ def test_the_rates_of_masks_stand_beside_the_config_s():
     [
         (6, ["mask"] * 8 + ["random", "kept"], "ok"),
         (9, ["mask"] * 8 + ["random", "kept"], "error"),  # of 30 tokens, where 6 were asked for
-        (
-            6,
-            ["random"] * 9 + ["kept"],
-            "error",
-        ),  # nothing is masked, as with random bits of another width
+        # nothing is masked, as with random bits of another width
+        (6, ["random"] * 9 + ["kept"], "error"),
         (6, ["mask"], "error"),
     ],
 )
@@ -295,10 +292,8 @@ def test_documents_that_come_twice(texts, tokenizer_folder, workdir, tmp_path):
     """As a source's weight makes them; the example is in words."""
     short = [text for text in texts if 40 < len(text) < 70][:40]
     twice = dataclasses.replace(written_texts(short, tmp_path / "shards"), weights=(4.0,))
-    settings = {
-        "counts": {"train": 2, "validation": 1},
-        "length": 64,
-    }  # so that most of them lie in one row
+    # so that most of them lie in one row
+    settings = {"counts": {"train": 2, "validation": 1}, "length": 64}
     made = write_shards(twice, tmp_path / "shards", tokenizer_folder, **settings)
     found = named(checks.ids(case_of(made, workdir)), "duplicates")
     assert found.level == "warning" and int(found.what.split()[0]) > 5

@@ -433,9 +433,8 @@ def test_what_the_config_says_stays(good_folder, modernbert_folder, trained_work
     file.write_text(f"from configs.base import get_config as base\n\n{body}\n")
     of_file = read(good_folder, file=str(file))
     assert (of_file.model.layers, of_file.model.heads, of_file.tokenizer.path) == (4, 2, "")
-    own_start = read(
-        good_folder, file="configs/continue_wikitext103.py"
-    )  # in the place of the file's own model
+    # in the place of the file's own model
+    own_start = read(good_folder, file="configs/continue_wikitext103.py")
     assert (own_start.model.family, own_start.model.layers, own_start.tokenizer.path) == (
         "roberta",
         2,

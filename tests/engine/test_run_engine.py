@@ -83,9 +83,8 @@ class Started:
 @pytest.mark.slow
 def test_killed_in_mid_run_other_hosts_do_what_is_missing(alone, arguments, tmp_path, monkeypatch):
     """And write what one process does."""
-    monkeypatch.setenv(
-        "MLM_TEST_DELAY", "5"
-    )  # so that it is missed before the other has done its tasks, too
+    # so that it is missed before the other has done its tasks, too
+    monkeypatch.setenv("MLM_TEST_DELAY", "5")
     started = Started(arguments(tmp_path), 2)
     monkeypatch.delenv("MLM_TEST_DELAY")
     processes.kill_when(started.all[1], lambda: len(written(tmp_path)) >= 4)

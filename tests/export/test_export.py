@@ -101,11 +101,8 @@ def test_an_earlier_export_or_an_empty_folder_is_replaced_and_nothing_else_is(
         (tmp_path / name).mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: str(path).endswith("volume"))
     (tmp_path / "link").symlink_to("empty")
-    for name in (
-        "link",
-        "volume",
-        "volume",
-    ):  # an empty folder, by a link, one that can't be renamed, and that again
+    # an empty folder, by a link, one that can't be renamed, and that again
+    for name in ("link", "volume", "volume"):
         inode = (tmp_path / name).stat().st_ino
         export.export(model, UPath(tmp_path / name), scores=None, name=name)
         files = {path.name for path in (tmp_path / name).iterdir()}

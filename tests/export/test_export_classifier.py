@@ -53,10 +53,8 @@ def test_folders_that_are_no_classifiers(trained_classifier, tmp_path):
         ({"problem_type": "multi_label_classification"}, "multi-label"),
         ({"problem_type": "regression"}, "predicts 3 numbers"),
         ({"id2label": {str(number): str(number) for number in (1, 2, 3)}}, "id2label = "),
-        (
-            {"id2label": {"0": "a", "1": "a", "2": "b"}},
-            "id2label = .* name of its own",
-        ),  # answers are by name
+        # answers are by name
+        ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "id2label = .* name of its own"),
         ({"classifier_pooling": "mean"}, "mean of a row"),
         ({"model_type": "distilbert"}, "model_type = distilbert"),
         ({"hidden_size": 32}, r"config\.json asks for"),

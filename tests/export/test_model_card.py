@@ -303,9 +303,8 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path, monkeypat
     """From the logs of the workdir, to the model's step and not beyond."""
     monkeypatch.setattr(export, "check_files", lambda *_: None)  # which other tests hold
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
-    lines = [
-        line | {"step": line["step"] // 10} for line in (*TRAIN, *EVALS)
-    ]  # the checkpoint is of step 5
+    # the checkpoint is of step 5
+    lines = [line | {"step": line["step"] // 10} for line in (*TRAIN, *EVALS)]
     lines.append(EVALS[0] | {"step": 6, "loss": 9.0})
     begun = [line | {"step": line["step"] // 10} for line in TIMING[1:5]]
     workdir.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -25,7 +25,8 @@ VERIFY = "mlm/export/verify_export.py"
 FAMILIES = {
     "Bert": ("model.family=bert",),
     "RobertaPreLayerNorm": ("model.family=roberta_prelayernorm",),
-    "ModernBert": (  # both kinds of layers, windows that end within a row, and no value that is transformers' default
+    # both kinds of layers, windows that end within a row, and no value that is transformers' default
+    "ModernBert": (
         *(
             "model.family=modernbert",
             "model.layers=3",

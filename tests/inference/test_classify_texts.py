@@ -76,8 +76,9 @@ def test_lines_of_json(predictor):
 
 def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
     made = make(tmp_path_factory.mktemp("pairs"), pair=True)
+    # it may read one, too
     model = classifier_of(made)
-    unknown = classifier_of(dataclasses.replace(made, meta={}))  # it may read one, too
+    unknown = classifier_of(dataclasses.replace(made, meta={}))
     same = [
         "rain\tsnow",
         '{"first": "rain", "second": "snow"}',

@@ -50,9 +50,8 @@ def test_fillings_are_the_softmax_of_the_full_head_without_padding(model, tok, f
     module = FlaxRobertaForMaskedLM.module_class(model.config)
     apply = jax.jit(lambda *batch: module.apply({"params": model.params}, *batch, None).logits[0])
     seen = set()
-    for text, fillings in zip(
-        TEXTS[::2], filler(TEXTS)[::2], strict=True
-    ):  # each length is a program of its own
+    # each length is a program of its own
+    for text, fillings in zip(TEXTS[::2], filler(TEXTS)[::2], strict=True):
         ids = np.asarray([tok(text)["input_ids"]], np.int32)
         ones = np.ones_like(ids)
         positions = position_ids(jax.numpy.asarray(ones), model.config.pad_token_id + 1)

@@ -150,10 +150,8 @@ def test_byte_level_pieces_with_their_space(trims):
     assert spelled(tok, "bc a  b\u00e9 (a) x") == {
         "bc": (["bc"], set()),
         "a": (["a"], set()),
-        "b\u00e9": (
-            ["\u0120", "b", "\u00c3", "\u00a9"],
-            set(),
-        ),  # behind two spaces: the second one is its own
+        # behind two spaces: the second one is its own
+        "b\u00e9": (["\u0120", "b", "\u00c3", "\u00a9"], set()),
         "x": (["\u0120", "x"], set()),
     }
     assert spelled(tok, "'she")["she"] == (["'s", "h", "e"], {"joined", "changed"})

@@ -58,9 +58,8 @@ def alive(process: int) -> bool:
 
 
 def keeper_of(process: int) -> int:
-    return int(
-        pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
-    )  # its parent
+    # its parent
+    return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class HostFolder:

@@ -48,15 +48,13 @@ class FakePod:
             socket.create_server(("127.0.0.1", 0)) as one,
             socket.create_server(("127.0.0.1", 0)) as other,
         ):
-            self.numbers = [
-                server.getsockname()[1] for server in (one, other)
-            ]  # other tests have pods of their own
+            # other tests have pods of their own
+            self.numbers = [server.getsockname()[1] for server in (one, other)]
         self.bin.mkdir()
         for name in ("gcloud", "python3", "ssh"):
             (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E "$@"\n')
-            (self.bin / name).chmod(
-                0o755
-            )  # it starts in a third of the time, without site-packages
+            # it starts in a third of the time, without site-packages
+            (self.bin / name).chmod(0o755)
         for name in ("mlm", "configs", "research", "launch"):
             (self.repository / name).mkdir(parents=True)
         for name, text in {

@@ -40,9 +40,8 @@ class Hosts:
         self.addresses = [f"{NETWORK}.{index + 1}" for index in range(self.count)]
         self.key = folder / "key"
         self._first: dict[int, subprocess.Popen] = {}
-        self._changing = (
-            threading.RLock()
-        )  # hosts die by the plug, by a deleted TPU and by the test's end
+        # hosts die by the plug, by a deleted TPU and by the test's end
+        self._changing = threading.RLock()
 
     def __enter__(self) -> Self:
         self._remove_network()  # of a test that was killed
@@ -159,9 +158,8 @@ class Hosts:
         return ["ssh", *words, f"root@{self.addresses[index]}", command]
 
     def _remove_network(self) -> None:
-        for index in range(
-            self.count
-        ):  # the link by itself: with its namespace it goes some time later
+        # the link by itself: with its namespace it goes some time later
+        for index in range(self.count):
             subprocess.run(["ip", "link", "delete", f"{BRIDGE}{index}v"], capture_output=True)
             subprocess.run(["ip", "netns", "delete", f"{BRIDGE}{index}"], capture_output=True)
         subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)

@@ -118,10 +118,8 @@ def test_without_pip_or_network_one_sentence_says_so(machine, lacking):
     ("then", "said"),
     [
         ("exit 0", "package index"),  # pip can't install
-        (
-            "exit 1",
-            "rm -rf .venv",
-        ),  # Ctrl-C while it was made, `uv venv`, or another Python's: it may be somebody's
+        # Ctrl-C while it was made, `uv venv`, or another Python's: it may be somebody's
+        ("exit 1", "rm -rf .venv"),
     ],
 )
 def test_an_environment_that_is_there_stays(machine, then, said):

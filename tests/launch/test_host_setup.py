@@ -31,11 +31,8 @@ def test_unpack(host):
         (["../x"], {}, "../x"),
         ([], {"etc": "/etc"}, "etc"),
         ([], {"a/up": "../../x"}, "a/up"),
-        (
-            [],
-            {"a/b/top": "../..", "out": "a/b/top/.."},
-            "out",
-        ),  # inside by its words, outside by where they lead
+        # inside by its words, outside by where they lead
+        ([], {"a/b/top": "../..", "out": "a/b/top/.."}, "out"),
         (["a/b/top/mlm-through-a-link"], {"a/b/top": "/tmp"}, "a/b/top"),
     ],
 )
@@ -58,9 +55,8 @@ def test_packages_are_installed_once_per_hash(host):
     assert "packages are not installed" in " ".join(host.ask("preflight", code)["problems"])
     other = host.ask("install", code)
     assert other["fresh"] is True and other["packages"] != first["packages"]
-    (
-        host.root / "venv" / other["packages"] / "python.json"
-    ).unlink()  # as if it had been interrupted
+    # as if it had been interrupted
+    (host.root / "venv" / other["packages"] / "python.json").unlink()
     assert host.ask("preflight", code)["packages"] is None
     assert host.ask("install", code)["fresh"] is True
 

@@ -129,9 +129,8 @@ def test_asked_to_end(tmp_path, stubborn):
         tmp_path,
         f"signal.signal(signal.SIGTERM, {handler})\nprint('up', flush=True)\ntime.sleep(60)",
     )
-    logs = [
-        tmp_path / str(index) / "log" for index in range(3)
-    ]  # each is made when its process says something
+    # each is made when its process says something
+    logs = [tmp_path / str(index) / "log" for index in range(3)]
     wait_for(lambda: all(log.exists() and log.read_text() == "up\n" for log in logs))
     pod.ask(signal.SIGTERM)
     if stubborn:

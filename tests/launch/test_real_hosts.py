@@ -124,9 +124,8 @@ class Laptop:
 def laptop(tmp_path_factory) -> Laptop:
     folder = tmp_path_factory.mktemp("pod")
     addresses = [f"{NETWORK}.{index + 1}" for index in range(COUNT)]
-    compiled = {
-        name: value for name, value in os.environ.items() if name.startswith("JAX_")
-    }  # once for all runs
+    # once for all runs
+    compiled = {name: value for name, value in os.environ.items() if name.startswith("JAX_")}
     with contextlib.ExitStack() as stack:
         variables = []
         for index in range(COUNT):

@@ -20,14 +20,12 @@ def options() -> dict[str, str]:
 
 def test_what_its_options_ask_for():
     assert options()["ntasks-per-node"] == "1"  # a process owns all GPUs of its node
-    assert re.fullmatch(
-        r"TERM@[0-9]+", options()["signal"]
-    )  # to the tasks, not ("B:") to the script's own shell
+    # to the tasks, not ("B:") to the script's own shell
+    assert re.fullmatch(r"TERM@[0-9]+", options()["signal"])
     lines = FILE.read_text().splitlines()
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
-    assert all(
-        line.startswith("#") for line in lines[:last]
-    )  # sbatch stops reading at the first command
+    # sbatch stops reading at the first command
+    assert all(line.startswith("#") for line in lines[:last])
 
 
 @pytest.mark.standard
@@ -48,9 +46,8 @@ def test_sbatch_reads_them(tmp_path, sbatch):
         stderr = subprocess.run(
             argv, env=environment, capture_output=True, text=True, timeout=5
         ).stderr
-    except (
-        subprocess.TimeoutExpired
-    ) as error:  # it waits for the controller: it has read everything
+    # it waits for the controller: it has read everything
+    except subprocess.TimeoutExpired as error:
         stderr = (error.stderr or b"").decode()
     assert not re.search("unrecognized|[Ii]nvalid", stderr), stderr
 

@@ -174,11 +174,8 @@ def test_a_pod_of_another_account_is_a_strangers(pod):
     pod.tpu(*UP)
     node = json.loads((pod.state / "nodes.d" / "my-pod.json").read_text())
     assert re.fullmatch("some-one-x-org-[0-9a-f]{8}", node["labels"]["mlm-made-by"])
-    for other in (
-        "another@x.org",
-        "some-one@x.org",
-        "Some.One@x-org",
-    ):  # a label has no letters for each of these
+    # a label has no letters for each of these
+    for other in ("another@x.org", "some-one@x.org", "Some.One@x-org"):
         pod.cloud.account = other
         assert "was not made by your `up`" in pod.tpu("down", code=1)
     pod.cloud.account = "Some.One@x.org"

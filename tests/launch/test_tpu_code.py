@@ -56,14 +56,8 @@ def test_a_dirty_tree_is_packed_and_named(pod, repository):
         and "configs/a.py" not in found
     )
     assert packed.hash != clean.hash and packed.label.endswith(", changed)")
-    describe = [
-        "git",
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    ]  # as the card of an export does
+    # as the card of an export does
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     assert (
         packed.commit
         == f"{clean.commit}-dirty"

@@ -98,9 +98,8 @@ def test_what_is_alive_with_other_arguments_is_not_taken_for_it(ready_pod):
         assert (
             "(only there: shards --config.x=1; only here: run" in said and ready_pod.starts() == 2
         )
-    pathlib.Path("stub.py").write_text(
-        "# changed"
-    )  # the same arguments, and the code has changed since
+    # the same arguments, and the code has changed since
+    pathlib.Path("stub.py").write_text("# changed")
     said = ready_pod.tpu(*RUN, "--command=shards", "--config.x=1", "--detach")
     assert "is alive already" in said and "is alive with code" in said
     ready_pod.git("checkout", "-q", "stub.py")
@@ -189,9 +188,8 @@ def test_hosts_that_lack_the_code_are_named(ready_pod):
     assert ready_pod.starts() == 0
     ready_pod.git("checkout", "-q", "stub.py")
     assert "ready: 2 hosts" in ready_pod.tpu("preflight")
-    with socket.create_server(
-        ("127.0.0.1", ready_pod.numbers[1])
-    ):  # of host 0, which is this machine
+    # of host 0, which is this machine
+    with socket.create_server(("127.0.0.1", ready_pod.numbers[1])):
         said = ready_pod.tpu("preflight", code=1)
     assert (
         f"host 0 (127.0.0.1): port {ready_pod.numbers[1]} can't be bound" in said

@@ -46,9 +46,8 @@ def test_what_the_name_of_an_accelerator_says():
 
 
 def test_file_and_flags(tmp_path, monkeypatch):
-    file = write(
-        tmp_path, "\ufeff" + toml({**GOOD, "price": 3, "spot": True})
-    )  # the mark of editors on Windows
+    # the mark of editors on Windows
+    file = write(tmp_path, "\ufeff" + toml({**GOOD, "price": 3, "spot": True}))
     found = settings.load(file, {})
     assert (found.price, found.spot, found.queued, found.root, found.host_count) == (
         3,

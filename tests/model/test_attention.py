@@ -34,9 +34,8 @@ class Case:
     chunk: int = 512  # tokens of the fused kernel's chunks, at most
     isolated: bool = True
     dropout: bool = False
-    rotated: str = (
-        ""  # "" for no rotation, "rows" if each row has its positions, "alike" if all share them
-    )
+    # "" for no rotation, "rows" if each row has its positions, "alike" if all share them
+    rotated: str = ""
     rows: int = 2
     padding: str = "end"
     heads: int = 2

@@ -109,10 +109,8 @@ def test_dropout_has_its_rate_and_keeps_the_mean(monkeypatch):
     monkeypatch.setattr(
         layers, "random_bits", lambda seed, shape, *_: jnp.full(shape, 2**31, jnp.uint32)
     )
-    for rate, expected in (
-        (0.5, 2),
-        (0.5 + 2**-32, 0),
-    ):  # of 2**32 bits as many are dropped as the rate says
+    # of 2**32 bits as many are dropped as the rate says
+    for rate, expected in ((0.5, 2), (0.5 + 2**-32, 0)):
         assert (layers.dropout(ones[0], rate, jnp.uint32(7)) == expected).all()
 
 

@@ -52,9 +52,8 @@ def test_bfloat16_logits_have_the_loss_of_their_values_and_a_gradient_of_their_t
 @pytest.mark.parametrize("platform", ["cpu", "default"])
 def test_correct_is_the_first_of_the_largest(platform, monkeypatch):
     monkeypatch.setattr(loss.lax, "platform_dependent", lambda *args, **sums: sums[platform](*args))
-    logits = (
-        jnp.round(logits_and_labels()[0]).at[:, REAL:].set(99)
-    )  # many ties; the padding never counts
+    # many ties; the padding never counts
+    logits = jnp.round(logits_and_labels()[0]).at[:, REAL:].set(99)
     best = jnp.argmax(logits[:, :REAL], axis=1)
     tied = (logits[:, :REAL] == logits[:, :REAL].max(1, keepdims=True)).sum(1)
     assert (tied > 1).any(), "no ties: nothing is tested"

@@ -267,9 +267,8 @@ def test_independent_masks_have_the_rate_and_shares_of_the_collators():
 
 def test_words_are_never_cut_and_each_has_the_same_chance():
     _, words, _, found = many_rows("word")
-    surplus = {
-        size: [] for size in range(1, 7)
-    }  # for each row, predicted words of that size, less those expected
+    # for each row, predicted words of that size, less those expected
+    surplus = {size: [] for size in range(1, 7)}
     for row, hits in zip(words, found, strict=True):
         sizes = np.bincount(row[row >= 0])
         taken = np.bincount(row[(row >= 0) & hits], minlength=len(sizes))

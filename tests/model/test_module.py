@@ -108,10 +108,8 @@ def test_each_rate_of_dropout_drops(name, rate):
 
 
 @pytest.mark.parametrize(
-    (
-        "name",
-        "count",
-    ),  # of the embeddings; of a layer's probabilities and its two blocks; of the head
+    # of the embeddings; of a layer's probabilities and its two blocks; of the head
+    ("name", "count"),
     [
         ("RobertaForMaskedLM", 1 + 2 * 3),
         ("RobertaForSequenceClassification", 1 + 2 * 3 + 2),
@@ -147,9 +145,8 @@ def test_dropout_is_a_function_of_key_row_and_token(name):
     model = make(name, **rates(name, 0.1))
     module = model.module
     params = model.params
-    ids, mask = (
-        columns[:, :28] for columns in inputs()
-    )  # fewer tokens than units: none is taken for the other
+    # fewer tokens than units: none is taken for the other
+    ids, mask = (columns[:, :28] for columns in inputs())
     key = jax.random.key(3)
     numbers = np.arange(4, dtype=np.uint32)
     tokens = np.random.default_rng(0).integers(0, 20, (4, 5)).astype(np.int32)

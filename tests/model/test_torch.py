@@ -66,10 +66,8 @@ MODERNBERT = (
     "model.global_every=2",
     "optimizer.clip_norm=2.1",
 )
-MODERNBERT += (
-    "model.local_attention=8",
-    "model.global_rope_theta=100",
-)  # the window is a quarter of the row
+# the window is a quarter of the row
+MODERNBERT += ("model.local_attention=8", "model.global_rope_theta=100")
 STANDARD = {"bert": Case(3, 4, ("model.family=bert",)), "modernbert": Case(3, 4, MODERNBERT)}
 SLOW = {
     "roberta": Case(3, 4, ()),
@@ -82,9 +80,8 @@ SLOW = {
 def prepare(case: Case) -> tuple[Pretraining, TrainState, list[dict]]:
     """Returns the task, its state before training, and its batches."""
     task = tiny_run(*RECIPE, *case.settings, info=INFO[case.pad], mesh=(2, 1, 1))
-    batches = [
-        random_batch(16, seed % 4, task.info) for seed in range(STEPS)
-    ]  # again and again: they can be learnt
+    # again and again: they can be learnt
+    batches = [random_batch(16, seed % 4, task.info) for seed in range(STEPS)]
     assert all((batch["attention_mask"] == 0).any() for batch in batches), "no row has padding"
     return task, task.initial_state(), batches
 
@@ -157,9 +154,8 @@ def test_twenty_updates_are_pytorch_s(name, reference):
         "clipping must act in some updates and not in others"
     )
 
-    scale = (1 - values.b1) * min(
-        1, values.clip_norm / norms[0]
-    )  # Adam's first moment is this, times the gradient
+    # Adam's first moment is this, times the gradient
+    scale = (1 - values.b1) * min(1, values.clip_norm / norms[0])
     gradient = jax.tree.map(lambda moment: moment / scale, moments)
     padding = families.at_path(gradient, families.family_of(task.module.config).embedding)[500:]
     assert len(padding) == 12 and not np.any(padding)

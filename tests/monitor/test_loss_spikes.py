@@ -43,9 +43,8 @@ def test_a_healthy_curve_has_none(noise):
     assert all(detect(falling(noise=noise, seed=seed)) == [] for seed in range(5))
 
 
-@pytest.mark.parametrize(
-    ("place", "jump"), [(8, 3), (100, 2), (299, 0.3)]
-)  # larger where it falls steeply
+# larger where it falls steeply
+@pytest.mark.parametrize(("place", "jump"), [(8, 3), (100, 2), (299, 0.3)])
 def test_one_line_that_jumps(place, jump):
     losses = falling()
     losses[place] += jump

@@ -20,9 +20,8 @@ from tests.plan.planned import (
 )
 from tests.support.tiny import tiny_config
 
-TAIL = (
-    2 * (H * H + 2 * H * FEED) + 2 * H * H + 2 * H * VOCABULARY
-)  # of a predicted token: behind the last attention
+# of a predicted token: behind the last attention
+TAIL = 2 * (H * H + 2 * H * FEED) + 2 * H * H + 2 * H * VOCABULARY
 USEFUL = 3 * (2 * 3 * H * H + 4 * LENGTH * H + 0.2 * TAIL)  # of a token of one layer
 
 

@@ -123,10 +123,8 @@ def test_length_of_a_run():
         "dollars": None,
     }
     assert whole_run(*lengths, **short)["hours"] == hours(9 * ROWS, 3 * ROWS)
-    stages = (
-        "data.batch_stages=((8, 6),)",
-        *lengths,
-    )  # nine of twelve steps are short, six of them of 8 rows
+    # nine of twelve steps are short, six of them of 8 rows
+    stages = ("data.batch_stages=((8, 6),)", *lengths)
     assert whole_run(*stages, **short)["hours"] == hours(96, 48)
     assert whole_run(*stages, "train.branch_from=runs/a@4", **short)["hours"] == hours(64, 48)
     epochs = ("train.steps=0", "train.epochs=3")

@@ -22,10 +22,8 @@ from mlm.workdir import Workdir
 from tests.support import trained_model
 from tests.support.refusals import refuse
 
-READERS = {
-    "--model=": load.LM_HEAD,
-    load.INIT_FROM: None,
-}  # what a model is named with, and the head that it must have
+# what a model is named with, and the head that it must have
+READERS = {"--model=": load.LM_HEAD, load.INIT_FROM: None}
 Tensors = dict[str, np.ndarray]
 
 
@@ -101,7 +99,8 @@ def renamed(change: Callable[[str], str]) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {change(name): value for name, value in tensors.items()}
 
 
-LAYOUTS = {  # the same model, as transformers, torch.compile, DataParallel and modules around it have saved it
+# the same model, as transformers, torch.compile, DataParallel and modules around it have saved it
+LAYOUTS = {
     "tied bias": renamed(lambda name: name.replace("lm_head.bias", "lm_head.decoder.bias")),
     "another vocabulary": lambda tensors: (
         tensors  # the head's own bias is of it, the decoder's is the model's

@@ -199,12 +199,8 @@ def test_the_loop_starts_there_once(trained_workdir, model, tmp_path, capfd):
 
 
 SMALL = {"hidden_size": 16, "heads": 2, "intermediate_size": 24}
-TABLES = (
-    "/embedding",
-    BIAS,
-    "decoder/bias",
-    "predictions/bias",
-)  # their rows are matched, not tiled
+# their rows are matched, not tiled
+TABLES = ("/embedding", BIAS, "decoder/bias", "predictions/bias")
 
 
 def config_of(family: str, layers: int, **sizes: int | str):

@@ -18,9 +18,8 @@ def delayed(expected: dict[str, str], task: bytes) -> object:
     return run_task(expected, task)
 
 
-dask_engine.run_task = (
-    delayed  # which a thread of the host calls, before a process of its pool computes the task
-)
+# which a thread of the host calls, before a process of its pool computes the task
+dask_engine.run_task = delayed
 
 if __name__ == "__main__":
     sys.exit(__main__.main(sys.argv[1:]))

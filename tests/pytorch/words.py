@@ -42,9 +42,8 @@ for folder in sys.argv[3:]:
         places = [
             place for place, (begin, end) in enumerate(offsets) if begin < stop and end > start
         ]
-        if (
-            texts[document][slice(*offsets[places[0] - 1])] == " "
-        ):  # a token of the space before the word
+        # a token of the space before the word
+        if texts[document][slice(*offsets[places[0] - 1])] == " ":
             places = [places[0] - 1, *places]
         labels = encoded["input_ids"][0, places].clone()
         encoded["input_ids"][0, places] = tokenizer.mask_token_id

@@ -41,9 +41,8 @@ def test_scores_are_those_of_the_logs(page, workdir):
         "bits per byte": ["1.8125", "1.7188", ""],
         "Tokens read": [f"{40 * 256 * 384:,} in 40 steps"],
         "Steps skipped (not finite)": ["2"],
-        "Throughput, median": [
-            "800 tokens/s, 8.0 rows/s"
-        ],  # of the kept stretches 900, 1000, 500 and 700
+        # of the kept stretches 900, 1000, 500 and 700
+        "Throughput, median": ["800 tokens/s, 8.0 rows/s"],
         "Device": ["4 x cpu"],
         "optimizer.learning_rate": ["0.001", "base: 0.0006"],
     }
@@ -338,12 +337,8 @@ def test_what_may_be_missing_and_what_is_not_finite():
         ("timing.jsonl", '{"ste\n', DamageError, r"timing\.jsonl, line 1"),
         ("shards/manifest.json", "3", DamageError, "manifest"),
         ("config.json", "3", DamageError, "config"),
-        (
-            "metrics.jsonl",
-            '{"step": 10, "kind": "tr',
-            InputError,
-            r"run/metrics\.jsonl",
-        ),  # torn by a kill
+        # torn by a kill
+        ("metrics.jsonl", '{"step": 10, "kind": "tr', InputError, r"run/metrics\.jsonl"),
     ],
 )
 def test_what_can_not_be_reported_is_named_and_the_old_report_stays(

@@ -11,10 +11,8 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
-VARIABLES = (
-    "STORAGE_EMULATOR_HOST",
-    "TENSORSTORE_GCS_HTTP_URL",
-)  # of gcsfs and google-cloud-storage; of tensorstore
+# of gcsfs and google-cloud-storage; of tensorstore
+VARIABLES = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
 
 
 @contextlib.contextmanager

@@ -13,77 +13,30 @@ from tests.support.corpora import manifest_of
 TIMING = [
     {"kind": "start", "step": 0, "time": 100.0, "host": "a", "devices": 8, "device": "cpu"},
     {"kind": "first_step", "step": 1, "time": 130.0, "seconds": 1.0},  # 30 start
-    {
-        "kind": "train",
-        "step": 10,
-        "time": 148.0,
-        "seconds": 18.0,
-        "tokens_per_second": 900,
-    },  # 18 training
-    {
-        "kind": "train",
-        "step": 20,
-        "time": 168.0,
-        "seconds": 20.0,
-        "tokens_per_second": 1000,
-    },  # 20 training
+    # 18 training
+    {"kind": "train", "step": 10, "time": 148.0, "seconds": 18.0, "tokens_per_second": 900},
+    # 20 training
+    {"kind": "train", "step": 20, "time": 168.0, "seconds": 20.0, "tokens_per_second": 1000},
     {"kind": "eval", "step": 20, "time": 173.0, "seconds": 5.0},  # 5 evaluation
     {"kind": "checkpoint", "step": 20, "time": 175.0, "seconds": 2.0},  # 2 checkpoints
-    {
-        "kind": "train",
-        "step": 30,
-        "time": 195.0,
-        "seconds": 20.0,
-        "tokens_per_second": 100,
-    },  # 20 redone
-    {
-        "kind": "start",
-        "step": 20,
-        "time": 250.0,
-        "host": "a",
-        "devices": 4,
-        "device": "cpu",
-    },  # 55 down
+    # 20 redone
+    {"kind": "train", "step": 30, "time": 195.0, "seconds": 20.0, "tokens_per_second": 100},
+    # 55 down
+    {"kind": "start", "step": 20, "time": 250.0, "host": "a", "devices": 4, "device": "cpu"},
     {"kind": "first_step", "step": 21, "time": 260.0, "seconds": 1.0},  # 10 start
-    {
-        "kind": "train",
-        "step": 30,
-        "time": 296.0,
-        "seconds": 36.0,
-        "tokens_per_second": 500,
-    },  # 36 training
-    {
-        "kind": "checkpoint",
-        "step": 35,
-        "time": 318.0,
-        "seconds": 3.0,
-    },  # SIGTERM: 19 training, 3 checkpoints
-    {
-        "kind": "start",
-        "step": 35,
-        "time": 400.0,
-        "host": "b",
-        "devices": 4,
-        "device": "cpu",
-    },  # 82 down
+    # 36 training
+    {"kind": "train", "step": 30, "time": 296.0, "seconds": 36.0, "tokens_per_second": 500},
+    # SIGTERM: 19 training, 3 checkpoints
+    {"kind": "checkpoint", "step": 35, "time": 318.0, "seconds": 3.0},
+    # 82 down
+    {"kind": "start", "step": 35, "time": 400.0, "host": "b", "devices": 4, "device": "cpu"},
     {"kind": "first_step", "step": 36, "time": 410.0, "seconds": 1.0},  # 10 start
-    {
-        "kind": "train",
-        "step": 40,
-        "time": 426.0,
-        "seconds": 16.0,
-        "tokens_per_second": 700,
-    },  # 16 training
+    # 16 training
+    {"kind": "train", "step": 40, "time": 426.0, "seconds": 16.0, "tokens_per_second": 700},
     {"kind": "eval", "step": 40, "time": 430.0, "seconds": 4.0},  # 4 evaluation
     {"kind": "checkpoint", "step": 40, "time": 431.0, "seconds": 1.0},  # 1 checkpoints
-    {
-        "kind": "start",
-        "step": 40,
-        "time": 9000.0,
-        "host": "b",
-        "devices": 4,
-        "device": "cpu",
-    },  # nothing left to do
+    # nothing left to do
+    {"kind": "start", "step": 40, "time": 9000.0, "host": "b", "devices": 4, "device": "cpu"},
 ]
 
 for line in TIMING:
@@ -153,11 +106,8 @@ def make_workdir(
     workdir.config.write_text(configs.load("configs/base.py", list(overrides)).to_json())
     if entropy is not None:
         workdir.shards.mkdir(exist_ok=True)
-        train = {
-            "records": (10,),
-            "padding_tokens": 80,
-            "unigram_entropy": 1.0,
-        }  # a quarter is padding
+        # a quarter is padding
+        train = {"records": (10,), "padding_tokens": 80, "unigram_entropy": 1.0}
         manifest = manifest_of(
             32, train=train, validation={"unigram_entropy": entropy, "records": (3,)}
         )

@@ -38,9 +38,8 @@ def outcomes(tmp_path) -> list[Outcome]:
         done.append(outcome_of(tmp_path, values, code=2 * (score is None)))
         losses = {1: 9.0, 2: score, 3: None, 4: 0.5}
         evals = [{"kind": "eval", "step": step, "loss": loss} for step, loss in losses.items()]
-        saved = [
-            {"kind": "checkpoint", "step": step} for step in (1, 2, 3)
-        ]  # not the last evaluation, the lowest
+        # not the last evaluation, the lowest
+        saved = [{"kind": "checkpoint", "step": step} for step in (1, 2, 3)]
         for file, lines in (("metrics.jsonl", evals), ("timing.jsonl", saved)):
             path = pathlib.Path(done[-1].trial.folder) / file
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -94,9 +94,8 @@ def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
     )  # for one document of any length
     module = task.module.clone(compute=compute)
     alone = {}
-    rows = np.concatenate(shard_rows(manifest, "train"))[
-        batch["record_id"]
-    ]  # by number, padding is -1
+    # by number, padding is -1
+    rows = np.concatenate(shard_rows(manifest, "train"))[batch["record_id"]]
     assert (
         np.array_equal(np.where(batch["attention_mask"], batch["input_ids"], -1), rows)
         and (rows < 0).any()

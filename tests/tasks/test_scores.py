@@ -62,9 +62,8 @@ def test_one_class_alone_has_no_correlation():
     }
 
 
-@pytest.mark.parametrize(
-    "rows", [100_000, 400_000]
-)  # products of their counts don't fit in 63 bits
+# products of their counts don't fit in 63 bits
+@pytest.mark.parametrize("rows", [100_000, 400_000])
 def test_matthews_of_many_rows(rows):
     labels = np.arange(rows) % 2
     assert scores.score_classes(labels, labels, 2)["matthews"] == 1.0

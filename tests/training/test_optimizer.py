@@ -157,9 +157,8 @@ def draw(shapes, size: float, seed: int):
 
 
 def first_update(tx: optax.GradientTransformation, grads, params) -> dict[str, np.ndarray]:
-    return flat(
-        tx.update(grads, tx.init(params), params)[0]
-    )  # not jitted: that takes longer than it runs
+    # not jitted: that takes longer than it runs
+    return flat(tx.update(grads, tx.init(params), params)[0])
 
 
 def assert_near(found: np.ndarray, wanted: np.ndarray, what: str):

@@ -39,9 +39,8 @@ FULL = [
     "v6e:16x16",
     "tpu7x:16x16x36",
 ]
-LARGEST = dict.fromkeys(
-    ["v5p:16x20x28", "tpu7x:16x16x36"], pytest.mark.slow
-)  # 5 and 12 seconds each
+# 5 and 12 seconds each
+LARGEST = dict.fromkeys(["v5p:16x20x28", "tpu7x:16x16x36"], pytest.mark.slow)
 # What a user sets where the pod has more devices than the batch has rows at once: 2 rows of 512 and more a device.
 ADJUSTED = {
     "v3:32x32": ("train.accumulate=1", "evaluate.batch=2048"),

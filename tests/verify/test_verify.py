@@ -158,12 +158,8 @@ def test_a_wrong_order_of_rows_is_named(monkeypatch):
         ({"a": [1.0, 2.02]}, {"a": [1.0, 2.0]}, 0.02, True),
         ({"a": [1.0, 2.1]}, {"a": [1.0, 2.0]}, 0.02, False),
         ({"a": [1.0, float("nan")]}, {"a": [1.0, 2.0]}, 0.02, False),
-        (
-            {"a": [1.0], "b": [1e-9]},
-            {"a": [1.0], "b": [0.0]},
-            1e-5,
-            True,
-        ),  # what should be 0 is noise beside the rest
+        # what should be 0 is noise beside the rest
+        ({"a": [1.0], "b": [1e-9]}, {"a": [1.0], "b": [0.0]}, 1e-5, True),
         ({"a": [1.0], "b": [1e-7]}, {"a": [1.0], "b": [0.0]}, 1e-5, False),
     ],
 )

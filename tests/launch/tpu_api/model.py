@@ -14,10 +14,8 @@ HOSTS = {"v4-8": 1, "v4-16": 2, "v4-32": 4}
 QUEUE = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
 # What a queued request comes to when its creation meets a fault.
 ENDS = {"failed": "FAILED", "stockout": "WAITING_FOR_RESOURCES"}
-KINDS = {
-    "nodes": ("nodes", "tpu-vm"),
-    "queuedResources": ("queued", "queued-resources"),
-}  # folders, gcloud's groups
+# folders, gcloud's groups
+KINDS = {"nodes": ("nodes", "tpu-vm"), "queuedResources": ("queued", "queued-resources")}
 VERBS = {"GET": "describe", "POST": "create", "DELETE": "delete", "PATCH": "update"}
 PATH = re.compile(
     r"/(?:v2|v2alpha1)/(projects/[^/]+/locations/[^/]+)/(nodes|queuedResources|operations)(?:/([^/:]+))?(?::(\w+))?"
@@ -196,9 +194,8 @@ class Cloud(Folder):
     def _next_in_queue(self, resource: dict) -> None:
         state = QUEUE[QUEUE.index(resource["state"]["state"]) + 1]
         node = resource["_node"]
-        state = (
-            resource["_end"] if state == "ACTIVE" else state
-        )  # what comes to nothing does so instead
+        # what comes to nothing does so instead
+        state = resource["_end"] if state == "ACTIVE" else state
         resource |= {"state": {"state": state}, "_left": self.settings()["queue_describes"]}
         if state == "ACTIVE":
             self._make_ready(node)

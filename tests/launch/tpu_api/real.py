@@ -45,10 +45,8 @@ def main(sdk: str) -> None:
     said = [os.memfd_create("out"), os.memfd_create("err")]
     for number, file in enumerate(said, 1):
         os.dup2(file, number)
-    sleep, time.sleep = (
-        time.sleep,
-        lambda seconds: sleep(seconds / 50),
-    )  # between two looks at an operation
+    # between two looks at an operation
+    sleep, time.sleep = time.sleep, lambda seconds: sleep(seconds / 50)
     from googlecloudsdk import gcloud_main
 
     cli = gcloud_main.CreateCLI([])
