@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
@@ -79,6 +80,7 @@ class Checkpoints(AbstractContextManager):
         )
         handlers = {"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(str(folder), options=options, item_handlers=handlers)
+        sys.unraisablehook = _ignore_closed_loops
         self._worker = concurrent.futures.ThreadPoolExecutor(1)
         # that orbax is writing: the step, its arrays, its metadata
         self._saving: tuple[int, dict, dict] | None = None
@@ -280,3 +282,13 @@ def _writing(folder: UPath) -> Iterator[None]:
         raise InputError(
             f"{folder}: {what}: make room, and start the same command again."
         ) from error
+
+
+def _ignore_closed_loops(unraisable: Any) -> None:
+    """Hides dozens of tracebacks after a failed save, which would bury the sentence that says what to do.
+
+    tensorstore's threads still answer the event loop that orbax's failed write has closed; neither has a setting for
+    it, and the errors are raised where no caller can catch them.
+    """
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
