@@ -26,6 +26,7 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 # Where it is ignored, as in a shell's background job, the processes of the tests would ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup
 
 import jax
 import pytest

@@ -240,6 +240,7 @@ def test_a_terminal_that_is_gone_is_a_signal_to_save(tmp_path):
         os.close(end)
         assert os.read(terminal, 2) == b"up"
         os.close(terminal)
+        process.wait(timeout=60)
     assert process.returncode == 75 and (tmp_path / "saved").read_text() == "SIGHUP"
 
 
