@@ -197,7 +197,7 @@ def with_signal(task: Pretraining) -> dict:
     )
     bias = at_path(params, family.decoder_bias[:-1])
     words = at_path(params, family.embedding[:-1])
-    head = at_path(params, (family.lm_head[-1], "dense"))
+    head = at_path(params, (family.lm_head[0], "dense"))
     words["embedding"] = 30 * words["embedding"]
     words["embedding"][mask_id] = words["embedding"][FREQUENT]
     # adding 0 would round nothing

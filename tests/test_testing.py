@@ -6,9 +6,7 @@ import re
 import jax.numpy as jnp
 import pytest
 
-from mlm.errors import InputError
 from mlm.model.loss import Mean, RowSums
-from mlm.model.roberta import RobertaModule
 from mlm.model.token_masking import TokenMasking
 from mlm.tasks.pretraining import Pretraining
 from mlm.testing import check_task
@@ -92,10 +90,3 @@ def test_says_what_is_wrong_and_where():
     assert not re.search("train, step 1, label", message), (
         "masks of training are wrong for 8 rows alone"
     )
-
-
-@pytest.mark.parametrize("value", [None, RobertaModule])
-def test_what_is_no_module_is_refused(value):
-    task = type("Empty", (Pretraining,), {"make_model": lambda self: value})
-    with pytest.raises(InputError, match=r"Empty\.make_model: must return "):
-        task.without_data(tiny_config())

@@ -15,11 +15,12 @@ from mlm.text import show
 from mlm.workdir import Workdir, lock
 
 OF_TASKS = ("train", "validation", "predict", "text", "label", "kind", "metric")
+# config keys
 DECIDED = (
     "train.init_from",
     "train.seed",
     *(f"classify.{name}" for name in OF_TASKS),
-)  # config keys
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,23 +11,25 @@ from mlm.doctor import preflight
 from mlm.errors import InputError, StopError
 from mlm.paths import canonical
 from mlm.pretrained import locate
-from mlm.sweep import grid, runs, table
+from mlm.sweep import grid, runs
 from mlm.text import say
 from mlm.workdir import Workdir, lock
 
 COMMANDS = ("train", "run", "classify", "evaluate")
+# of the commands, that can't be varied
 FIXED_FLAGS = {
     "workdir",
     "coordinator",
     "processes",
     "process_id",
-}  # of the commands, that can't be varied
+}
+# groups of keys of which nothing is opened before a run
 UNCHECKED = (
     "optimizer",
     "schedule",
     "masking",
     "log",
-)  # groups of keys of which nothing is opened before a run
+)
 
 
 class _Flags(argparse.ArgumentParser):
@@ -66,6 +68,8 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     trials = _plan(args, overrides, canonical(folder))
     workdir = Workdir(folder)
     with lock(workdir.root):
+        from mlm.sweep import table  # the report, and numpy
+
         outcomes = runs.run_all(trials, workdir.root)
         table.write(workdir.root, outcomes, args.metric)
     failed = [outcome for outcome in outcomes if outcome.code]
@@ -146,6 +150,8 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
             )
             opened.add(opens)
         if not evaluates and not args.entry.record:  # others have scores of their own
+            from mlm.sweep import table
+
             table.check_name(args.metric, config.classify.metric)
         trials.append(runs.Trial(name, folder, tuple(command), values, program))
     return trials

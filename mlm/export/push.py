@@ -23,19 +23,21 @@ from mlm.paths import ANSWER, UPath, local_folder
 from mlm.text import say
 
 PATIENCE = 1800.0  # seconds to try again
+# seconds before the next try where the Hub names none; the last repeats
 PAUSES = (
     10.0,
     20.0,
     40.0,
     80.0,
     160.0,
-)  # seconds before the next try where the Hub names none; the last repeats
+)
+# answers that may be another one later, beside all from 500 up; 412: of two commits at once
 BUSY = (
     408,
     412,
     425,
     429,
-)  # answers that may be another one later, beside all from 500 up; 412: of two commits at once
+)
 
 
 class HubBusyError(StopError):

@@ -158,10 +158,11 @@ def _label_tokens(classify, rows: list[dict], labels: list[str], logits):
     for row, expected in zip(rows, logits):  # noqa: B905
         for answer in classify(row["texts"][0]):
             probs = dict(zip(labels, expected[answer["index"]].softmax(-1).tolist()))  # noqa: B905
+            # of labels that tie, either is right
             right = (
                 probs.get(answer["entity"], math.inf),
                 max(probs.values()),
-            )  # of labels that tie, either is right
+            )
             yield max(abs(answer["score"] - prob) for prob in right), answer["entity"], row["texts"]
 
 

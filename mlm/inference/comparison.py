@@ -44,13 +44,14 @@ from mlm.text import say
 
 # tokens: rows are padded to a multiple of it, and predictions to a power of 4: few programs are compiled
 LENGTHS = 64
+# where bands begin: times in the text
 FREQUENCIES = {
     "1": 1,
     "2-9": 2,
     "10-99": 10,
     "100-999": 100,
     "1,000+": 1000,
-}  # where bands begin: times in the text
+}
 CHARACTERS = {"1-3": 1, "4-6": 4, "7-9": 7, "10+": 10}
 
 

@@ -152,10 +152,11 @@ def pseudo_log_likelihoods(
         row_P, first_P, stop_P, end_P = np.array(list(_copies(batch))).T
         rows_NxL = pad([list(ids) for ids, _ in batch], model, LENGTHS)
         nats_P, _ = score_copies(rows_NxL, row_P, first_P, stop_P)
+        # by METHODS; the last token of a word counts for both
         counted = (
             stop_P == first_P + 1,
             stop_P == end_P,
-        )  # by METHODS; the last token of a word counts for both
+        )
         parts.append(
             [np.bincount(row_P, -nats_P * is_counted, len(batch)) for is_counted in counted]
         )

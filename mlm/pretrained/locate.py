@@ -24,19 +24,21 @@ FROM_HUB = (
     (SAFETENSORS, SAFETENSORS_INDEX, "model-*.safetensors"),
     (MSGPACK, MSGPACK_INDEX, "flax_model-*.msgpack"),
 )
+# a tokenizer has one of them
 TOKENIZERS = (
     "tokenizer.json",
     "vocab.json",
     "vocab.txt",
     "sentencepiece.bpe.model",
-)  # a tokenizer has one of them
+)
+# from the Hub, beside the weights
 DOWNLOADED = [
     "config.json",
     "*token*.json",
     "vocab.*",
     "merges.txt",
     "*.bpe.model",
-]  # from the Hub, beside the weights
+]
 
 
 def split_step(name: str) -> tuple[str, int | None]:

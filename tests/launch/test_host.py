@@ -44,22 +44,19 @@ def test_start_and_end(host):
 @standard
 def test_the_keeper_holds_nothing_of_the_connection_and_a_secret_stays_in_memory(host):
     stub = "open(folder / 'got', 'w').write(os.environ['SECRET'][::-1]); time.sleep(60)"
-    process = host.running(
-        stub, SECRET="canary-1"
-    )  # returns, although the process has our pipes' descendants
+    # returns, although the process has our pipes' descendants
+    process = host.running(stub, SECRET="canary-1")
     keeper = keeper_of(process)
-    wait_for(
-        lambda: open_files(keeper) == {"/dev/null", str(host.folder() / "lock")}
-    )  # it has just started it
+    # it has just started it
+    wait_for(lambda: open_files(keeper) == {"/dev/null", str(host.folder() / "lock")})
     assert (
         len({os.getsid(keeper), os.getsid(process), os.getsid(0)}) == 3
         and os.getpgid(process) == process
     )
     assert str(host.folder() / "lock") not in open_files(process)
     os.kill(keeper, signal.SIGHUP)
-    os.kill(
-        keeper, signal.SIGTERM
-    )  # a host that shuts down: the process is to save, and is to be seen
+    # a host that shuts down: the process is to save, and is to be seen
+    os.kill(keeper, signal.SIGTERM)
     assert (
         wait_for(lambda: (host.folder() / "got").exists() and (host.folder() / "got").read_text())
         == "1-yranac"
@@ -169,9 +166,8 @@ def test_a_full_disk_keeps_no_end_from_being_known(host):
 @standard
 def test_a_start_that_comes_after_its_stop(host):
     assert host.ask("stop", "a", "1", "0")["state"] == "exited"
-    answer = host.start(
-        "time.sleep(60)"
-    )  # it was delayed on its way, and the launcher had given up
+    # it was delayed on its way, and the launcher had given up
+    answer = host.start("time.sleep(60)")
     assert answer["started"] is False and answer["job"] is None
     assert host.ask("preflight", host.code)["runs"] == []
 

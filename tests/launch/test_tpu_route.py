@@ -55,9 +55,8 @@ def test_another_line_is_left_to_gcloud():
 
 @pytest.mark.standard
 def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypatch):
-    home = (
-        tmp_path / "some one 5%d"
-    )  # ssh has its own quotes, and its own signs for what it puts in
+    # ssh has its own quotes, and its own signs for what it puts in
+    home = tmp_path / "some one 5%d"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(gcloud, "LONGEST", 500)
@@ -71,9 +70,8 @@ def test_openssh_takes_the_options_and_shares_the_connection(tmp_path, monkeypat
         "tpu.12-3-sf9a+0",
     )
     assert "Identity file /home/some one/.ssh/key not accessible" in shown.stderr
-    other = gcloud.parse_route(
-        LINE.replace("tpu.12-3", "tpu.13-3"), []
-    )  # a new pod at the same address
+    # a new pod at the same address
+    other = gcloud.parse_route(LINE.replace("tpu.12-3", "tpu.13-3"), [])
     assert {*command} ^ {*other} >= {f'ControlPath="{found["controlpath"].replace("%", "%%")}"'}
 
 
@@ -126,9 +124,8 @@ def test_where_ssh_fails_the_route_is_found_anew(pod):
     pod.tpu("status")
     file = pod.repository / "runs" / "pods" / "ssh" / "my-pod.json"
     known = json.loads(file.read_text())
-    known["lines"][1] = known["lines"][1].replace(
-        "127.0.0.2", "127.0.0.9"
-    )  # the address of a host that is gone
+    # the address of a host that is gone
+    known["lines"][1] = known["lines"][1].replace("127.0.0.2", "127.0.0.9")
     file.write_text(json.dumps(known))
     said = pod.tpu("status", code=1)
     assert "host 1 (127.0.0.2): ssh failed 3 times" in said and "allow-ssh" in said

@@ -18,10 +18,11 @@ from mlm.model.module import Compute
 from tests.model.models import PAD, class_of, config_of, inputs, make
 from tests.support.tiny import slow
 
+# drawn by Flax's classes
 WIDER = {
     ("classifier", "kernel"),
     ("cls", "predictions", "transform", "dense", "kernel"),
-}  # drawn by Flax's classes
+}
 CLASSES = [
     *("RobertaForMaskedLM", "RobertaForSequenceClassification", "RobertaForTokenClassification"),
     *("BertForMaskedLM", "BertForSequenceClassification", slow("BertForTokenClassification")),

@@ -89,9 +89,8 @@ def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
     total = 0.0
     batch = next(task.batches(0))
     params = task.initial_state().params
-    compute = dataclasses.replace(
-        task.module.compute, attend=attention.xla, cls_id=None
-    )  # for one document of any length
+    # for one document of any length
+    compute = dataclasses.replace(task.module.compute, attend=attention.xla, cls_id=None)
     module = task.module.clone(compute=compute)
     alone = {}
     # by number, padding is -1

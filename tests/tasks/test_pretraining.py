@@ -15,10 +15,11 @@ from mlm.training import sharding
 from tests.support.corpora import in_epochs, manifest_of
 from tests.support.tiny import INFO, tiny_config, tiny_run
 
+# TensorFlow, which they read with, asks uname
 pytestmark = [
     pytest.mark.standard,
     pytest.mark.usefixtures("one_device"),
-]  # TensorFlow, which they read with, asks uname
+]
 LANES = 3
 READ = (
     f"data.lanes={LANES}",
@@ -132,7 +133,7 @@ class Typo(pretraining.Pretraining):
 
     @classmethod
     def make(cls):
-        return cls(tiny_config(), INFO, mesh=sharding.make_mesh(data=8, fsdp=1, tensor=1))
+        return cls(tiny_config(), INFO, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1))
 
 
 @pytest.mark.parametrize("start", [Typo.make, lambda: Typo.model_alone(tiny_config(), INFO)])

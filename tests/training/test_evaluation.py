@@ -105,9 +105,10 @@ def test_standard_errors_are_those_of_a_plain_computation():
     )
     assert found["loss_se_draws"] == pytest.approx(np.std(loss_D, ddof=1) / 3**0.5)
     rows = [n for n in range(13) if n != 5]
+    # another estimator of the same: they agree to the first order of 1/N
     jackknife = [
         np.mean(np.delete(loss_DxN, n, 1).sum(1) / np.delete(weight_DxN, n, 1).sum(1)) for n in rows
-    ]  # another estimator of the same: they agree to the first order of 1/N
+    ]
     assert found["loss_se_records"] == pytest.approx(
         (11 / 12 * 12 * np.var(jackknife)) ** 0.5, rel=0.1
     )
