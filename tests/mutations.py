@@ -26,6 +26,7 @@ FILES = ("mlm/model/*.py", "mlm/training/*.py", "mlm/data/order.py")
 ROOMS = {  # of tests that look at a room
     "model": ["model", "training"],
     "training": ["training", "tasks"],
+    "tasks": ["tasks", "training"],
     "data": ["data"],
     "inference": ["inference"],
     "pretrained": ["pretrained"],
@@ -46,6 +47,18 @@ KNOWN = (  # file, what stands there, what stands there instead
     ("mlm/model/roberta.py", "return self.config.pad_token_id + 1", "return 2"),
     ("mlm/model/attention.py", 'if padding == "none" and not isolated:', "if not isolated:"),
     ("mlm/model/flax_classes.py", "if strict and wrong:", "if False:"),
+    (
+        "mlm/training/evaluation.py",
+        "masked.attention_BxL, masked.positions_BxK",
+        'masked.attention_BxL, masked.positions_BxK, make_key(0), batch["record_id"]',
+    ),
+    ("mlm/tasks/pretraining.py", "self.config.evaluate.seed,", "self.config.masking.seed,"),
+    (
+        "mlm/tasks/classification.py",
+        'module.logits(params, batch["input_ids"], batch["attention_mask"])',
+        'module.logits(params, batch["input_ids"], batch["attention_mask"], None, '
+        "jax.random.key(0), jnp.arange(len(batch['label']), dtype=jnp.uint32))",
+    ),
     ("mlm/inference/comparison.py", "len(string.encode())", "len(string)"),
     ("mlm/inference/minimal_pairs.py", "-nats_P * is_counted", "-nats_P"),
     ("mlm/inference/pseudo_perplexity.py", "(place_L < stop_Bx1)", "(place_L <= stop_Bx1)"),
