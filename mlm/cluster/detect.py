@@ -13,7 +13,7 @@ import os
 from mlm.errors import InputError
 
 # Importing jax takes a second, so it is asked only where its detection has something to go by.
-HINTS = ("TPU_WORKER_", "SLURM_", "OMPI_", "GCE_METADATA_IP")
+HINTS = ("TPU_WORKER_ID", "SLURM_", "OMPI_", "GCE_METADATA_IP")
 DEVICES = ("/dev/accel*", "/dev/vfio/[0-9]*")  # a TPU's, on its host
 SOURCES = {  # jax's name of a platform: ours
     "gketpu": "GKE's variables",
