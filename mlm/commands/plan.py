@@ -54,8 +54,7 @@ def compute(
     args: argparse.Namespace, config: ConfigDict, manifest: Manifest | None
 ) -> dict[str, Any]:
     """Returns what --json prints: {"sweep": [...]}, or {"plan"} and with --compare {"baseline", "ratio"}."""
-    with topology.silence():  # jax's import
-        from mlm.bench import baseline
+    from mlm.bench import baseline
     from mlm.plan import plan
 
     for flag, value in (("--records", args.records), ("--price", args.price)):
@@ -64,9 +63,7 @@ def compute(
     if args.compare and not baseline.exists(config.model.family):
         what = f"run_mlm_flax.py can't train config.model.family = {config.model.family}"
         raise InputError(f"--compare={args.compare}: {what}; leave it out.")
-    job = plan.make_job(
-        config, manifest, records=args.records, price=args.price, pretraining=args.entry.pretraining
-    )
+    job = plan.Job(manifest, args.records, args.price, args.entry.pretraining)
     if args.sweep:
         rules = configs.load_rules(args.config)
         cells = plan.cells(args.sweep, args.topology)

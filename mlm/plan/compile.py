@@ -5,25 +5,20 @@ import dataclasses
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
-from ml_collections import ConfigDict
+from jax.sharding import NamedSharding
 
-from mlm import config as configs
 from mlm.bench import baseline
-from mlm.data.manifest import DatasetInfo
-from mlm.errors import InputError
 from mlm.model.keys import make_key
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import say
 from mlm.training import sharding
 
-MakeTask = Callable[[ConfigDict, Mesh, DatasetInfo], Pretraining]
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -31,40 +26,25 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Program:
     """A compiled step; sizes in bytes per device."""
 
-    text: str  # for `hlo.parse`; "" if the program does not fit, or is a GPU's
-    arguments: int
-    temporaries: int | None  # None, as the outputs, if the program does not fit
-    outputs: int | None  # without those that reuse an argument's memory
-    needs: float | None  # in all; None if it does not fit and the compiler names no size
     fits: bool
-    flops_per_token: float = 0.0  # useful ones, of all devices together
+    needs: float | None  # in all; None if it does not fit and the compiler names no size
+    arguments: int
+    temporaries: int | None = None  # None, as the outputs, if the program does not fit
+    outputs: int | None = None  # without those that reuse an argument's memory
+    text: str = ""  # for `hlo.parse`; "" if the program does not fit, or is a GPU's
 
 
-def compile_step(
-    config: ConfigDict,
-    info: DatasetInfo,
-    topology: Topology,
-    make_task: MakeTask,
-    *,
-    kind: str = "mlm",
-) -> Program:
+def compile_step(task: Pretraining, topology: Topology, *, kind: str = "mlm") -> Program:
     """Compiles one training step for a topology, and says so on stderr.
 
     `kind` is "mlm", "short" (the first steps, on rows of data.short_length) or "baseline" (without
     accumulation).
     """
+    config = task.config
     is_gpu = bool(topology.family.target)
-    if is_gpu:  # cuDNN is asked how it computes, and is there with a GPU alone
-        if config.model.attention == "cudnn":
-            what = "plan can't compile cuDNN's kernels for a GPU that is not attached"
-            raise InputError(
-                f"config.model.attention = cudnn: {what}; plan with xla, and measure it with verify."
-            )
-        config = configs.replace(config, {"model.attention": "xla"})
-    task = make_task(config, sharding.mesh_of(config.mesh, topology.devices), info)
     state = state_bytes(task)
     if kind != "baseline" and state > topology.capacity:  # nothing to compile
-        return Program("", state, None, None, state, False)
+        return Program(fits=False, needs=state, arguments=state)
     rows = config.data.global_batch // (task.mesh.shape["data"] * task.mesh.shape["fsdp"])
     model = f"{config.model.layers} layers of {config.model.hidden_size}, {rows} rows a device"
     say(f"compiling the {kind} step, {model}, for {topology.name}, which may take minutes")
@@ -79,16 +59,18 @@ def compile_step(
             # What does not fit into a core's own memory, vmem, is a kernel, whatever the batch.
             if "RESOURCE_EXHAUSTED" not in str(error) or "vmem" in str(error):
                 raise
-            temporaries = temporary_bytes(str(error))
-            return Program(
-                "", state, None, None, None if temporaries is None else state + temporaries, False
-            )
-        text = "" if is_gpu else _largest(folder)
+            pattern = r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)"
+            size = re.search(pattern, str(error))
+            needs = size and state + float(size[1]) * UNITS[size[2]]
+            return Program(fits=False, needs=needs, arguments=state)
+        files = Path(folder).glob("*.jit_step.*after_codegen.txt")
+        texts = sorted(files, key=lambda file: file.stat().st_size)
+        text = texts[-1].read_text() if texts else ""
     memory = compiled.memory_analysis()
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, outputs)
-    useful = task.flops_per_token(config.data.short_length if kind == "short" else info.length)
-    return Program(text, *sizes, sum(sizes) + memory.generated_code_size_in_bytes, True, useful)
+    needs = sum(sizes) + memory.generated_code_size_in_bytes
+    return Program(True, needs, *sizes, text)
 
 
 def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
@@ -107,18 +89,6 @@ def _lower(task: Pretraining, kind: str) -> jax.stages.Lowered:
     state = on_mesh(jax.eval_shape(init, task.abstract_state.params), jax.P())
     key = on_mesh(jax.eval_shape(lambda: make_key(0)), jax.P())
     return step.lower(state, (batch["input_ids"],) * 3, key)
-
-
-def _largest(folder: str) -> str:
-    """Returns the text of the step that libtpu wrote to a folder."""
-    files = Path(folder).glob("*.jit_step.*after_codegen.txt")
-    return max(files, key=lambda file: file.stat().st_size).read_text()
-
-
-def temporary_bytes(message: str) -> float | None:
-    """Returns the bytes of temporaries on a device in the compiler's refusal, or None."""
-    size = re.search(r"memory required for HLO temporaries \(([\d.]+)([KMGT]?)\)", message)
-    return float(size[1]) * UNITS[size[2]] if size else None
 
 
 def state_bytes(task: Pretraining) -> int:

@@ -4,7 +4,6 @@ The compiler says whether the step fits. The time is estimated (cost_model.py), 
 """
 
 import dataclasses
-import functools
 import itertools
 import re
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from mlm.data.manifest import DatasetInfo, Manifest, check_config
 from mlm.data.stages import check_branch, make_stages, total_steps
 from mlm.errors import InputError
 from mlm.plan import cost_model, hlo, topology
-from mlm.plan.compile import MakeTask, Program, compile_step
+from mlm.plan.compile import compile_step
 from mlm.plan.topology import Topology
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import optimizer, sharding
@@ -28,35 +27,29 @@ from mlm.training.hours import steps_of as hours_to_steps
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The data and the price of a chip-hour in dollars; the length of a run in epochs needs `known_records`."""
+    """What is trained, and where its rows and its price come from."""
 
-    info: DatasetInfo
-    known_records: bool
-    manifest: Manifest | None
-    price: float | None
-    make_task: MakeTask
+    manifest: Manifest | None = None  # of the shards, if they are there
+    records: int | None = None  # training rows; None: the shards'
+    price: float | None = None  # of a chip-hour, in dollars
+    pretraining: type[Pretraining] | None = None  # a class of one's own
 
+    @property
+    def knows_records(self) -> bool:
+        """Whether the length of a run that counts epochs is known."""
+        return bool(self.records or self.manifest)
 
-def make_job(
-    config: ConfigDict,
-    manifest: Manifest | None,
-    *,
-    records: int | None = None,
-    price: float | None = None,
-    pretraining: type[Pretraining] | None = None,
-) -> Job:
-    """Returns the job of a config, and of its shards if they exist; `records` replaces their number of rows."""
-    if manifest is None:
-        vocab_size = config.tokenizer.vocab_size
-        length = config.shards.length
-        info = DatasetInfo.synthetic(
-            vocab_size=vocab_size, length=length, records=config.data.global_batch
+    def info(self, config: ConfigDict) -> DatasetInfo:
+        """Returns the sizes of the shards, or those that the config gives."""
+        if self.manifest:
+            check_config(self.manifest, config)
+            info = DatasetInfo.from_manifest(self.manifest)
+            return dataclasses.replace(info, records=self.records or info.records)
+        return DatasetInfo.synthetic(
+            vocab_size=config.tokenizer.vocab_size,
+            length=config.shards.length,
+            records=self.records or config.data.global_batch,
         )
-    else:
-        info = DatasetInfo.from_manifest(manifest)
-    info = dataclasses.replace(info, records=records or info.records)
-    make_task = functools.partial((pretraining or Pretraining).without_data, manifest=manifest)
-    return Job(info, bool(records) or manifest is not None, manifest, price, make_task)
 
 
 def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm") -> dict[str, Any]:
@@ -64,17 +57,22 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
 
     If the first steps read shorter rows, "short" is theirs; the hours are of both.
     """
-    if config.train.steps or job.known_records:
-        steps = total_steps(config, job.info.records)
+    info = job.info(config)
+    if config.train.steps or job.knows_records:
+        steps = total_steps(config, info.records)
         check_branch(config, steps)
         optimizer.check_schedule(config, steps)
-    program = compile_step(config, job.info, place, job.make_task, kind=kind)
+    if place.family.target:  # cuDNN is asked how it computes, and is there with a GPU alone
+        config = configs.replace(config, {"model.attention": "xla"})
     mesh = sharding.mesh_of(config.mesh, place.devices)
+    task = (job.pretraining or Pretraining).without_data(config, mesh, info, job.manifest)
+    program = compile_step(task, place, kind=kind)
     accumulate = 1 if kind == "baseline" else config.train.accumulate
-    parts_of_row = job.info.length // config.data.short_length if kind == "short" else 1
-    rows = config.data.global_batch * parts_of_row
+    length = config.data.short_length if kind == "short" else info.length
+    rows = config.data.global_batch * info.length // length
     sizes = {key: getattr(program, key) for key in ("arguments", "temporaries", "outputs", "needs")}
     sizes["capacity"] = place.capacity
+    has_padding = config.shards.rows != CONCATENATED
     row = {
         "step": kind,
         "topology": place.name,
@@ -83,19 +81,19 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         "devices": len(place.devices),
         "hosts": sharding.host_input(sharding.processes_of(mesh), config),
         "mesh": dict(mesh.shape),
-        "length": job.info.length // parts_of_row,
-        "padding": 1 - job.info.real_share
-        if job.manifest or config.shards.rows == CONCATENATED
-        else None,
+        "length": length,
+        "padding": None if has_padding and not job.manifest else 1 - info.real_share,
         "global_batch": rows,
-        "batch_stages": list(map(list, config.data.batch_stages)),
         "accumulate": accumulate,
         "rows_per_chip": rows / accumulate / place.chips,
         "fits": program.fits,
         "bytes_per_chip": {key: size and size * place.family.cores for key, size in sizes.items()},
     }
     if program.text:
-        row |= estimate(program, config, job, place)
+        cost = cost_model.Cost(hlo.parse(program.text), place)
+        row |= estimate(cost, tokens=rows * length * info.real_share)
+        flops_per_second = row["tokens_per_second"] * task.flops_per_token(length)
+        row["mfu"] = flops_per_second / (place.peak_flops * len(place.devices))
     if kind != "short":
         if config.data.short_length and program.fits and kind == "mlm":
             row["short"] = measure(config, job, place, kind="short")
@@ -110,40 +108,37 @@ def whole_run(config: ConfigDict, job: Job, row: dict[str, Any]) -> dict[str, An
     """
     short = row.get("short", row)
     is_timed = "milliseconds" in row and "milliseconds" in short
-    if not is_timed or not (config.train.hours or config.train.steps or job.known_records):
+    if not is_timed or not (config.train.hours or config.train.steps or job.knows_records):
         return dict.fromkeys(("hours", "tokens", "dollars"))
-    records = job.info.records
-    stages = make_stages(config, records)
+    info = job.info(config)
+    stages = make_stages(config, info.records)
     seconds_of_length = {one["length"]: one["milliseconds"] / 1e3 for one in (row, short)}
     seconds_of = {
         (rows, length): seconds_of_length[length] * rows / config.data.global_batch
         for rows, length in stages.sizes
     }
     if config.train.hours and not config.train.steps:
-        steps = hours_to_steps(config, records, seconds_of)
-        stages = make_stages(configs.replace(config, {"train.steps": steps}), records)
+        steps = hours_to_steps(config, info.records, seconds_of)
+        stages = make_stages(configs.replace(config, {"train.steps": steps}), info.records)
     parts = list(stages.between(stages.start + 1, stages.steps))
     hours = sum(part.count * seconds_of[part.rows, part.length] for part in parts) / 3600
-    tokens = sum(part.count * part.rows for part in parts) * job.info.length * job.info.real_share
+    tokens = sum(part.count * part.rows for part in parts) * info.length * info.real_share
     dollars = None if job.price is None else hours * job.price * row["chips"]
     return {"hours": hours, "tokens": round(tokens), "dollars": dollars}
 
 
-def estimate(program: Program, config: ConfigDict, job: Job, place: Topology) -> dict[str, Any]:
-    """Returns the time of a step, its speed, and where the time comes from."""
-    cost = cost_model.Cost(hlo.parse(program.text), place)
-    seconds = cost.total / place.hertz
-    rate = config.data.global_batch * job.info.length * job.info.real_share / seconds
+def estimate(cost: cost_model.Cost, *, tokens: float) -> dict[str, Any]:
+    """Returns the time of a step of so many tokens, its speed, and where the time comes from."""
+    hertz = cost.topology.hertz
     return {
-        "milliseconds": 1e3 * seconds,
-        "tokens_per_second": rate,
-        "mfu": rate * program.flops_per_token / (place.peak_flops * len(place.devices)),
+        "milliseconds": 1e3 * cost.total / hertz,
+        "tokens_per_second": tokens * hertz / cost.total,
         "cycles": cost.cycles | {"all": cost.total},
         "uncosted": dict(cost.uncosted),
         "collectives": {
             kind: {key: one[key] for key in ("count", "overlapping", "bytes")}
-            | {"milliseconds": 1e3 * one["cycles"] / place.hertz}
-            | {"exposed_milliseconds": 1e3 * one["exposed"] / place.hertz}
+            | {"milliseconds": 1e3 * one["cycles"] / hertz}
+            | {"exposed_milliseconds": 1e3 * one["exposed"] / hertz}
             for kind, one in cost.collectives.items()
         },
     }
@@ -181,17 +176,7 @@ def plan_cell(
             rows = int(cell["per_chip_batch"]) * place.chips * accumulate
             values |= {"data.global_batch": rows, "data.batch_stages": ()}  # whose ROWS may be more
         changed = configs.replace(config, values, rules=rules)
-        info = job.info
-        if job.manifest:
-            check_config(job.manifest, changed)
-        else:
-            info = dataclasses.replace(
-                info, length=changed.shards.length, vocab_size=changed.tokenizer.vocab_size
-            )
-        return {"cell": cell, "plan": measure(changed, dataclasses.replace(job, info=info), place)}
-    except (
-        InputError,
-        jax.errors.JaxRuntimeError,
-        ValueError,
-    ) as error:  # the latter: what the compiler can't do
+        return {"cell": cell, "plan": measure(changed, job, place)}
+    except (InputError, jax.errors.JaxRuntimeError, ValueError) as error:
+        # ValueError: what the compiler can't do
         return {"cell": cell, "error": " ".join(str(error).split())[:300]}

@@ -24,11 +24,8 @@ def plan(results: dict[str, Any]) -> list[RenderableType]:
     if "baseline" in results:
         lines += ["", *_step(results["baseline"])]
     if ratio := results.get("ratio"):
-        cycles = f"{ratio['cycles']:.2f}"
-        lines += [
-            "",
-            f"mlm takes {cycles} of the baseline's cycles and {ratio['temporaries']:.2f} of its temporaries",
-        ]
+        cycles = f"{ratio['cycles']:.2f} of the baseline's cycles"
+        lines += ["", f"mlm takes {cycles} and {ratio['temporaries']:.2f} of its temporaries"]
     if "milliseconds" in results["plan"]:
         lines += ["", OPTIMISTIC]
     return lines
@@ -36,17 +33,8 @@ def plan(results: dict[str, Any]) -> list[RenderableType]:
 
 def sweep(results: dict[str, Any]) -> list[RenderableType]:
     """Returns the table of a sweep, one line per cell."""
-    heads = (
-        *results["sweep"][0]["cell"],
-        "fits",
-        ">GB/chip",
-        ">ms",
-        ">tokens/s",
-        ">MFU",
-        ">hours",
-        ">dollars",
-        "",
-    )
+    keys = results["sweep"][0]["cell"]
+    heads = (*keys, "fits", ">GB/chip", ">ms", ">tokens/s", ">MFU", ">hours", ">dollars", "")
     rows = [(*cell["cell"].values(), *_cell(cell)) for cell in results["sweep"]]
     timed = any("milliseconds" in cell.get("plan", ()) for cell in results["sweep"])
     return [table(*heads, rows=rows), *(["", OPTIMISTIC] if timed else [])]
@@ -79,18 +67,15 @@ def _step(row: dict[str, Any]) -> list[RenderableType]:
     slices = f"{row['slices']} slices of " if row["slices"] > 1 else ""
     accumulate = f", {row['accumulate']} times" if row["accumulate"] > 1 else ""
     rows = f"{row['global_batch']:,} rows of {row['length']} tokens, {row['rows_per_chip']:g} rows a chip at once"
-    padding = row["padding"]
     lines: list[RenderableType] = [
         f"{row['step']} step on {slices}{row['topology']}: {row['chips']} chips, {row['devices']} devices, {mesh}",
         f"  {hosts(row['hosts'])}",
         f"  batch {rows}{accumulate}",
     ]
-    if padding is None:
+    if row["padding"] is None:
         lines.append(
             "  counts full rows: their padding is not known without the shards (--workdir)"
         )
-    elif padding:
-        lines.append(f"  padding, {padding:.1%} of the rows, is in no number of tokens here")
     lines.append(f"  {memory(row)}")
     if "milliseconds" not in row:
         return lines
@@ -101,9 +86,8 @@ def _step(row: dict[str, Any]) -> list[RenderableType]:
         lines += [f"  estimate of theirs: {_speed(short)}"] if short["fits"] else []
     if row["hours"] is not None:
         dollars = "" if row["dollars"] is None else f", {row['dollars']:,.0f} dollars"
-        staged = ", smaller batches at the same tokens/s" if row["batch_stages"] else ""
         tokens = f"{row['tokens'] / 1e9:,.3g} billion tokens"
-        lines.append(f"  whole run: {row['hours']:,.1f} hours, {tokens}{dollars}{staged}")
+        lines.append(f"  whole run: {row['hours']:,.1f} hours, {tokens}{dollars}")
     elif short["fits"]:
         lines.append(
             "  hours: unknown, the config counts epochs; give --records=N, or --workdir of the shards"

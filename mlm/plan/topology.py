@@ -12,14 +12,11 @@ a "slice" is a host. `hbm_gib` is three quarters of the memory, which is what ja
 repository.
 """
 
-import contextlib
 import dataclasses
-import importlib.util
 import math
 import os
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mlm.errors import InputError
@@ -94,6 +91,7 @@ FAMILIES = {
 ACCELERATOR_TYPES = {"v2": 2, "v3": 2, "v4": 2, "v5litepod": 1, "v5e": 1, "v5p": 2, "v6e": 1}
 # Slices that are rented as a single host, where libtpu's default is two.
 ONE_HOST = {"v5e": (2, 4), "v6e": (2, 4)}
+CUDA_PACKAGES = "jax-cuda12-plugin=={0} jax-cuda12-pjrt=={0}"
 MAX_SLICES = 256  # a larger number is a typo, for which libtpu would make millions of devices
 
 
@@ -141,8 +139,8 @@ class Topology:
         )
 
 
-def names(family: str) -> list[str]:
-    """Returns the usual slices of a family, from one host to the full pod."""
+def _shapes(family: str) -> list[tuple[int, ...]]:
+    """Returns the usual slices of a family in chips, from one host to the full pod."""
     pod = FAMILIES[family].pod
     shape = [2, 2, 1] if len(pod) == 3 else [1] * len(pod)
     shapes = []
@@ -151,11 +149,16 @@ def names(family: str) -> list[str]:
         last_smallest = len(shape) - 1 - shape[::-1].index(min(shape))
         shape[last_smallest] *= 2
     half_host = (1, 2)
-    return [_name(family, shape) for shape in dict.fromkeys([*shapes, pod]) if shape != half_host]
+    return [shape for shape in dict.fromkeys([*shapes, pod]) if shape != half_host]
 
 
 def _name(family: str, shape: Sequence[int]) -> str:
     return f"{family}:{'x'.join(map(str, shape))}"
+
+
+def names(family: str) -> list[str]:
+    """Returns the names of the usual slices of a family."""
+    return [_name(family, shape) for shape in _shapes(family)]
 
 
 def listed(name: str) -> list[str]:
@@ -163,11 +166,8 @@ def listed(name: str) -> list[str]:
     if not name.endswith("?"):
         return []
     family = name.rstrip(":?")
-    return (
-        names(family)
-        if family in FAMILIES
-        else [name for family in FAMILIES for name in names(family)]
-    )
+    families = [family] if family in FAMILIES else FAMILIES
+    return [name for family in families for name in names(family)]
 
 
 def find(name: str, slices: int = 1) -> Topology:
@@ -181,84 +181,54 @@ def find(name: str, slices: int = 1) -> Topology:
     if family not in FAMILIES:
         known = ", ".join(f"{names(known)[0]} to {names(known)[-1]}" for known in FAMILIES)
         raise InputError(f"--topology={name}: there is no such TPU or GPU; known are {known}.")
-    pod = FAMILIES[family].pod
-    shape = (
-        tuple(map(int, sizes.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
-    )
-    unknown = InputError(
-        f"--topology={name}: there is no such slice; take one of {', '.join(names(family))}."
-    )
-    if len(shape) != len(pod) or any(
-        a > b for a, b in zip(sorted(shape), sorted(pod), strict=True)
-    ):
-        raise unknown
     prepare()
     import jax
 
+    usual = ", ".join(names(family))
     try:
-        devices = (
-            _gpus(family, shape, slices)
-            if FAMILIES[family].target
-            else _tpus(family, shape, slices)
-        )
-    except InputError as error:
-        raise InputError(f"--topology={name}: {error}") from None
-    except jax.errors.JaxRuntimeError:
-        raise unknown from None
+        shape = tuple(map(int, sizes.split("x")))
+        limits = zip(sorted(shape), sorted(FAMILIES[family].pod), strict=True)
+        if not all(0 < size <= limit for size, limit in limits):
+            raise ValueError
+        devices = _devices(family, shape, slices)
+    except ValueError:
+        raise InputError(
+            f"--topology={name}: there is no such slice; take one of {usual}."
+        ) from None
+    except RuntimeError as error:  # of the compiler, or because there is none
+        is_gpu = FAMILIES[family].target
+        packages = CUDA_PACKAGES.format(jax.__version__) if is_gpu else "-r requirements.txt"
+        raise InputError(
+            f"--topology={name}: can't be compiled for here ({' '.join(str(error).split())[:200]}); take one of "
+            f"{usual}, or install the compiler (on Linux, x86-64): `{sys.executable} -m pip install {packages}`."
+        ) from None
     return Topology(_name(family, shape), FAMILIES[family], shape, devices, slices)
 
 
 def _of_accelerator_type(name: str) -> str:
     """Returns "v3:2x2" for v3-8: the slice of so many chips; any other name as it is."""
     prefix, _, number = name.partition("-")
-    if prefix not in ACCELERATOR_TYPES or not re.fullmatch(r"\d{1,6}", number):
+    if prefix not in ACCELERATOR_TYPES or not number.isdecimal():
         return name
     family = "v5e" if prefix == "v5litepod" else prefix
     chips = int(number) / ACCELERATOR_TYPES[prefix]
-    slices = (
-        name
-        for name in names(family)
-        if math.prod(map(int, name.partition(":")[2].split("x"))) == chips
-    )
+    slices = (_name(family, shape) for shape in _shapes(family) if math.prod(shape) == chips)
     return next(slices, f"{family}:{number}")
 
 
-def _tpus(family: str, shape: tuple[int, ...], slices: int) -> list[Any]:
+def _devices(family: str, shape: tuple[int, ...], slices: int) -> list[Any]:
     from jax.experimental import topologies
 
-    if importlib.util.find_spec("libtpu") is None:
-        raise _missing("the TPU's compiler, libtpu, is not installed", "-r requirements.txt")
-    options: dict[str, Any] = {}
+    if target := FAMILIES[family].target:
+        return topologies.get_topology_desc(
+            "", "cuda", target_config=target, topology=f"1x{slices}x{shape[0]}"
+        ).devices
+    options: dict[str, Any] = {"num_slices": slices}
     if family == "v4":
         options["chip_config_name"] = "megacore"  # else its cores are devices
     if tuple(sorted(shape)) == ONE_HOST.get(family):
         options["chips_per_host_bounds"] = [*shape, 1]
-    if slices > 1:
-        options["num_slices"] = slices
     return topologies.get_topology_desc(_name(family, shape), "tpu", **options).devices
-
-
-def _gpus(family: str, shape: tuple[int, ...], slices: int) -> list[Any]:
-    import jax
-    from jax.experimental import topologies
-
-    target = FAMILIES[family].target
-    layout = f"1x{slices}x{shape[0]}"
-    try:
-        with silence():
-            return topologies.get_topology_desc(
-                "", "cuda", target_config=target, topology=layout
-            ).devices
-    except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
-        packages = f"jax-cuda12-plugin=={jax.__version__} jax-cuda12-pjrt=={jax.__version__}"
-        reason = " ".join(str(error).split())[:200]
-        raise _missing(f"jax's CUDA plugin can't be used ({reason})", packages) from None
-
-
-def _missing(what: str, packages: str) -> InputError:
-    return InputError(
-        f"{what}; `{sys.executable} -m pip install {packages}` installs it (on Linux, x86-64)."
-    )
 
 
 def attached(devices: Sequence[Any]) -> Topology | None:
@@ -282,17 +252,3 @@ def prepare() -> None:
         os.environ.setdefault(key, value)
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"  # leaves an attached TPU or GPU alone
-
-
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """Drops what is written to stderr: from C++, as it is loaded, the CUDA plugin logs that there is no driver."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    try:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

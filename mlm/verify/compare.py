@@ -44,11 +44,10 @@ def compare(what: str, arrays: Any, expected: Any, limit: float = 0.0) -> Result
     worst = max(errors, key=errors.get)
     error_P = np.atleast_1d(multihost_utils.process_allgather(np.float32(errors[worst])))
     wrong = np.flatnonzero(~(error_P <= limit))
-    measured = f"error {error_P.max():.2g}, at most {limit:.2g}" if limit else "equal"
+    measured = f"error {error_P.max():.2g}, at most {limit:.2g}"
     if len(wrong):
         hosts = ", ".join(f"host {host}" for host in wrong[:8])
-        measured = f"error {error_P.max():.2g} on {hosts}, at most {limit:.2g}"
-        measured += f" (on this host most of all in {worst})" if worst else ""
+        measured += f", on {hosts}, here most of all in {worst or what}"
     return Result(what, measured, not len(wrong))
 
 

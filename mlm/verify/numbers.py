@@ -48,7 +48,6 @@ def check_step(session: Session) -> Iterator[Result]:
     changes = session.small()
     exact = changes | {"model.dtype": "float32", "model.attention": "xla"}
     dtype = session.config.model.dtype
-    device = jax.local_devices()[0]
     task = session.task(changes)
     rows_B = sharding.logical_rows(task.mesh, task.config.data.global_batch)
     with jax.default_matmul_precision("highest"):
@@ -61,24 +60,14 @@ def check_step(session: Session) -> Iterator[Result]:
     sums = model.intermediate_size**0.5 * 2.0**-24
     of = f"{model.layers} of {session.config.model.layers} layers"
     of += ", without dropout" if "model.hidden_dropout" in changes else ""
-    for what, arrays in float32.items():
-        expected = there[what][rows_B] if what == "logits" else there[what]
-        yield compare(
-            f"{what} in float32, {of}, beside the host's CPU",
-            arrays,
-            expected,
-            roundings * (2.0**-24 + sums),
-        )
-    if dtype == "float32":
-        return
-    for what, arrays in _compute(task).items():
-        expected = there[what][rows_B] if what == "logits" else there[what]
-        yield compare(
-            f"{what} in {dtype}, {of}",
-            arrays,
-            expected,
-            roundings * (roundoff(dtype, device) + sums),
-        )
+    expected = there | {"logits": there["logits"][rows_B]}
+    checked = [("float32", float32, 2.0**-24)]
+    if dtype != "float32":
+        checked.append((dtype, _compute(task), roundoff(dtype, jax.local_devices()[0])))
+    for name, computed, rounding in checked:
+        for what, arrays in computed.items():
+            limit = roundings * (rounding + sums)
+            yield compare(f"{what} in {name}, {of}", arrays, expected[what], limit)
 
 
 def _compute(task: Pretraining) -> dict[str, Any]:

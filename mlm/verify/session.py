@@ -53,8 +53,7 @@ class Session:
             "model.remat_feed_forward": min(model.remat_feed_forward, layers),
             "data.global_batch": min(task.config.data.global_batch, shards * -(-ROWS // shards)),
         }
-        # Its dropout depends on the mesh
-        if model.implementation == "transformers" and task.mesh.shape["data"] > 1:
+        if model.implementation == "transformers":  # its dropout depends on the mesh
             changes |= {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}
         return changes
 

@@ -34,25 +34,16 @@ def check_speed(session: Session) -> Iterator[Result]:
         )
         return
     median = statistics.median(seconds)
+    milliseconds = [f"{1e3 * value:.2f}" for value in (median, min(seconds), max(seconds))]
     tokens = rows * task.info.length / median
     mfu = peaks.mfu(tokens * task.flops_per_token(task.info.length), jax.devices())
     memory = steps.memory(program)["memory_bytes"]
-    measured = (
-        f"median {1e3 * median:.2f} ms ({1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f})"
-    )
-    yield Result(
-        what,
-        f"{measured}, {tokens:,.0f} tokens/s, MFU {'unknown' if mfu is None else f'{mfu:.1%}'}",
-    )
-    peak = max(
-        (device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()
-    )
-    counted = f"; {peak / 1e9:.2f} GB at the peak of all checks" if peak else ""
-    yield Result("memory of a device", f"{memory / 1e9:.2f} GB by the compiler{counted}")
+    measured = "median {} ms ({} to {})".format(*milliseconds)
+    speed = f"{tokens:,.0f} tokens/s, MFU {'unknown' if mfu is None else f'{mfu:.1%}'}"
+    yield Result(what, f"{measured}, {speed}")
+    yield Result("memory of a device", f"{memory / 1e9:.2f} GB by the compiler")
     if place := topology.attached(jax.devices()):
-        row = plan.measure(
-            task.config, plan.make_job(task.config, None, pretraining=session.pretraining), place
-        )
+        row = plan.measure(task.config, plan.Job(pretraining=session.pretraining), place)
         needs = row["bytes_per_chip"]["needs"] / place.family.cores
         expected = f"{row['milliseconds']:.2f} ms, {needs / 1e9:.2f} GB a device"
         yield Result(

@@ -3,7 +3,6 @@
 import jax
 import pytest
 
-from mlm.errors import InputError
 from mlm.plan import compile as compiling
 from mlm.plan import plan, tables, topology
 from mlm.training import sharding
@@ -77,11 +76,8 @@ def test_baseline_beside_it(found):
     ours = found["plan"]
     other = found["baseline"]
     ratio = found["ratio"]
-    assert (
-        other["step"] == "baseline"
-        and other["fits"]
-        and other["collectives"]["all-reduce"]["count"] >= 1
-    )
+    assert other["step"] == "baseline" and other["fits"]
+    assert other["collectives"]["all-reduce"]["count"] >= 1
     assert ratio["cycles"] == ours["cycles"]["all"] / other["cycles"]["all"]
     ours = ours["bytes_per_chip"]
     theirs = other["bytes_per_chip"]
@@ -136,20 +132,13 @@ def test_short_rows_of_the_first_updates_on_several_slices():
 
 
 @pytest.mark.parametrize(
-    ("message", "needs"),
+    ("message", "temporaries"),
     [
-        (
-            "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (114.37G) exceeds HBM",
-            114.37 * 2**30,
-        ),
+        ("RESOURCE_EXHAUSTED: memory required for HLO temporaries (114.37G)", 114.37 * 2**30),
         ("RESOURCE_EXHAUSTED", None),
-        (
-            "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 27.50M of 16.00M vmem.",
-            "vmem",
-        ),
     ],
 )
-def test_a_refusal_is_read(message, needs, monkeypatch):
+def test_a_refusal_is_read(message, temporaries, monkeypatch):
     """What is too large for a core's own memory is a kernel, and no batch that does not fit."""
 
     class Refused:
@@ -157,18 +146,9 @@ def test_a_refusal_is_read(message, needs, monkeypatch):
             raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(compiling, "_lower", lambda task, kind: Refused())
-    config = tiny_config(*SIZES)
     place = topology.find("v5e:2x4")
-    job = plan.make_job(config, None)
-    if needs == "vmem":
-        with pytest.raises(jax.errors.JaxRuntimeError, match="vmem"):
-            plan.measure(config, job, place)
-        return
-    size = plan.measure(config, job, place)["bytes_per_chip"]
-    assert size["needs"] == (needs and size["arguments"] + needs)
-
-
-def test_cudnn_is_refused_for_gpus_that_are_not_attached():
-    place = topology.Topology("h200:1", topology.FAMILIES["h200"], (1,), [None])
-    with pytest.raises(InputError, match=r"cudnn: .* plan with xla"):
-        compiling.compile_step(tiny_config("model.attention=cudnn"), None, place, None)
+    size = plan.measure(tiny_config(*SIZES), plan.Job(), place)["bytes_per_chip"]
+    assert size["needs"] == (temporaries and size["arguments"] + temporaries)
+    message += " in memory space vmem"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="vmem"):
+        plan.measure(tiny_config(*SIZES), plan.Job(), place)

@@ -26,21 +26,16 @@ def test_a_bad_sweep_is_refused(axes, words):
 
 def test_cells_are_all_combinations():
     cells = plan.cells(["mesh.fsdp=1,8", "model.remat=true,false"], "v5e:2x4")
-    assert len(cells) == 4 and cells[0] == {
-        "topology": "v5e:2x4",
-        "mesh.fsdp": "1",
-        "model.remat": "true",
-    }
-    assert [cell["topology"] for cell in plan.cells(["topology=v3-8"], "v5e:2x4")] == [
-        "v5e:2x4",
-        "v3-8",
-    ]
+    assert len(cells) == 4
+    assert cells[0] == {"topology": "v5e:2x4", "mesh.fsdp": "1", "model.remat": "true"}
+    topologies = [cell["topology"] for cell in plan.cells(["topology=v3-8"], "v5e:2x4")]
+    assert topologies == ["v5e:2x4", "v3-8"]
 
 
 def test_a_batch_of_a_sweep_may_be_smaller_than_those_of_the_stages(monkeypatch):
     monkeypatch.setattr(plan, "measure", lambda config, *_: config.data)
     config = tiny_config("data.global_batch=512", "data.batch_stages=((256, 4),)")
-    job = plan.make_job(config, None)
+    job = plan.Job()
     found = plan.plan_cell(config, job, 1, {"topology": "v5e:2x4", "per_chip_batch": "16"})["plan"]
     assert (found.global_batch, found.batch_stages) == (128, ())
     for cell, words in (
@@ -53,7 +48,9 @@ def test_a_batch_of_a_sweep_may_be_smaller_than_those_of_the_stages(monkeypatch)
 def test_a_sweep_has_the_sizes_of_each_cell_or_of_the_shards(manifest, monkeypatch):
     """The number of the shards' rows says nothing of rows of another length."""
     monkeypatch.setattr(
-        plan, "measure", lambda config, job, place: (job.info.vocab_size, job.info.length)
+        plan,
+        "measure",
+        lambda config, job, place: (job.info(config).vocab_size, job.info(config).length),
     )
     other = f"config.shards.length = 64: the shards in {manifest.folder} hold 32."
     of_shards = [(manifest.vocab_size, 32), other] * 2
@@ -61,7 +58,7 @@ def test_a_sweep_has_the_sizes_of_each_cell_or_of_the_shards(manifest, monkeypat
         (None, [(512, 32), (512, 64), (1024, 32), (1024, 64)]),
         (manifest, of_shards),
     ):
-        job = plan.make_job(tiny_config(), shards)
+        job = plan.Job(shards)
         cells = plan.cells(["tokenizer.vocab_size=512,1024", "shards.length=32,64"], "v5e:2x4")
         found = [plan.plan_cell(tiny_config(), job, 1, cell) for cell in cells]
         assert [cell.get("plan", cell.get("error")) for cell in found] == expected
@@ -69,35 +66,23 @@ def test_a_sweep_has_the_sizes_of_each_cell_or_of_the_shards(manifest, monkeypat
 
 def test_a_state_too_large_is_reported_without_the_compiler():
     """24 x 8192 x 8192 parameters and some more, of 12 bytes: more than the 16.9 GB of a v5e."""
-    sizes = (
-        "model.hidden_size=8192",
-        "model.intermediate_size=32768",
-        "model.layers=2",
-        "model.heads=64",
-    )
-    found = planned(*sizes, "data.global_batch=64", name="v5e:2x4")
+    sizes = ("model.hidden_size=8192", "model.intermediate_size=32768", "model.layers=2")
+    found = planned(*sizes, "model.heads=64", "data.global_batch=64", name="v5e:2x4")
     row = found["plan"]
+    needs = row["bytes_per_chip"]["needs"]
     assert not row["fits"] and "milliseconds" not in row and row["hours"] is None
-    assert row["bytes_per_chip"]["needs"] == pytest.approx(12 * 24 * 8192**2, rel=0.05)
-    assert f"does not fit: needs {row['bytes_per_chip']['needs'] / 1e9:.2f} GB" in shown_by(
-        tables.plan, found
-    )
+    assert needs == pytest.approx(12 * 24 * 8192**2, rel=0.05)
+    assert f"does not fit: needs {needs / 1e9:.2f} GB" in shown_by(tables.plan, found)
 
 
 def test_on_a_gpu_the_memory_alone_is_shown(monkeypatch):
-    program = compiling.Program("", 10**9, 10**9, 0, 2 * 10**9, True)
+    program = compiling.Program(True, 2 * 10**9, 10**9, 10**9, 0)
     monkeypatch.setattr(plan, "compile_step", lambda *args, **settings: program)
-    place = topology.Topology(
-        "h100:2", topology.FAMILIES["h100"], (2,), topology.find("v5e:2x2").devices[:2]
-    )
-    config = tiny_config("data.short_length=8")
-    row = plan.measure(config, plan.make_job(config, None, price=2.0), place)
-    assert (
-        row["fits"]
-        and row["short"]["fits"]
-        and "milliseconds" not in row
-        and row["dollars"] is None
-    )
+    devices = topology.find("v5e:2x2").devices[:2]
+    place = topology.Topology("h100:2", topology.FAMILIES["h100"], (2,), devices)
+    row = plan.measure(tiny_config("data.short_length=8"), plan.Job(price=2.0), place)
+    assert row["fits"] and row["short"]["fits"]
+    assert "milliseconds" not in row and row["dollars"] is None
     text = shown_by(tables.plan, {"plan": row})
     assert "fits: 2.00 GB of 63.67 GB" in text and "cuDNN" in text and "tokens/s" not in text
 
@@ -108,9 +93,7 @@ def test_length_of_a_run():
     def whole_run(*overrides, records=None, price=None, **short):
         config = tiny_config(*SIZES, *overrides)
         row = {"chips": 4, "length": LENGTH, "milliseconds": 1000.0}
-        return plan.whole_run(
-            config, plan.make_job(config, None, records=records, price=price), row | short
-        )
+        return plan.whole_run(config, plan.Job(records=records, price=price), row | short)
 
     def hours(short_rows: int, rows: int) -> float:
         return pytest.approx((short_rows / 2 + rows) / ROWS / 3600)
@@ -146,23 +129,12 @@ def test_length_of_a_run():
 
 def test_hosts_that_can_not_be_fed_are_reported(monkeypatch):
     """Two hosts of 8 rows, three lanes: the step is compiled all the same."""
-    refused = compiling.Program("", 10**9, None, None, None, False)
+    refused = compiling.Program(fits=False, needs=None, arguments=10**9)
     monkeypatch.setattr(plan, "compile_step", lambda *args, **settings: refused)
     found = planned("data.lanes=3", "data.global_batch=24", "evaluate.batch=24", name="v5p:2x2x2")
-    hosts = found["plan"]["hosts"]
-    text = shown_by(tables.plan, found)
-    assert (
-        f"hosts 2: NOT ALL CAN BE FED: {hosts['error']}" in text
-        and "config.data.lanes = 3" in hosts.pop("error")
-    )
-    assert hosts == {"count": 2, "rows_per_host": 12, "lanes_per_host": None, "fed": False}
-
-
-def test_a_branch_that_ends_before_it_starts_is_refused_before_the_compiler_runs(monkeypatch):
-    monkeypatch.setattr(plan, "compile_step", lambda *args, **settings: pytest.fail("compiled"))
-    config = tiny_config("train.branch_from=runs/a@1400", "train.steps=1400")
-    with pytest.raises(InputError, match=r"runs/a@1400: .* 1,400"):
-        plan.measure(config, plan.make_job(config, None), topology.find("v5e:2x4", 1))
+    error = found["plan"]["hosts"]["error"]
+    assert "config.data.lanes = 3" in error
+    assert f"hosts 2: NOT ALL CAN BE FED: {error}" in shown_by(tables.plan, found)
 
 
 def test_bad_flags(capfd):
@@ -170,7 +142,6 @@ def test_bad_flags(capfd):
         ([], "--topology"),
         (["--topology=v5e:2x4", "--price=-1"], "--price=-1.0: "),
         (["--topology=v7:2x4"], "v2:1x1 to"),
-        (["--topology=v5e:2x2", "--slices=0"], "--slices=0: "),
         (["--topology=v5e:2x2", "--slices=257"], "1 to 256"),
         (
             ["--topology=v5e:2x2", "--config.classify.train=csv:mine.csv"],
@@ -184,20 +155,9 @@ def test_bad_flags(capfd):
 
 
 @pytest.mark.parametrize(
-    ("asked", "listed", "others"),
-    [
-        ("v2:?", "v2:2x2", "v3:2x2"),
-        ("h100:?", "h100:8", "h200:8"),
-        ("?", "v6e:16x16", ""),
-        ("v9:?", "v2:1x1", ""),
-    ],
+    ("asked", "listed", "others"), [("v2:?", "v2:2x2", "v3:2x2"), ("?", "h100:8", "")]
 )
 def test_names_are_listed(asked, listed, others, capsys):
     assert main(["plan", "--config=configs/quickstart.py", f"--topology={asked}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert listed in lines and others not in lines
-
-
-def test_a_sweep_of_which_nothing_can_be_planned(capsys):
-    assert main(["plan", "--config=configs/quickstart.py", "--sweep", "topology=v9:1x1"]) == 0
-    assert "there is no such TPU or GPU" in " ".join(capsys.readouterr().out.split())

@@ -18,8 +18,6 @@ SIZES = (
     "model.intermediate_size=256",
     "model.layers=2",
     "shards.length=512",
-)
-SIZES += (
     "model.positions=512",
     "model.dtype=bfloat16",
     "data.global_batch=64",
@@ -57,7 +55,7 @@ def test_programs_compile(name, family, monkeypatch):
                     kernels._both_ways(task, kernel, window).lower(*arrays).compile()
                     compiled.append(kernel)
         batch = on(mesh, task.batch_shapes(64), sharding.BATCH)
-        compiling.compile_step(config, info, place, Pretraining.without_data)
+        compiling.compile_step(task, place)
         jax.jit(lambda batch: task.inputs(batch, jnp.int32(0))).lower(batch).compile()
         bits = jax.jit(lambda rows_B: layers.random_bits(jnp.uint32(7), (64, 512, 8), rows_B))
         bits.lower(batch["record_id"]).compile()

@@ -19,9 +19,7 @@ def test_the_wrong_host_is_named(tmp_path, monkeypatch):
     assert pod.wait().code == 4
     log = (tmp_path / "hosts" / "0" / "log").read_text()
     wrong = [line for line in log.splitlines() if line.startswith("verify: FAIL")]
-    named = [
-        line.removeprefix("verify: FAIL ").partition(":")[0].partition(",")[0] for line in wrong
-    ]
+    named = [line.removeprefix("verify: FAIL ").split(":")[0].split(",")[0] for line in wrong]
     assert named == ["rows of a batch", "masks", "dropout's bits", "logits in float32"], log
     assert all("host 1" in line and "host 0" not in line for line in wrong)
     assert "gradients in float32" in log and "30 steps of 16 rows" in log
