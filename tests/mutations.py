@@ -73,7 +73,7 @@ KNOWN = (  # file, what stands there, what stands there instead
     ("mlm/glue/glue.py", "TASKS[name].validation[1:])", "())"),
     ("mlm/report/page.py", 'os.environ.pop("MPLBACKEND", "")', '""'),
     ("mlm/report/plots.py", '["default", ', "["),
-    ("mlm/report/sessions.py", 'last["elapsed"]', 'last["time"] - first["time"]'),
+    ("mlm/report/sessions.py", 'last.get("elapsed", ', 'last.get("", '),
     ("mlm/sweep/table.py", 'values.get("split") == "test"', "values == 0"),
     ("mlm/plan/cost_model.py", "max(0.0, end - self.total)", "end - self.total"),
     ("mlm/plan/topology.py", "int(number) / ACCELERATOR_TYPES[prefix]", "int(number)"),

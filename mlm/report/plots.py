@@ -43,20 +43,16 @@ def settings() -> contextlib.AbstractContextManager[None]:
     return matplotlib.style.context(["default", Path(__file__).with_name("plots.mplstyle")])
 
 
-def draw(run: RunSummary) -> dict[str, Figure]:
-    """Returns title -> figure of the curves of a run.
-
-    Without times in its log, none of the throughput.
-    """
+def draw(run: RunSummary, norms: list[Line]) -> dict[str, Figure]:
+    """Returns title -> figure of what a run has logged."""
     figures = {"Loss": draw_loss(run)}
     lines = [*run.train, *run.evals]
     for key in ("accuracy", "f1", *logs.own_metrics(lines)):
         if any(key in line for line in lines):
-            title, unit, scale = (
-                (key.capitalize(), "%", 100) if key in ("accuracy", "f1") else (key, "mean", 1)
-            )
-            figures[title] = _plot(
-                unit,
+            is_share = key in ("accuracy", "f1")
+            scale = 100 if is_share else 1
+            figures[key.capitalize() if is_share else key] = _plot(
+                "%" if is_share else "mean",
                 Curve(points(run.train, key, scale), TRAIN, "training"),
                 Curve(points(run.evals, key, scale), EVAL, "evaluation"),
             )
@@ -68,6 +64,8 @@ def draw(run: RunSummary) -> dict[str, Figure]:
     ):
         if any(key in line for line in shown):
             figures[title] = _plot(unit, Curve(points(shown, key), TRAIN), bottom=0)
+    if len(norms) > 1:
+        figures["Norms"] = draw_norms(norms)
     return figures
 
 
@@ -105,52 +103,44 @@ def draw_comparison(runs: Mapping[str, RunSummary], unit: str) -> dict[str, Figu
 
 
 def draw_norms(lines: list[Line]) -> Figure:
-    """Returns the norms over steps by layer, then by kind of parameter over all layers.
-
-    Gray is 0 or not finite.
-    """
-    names = sorted(lines[0]["parameters"], key=_layer_and_kind)
-    groups: dict[str, list[int]] = defaultdict(list)
-    for part in (1, 2):
-        for index, name in enumerate(names):
-            groups[_layer_and_kind(name)[part]].append(index)
-    norms_TxPx3 = np.array([[line["parameters"][name] for name in names] for line in lines], float)
-    # The third are of updates over parameters: sum updates, then divide
-    parameter_TxP = norms_TxPx3[..., 1]
-    norms_TxPx3[..., 2] = np.where(parameter_TxP == 0, 0, norms_TxPx3[..., 2] * parameter_TxP)
-    norms_GxTx3 = np.sqrt(
-        [np.sum(norms_TxPx3[:, indices] ** 2, axis=1) for indices in groups.values()]
-    )
-    norms_GxTx3[..., 2] /= np.where(norms_GxTx3[..., 1] == 0, np.nan, norms_GxTx3[..., 1])
-    steps = [line["step"] for line in lines]
-    figure = Figure(figsize=(11, 0.9 + 0.17 * len(groups)), layout="constrained")
-    for column, title in enumerate(
-        ("gradient, before clipping", "parameter", "update / parameter")
-    ):
-        shown_GxT = np.ma.masked_where(~(norms_GxTx3[..., column] > 0), norms_GxTx3[..., column])
-        axes = figure.add_subplot(
-            1, 3, column + 1, title=title, xlabel="steps", facecolor="#a7b2c0"
+    """Returns the norms of each layer over steps; gray is 0 or not finite."""
+    layers: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(lines[0]["parameters"], key=_layer):
+        layers[_layer(name)[1]].append(name)
+    figure = Figure(figsize=(11, 0.9 + 0.17 * len(layers)), layout="constrained")
+    norms_NxTx3 = []
+    for names in layers.values():
+        norms_TxPx3 = np.array([[line["parameters"][name] for name in names] for line in lines])
+        norms_TxPx3 = norms_TxPx3.astype(float)  # None is not finite
+        # The third are of updates over parameters: sum updates, then divide
+        updates_TxP = np.where(
+            norms_TxPx3[..., 1] == 0, 0, norms_TxPx3[..., 1] * norms_TxPx3[..., 2]
         )
-        scale = "log" if shown_GxT.count() else None
-        mesh = axes.pcolormesh(steps, range(len(groups)), shown_GxT, norm=scale, rasterized=True)
+        norms_TxPx3[..., 2] = updates_TxP
+        norms_Tx3 = np.sqrt(np.sum(norms_TxPx3**2, axis=1))
+        norms_Tx3[:, 2] /= np.where(norms_Tx3[:, 1] == 0, np.nan, norms_Tx3[:, 1])
+        norms_NxTx3.append(norms_Tx3)
+    titles = ("gradient, before clipping", "parameter", "update / parameter")
+    for column, title in enumerate(titles):
+        axes = figure.add_subplot(1, 3, column + 1, title=title, xlabel="steps")
+        axes.set_facecolor("#a7b2c0")
+        shown_NxT = np.array(norms_NxTx3)[..., column]
+        shown_NxT = np.ma.masked_where(~(shown_NxT > 0), shown_NxT)
+        steps = [line["step"] for line in lines]
+        scale = "log" if shown_NxT.count() else None
+        mesh = axes.pcolormesh(steps, range(len(layers)), shown_NxT, norm=scale, rasterized=True)
         figure.colorbar(mesh, aspect=50)
-        axes.set(
-            yticks=range(len(groups)),
-            yticklabels=[] if column else groups,
-            ylim=(len(groups) - 0.5, -0.5),
-        )
+        axes.set_yticks(range(len(layers)), [] if column else layers)
+        axes.invert_yaxis()
         axes.grid(visible=False)
     return figure
 
 
-def _layer_and_kind(name: str) -> tuple[float, str, str]:
-    """Returns (layer, "layer N", the rest of the name) of a parameter.
-
-    Outside the layers (order, module, name).
-    """
+def _layer(name: str) -> tuple[float, str]:
+    """Returns (layer, "layer N") of a parameter, or (order, module) of one outside the layers."""
     if match := re.search(r"/(\d+)/", name):
-        return int(match[1]), f"layer {match[1]}", name[match.end() :]
-    return -1 if "embeddings" in name else math.inf, "/".join(name.split("/")[:-1][:2]), name
+        return int(match[1]), f"layer {match[1]}"
+    return -1 if "embeddings" in name else math.inf, "/".join(name.split("/")[:-1][:2])
 
 
 def draw_over_values(curves: Mapping[str, list[tuple[float, ...]]], key: str, score: str) -> Figure:
@@ -161,14 +151,7 @@ def draw_over_values(curves: Mapping[str, list[tuple[float, ...]]], key: str, sc
         value, low, median, high = np.array(sorted(curve)).T
         spread = (median - low, high - median)
         axes.errorbar(
-            value,
-            median,
-            spread,
-            label=_shown(name),
-            color=color,
-            marker="o",
-            markersize=4,
-            capsize=2.5,
+            value, median, spread, label=_shown(name), color=color, marker="o", capsize=2.5
         )
     values = sorted({value for curve in curves.values() for value, *_ in curve})
     if 0 < 10 * values[0] <= values[-1]:
@@ -210,9 +193,7 @@ def _plot(
     shown = [curve for curve in curves if curve.points[0]]
     for (x, y), color, label, alpha, style in shown:
         marker = "o" if len(x) < FEW and (alpha, style) == (1, "-") else ""
-        axes.plot(
-            x, y, style, color=color, label=_shown(label), alpha=alpha, marker=marker, markersize=4
-        )
+        axes.plot(x, y, style, color=color, label=_shown(label), alpha=alpha, marker=marker)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=bottom)

@@ -24,7 +24,6 @@ from mlm.tasks.scores import selected
 from mlm.text import number
 from mlm.workdir import Workdir
 
-ABSENT = "no such key"  # of a group `mine`, in one of several configs
 MOST_RUNS = 8  # of a comparison: as many colors
 
 
@@ -32,9 +31,7 @@ def write(workdir: Workdir) -> None:
     """Makes report.html: one file that needs no network."""
     run = gather(workdir)
     norms = logs.read(workdir.norms, "norms")
-    plots = page.drawn(lambda plots: plots.to_urls(plots.draw(run)), {})
-    if len(norms) > 1:
-        plots |= page.drawn(lambda plots: plots.to_urls({"Norms": plots.draw_norms(norms)}), {})
+    plots = page.drawn(lambda plots: plots.to_urls(plots.draw(run, norms)), {})
     columns = {}
     if run.evals:
         columns["evaluation, last"] = run.evals[-1]
@@ -134,13 +131,11 @@ def compare(workdirs: list[Workdir]) -> str:
     if keys:
         tables.append(("Config keys that differ", [("key", *runs), *keys], "summary"))
     lead = f"{len(runs)} runs, {len(keys)} config keys that differ. Faint: training. With marks: evaluation."
-    tokenizers = map(_tokenizer, workdirs, runs.values())
-    if len(set(filter(None, tokenizers))) > 1:
-        warning = "The tokenizers differ, so that a token is not the same in all runs: compare bits per byte."
-    elif len(set(filter(None, map(_validation_rows, runs.values())))) > 1:
+    warning = ""
+    if len(set(map(_validation_rows, runs.values())) - {None}) > 1:
         warning = "The validation rows differ, so that the scores are not of the same text."
-    else:
-        warning = ""
+    if len(set(map(_tokenizer, workdirs, runs.values())) - {None}) > 1:
+        warning = "The tokenizers differ, so that a token is not the same in all runs: compare bits per byte."
     plots = page.drawn(lambda plots: plots.to_urls(plots.draw_comparison(runs, unit)), {})
     path = workdirs[0].root / "compare.html"
     write_text(path, page.render_tables(", ".join(runs), lead, tables, plots, warning))
@@ -165,30 +160,23 @@ def _final_scores(runs: list[RunSummary], unit: str) -> Rows:
     """Returns rows (name, value in each run, ...)."""
     finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs]
     tokens = [run.tokens(run.step) for run in runs]
+    training = [number(run.train[-1]["loss"], ".4f") if run.train else "" for run in runs]
+    seconds = [page.duration(run.seconds) if run.sessions else "" for run in runs]
+    of_training = [page.duration(run.training[1][-1]) if run.sessions else "" for run in runs]
+    best = [f"{min(losses):.4f}" if losses else "" for losses in finite]
     return [
         *score_rows([run.evals[-1] if run.evals else {} for run in runs], unit=unit),
-        (
-            f"best evaluation loss, {unit}",
-            *(f"{min(losses):.4f}" if losses else "" for losses in finite),
-        ),
-        (
-            f"training loss, {unit}",
-            *(number(r.train[-1]["loss"], ".4f") if r.train else "" for r in runs),
-        ),
+        (f"best evaluation loss, {unit}", *best),
+        (f"training loss, {unit}", *training),
         ("tokens read", *("" if count is None else f"{count:,}" for count in tokens)),
-        ("time in all", *(page.duration(run.seconds) if run.sessions else "" for run in runs)),
-        (
-            "of it training",
-            *(page.duration(run.training[1][-1]) if run.sessions else "" for run in runs),
-        ),
+        ("time in all", *seconds),
+        ("of it training", *of_training),
     ]
 
 
 def differences(configs: list[dict[str, Any]]) -> Rows:
     """Returns (key, value in each config, ...) for each key that is not the same in all of some flattened configs."""
     keys = sorted(set().union(*configs))
-    rows = [
-        (key, *(json.dumps(config[key]) if key in config else ABSENT for config in configs))
-        for key in keys
-    ]
+    # A group `mine` may lack a key
+    rows = [(key, *(json.dumps(c[key]) if key in c else "" for c in configs)) for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]

@@ -4,7 +4,7 @@ Nothing here imports jax.
 """
 
 import dataclasses
-import itertools
+import math
 from typing import Any
 
 # Of timing.jsonl: step, kind, time (since 1970), elapsed (since the start), for most seconds
@@ -21,34 +21,30 @@ class Session:
     @property
     def seconds(self) -> float:
         """From the start to the last line."""
-        first = self.lines[0]
         last = self.lines[-1]
-        if "elapsed" in last:
-            return last["elapsed"]
-        # An older log has the time of day, which may be set back
-        return max(last["time"] - first["time"], 0.0)
+        # An older log has the time of day alone
+        return last.get("elapsed", last["time"] - self.lines[0]["time"])
 
     @property
     def devices(self) -> str:
         """Their number and kind, such as "8 x TPU v4"."""
-        return (
-            f"{self.lines[0].get('devices', '?')} x {self.lines[0].get('device', 'unknown device')}"
-        )
+        return f"{self.lines[0]['devices']} x {self.lines[0]['device']}"
 
     def kept_lines(self, *kinds: str) -> list[Line]:
         """Returns the lines of some kinds up to the last step that was kept."""
         return [line for line in self.lines if line["kind"] in kinds and line["step"] <= self.kept]
 
 
-def split_sessions(timing: list[Line], until: float = float("inf")) -> list[Session]:
+def split_sessions(timing: list[Line], until: float = math.inf) -> list[Session]:
     """Returns the starts of a run up to a step, in order, without those at the end that logged nothing."""
     timing = list(timing)
     while timing and (timing[-1]["kind"] == "start" or timing[-1]["step"] > until):
         timing.pop()
-    starts = [index for index, line in enumerate(timing) if line["kind"] == "start"]
-    groups = [timing[start:end] for start, end in itertools.pairwise([*starts, None])]
-    begins = [lines[0]["step"] for lines in groups]
-    return [
-        Session(lines, min(begins[index + 1 :], default=float("inf")))
-        for index, lines in enumerate(groups)
-    ]
+    sessions: list[Session] = []
+    kept = math.inf
+    while timing:
+        start = max(n for n, line in enumerate(timing) if line["kind"] == "start")
+        sessions.insert(0, Session(timing[start:], kept))
+        kept = min(kept, timing[start]["step"])
+        del timing[start:]
+    return sessions

@@ -3,7 +3,6 @@
 Nothing here imports jax.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -15,12 +14,10 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlm import config as configs
 from mlm import logs
 from mlm.data import mixture
 from mlm.data.manifest import Manifest, read_manifest
-from mlm.data.stages import branch_start, make_stages
-from mlm.errors import DamageError, InputError
+from mlm.data.stages import make_stages
 from mlm.paths import UPath
 from mlm.pretrained import locate
 from mlm.report.sessions import Line, Session, split_sessions
@@ -45,8 +42,6 @@ class RunSummary:
     sessions: list[Session]
     manifest: Manifest | None  # of its shards; None if they are gone
     real_share: float = 1.0  # of the tokens in its rows, without padding
-    # Read by the runs that it branched off from; None if one of them is gone
-    tokens_before: int | None = 0
     # The table of the command `glue`
     glue: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Scores of the test split, by masks and step
@@ -115,30 +110,13 @@ class RunSummary:
         return self.manifest and self.manifest.splits["validation"].unigram_entropy
 
     def tokens(self, step: int) -> int | None:
-        """Returns the tokens read up to a step, on the way of a branch too, without padding.
-
-        None if unknown.
-        """
-        if self.config is None or self.config.classify.train or self.tokens_before is None:
+        """Returns the tokens that the run itself has read up to a step, without padding; None if unknown."""
+        if self.config is None or self.config.classify.train:
             return None
         # Where rows are short, and when a run of epochs ends, changes no number of rows: the
         # records don't matter.
         rows = make_stages(self.config, records=1).own_rows_read(step)
-        return self.tokens_before + round(rows * self.config.shards.length * self.real_share)
-
-    def epochs(self, step: int) -> list[tuple[str, float, int, float]]:
-        """Returns (name, share, rows, epochs of the run itself) of each folder of a mixture.
-
-        Nothing of one folder.
-        """
-        parts = mixture.parts(self.manifest) if self.manifest and self.config else ()
-        sized = [
-            (part.name, part.share, part.manifest.splits["train"].records)
-            for part in parts
-            if part.name
-        ]
-        read = make_stages(self.config, records=1).own_rows_read(step) if sized else 0
-        return [(name, share, rows, read * share / rows) for name, share, rows in sized]
+        return round(rows * self.config.shards.length * self.real_share)
 
     @property
     def devices(self) -> str:
@@ -158,18 +136,14 @@ class RunSummary:
 def read_tests(root: UPath, manifest: Manifest | None, until: float) -> dict[str, Line]:
     """Returns the scores of the test split, as its shards are now, in evaluation.json: by masks and step, in order."""
     data = manifest.fingerprint_of("test")[:12] if manifest and "test" in manifest.splits else None
-    lines = []
-    for key, scores in logs.read_object(root / logs.RESULTS).items():
+    tests = {}
+    for key, scores in sorted(logs.read_object(root / logs.RESULTS).items()):
         match = TEST.fullmatch(key)
-        if (
-            match
-            and "loss" in scores
-            and data in (None, match["data"])
-            and int(match["step"]) <= until
-        ):
-            lines.append((int(match["step"]), match["masks"], scores))
-    lines.sort(key=lambda line: line[:2])
-    return {f"{masks}, step {step:,}": {"step": step, **scores} for step, masks, scores in lines}
+        if match and "loss" in scores and data in (None, match["data"]):
+            step = int(match["step"])
+            if step <= until:
+                tests[f"{match['masks']}, step {step:,}"] = {"step": step, **scores}
+    return tests
 
 
 def glue_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -179,25 +153,21 @@ def glue_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
         if "failed" in task:
             rows.append((name, "failed", "", "", "", "", task["failed"]))
             continue
-        settings = [
-            f"{key.rpartition('.')[2]} {value:g}" for key, value in task.get("setting", {}).items()
-        ]
-        rows.append(
-            (
-                name,
-                " + ".join(task["metrics"]),
-                f"{task['median']:.1%}",
-                f"{task['low']:.1%} to {task['high']:.1%}",
-                str(len(task["scores"])),
-                f"{task['device_hours']:.2f}" if "device_hours" in task else "",
-                ", ".join(settings) or "the majority class",
-            )
+        setting = task.get("setting", {}).items()
+        settings = [f"{key.rpartition('.')[2]} {value:g}" for key, value in setting]
+        row = (
+            name,
+            " + ".join(task["metrics"]),
+            f"{task['median']:.1%}",
+            f"{task['low']:.1%} to {task['high']:.1%}",
+            str(len(task["scores"])),
+            f"{task['device_hours']:.2f}" if "device_hours" in task else "",
+            ", ".join(settings) or "the majority class",
         )
+        rows.append(row)
     average = "" if result["average"] is None else f"{result['average']:.1%}"
-    return [
-        *rows,
-        ("average", "without WNLI", average, "", "", f"{result['device_hours']:.2f}", ""),
-    ]
+    rows.append(("average", "without WNLI", average, "", "", f"{result['device_hours']:.2f}", ""))
+    return rows
 
 
 def gather(
@@ -218,7 +188,6 @@ def gather(
         sessions=split_sessions(logs.read(workdir.timing), until),
         manifest=manifest,
         real_share=dataset.get("real_share", manifest.real_share if manifest else 1.0),
-        tokens_before=_tokens_before(workdir.root, config),
         glue=tables.get(newest, {}),
         tests=read_tests(workdir.root, manifest, until),
     )
@@ -231,22 +200,3 @@ def read_data(workdir: Workdir, config: ConfigDict | None) -> Manifest | None:
         folders = config.data.mixture or [(workdir.shards_of(config), 1.0)]
     manifests = [(share, read_manifest(folder)) for folder, share in folders]
     return None if any(manifest is None for _, manifest in manifests) else mixture.join(manifests)
-
-
-def _tokens_before(root: UPath, config: ConfigDict | None) -> int | None:
-    """Returns the tokens that a branch's parent, and the parent's own, had read where it left.
-
-    None if one is gone.
-    """
-    start = branch_start(config) if config else 0
-    if not start:
-        return 0
-    name = UPath(config.train.branch_from.rpartition("@")[0])
-    moved = root.parent / name.name  # if they were moved together
-    for folder in (name.absolute(), moved):
-        with contextlib.suppress(InputError, DamageError):  # an older version's config, say
-            parent = configs.read(folder / "config.json")
-            # Another run may have got the parent's name, or this one
-            if parent and branch_start(parent) < start:
-                return gather(Workdir(str(folder)), parent).tokens(start)
-    return None

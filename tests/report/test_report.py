@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -68,38 +67,17 @@ def test_a_run_stopped_between_two_lines_of_its_log_has_made_the_steps_that_it_s
     assert "35 of 40 steps" in shown.text
 
 
-def test_the_tables_of_glue_and_of_a_classifier(tmp_path, page):
+def test_the_tables_of_glue_and_of_a_classifier(tmp_path):
     """Of many classes, all pairs that were confused."""
-    assert "GLUE" not in page.text and "Confusion" not in page.text
-    rte = {
-        "metrics": ["accuracy"],
-        "median": 0.61,
-        "low": 0.58,
-        "high": 0.65,
-        "scores": [0.58, 0.61, 0.65],
-    }
-    content = {
-        "protocol": "quick",
-        "model": "runs/a",
-        "device_hours": 1.5,
-        "average": 0.61,
-        "tasks": {"rte": rte},
-    }
-    few = {
-        "split": "test",
-        "step": 7,
-        "scores": {"rows": 6},
-        "labels": ["a", "<b>"],
-        "confusion": [[2, 1], [3, 0]],
-    }
-    workdir = make_workdir(
-        tmp_path,
-        metrics=[line | {"f1": 0.5, "epoch": 1.5} for line in EVALS],
-        timing=[],
-        entropy=None,
-    )
-    workdir.glue.write_text(json.dumps({"20": content | {"average": 0.5}, "40": content}))
-    workdir.classification.write_text(json.dumps(few))
+    rte = {"metrics": ["accuracy"], "median": 0.61, "low": 0.58, "high": 0.65, "scores": [0.61]}
+    glue = {"protocol": "quick", "model": "a", "device_hours": 1.5, "tasks": {"rte": rte}}
+    few = {"split": "test", "step": 7, "scores": {"rows": 6}}
+    confusion = {"labels": ["a", "<b>"], "confusion": [[2, 1], [3, 0]]}
+    evals = [line | {"f1": 0.5, "epoch": 1.5} for line in EVALS]
+    workdir = make_workdir(tmp_path, metrics=evals, timing=[], entropy=None)
+    tables = {"20": glue | {"average": 0.5}, "40": glue | {"average": 0.61}}
+    workdir.glue.write_text(json.dumps(tables))
+    workdir.classification.write_text(json.dumps(few | confusion))
     shown = page_of(workdir)
     assert shown.row("average")[1] == "61.0%" and shown.row("rte")[2] == "58.0% to 65.0%"
     assert shown.row("true, and predicted:") == ["a", "<b>"] and shown.row("<b>") == ["3", "0"]
@@ -154,62 +132,22 @@ def test_training_time_is_that_of_the_steps_that_were_kept():
 
 
 def test_a_clock_that_is_set_changes_no_time():
-    """Logs of older versions have the time of day alone, which is never below 0."""
     for change in (-7200, 7200):
         clock = [
             line | {"time": 100.0 + n + change * (n > 2), "elapsed": float(n)}
             for n, line in enumerate(TIMING[:6])
         ]
         assert run_of(clock).seconds == 5 and run_of(clock).device_hours == 5 * 8 / 3600
-    older = [{key: value for key, value in line.items() if key != "elapsed"} for line in clock]
-    older[-1]["time"] = -7200.0
-    run = run_of([*older, TIMING[7] | {"time": -9000.0}, *TIMING[8:]])
-    assert run.device_hours >= 0 and run.seconds >= 0 and run.goodput >= 0
 
 
-# Tokens ---------------------------------------------------------------------------------------------------------------
-
-ROWS = 8 * 64  # tokens in a step of the trunk
-
-
-def branch(root, *overrides: str, steps: int) -> Workdir:
-    metrics = [{"kind": "eval", "step": steps, "loss": 4.0}]
-    sizes = ["data.global_batch=8", "shards.length=64", f"train.steps={steps}", *overrides]
-    return make_workdir(root, metrics=metrics, timing=[], entropy=None, overrides=sizes)
-
-
-@pytest.mark.parametrize("length", [(), ("train.steps=0", "train.epochs=1")])
-def test_tokens_of_a_run_in_stages(tmp_path, length):
-    """Half of its 60 steps read 4 rows in place of 8, whether it counts steps or epochs."""
-    run = report.gather(
-        branch(tmp_path, "data.lanes=4", "data.batch_stages=((4, 30),)", *length, steps=60)
-    )
-    assert [run.tokens(step) for step in (20, 40, 60)] == [n * ROWS for n in (10, 25, 45)]
-
-
-def test_tokens_read_on_the_way_of_branches(tmp_path):
-    """Wherever the folders are moved together; where one is gone, or another run has its name, they are not known."""
-    branch(tmp_path / "a" / "trunk", steps=60)
-    branch(
-        tmp_path / "a" / "half",
-        f"train.branch_from={tmp_path}/a/trunk@40",
-        "shards.length=32",
-        steps=80,
-    )
-    branch(tmp_path / "a" / "last", f"train.branch_from={tmp_path}/a/half@80", steps=100)
-
-    def tokens(folder: str, step: int) -> int | None:
-        return report.gather(Workdir(str(tmp_path / folder), create=False)).tokens(step)
-
-    expected = 40 * ROWS + 40 * ROWS // 2 + 20 * ROWS
-    assert tokens("a/last", 100) == expected
-    (tmp_path / "a").rename(tmp_path / "b")
-    assert tokens("b/last", 100) == expected
-    (tmp_path / "b" / "trunk").rename(tmp_path / "gone")
-    assert tokens("b/last", 100) is None
-    (tmp_path / "b" / "last").rename(tmp_path / "b" / "trunk")
-    assert tokens("b/half", 80) is None, "it came from itself"
-    assert "Tokens read" not in page_of(Workdir(str(tmp_path / "b" / "half"))).text
+def test_tokens_of_a_run_in_stages(tmp_path):
+    """Half of its 60 steps read 4 rows in place of 8."""
+    metrics = [{"kind": "eval", "step": 60, "loss": 4.0}]
+    sizes = ("data.global_batch=8", "shards.length=64", "train.steps=60")
+    stages = ("data.lanes=4", "data.batch_stages=((4, 30),)")
+    settings = {"timing": [], "entropy": None, "overrides": (*sizes, *stages)}
+    run = report.gather(make_workdir(tmp_path, metrics=metrics, **settings))
+    assert [run.tokens(step) for step in (20, 40, 60)] == [n * 8 * 64 for n in (10, 25, 45)]
 
 
 # Plots ----------------------------------------------------------------------------------------------------------------
@@ -220,56 +158,41 @@ def test_plots_show_the_points_of_the_logs(workdir):
         title: [
             (list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].get_lines()
         ]
-        for title, figure in plots.draw(report.gather(workdir)).items()
+        for title, figure in plots.draw(report.gather(workdir), []).items()
     }
     steps = [10, 20, 30, 40]
     logged = {key: [line[key] for line in TRAIN] for key in ("loss", "learning_rate", "grad_norm")}
-    assert points["Loss"] == [
-        (steps, logged["loss"]),
-        ([20, 40], [4.125, 4.25]),
-        ([0, 40], [6.0, 6.0]),
-    ]
-    assert points["Accuracy"] == [
-        (steps, pytest.approx([10, 20, 30, 40])),
-        ([20, 40], pytest.approx([31.25, 28.75])),
-    ]
+    evaluated = ([20, 40], [4.125, 4.25])
+    assert points["Loss"] == [(steps, logged["loss"]), evaluated, ([0, 40], [6.0, 6.0])]
+    accuracy = [(steps, [10, 20, 30, 40]), ([20, 40], [31.25, 28.75])]
+    assert points["Accuracy"] == [(x, pytest.approx(y)) for x, y in accuracy]
     assert points["Learning rate"] == [(steps, logged["learning_rate"])]
     assert points["Gradient norm"] == [(steps, logged["grad_norm"])]
-    assert points["Throughput"] == [(steps, [900, 1000, 500, 700])], (
-        "of steps that no later start repeated"
-    )
+    # of steps that no later start repeated
+    assert points["Throughput"] == [(steps, [900, 1000, 500, 700])]
 
 
-def test_norms_are_drawn_by_layer_and_by_kind(tmp_path):
-    """Of several parameters, the root of the sum of squares; frozen ones at 0, and what is not finite, are gray."""
-    names = (
-        "m/embeddings/e",
-        "m/layer/10/a/kernel",
-        "m/layer/2/a/kernel",
-        "m/layer/2/bias",
-        "head/bias",
-    )
-    rows = ([1.0, 2.0, 0.5], [None, 4.0, 0.25], [3.0, 3.0, 0.1], [4.0, 4.0, 0.2], [0.0, 0.0, None])
-    lines = [
-        {"step": step, "kind": "norms", "parameters": dict(zip(names, rows, strict=True))}
-        for step in (10, 20)
-    ]
+def test_norms_are_drawn_by_layer(tmp_path):
+    """The root of the sum of squares; frozen parameters at 0, and what is not finite, are gray."""
+    norms = {
+        "m/embeddings/e": [1.0, 2.0, 0.5],
+        "m/layer/10/a/kernel": [None, 4.0, 0.25],
+        "m/layer/2/a/kernel": [3.0, 3.0, 0.1],
+        "m/layer/2/bias": [4.0, 4.0, 0.2],
+        "head/bias": [0.0, 0.0, None],
+    }
+    lines = [{"step": step, "kind": "norms", "parameters": norms} for step in (10, 20)]
     figure = plots.draw_norms(lines)
     gradient, parameter, update = (axes.collections[0].get_array() for axes in figure.axes[::2])
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels[:4] == ["m/embeddings", "layer 2", "layer 10", "head"]
-    assert sorted(labels[4:]) == ["a/kernel", "bias", "head/bias", "m/embeddings/e"]
-    assert gradient[1].tolist() == [5.0, 5.0] and parameter[labels.index("a/kernel"), 0] == 5.0
+    assert labels == ["m/embeddings", "layer 2", "layer 10", "head"]
+    assert gradient[1].tolist() == [5.0, 5.0] and parameter[1].tolist() == [5.0, 5.0]
     assert update[1, 0] == pytest.approx(math.hypot(0.3, 0.8) / 5) and update[2, 0] == 0.25
-    assert (
-        gradient.mask[2].all()
-        and gradient.mask[3].all()
-        and parameter.mask[3].all()
-        and update.mask[3].all()
-    )
+    assert gradient.mask[2].all() and gradient.mask[3].all()
+    assert parameter.mask[3].all() and update.mask[3].all()
     workdir = make_workdir(tmp_path, timing=[])
     workdir.norms.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "Norms by layer and by kind of parameter, over steps" in page_of(workdir).images
+    assert "Norms by layer, over steps" in page_of(workdir).images
 
 
 @pytest.mark.standard
@@ -287,19 +210,14 @@ def test_plots_are_drawn_with_settings_of_our_own(workdir, tmp_path):
     assert workdir.report.read_text() == expected
 
 
-@pytest.mark.parametrize(
-    ("failing", "images"), [("draw_norms", 5), ("to_urls", 0), ("settings", 0)]
-)
-def test_a_plot_that_fails_is_left_out_and_said(tmp_path, monkeypatch, capsys, failing, images):
-    workdir = make_workdir(tmp_path)
-    line = {"kind": "norms", "parameters": {"bias": [1.0, 1.0, 1.0]}}
-    workdir.norms.write_text("".join(json.dumps(line | {"step": step}) + "\n" for step in (10, 20)))
+@pytest.mark.parametrize("failing", ["draw_loss", "to_urls", "settings"])
+def test_plots_that_fail_are_left_out_and_said(tmp_path, monkeypatch, capsys, failing):
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setattr(plots, failing, lambda *_: 1 // 0)
-    shown = page_of(workdir)
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == (1 if images else 2) and all("ZeroDivisionError" in line for line in said)
-    assert len(shown.images) == images and shown.row("Device") == ["4 x cpu"]
+    shown = page_of(make_workdir(tmp_path))
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "ZeroDivisionError" in said
+    assert not shown.images and shown.row("Device") == ["4 x cpu"]
     assert os.environ["MPLBACKEND"] == "agg", "a notebook goes on drawing with it"
 
 
@@ -318,13 +236,10 @@ def test_hostile_strings_are_text(tmp_path):
     assert shown.row("corpus.sources")[0] == json.dumps([f"text:{hostile}"])
 
 
-def test_what_may_be_missing_and_what_is_not_finite():
-    """On storage without local files."""
+def test_what_may_be_missing_and_what_is_not_finite(tmp_path):
     lost = dict.fromkeys(("loss", "grad_norm", "perplexity", "accuracy"))
     metrics = [*TRAIN[:2], TRAIN[2] | lost, EVALS[0] | lost]
-    workdir = make_workdir(
-        f"memory://bucket/{time.time_ns()}", metrics=metrics, timing=[], entropy=None
-    )
+    workdir = make_workdir(tmp_path, metrics=metrics, timing=[], entropy=None)
     workdir.config.unlink()
     shown = page_of(workdir)
     assert shown.row("loss, nats") == ["not finite"] * 3
