@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from mlm import logs
 from mlm.cluster import watch
-from mlm.entry import STOCK, Program
-from mlm.errors import InputError, PreemptedError
+from mlm.entry import Program
+from mlm.errors import PreemptedError
 from mlm.paths import UPath, make_folder, staging_folder, upload, write_text
 from mlm.text import can_draw
 
@@ -69,9 +69,9 @@ def run_all(trials: Sequence[Trial], root: UPath, label: str = "runs") -> list[O
             outcome = _earlier(trial)
             if outcome.code != 0:
                 outcome = _run(trial, root, outcome.seconds, processes)
+                number = f"{len(outcomes) + 1}/{len(trials)} {trial.name}"
                 end = f"exit code {outcome.code}" if outcome.code else "done"
-                line = f"{len(outcomes) + 1}/{len(trials)} {trial.name}: {end}, {outcome.seconds:.0f} s"
-                tqdm.write(line, file=sys.stderr)
+                tqdm.write(f"{number}: {end}, {outcome.seconds:.0f} s", file=sys.stderr)
             outcomes.append(outcome)
             bar.update()
             done = sum(outcome.code == 0 for outcome in outcomes)
@@ -82,20 +82,13 @@ def run_all(trials: Sequence[Trial], root: UPath, label: str = "runs") -> list[O
 
 
 def _earlier(trial: Trial) -> Outcome:
-    """Returns how a run has ended before, with the code None if it has not.
-
-    Raises InputError for another class.
-    """
+    """Returns how a run has ended before, with the code None if it has not, or has with other arguments or code."""
     state = logs.read_object(UPath(trial.folder) / STATE)
-    if state.get("arguments") != list(trial.arguments):
+    if (state.get("class"), state.get("arguments")) != (
+        trial.program.identity,
+        list(trial.arguments),
+    ):
         return Outcome(trial, None, 0.0, "")
-    before = state["class"]
-    now = trial.program.identity
-    if before.partition(" (")[0] != now.partition(" (")[0]:
-        names = f"{before or STOCK}, and this command has {now or STOCK}"
-        raise InputError(f"{trial.folder}: was done by {names}; use another --workdir.")
-    if before != now:  # of the same class another code, as when its file was edited
-        tqdm.write(f"{trial.name}: was done by {before}", file=sys.stderr)
     return Outcome(trial, state["code"], state["seconds"], state["last_line"])
 
 

@@ -48,14 +48,8 @@ def read_scores(trial: Trial) -> dict[str, float]:
     if trial.arguments[0] == "evaluate":
         printed = (folder / runs.OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
         scores = configs.flatten(json.loads([line for line in printed if line.startswith("{")][-1]))
-        first = next(
-            (
-                key
-                for key in ("loss", *scores)
-                if key in scores and key.endswith(("loss", "accuracy"))
-            ),
-            "loss",
-        )
+        losses = [key for key in scores if key.endswith(("loss", "accuracy"))]
+        first = "loss" if "loss" in scores else next(iter(losses), "loss")
     else:
         config = configs.read(folder / "config.json")
         saved = {line["step"] for line in logs.read(folder / "timing.jsonl", "checkpoint")}
@@ -66,13 +60,10 @@ def read_scores(trial: Trial) -> dict[str, float]:
         scores = report.best_evaluation(evals, config) if evals else {}
         first = " + ".join(metrics) or "loss"
         if scores and metrics:
-            scores = scores | {first: selected(scores, metrics)}
+            scores = {**scores, first: selected(scores, metrics)}
     scores = {first: scores.get(first)} | scores
-    return {
-        key: value
-        for key, value in scores.items()
-        if type(value) in (int, float) and math.isfinite(value)
-    }
+    numbers = {key: value for key, value in scores.items() if type(value) in (int, float)}
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}
 
 
 def check_name(metric: str, chosen_by: Sequence[str]) -> None:
@@ -105,16 +96,11 @@ def write(root: UPath, outcomes: Sequence[Outcome], metric: str) -> None:
             f"--metric={metric}: the runs have no such score; name one of {', '.join(known)}."
         )
     groups = summarize(trials, [run_scores.get(metric) for run_scores in scores])
+    best = max(groups, key=lambda group: sign(metric) * group.median, default=None)
+    rule = f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
     if any(trial.values.get("split") == "test" for trial in trials):
         best = None
-        rule = (
-            f"{metric}: scores of a test split choose nothing, so no setting is marked as the best"
-        )
-    else:
-        best = max(groups, key=lambda group: sign(metric) * group.median, default=None)
-        rule = (
-            f"{metric}: the {'lowest' if sign(metric) < 0 else 'highest'} median over seeds is best"
-        )
+        rule = f"{metric}: scores of a test split choose nothing"
     rows = []
     for group in groups:
         spread = (group.median, min(group.scores), max(group.scores))
@@ -144,15 +130,11 @@ def write(root: UPath, outcomes: Sequence[Outcome], metric: str) -> None:
     names = grid.short_keys(groups[0].values).values()
     plots = page.drawn(lambda plots: plots.to_urls(draw(groups, metric, plots)), {})
     tables = [("", [(*names, *COLUMNS), *rows], "numbers")]
-    write_text(
-        root / "sweep.html",
-        page.render_tables(root.name, f"{len(trials):,} runs. {rule}.", tables, plots),
-    )
-    show(
-        rule,
-        table(*names, *(f">{name}" for name in COLUMNS), rows=rows),
-        f"\ntable  {root / 'sweep.html'}",
-    )
+    lead = f"{len(trials):,} runs. {rule}."
+    path = root / "sweep.html"
+    write_text(path, page.render_tables(root.name, lead, tables, plots))
+    heads = (*names, *(f">{name}" for name in COLUMNS))
+    show(rule, table(*heads, rows=rows), "", f"table  {path}")
 
 
 def summarize(trials: Sequence[Trial], scores: Sequence[float | None]) -> list[Group]:

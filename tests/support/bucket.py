@@ -23,25 +23,9 @@ def emulating(folder: pathlib.Path) -> Iterator[str]:
     port = _server._find_free_port()
     (folder / "bucket").mkdir()
     url = f"http://127.0.0.1:{port}"
-    command = [
-        _server._get_binary_path(),
-        "-scheme",
-        "http",
-        "-host",
-        "127.0.0.1",
-        "-port",
-        str(port),
-    ]
-    command += [
-        "-backend",
-        "memory",
-        "-data",
-        folder,
-        "-external-url",
-        url,
-        "-public-host",
-        f"127.0.0.1:{port}",
-    ]
+    command = [_server._get_binary_path(), "-scheme", "http", "-host", "127.0.0.1"]
+    command += ["-port", str(port), "-backend", "memory", "-data", folder]
+    command += ["-external-url", url, "-public-host", f"127.0.0.1:{port}"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     before = {name: os.environ.get(name) for name in (*VARIABLES, "GOOGLE_AUTH_TOKEN_FOR_TESTING")}
     os.environ.update(dict.fromkeys(VARIABLES, url), GOOGLE_AUTH_TOKEN_FOR_TESTING="nobody's")

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import importlib.util
 import itertools
-import json
 import pathlib
 from collections.abc import Iterable, Iterator
 
@@ -21,6 +20,7 @@ from mlm.data.sources import Document
 from mlm.data.train_tokenizer import train
 from mlm.engine.engine import Engine, open_pool
 from mlm.paths import UPath
+from tests.support import labelled_texts
 
 LENGTH = 32
 COUNTS = {"train": 6, "validation": 2}
@@ -46,18 +46,16 @@ def write_jsonl(
 ) -> str:
     """A file of a source, which is returned."""
     columns = {field: texts} | columns
-    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return f"jsonl:{path}"
+    table = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return labelled_texts.write_jsonl(path, table)
 
 
 def written_texts(texts: list[str], folder: pathlib.Path) -> Corpus:
     """Some texts in a file of their own beside a folder, one in ten of them for validation."""
     splits = ["train" if n % 10 else "validation" for n in range(len(texts))]
     source = write_jsonl(folder.with_name(f"{folder.name}.jsonl"), texts, split=splits)
-    share = sum(len(text.encode()) for text in texts[::10]) / max(
-        1, sum(len(text.encode()) for text in texts)
-    )
+    sizes = [len(text.encode()) for text in texts]
+    share = sum(sizes[::10]) / max(1, sum(sizes))
     return corpus_of(
         (source,),
         group="split",

@@ -23,68 +23,44 @@ def free_port() -> int:
 
 
 class Cluster:
-    """A scheduler, over TLS if there are certificates, and workers of one thread with a nanny each."""
+    """A scheduler, over TLS, and workers of one thread with a nanny each."""
 
-    def __init__(self, folder: pathlib.Path, *, tls: bool = True, code: pathlib.Path = ROOT):
+    def __init__(self, folder: pathlib.Path, *, code: pathlib.Path = ROOT):
         self.folder = folder
         self._stack = contextlib.ExitStack()
         self.certificates = folder / "certificates"
-        if tls and not self.certificates.exists():
+        if not self.certificates.exists():
             certificates.make(self.certificates)
-        scheme = "tls" if tls else "tcp"
         self.port = free_port()
-        self.address = f"{scheme}://127.0.0.1:{self.port}"
-        self._tls = self.tls_flags(self.certificates) if tls else []
-        line = ["dask_scheduler", "--host=127.0.0.1", f"--port={self.port}", f"--protocol={scheme}"]
+        self.address = f"tls://127.0.0.1:{self.port}"
+        self._tls = self.tls_flags(self.certificates)
+        line = ["dask_scheduler", "--host=127.0.0.1", f"--port={self.port}", "--protocol=tls"]
         self.scheduler = self._start([*line, "--dashboard-address=127.0.0.1:0", *self._tls], code)
 
     @staticmethod
     def tls_flags(folder: pathlib.Path) -> list[str]:
-        return [
-            f"--tls-{name}={folder / file}.pem"
-            for name, file in (("ca-file", "ca"), ("cert", "cert"), ("key", "key"))
-        ]
+        files = {"ca-file": "ca", "cert": "cert", "key": "key"}
+        return [f"--tls-{name}={folder / file}.pem" for name, file in files.items()]
 
     def add(
-        self,
-        *,
-        workers: int = 1,
-        code: pathlib.Path = ROOT,
-        tls: Sequence[str] | None = None,
-        plain: bool = False,
+        self, *, workers: int = 1, code: pathlib.Path = ROOT, tls: Sequence[str] = ()
     ) -> subprocess.Popen:
-        """Starts workers in the folder `code`; `plain`: by the command `dask worker`, which has it not on its path."""
-        line = [
-            "dask_worker",
-            self.address,
-            f"--nworkers={workers}",
-            "--nthreads=1",
-            "--no-dashboard",
-        ]
-        return self._start(
-            [*line, "--host=127.0.0.1", *(self._tls if tls is None else tls)], code, plain=plain
-        )
+        """Starts workers in the folder `code`, with the cluster's own certificates or other ones."""
+        line = ["dask_worker", self.address, f"--nworkers={workers}", "--nthreads=1"]
+        flags = ["--no-dashboard", "--host=127.0.0.1", *(tls or self._tls)]
+        return self._start([*line, *flags], code)
 
-    def _start(
-        self, line: list[str], code: pathlib.Path, *, plain: bool = False
-    ) -> subprocess.Popen:
+    def _start(self, line: list[str], code: pathlib.Path) -> subprocess.Popen:
         module, *flags = line
         log = self._stack.enter_context((self.folder / f"{module}.log").open("ab"))
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(code),
-            "DASK_TEMPORARY_DIRECTORY": str(self.folder),
-        }
-        command = [sys.executable, "-m", f"distributed.cli.{module}", *flags]
-        if plain:
-            environment["PYTHONPATH"] = ""
-            command = [
-                sys.executable,
-                str(pathlib.Path(sys.executable).with_name("dask")),
-                "worker",
-                *flags,
-            ]
-        process = subprocess.Popen(command, env=environment, cwd=code, stdout=log, stderr=log)
+        environment = {"PYTHONPATH": str(code), "DASK_TEMPORARY_DIRECTORY": str(self.folder)}
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"distributed.cli.{module}", *flags],
+            env=os.environ | environment,
+            cwd=code,
+            stdout=log,
+            stderr=log,
+        )
         self._stack.callback(_end, process)
         return process
 
@@ -101,13 +77,10 @@ class Cluster:
 def _end(process: subprocess.Popen) -> None:
     """Ends a process and what it has started."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        family = [
-            *psutil.Process(process.pid).children(recursive=True),
-            psutil.Process(process.pid),
-        ]
-        for each in family:
+        parent = psutil.Process(process.pid)
+        for member in [*parent.children(recursive=True), parent]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                member.kill()
     process.wait()
 
 
@@ -121,13 +94,9 @@ def until(moment) -> None:
 def greeted(port: int, context: ssl.SSLContext | None, timeout: float = 5.0) -> bool:
     """Returns whether whoever connects so is sent anything of Dask's protocol."""
     try:
-        with contextlib.ExitStack() as stack:
-            plain = stack.enter_context(
-                socket.create_connection(("127.0.0.1", port), timeout=timeout)
-            )
-            return bool(
-                (stack.enter_context(context.wrap_socket(plain)) if context else plain).recv(8)
-            )
+        plain = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+        with context.wrap_socket(plain) if context else plain as connection:
+            return bool(connection.recv(8))
     except OSError:
         return False
 

@@ -1,13 +1,10 @@
 """Tasks for the tests of the engine, in a module that is quick to import."""
 
-import io
 import os
 import pathlib
 import signal
 import sys
 import time
-
-from tqdm import tqdm
 
 from mlm.errors import DamageError, InputError
 
@@ -23,12 +20,6 @@ def process_of(_: int) -> tuple[int, str, list[str]]:
 
 def fail(what: str) -> None:
     raise {"input": InputError, "damage": DamageError}[what](f"{what}: bad, mend it.")
-
-
-def holds_semaphores(_: int) -> bool:
-    """Whether a library's progress bar makes one, which outlives a process that is terminated."""
-    with tqdm(total=1, disable=False, file=io.StringIO()) as bar:
-        return getattr(bar.get_lock(), "mp_lock", None) is not None
 
 
 def die(_: int) -> None:

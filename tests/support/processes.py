@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import resource
-import shutil
 import socket
 import subprocess
 import sys
@@ -94,8 +93,3 @@ def logged_step(workdir: pathlib.Path) -> int:
     file = workdir / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
-
-
-def copy(workdir: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
-    shutil.copytree(workdir, target)
-    return target

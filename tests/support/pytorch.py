@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 import subprocess
-import sys
+import venv
 
 import jax
 import numpy as np
@@ -30,45 +30,22 @@ def torch_python(generation: int) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the other workers' tests wait
         stamp = folder / ".requirements"
         if not (stamp.is_file() and stamp.read_text().strip() == PACKAGES[generation]):
-            _install(folder, generation)
+            venv.create(folder, with_pip=True)
+            pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet"]
+            subprocess.run([*pip, *PACKAGES[generation].split()], check=True)
             if base:
                 (packages,) = folder.glob("lib/python*/site-packages")
-                (packages / "torch.pth").write_text(
-                    str(pathlib.Path(base).parents[1] / packages.relative_to(folder))
-                )
+                shared = pathlib.Path(base).parents[1] / packages.relative_to(folder)
+                (packages / "torch.pth").write_text(str(shared))
             stamp.write_text(PACKAGES[generation])
     return str(folder / "bin" / "python")
 
 
-def _install(folder: pathlib.Path, generation: int) -> None:
-    """Raises AssertionError, which says what is missing, where there is no package index."""
-    commands = [[sys.executable, "-m", "venv", str(folder)]]
-    commands += [
-        [
-            folder / "bin" / "python",
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            *PACKAGES[generation].split(),
-        ]
-    ]
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True)
-        reason = done.stderr.strip().splitlines()[-1:] or [""]
-        assert done.returncode == 0, (
-            f"PyTorch's environment {folder} can't be installed: {reason[0]}"
-        )
-
-
 def run_torch(generation: int, script: str, *arguments: object, code: int = 0) -> str:
     """Runs a script of this repository there; returns what it printed."""
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("USE_TORCH", "USE_TF", "PYTHONPATH")
-    }
-    environment["OMP_NUM_THREADS"] = "1"  # tiny models: threads would wait for each other
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # tiny models: threads would wait
+    for name in ("USE_TORCH", "USE_TF", "PYTHONPATH"):
+        environment.pop(name, None)
     command = [torch_python(generation), str(ROOT / script), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == code, (
@@ -84,9 +61,8 @@ def draw(run: Pretraining, batches: list[dict]) -> dict[str, np.ndarray]:
     labels = np.full((len(masked), *masked[0].ids_BxL.shape), -100)
     for labels_BxL, batch in zip(labels, masked, strict=True):
         rows, slots = np.nonzero(batch.weights_BxK)
-        labels_BxL[rows, np.asarray(batch.positions_BxK)[rows, slots]] = np.asarray(
-            batch.labels_BxK
-        )[rows, slots]
+        positions = np.asarray(batch.positions_BxK)[rows, slots]
+        labels_BxL[rows, positions] = np.asarray(batch.labels_BxK)[rows, slots]
     return {
         "ids": np.stack([batch.ids_BxL for batch in masked]).astype(np.int64),
         "attention": np.stack([batch["attention_mask"] for batch in batches]).astype(np.int64),

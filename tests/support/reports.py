@@ -9,40 +9,44 @@ from mlm.report import report
 from mlm.workdir import Workdir
 from tests.support.corpora import manifest_of
 
+
 # A run that logs every 10 steps, evaluates and saves every 20, is killed after 34 and goes on from 20. Seconds.
+def _logged(kind: str, step: int, time: float, seconds: float = 0.0, **rest) -> dict:
+    return {"kind": kind, "step": step, "time": time, "seconds": seconds} | rest
+
+
+def _start(step: int, time: float, devices: int) -> dict:
+    return _logged("start", step, time, devices=devices, device="cpu")
+
+
+def _trained(step: int, time: float, seconds: float, tokens: int) -> dict:
+    speed = {"tokens_per_second": tokens, "rows_per_second": tokens / 100}
+    return _logged("train", step, time, seconds, **speed)
+
+
 TIMING = [
-    {"kind": "start", "step": 0, "time": 100.0, "host": "a", "devices": 8, "device": "cpu"},
-    {"kind": "first_step", "step": 1, "time": 130.0, "seconds": 1.0},  # 30 start
-    # 18 training
-    {"kind": "train", "step": 10, "time": 148.0, "seconds": 18.0, "tokens_per_second": 900},
-    # 20 training
-    {"kind": "train", "step": 20, "time": 168.0, "seconds": 20.0, "tokens_per_second": 1000},
-    {"kind": "eval", "step": 20, "time": 173.0, "seconds": 5.0},  # 5 evaluation
-    {"kind": "checkpoint", "step": 20, "time": 175.0, "seconds": 2.0},  # 2 checkpoints
-    # 20 redone
-    {"kind": "train", "step": 30, "time": 195.0, "seconds": 20.0, "tokens_per_second": 100},
+    _start(0, 100.0, devices=8),
+    _logged("first_step", 1, 130.0, 1.0),  # 30 start
+    _trained(10, 148.0, 18.0, 900),
+    _trained(20, 168.0, 20.0, 1000),
+    _logged("eval", 20, 173.0, 5.0),
+    _logged("checkpoint", 20, 175.0, 2.0),
+    _trained(30, 195.0, 20.0, 100),  # made again
     # 55 down
-    {"kind": "start", "step": 20, "time": 250.0, "host": "a", "devices": 4, "device": "cpu"},
-    {"kind": "first_step", "step": 21, "time": 260.0, "seconds": 1.0},  # 10 start
-    # 36 training
-    {"kind": "train", "step": 30, "time": 296.0, "seconds": 36.0, "tokens_per_second": 500},
+    _start(20, 250.0, devices=4),
+    _logged("first_step", 21, 260.0, 1.0),
+    _trained(30, 296.0, 36.0, 500),
     # SIGTERM: 19 training, 3 checkpoints
-    {"kind": "checkpoint", "step": 35, "time": 318.0, "seconds": 3.0},
+    _logged("checkpoint", 35, 318.0, 3.0),
     # 82 down
-    {"kind": "start", "step": 35, "time": 400.0, "host": "b", "devices": 4, "device": "cpu"},
-    {"kind": "first_step", "step": 36, "time": 410.0, "seconds": 1.0},  # 10 start
-    # 16 training
-    {"kind": "train", "step": 40, "time": 426.0, "seconds": 16.0, "tokens_per_second": 700},
-    {"kind": "eval", "step": 40, "time": 430.0, "seconds": 4.0},  # 4 evaluation
-    {"kind": "checkpoint", "step": 40, "time": 431.0, "seconds": 1.0},  # 1 checkpoints
+    _start(35, 400.0, devices=4),
+    _logged("first_step", 36, 410.0, 1.0),
+    _trained(40, 426.0, 16.0, 700),
+    _logged("eval", 40, 430.0, 4.0),
+    _logged("checkpoint", 40, 431.0, 1.0),
     # nothing left to do
-    {"kind": "start", "step": 40, "time": 9000.0, "host": "b", "devices": 4, "device": "cpu"},
+    _start(40, 9000.0, devices=4),
 ]
-
-for line in TIMING:
-    if line["kind"] == "train":
-        line["rows_per_second"] = line["tokens_per_second"] / 100
-
 TRAIN = [
     {"kind": "train", "step": step, "loss": 6.5 - step / 16, "accuracy": step / 100, "grad_norm": 1.25 + step / 7,
      "learning_rate": step * 1e-5, "skipped": int(step > 20) * 2}

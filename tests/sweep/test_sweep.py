@@ -35,34 +35,29 @@ def test_stopped_it_goes_on_and_evaluate_scores_its_models(manifest, tmp_path, m
     root = tmp_path / "sweep"
     steps = 300
     settings = ("log.every=1", "checkpoint.every=0", f"train.steps={steps}")
-    arguments = [
-        "sweep",
-        *processes.train_arguments(root, manifest.folder, *settings),
-        "--vary",
-        "masking.seed=0,1",
-    ]
-    command = [sys.executable, "-m", "mlm", *arguments]
+    train = processes.train_arguments(root, manifest.folder, *settings)
+    arguments = ["sweep", *train, "--vary", "masking.seed=0,1"]
     env = processes.environment(1)
     process = subprocess.Popen(
-        command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-m", "mlm", *arguments],
+        cwd=ROOT,
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     until(lambda: processes.logged_step(root / "seed=0") >= 20 or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)
     err = process.communicate(timeout=200)[1]
     assert process.returncode == 75 and "0 of 2 runs" in err.splitlines()[-1]
     stopped = processes.logged_step(root / "seed=0")
-    assert (
-        20 <= stopped < steps
-        and not (root / "seed=1").exists()
-        and not (root / "sweep.json").exists()
-    )
+    assert 20 <= stopped < steps
+    assert not (root / "seed=1").exists() and not (root / "sweep.json").exists()
     monkeypatch.setenv("XLA_FLAGS", env["XLA_FLAGS"])
     assert __main__.main(arguments) == 0
-    logged = [
-        json.loads(line)["step"]
-        for line in (root / "seed=0" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert list(dict.fromkeys(logged)) == list(range(1, steps + 1))
+    lines = (root / "seed=0" / "metrics.jsonl").read_text().splitlines()
+    logged = dict.fromkeys(json.loads(line)["step"] for line in lines)
+    assert list(logged) == list(range(1, steps + 1))
     printed = (root / "seed=0" / "output.txt").read_text()
     assert (
         printed.count(f"step 2/{steps}") == 1
@@ -84,15 +79,10 @@ def test_evaluate_names_the_newest_step_so_that_a_score_is_of_no_earlier_one(
     monkeypatch.setattr(table, "write", lambda *_: None)
     monkeypatch.setattr(preflight, "refuse", lambda case: None)
     root = str(trained_workdir.root)
-    assert (
-        __main__.main(
-            ["sweep", "evaluate", *BASE, f"--workdir={root}", "--vary", f"model={root},{root}@5"]
-        )
-        == 0
-    )
-    assert [
-        [flag for flag in trial.arguments if flag.startswith("--step")] for trial in planned
-    ] == [["--step=5"], []]
+    vary = ["--vary", f"model={root},{root}@5"]
+    assert __main__.main(["sweep", "evaluate", *BASE, f"--workdir={root}", *vary]) == 0
+    flags = [[flag for flag in trial.arguments if "--step" in flag] for trial in planned]
+    assert flags == [["--step=5"], []]
 
 
 def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, monkeypatch):
@@ -141,11 +131,5 @@ def test_what_is_refused_before_anything_starts(tmp_path, capsys, line):
     assert [path.name for path in tmp_path.iterdir()] in ([], ["config.json"])
 
 
-def test_flags_are_those_of_the_command(tmp_path, capsys):
+def test_flags_are_those_of_the_command(capsys):
     refuse(["sweep", "train", "--vary", "train.seed=0"], 2, "train: ", "--config", capsys=capsys)
-    refuse(
-        ["sweep", "evaluate", f"--workdir={tmp_path}/none", "--vary", "step=1"],
-        2,
-        "none",
-        capsys=capsys,
-    )

@@ -3,6 +3,7 @@
 import html
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from mlm import __main__
 from mlm.pretrained import checkpoint_files
 from mlm.training import average as average_module
 from mlm.workdir import Workdir
-from tests.support.processes import copy
 from tests.support.states import state_of
 from tests.training.toy import run
 
@@ -98,7 +98,7 @@ def test_what_has_no_mean_is_one_sentence(toys, tmp_path, capsys):
     new = f"--workdir={tmp_path / 'new'}"
     mean = tmp_path / "mean"
     assert average(f"{root}@4..12", f"--workdir={mean}") == 0
-    other = copy(root, tmp_path / "other")
+    other = shutil.copytree(root, tmp_path / "other")
     for arguments, words in (
         ([f"{root}@12", new], f"{root}@12 names {root}@12."),
         ([f"{root}@13..20", new], f"{root}@13..20 names none."),
@@ -133,7 +133,7 @@ def test_what_has_no_mean_is_one_sentence(toys, tmp_path, capsys):
 
 def test_another_model_has_no_mean_with_it(toys, tmp_path, capsys):
     """Another vocabulary, set of labels, tokenizer or size; which one is said, and of which checkpoint."""
-    other = Workdir(str(copy(toys.root, tmp_path / "other")))
+    other = Workdir(str(shutil.copytree(toys.root, tmp_path / "other")))
     file = other.checkpoints / "12" / "meta" / "metadata"
     text = file.read_text()
     meta = json.loads(text)

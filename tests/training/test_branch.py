@@ -15,7 +15,6 @@ from mlm.errors import DamageError, InputError
 from mlm.pretrained import checkpoint_files
 from mlm.training import branch, sharding
 from mlm.workdir import Workdir
-from tests.support.processes import copy
 from tests.support.states import assert_same, back_to, lines_after, meta_of, state_of
 from tests.support.tiny import tiny_config
 from tests.training.toy import VOCABULARY, Toy, run, toy
@@ -241,7 +240,7 @@ def test_a_branch_goes_on_where_the_batches_were(tmp_path):
 
 def test_words_are_not_counted_over_the_rows_of_an_earlier_run(trunk, tmp_path):
     """The trunk, as if it had branched off from a run that read other rows."""
-    other = Workdir(str(copy(trunk.root, tmp_path / "other")))
+    other = Workdir(str(shutil.copytree(trunk.root, tmp_path / "other")))
     lineage = {
         "from": "first",
         "step": 2,
@@ -261,7 +260,7 @@ def write_tokenizer(folder, *words: str) -> None:
 
 
 def test_other_sources_are_refused(trunk, tmp_path):
-    other = Workdir(str(copy(trunk.root, tmp_path / "other")))
+    other = Workdir(str(shutil.copytree(trunk.root, tmp_path / "other")))
     dataset = checkpoint_files.read_meta(other.checkpoints, 6)["dataset"]
     for changes, words in (
         ({"averaged": []}, "an average"),
@@ -269,7 +268,7 @@ def test_other_sources_are_refused(trunk, tmp_path):
         ({"dataset": dataset | {"vocab_size": VOCABULARY + 1}}, "another tokenizer"),
     ):
         shutil.rmtree(other.root)
-        copy(trunk.root, tmp_path / "other")
+        shutil.copytree(trunk.root, tmp_path / "other")
         edit_meta(other, **changes)
         with pytest.raises(InputError, match=f"other@6: .*{words}"):
             start(other, tmp_path / "new")
@@ -277,7 +276,7 @@ def test_other_sources_are_refused(trunk, tmp_path):
     with pytest.raises(DamageError, match=r"checkpoints/6: the file meta/metadata "):
         start(other, tmp_path / "new")
     shutil.rmtree(other.root)
-    copy(trunk.root, tmp_path / "other")
+    shutil.copytree(trunk.root, tmp_path / "other")
     for folder in ("other", "new"):
         write_tokenizer(tmp_path / folder / "tokenizer", "[UNK]", "the")
     source_of(toy(*SETTINGS, f"train.branch_from={other.root}@6"), tmp_path / "new")
