@@ -66,10 +66,8 @@ def get_config() -> ConfigDict:
     config.data.mixture = ()  # (("FOLDER", SHARE), ...) instead of shards.dir; shares sum to 1
     # attention and positions restart at each document of a row
     config.data.isolate_documents = False
-    # tokens per row in the first steps: each row of shards.length is read as several
+    # tokens per row in the first nine tenths of the steps: each row of shards.length is read as several
     config.data.short_length = 0
-    # share of the steps that read rows of data.short_length, the first ones
-    config.data.short_share = 0.9
     # batches to leave out, "A:B" counted from 1; --skip-batches A:B adds one
     config.data.skip_batches = ()
 
@@ -78,15 +76,8 @@ def get_config() -> ConfigDict:
     # token | word (whole words) | span (runs of words), see mlm/model/masking.py
     config.masking.kind = "token"
     config.masking.rate = 0.15  # share of the ordinary tokens to predict
-    # share at the last step, reached linearly; 0 = masking.rate to the end
-    config.masking.end_rate = 0.0
-    config.masking.mask_share = 0.8  # of those, replaced by the mask token
-    # of those, replaced by a random ordinary token; the rest is kept
-    config.masking.random_share = 0.1
-    # word: most tokens of a word, longer ones are split; span: most words of a span
-    config.masking.longest = 10
-    # span: parameter of the geometric distribution of lengths, in words
-    config.masking.span_p = 0.2
+    # share of those that the mask token replaces; random ordinary tokens replace half of the others, the rest is kept
+    config.masking.mask_share = 0.8
 
     config.model = ConfigDict()
     # roberta (xlm_roberta, camembert) | roberta_prelayernorm | bert | modernbert
@@ -99,10 +90,8 @@ def get_config() -> ConfigDict:
     config.model.intermediate_size = 3072
     # most tokens per row; RoBERTa's position table has pad id + 1 more entries
     config.model.positions = 512
-    # modernbert: tokens that local layers see, half on each side, and the token
+    # modernbert: tokens that local layers see, half on each side, and the token; every third layer sees the whole row
     config.model.local_attention = 128
-    # modernbert: every so many layers, from the first on, see the whole row
-    config.model.global_every = 3
     config.model.global_rope_theta = 160_000.0  # modernbert: rotary base of global layers
     config.model.local_rope_theta = 10_000.0  # modernbert: of local layers
     config.model.activation = "gelu"  # gelu (exact) | gelu_new (tanh) | relu | silu
@@ -155,8 +144,6 @@ def get_config() -> ConfigDict:
     # WORKDIR@STEP; configs may differ in all but NEVER keys of mlm/config_rules.py
     config.train.branch_from = ""
     config.train.accumulate = 1  # microbatches per step
-    # consecutive nonfinite steps after which the run stops with code 3
-    config.train.guard_limit = 10
 
     # the command `classify`; train.init_from decides the sizes of the model
     config.classify = ConfigDict()
@@ -177,9 +164,8 @@ def get_config() -> ConfigDict:
     config.classify.kind = "classes"
     config.classify.length = 128  # tokens; longer rows are truncated
 
-    # devices along each axis, and what it splits; their product is the number of devices
+    # devices along each axis, and what it splits; the axis `data`, of the batch, has all that these two leave
     config.mesh = ConfigDict()
-    config.mesh.data = -1  # batch; -1 = all devices that the other axes leave
     config.mesh.fsdp = 1  # batch and parameters
     config.mesh.tensor = 1  # matrices
 
@@ -191,12 +177,8 @@ def get_config() -> ConfigDict:
     # folders' splits, weighted by their shares as in training; each of these is logged as well, if this names no set.
     # (("NAME", "FOLDER"), ...): validation splits to score as well, logged as NAME/loss ...
     config.evaluate.sets = ()
-    config.evaluate.seed = 0  # of the evaluation masks
-    # These two are for training's evaluations and the command `evaluate`; the best checkpoint depends on them, so they
-    # can't change on resume. The command takes other values at any time (--draws=N).
-    # of the masks of each record; the loss is the mean, with its standard error over draws
-    config.evaluate.draws = 1
-    # predictions: fixed (as in training) | independent (each token by masking.rate)
+    # Predictions: fixed (as in training) | independent (each token by masking.rate). The best checkpoint depends on it,
+    # so it can't change on resume; the command `evaluate` takes either at any time.
     config.evaluate.count = "fixed"
 
     config.checkpoint = ConfigDict()

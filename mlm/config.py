@@ -135,7 +135,8 @@ def read(path: UPath) -> ConfigDict | None:
 def other_version(flat: Mapping[str, Any]) -> str:
     """Returns what shows that another version of this code wrote a config, "" if nothing does."""
     if gone := sorted(flat.keys() & GONE.keys()):
-        return f"has {gone[0]}, of an older version of this code; now {GONE[gone[0]]}"
+        what = f"has {gone[0]} = {flat[gone[0]]!r}"
+        return f"{what}, of an older version of this code; now {GONE[gone[0]].instead}"
     unknown = [key for key in flat if key not in KEYS and not is_mine(key)]
     missing = sorted(KEYS.keys() - flat.keys())
     if unknown or missing:
@@ -218,7 +219,7 @@ def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
 def no_such_key(key: str, known: Iterable[str]) -> str:
     """Returns the sentence about a key that is not among the known ones."""
     if key in GONE:
-        return f"there is no such key any more: {GONE[key]}."
+        return f"there is no such key any more: {GONE[key].instead}."
     if is_mine(key):
         return "there is no such key" + (
             suggestion(key, known) or f"; the config file has to set config.{key} = 0.5."
@@ -267,8 +268,13 @@ def _parse(key: str, text: str, default: Any) -> Any:
 
 
 def from_dict(groups: dict[str, dict[str, Any]]) -> ConfigDict:
-    """Returns the config of `ConfigDict.to_dict()`, read from JSON, whose lists become tuples again."""
-    return unflatten(flatten(groups)).lock()
+    """Returns the config of `ConfigDict.to_dict()`, read from JSON, whose lists become tuples again.
+
+    A key of an older version is left out where its value is what the code does today.
+    """
+    flat = flatten(groups)
+    kept = {key for key in flat if key not in GONE or flat[key] != GONE[key].value}
+    return unflatten({key: flat[key] for key in kept}).lock()
 
 
 def flatten(config: ConfigDict | dict) -> dict[str, Any]:

@@ -124,8 +124,6 @@ def _data(config: ConfigDict) -> Broken:
         yield "data.skip_batches", "its ranges must not overlap"
     if data.global_batch % accumulate > 0:
         yield "train.accumulate", f"must divide data.global_batch = {data.global_batch}"
-    if config.masking.mask_share + config.masking.random_share > 1 + ROUNDING:
-        yield "masking.random_share", "mask_share and random_share must not exceed 1 together"
 
 
 def _length(config: ConfigDict) -> Broken:
@@ -190,5 +188,3 @@ def _others(config: ConfigDict) -> Broken:
         yield "evaluate.sets", "each name may be used only once"
     if config.evaluate.count != "fixed" and config.masking.kind != "token":
         yield "evaluate.count", f"must be fixed with masks of masking.kind = {config.masking.kind}"
-    if [config.mesh[axis] for axis in ("data", "fsdp", "tensor")].count(-1) > 1:
-        yield "mesh.data", "at most one axis of the mesh can be -1"

@@ -134,10 +134,6 @@ PORT: Rule = (
     lambda v: type(v) is int and 1024 <= v <= 65_533 and v not in (8469, 8471),
     "a whole number from 1024 to 65,533, but neither 8471, which libtpu uses, nor two below it",
 )
-AXIS: Rule = (
-    (lambda v: type(v) is int and (v == -1 or v >= 1)),
-    "a whole number from 1 up, or -1 for all that are left",
-)
 SOURCES: Rule = (
     _tuple_of(matching(r"docstrings|(text|jsonl|hf|tfds):.+")),
     "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]",
@@ -149,9 +145,7 @@ TABLE: Rule = (
     "csv:FILE, jsonl:FILE, conll:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
 ROTARY_BASES = ("global_rope_theta", "local_rope_theta")
-MODERNBERT = {"local_attention": 128, "global_every": 3} | dict(
-    zip(ROTARY_BASES, (160_000.0, 10_000.0), strict=True)
-)
+MODERNBERT = {"local_attention": 128} | dict(zip(ROTARY_BASES, (160_000.0, 10_000.0), strict=True))
 SHARD_ROWS = (CONCATENATED, LINES, DOCUMENTS) = ("concatenated", "lines", "documents")
 FAMILIES = ("roberta", "xlm_roberta", "camembert", "roberta_prelayernorm", "bert", "modernbert")
 METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "spearman")
@@ -255,16 +249,11 @@ KEYS: dict[str, Key] = {
     "data.mixture": Key(MIXTURE, RESUME, PRETRAINING, expand),
     "data.isolate_documents": Key(FLAG, BRANCH),
     "data.short_length": Key(COUNT, BRANCH, PRETRAINING),
-    "data.short_share": Key(SOME_SHARE, BRANCH),
     "data.skip_batches": Key(RANGES, RESUME, PRETRAINING),
     "masking.seed": Key(SEED, BRANCH, PRETRAINING),
     "masking.kind": Key(_one_of("token", "word", "span"), BRANCH, PRETRAINING),
     "masking.rate": Key(SOME_SHARE, BRANCH, PRETRAINING),
-    "masking.end_rate": Key(SHARE, BRANCH, PRETRAINING),
     "masking.mask_share": Key(SHARE, BRANCH, PRETRAINING),
-    "masking.random_share": Key(SHARE, BRANCH, PRETRAINING),
-    "masking.longest": Key(whole(1, 1025, "to 1,024"), BRANCH, PRETRAINING),
-    "masking.span_p": Key(SOME_SHARE, BRANCH, PRETRAINING),
     "model.family": Key(FAMILY, NEVER),
     "model.implementation": Key(_one_of("mlm", "transformers"), NEVER),
     "model.hidden_size": Key(POSITIVE, NEVER),
@@ -273,7 +262,6 @@ KEYS: dict[str, Key] = {
     "model.intermediate_size": Key(POSITIVE, NEVER),
     "model.positions": Key(POSITIVE, BRANCH),
     "model.local_attention": Key(EVEN, NEVER),
-    "model.global_every": Key(POSITIVE, NEVER),
     "model.global_rope_theta": Key(ABOVE_ZERO, BRANCH),
     "model.local_rope_theta": Key(ABOVE_ZERO, BRANCH),
     "model.activation": Key(_one_of("gelu", "gelu_new", "relu", "silu"), NEVER),
@@ -310,7 +298,6 @@ KEYS: dict[str, Key] = {
     "train.init_from": Key(TEXT, BRANCH, BOTH, expand),
     "train.branch_from": Key(CHECKPOINT, BRANCH, BOTH, expand),
     "train.accumulate": Key(POSITIVE, RESUME),
-    "train.guard_limit": Key(POSITIVE, RESUME),
     "classify.train": Key(TABLE, RESUME, CLASSIFICATION, expand_source),
     "classify.validation": Key(TABLE, RESUME, CLASSIFICATION, expand_source),
     "classify.test": Key(TABLE, RESUME, CLASSIFICATION, expand_source),
@@ -320,14 +307,11 @@ KEYS: dict[str, Key] = {
     "classify.metric": Key(METRIC, BRANCH, CLASSIFICATION),
     "classify.kind": Key(_one_of("classes", "regression", "tokens"), BRANCH, CLASSIFICATION),
     "classify.length": Key(whole(8), BRANCH, CLASSIFICATION),
-    "mesh.data": Key(AXIS, RESUME),
-    "mesh.fsdp": Key(AXIS, RESUME),
-    "mesh.tensor": Key(AXIS, RESUME),
+    "mesh.fsdp": Key(POSITIVE, RESUME),
+    "mesh.tensor": Key(POSITIVE, RESUME),
     "evaluate.every": Key(COUNT, RESUME),
     "evaluate.batch": Key(POSITIVE, RESUME),
     "evaluate.sets": Key(NAMED_FOLDERS, RESUME, PRETRAINING, expand),
-    "evaluate.seed": Key(SEED, BRANCH),
-    "evaluate.draws": Key(POSITIVE, BRANCH),
     "evaluate.count": Key(_one_of("fixed", "independent"), BRANCH, PRETRAINING),
     "checkpoint.every": Key(COUNT, RESUME),
     "checkpoint.keep": Key(POSITIVE, RESUME),
@@ -346,17 +330,42 @@ KEYS: dict[str, Key] = {
     "pod.heartbeat": Key(HEARTBEAT, RESUME),
     "pod.hang": Key(FROM_ZERO, RESUME),
 }
-GONE: dict[str, str] = {  # keys of older versions, and what stands in their place
-    "log.profile_steps": "a trace holds five steps from log.profile_start on",
-    "masking.static": "masks are drawn anew in each epoch; a class with its own make_masking can leave the epoch out",
-    "model.vocab_multiple": "the embedding table is padded to a multiple of 128",
-    "schedule.warmup_fraction": "schedule.warmup, below 1, is a share of all steps",
-    "schedule.warmup_steps": "schedule.warmup, from 1 on, counts steps",
-    "train.init_tiled": "model.init = tiled",
-    "corpus.near_duplicates": "datatrove, on the texts before",
-    "hub.every": "pushes follow evaluations, see evaluate.every",
-    "pod.engine_port": "the engine's port is two above pod.port",
-    "train.replay": "a run of train.hours is one of train.steps once it has begun, as its config.json says",
+
+
+class Gone(NamedTuple):
+    """A key of older versions."""
+
+    value: Any  # what the code does today; ... if no value is that
+    instead: str
+
+
+GONE = {
+    "log.profile_steps": Gone(5, "a trace holds five steps from log.profile_start on"),
+    "masking.static": Gone(
+        False,
+        "masks are drawn anew in each epoch; a class with its own make_masking can leave the epoch out",
+    ),
+    "model.vocab_multiple": Gone(128, "the embedding table is padded to a multiple of 128"),
+    "schedule.warmup_fraction": Gone(..., "schedule.warmup, below 1, is a share of all steps"),
+    "schedule.warmup_steps": Gone(..., "schedule.warmup, from 1 on, counts steps"),
+    "train.init_tiled": Gone(False, "model.init = tiled"),
+    "corpus.near_duplicates": Gone(0.0, "datatrove, on the texts before"),
+    "hub.every": Gone("evaluation", "pushes follow evaluations, see evaluate.every"),
+    "pod.engine_port": Gone(8476, "the engine's port is two above pod.port"),
+    "train.replay": Gone(
+        "",
+        "a run of train.hours is one of train.steps once it has begun, as its config.json says",
+    ),
+    "data.short_share": Gone(0.9, "the first nine tenths of the steps read short rows"),
+    "masking.end_rate": Gone(0.0, "masking.rate holds to the end; train.branch_from changes it"),
+    "masking.random_share": Gone(0.1, "half of what masking.mask_share leaves"),
+    "masking.longest": Gone(10, "words and spans have 10 at most; a make_masking can set others"),
+    "masking.span_p": Gone(0.2, "spans are SpanBERT's; a make_masking can set another p"),
+    "model.global_every": Gone(3, "every third layer sees the whole row, as in ModernBERT"),
+    "train.guard_limit": Gone(10, "the run stops after 10 steps in a row that are not finite"),
+    "mesh.data": Gone(-1, "all devices that mesh.fsdp and mesh.tensor leave"),
+    "evaluate.seed": Gone(0, "the masks of evaluation depend on the record alone"),
+    "evaluate.draws": Gone(1, "evaluate --draws=N"),
 }
 NAMES_ELSEWHERE = {  # of transformers' scripts and others: what the key is called here
     "lr": "optimizer.learning_rate",

@@ -113,7 +113,6 @@ def measure(family: str, case: str) -> dict[str, float]:
     )
     masks = (
         "masking.mask_share=0.4",
-        "masking.random_share=0.1",
         "masking.rate=0.3",
         f"data.global_batch={ROWS}",
     )

@@ -78,7 +78,7 @@ def test_says_what_is_wrong_and_where():
         "Wrong: ",
         "labels_BxK depends",
         "train.accumulate = 2, evaluate.batch = 24: train, step 1, loss",
-        "mesh.data = 8, .*row_shards is 8",
+        "8 devices, .*row_shards is 8",
         "batch = 24: eval, step 4, label",
         "mean_of_rows is not finite",
         "resumed: .*'step': 3",

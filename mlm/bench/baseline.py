@@ -45,7 +45,7 @@ def mask_on_host(
     chosen_BxL = ordinary_BxL & (random.random(ids_BxL.shape) < masking.rate)
     kind_BxL = random.random(ids_BxL.shape)
     random_BxL = random.integers(masking.vocab_size, size=ids_BxL.shape)
-    read_BxL = np.where(kind_BxL < masking.mask_share + masking.random_share, random_BxL, ids_BxL)
+    read_BxL = np.where(kind_BxL < (1 + masking.mask_share) / 2, random_BxL, ids_BxL)
     read_BxL = np.where(kind_BxL < masking.mask_share, masking.mask_id, read_BxL)
     masked_BxL = np.where(chosen_BxL, read_BxL, ids_BxL)
     labels_BxL = np.where(chosen_BxL, ids_BxL, IGNORED)

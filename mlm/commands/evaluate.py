@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pseudo", type=int, default=0, metavar="N", help="also the pseudo-perplexity of N rows"
     )
-    draws = "draws of the masks to score; default: evaluate.draws"
-    parser.add_argument("--draws", default="", metavar="N", help=draws)
+    draws = "draws of the masks to score, with the standard error over them; default: 1"
+    parser.add_argument("--draws", type=int, metavar="N", help=draws)
     breakdown = "also the loss by position in the row, and by distance of the nearest copy of the token there"
     parser.add_argument("--breakdown", action="store_true", help=breakdown)
     dtypes = "also how far bfloat16 is from float32 on the same rows and masks: loss, accuracy, predictions, logits"
@@ -50,7 +50,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError(
             f"{model or args.workdir}: is a classifier, which takes no {others}; leave them out."
         )
-    overrides = overrides + ([f"evaluate.draws={args.draws}"] if args.draws else [])
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
     common.join(args, overrides, task=task)
     config = common.read_config(args, overrides, task=task)
@@ -82,7 +81,9 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             manifest,
             model=model,
             split=args.split,
-            extras=evaluate.Extras(args.masks, args.pseudo, args.breakdown, args.dtypes),
+            extras=evaluate.Extras(
+                args.masks, args.pseudo, args.breakdown, args.dtypes, draws=args.draws or 1
+            ),
             entry=args.entry,
             as_json=args.json,
         )

@@ -18,6 +18,9 @@ from ml_collections import ConfigDict
 from mlm.config_rules import Range, parse_ranges
 from mlm.errors import InputError
 
+SHORT_SHARE = (
+    0.9  # of the steps, the first ones: they read rows of data.short_length, as BERT's did
+)
 UNTIMED_STEPS = 1_000_000  # of a run of train.hours until mlm/training/hours.py has timed its step
 
 
@@ -99,7 +102,7 @@ def make_stages(config: ConfigDict, records: int) -> Stages:
     starts = [1, *(last + 1 for _, last in skipped)]
     stops = [*(first - 1 for first, _ in skipped), math.inf]
     lengths = [(config.shards.length, math.inf)]  # of rows, and the last step that reads such
-    if config.data.short_length and (short_steps := round(config.data.short_share * steps)):
+    if config.data.short_length and (short_steps := round(SHORT_SHARE * steps)):
         lengths.insert(0, (config.data.short_length, short_steps))
     table: list[Stage] = []
     step = 1

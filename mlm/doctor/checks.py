@@ -160,7 +160,7 @@ def mesh(case: DataCase) -> list[Finding]:
             devices = case.flags.devices or jax.local_device_count() * hosts
             if devices % hosts:
                 raise InputError(f"--devices={devices}: must be a multiple of --hosts={hosts}.")
-            data, fsdp, tensor = sharding.mesh_shape(axes.data, axes.fsdp, axes.tensor, devices)
+            data, fsdp, tensor = sharding.mesh_shape(-1, axes.fsdp, axes.tensor, devices)
             processes_SxT = (np.arange(devices) // (devices // hosts)).reshape(-1, tensor)
         host_input = sharding.host_input(processes_SxT, case.config)
         if not host_input["fed"]:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from mlm import config as configs
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import InputError
+from mlm.model.masking import WordMasking
 from mlm.tasks.pretraining import Pretraining, train_batches, word_starts
 from mlm.text import printable
 from mlm.training import sharding, train
@@ -102,8 +103,8 @@ def judge(
         return "error", "nothing is predicted", "check masking.rate, and whether the rows hold text"
     masking = config.masking
     rate = count / ordinary
-    wanted = {"mask": masking.mask_share, "random": masking.random_share}
-    wanted["kept"] = max(1 - sum(wanted.values()), 0.0)
+    rest = (1 - masking.mask_share) / 2
+    wanted = {"mask": masking.mask_share, "random": rest, "kept": rest}
     counted = {kind: float((kinds_BxL == kind).sum() / count) for kind in wanted}
     kinds = ", ".join(f"{counted[kind]:.1%} {kind} ({share:g})" for kind, share in wanted.items())
     per_row = predicted_BxL.sum(1)
@@ -112,7 +113,7 @@ def judge(
         f"{per_row.min()} to {per_row.max()} in a row; of them {kinds}; special tokens never"
     )
     # tokens of a word or a span share their fate
-    unit = 1 if masking.kind == "token" else masking.longest
+    unit = 1 if masking.kind == "token" else WordMasking.longest
     is_off = _is_off(rate, masking.rate, ordinary / unit)
     is_off |= any(_is_off(counted[kind], share, count / unit) for kind, share in wanted.items())
     if is_off and draws_as_set:

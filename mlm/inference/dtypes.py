@@ -41,7 +41,7 @@ def compare(
     Only `batch_count` batches of evaluate.batch rows are read if it is given.
     """
     rows = config.evaluate.batch
-    step = _make_step(modules, masking, config.evaluate.seed, mesh, sharding.shardings_of(params))
+    step = _make_step(modules, masking, evaluation.MASK_SEED, mesh, sharding.shardings_of(params))
     read = batches.eval_batches(
         manifest, split=split, batch=rows, rows=sharding.local_rows(mesh, rows)
     )

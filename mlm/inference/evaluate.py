@@ -38,6 +38,7 @@ class Extras(NamedTuple):
     # by position and copy distance, in octaves; within a document if those are isolated
     breakdown: bool = False
     dtypes: bool = False  # float32 and bfloat16, see `dtypes.compare`
+    draws: int = 1  # of the masks; the loss is their mean
 
 
 NO_EXTRAS = Extras()
@@ -74,15 +75,17 @@ def run(
         eval_step = evaluation.make_eval_step(
             module,
             _eval_masking(configs.replace(config, {"masking.kind": kind}), task, workdir, manifest),
-            config.evaluate.seed,
+            evaluation.MASK_SEED,
             mesh,
             shardings,
             metrics=task and task.metrics,
             with_breakdown=extras.breakdown,
         )
-        scores[kind] = pretraining.score_split(config, shards, mesh, eval_step, params, part)
+        scores[kind] = pretraining.score_split(
+            config, shards, mesh, eval_step, params, part, draws=extras.draws
+        )
         tables = {key: value for key, value in scores[kind].items() if isinstance(value, dict)}
-        name = f"{_masks_name(config, kind)}, {weights}"
+        name = f"{_masks_name(config, kind, extras.draws)}, {weights}"
         entries[f"{split}, {name}"] = {
             key: value for key, value in scores[kind].items() if key not in tables
         }
@@ -267,10 +270,8 @@ def _check_fit(loaded: load.Pretrained, workdir: Workdir, manifest: Manifest) ->
     )
 
 
-def _masks_name(config: ConfigDict, kind: str) -> str:
+def _masks_name(config: ConfigDict, kind: str, draws: int) -> str:
     masking = config.masking
-    name = f"{kind} masks {masking.rate:g} {masking.mask_share:g}/{masking.random_share:g} seed {config.evaluate.seed}"
-    name += "" if kind == "token" else f" longest {masking.longest}"
-    name += f" p {masking.span_p:g}" if kind == "span" else ""
+    name = f"{kind} masks {masking.rate:g} {masking.mask_share:g}"
     name += " independent" if config.evaluate.count == "independent" else ""
-    return name + (f", {config.evaluate.draws} draws" if config.evaluate.draws > 1 else "")
+    return name + (f", {draws} draws" if draws > 1 else "")

@@ -46,7 +46,6 @@ MODERNBERT_KEYS = BERT_KEYS | {
     "activation": "hidden_activation",
     "layer_norm_eps": "norm_eps",
     "local_attention": "local_attention",
-    "global_every": "global_attn_every_n_layers",
 }
 
 

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
-from mlm.model.token_masking import Masked, Rate, TokenMasking, uniform
+from mlm.model.token_masking import Masked, TokenMasking, uniform
 
 
 class _Units(NamedTuple):
@@ -35,9 +35,9 @@ class IndependentMasking(TokenMasking):
         """Returns K for rows of `length` tokens: all of them."""
         return length
 
-    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
+    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array) -> Masked:
         score_L, kind_L, token_L = jax.random.bits(key, (3, len(ids_L)), jnp.uint32)
-        weights_L = (ordinary_L & (uniform(score_L) < rate)).astype(jnp.float32)
+        weights_L = (ordinary_L & (uniform(score_L) < self.rate)).astype(jnp.float32)
         return self._masked(
             ids_L, jnp.arange(len(ids_L), dtype=jnp.int32), weights_L, kind_L, token_L
         )
@@ -53,21 +53,22 @@ class WordMasking(TokenMasking):
 
     # `tokenizer.word_starts`, bool [V], as bytes, which are hashable; None if no mask is ever drawn
     starts: bytes | None = dataclasses.field(default=None, repr=False)
-    longest: int = 10  # tokens of a word; a longer one counts as several
+    longest: int = 10  # tokens of a word, where a longer one counts as several; of a span, words
 
     def max_predictions_per_row(self, length: int) -> int:
         """Returns K for rows of `length` tokens: the last word may end after the window."""
         return min(super().max_predictions_per_row(length) + self.longest - 1, length)
 
-    def _mask_row(self, key, ids_L, ordinary_L, rate):
+    def _mask_row(self, key, ids_L, ordinary_L):
         bits = jax.random.bits(key, (3 * len(ids_L) + 1,), jnp.uint32)
         score_L, kind_L, token_L, window = jnp.split(bits, np.cumsum([len(ids_L)] * 3))
         words = self._words(ids_L, ordinary_L)
         total = jnp.sum(ordinary_L).astype(jnp.float32)
         # Signed distance from the window's start to the word's: adding `total` to the negative ones would round.
         distance_L = _tokens_before(words, score_L).astype(jnp.float32) - uniform(window[0]) * total
+        window_size = self.rate * total
         inside_L = jnp.where(
-            distance_L >= 0, distance_L < rate * total, distance_L < rate * total - total
+            distance_L >= 0, distance_L < window_size, distance_L < window_size - total
         )
         return self._masked_at(ids_L, ordinary_L & inside_L, kind_L, token_L)
 
@@ -102,7 +103,7 @@ class SpanMasking(WordMasking):
     # the last span ends with the window
     max_predictions_per_row = TokenMasking.max_predictions_per_row
 
-    def _mask_row(self, key, ids_L, ordinary_L, rate):
+    def _mask_row(self, key, ids_L, ordinary_L):
         bits = jax.random.bits(key, (4 * len(ids_L) + 2,), jnp.uint32)
         score_L, length_L, kind_L, token_L, rest = jnp.split(bits, np.cumsum([len(ids_L)] * 4))
         spans = self._spans(self._words(ids_L, ordinary_L), ordinary_L, length_L)
@@ -115,7 +116,7 @@ class SpanMasking(WordMasking):
             - window
         )
         distance_L = jnp.where(distance_L >= 0, distance_L, distance_L + total)
-        predicted_L = ordinary_L & (distance_L < self._count(ordinary_L, rate, rest[0]))
+        predicted_L = ordinary_L & (distance_L < self._count(ordinary_L, rest[0]))
         return self._masked_at(ids_L, predicted_L, kind_L[spans.start_L], token_L)
 
     def length_probs(self) -> np.ndarray:
@@ -178,28 +179,28 @@ def make_masking(
             f"made with one of {info.vocab_size}; use a tokenizer and shards that belong together."
         )
     starts = None if word_starts_V is None else word_starts_V.tobytes()
-    longest = config.longest
     make = {
         "token": TokenMasking,
-        "word": functools.partial(WordMasking, starts=starts, longest=longest),
-        "span": functools.partial(
-            SpanMasking, starts=starts, longest=longest, span_p=config.span_p
-        ),
+        "word": functools.partial(WordMasking, starts=starts),
+        "span": functools.partial(SpanMasking, starts=starts),
     }
     return make[config.kind](
         rate=config.rate,
         mask_share=config.mask_share,
-        random_share=config.random_share,
         mask_id=info.special_ids["mask"],
         special_ids=info.all_special_ids,
         vocab_size=info.vocab_size,
-        end_rate=config.end_rate,
     )
 
 
 def make_eval_masking(masking: TokenMasking, count: str) -> TokenMasking:
     """Returns the masking of evaluation, given that of training and evaluate.count."""
     if count == "fixed":
-        return dataclasses.replace(masking, end_rate=0.0)
-    shares = masking.rate, masking.mask_share, masking.random_share
-    return IndependentMasking(*shares, masking.mask_id, masking.special_ids, masking.vocab_size)
+        return masking
+    return IndependentMasking(
+        masking.rate,
+        masking.mask_share,
+        masking.mask_id,
+        masking.special_ids,
+        masking.vocab_size,
+    )

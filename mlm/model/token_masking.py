@@ -1,4 +1,4 @@
-"""Masks drawn on the device, a pure function of (seed, record, epoch), and of the step's rate where that changes.
+"""Masks drawn on the device, a pure function of (seed, record, epoch).
 
 Which tokens are masked never depends on the batch size, the devices and hosts, or on restarts: each row has a key of
 its own, and threefry gives the same bits everywhere.
@@ -18,8 +18,6 @@ from jax import Array
 
 from mlm.model.keys import in_32_bits
 
-Rate = float | Array  # of masking
-
 
 class Masked(NamedTuple):
     """A batch with masks drawn; predictions of weight 0 fill up rows that have fewer than K."""
@@ -31,9 +29,9 @@ class Masked(NamedTuple):
     weights_BxK: Array  # float32: 1 for a prediction, 0 for a filler
 
 
-# (key, ids_BxL, attention_BxL, record_B, epoch_B, the step's rate or None where it is constant) -> the batch's masks, a
-# pure function of the key and of each row's record and epoch: a TokenMasking, or your own.
-Masking = Callable[[Array, Array, Array, Array, Array, Rate | None], Masked]
+# (key, ids_BxL, attention_BxL, record_B, epoch_B) -> the batch's masks, a pure function of the key and of each row's
+# record and epoch: a TokenMasking, or your own.
+Masking = Callable[[Array, Array, Array, Array, Array], Masked]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +43,14 @@ class TokenMasking:
     """
 
     rate: float
-    mask_share: float
-    random_share: float
+    mask_share: float  # of the predictions; half of the others are random, half are kept
     mask_id: int
     special_ids: tuple[int, ...]
     vocab_size: int
-    end_rate: float = 0.0
 
     def max_predictions_per_row(self, length: int) -> int:
         """Returns K for rows of `length` tokens."""
-        return math.ceil(max(self.rate, self.end_rate) * length)
+        return math.ceil(self.rate * length)
 
     @in_32_bits
     def __call__(
@@ -64,39 +60,35 @@ class TokenMasking:
         attention_BxL: Array,
         record_B: Array,
         epoch_B: Array,
-        rate: Rate | None = None,
     ) -> Masked:
-        """Draws the masks of a batch; a higher rate, up to `end_rate`, adds predictions to those of a lower one."""
-        rate = self.rate if rate is None else rate
+        """Draws the masks of a batch."""
 
         def mask_row(ids_L: Array, attention_L: Array, record: Array, epoch: Array) -> Masked:
             row_key = jax.random.fold_in(jax.random.fold_in(key, record), epoch)
             special_V = np.isin(np.arange(self.vocab_size), self.special_ids)
             ordinary_L = (attention_L > 0) & ~jnp.asarray(special_V)[ids_L]
-            return self._mask_row(row_key, ids_L, ordinary_L, rate)._replace(
-                attention_BxL=attention_L
-            )
+            return self._mask_row(row_key, ids_L, ordinary_L)._replace(attention_BxL=attention_L)
 
         return jax.vmap(mask_row)(ids_BxL, attention_BxL, record_B, epoch_B)
 
-    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array, rate: Rate) -> Masked:
+    def _mask_row(self, key: Array, ids_L: Array, ordinary_L: Array) -> Masked:
         length = len(ids_L)
         count = self.max_predictions_per_row(length)
         bits = jax.random.bits(key, (length + 2 * count + 1,), jnp.uint32)
         score_L, kind_K, token_K, rounding = jnp.split(
             bits, (length, length + count, length + 2 * count)
         )
-        predictions = self._count(ordinary_L, rate, rounding[0])
+        predictions = self._count(ordinary_L, rounding[0])
         order_L = jnp.where(ordinary_L, (score_L >> 1).astype(jnp.int32), -1)
         # a uniform choice: the largest random scores
         _, positions_K = jax.lax.top_k(order_L, count)
         weights_K = (jnp.arange(count, dtype=jnp.int32) < predictions).astype(jnp.float32)
         return self._masked(ids_L, positions_K, weights_K, kind_K, token_K)
 
-    def _count(self, ordinary_L: Array, rate: Rate, bits: Array) -> Array:
+    def _count(self, ordinary_L: Array, bits: Array) -> Array:
         """Returns rate * m, rounded at random; int32."""
         ordinary = jnp.sum(ordinary_L, dtype=jnp.int32)
-        expected = rate * ordinary + uniform(bits)
+        expected = self.rate * ordinary + uniform(bits)
         limit = jnp.minimum(self.max_predictions_per_row(len(ordinary_L)), ordinary)
         return jnp.minimum(jnp.floor(expected).astype(jnp.int32), limit)
 
@@ -108,7 +100,7 @@ class TokenMasking:
         kind_K = uniform(kind_K)
         ordinary_ids = np.setdiff1d(np.arange(self.vocab_size), self.special_ids).astype(np.int32)
         random_K = jnp.asarray(ordinary_ids)[token_K % len(ordinary_ids)]
-        replaced_K = jnp.where(kind_K < self.mask_share + self.random_share, random_K, labels_K)
+        replaced_K = jnp.where(kind_K < (1 + self.mask_share) / 2, random_K, labels_K)
         replaced_K = jnp.where(kind_K < self.mask_share, self.mask_id, replaced_K)
         read_K = jnp.where(weights_K > 0, replaced_K, labels_K)
         return Masked(ids_L.at[positions_K].set(read_K), None, positions_K, labels_K, weights_K)

@@ -74,11 +74,10 @@ def refuse_another_model(
             differences.append(
                 f"heads of size {size}, by model.hidden_size and model.heads (it has {old_size})"
             )
-        activation, old_activation = (
-            getattr(model, "classifier_activation", None) for model in (config, old)
-        )
-        if activation != old_activation:
-            differences.append(f"classifier_activation = {activation} (it has {old_activation})")
+        for name in ("classifier_activation", "global_attn_every_n_layers"):  # which have no key
+            value, old_value = (getattr(model, name, None) for model in (config, old))
+            if value != old_value:
+                differences.append(f"{name} = {value} (it has {old_value})")
     if differences:
         raise InputError(
             f"{load.INIT_FROM}{source.source}: does not fit {', '.join(differences)}; set what it has, or start from "

@@ -74,9 +74,6 @@ class Pretraining(Task):
         )
         self.module = module.clone(compute=compute)
         self.masking = self.make_masking()
-        self.masking_rate = optimizer.rate_schedule(
-            config.masking.rate, config.masking.end_rate, self.stages.steps
-        )
         self.schedule = optimizer.make_schedule(config, self.stages.steps)
         self.optimizer = self.make_optimizer()
 
@@ -145,10 +142,9 @@ class Pretraining(Task):
     # What the step calls
 
     def inputs(self, batch: Batch, step: Array) -> Masked:
-        """Returns the batch with masks drawn, at the rate of the step."""
-        rate = None if self.masking_rate is None else self.masking_rate(step)
+        """Returns the batch with masks drawn."""
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-        return self.masking(make_key(self.config.masking.seed), *columns, rate)
+        return self.masking(make_key(self.config.masking.seed), *columns)
 
     def forward(
         self, params: Params, masked: Masked, rows_B: Array, dropout_key: Array
@@ -269,11 +265,11 @@ class Pretraining(Task):
         return train_batches(self.config, self.manifest, self.mesh, self.stages, start=start)
 
     def make_eval_step(self) -> evaluation.EvalStep:
-        """Returns the step of evaluation, which draws its masks by evaluate.seed and drops nothing out."""
+        """Returns the step of evaluation, which draws masks by a seed of its own and drops nothing out."""
         return evaluation.make_eval_step(
             self.module,
             self.eval_masking,
-            self.config.evaluate.seed,
+            evaluation.MASK_SEED,
             self.mesh,
             sharding.shardings_of(self.abstract_state).params,
             metrics=self.metrics,
@@ -306,26 +302,21 @@ class Pretraining(Task):
         """Returns the tokens that the steps up to `step` read, padding left out."""
         return round(self.stages.rows_read(step) * self.info.length * self.info.real_share)
 
-    def flops_per_token(self, length: int, rate: float | None = None) -> float:
-        """Returns the useful FLOPs of a step per token, padding aside; `rate` is of masking, by default the mean."""
-        config = self.config.masking
-        mean_rate = (config.rate + (config.end_rate or config.rate)) / 2
+    def flops_per_token(self, length: int) -> float:
+        """Returns the useful FLOPs of a step per token, padding aside."""
         return flops.per_token(
             self.module,
             self.abstract_state.params,
             # others that a token can attend to, about
             length=min(length, self.info.length * self.info.real_share),
-            predicted_share=mean_rate if rate is None else rate,
+            predicted_share=self.config.masking.rate,
             vocab_size=self.info.vocab_size,
         )
 
     def useful_flops(self, step: int) -> float:
         total = 0.0
         for part in self.stages.between(self.stages.start + 1, step):
-            middle = (part.first + part.last) / 2 - 1
-            # linear, so it is the mean
-            rate = float(self.masking_rate(middle)) if self.masking_rate else None
-            total += part.count * part.rows * self.flops_per_token(part.length, rate)
+            total += part.count * part.rows * self.flops_per_token(part.length)
         return total * self.info.length * self.info.real_share
 
     def words_per_row(self) -> float:
@@ -363,6 +354,8 @@ def score_split(
     eval_step: Callable,
     params: Params,
     split: str,
+    *,
+    draws: int = 1,
 ) -> dict[str, float]:
     """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
     folders = mixture.parts(manifest)
@@ -385,7 +378,7 @@ def score_split(
             mesh=mesh,
             rows=rows,
             tokens_per_byte=_tokens_per_byte(data, split),
-            draws=config.evaluate.draws,
+            draws=draws,
         )
     mean = evaluation.mean(
         [folder.share for folder in folders],

@@ -38,6 +38,7 @@ DERIVED = (
     *breakdown.TABLES,
 )
 Batches = Iterable[dict[str, np.ndarray]]  # this host's rows of each
+MASK_SEED = 0  # of evaluation, whatever masking.seed is: scores of runs can be compared
 
 
 def make_eval_step(

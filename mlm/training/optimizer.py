@@ -161,8 +161,3 @@ def check_schedule(config: ConfigDict, steps: int) -> None:
         raise InputError(
             f"config.schedule.decay_fraction = {schedule.decay_fraction:g}: {what}; lower either."
         )
-
-
-def rate_schedule(rate: float, end_rate: float, steps: int) -> optax.Schedule | None:
-    """Returns the linear schedule of the masking rate (Ankner et al., 2024), None where it is constant."""
-    return optax.linear_schedule(rate, end_rate, max(steps - 1, 1)) if end_rate else None

@@ -41,9 +41,9 @@ def make_mesh(
             getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []
         ).append(device)
     if shape[0] % len(slices):
-        fix = f"make it a multiple of {len(slices)}, since no other axis crosses the network between slices"
         raise InputError(
-            f"config.mesh.data = {shape[0]} can't be split over {len(slices)} slices; {fix}."
+            f"config.mesh: {len(slices)} slices can't share a data axis of {shape[0]}, the only one that crosses the "
+            "network between them; set mesh.fsdp and mesh.tensor lower."
         )
     slice_shape = (shape[0] // len(slices), *shape[1:])
     blocks = [_slice_devices(slice_shape, slices[index]) for index in sorted(slices)]
@@ -51,8 +51,8 @@ def make_mesh(
 
 
 def mesh_of(mesh: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh of the config's group `mesh`."""
-    return make_mesh(data=mesh.data, fsdp=mesh.fsdp, tensor=mesh.tensor, devices=devices)
+    """Returns the mesh of the config's group `mesh`: the batch is split over the devices that it leaves."""
+    return make_mesh(data=-1, fsdp=mesh.fsdp, tensor=mesh.tensor, devices=devices)
 
 
 def _slice_devices(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:

@@ -32,6 +32,7 @@ from mlm.training.task import Batch, Inputs, Task, TrainState, TrainStep, metric
 from mlm.workdir import Workdir
 
 # (parameters, inputs [B, ...], rows_B, key) -> (gradient summed over the rows, sums)
+GUARD_LIMIT = 10  # steps in a row without a finite loss and gradient
 GradientSum = Callable[[Params, Any, jax.Array, jax.Array], tuple[Params, Any]]
 
 
@@ -146,7 +147,7 @@ def make_train_step(task: Task) -> TrainStep:
 
     With a `length`, each row of the batch is read as several rows of so many tokens.
 
-    A step whose loss or gradient is not finite updates nothing and is counted. After train.guard_limit of them in a row
+    A step whose loss or gradient is not finite updates nothing and is counted. After GUARD_LIMIT of them in a row
     no step updates anything; the loop stops when it next reads the metrics (log.every). A step without predictions
     updates nothing, either: momentum and weight decay would move the parameters all the same.
     """
@@ -174,7 +175,7 @@ def make_train_step(task: Task) -> TrainStep:
         squared_norms = [jnp.sum(jnp.square(grad)) for grad in jax.tree.leaves(grads)]
         grad_norm = jnp.sqrt(sum(squared_norms))
         is_finite = jnp.isfinite(sums["loss"].sum) & jnp.isfinite(grad_norm)
-        is_taken = is_finite & (state.consecutive_nonfinite < config.train.guard_limit)
+        is_taken = is_finite & (state.consecutive_nonfinite < GUARD_LIMIT)
         keep = is_taken & (predictions > 0)
         new = (params, opt_state, ema)
         old = (state.params, state.opt_state, state.ema)
@@ -345,7 +346,7 @@ class Loop:
             saves = ends or stopped or is_due(step, config.checkpoint.every) or pushes
             if evaluates or saves:
                 pending = self.read(*pending)
-            if saves and int(metrics["consecutive_nonfinite"]) >= config.train.guard_limit:
+            if saves and int(metrics["consecutive_nonfinite"]) >= GUARD_LIMIT:
                 self.read(step, metrics, None)  # raises
             scores = self.evaluate(step, state) if evaluates else None
             if saves:
@@ -376,9 +377,8 @@ class Loop:
             return
         self.log.train(step, metrics)
         nonfinite = int(metrics["consecutive_nonfinite"])
-        limit = self.task.config.train.guard_limit
-        if nonfinite >= limit:
-            what = f"{nonfinite} steps in a row were not finite (train.guard_limit = {limit})"
+        if nonfinite >= GUARD_LIMIT:
+            what = f"{nonfinite} steps in a row were not finite"
             fix = "start a new --workdir or a branch (train.branch_from) with a lower learning rate or a longer warmup"
             raise NumericsError(
                 f"step {step}: {what}, the last good one was {step - nonfinite}; {fix}."

@@ -51,10 +51,11 @@ def skipping(ranges: list[tuple[int, int]], *overrides: str) -> Stages:
     return stages_of(*SIZES, f"data.skip_batches={texts!r}", "train.steps=40", *overrides)
 
 
-@pytest.mark.parametrize("short", [(), ("data.short_length=8", "data.short_share=0.175")])
+@pytest.mark.parametrize("short", [(), ("data.short_length=8",)])
 @pytest.mark.parametrize("ranges", RANGES)
-def test_a_step_reads_what_the_list_of_batches_says(ranges, short):
+def test_a_step_reads_what_the_list_of_batches_says(ranges, short, monkeypatch):
     """Without the skipped ones, whatever stages the short rows of the first 7 steps split."""
+    monkeypatch.setattr("mlm.data.stages.SHORT_SHARE", 7 / 40)
     stages = skipping(ranges, *short)
     kept = batches_kept(ranges)
     assert [batch_of(step, ranges) for step in range(1, 50)] == [
@@ -126,9 +127,9 @@ def test_neighbouring_stages_of_equal_rows_are_one():
 
 
 def test_rows_are_short_in_a_share_of_the_steps():
-    stages = stages_of(*SIZES, "data.short_length=8", "data.short_share=0.25", "train.steps=8")
-    assert [stages.stage_at(step).length for step in range(1, 9)] == [8, 8, 32, 32, 32, 32, 32, 32]
-    assert stages.sizes == [(4, 8), (4, 32), (8, 32), (16, 32)]
+    stages = stages_of(*SIZES, "data.short_length=8", "train.steps=8")
+    assert [stages.stage_at(step).length for step in range(1, 9)] == [8] * 7 + [32]
+    assert stages.sizes == [(4, 8), (8, 8), (16, 8), (16, 32)]
 
 
 def test_a_branch_counts_its_own_rows():

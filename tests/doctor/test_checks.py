@@ -48,7 +48,7 @@ class EveryFourth(Pretraining):
     """Masks the tokens at every fourth place of a row, of 16."""
 
     def make_masking(self):
-        def masking(key, ids_BxL, attention_BxL, record_B, epoch_B, rate=None):
+        def masking(key, ids_BxL, attention_BxL, record_B, epoch_B):
             positions_BxK = jnp.broadcast_to(jnp.arange(1, 16, 4), (len(ids_BxL), 4))
             labels_BxK = jnp.take_along_axis(ids_BxL, positions_BxK, 1)
             masked_BxL = ids_BxL.at[:, 1::4].set(self.info.special_ids["mask"])

@@ -199,7 +199,6 @@ def test_two_processes_push_the_checkpoint_that_they_hold_together(
     """What is on the Hub is what `export` writes of the last step: weights, card, tokenizer; no token is shown."""
     settings = (
         "evaluate.every=0",
-        "mesh.data=1",
         "mesh.fsdp=2",
         f"tokenizer.path={tokenizer_folder}",
     )

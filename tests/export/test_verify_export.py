@@ -30,7 +30,6 @@ FAMILIES = {
         *(
             "model.family=modernbert",
             "model.layers=3",
-            "model.global_every=2",
             "model.local_attention=8",
         ),
         *("model.global_rope_theta=9000", "model.local_rope_theta=800"),

@@ -89,7 +89,7 @@ def test_they_are_sums_over_the_tokens_masked_in_turn(model, pairs, reference):
 
 def test_order_batch_size_and_mesh_change_nothing(model, pairs, reference):
     with meshes_of(2):
-        other = scores(model, pairs[::-1], "evaluate.batch=24", "mesh.fsdp=2", "mesh.data=1")
+        other = scores(model, pairs[::-1], "evaluate.batch=24", "mesh.fsdp=2")
     for method in minimal_pairs.METHODS:
         backwards = other[method].reshape(-1, 2)[::-1].reshape(-1)
         np.testing.assert_allclose(backwards, reference[method], rtol=1e-5)

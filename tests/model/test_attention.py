@@ -294,7 +294,6 @@ def test_a_model_has_the_loss_and_gradients_of_plain_jax(mesh, padding, isolated
     sizes = (
         "model.family=modernbert",
         "model.layers=2",
-        "model.global_every=2",
         "model.local_attention=4",
     )
     info = dataclasses.replace(INFO, length=34)

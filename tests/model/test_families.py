@@ -35,7 +35,7 @@ STOCK = "model.implementation=transformers"
         ),
         (
             "modernbert",
-            {"local_rope_theta": 7.0, "global_rope_theta": 9.0, "global_attn_every_n_layers": 2},
+            {"local_rope_theta": 7.0, "global_rope_theta": 9.0},
         ),
         (
             "modernbert",
@@ -61,7 +61,7 @@ def test_transformers_config_says_what_ours_does(family, expected):
     ]
     settings += [f"family={family}"]
     if family == "modernbert":
-        settings += ["local_rope_theta=7", "global_rope_theta=9", "global_every=2"]
+        settings += ["local_rope_theta=7", "global_rope_theta=9"]
     model = tiny_config(*(f"model.{setting}" for setting in settings)).model
     config = families.named(family).make_config(model, 497, INFO.special_ids)
     common = {
@@ -133,7 +133,6 @@ def test_the_loop_trains_transformers_own_class(family):
         tiny_run(
             f"model.family={family}",
             STOCK,
-            "mesh.data=2",
             "mesh.fsdp=2",
             "mesh.tensor=2",
             mesh=(2, 2, 2),

@@ -59,47 +59,32 @@ def test_local_layers_count_their_window_alone():
 
 
 @pytest.mark.parametrize(
-    ("layers", "every", "window", "local"), [(5, 2, 1, (1, 3)), (3, 3, 40, (1, 2))]
+    ("layers", "window", "local"), [(5, 1, (1, 2, 4)), (3, 20, (1, 2)), (3, 40, (1, 2))]
 )
-def test_a_run_counts_the_windows_of_its_local_layers(layers, every, window, local):
+def test_a_run_counts_the_windows_of_its_local_layers(layers, window, local):
     """A pair that a local layer leaves out saves two products of H multiply-adds, each forward and twice backward."""
     length = 32
     hidden = 48
-    sizes = (
-        f"model.layers={layers}",
-        f"model.local_attention={2 * window}",
-        f"model.hidden_size={hidden}",
+    sizes = (f"model.layers={layers}", f"model.hidden_size={hidden}")
+    all_global, counted = (
+        length
+        * tiny_run(
+            "model.family=modernbert", *sizes, f"model.local_attention={2 * size}"
+        ).flops_per_token(length)
+        for size in (length, window)
     )
-    tasks = [
-        tiny_run("model.family=modernbert", *sizes, f"model.global_every={number}")
-        for number in (1, every)
-    ]
-    all_global, found = (length * task.flops_per_token(length) for task in tasks)
     left_out = sum(abs(query - key) > window for query in range(length) for key in range(length))
-    assert all_global - found == pytest.approx(len(local) * left_out * 2 * hidden * 2 * 3)
+    assert all_global - counted == pytest.approx(len(local) * left_out * 2 * hidden * 2 * 3)
 
 
-def test_flops_know_the_falling_rate_and_the_short_rows():
-    """The steps of short rows and those of long ones, each with its own attention and the mean rate of its steps."""
-    falls = ("train.steps=11", "masking.rate=0.4", "masking.end_rate=0.2")
-    task = tiny_run(*falls, "data.short_length=8", "data.short_share=0.5")
-    short, long = (
-        16 * 32 * task.flops_per_token(length, rate) for length, rate in ((8, 0.35), (32, 0.24))
-    )
-    assert task.flops_per_token(8, 0.3) < task.flops_per_token(32, 0.3)
-    assert task.useful_flops(11) == pytest.approx(6 * short + 5 * long)
-
-
-def test_flops_of_growing_batches_have_the_rate_of_their_steps():
-    """The rate falls while batches grow, so a row's mean rate is below that of the steps."""
-    stages = "data.batch_stages=((8, 5),)"
+def test_flops_of_short_rows_and_growing_batches_are_those_of_their_steps():
+    """Nine of ten steps read short rows, the first five of them eight."""
     task = tiny_run(
-        "train.steps=11", "masking.rate=0.4", "masking.end_rate=0.2", "data.lanes=4", stages
+        "train.steps=10", "data.short_length=8", "data.lanes=4", "data.batch_stages=((8, 5),)"
     )
-    rates = 0.4 - 0.02 * np.arange(11)
-    rows = np.repeat([8, 16], [5, 6])
-    by_hand = sum(rows * 32 * np.array([task.flops_per_token(32, rate) for rate in rates]))
-    assert task.useful_flops(11) == pytest.approx(by_hand)
+    short, long = (32 * task.flops_per_token(length) for length in (8, 32))
+    assert short < long
+    assert task.useful_flops(10) == pytest.approx((5 * 8 + 4 * 16) * short + 16 * long)
 
 
 @pytest.mark.standard

@@ -63,7 +63,6 @@ class Case(NamedTuple):
 MODERNBERT = (
     "model.family=modernbert",
     "model.layers=2",
-    "model.global_every=2",
     "optimizer.clip_norm=2.1",
 )
 # the window is a quarter of the row

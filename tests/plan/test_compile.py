@@ -111,9 +111,7 @@ def test_tables_show_it(found):
 @pytest.mark.slow
 def test_short_rows_of_the_first_updates_on_several_slices():
     """Three steps in four on rows of 8 tokens: as many tokens, less attention. Eight chips, two of their hosts."""
-    found = planned(
-        "data.short_length=8", "data.short_share=0.75", name="v5e:2x2", price=2.0, slices=2
-    )
+    found = planned("data.short_length=8", name="v5e:2x2", price=2.0, slices=2)
     row = found["plan"]
     short = found["plan"]["short"]
     assert (row["chips"], row["devices"], row["rows_per_chip"]) == (8, 8, 2)

@@ -99,17 +99,17 @@ def test_length_of_a_run():
         return pytest.approx((short_rows / 2 + rows) / ROWS / 3600)
 
     short = {"short": {"length": 8, "milliseconds": 500.0}}
-    lengths = ("data.short_length=8", "data.short_share=0.75")
+    lengths = ("data.short_length=8",)
     assert whole_run() == {
         "hours": hours(0, 12 * ROWS),
         "tokens": 12 * ROWS * LENGTH,
         "dollars": None,
     }
-    assert whole_run(*lengths, **short)["hours"] == hours(9 * ROWS, 3 * ROWS)
-    # nine of twelve steps are short, six of them of 8 rows
+    assert whole_run(*lengths, **short)["hours"] == hours(11 * ROWS, ROWS)
+    # eleven of twelve steps are short, six of them of 8 rows
     stages = ("data.batch_stages=((8, 6),)", *lengths)
-    assert whole_run(*stages, **short)["hours"] == hours(96, 48)
-    assert whole_run(*stages, "train.branch_from=runs/a@4", **short)["hours"] == hours(64, 48)
+    assert whole_run(*stages, **short)["hours"] == hours(128, 16)
+    assert whole_run(*stages, "train.branch_from=runs/a@4", **short)["hours"] == hours(96, 16)
     epochs = ("train.steps=0", "train.epochs=3")
     assert whole_run(*epochs)["hours"] is None, "how many rows an epoch has is not known"
     assert whole_run(*epochs, records=100)["tokens"] == 19 * ROWS * LENGTH, (
@@ -122,7 +122,7 @@ def test_length_of_a_run():
         "dollars": 12,
     }
     assert whole_run(*given, *lengths, **short)["tokens"] == pytest.approx(
-        7200 / 0.625 * ROWS * LENGTH, rel=1e-3
+        7200 / 0.55 * ROWS * LENGTH, rel=1e-3
     )
     assert whole_run(*given, *lengths, short={"length": 8})["tokens"] is None
 
@@ -151,7 +151,7 @@ def test_bad_flags(capfd):
         assert main(["plan", "--config=configs/quickstart.py", *flags]) == 2
         assert words in capfd.readouterr().err
     with pytest.raises(InputError, match="does not fit 16 devices"):
-        planned("mesh.data=8", name="v5e:4x4")
+        planned("mesh.fsdp=3", name="v5e:4x4")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def dump(folder: str, out: str, process: int) -> None:
         ("plain", sharding.make_mesh, 0),
         ("interleaved", interleaved, 7),
     ):
-        mesh = make_mesh(**config.mesh.to_dict())
+        mesh = make_mesh(data=-1, **config.mesh.to_dict())
         masks = jax.jit(Pretraining(config, DatasetInfo.from_manifest(shards), mesh=mesh).masking)
         logical = sharding.logical_rows(mesh, rows)
         local = sharding.local_rows(mesh, rows)

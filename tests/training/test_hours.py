@@ -21,8 +21,8 @@ HOURS = ("train.steps=0", "train.hours=0.5", "data.lanes=1", "schedule.warmup=0.
     [
         ((), 900),
         (("data.batch_stages=((8, 100),)",), 950),  # 100 steps of a second, and 850 of two
-        # 514 of 1.5 seconds, and 514 of two
-        (("data.short_length=8", "data.short_share=0.5"), 1028),
+        # 1,045 of 1.5 seconds, and 116 of two
+        (("data.short_length=8",), 1161),
     ],
 )
 def test_the_steps_that_the_hours_are(settings, steps):

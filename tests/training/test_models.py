@@ -46,7 +46,6 @@ SETTINGS = (
     "evaluate.every=10",
     "log.every=4",
     "model.hidden_dropout=0.1",
-    "masking.end_rate=0.1",
     "optimizer.ema_decay=0.9",
     "data.batch_stages=((8, 6),)",
 )

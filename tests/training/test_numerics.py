@@ -28,7 +28,7 @@ import json, sys
 import jax, numpy as np
 from tests.support.tiny import random_batch, tiny_run
 from mlm.training import sharding
-task = tiny_run("model.hidden_dropout=0.1", "masking.end_rate=0.1", mesh=(1, 1, 1))
+task = tiny_run("model.hidden_dropout=0.1", mesh=(1, 1, 1))
 batch = sharding.put_batch(random_batch(), task.mesh, 16)
 state = task.init()
 for _ in range(2):

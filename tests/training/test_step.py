@@ -178,14 +178,10 @@ def test_the_average_of_the_parameters():
     assert state.best_params is state.ema and toy().init().best_params is not None
 
 
-def test_guard_skips_what_is_not_finite_and_stops_for_good():
+def test_guard_skips_what_is_not_finite_and_stops_for_good(monkeypatch):
     """A skipped step counts, and neither moves anything nor takes part in the log; the schedule does not advance."""
-    settings = (
-        "train.guard_limit=3",
-        "optimizer.ema_decay=0.9",
-        "schedule.name=linear",
-        "schedule.warmup=0",
-    )
+    monkeypatch.setattr(train, "GUARD_LIMIT", 3)
+    settings = ("optimizer.ema_decay=0.9", "schedule.name=linear", "schedule.warmup=0")
     task = toy(*settings, "log.every=9", "train.steps=100")
     good = batch_of(4)
     bad = batch_of(4)

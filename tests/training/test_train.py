@@ -26,7 +26,6 @@ SETTINGS = (
     "optimizer.ema_decay=0.9",
     "data.batch_stages=((8, 3), (4, 4))",
     "data.short_length=16",
-    "data.short_share=0.4",
     "log.norms_every=5",
 )
 
@@ -56,8 +55,8 @@ def test_what_comes_at_which_step(straight):
     assert steps_of(straight, "train") == [4, 8, 12]
     assert steps_of(straight, "eval") == [5, 10, 12]
     assert saved(straight) == steps_of(straight, "checkpoint") == [3, 6, 9, 12]
-    assert steps_of(straight, "first_step") == [1, 4, 6, 8], "of rows and lengths"
-    assert steps_of(straight, "compile") == [3, 5, 7], (
+    assert steps_of(straight, "first_step") == [1, 4, 8, 12], "of rows and lengths"
+    assert steps_of(straight, "compile") == [3, 7, 11], (
         "where the time of steps ends, between two lines of the log too"
     )
     assert json.loads(straight.config.read_text())["train"]["steps"] == 12
@@ -203,19 +202,17 @@ def test_the_loop_moves_no_data_but_its_batches(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("log_every", "found_at"), [(2, 8), (100, 9)])
-def test_the_nonfinite_guard_stops_the_run(tmp_path, log_every, found_at):
+def test_the_nonfinite_guard_stops_the_run(tmp_path, monkeypatch, log_every, found_at):
     """At the next line of the log or checkpoint; what is saved before is good, and nothing is saved after."""
+    monkeypatch.setattr("mlm.training.train.GUARD_LIMIT", 3)
     settings = (
-        "train.guard_limit=3",
         f"log.every={log_every}",
         "checkpoint.every=3",
         "checkpoint.keep=9",
     )
     task = Toy(toy(*settings, "evaluate.every=0").config)
     task.poisoned = {2, *range(found_at - 2, 13)}
-    with pytest.raises(
-        NumericsError, match=rf"step {found_at}: 3 steps .*guard_limit = 3.* was {found_at - 3};"
-    ):
+    with pytest.raises(NumericsError, match=rf"step {found_at}: 3 steps .* was {found_at - 3};"):
         run(tmp_path, task=task)
     assert checkpoint_files.complete_steps(tmp_path / "checkpoints") == [3, 6]
     skipped = [line["skipped"] for line in lines_after(tmp_path, 0)]

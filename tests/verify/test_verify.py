@@ -39,7 +39,7 @@ def verdicts(results) -> dict[str, bool | None]:
 @pytest.mark.standard
 def test_the_screen(tmp_path):
     """On eight devices with the parameters split, one microbatch a step, in the run's dtype."""
-    sizes = ("model.dtype=bfloat16", "train.accumulate=2", "mesh.fsdp=2", "mesh.data=4")
+    sizes = ("model.dtype=bfloat16", "train.accumulate=2", "mesh.fsdp=2")
     config = [f"--config.{text}" for text in (*TINY, *SMALL, *sizes)]
     arguments = ["verify", "--config=configs/base.py", f"--workdir={tmp_path}", *config]
     out, _ = processes.run(arguments, devices=8)
@@ -182,7 +182,7 @@ def test_a_step_that_does_not_fit_fails_and_says_what_to_do(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--workdir={}", "--config.mesh.data=3"], ["config.mesh", "8 devices"]),
+        (["--workdir={}", "--config.mesh.fsdp=3"], ["config.mesh", "8 devices"]),
         (["--workdir={}", "--config.classify.train=csv:mine.csv"], ["config.classify.train"]),
     ],
 )
