@@ -247,7 +247,7 @@ def read_by(family: str) -> set[str]:
 
     def made(**changes: float) -> dict:
         return (
-            families.named(family)
+            families.find(family)
             .make_config(ConfigDict(model | changes), 1100, special_ids)
             .to_dict()
         )

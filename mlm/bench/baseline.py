@@ -15,7 +15,7 @@ import optax
 from jax import Array
 from jax.sharding import NamedSharding
 
-from mlm.model.families import family_of, named
+from mlm.model.families import family_of, find
 from mlm.model.module import Params
 from mlm.model.reference import TransformersModel
 from mlm.model.token_masking import TokenMasking
@@ -31,7 +31,7 @@ Batch = tuple[Array, Array, Array]  # ids, attention mask and labels, [B, L]
 
 def exists(family: str) -> bool:
     """Returns whether run_mlm_flax.py can train a config.model.family: transformers has it in Flax."""
-    return named(family).flax_class("MaskedLM") is not None
+    return find(family).flax_class("MaskedLM") is not None
 
 
 def mask_on_host(

@@ -22,7 +22,7 @@ from mlm.tasks.pretraining import Pretraining, train_batches
 from mlm.text import say
 from mlm.training import sharding
 
-BATCH_INTERVAL = 3.0  # seconds: long timings, so that batches prefetched before them hardly matter
+BATCH_INTERVALS = 3  # long timings, so that batches prefetched before them hardly matter
 VALIDATION = 50  # one document in 50
 
 
@@ -35,7 +35,12 @@ def compare_shards(
     each with its "rows".
     """
     say(f"bench: shards: reading {megabytes:g} MB of the corpus")
-    texts = sample_texts(config, megabytes)
+    with (
+        tempfile.TemporaryDirectory(prefix="mlm-bench-") as kept,
+        open_pool(workers=config.shards.workers) as engine,
+    ):
+        corpus = Corpus.from_config(config.corpus)
+        texts = sample.draw(corpus, megabytes=megabytes, engine=engine, texts=kept)
     splits = {
         "train": [text for n, text in enumerate(texts) if n % VALIDATION],
         "validation": texts[::VALIDATION],
@@ -46,23 +51,22 @@ def compare_shards(
         say("bench: shards: starting the TF-TPU example")
         other.submit(tf_tpu_example.prepare, splits, f"{folder}/documents").result()
         documents = Path(folder, "documents.jsonl")
-        lines = (
-            json.dumps({"text": text, "split": split}) + "\n"
-            for split in splits
-            for text in splits[split]
-        )
-        documents.write_text("".join(lines), encoding="utf-8")
-        size = {split: sum(map(len, splits[split])) for split in splits}
+        with documents.open("w", encoding="utf-8") as file:
+            for split, column in splits.items():
+                file.writelines(
+                    json.dumps({"text": text, "split": split}) + "\n" for text in column
+                )
+        validation = sum(map(len, splits["validation"])) / sum(map(len, texts))
         ours = configs.replace(
             configs.load(str(configs.BASE), []),  # as the example, it leaves no document out
             {
                 "corpus.sources": (f"jsonl:{documents}",),
                 "corpus.group": "split",
                 "corpus.validation_groups": ("validation",),
-                "corpus.validation_fraction": size["validation"] / sum(size.values()),
+                "corpus.validation_fraction": validation,
             },
         )
-        counts = {"train": config.shards.count, "validation": config.shards.validation_count}
+        files = {"train": config.shards.count, "validation": config.shards.validation_count}
         target = f"{folder}/shards"
         rows = {}
         tokens = 0
@@ -72,16 +76,15 @@ def compare_shards(
             with open_pool(workers=config.shards.workers) as engine:
                 manifest = shards.write(
                     Corpus.from_config(ours.corpus),
-                    shards.Settings(length, counts),
+                    shards.Settings(length, files),
                     tokenizer_folder=tokenizer_folder,
                     folder=target,
                     source="",
                     engine=engine,
                 )
-            rows["mlm"] = sum(split.records for split in manifest.splits.values())
-            tokens = sum(
-                split.records * length + split.dropped_tokens for split in manifest.splits.values()
-            )
+            counts = manifest.splits.values()
+            rows["mlm"] = sum(split.records for split in counts)
+            tokens = rows["mlm"] * length + sum(split.dropped_tokens for split in counts)
             shutil.rmtree(target)
 
         def write_example(calls: int) -> None:
@@ -99,17 +102,6 @@ def compare_shards(
     return comparison | {"tokens": tokens}
 
 
-def sample_texts(config: ConfigDict, megabytes: float) -> list[str]:
-    """Returns so many megabytes of training documents of the corpus."""
-    with (
-        tempfile.TemporaryDirectory(prefix="mlm-bench-") as kept,
-        open_pool(workers=config.shards.workers) as engine,
-    ):
-        return sample.draw(
-            Corpus.from_config(config.corpus), megabytes=megabytes, engine=engine, texts=kept
-        )
-
-
 def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> dict[str, Any]:
     """Measures the run's batches and those of the TF-TPU example from the same shards, without its masks."""
     rows = config.data.global_batch
@@ -122,7 +114,7 @@ def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> d
     candidates = {
         name: repeated(functools.partial(next, stream)) for name, stream in streams.items()
     }
-    rates = interleaved.measure("batches", candidates, seconds, interval=BATCH_INTERVAL)
+    rates = interleaved.measure("batches", candidates, seconds, intervals=BATCH_INTERVALS)
     return interleaved.summary(rates, rows * manifest.length * manifest.real_share)
 
 

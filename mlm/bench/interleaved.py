@@ -17,7 +17,6 @@ from mlm.text import say, table
 
 INTERVAL = 1.0  # approximate seconds of a timing
 ROUNDS = 3  # at least
-TIMEOUT = 10.0  # seconds until a worker that does not exit is killed
 NAMES = {
     "mlm": "mlm",
     "by_mlm": "the same by mlm's modules",
@@ -33,15 +32,15 @@ Rates = dict[str, list[float]]
 
 
 def measure(
-    part: str, candidates: dict[str, Repeat], seconds: float, interval: float | None = None, calls=0
+    part: str, candidates: dict[str, Repeat], seconds: float, *, intervals: int = 1, calls: int = 0
 ) -> Rates:
     """Times the candidates in turn for `seconds` in all; returns each one's calls per second, round by round.
 
-    A timing is of `calls`, without a warm-up; if 0, of as many as take about `interval` seconds.
+    A timing is of `calls`, without a warm-up; if 0, of as many as take about so many intervals.
     """
     say(f"bench: {part}: measuring for about {seconds:g} s")
-    interval = interval or INTERVAL
-    counts = {name: calls or _calibrate(repeat, interval) for name, repeat in candidates.items()}
+    limit = intervals * INTERVAL
+    counts = {name: calls or _calibrate(repeat, limit) for name, repeat in candidates.items()}
     rates: Rates = {name: [] for name in candidates}
     begin = time.monotonic()
     while len(next(iter(rates.values()))) < ROUNDS or time.monotonic() - begin < seconds:
@@ -84,26 +83,28 @@ def render(results: dict[str, Any]) -> list[RenderableType]:
     """Returns a table for each part; its ratios are of the first row to the others."""
     parts: list[RenderableType] = []
     for part, rows in results.items():
-        if parts:
-            parts.append("")
-        heads = (">MFU", ">memory") if part == "step" else ()
-        cells = [_cells(part, name, rows) for name in rows if name in NAMES]
-        parts.append(table(part, ">tokens/s", ">ms", *heads, "", rows=cells))
+        lines = []
+        for name in filter(NAMES.get, rows):
+            row = rows[name]
+            mfu = row.get("mfu")
+            memory = row.get("memory_bytes")
+            ratio = rows["ratios"].get(name)
+            lines.append(
+                [
+                    NAMES[name],
+                    f"{row['tokens_per_second']:,.0f}",
+                    f"{row['milliseconds']:,.1f}",
+                    "-" if mfu is None else f"{mfu:.1%}",
+                    "-" if memory is None else f"{memory / 1e6:,.0f} MB",
+                    "" if ratio is None else f"the first is {ratio:.3g} times as fast",
+                ]
+            )
+        parts.append(table(part, ">tokens/s", ">ms", ">MFU", ">memory", "", rows=lines))
         if row := rows.get("torch"):
             parts.append(
                 f"PyTorch {row['torch']}, transformers {row['transformers']}, {row['device']}, {row['dtype']}."
             )
     return parts
-
-
-def _cells(part: str, name: str, rows: dict[str, Any]) -> list[str]:
-    row = rows[name]
-    ratio = rows["ratios"].get(name)
-    cells = [NAMES[name], f"{row['tokens_per_second']:,.0f}", f"{row['milliseconds']:,.1f}"]
-    if part == "step":
-        cells.append("-" if row["mfu"] is None else f"{row['mfu']:.1%}")
-        cells.append(f"{row['memory_bytes'] / 1e6:,.0f} MB" if "memory_bytes" in row else "-")
-    return [*cells, "" if ratio is None else f"the first is {ratio:.3g} times as fast"]
 
 
 class Worker:
@@ -112,7 +113,8 @@ class Worker:
     def __init__(self, command: list[str], settings: dict[str, Any], *, name: str):
         """Waits until it is ready; raises InputError if it can't be run or fails."""
         self._name = name
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (a pipe would fill up)
+        # a pipe would fill up
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
@@ -128,26 +130,19 @@ class Worker:
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the answer to a message; raises InputError if there is none."""
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
-        try:
-            return dict(json.loads(self._process.stdout.readline()))
-        except (ValueError, TypeError):
-            last = self.close()
-        error = (
-            last if self._process.returncode == 2 else f"the process failed: {last.rstrip('.')}."
-        )
-        raise InputError(f"{self._name}: {error}")
+            print(json.dumps(message), file=self._process.stdin, flush=True)
+        if answer := self._process.stdout.readline():
+            return json.loads(answer)
+        self._process.wait()
+        self._errors.seek(0)
+        last = (self._errors.read().strip() or "no output on stderr").splitlines()[-1]
+        self.close()
+        raise InputError(f"{self._name}: the process failed: {last.rstrip('.')}.")
 
-    def close(self) -> str:
-        """Stops it; returns its last line on stderr."""
-        if self._errors.closed:
-            return ""
-        try:
-            self._process.communicate(timeout=TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-        with self._errors as errors:
-            errors.seek(0)
-            return (errors.read().strip() or "no output on stderr").splitlines()[-1]
+    def close(self) -> None:
+        """Ends its input, on which it exits."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()

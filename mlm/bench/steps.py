@@ -44,11 +44,8 @@ def compare_steps(
         makers["baseline"] = functools.partial(baseline_step, task)
     candidates: dict[str, interleaved.Repeat] = {}
     details: dict[str, dict[str, Any]] = {}
-    with (
-        contextlib.closing(start_torch(torch_python, task))
-        if torch_python
-        else contextlib.nullcontext() as worker
-    ):
+    worker = start_torch(torch_python, task) if torch_python else None
+    with contextlib.closing(worker) if worker else contextlib.nullcontext():
         for name, make in makers.items():
             say(f"bench: step: compiling {interleaved.NAMES[name]}")
             program, update = make(host)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlm.data import tokenizer
-from mlm.errors import InputError
 
 PROCESSES = 4  # forked for each of the two passes over the rows
 SHARD_ROWS = 1000
@@ -21,13 +20,7 @@ Columns = dict[str, list[list[int]]]
 def prepare(texts: dict[str, list[str]], folder: str) -> None:
     """Writes {split: texts} as `datasets` keeps them, {folder}/{split}, and imports what `write_shards` will need."""
     import datasets
-
-    try:
-        import tensorflow  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"the TF-TPU example needs TensorFlow ({error}); install tensorflow-cpu."
-        ) from error
+    import tensorflow  # noqa: F401
 
     datasets.disable_progress_bars()
     for split, column in texts.items():

@@ -7,8 +7,7 @@ if there is any, else on the CPU in float32.
 It speaks JSON lines, with one answer to each line. The first line has the settings: a run's
 flattened config, "model" (transformers' config) and "special_ids" {"cls", "pad", "sep", "unk",
 "mask"} -> id; the answer {"torch", "transformers", "device", "dtype"} means that it is ready.
-{"calls": N} runs N steps; the answer is {}. It exits when its input ends, or with 2 if a package
-is missing.
+{"calls": N} runs N steps; the answer is {}. It exits when its input ends.
 """
 
 import json
@@ -44,13 +43,12 @@ def train(settings: dict, answers: TextIO) -> None:
         config = transformers.CONFIG_MAPPING[settings["model"]["model_type"]].from_dict(
             settings["model"]
         )
-        rate = settings["masking.rate"]
         transformers.Trainer(
             model=transformers.AutoModelForMaskedLM.from_config(config),
             args=arguments,
             train_dataset=_random_rows(settings) * EPOCH,
             data_collator=transformers.DataCollatorForLanguageModeling(
-                _tokenizer(settings), mlm_probability=rate
+                _tokenizer(settings), mlm_probability=settings["masking.rate"]
             ),
             callbacks=[_pauses(answers)],
         ).train()
@@ -118,19 +116,15 @@ def _tokenizer(settings: dict):
     return tokenizer
 
 
-def main() -> int:
-    """Answers until the input ends; returns the exit code."""
+def main() -> None:
+    """Answers until the input ends."""
     # Whatever else is printed, by the Trainer for instance, must not come between the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         train(json.loads(sys.stdin.readline()), answers)
     except ImportError as error:
-        print(
-            f"install torch, transformers and accelerate in this Python ({error}).", file=sys.stderr
-        )
-        return 2
-    return 0
+        sys.exit(f"install torch, transformers and accelerate in this Python ({error}).")
 
 
 if __name__ == "__main__":
@@ -145,4 +139,4 @@ if __name__ == "__main__":
     os.environ.update(
         USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error"
     )
-    sys.exit(main())
+    main()

@@ -111,7 +111,7 @@ def _find_model(
             say(f"{load.INIT_FROM}{init_from}: only its parameters are taken ({changed[0]})")
     else:
         special_ids = tokenizer.manifest_fields(str(workdir.tokenizer))["special_ids"]
-        body = families.named(config.model.family).make_config(
+        body = families.find(config.model.family).make_config(
             config.model, examples.vocab_size, special_ids
         )
     if not steps and body.model_type == "bert":

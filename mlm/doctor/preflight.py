@@ -174,7 +174,7 @@ def init_from(case: Case) -> None:
     if case.command in PRETRAINING:
         # no architecture depends on them
         ids = {"cls": 0, "pad": source.config.pad_token_id, "sep": 2}
-        model = families.named(config.model.family).make_config(
+        model = families.find(config.model.family).make_config(
             config.model, source.config.vocab_size, ids
         )
         warm_start.refuse_another_model(source, model, tiled=config.model.init == "tiled")

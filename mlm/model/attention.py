@@ -10,7 +10,7 @@ To add one, write it as `xla`, list it in KERNELS, and say in `unsupported` what
 Dimensions: B rows, L tokens in a row, Q queries, K keys, H hidden size = N heads x head size.
 """
 
-import functools
+import itertools
 import math
 from collections.abc import Callable, Collection
 from typing import Any
@@ -33,7 +33,6 @@ from mlm.model.rotary import Rotation, rotate
 #   rotation: of queries and keys, before all else; or None
 Attention = Callable[..., Array]
 
-PADDING = ("none", "end", "any")  # where the rows of a data set may have it
 # Queries that cuDNN computes at a time in layers with a window: a tile of its kernel. Not tuned on a device yet.
 CUDNN_BLOCK = 128
 
@@ -52,43 +51,22 @@ def make_attention(
 
     Raises InputError if the kernel does not support rows of these lengths, or layers with these windows.
     """
-    chosen = {
-        (length, window): choose(name, config, length=length, window=window, mesh=mesh, dtype=dtype)
-        for length in lengths
-        for window in windows
-    }
+    platform = mesh.devices.flat[0].platform
+    fastest = {"tpu": "fused", "gpu": "cudnn"}.get(platform, "xla") if name == "auto" else name
+    chosen = {}
+    for length, window in itertools.product(lengths, windows):
+        reason = unsupported(fastest, config, length=length, window=window, mesh=mesh, dtype=dtype)
+        if reason and name != "auto":
+            raise InputError(
+                f"config.model.attention = {name}: the kernel does not support {reason}; use another, or auto."
+            )
+        chosen[length, window] = "xla" if reason else fastest
 
-    def attend(
-        q_BxLxH: Array,
-        k_BxLxH: Array,
-        v_BxLxH: Array,
-        segments_BxL: Array,
-        *,
-        window: int,
-        **settings: Any,
-    ):
+    def attend(q_BxLxH: Array, *arrays: Array, window: int, **settings: Any) -> Array:
         kernel = KERNELS[chosen[q_BxLxH.shape[1], window]]
-        settings |= {"mesh": mesh, "padding": padding}
-        return kernel(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, window=window, **settings)
+        return kernel(q_BxLxH, *arrays, window=window, mesh=mesh, padding=padding, **settings)
 
     return attend
-
-
-def choose(
-    name: str, config: PretrainedConfig, *, length: int, window: int, mesh: Mesh, dtype: str
-) -> str:
-    """Returns the kernel's name: `name` itself, or for "auto" the fastest one that supports the model."""
-    reason_of = functools.partial(
-        unsupported, config=config, length=length, window=window, mesh=mesh, dtype=dtype
-    )
-    if name == "auto":
-        fastest = {"tpu": "fused", "gpu": "cudnn"}.get(mesh.devices.flat[0].platform, "xla")
-        return "xla" if reason_of(fastest) else fastest
-    if reason := reason_of(name):
-        raise InputError(
-            f"config.model.attention = {name}: the kernel does not support {reason}; use another, or auto."
-        )
-    return name
 
 
 def dropout_rate(config: PretrainedConfig) -> float:
@@ -143,34 +121,81 @@ def xla(
     v_BxLxH: Array,
     segments_BxL: Array,
     *,
-    heads: int,
     window: int = 0,
+    **settings: Any,
+) -> Array:
+    """Attention in plain jax."""
+    arrays = (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL)
+    return _attend(_weigh, *arrays, window=window, block=window, **settings)
+
+
+def _weigh(q, k, v, allowed_Bx1xQxK: Array, dropout_mask: Array | None) -> Array:
+    bias = jnp.where(allowed_Bx1xQxK, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
+    scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q / math.sqrt(q.shape[-1]), k) + bias
+    probs_BxNxQxK = jax.nn.softmax(scores_BxNxQxK)
+    if dropout_mask is not None:
+        probs_BxNxQxK = probs_BxNxQxK * dropout_mask.mT
+    return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v)
+
+
+def _attend(
+    weigh: Callable[..., Array],
+    q_BxLxH: Array,
+    k_BxLxH: Array,
+    v_BxLxH: Array,
+    segments_BxL: Array,
+    *,
+    heads: int,
+    window: int,
+    block: int,
     isolated: bool = False,
     dropout_mask_LxL: Array | None = None,
     rotation: Rotation | None = None,
     **_: Any,
 ) -> Array:
-    """Attention in plain jax; with a window, in blocks where that spares work (Beltagy et al., 2020, Longformer)."""
-    q_BxLxH, k_BxLxH = _rotated(q_BxLxH, k_BxLxH, rotation)
-    weigh = functools.partial(_weigh, heads=heads)
-    if 0 < 3 * window < q_BxLxH.shape[1]:
-        return _in_blocks(
-            weigh,
-            q_BxLxH,
-            k_BxLxH,
-            v_BxLxH,
-            segments_BxL,
-            dropout_mask_LxL,
-            window,
-            window,
-            isolated,
-        )
-    allowed = allowed_keys(segments_BxL, segments_BxL, isolated, window)
-    return weigh(q_BxLxH, k_BxLxH, v_BxLxH, allowed, dropout_mask_LxL)
+    """Attention by `weigh(q, k, v, allowed, dropout_mask)`; with a window, in blocks where that spares work.
+
+    Each block of queries attends to its own keys and to `window` (at most `block`) on both sides (Beltagy et al., 2020,
+    Longformer). `weigh` is called once, with q, k and v as [B, L, heads, D]; the blocks of all rows are its rows.
+    Its masks are [B, 1, Q, K], and [K, Q] or [B, 1, K, Q] or None.
+    """
+    if rotation is not None:
+        q_BxLxH = rotate(q_BxLxH, *rotation)
+        k_BxLxH = rotate(k_BxLxH, *rotation)
+    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
+    rows, length = segments_BxL.shape
+    if not window or block + 2 * window >= length:
+        allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
+        return weigh(q, k, v, allowed, dropout_mask_LxL).reshape(q_BxLxH.shape)
+    count = -(-length // block)
+    rest = count * block - length
+
+    def blocks(x_BxL: Array, reach: int) -> Array:
+        """Returns each block's tokens and `reach` on both sides, 0 beyond the row."""
+        outside = block if reach else 0
+        padding = [(0, 0), (outside, outside + rest), *[(0, 0)] * (x_BxL.ndim - 2)]
+        padded = jnp.pad(x_BxL, padding).reshape(rows, -1, block, *x_BxL.shape[2:])
+        if reach:
+            before = padded[:, :-2, block - reach :]
+            after = padded[:, 2:, :reach]
+            padded = jnp.concatenate([before, padded[:, 1:-1], after], axis=2)
+        return padded.reshape(rows * count, -1, *x_BxL.shape[2:])
+
+    dropout_mask = None
+    if dropout_mask_LxL is not None:
+        padded = jnp.pad(dropout_mask_LxL, [(window, window + rest), (0, rest)])
+        size = (block + 2 * window, block)
+        cut = jax.vmap(lambda start: jax.lax.dynamic_slice(padded, (start, start), size))
+        masks = cut(jnp.arange(0, length, block, dtype=jnp.int32))
+        dropout_mask = jnp.tile(masks, (rows, 1, 1))[:, None]
+    keys = blocks(segments_BxL, window)
+    allowed = _allowed(blocks(segments_BxL, 0), keys, isolated, window, first=window)
+    context = weigh(blocks(q, 0), blocks(k, window), blocks(v, window), allowed, dropout_mask)
+    return context.reshape(rows, count * block, -1)[:, :length]
 
 
-def allowed_keys(
-    queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int = 0, first: int = 0
+def _allowed(
+    queries_BxQ: Array, keys_BxK: Array, isolated: bool, window: int, first: int = 0
 ) -> Array:
     """Returns which keys each query attends to, bool, broadcastable to [B, 1, Q, K], given the segments of both.
 
@@ -186,76 +211,6 @@ def allowed_keys(
     return allowed
 
 
-def _rotated(q_BxLxH: Array, k_BxLxH: Array, rotation: Rotation | None) -> tuple[Array, Array]:
-    if rotation is None:
-        return q_BxLxH, k_BxLxH
-    return rotate(q_BxLxH, *rotation), rotate(k_BxLxH, *rotation)
-
-
-def _weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK, dropout_mask, *, heads: int) -> Array:
-    """Attention to the allowed keys; `dropout_mask` is [K, Q], or [B, 1, K, Q], or None."""
-    q, k, v = _split_heads(heads, q_BxQxH, k_BxKxH, v_BxKxH)
-    bias = jnp.where(allowed_Bx1xQxK, 0, jnp.finfo(q.dtype).min).astype(q.dtype)
-    scores_BxNxQxK = jnp.einsum("bqnd,bknd->bnqk", q / math.sqrt(q.shape[-1]), k) + bias
-    probs_BxNxQxK = jax.nn.softmax(scores_BxNxQxK)
-    if dropout_mask is not None:
-        probs_BxNxQxK = probs_BxNxQxK * dropout_mask.mT
-    return jnp.einsum("bnqk,bknd->bqnd", probs_BxNxQxK, v).reshape(q_BxQxH.shape)
-
-
-def _split_heads(heads: int, *arrays_BxLxH: Array) -> list[Array]:
-    return [x.reshape(*x.shape[:2], heads, -1) for x in arrays_BxLxH]
-
-
-def _in_blocks(
-    weigh,
-    q_BxLxH,
-    k_BxLxH,
-    v_BxLxH,
-    segments_BxL,
-    dropout_mask_LxL,
-    window: int,
-    block: int,
-    isolated: bool,
-) -> Array:
-    """Local attention: each block of queries attends to its own keys and to `window` (at most `block`) on both sides.
-
-    `weigh` is called once, with the blocks of all rows as its rows.
-    """
-    rows, length = segments_BxL.shape
-    count = -(-length // block)
-    rest = count * block - length
-
-    def queries_of(x_BxL: Array) -> Array:
-        """Returns each block's tokens, 0 beyond the row."""
-        padded = jnp.pad(x_BxL, [(0, 0), (0, rest), *[(0, 0)] * (x_BxL.ndim - 2)])
-        return padded.reshape(rows * count, block, *x_BxL.shape[2:])
-
-    def keys_of(x_BxL: Array) -> Array:
-        """Returns each block's tokens and those of the window on both sides, 0 beyond the row."""
-        padded = jnp.pad(x_BxL, [(0, 0), (block, block + rest), *[(0, 0)] * (x_BxL.ndim - 2)])
-        padded = padded.reshape(rows, count + 2, block, *x_BxL.shape[2:])
-        before = padded[:, :count, block - window :]
-        after = padded[:, 2:, :window]
-        near = jnp.concatenate([before, padded[:, 1:-1], after], axis=2)
-        return near.reshape(rows * count, block + 2 * window, *x_BxL.shape[2:])
-
-    dropout_mask = None
-    if dropout_mask_LxL is not None:
-        padded = jnp.pad(dropout_mask_LxL, [(window, window + rest), (0, rest)])
-        cut = jax.vmap(
-            lambda start: jax.lax.dynamic_slice(padded, (start, start), (block + 2 * window, block))
-        )
-        dropout_mask = jnp.tile(cut(jnp.arange(0, length, block, dtype=jnp.int32)), (rows, 1, 1))[
-            :, None
-        ]
-    allowed = allowed_keys(
-        queries_of(segments_BxL), keys_of(segments_BxL), isolated, window, first=window
-    )
-    context = weigh(queries_of(q_BxLxH), keys_of(k_BxLxH), keys_of(v_BxLxH), allowed, dropout_mask)
-    return context.reshape(rows, count * block, -1)[:, :length]
-
-
 # GPU -----------------------------------------------------------------------------------------------------------------
 
 
@@ -265,13 +220,11 @@ def cudnn(
     v_BxLxH: Array,
     segments_BxL: Array,
     *,
-    heads: int,
     window: int = 0,
     isolated: bool = False,
-    rotation: Rotation | None = None,
     padding: str = "any",
     implementation: str = "cudnn",
-    **_: Any,
+    **settings: Any,
 ) -> Array:
     """Attention by cuDNN, which turns a mask into a bias as large as the scores, so it gets one only where it must.
 
@@ -279,50 +232,39 @@ def cudnn(
     a mask: `jax.nn.dot_product_attention` has no packed layout (jax 0.10 to 0.12), though cuDNN has. With a window, the
     kernel gets blocks of queries with the keys around them, and a mask of a block's size.
     """
-    q_BxLxH, k_BxLxH = _rotated(q_BxLxH, k_BxLxH, rotation)
     if padding == "none" and not isolated:
         # known here, so nothing of the mask depends on the batch
         segments_BxL = jnp.ones_like(segments_BxL)
+    needs_mask = window or isolated or padding == "any"
+    lengths_B = None
+    if padding == "end" and not needs_mask:
+        # A row of padding alone, which fills up a batch, reads one token: it has no weight, but must stay finite.
+        lengths_B = jnp.maximum(jnp.sum(segments_BxL > 0, axis=1, dtype=jnp.int32), 1)
 
-    def weigh(q_BxQxH, k_BxKxH, v_BxKxH, allowed_Bx1xQxK=None, _=None, lengths_B=None):
-        if allowed_Bx1xQxK is not None:
-            shape = (len(q_BxQxH), 1, q_BxQxH.shape[1], k_BxKxH.shape[1])
-            # cuDNN broadcasts heads alone
-            allowed_Bx1xQxK = jnp.broadcast_to(allowed_Bx1xQxK, shape)
-        context = jax.nn.dot_product_attention(
-            *_split_heads(heads, q_BxQxH, k_BxKxH, v_BxKxH),
-            mask=allowed_Bx1xQxK,
+    def weigh(q, k, v, allowed_Bx1xQxK: Array, _: None) -> Array:
+        # cuDNN broadcasts heads alone
+        shape = (len(q), 1, q.shape[1], k.shape[1])
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            mask=jnp.broadcast_to(allowed_Bx1xQxK, shape) if needs_mask else None,
             query_seq_lengths=lengths_B,
             key_value_seq_lengths=lengths_B,
             implementation=implementation,
         )
-        return context.reshape(q_BxQxH.shape)
 
-    block = max(CUDNN_BLOCK, window + window % 2)  # even, as cuDNN needs it with a mask
-    if window and block + 2 * window < q_BxLxH.shape[1]:
-        return _in_blocks(
-            weigh, q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, None, window, block, isolated
-        )
-    if window or isolated or padding == "any":
-        return weigh(
-            q_BxLxH, k_BxLxH, v_BxLxH, allowed_keys(segments_BxL, segments_BxL, isolated, window)
-        )
-    if padding == "none":
-        return weigh(q_BxLxH, k_BxLxH, v_BxLxH)
-    # A row of padding alone, which fills up a batch, reads one token: it has no weight, but must stay finite.
-    lengths_B = jnp.maximum(jnp.sum(segments_BxL > 0, axis=1, dtype=jnp.int32), 1)
-    return weigh(q_BxLxH, k_BxLxH, v_BxLxH, lengths_B=lengths_B)
+    # even, as cuDNN needs it with a mask
+    block = max(CUDNN_BLOCK, window + window % 2)
+    arrays = (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL)
+    return _attend(weigh, *arrays, window=window, block=block, isolated=isolated, **settings)
 
 
 # TPU -----------------------------------------------------------------------------------------------------------------
 
 
 def fused(
-    q_BxLxH: Array,
-    k_BxLxH: Array,
-    v_BxLxH: Array,
-    segments_BxL: Array,
-    *,
+    *arrays: Array,
     mesh: Mesh,
     heads: int,
     window: int = 0,
@@ -334,30 +276,28 @@ def fused(
     """Our Pallas kernel, split over rows and heads with shard_map, inside a caller's shard_map too."""
     from mlm.model import fused_attention
 
-    on_device = heads // mesh.shape["tensor"]
     kind = mesh.devices.flat[0].device_kind
-
-    def kernel(*arrays: Array | Rotation | None) -> Array:
-        return fused_attention.attend(*arrays, on_device, isolated, window, kind)
-
-    arrays = (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation)
+    settings = fused_attention.Settings(heads // mesh.shape["tensor"], isolated, window, kind)
     outer = jax.sharding.get_abstract_mesh()
     # that no caller has split
-    axes = [axis for axis in mesh.axis_names if axis not in outer.manual_axes]
-    if not axes:
-        return kernel(*arrays)
+    axes = set(mesh.axis_names).difference(outer.manual_axes)
     row_axes = tuple(axis for axis in ("data", "fsdp") if axis in axes)
     rows = jax.P(row_axes, None, "tensor" if "tensor" in axes else None)
     angles = jax.P() if rotation is None or len(rotation[0]) == 1 else jax.P(row_axes)
-    split = jax.shard_map(
-        kernel,
-        mesh=outer if outer.manual_axes else mesh,
-        in_specs=(rows, rows, rows, jax.P(row_axes, None), jax.P(), angles),
-        out_specs=rows,
-        axis_names=set(axes),
-        check_vma=False,
-    )
-    return split(*arrays)
+
+    def kernel(*arrays: Array | Rotation | None) -> Array:
+        return fused_attention.attend(*arrays, settings)
+
+    if axes:
+        kernel = jax.shard_map(
+            kernel,
+            mesh=outer if outer.manual_axes else mesh,
+            in_specs=(rows, rows, rows, jax.P(row_axes, None), jax.P(), angles),
+            out_specs=rows,
+            axis_names=axes,
+            check_vma=False,
+        )
+    return kernel(*arrays, dropout_mask_LxL, rotation)
 
 
 KERNELS = {"xla": xla, "fused": fused, "cudnn": cudnn}

@@ -24,10 +24,8 @@ def make_config(
     config.architectures = [f"{family_of(config).name}For{TOKENS if of_tokens else SEQUENCES}"]
     if hasattr(config, "classifier_pooling"):
         config.classifier_pooling = "cls"  # ModernBERT's head reads the first token, or the mean
-    if of_tokens:
-        config.problem_type = None
-    else:
-        config.problem_type = "single_label_classification" if labels else "regression"
+    of_rows = "single_label_classification" if labels else "regression"
+    config.problem_type = None if of_tokens else of_rows
     config.id2label = dict(enumerate(labels or ("LABEL_0",)))  # sets num_labels
     config.label2id = {label: index for index, label in config.id2label.items()}
     return config
@@ -35,20 +33,17 @@ def make_config(
 
 def class_names(config: PretrainedConfig) -> tuple[str, ...]:
     """Returns the names of the classes in order; none for regression."""
-    return (
-        ()
-        if kind(config) == "regression"
-        else tuple(str(config.id2label[i]) for i in range(config.num_labels))
-    )
+    if kind(config) == "regression":
+        return ()
+    return tuple(str(config.id2label[index]) for index in range(config.num_labels))
 
 
 def kind(config: PretrainedConfig) -> str:
     """Returns what a classifier predicts, as config.classify.kind names it."""
     if TOKENS in str(config.architectures):  # a folder's list may hold anything
         return "tokens"
-    return (
-        "regression" if config.problem_type == "regression" or config.num_labels == 1 else "classes"
-    )
+    is_number = config.problem_type == "regression" or config.num_labels == 1
+    return "regression" if is_number else "classes"
 
 
 def head_name(config: PretrainedConfig) -> str:

@@ -21,11 +21,10 @@ def add_classifier(
     config = model.config
     if rows is not None and model.head_name == SEQUENCES:
         model.classifier = rows(config)
-        return
-    model.dropout = Dropout(dropout_rate(config))
-    model.classifier = Logits(
-        config.num_labels, init or nn.initializers.normal(config.initializer_range)
-    )
+    else:
+        init = init or nn.initializers.normal(config.initializer_range)
+        model.dropout = Dropout(dropout_rate(config))
+        model.classifier = Logits(config.num_labels, init)
 
 
 def classify(model: Model, x_BxKxH: Array, noise: Noise | None) -> Array:
@@ -37,11 +36,8 @@ def classify(model: Model, x_BxKxH: Array, noise: Noise | None) -> Array:
 
 def dropout_rate(config: PretrainedConfig) -> float:
     """Returns the dropout rate of a classification head: that of the layers, unless it has its own."""
-    return (
-        config.hidden_dropout_prob
-        if config.classifier_dropout is None
-        else config.classifier_dropout
-    )
+    rate = config.classifier_dropout
+    return config.hidden_dropout_prob if rate is None else rate
 
 
 class ClassificationHead(nn.Module):
@@ -67,9 +63,8 @@ class Logits(nn.Module):
     @nn.compact
     def __call__(self, x_BxLxH: Array) -> Array:
         kernel_HxO = self.param("kernel", self.kernel_init, (x_BxLxH.shape[-1], self.features))
-        return logits(
-            x_BxLxH, kernel_HxO, self.param("bias", nn.initializers.zeros, (self.features,))
-        )
+        bias_O = self.param("bias", nn.initializers.zeros, (self.features,))
+        return logits(x_BxLxH, kernel_HxO, bias_O)
 
 
 @jax.custom_vjp
@@ -79,27 +74,16 @@ def logits(x_BxLxH: Array, kernel_HxO: Array, bias_O: Array) -> Array:
     Of a bfloat16 array, XLA rounds some of the copies that it keeps or computes again, and not others
     (xla_allow_excess_precision), so two numbers computed from it can't be compared.
     """
-    return (
-        jnp.matmul(x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype), preferred_element_type=jnp.float32)
-        + bias_O
-    )
+    kernel_HxO = kernel_HxO.astype(x_BxLxH.dtype)
+    return jnp.matmul(x_BxLxH, kernel_HxO, preferred_element_type=jnp.float32) + bias_O
 
 
-def _logits_gradients(
-    saved: tuple[Array, Array, Array], grad_BxLxO: Array
-) -> tuple[Array, Array, Array]:
+def _logits_gradients(saved: tuple[Array, ...], grad_BxLxO: Array) -> tuple[Array, ...]:
     x_BxLxH, kernel_HxO, bias_O = saved
-    grad_BxLxO = grad_BxLxO.astype(x_BxLxH.dtype)
-    d_x_BxLxH, d_kernel_HxO = layers.product_gradients(
-        (x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype)), grad_BxLxO
-    )
-    return (
-        d_x_BxLxH,
-        d_kernel_HxO.astype(kernel_HxO.dtype),
-        layers.bias_gradient(bias_O, grad_BxLxO)[1],
-    )
+    grad_BxLxO, d_bias_O = layers.bias_gradient(bias_O, grad_BxLxO.astype(x_BxLxH.dtype))
+    inputs = (x_BxLxH, kernel_HxO.astype(x_BxLxH.dtype))
+    d_x_BxLxH, d_kernel_HxO = layers.product_gradients(inputs, grad_BxLxO)
+    return d_x_BxLxH, d_kernel_HxO.astype(kernel_HxO.dtype), d_bias_O
 
 
-logits.defvjp(
-    lambda x, kernel, bias: (logits(x, kernel, bias), (x, kernel, bias)), _logits_gradients
-)
+logits.defvjp(lambda *arrays: (logits(*arrays), arrays), _logits_gradients)

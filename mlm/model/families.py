@@ -118,9 +118,8 @@ class Family:
     ) -> TransformersModel:
         """Returns transformers' own masked language model."""
         flax_class = self.flax_class(MASKED_LM).module_class
-        return TransformersModel(
-            config, dtype, remat, flax_class=flax_class, ours=self.module(config)
-        )
+        ours = self.module(config)
+        return TransformersModel(config, dtype, remat, flax_class=flax_class, ours=ours)
 
     def resize_vocabulary(self, params: Params, size: int) -> Params:
         """Returns the parameters with `size` rows in word embedding and decoder's bias: cut off, or zeros added."""
@@ -165,34 +164,36 @@ FAMILIES = {
 }
 
 
-def find(model_type: str) -> Family:
-    """Returns the family of a model_type of transformers; raises InputError if there is none."""
-    if model_type not in FAMILIES:
-        raise InputError(
-            f"{model_type!r:.80} is no family of models here; name one of {', '.join(FAMILIES)}."
-        )
-    return FAMILIES[model_type]
+def find(name: str) -> Family:
+    """Returns the family of a model_type of transformers, or of config.model.family, which has underscores in it.
+
+    Raises InputError if there is none.
+    """
+    if family := FAMILIES.get(name.replace("_", "-")):
+        return family
+    raise InputError(
+        f"{name!r:.80} is no family of models here; name one of {', '.join(FAMILIES)}."
+    )
 
 
 @functools.cache
 def model_class(name: str, head: str) -> type | None:
     """Returns transformers' class "Flax{name}For{head}" with our module in it; None of a family that is not ours."""
-    for family in FAMILIES.values():
-        if family.name == name:
-            # takes half a second
-            from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel
+    family = next((family for family in FAMILIES.values() if family.name == name), None)
+    if family is None:
+        return None
+    # takes half a second
+    from mlm.model.flax_classes import FlaxModel, FlaxModernBertPreTrainedModel
 
-            # From Python 3.14 on, a partial function is a method, and 3.13 warns of that.
-            module_class = staticmethod(functools.partial(family.module, head_name=head))
-            bases = {CAMEMBERT: ROBERTA.flax_class(head), MODERNBERT: FlaxModernBertPreTrainedModel}
-            base = family.flax_class(head) or bases[family]
-            names = {
-                "module_class": module_class,
-                "config_class": family.config_class,
-                "__module__": "mlm.model",
-            }
-            return type(f"Flax{name}For{head}", (FlaxModel, base), names)
-    return None
+    bases = {CAMEMBERT: ROBERTA.flax_class(head), MODERNBERT: FlaxModernBertPreTrainedModel}
+    base = family.flax_class(head) or bases[family]
+    names = {
+        # From Python 3.14 on, a partial function is a method, and 3.13 warns of that.
+        "module_class": staticmethod(functools.partial(family.module, head_name=head)),
+        "config_class": family.config_class,
+        "__module__": "mlm.model",
+    }
+    return type(f"Flax{name}For{head}", (FlaxModel, base), names)
 
 
 def family_of(config: PretrainedConfig) -> Family:
@@ -203,11 +204,6 @@ def family_of(config: PretrainedConfig) -> Family:
 def name_of(config: PretrainedConfig) -> str:
     """Returns the config.model.family of a model, which spells transformers' model_type with underscores."""
     return config.model_type.replace("-", "_")
-
-
-def named(name: str) -> Family:
-    """Returns the family of config.model.family."""
-    return find(name.replace("_", "-"))
 
 
 def set_dropout(config: PretrainedConfig, model: ConfigDict) -> None:
@@ -241,11 +237,11 @@ def make_module(
     `module_class` is a subclass of the family's own module, in its place.
     """
     if info.length > model.positions:
-        key = f"config.model.positions = {model.positions}"
         raise InputError(
-            f"{key}: the shards have rows of {info.length} tokens; raise it to at least that."
+            f"config.model.positions = {model.positions}: the shards have rows of {info.length} tokens; "
+            "raise it to at least that."
         )
-    family = named(model.family)
+    family = find(model.family)
     config = family.make_config(model, info.vocab_size, info.special_ids)
     if model.implementation == "transformers":
         if module_class:

@@ -91,34 +91,42 @@ class FlaxModel:
             )
             config = as_transformers_4(config)
             config.update({key: value for key, value in kwargs.items() if hasattr(config, key)})
-        flax_files = (
-            [] if from_pt else _files(name, FLAX_WEIGHTS_NAME, FLAX_WEIGHTS_INDEX_NAME, kwargs)
-        )
-        files = flax_files or _files(name, SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, kwargs)
-        if not files and issubclass(cls, FlaxModernBertPreTrainedModel):
+        tree: dict[tuple[str, ...], Any] = {}
+        files = _files(name, FLAX_WEIGHTS_NAME, FLAX_WEIGHTS_INDEX_NAME, kwargs)
+        if files and not from_pt:
+            for file in files:
+                content = flax.serialization.msgpack_restore(Path(file).read_bytes())
+                tree |= flatten_dict(content)
+        elif files := _files(name, SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, kwargs):
+            tensors: dict[str, Any] = {}
+            for file in files:
+                tensors |= safetensors.flax.load_file(file)
+            tree = flatten_dict(weights.from_torch(tensors))
+        elif issubclass(cls, FlaxModernBertPreTrainedModel):
             kinds = f"neither {FLAX_WEIGHTS_NAME} nor {SAFE_WEIGHTS_NAME}"
             raise OSError(
                 f"{name}: has {kinds}; load it in PyTorch and save it with save_pretrained."
             )
-        if not files:
-            kwargs = {key: kwargs[key] for key in LOADING if key in kwargs} | unused
-            kwargs |= {
-                "ignore_mismatched_sizes": ignore_mismatched_sizes,
-                "from_pt": from_pt,
-                "_do_init": _do_init,
-            }
-            return super().from_pretrained(name, dtype, *model_args, config=config, **kwargs)
+        else:
+            kwargs = unused | {key: kwargs[key] for key in LOADING if key in kwargs}
+            return super().from_pretrained(
+                name,
+                dtype,
+                *model_args,
+                config=config,
+                ignore_mismatched_sizes=ignore_mismatched_sizes,
+                from_pt=from_pt,
+                _do_init=_do_init,
+                **kwargs,
+            )
         model = cls(config, *model_args, dtype=dtype, _do_init=_do_init, **unused)
-        tree = _read_flax(files) if flax_files else _read_safetensors(files)
         params = _fitting(tree, model.params_shape_tree, files[0], strict, ignore_mismatched_sizes)
         if not _do_init:  # as transformers has it: on the host, and completed by init_weights
             model._missing_keys = model.required_params - params.keys()
-            return model, jax.device_put(
-                unflatten_dict(params), jax.local_devices(backend="cpu")[0]
-            )
-        model.params = unflatten_dict(
-            flatten_dict(model.params) | {path: jnp.asarray(params[path]) for path in params}
-        )
+            host = jax.local_devices(backend="cpu")[0]
+            return model, jax.device_put(unflatten_dict(params), host)
+        arrays = jax.tree.map(jnp.asarray, params)
+        model.params = unflatten_dict(flatten_dict(model.params) | arrays)
         return model
 
     def save_pretrained(
@@ -164,22 +172,12 @@ def _files(name: str | Path, whole: str, index: str, kwargs: dict[str, Any]) -> 
     return [find(part) for part in sorted(parts)]
 
 
-def _read_flax(files: list[str]) -> dict[str, Any]:
-    flat: dict[tuple[str, ...], Any] = {}
-    for file in files:
-        flat |= flatten_dict(flax.serialization.msgpack_restore(Path(file).read_bytes()))
-    return unflatten_dict(flat)
-
-
-def _read_safetensors(files: list[str]) -> dict[str, Any]:
-    tensors: dict[str, Any] = {}
-    for file in files:
-        tensors |= safetensors.flax.load_file(file)
-    return weights.from_torch(weights.with_one_bias(tensors))
-
-
 def _fitting(
-    tree: dict[str, Any], shapes: Any, file: str, strict: bool, ignore_mismatched_sizes: bool
+    loaded: dict[tuple[str, ...], Any],
+    shapes: Any,
+    file: str,
+    strict: bool,
+    ignore_mismatched_sizes: bool,
 ) -> dict[tuple[str, ...], Any]:
     """Returns the parameters of a file that the class has, too, whose `shapes` are given.
 
@@ -188,8 +186,9 @@ def _fitting(
     """
     # XLM-RoBERTa's is no base_model_prefix
     body = next(name for name, part in shapes.items() if "embeddings" in part)
-    loaded = flatten_dict(tree if body in tree else {body: tree})
     expected = flatten_dict(shapes)
+    if all(path[0] != body for path in loaded):
+        loaded = {(body, *path): value for path, value in loaded.items()}
     missing = expected.keys() - loaded.keys()
     unused = loaded.keys() - expected.keys()
     shared = {path[0] for path in loaded} & {path[0] for path in expected} - {"classifier"}
@@ -211,11 +210,8 @@ def _fitting(
                 )
             missing.add(path)
     if missing:
-        logger.warning(
-            "%s: has no %s of these shapes; they are drawn, and to be trained.",
-            file,
-            _names(missing),
-        )
+        message = "%s: has no %s of these shapes; they are drawn, and to be trained."
+        logger.warning(message, file, _names(missing))
     if unused:
         logger.warning("%s: %s are not used.", file, _names(unused))
     return {path: loaded[path] for path in expected if path not in missing}

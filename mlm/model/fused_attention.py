@@ -11,7 +11,8 @@ Dimensions: B rows, L tokens, H hidden size = heads x head size.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,38 +70,32 @@ def chunk_tokens(kind: str) -> int:
     return 1024 if kind in MEMORY else 512
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8, 9))
-def attend(
-    q_BxLxH,
-    k_BxLxH,
-    v_BxLxH,
-    segments_BxL,
-    dropout_mask_LxL,
-    rotation,
-    heads,
-    isolated,
-    window,
-    kind,
-):
-    """An `attention.Attention` for a device of `kind`; on anything but a TPU the kernels are interpreted, for tests."""
-    arrays = q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation
-    return _forward(*arrays, heads, isolated, window, kind)[0]
+class Settings(NamedTuple):
+    """What the kernels are compiled for."""
+
+    heads: int  # on the device
+    isolated: bool
+    window: int
+    kind: str  # of the device; on anything but a TPU the kernels are interpreted, for tests
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation, settings: Settings):
+    """An `attention.Attention`."""
+    arrays = (q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, dropout_mask_LxL, rotation)
+    return _call(arrays, (), settings)[0]
 
 
 def _forward(*args):
-    inputs = args[:6]
-    settings = args[6:]
-    outputs = _call(inputs, (), *settings)
-    return outputs[0], (inputs, outputs)
+    *arrays, settings = args
+    outputs = _call(arrays, (), settings)
+    return outputs[0], (arrays, outputs)
 
 
-def _backward(*args):
-    *settings, (inputs, outputs), grad = args
-    return (
-        *_call(inputs, (*outputs, grad), *settings),
-        None,
-        *jax.tree.map(jnp.zeros_like, inputs[4:]),
-    )
+def _backward(settings, saved, grad):
+    arrays, outputs = saved
+    grads = _call(arrays, (*outputs, grad), settings)
+    return (*grads, None, *jax.tree.map(jnp.zeros_like, arrays[4:]))
 
 
 attend.defvjp(_forward, _backward)
@@ -111,56 +106,10 @@ def width_of(hidden: int, heads: int) -> int:
     return max(LANES, hidden // heads) if hidden % LANES == 0 else hidden
 
 
-def _parts(chunk: int, halo: int, length: int) -> list[tuple[int, Callable]]:
-    """Returns [(tokens, chunk's index -> its index)] of a chunk; with a halo, of those before and after it as well."""
-    if not halo:
-        return [(chunk, lambda c: c)]
-    halos_of_chunk = chunk // halo
-    last_halo = length // halo - 1
-    return [
-        (halo, lambda c: jnp.maximum(c * halos_of_chunk - 1, 0)),
-        (chunk, lambda c: c),
-        (halo, lambda c: jnp.minimum((c + 1) * halos_of_chunk, last_halo)),
-    ]
-
-
-def _specs(size: Sizes, length: int, at: Callable) -> Callable:
-    """Returns `(of_keys, halo, shape, index) -> [specs]` of a chunk and its halos.
-
-    They come from `shape(tokens)` and `index(row, block of H, chunk)`, and `at(*grid)` = (row, block, queries, keys).
-    """
-
-    def specs(of_keys: bool, halo: int, shape: Callable, index: Callable) -> list[pl.BlockSpec]:
-        def spec(tokens: int, chunk_index: Callable) -> pl.BlockSpec:
-            def block_index(*grid: Array) -> tuple[Array, ...]:
-                row, block, *chunks = at(*grid)
-                return index(row, block, chunk_index(chunks[of_keys]))
-
-            return pl.BlockSpec(shape(tokens), block_index)
-
-        return [
-            spec(*part) for part in _parts(size.keys if of_keys else size.queries, halo, length)
-        ]
-
-    return specs
-
-
-def _grid(
-    size: Sizes, rows: int, blocks: int, window: int, is_backward: bool
-) -> tuple[tuple[int, ...], Callable]:
-    """Returns the grid, ordered so that blocks are reused in VMEM, and the `at` of `_specs`."""
-    if window:
-        return (rows, size.query_steps, blocks), lambda b, i, h: (b, h, i, i)
-    if is_backward:
-        return (rows, blocks, size.key_steps, size.query_steps), lambda b, h, j, i: (b, h, i, j)
-    return (rows, blocks, size.query_steps, size.key_steps), lambda b, h, i, j: (b, h, i, j)
-
-
-def _call(
-    inputs: tuple, saved: tuple, heads: int, isolated: bool, window: int, kind: str
-) -> list[Array]:
+def _call(arrays: Sequence, saved: tuple, settings: Settings) -> list[Array]:
     """Runs the backward kernel if it is given the forward kernel's outputs and their gradient, else the forward one."""
-    q, k, v, segments_BxL, dropout_mask_LxL, rotation = inputs
+    q, k, v, segments_BxL, dropout_mask_LxL, rotation = arrays
+    heads, isolated, window, kind = settings
     rows, length, hidden = q.shape
     is_backward = bool(saved)
     width = width_of(hidden, heads)
@@ -168,56 +117,103 @@ def _call(
     operand = jnp.dtype(jnp.float32) if kind in ROUNDING else q.dtype
     blocks = hidden // width
     together = width * heads // hidden
-    head_size = hidden // heads
-    grid, at = _grid(size, rows // size.rows, blocks, window, is_backward)
-    specs = _specs(size, length, at)
-    halo = size.halo
-    q_halo = size.halo * is_backward
-    x = lambda n: (size.rows, n, width), lambda b, h, c: (b, c, h)
-    stats = lambda n: (size.rows, None, together, n), lambda b, h, c: (b, h, 0, c)
-    q_spec = specs(False, q_halo, *x)
-    k_spec = specs(True, halo, *x)
-    stats_spec = specs(False, q_halo, *stats)
-    key_spec = specs(True, halo, lambda n: (size.rows, n, 1), lambda b, h, c: (b, c, 0))
-    query_spec = (
-        specs(False, q_halo, lambda n: (size.rows, 1, n), lambda b, h, c: (b, 0, c))
-        if isolated
-        else []
-    )
-    inputs = [(q, q_spec), (k, k_spec), (v, k_spec), (segments_BxL[:, :, None], key_spec)]
-    inputs += [(segments_BxL[:, None, :], query_spec), (dropout_mask_LxL, [])]
+    # The grid is ordered so that blocks are reused in VMEM: `order` has its axes of rows, blocks of H, queries, keys.
+    if window:
+        grid = (rows // size.rows, size.query_steps, blocks)
+        order = (0, 2, 1, 1)
+    elif is_backward:
+        grid = (rows // size.rows, blocks, size.key_steps, size.query_steps)
+        order = (0, 1, 3, 2)
+    else:
+        grid = (rows // size.rows, blocks, size.query_steps, size.key_steps)
+        order = (0, 1, 2, 3)
+
+    def specs(of_keys: bool, halo: int, axes: dict[str, int | None]) -> list[pl.BlockSpec]:
+        """Returns the specs of a chunk, with a halo of those before and after it too, for an array with these axes.
+
+        A block has its part of the axes "rows", "H" and "tokens", and all of the others.
+        """
+        chunk = size.keys if of_keys else size.queries
+
+        def spec(tokens: int, chunk_index: Callable) -> pl.BlockSpec:
+            def block_index(*point: Array) -> tuple[Array | int, ...]:
+                row, block, *chunks = (point[axis] for axis in order)
+                places = {"rows": row, "H": block, "tokens": chunk_index(chunks[of_keys])}
+                return tuple(places.get(axis, 0) for axis in axes)
+
+            return pl.BlockSpec(tuple((axes | {"tokens": tokens}).values()), block_index)
+
+        whole = spec(chunk, lambda c: c)
+        if not halo:
+            return [whole]
+        halos = chunk // halo
+        last = length // halo - 1
+        before = spec(halo, lambda c: jnp.maximum(c * halos - 1, 0))
+        return [before, whole, spec(halo, lambda c: jnp.minimum((c + 1) * halos, last))]
+
+    of_queries = functools.partial(specs, False, size.halo * is_backward)
+    of_keys = functools.partial(specs, True, size.halo)
+    x = {"rows": size.rows, "tokens": 0, "H": width}
+    q_spec = of_queries(x)
+    k_spec = of_keys(x)
+    stats_spec = of_queries({"rows": size.rows, "H": None, "heads": together, "tokens": 0})
+    query_spec = of_queries({"rows": size.rows, "one": 1, "tokens": 0}) if isolated else []
+    mask_spec = []
     if dropout_mask_LxL is not None:  # only in rows of one chunk, so a step sees all of L
-        spec = pl.BlockSpec((1, length, length), lambda *_: (0, 0, 0))
-        inputs[-1] = dropout_mask_LxL.astype(operand)[None], [spec]
-    inputs += _angles(rotation, specs, size, False, q_halo) + _angles(
-        rotation, specs, size, True, halo
-    )
+        dropout_mask_LxL = dropout_mask_LxL.astype(operand)[None]
+        mask_spec = [pl.BlockSpec(dropout_mask_LxL.shape, lambda *_: (0, 0, 0))]
+    inputs = [(q, q_spec), (k, k_spec), (v, k_spec)]
+    inputs += [(segments_BxL[:, :, None], of_keys({"rows": size.rows, "tokens": 0, "one": 1}))]
+    inputs += [(segments_BxL[:, None, :], query_spec), (dropout_mask_LxL, mask_spec)]
+    for specs_of in (of_queries, of_keys):
+        for angles in rotation or (None, None):
+            if angles is None:
+                inputs.append((None, []))
+                continue
+            count, _, half = angles.shape
+            # one row of angles is shared by all rows
+            axis = ("rows", size.rows) if count > 1 else ("all", 1)
+            spec = specs_of(dict([axis, ("half", half), ("tokens", 0)]))
+            inputs.append((angles.swapaxes(1, 2), spec))
     x_shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     if is_backward:
         inputs += zip(saved, (q_spec, stats_spec, q_spec), strict=True)
-        key_grad_spec = specs(True, 0, *x)
         last = size.key_steps - 1
 
-        def dq_index(*g: Array) -> tuple[Array, ...]:
+        def dq_index(*point: Array) -> tuple[Array, ...]:
             # a chunk is written once its gradient is complete
-            row, block, q_chunk, k_chunk = at(*g)
+            row, block, q_chunk, k_chunk = (point[axis] for axis in order)
             return row, q_chunk if window else jnp.where(k_chunk < last, 0, q_chunk), block
 
-        out_specs = [pl.BlockSpec(x[0](size.queries), dq_index), *key_grad_spec * 2]
+        dq_spec = pl.BlockSpec((size.rows, size.queries, width), dq_index)
+        out_specs = [dq_spec, *specs(True, 0, x) * 2]
         out_shape = [x_shape] * 3
-        scratch = [] if size.is_one else [(size.keys + 2 * halo, width)] * 2
+        scratch = [] if size.is_one else [(size.keys + 2 * size.halo, width)] * 2
         scratch += [(width, length)] if size.key_steps > 1 else []
     else:
-        out_specs = specs(False, 0, *x) + stats_spec
+        out_specs = q_spec + stats_spec
         out_shape = [x_shape, jax.ShapeDtypeStruct((rows, blocks, together, length), jnp.float32)]
-        scratch = (
-            [(n, size.queries) for n in (width, together, together)] if size.key_steps > 1 else []
-        )
+        sums = [(entries, size.queries) for entries in (width, together, together)]
+        scratch = sums if size.key_steps > 1 else []
     kernel = Backward if is_backward else Forward
     rotated = "" if rotation is None else "_rotated"
+    # What XLA, which can't look into a kernel, and `plan` are told: the work that the scores take. With a window, a
+    # query reads its tile and a halo on both sides.
+    keys_read = min(length, LANES + 2 * LANES) if window else length
+    products = 5 if is_backward else 2  # of queries and keys, each as long as a head
+    cost = pl.CostEstimate(
+        flops=2 * products * rows * length * keys_read * hidden,
+        transcendentals=rows * heads * length * keys_read,
+        bytes_accessed=2 * (7 if is_backward else 4) * rows * length * hidden,
+    )
     call = pl.pallas_call(
         functools.partial(
-            step, kernel=kernel, head_size=head_size, window=window, size=size, operand=operand
+            step,
+            kernel=kernel,
+            head_size=hidden // heads,
+            window=window,
+            size=size,
+            operand=operand,
         ),
         name=f"fused_attention_{kernel.__name__.lower()}_{window}{rotated}",
         grid=grid,
@@ -226,39 +222,10 @@ def _call(
         out_shape=out_shape,
         scratch_shapes=[pltpu.VMEM((size.rows, *shape), jnp.float32) for shape in scratch],
         interpret=not kind.startswith("TPU"),
-        cost_estimate=cost_estimate(q.shape, heads, window, is_backward),
+        cost_estimate=cost,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",) * 2 + ("arbitrary",) * (len(grid) - 2),
             vmem_limit_bytes=MEMORY.get(kind, 16) * 2**20,
         ),
     )
     return call(*([array] * len(spec) for array, spec in inputs))
-
-
-def cost_estimate(
-    shape: tuple[int, int, int], heads: int, window: int, is_backward: bool
-) -> pl.CostEstimate:
-    """Returns what XLA, which can't look into a kernel, and `plan` are told of one: the work that the scores take."""
-    rows, length, hidden = shape
-    # of each query: its tile and a halo on both sides
-    keys = min(length, LANES + 2 * LANES) if window else length
-    products = 5 if is_backward else 2  # of queries and keys, each as long as a head
-    return pl.CostEstimate(
-        flops=2 * products * rows * length * keys * hidden,
-        transcendentals=rows * heads * length * keys,
-        bytes_accessed=2 * (7 if is_backward else 4) * rows * length * hidden,
-    )
-
-
-def _angles(
-    rotation: tuple | None, specs: Callable, size: Sizes, of_keys: bool, halo: int
-) -> list[tuple]:
-    """Returns [(array, specs)] of cosines and sines."""
-    if rotation is None:
-        return [(None, [])] * 2
-    rows, _, half = rotation[0].shape
-    if rows > 1:
-        spec = specs(of_keys, halo, lambda n: (size.rows, half, n), lambda b, h, c: (b, 0, c))
-    else:  # all rows share the angles
-        spec = specs(of_keys, halo, lambda n: (1, half, n), lambda b, h, c: (0, 0, c))
-    return [(angles.swapaxes(1, 2), spec) for angles in rotation]

@@ -51,7 +51,7 @@ class Tile(NamedTuple):
 
     queries: slice  # of Q
     keys: slice  # of K
-    offset: int  # of the first key from the first query; 0 without a window
+    offset: int  # of the first key from the first query
 
 
 def step(*refs: Any, kernel: "type[Forward | Backward]", size: Sizes, **settings: Any) -> None:
@@ -140,19 +140,16 @@ class Chunk:
 
     def _tiles(self) -> Iterator[Tile]:
         size = self.size
-        halo = self.size.halo
-        backward = self.is_backward
-        reach = -(-self.window // ALIGNED) * ALIGNED if self.window else size.keys + 2 * halo
-        first = -halo if backward else 0
+        halo = size.halo
+        reach = -(-self.window // ALIGNED) * ALIGNED or size.keys
+        first = -halo if self.is_backward else 0
         for start in range(first, size.queries - first, size.tile):
             # Keys in the halo matter to the queries of the chunk alone.
-            halo_read = 0 if backward and not 0 <= start < size.queries else halo
+            halo_read = halo if 0 <= start < size.queries else 0
             begin = max(start - reach, -halo_read)
             end = min(start + size.tile + reach, size.keys + halo_read)
             queries = slice(start - first, start - first + size.tile)
-            yield Tile(
-                queries, slice(begin + halo, end + halo), begin - start if self.window else 0
-            )
+            yield Tile(queries, slice(begin + halo, end + halo), begin - start)
 
     def of_heads(self, x_KxW: Array) -> list[Array]:
         """Returns for each head x with 0 for the entries of other heads."""
@@ -179,11 +176,9 @@ class Chunk:
 
     def dropped(self, tile: Tile, x_SxC: Array) -> Array:
         """Applies the dropout mask to a tile, if there is one."""
-        return (
-            x_SxC * self.mask[0][tile.keys, tile.queries].astype(x_SxC.dtype)
-            if self.mask
-            else x_SxC
-        )
+        if not self.mask:
+            return x_SxC
+        return x_SxC * self.mask[0][tile.keys, tile.queries].astype(x_SxC.dtype)
 
 
 class Forward(Chunk):
@@ -277,33 +272,27 @@ class Backward(Chunk):
         ]
         yield
         heads = []
-        grad_CxW, out_CxW = (
-            x_QxW[tile.queries].astype(jnp.float32) for x_QxW in (self.grad_QxW, self.out_QxW)
-        )
-        product_WxC = (grad_CxW * out_CxW).T
+        out_CxW = self.out_QxW[tile.queries].astype(jnp.float32)
+        product_WxC = (grad_CxW.astype(jnp.float32) * out_CxW).T
         for head, (scores_SxC, d_dropped_SxC) in enumerate(products):
             inner_1xC = jnp.sum(product_WxC[self.heads[head]], axis=0, keepdims=True)
             probs_SxC = jnp.exp2(scores_SxC - self.logsumexp_NxQ[head : head + 1, tile.queries])
             d_scores_SxC = probs_SxC * (self.dropped(tile, d_dropped_SxC) - inner_1xC)
-            heads.append(
-                (
-                    self.dropped(tile, probs_SxC.astype(self.operand)),
-                    d_scores_SxC.astype(self.operand),
-                )
-            )
+            probs_SxC = self.dropped(tile, probs_SxC.astype(self.operand))
+            heads.append((probs_SxC, d_scores_SxC.astype(self.operand)))
         yield
-        q_WxC = self.q_QxW[tile.queries].T
-        grad_WxC = self.grad_QxW[tile.queries].T
+        q_WxC = q_CxW.T
+        grad_WxC = grad_CxW.T
         k_WxS = self.k_near(tile.keys)
-        parts = []
-        for rows, (probs_SxC, d_scores_SxC) in zip(self.heads, heads, strict=True):
-            dq_DxC = _dot(k_WxS[rows], d_scores_SxC, NN)
-            parts.append(
-                (dq_DxC, _dot(q_WxC[rows], d_scores_SxC, NT), _dot(grad_WxC[rows], probs_SxC, NT))
+        grads = [
+            (
+                _dot(k_WxS[rows], d_scores_SxC, NN),
+                _dot(q_WxC[rows], d_scores_SxC, NT),
+                _dot(grad_WxC[rows], probs_SxC, NT),
             )
-        dq_WxC, dk_WxS, dv_WxS = (
-            jnp.concatenate(column, axis=0) for column in zip(*parts, strict=True)
-        )
+            for rows, (probs_SxC, d_scores_SxC) in zip(self.heads, heads, strict=True)
+        ]
+        dq_WxC, dk_WxS, dv_WxS = map(jnp.concatenate, zip(*grads, strict=True))
         angles = self.k_angles and [angle[:, tile.keys] for angle in self.k_angles]
         self.add_keys(tile, _rotate(dk_WxS, angles, self.head_size, -1).T, dv_WxS.T)
         if 0 <= tile.queries.start - self.size.halo < self.size.queries:

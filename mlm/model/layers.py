@@ -108,9 +108,8 @@ def product_gradients(saved: tuple[Array, Array], grad_BxLxO: Array) -> tuple[Ar
     x_BxLxH, kernel_HxO = saved
     x_NxH, grad_NxO = (array.reshape(-1, array.shape[-1]) for array in (x_BxLxH, grad_BxLxO))
     # On CPU, XLA transposes a copy of the left operand, so the narrower one goes there.
-    d_kernel_HxO = (
-        x_NxH.T @ grad_NxO if x_NxH.shape[1] <= grad_NxO.shape[1] else (grad_NxO.T @ x_NxH).T
-    )
+    is_narrower = x_NxH.shape[1] <= grad_NxO.shape[1]
+    d_kernel_HxO = x_NxH.T @ grad_NxO if is_narrower else (grad_NxO.T @ x_NxH).T
     return grad_BxLxO @ kernel_HxO.T, d_kernel_HxO
 
 
@@ -127,18 +126,15 @@ def bias_gradient(bias_H: Array, grad_BxLxH: Array) -> tuple[Array, Array]:
     """Returns the gradients of x and of the bias, in its type, in `add_bias`."""
     grad_NxH = grad_BxLxH.reshape(-1, grad_BxLxH.shape[-1])
     total = functools.partial(jnp.sum, axis=0, dtype=jnp.float32)
-    return grad_BxLxH, lax.platform_dependent(grad_NxH, tpu=_sum_by_product, default=total).astype(
-        bias_H.dtype
-    )
+    sum_H = lax.platform_dependent(grad_NxH, tpu=_sum_by_product, default=total)
+    return grad_BxLxH, sum_H.astype(bias_H.dtype)
 
 
 def _sum_by_product(x_NxH: Array) -> Array:
     """The sum over axis 0 as a product with ones, at which a TPU's matrix unit is much faster than its vector units."""
     # 8 rows: the compiler would turn one into a sum again
     ones_8xN = jnp.ones((8, x_NxH.shape[0]), x_NxH.dtype)
-    return jnp.matmul(
-        ones_8xN, x_NxH, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
-    )[0]
+    return jnp.matmul(ones_8xN, x_NxH, precision="highest", preferred_element_type=jnp.float32)[0]
 
 
 add_bias.defvjp(lambda x, bias: (add_bias(x, bias), bias), bias_gradient)
@@ -167,15 +163,10 @@ gelu.defvjp(
 ACTIVATIONS = {"gelu": gelu, "gelu_new": jax.nn.gelu, "relu": jax.nn.relu, "silu": jax.nn.silu}
 
 
-def dropout(
-    x_BxLxH: Array,
-    rate: float,
-    seed: Array,
-    rows_B: Array | None = None,
-    tokens_BxL: Array | None = None,
-) -> Array:
+def dropout(x_BxLxH: Array, rate: float, seed: Array, *rows_and_tokens: Array | None) -> Array:
     """Dropout with `random_bits`, whose seed differs by call and step."""
-    keep = random_bits(seed, x_BxLxH.shape, rows_B, tokens_BxL) >= np.uint32(round(rate * 2**32))
+    bits = random_bits(seed, x_BxLxH.shape, *rows_and_tokens)
+    keep = bits >= np.uint32(round(rate * 2**32))
     return jnp.where(keep, x_BxLxH * np.asarray(1 / (1 - rate), x_BxLxH.dtype), 0)
 
 

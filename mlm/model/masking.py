@@ -109,12 +109,8 @@ class SpanMasking(WordMasking):
         spans = self._spans(self._words(ids_L, ordinary_L), ordinary_L, length_L)
         total = jnp.sum(ordinary_L)
         window = jnp.floor(uniform(rest[1]) * total).astype(jnp.int32)
-        distance_L = (
-            _tokens_before(spans, score_L)
-            + jnp.arange(len(ids_L), dtype=jnp.int32)
-            - spans.start_L
-            - window
-        )
+        within_L = jnp.arange(len(ids_L), dtype=jnp.int32) - spans.start_L
+        distance_L = _tokens_before(spans, score_L) + within_L - window
         distance_L = jnp.where(distance_L >= 0, distance_L, distance_L + total)
         predicted_L = ordinary_L & (distance_L < self._count(ordinary_L, rest[0]))
         return self._masked_at(ids_L, predicted_L, kind_L[spans.start_L], token_L)
@@ -135,18 +131,15 @@ class SpanMasking(WordMasking):
         # index of the word that starts a span
         start_L = word_L[runs.start_L] + sum_L - sum_L[runs.start_L]
         within_L = words.first_L & (start_L <= word_L[runs.start_L + runs.size_L - 1])
-        starts_L = (
-            jnp.zeros_like(ordinary_L)
-            .at[jnp.where(within_L, start_L, len(bits_L))]
-            .set(True, mode="drop")
-        )
+        places_L = jnp.where(within_L, start_L, len(bits_L))
+        starts_L = jnp.zeros_like(ordinary_L).at[places_L].set(True, mode="drop")
         return _units(words.first_L & starts_L[word_L], ordinary_L)
 
 
 def _units(first_L: Array, ordinary_L: Array) -> _Units:
     """Returns the units that start at `first_L` and end before the next one or the next token that isn't ordinary."""
     length = len(first_L)
-    position_L = jnp.arange(len(first_L), dtype=jnp.int32)
+    position_L = jnp.arange(length, dtype=jnp.int32)
     start_L = jax.lax.cummax(jnp.where(first_L, position_L, 0))
     edge_L = jax.lax.cummin(jnp.where(first_L | ~ordinary_L, position_L, length), reverse=True)
     end_L = jnp.append(edge_L[1:], length)

@@ -50,9 +50,8 @@ def wide(config: ModernBertConfig) -> layers.Initializer:
 
 def narrow(config: ModernBertConfig) -> layers.Initializer:
     """Returns how kernels of output projections are drawn."""
-    return truncated_normal(
-        config, config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
-    )
+    stddev = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
+    return truncated_normal(config, stddev)
 
 
 def window(config: ModernBertConfig, index: int) -> int:
@@ -104,10 +103,11 @@ class SelfAttention(nn.Module):
         self.Wo = Dense(config.hidden_size, narrow(config), use_bias=False)
         self.dropout = Dropout(config.attention_dropout)
 
-    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
+    def __call__(self, x_BxLxH: Array, rows: RowInfo) -> Array:
         rotation = rows.positions["local" if self.window else "global"]
         context_BxLxH = self.kernel(*self.Wqkv(x_BxLxH), rows, rotation)
-        return self.dropout(self.Wo(take_tokens(tokens_BxK, context_BxLxH)), rows.noise, tokens_BxK)
+        context_BxKxH = take_tokens(rows.tokens_BxK, context_BxLxH)
+        return self.dropout(self.Wo(context_BxKxH), rows.noise, rows.tokens_BxK)
 
 
 class GatedFeedForward(nn.Module):
@@ -119,10 +119,10 @@ class GatedFeedForward(nn.Module):
         self.Wo = Dense(config.hidden_size, narrow(config), use_bias=False)
         self.dropout = Dropout(config.mlp_dropout)
 
-    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxL: Array | None) -> Array:
+    def __call__(self, x_BxLxH: Array, rows: RowInfo) -> Array:
         inner_BxLxI, gate_BxLxI = self.Wi(x_BxLxH)
         inner_BxLxI = layers.ACTIVATIONS[self.config.hidden_activation](inner_BxLxI) * gate_BxLxI
-        return self.Wo(self.dropout(inner_BxLxI, rows.noise, tokens_BxL))
+        return self.Wo(self.dropout(inner_BxLxI, rows.noise, rows.tokens_BxK))
 
 
 class Layer(nn.Module):
@@ -140,18 +140,14 @@ class Layer(nn.Module):
         if self.index:
             self.attn_norm = LayerNorm(config.norm_eps, use_bias=False)
 
-    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
-        attended_BxLxH = self.attn(
-            self.attn_norm(x_BxLxH) if self.index else x_BxLxH, rows, tokens_BxK
-        )
-        sum_BxLxH = take_tokens(tokens_BxK, x_BxLxH) + attended_BxLxH
-        return self.compute.recomputed(type(self).feed_forward, self.index)(
-            self, sum_BxLxH, rows, tokens_BxK
-        )
+    def __call__(self, x_BxLxH: Array, rows: RowInfo) -> Array:
+        attended_BxLxH = self.attn(self.attn_norm(x_BxLxH) if self.index else x_BxLxH, rows)
+        sum_BxLxH = take_tokens(rows.tokens_BxK, x_BxLxH) + attended_BxLxH
+        return self.compute.feed_forward(self, sum_BxLxH, rows)
 
-    def feed_forward(self, sum_BxLxH: Array, rows: RowInfo, tokens_BxL: Array | None) -> Array:
+    def feed_forward(self, sum_BxLxH: Array, rows: RowInfo) -> Array:
         """Feed-forward block with the norm before it: residual sum in, residual sum out."""
-        return sum_BxLxH + self.mlp(self.mlp_norm(sum_BxLxH), rows, tokens_BxL)
+        return sum_BxLxH + self.mlp(self.mlp_norm(sum_BxLxH), rows)
 
 
 class Body(nn.Module):
@@ -167,8 +163,8 @@ class Body(nn.Module):
         self.layers = Layers(self.config, self.compute, self.layer_class)
         self.final_norm = LayerNorm(self.config.norm_eps, use_bias=False)
 
-    def __call__(self, ids_BxL: Array, rows: RowInfo, tokens_BxK: Array | None) -> list[Array]:
-        return self.layers(self.embeddings(ids_BxL, rows.noise), rows, tokens_BxK)
+    def __call__(self, ids_BxL: Array, rows: RowInfo) -> list[Array]:
+        return self.layers(self.embeddings(ids_BxL, rows.noise), rows)
 
 
 class PredictionHead(nn.Module):

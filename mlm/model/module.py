@@ -49,6 +49,8 @@ class RowInfo(NamedTuple):
     positions: Any  # of the tokens, as the family has them: int32 [B, L], or rotations
     token_types_BxL: Array | None  # int32; None for 0
     noise: Noise | None  # None for no dropout
+    # int32: those that are computed after a layer's attention; None for all
+    tokens_BxK: Array | None = None
 
 
 def position_ids(attention_BxL: Array, first: int) -> Array:
@@ -73,11 +75,9 @@ def segment_and_position_ids(
 
 def take_tokens(tokens_BxK: Array | None, x_BxLxH: Array) -> Array:
     """Returns x at some tokens of each row, [B, K, H]; all of x if `tokens_BxK` is None."""
-    return (
-        x_BxLxH
-        if tokens_BxK is None
-        else jnp.take_along_axis(x_BxLxH, tokens_BxK[..., None], axis=1)
-    )
+    if tokens_BxK is None:
+        return x_BxLxH
+    return jnp.take_along_axis(x_BxLxH, tokens_BxK[..., None], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +89,12 @@ class Compute:
     # number of first layers whose feed-forward block is recomputed for the gradient
     recomputed_feed_forwards: int = 0
 
-    def recomputed(self, feed_forward: Callable, index: int) -> Callable:
-        """Returns the method of layer `index` that computes its feed-forward block, recomputed if it is to be."""
-        return nn.remat(feed_forward) if index < self.recomputed_feed_forwards else feed_forward
+    def feed_forward(self, layer: nn.Module, *inputs: Any) -> Array:
+        """Returns what the layer's feed-forward block does, recomputed for the gradient if it is to be."""
+        block = type(layer).feed_forward
+        if layer.index < self.recomputed_feed_forwards:
+            block = nn.remat(block)
+        return block(layer, *inputs)
 
 
 class AttentionKernel(nn.Module):
@@ -140,13 +143,14 @@ class Layers(nn.Module):
     layer_class: type[nn.Module]
 
     @nn.compact
-    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> list[Array]:
-        """Returns x and what each layer makes of it; the last computes `tokens_BxK` alone."""
+    def __call__(self, x_BxLxH: Array, rows: RowInfo) -> list[Array]:
+        """Returns x and what each layer makes of it; the last computes `rows.tokens_BxK` alone."""
         states = [x_BxLxH]
         last = self.config.num_hidden_layers - 1
+        of_all = rows._replace(tokens_BxK=None)
         for index in range(last + 1):
             layer = self.layer_class(self.config, self.compute, index, name=str(index))
-            states.append(layer(states[-1], rows, tokens_BxK if index == last else None))
+            states.append(layer(states[-1], rows if index == last else of_all))
         return states
 
 
@@ -258,13 +262,10 @@ class Model(nn.Module):
         of_rows = self.head_name == SEQUENCES
         if of_rows and not all_states:
             predicted_BxK = jnp.zeros((len(ids_BxL), 1), jnp.int32)
-        states = self.body(ids_BxL, rows, predicted_BxK)
-        logits = (
-            self.predict(states[-1][:, :1], noise)[:, 0]
-            if of_rows
-            else self.predict(states[-1], noise)
-        )
-        return states, logits
+        states = self.body(ids_BxL, rows._replace(tokens_BxK=predicted_BxK))
+        if of_rows:
+            return states, self.predict(states[-1][:, :1], noise)[:, 0]
+        return states, self.predict(states[-1], noise)
 
     @nn.nowrap
     def forward(

@@ -46,9 +46,8 @@ def prime(params: Params, config: PretrainedConfig, counts_V: Array, key: Array)
     decoder["bias"] = 0 * decoder["bias"] + jnp.log(smoothed_V / jnp.mean(smoothed_V))
     embeddings = params[family.body]["embeddings"]
     prime_positions = _prime_rotary if isinstance(config, ModernBertConfig) else _prime_table
-    prime_attention = prime_positions(
-        embeddings, config, EMBEDDING_SCALE * config.initializer_range
-    )
+    stddev = EMBEDDING_SCALE * config.initializer_range
+    prime_attention = prime_positions(embeddings, config, stddev)
     for index, layer in at_path(params, family.stack).items():
         keys = jax.random.split(jax.random.fold_in(key, int(index)))
         value, output = (jax.random.orthogonal(layer_key, config.hidden_size) for layer_key in keys)
@@ -58,9 +57,8 @@ def prime(params: Params, config: PretrainedConfig, counts_V: Array, key: Array)
 
 def _offsets(config: RobertaConfig | ModernBertConfig) -> list[int]:
     """Returns the offset that each head attends to."""
-    return [
-        (head // 2 + 1) * (-1 if head % 2 == 0 else 1) for head in range(config.num_attention_heads)
-    ]
+    heads = range(config.num_attention_heads)
+    return [head // 2 + 1 if head % 2 else -(head // 2 + 1) for head in heads]
 
 
 def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Callable[..., None]:
@@ -71,14 +69,12 @@ def _prime_table(embeddings: Params, config: RobertaConfig, stddev: float) -> Ca
     width = 2 * len(per_token_F)
     head_size = size // heads
     angles_PxF = np.arange(config.max_position_embeddings)[:, None] * per_token_F
-    sinusoids = np.stack([np.sin(angles_PxF), np.cos(angles_PxF)], axis=-1).reshape(
-        len(angles_PxF), width
-    )
+    sinusoids = np.stack([np.sin(angles_PxF), np.cos(angles_PxF)], axis=-1)
+    sinusoids = sinusoids.reshape(len(angles_PxF), width)
     table_PxH = np.sqrt(2) * stddev * np.pad(sinusoids, ((0, 0), (0, size - width)))
     embeddings["position_embeddings"]["embedding"] = jnp.asarray(table_PxH, jnp.float32)
-    embeddings["word_embeddings"]["embedding"] = (
-        embeddings["word_embeddings"]["embedding"].at[:, :width].set(0.0)
-    )
+    words = embeddings["word_embeddings"]
+    words["embedding"] = words["embedding"].at[:, :width].set(0.0)
     embeddings["token_type_embeddings"]["embedding"] *= 0.0
     sharpness = np.sqrt(SHARPNESS * np.sqrt(head_size) / width)
     query, key = np.zeros((2, width, heads, head_size))
@@ -137,8 +133,8 @@ def _frequencies(config: RobertaConfig) -> np.ndarray:
 
 def _rotation(angles_F: np.ndarray) -> np.ndarray:
     """Returns [2F, 2F], whose blocks turn each (sin, cos) pair by its angle."""
-    from scipy.linalg import block_diag  # a fifth of a second of every start
-
-    return block_diag(
-        *([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]] for angle in angles_F)
-    )
+    count = len(angles_F)
+    cos, sin = np.cos(angles_F), np.sin(angles_F)
+    blocks = np.zeros((count, 2, count, 2))
+    blocks[range(count), :, range(count)] = np.moveaxis([[cos, -sin], [sin, cos]], 2, 0)
+    return blocks.reshape(2 * count, 2 * count)

@@ -82,10 +82,8 @@ class ResidualOutput(nn.Module):
         self.dropout = Dropout(self.config.hidden_dropout_prob)
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)
 
-    def __call__(
-        self, x_BxLxI: Array, residual_BxLxH: Array, rows: RowInfo, tokens_BxL: Array | None
-    ) -> Array:
-        return residual_BxLxH + self.dropout(self.dense(x_BxLxI), rows.noise, tokens_BxL)
+    def __call__(self, x_BxLxI: Array, residual_BxLxH: Array, rows: RowInfo) -> Array:
+        return residual_BxLxH + self.dropout(self.dense(x_BxLxI), rows.noise, rows.tokens_BxK)
 
 
 class AttentionBlock(nn.Module):
@@ -98,12 +96,10 @@ class AttentionBlock(nn.Module):
         self.output = ResidualOutput(self.config)
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm
 
-    def __call__(
-        self, x_BxLxH: Array, residual_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None
-    ) -> Array:
-        """Returns the residual sum of `tokens_BxK`."""
-        context_BxLxH = take_tokens(tokens_BxK, self.self(x_BxLxH, rows))
-        return self.output(context_BxLxH, take_tokens(tokens_BxK, residual_BxLxH), rows, tokens_BxK)
+    def __call__(self, x_BxLxH: Array, residual_BxLxH: Array, rows: RowInfo) -> Array:
+        """Returns the residual sum of `rows.tokens_BxK`."""
+        context_BxLxH = take_tokens(rows.tokens_BxK, self.self(x_BxLxH, rows))
+        return self.output(context_BxLxH, take_tokens(rows.tokens_BxK, residual_BxLxH), rows)
 
 
 class Intermediate(nn.Module):
@@ -131,15 +127,14 @@ class Layer(nn.Module):
         self.intermediate = self.intermediate_class(self.config)
         self.output = ResidualOutput(self.config)
 
-    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
-        sum_BxLxH = self.attention(x_BxLxH, x_BxLxH, rows, tokens_BxK)
-        feed_forward = self.compute.recomputed(type(self).feed_forward, self.index)
-        return self.output.LayerNorm(feed_forward(self, sum_BxLxH, rows, tokens_BxK))
+    def __call__(self, x_BxLxH: Array, rows: RowInfo) -> Array:
+        sum_BxLxH = self.attention(x_BxLxH, x_BxLxH, rows)
+        return self.output.LayerNorm(self.compute.feed_forward(self, sum_BxLxH, rows))
 
-    def feed_forward(self, sum_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
+    def feed_forward(self, sum_BxLxH: Array, rows: RowInfo) -> Array:
         """Feed-forward block with the norm before it: residual sum in, residual sum out."""
         x_BxLxH = self.attention.output.LayerNorm(sum_BxLxH)
-        return self.output(self.intermediate(x_BxLxH), x_BxLxH, rows, tokens_BxK)
+        return self.output(self.intermediate(x_BxLxH), x_BxLxH, rows)
 
 
 class Encoder(nn.Module):
@@ -148,10 +143,8 @@ class Encoder(nn.Module):
     layer_class: type[Layer]
 
     @nn.compact
-    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> list[Array]:
-        return Layers(self.config, self.compute, self.layer_class, name="layer")(
-            x_BxLxH, rows, tokens_BxK
-        )
+    def __call__(self, x_BxLxH: Array, rows: RowInfo) -> list[Array]:
+        return Layers(self.config, self.compute, self.layer_class, name="layer")(x_BxLxH, rows)
 
 
 class Body(nn.Module):
@@ -167,8 +160,8 @@ class Body(nn.Module):
         self.encoder = Encoder(self.config, self.compute, self.layer_class)
         self.LayerNorm = LayerNorm(self.config.layer_norm_eps)  # of pre-norm, after the last layer
 
-    def __call__(self, ids_BxL: Array, rows: RowInfo, tokens_BxK: Array | None) -> list[Array]:
-        return self.encoder(self.embeddings(ids_BxL, rows), rows, tokens_BxK)
+    def __call__(self, ids_BxL: Array, rows: RowInfo) -> list[Array]:
+        return self.encoder(self.embeddings(ids_BxL, rows), rows)
 
 
 class LMHead(nn.Module):
@@ -191,9 +184,8 @@ class RobertaModule(Model):
     layer_class = Layer
 
     def setup(self) -> None:
-        self.body = Body(
-            self.config, self.dtype, self.compute, self.layer_type, name=self.body_name
-        )
+        name = self.body_name
+        self.body = Body(self.config, self.dtype, self.compute, self.layer_type, name=name)
         if self.head_name == MASKED_LM:
             self.lm_head = LMHead(self.config)
         else:
@@ -210,6 +202,5 @@ class RobertaModule(Model):
 
     @nn.nowrap
     def partition_rules(self) -> rules.PartitionRules:
-        return rules.BERT + (
-            rules.ROBERTA_LM_HEAD if self.head_name == MASKED_LM else rules.CLASSIFIER
-        )
+        is_lm = self.head_name == MASKED_LM
+        return rules.BERT + (rules.ROBERTA_LM_HEAD if is_lm else rules.CLASSIFIER)

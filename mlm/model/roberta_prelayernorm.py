@@ -13,16 +13,13 @@ from mlm.model.roberta import Layer, RobertaModule
 class PreNormLayer(Layer):
     """Pre-norm: each norm precedes attention or the feed-forward block, and residual sums are never normed."""
 
-    def __call__(self, x_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
-        sum_BxLxH = self.attention(self.attention.LayerNorm(x_BxLxH), x_BxLxH, rows, tokens_BxK)
-        return self.compute.recomputed(type(self).feed_forward, self.index)(
-            self, sum_BxLxH, rows, tokens_BxK
-        )
+    def __call__(self, x_BxLxH: Array, rows: RowInfo) -> Array:
+        sum_BxLxH = self.attention(self.attention.LayerNorm(x_BxLxH), x_BxLxH, rows)
+        return self.compute.feed_forward(self, sum_BxLxH, rows)
 
-    def feed_forward(self, sum_BxLxH: Array, rows: RowInfo, tokens_BxK: Array | None) -> Array:
-        return self.output(
-            self.intermediate(self.intermediate.LayerNorm(sum_BxLxH)), sum_BxLxH, rows, tokens_BxK
-        )
+    def feed_forward(self, sum_BxLxH: Array, rows: RowInfo) -> Array:
+        x_BxLxH = self.intermediate.LayerNorm(sum_BxLxH)
+        return self.output(self.intermediate(x_BxLxH), sum_BxLxH, rows)
 
 
 class PreNormModule(RobertaModule):

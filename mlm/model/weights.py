@@ -12,8 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from mlm.model.module import Params
 
 PARTS = {"Wqkv": 3, "Wi": 2}  # kernels that PyTorch fuses
-TIED = ("lm_head.decoder.", "cls.predictions.decoder.", "decoder.weight", "predictions.decoder.")
-TIED += ("vocab_projector.weight", "generator_lm_head.weight")
+TIED = ("lm_head.decoder.", "cls.predictions.decoder.", "decoder.weight")
 NEXT_SENTENCE = "cls.seq_relationship."  # BERT's other head, which no masked language model reads
 WRAPPERS = ("module", "_orig_mod")  # in names that torch's DataParallel and torch.compile make
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in early models
@@ -26,16 +25,16 @@ def to_torch(params: Params) -> dict[str, np.ndarray]:
     for (*scope, leaf), value in flatten_dict(params).items():
         value = np.asarray(value, np.float32)
         name = ".".join([*scope, "bias" if leaf == "bias" else "weight"])
-        tensors[name] = np.ascontiguousarray(
-            value.reshape(len(value), -1).T if leaf == "kernel" else value
-        )
+        if leaf == "kernel":
+            value = value.reshape(len(value), -1).T
+        tensors[name] = np.ascontiguousarray(value)
     return tensors
 
 
 def from_torch(tensors: dict[str, np.ndarray]) -> Params:
     """Returns our tree, float32, from arrays under PyTorch's names, without the tied decoder and buffers."""
     flat: dict[tuple[str, ...], Any] = {}
-    for name, value in tensors.items():
+    for name, value in _with_one_bias(tensors).items():
         if name.startswith((*TIED, NEXT_SENTENCE)) or name.endswith(BUFFERS):
             continue
         *scope, leaf = name.split(".")
@@ -75,11 +74,10 @@ def unwrapped(tensors: dict[str, Any], body: str) -> dict[str, Any]:
     return {short: tensors[name] for short, name in long_names.items()}
 
 
-def with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Returns PyTorch's tensors with one bias of the decoder: of two, one may be left over from another vocabulary."""
-    embedding = next(
-        (value for name, value in tensors.items() if name.endswith("word_embeddings.weight")), ()
-    )
+def _with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Returns the tensors with one bias of the decoder: of two, one may be left over from another vocabulary."""
+    words = [name for name in tensors if name.endswith("word_embeddings.weight")]
+    embedding = tensors[words[0]] if words else ()
     for head in ("lm_head", "cls.predictions"):
         for name in (f"{head}.bias", f"{head}.decoder.bias"):
             if name in tensors and len(tensors[name]) == len(embedding):

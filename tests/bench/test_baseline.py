@@ -39,22 +39,3 @@ def test_same_loss_and_gradient_on_the_same_masks():
     ours, sums = jax.jit(make_gradient(run))(params, batch, 0)
     assert float(sums["loss"].sum / sums["loss"].weight) == pytest.approx(float(value), rel=1e-5)
     assert_close(ours, grads, 1e-4, "gradient")
-
-
-def test_masks_have_the_rates_and_spare_special_tokens():
-    masking = tiny_run("masking.rate=0.3", mesh=(1, 1, 1)).masking
-    batch = random_batch(400)
-    ids = batch["input_ids"]
-    attention = batch["attention_mask"]
-    read, labels = baseline.mask_on_host(masking, ids, attention, np.random.default_rng(0))
-    chosen = labels != baseline.IGNORED
-    ordinary = (attention > 0) & (ids > 4)
-    assert not (chosen & ~ordinary).any() and np.array_equal(labels[chosen], ids[chosen])
-    assert np.array_equal(read[~chosen], ids[~chosen])
-
-    def close(share: float, expected: float, count: int) -> None:
-        assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / count)
-
-    close(chosen.sum() / ordinary.sum(), 0.3, ordinary.sum())
-    close((read[chosen] == masking.mask_id).mean(), 0.8, chosen.sum())
-    close((read[chosen] == ids[chosen]).mean(), 0.1, chosen.sum())

@@ -9,7 +9,6 @@ import pytest
 
 from mlm.bench import inputs, interleaved, steps
 from mlm.commands import bench as command
-from mlm.data.corpus import Corpus, text_hash
 from mlm.entry import Entry
 from mlm.errors import InputError
 from mlm.tasks.pretraining import Pretraining
@@ -98,11 +97,6 @@ def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch):
     found = measured(config, ["shards"], tokenizer_folder=tokenizer_folder, megabytes=0.2)["shards"]
     ours = found["mlm"]
     example = found["tf_tpu_example"]
-    fast = inputs.shards.tokenizer.load_fast(tokenizer_folder)
-    fast.encode_special_tokens = True  # "<mask>" in a text is text
-    assert found["tokens"] == sum(
-        len(fast.encode(text).ids) for text in inputs.sample_texts(config, 0.2)
-    )
     assert 0 <= found["tokens"] - ours["rows"] * 32 < 6 * 32, (
         "of each shard less than a row is lost"
     )
@@ -112,19 +106,6 @@ def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch):
             found["tokens"] * 1e3
         )
     assert not list((tmp_path / "temporary").iterdir())
-
-
-@pytest.mark.standard
-def test_sample_is_of_training_documents(texts, tmp_path):
-    source = write_jsonl(tmp_path / "texts.jsonl", texts)
-    config = tiny_config(f"corpus.sources={source}", "corpus.validation_fraction=0.1")
-    found = inputs.sample_texts(config, 0.05)
-    assert sum(map(len, found[:-1])) < 50_000 <= sum(map(len, found))
-    corpus = Corpus.from_config(config.corpus)
-    assert {
-        corpus.split_of(part, "", text_hash(text)) for part in corpus.parts() for text in found
-    } == {"train"}
-    assert set(found) <= set(texts) and len(set(found)) == len(found)
 
 
 @pytest.mark.slow
@@ -155,7 +136,6 @@ def test_interpreter_without_torch():
         (["loop", f"--torch={sys.executable}"], "--torch"),
         (["step", "--config.classify.train=csv:mine.csv"], "classify.train"),
         (["shards", "--megabytes=0"], "--megabytes=0"),
-        (["step", "--seconds=-5"], "--seconds=-5"),
         (["step", "--seconds=inf"], "--seconds=inf"),
     ],
 )
@@ -176,10 +156,8 @@ def test_the_step_stays_cheap_beside_the_baseline():
     data = ("tokenizer.vocab_size=4096", "shards.length=64", "data.global_batch=128")
     task = Pretraining.without_data(tiny_config(*sizes, *dropout, *data))
     host = steps.random_rows(task)
-    (ours, _) = steps.our_step(task, host)
-    (theirs, _) = steps.baseline_step(task, host)
-    flops = ours.cost_analysis()["flops"] / theirs.cost_analysis()["flops"]
-    temporaries = (
-        ours.memory_analysis().temp_size_in_bytes / theirs.memory_analysis().temp_size_in_bytes
-    )
-    assert 0.28 < flops <= 0.41 and 0.3 < temporaries <= 0.43, "of the baseline's"
+    programs = (steps.our_step(task, host)[0], steps.baseline_step(task, host)[0])
+    ours, theirs = (program.cost_analysis()["flops"] for program in programs)
+    assert 0.28 < ours / theirs <= 0.41
+    ours, theirs = (steps.memory(program)["temporary_bytes"] for program in programs)
+    assert 0.3 < ours / theirs <= 0.43

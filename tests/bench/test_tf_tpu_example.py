@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import multiprocessing
-import sys
 from collections import Counter
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from mlm.bench import tf_tpu_example
 from mlm.data import batches, manifest
-from mlm.errors import InputError
 from tests.support.corpora import COUNTS, LENGTH, shard_rows, write_shards
 
 
@@ -67,9 +65,3 @@ def test_same_documents(both):
         assert 0.9 * ours.records < example.records <= ours.records + COUNTS[split]
     sizes = [shard.records for shard in both[1].splits["train"].shards]
     assert len(sizes) > 1 and set(sizes[:-1]) == {1000} and 0 < sizes[-1] <= 1000
-
-
-def test_without_tensorflow(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(InputError, match="TensorFlow"):
-        tf_tpu_example.prepare({"train": ["a text"]}, str(tmp_path))

@@ -3,49 +3,23 @@
 import jax
 import numpy as np
 import pytest
+from transformers import RobertaConfig
 
 from mlm.model import flops
+from mlm.model.roberta import RobertaModule
 from mlm.training import train
 from tests.support.tiny import meshes_of, random_batch, slow, tiny_run
-
-LAYER = (
-    "attention/self/query",
-    "attention/self/key",
-    "attention/self/value",
-    "attention/output/dense",
-)
-
-
-def shapes(
-    layers: int, hidden: int, intermediate: int, vocab_size: int
-) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a RoBERTa's parameters; biases and norms are no products."""
-    found = {
-        "roberta/embeddings/word_embeddings/embedding": (vocab_size, hidden),
-        "roberta/embeddings/position_embeddings/embedding": (514, hidden),
-        "lm_head/dense/kernel": (hidden, hidden),
-        "lm_head/bias": (vocab_size,),
-    }
-    for index in range(layers):
-        layer = f"roberta/encoder/layer/{index}"
-        found |= {f"{layer}/{name}/kernel": (hidden, hidden) for name in LAYER}
-        found |= {f"{layer}/intermediate/dense/kernel": (hidden, intermediate)}
-        found |= {f"{layer}/output/dense/kernel": (intermediate, hidden)}
-        found |= {
-            f"{layer}/output/dense/bias": (hidden,),
-            f"{layer}/output/LayerNorm/scale": (hidden,),
-        }
-    return found
 
 
 def test_by_hand():
     """A layer: 2 x (4 x 2 x 2 + 2 x 2 x 8) + 4 x 4 x 2 = 128, 72 of them behind the attention; the head: 48."""
 
     def count(layers: int, predicted_share: float) -> float:
-        sizes = shapes(layers, 2, 8, 10)
-        keys = layers * [4]
-        return flops.train_flops_per_token(
-            sizes, hidden=2, keys=keys, predicted_share=predicted_share, vocab_size=10
+        sizes = {"hidden_size": 2, "num_attention_heads": 1, "intermediate_size": 8}
+        module = RobertaModule(RobertaConfig(num_hidden_layers=layers, vocab_size=128, **sizes))
+        params = jax.eval_shape(module.init_params, jax.random.key(0))
+        return flops.per_token(
+            module, params, length=4, predicted_share=predicted_share, vocab_size=10
         )
 
     assert count(1, predicted_share=0.5) == 3 * (56 + 0.5 * (72 + 48))
@@ -56,25 +30,6 @@ def test_local_layers_count_their_window_alone():
     for length, window in ((64, 4), (9, 4), (8, 7), (8, 8), (8, 20)):
         near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= window
         assert flops.mean_keys(length, window) == pytest.approx(near.sum(1).mean())
-
-
-@pytest.mark.parametrize(
-    ("layers", "window", "local"), [(5, 1, (1, 2, 4)), (3, 20, (1, 2)), (3, 40, (1, 2))]
-)
-def test_a_run_counts_the_windows_of_its_local_layers(layers, window, local):
-    """A pair that a local layer leaves out saves two products of H multiply-adds, each forward and twice backward."""
-    length = 32
-    hidden = 48
-    sizes = (f"model.layers={layers}", f"model.hidden_size={hidden}")
-    all_global, counted = (
-        length
-        * tiny_run(
-            "model.family=modernbert", *sizes, f"model.local_attention={2 * size}"
-        ).flops_per_token(length)
-        for size in (length, window)
-    )
-    left_out = sum(abs(query - key) > window for query in range(length) for key in range(length))
-    assert all_global - counted == pytest.approx(len(local) * left_out * 2 * hidden * 2 * 3)
 
 
 def test_flops_of_short_rows_and_growing_batches_are_those_of_their_steps():

@@ -21,11 +21,11 @@ def test_each_kernel_says_what_it_costs(window, keys):
     x = jax.ShapeDtypeStruct((4, 512, 128), jnp.bfloat16)
     segments = jax.ShapeDtypeStruct((4, 512), jnp.int32)
 
+    settings = fused_attention.Settings(2, False, window, "TPU v5 lite")
+
     def both(q, k, v, segments, grad):
         def attend(q, k, v):
-            return fused_attention.attend(
-                q, k, v, segments, None, None, 2, False, window, "TPU v5 lite"
-            )
+            return fused_attention.attend(q, k, v, segments, None, None, settings)
 
         return jax.vjp(attend, q, k, v)[1](grad)
 
@@ -50,6 +50,7 @@ def test_what_is_supported_fits_into_a_core(topology, window, length, heads, hea
     is_short = length <= fused_attention.LONGEST_WITH_DROPOUT
     dropout = 0.1 if is_short else 0.0
     assert fused_attention.unsupported(kind, length, window, dropout, heads, head_size) is None
+    settings = fused_attention.Settings(heads, True, window, kind)
     sharding = NamedSharding(Mesh(np.array([device]), ("x",)), P())
 
     def array(dtype, *shape):
@@ -62,7 +63,7 @@ def test_what_is_supported_fits_into_a_core(topology, window, length, heads, hea
 
     def both(q, k, v, documents, extras, grad):
         def attend(q, k, v):
-            return fused_attention.attend(q, k, v, documents, *extras, heads, True, window, kind)
+            return fused_attention.attend(q, k, v, documents, *extras, settings)
 
         out, pull = jax.vjp(attend, q, k, v)
         return out, pull(grad)

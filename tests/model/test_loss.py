@@ -87,9 +87,3 @@ def test_sums_of_rows_leave_out_what_has_no_weight():
         "accuracy": (sums.correct_B, sums.weight_B),
     }
     assert sums._replace(correct_B=None).metrics().keys() == {"loss"}
-
-
-def test_the_padding_of_the_vocabulary_is_minus_infinity():
-    logits = jnp.ones((2, 1, 5))
-    assert loss.mask_padding(logits, 3).tolist() == [[[1, 1, 1, -jnp.inf, -jnp.inf]]] * 2
-    assert loss.mask_padding(logits, 5) is logits

@@ -6,17 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 
-from mlm.errors import InputError
-from mlm.model import attention, families, layers
+from mlm.model import attention, layers
 from mlm.model.layers import Noise
 from mlm.model.module import Compute, segment_and_position_ids
-from mlm.model.roberta import RobertaModule
-from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from tests.model.models import PAD, inputs, make
-from tests.support.tiny import slow, tiny_run
+from tests.support.tiny import slow
 
 RATES = {
     "Roberta": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
@@ -30,12 +26,7 @@ def rates(name: str, rate: float) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("name", "kernel"),
-    [
-        ("Roberta", "xla"),
-        ("ModernBert", "xla"),
-        slow("Roberta", "fused"),
-        slow("RobertaPreLayerNorm", "xla"),
-    ],
+    [("Roberta", "xla"), ("ModernBert", "xla"), slow("Roberta", "fused")],
 )
 def test_isolated_documents_have_the_logits_that_they_have_alone(name, kernel):
     """Rows of the end of a document, a whole one and the begin of another, the last with padding too."""
@@ -89,7 +80,8 @@ def encode(module, params, ids, mask, tokens=None, key=None, rows=None):
     noise = None if key is None else Noise(jax.random.bits(key, dtype=jnp.uint32), rows)
 
     def states(bound):
-        return bound.body(ids, bound.make_rows(ids, mask, None, None, noise), tokens)
+        rows = bound.make_rows(ids, mask, None, None, noise)
+        return bound.body(ids, rows._replace(tokens_BxK=tokens))
 
     return module.apply({"params": params}, method=states)[-1]
 
@@ -111,10 +103,8 @@ def test_each_rate_of_dropout_drops(name, rate):
     # of the embeddings; of a layer's probabilities and its two blocks; of the head
     ("name", "count"),
     [
-        ("RobertaForMaskedLM", 1 + 2 * 3),
         ("RobertaForSequenceClassification", 1 + 2 * 3 + 2),
-        ("RobertaPreLayerNormForMaskedLM", 1 + 2 * 3),
-        ("BertForTokenClassification", 1 + 2 * 3 + 1),
+        ("RobertaPreLayerNormForTokenClassification", 1 + 2 * 3 + 1),
         ("ModernBertForSequenceClassification", 1 + 4 * 3 + 1),
     ],
 )
@@ -187,8 +177,8 @@ def test_a_layer_of_ones_own_computes_its_feed_forward(name):
     model = make(name)
 
     class Scaled(model.module.layer_class):
-        def feed_forward(self, sum_BxLxH, rows, tokens_BxL):
-            return 0.5 * super().feed_forward(sum_BxLxH, rows, tokens_BxL) + 0.5 * sum_BxLxH
+        def feed_forward(self, sum_BxLxH, rows):
+            return 0.5 * super().feed_forward(sum_BxLxH, rows) + 0.5 * sum_BxLxH
 
     class Changed(type(model.module)):
         layer_class = Scaled
@@ -216,26 +206,3 @@ def test_layers_attend_to_the_windows_of_the_config():
         module = model.module.clone(compute=Compute(attend))
         jax.eval_shape(module.logits, model.params, *inputs())
         assert module.windows() == attended == windows
-
-
-class Unruled(RobertaModule):
-    def partition_rules(self):
-        return super().partition_rules()[1:]
-
-
-class Overruled(RobertaModule):
-    def partition_rules(self):
-        return (*super().partition_rules(), (r"lm_head/decoder/kernel", P()))
-
-
-@pytest.mark.parametrize(
-    ("module", "name"), [(Unruled, "word_embeddings/embedding"), (Overruled, "lm_head/decoder")]
-)
-def test_partition_rules_fit_the_parameters_both_ways(module, name):
-    class Changed(Pretraining):
-        def make_model(self):
-            return families.make_module(self.config.model, self.info, module_class=module)
-
-    run = tiny_run()
-    with pytest.raises(InputError, match=rf"partition_rules\(\).* \S*{name}"):
-        Changed(run.config, run.info, mesh=run.mesh)

@@ -14,7 +14,7 @@ from mlm.tasks import pretraining
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import sharding
 from tests.model.models import numbered
-from tests.support.tiny import INFO, slow, tiny_config
+from tests.support.tiny import INFO, tiny_config
 
 COUNTS = np.random.default_rng(0).zipf(1.2, 512).clip(0, 10_000).astype(np.float32)
 
@@ -33,17 +33,11 @@ def primed(family: str, draw=None, **sizes):
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize(
-    ("family", "width", "heads"),
-    [
-        ("roberta", 128, 4),
-        ("modernbert", 128, 4),
-        slow("bert", 128, 4),
-        slow("modernbert", 96, 2),
-    ],
-)
-def test_each_head_attends_to_its_offset(family, width, heads):
+@pytest.mark.parametrize("family", ["roberta", "modernbert"])
+def test_each_head_attends_to_its_offset(family):
     """In the first layer, and with rotary positions in a local layer too."""
+    width = 128
+    heads = 4
     module, params, _ = primed(family, hidden_size=width, heads=heads, layers=2)
     found: list = []
 
@@ -61,7 +55,7 @@ def test_each_head_attends_to_its_offset(family, width, heads):
     of_layers = [np.asarray(each) for each in read(params, ids, np.ones_like(ids))]
     assert len(of_layers) == 2
     for weight_HxLxL in of_layers[: 2 if family == "modernbert" else 1]:
-        for head, offset in zip(range(heads), (-1, 1, -2, 2), strict=False):
+        for head, offset in enumerate((-1, 1, -2, 2)):
             at = {
                 d: np.diagonal(weight_HxLxL[head], d)[3:-3].mean() for d in range(-8, 9) if d != 0
             }
@@ -70,7 +64,7 @@ def test_each_head_attends_to_its_offset(family, width, heads):
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize("family", ["modernbert", slow("roberta")])
+@pytest.mark.parametrize("family", ["modernbert", "roberta"])
 def test_first_loss_is_the_unigram_entropy(family, manifest):
     config = tiny_config(
         "model.init=primed", "model.hidden_size=64", "data.lanes=2", f"model.family={family}"
@@ -128,24 +122,13 @@ def test_golden_parameters(family):
     assert found == pytest.approx(GOLDEN[family], abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("path", "shape"),
-    [
-        ("roberta/embeddings/position_embeddings", None),
-        ("lm_head/bias", None),
-        ("lm_head/bias", (7,)),
-    ],
-)
-def test_a_changed_model_with_other_parameters_is_refused(path, shape):
+@pytest.mark.parametrize("shapes", [{}, {"bias": (7,)}])
+def test_a_changed_model_with_other_parameters_is_refused(shapes):
     task = Pretraining.without_data(tiny_config("model.init=primed"), info=INFO)
     init = task.module.init_params
-    (*parts, last) = path.split("/")
 
     def changed(key):
-        params = init(key)
-        tree = families.at_path(params, parts)
-        tree.pop(last)
-        return params if shape is None else params | {parts[0]: tree | {last: jnp.zeros(shape)}}
+        return init(key) | {"lm_head": {name: jnp.zeros(shape) for name, shape in shapes.items()}}
 
     object.__setattr__(task.module, "init_params", changed)
     with pytest.raises(InputError, match=r"model.init = primed.*stock"):

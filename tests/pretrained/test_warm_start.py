@@ -208,7 +208,7 @@ def config_of(family: str, layers: int, **sizes: int | str):
         f"model.{key}={value}" for key, value in {**SMALL, **sizes, "layers": layers}.items()
     ]
     settings = tiny_config(f"model.family={family}", *overrides).model
-    return families.named(family).make_config(settings, INFO.vocab_size, INFO.special_ids)
+    return families.find(family).make_config(settings, INFO.vocab_size, INFO.special_ids)
 
 
 def shapes_of(config):

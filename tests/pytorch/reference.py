@@ -1,12 +1,11 @@
 """The reference: transformers' model in PyTorch, with the usual AdamW loop. Run by tests/model/test_torch.py.
 
-    PYTHON tests/pytorch/reference.py FOLDER ...
+    PYTHON tests/pytorch/reference.py FOLDER
 
-reads from each FOLDER: settings.json (head, recipe, and the config of the model, or "start", the folder of one that
-PyTorch itself loads), params.safetensors (PyTorch's names; of a config) and
+reads from the folder: settings.json (the recipe, and the config of the model), params.safetensors (PyTorch's names) and
 batches.safetensors ("ids", "attention", "labels" [steps, rows, length], int64; labels are -100 where nothing is
-predicted, and [steps, rows] of the head SequenceClassification); writes gradient.safetensors (of the first batch),
-trained.safetensors (parameters after all steps) and losses.json (losses and gradient norms of each step).
+predicted); writes gradient.safetensors (of the first batch), trained.safetensors (parameters after all steps) and
+losses.json (losses and gradient norms of each step).
 """
 
 import json
@@ -14,36 +13,20 @@ import pathlib
 import sys
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, get_linear_schedule_with_warmup
+from transformers import AutoConfig, AutoModelForMaskedLM, get_linear_schedule_with_warmup
 
 
 def run(folder: pathlib.Path) -> None:
     settings = json.loads((folder / "settings.json").read_text())
     recipe = settings["recipe"]
-    torch.manual_seed(0)
-
-    auto = getattr(transformers, f"AutoModelFor{settings['head']}")
-    if "start" in settings:
-        rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        model = auto.from_pretrained(settings["start"], attn_implementation="eager", **rates)
-    else:
-        model = auto.from_config(
-            AutoConfig.for_model(**settings["config"]), attn_implementation="eager"
-        )
-        missing, unexpected = model.load_state_dict(
-            load_file(folder / "params.safetensors"), strict=False
-        )
-        decoders = {
-            f"{head}.decoder.{leaf}"
-            for head in ("lm_head", "cls.predictions")
-            for leaf in ("weight", "bias")
-        }
-        assert set(missing) <= {*decoders, "decoder.weight"}, missing  # tied
-        assert not unexpected, unexpected
-    if settings["head"] == "MaskedLM":
-        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    config = AutoConfig.for_model(**settings["config"])
+    model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager")
+    params = load_file(folder / "params.safetensors")
+    missing, unexpected = model.load_state_dict(params, strict=False)
+    tied = {"lm_head.decoder.weight", "lm_head.decoder.bias", "decoder.weight"}
+    assert set(missing) <= tied and not unexpected, (missing, unexpected)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     model.train()  # the dropout rates are 0
 
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
@@ -83,5 +66,4 @@ def run(folder: pathlib.Path) -> None:
     (folder / "losses.json").write_text(json.dumps({"losses": losses, "norms": norms}))
 
 
-for name in sys.argv[1:]:
-    run(pathlib.Path(name))
+run(pathlib.Path(sys.argv[1]))

@@ -65,7 +65,7 @@ def random_model(folder: str, *overrides: str) -> load.Pretrained:
     sizes = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
     settings = tiny_config(*sizes, *overrides).model
     tok = tokenizer.load(folder)
-    family = families.named(settings.family)
+    family = families.find(settings.family)
     special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
     config = family.make_config(settings, vocabulary_size(tok.backend_tokenizer), special_ids)
     config.vocab_size = vocabulary_size(tok.backend_tokenizer)

@@ -38,7 +38,7 @@ def make(
     special_ids = {
         role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")
     }
-    body = families.named(family).make_config(config.model, len(tok), special_ids)
+    body = families.find(family).make_config(config.model, len(tok), special_ids)
     body.vocab_size = len(tok)  # as an export has it, without padding
     if family == "bert":
         classifier.set_pairs(body, tok)
