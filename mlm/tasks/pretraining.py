@@ -9,6 +9,7 @@ Dimensions: B rows, L tokens in a row, K predictions in a row, V padded vocabula
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -379,6 +380,7 @@ def score_split(
             rows=rows,
             tokens_per_byte=_tokens_per_byte(data, split),
             draws=draws,
+            count=math.ceil(data.splits[split].records / rows),
         )
     mean = evaluation.mean(
         [folder.share for folder in folders],

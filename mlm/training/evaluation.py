@@ -94,6 +94,7 @@ def score(
     rows: int,
     tokens_per_byte: float | None,
     draws: int = 1,
+    count: int | None = None,  # of the batches, for the progress bar
 ) -> dict[str, Any]:
     """Returns the scores of a split over its masked positions; sums are taken in float64, in the order of the records.
 
@@ -111,7 +112,8 @@ def score(
         for batch in batches
         for number in range(draws)
     )
-    means = per_row(eval_step, params, drawn, mesh=mesh, rows=rows)
+    total = count and count * draws
+    means = per_row(eval_step, params, drawn, mesh=mesh, rows=rows, total=total)
     tables = _tables(means.pop("breakdown")) if "breakdown" in means else {}
 
     def by_draw(column: np.ndarray) -> np.ndarray:
@@ -210,12 +212,26 @@ def _scores(
     return scores
 
 
-def per_row(eval_step: EvalStep, params: Any, batches: Batches, *, mesh: Mesh, rows: int) -> Any:
+def per_row(
+    eval_step: EvalStep,
+    params: Any,
+    batches: Batches,
+    *,
+    mesh: Mesh,
+    rows: int,
+    total: int | None = None,
+) -> Any:
     """Returns what `eval_step` gives for each row, in the order of the batches' rows; arguments as in `score`."""
     pending: list[Any] = []
     hidden = not (cluster.is_primary() and can_draw(sys.stderr))
     bar = tqdm(
-        batches, desc="evaluation", unit="batch", leave=False, dynamic_ncols=True, disable=hidden
+        batches,
+        desc="evaluation",
+        total=total,
+        unit=" batches",
+        leave=False,
+        dynamic_ncols=True,
+        disable=hidden,
     )
     for batch in cluster.with_progress(bar):
         batch = put_batch(batch, mesh, rows)
