@@ -33,7 +33,12 @@ FREE += ("opt-barrier", "async-update", "add-dependency", "domain")
 FREE_TARGETS = re.compile(
     r"ConcatBitcast|AllocateBuffer|X64\w+|Assume\w+|\w*Bitpacked|AsyncCollective\w+|Sharding|SPMD\w+"
 )
-SOURCES = ("compiler", "kernels", "collectives", "bytes")
+SOURCES = {
+    "compiler": "the compiler's own",
+    "kernels": "Pallas kernels by their cost_estimate",
+    "collectives": "collectives",
+    "bytes": "other memory traffic",
+}
 
 
 class Cost:
@@ -49,6 +54,8 @@ class Cost:
         # By source, of the list above; of collectives, what no computation hides.
         self.cycles = dict.fromkeys(SOURCES, 0.0)
         self.uncosted = collections.Counter()  # what costs nothing here
+        if topology.slices > 1:
+            self.uncosted["traffic between the slices (DCN)"] += 1
         # {kind: {"count", "overlapping", "bytes", "cycles", "exposed" cycles, that no computation
         # hides}}.
         self.collectives: dict[str, collections.Counter] = collections.defaultdict(

@@ -5,14 +5,9 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from mlm.plan import cost_model
 from mlm.text import table
 
-SOURCES = {
-    "compiler": "the compiler's own",
-    "kernels": "Pallas kernels by their cost_estimate",
-    "collectives": "collectives",
-    "bytes": "other memory traffic",
-}
 OPTIMISTIC = """\
 Times are the compiler's estimates, and optimistic: a published run on a v3-8 (RoBERTa-large, Hugging Face, 2021) took
 about 1.19 s a step, where the estimate for the baseline is 0.71 s. Expect about 1.7 times as long."""
@@ -44,7 +39,6 @@ def _cell(cell: dict[str, Any]) -> tuple[str, ...]:
     if "error" in cell:
         return (*[""] * 7, cell["error"])
     row = cell["plan"]
-    size = row["bytes_per_chip"]
     specs = {
         "milliseconds": ".1f",
         "tokens_per_second": ",.0f",
@@ -55,10 +49,9 @@ def _cell(cell: dict[str, Any]) -> tuple[str, ...]:
     figures = (
         "-" if row.get(key) is None else format(row[key], spec) for key, spec in specs.items()
     )
-    remark = "" if row["fits"] else f"of {_gigabytes(size['capacity'])}"
-    if row.get("uncosted") or row.get("short", row).get("uncosted"):
-        remark = "some operations not costed, so it is slower"
-    return "yes" if row["fits"] else "no", _gigabytes(size["needs"]), *figures, remark
+    needs = _gigabytes(row["bytes_per_chip"]["needs"])
+    remark = "some operations not costed, so it is slower" if _uncosted(row) else ""
+    return "yes" if row["fits"] else "no", needs, *figures, remark
 
 
 def _step(row: dict[str, Any]) -> list[RenderableType]:
@@ -103,8 +96,7 @@ def memory(row: dict[str, Any]) -> str:
     """Returns whether a step fits, and the bytes of a chip that it needs, as text."""
     size = {name: _gigabytes(count) for name, count in row["bytes_per_chip"].items()}
     if not row["fits"]:
-        needs = "more" if row["bytes_per_chip"]["needs"] is None else size["needs"]
-        return f"does not fit: needs {needs} of {size['capacity']} a chip"
+        return f"does not fit: needs {size['needs']} of {size['capacity']} a chip"
     parts = f"arguments {size['arguments']}, temporaries {size['temporaries']}, other outputs {size['outputs']}"
     fits = f"fits: {size['needs']} of {size['capacity']} a chip ({parts})"
     return (
@@ -117,35 +109,32 @@ def memory(row: dict[str, Any]) -> str:
 def hosts(host_input: dict[str, Any]) -> str:
     """Returns a line on `sharding.host_input`."""
     start = f"hosts {host_input['count']}:"
-    lanes = host_input["lanes_per_host"]
     if not host_input["fed"]:
         return f"{start} NOT ALL CAN BE FED: {host_input['error']}"
-    start += f" {host_input['rows_per_host']} rows"
-    if lanes < 1:
-        return f"{start} each, {round(1 / lanes)} hosts share a lane"
-    return f"{start} and {lanes} {'lane' if lanes == 1 else 'lanes'} each"
+    return (
+        f"{start} {host_input['rows_per_host']} rows, {host_input['lanes_per_host']:g} lanes each"
+    )
 
 
 def _costs(row: dict[str, Any]) -> list[str]:
     """Returns where the estimate comes from and what it lacks."""
-    total = row["cycles"]["all"]
+    cycles = row["cycles"]
     shares = ", ".join(
-        f"{row['cycles'][source] / total:.1%} {words}" for source, words in SOURCES.items()
+        f"{cycles[source] / cycles['all']:.1%} {words}"
+        for source, words in cost_model.SOURCES.items()
     )
-    lines = [f"  {total / 1e6:.2f} million cycles: {shares}"]
-    if row["slices"] > 1:
-        lines.append(
-            "  traffic between the slices (DCN) is not costed as such, so the real step is slower"
-        )
-    uncosted = collections.Counter(row["uncosted"]) | collections.Counter(
-        row.get("short", row).get("uncosted", {})
-    )
-    operations = ", ".join(f"{operation} ({count})" for operation, count in uncosted.items())
-    costed = "every instruction has a cost"
+    lacks = ", ".join(f"{operation} ({count})" for operation, count in _uncosted(row).items())
     return [
-        *lines,
-        f"  NOT COSTED, so the real step is slower: {operations}" if operations else f"  {costed}",
+        f"  {cycles['all'] / 1e6:.2f} million cycles: {shares}",
+        f"  NOT COSTED, so the real step is slower: {lacks}"
+        if lacks
+        else "  every instruction has a cost",
     ]
+
+
+def _uncosted(row: dict[str, Any]) -> collections.Counter:
+    short = row.get("short", {})
+    return collections.Counter(row.get("uncosted")) | collections.Counter(short.get("uncosted"))
 
 
 def _collectives(collectives: dict[str, Any]) -> RenderableType:
@@ -163,4 +152,4 @@ def _collectives(collectives: dict[str, Any]) -> RenderableType:
 
 
 def _gigabytes(size: float | None) -> str:
-    return "-" if size is None else f"{size / 1e9:.2f} GB"
+    return "more" if size is None else f"{size / 1e9:.2f} GB"

@@ -225,11 +225,7 @@ def host_input(processes_SxT: np.ndarray, config: ConfigDict) -> dict[str, Any]:
             lanes_of(span, global_batch=rows, lanes=lanes)
     except InputError as error:
         return feeding | {"error": str(error)}
-    lanes_per_host = feeding["rows_per_host"] * lanes / rows
-    return feeding | {
-        "lanes_per_host": int(lanes_per_host) if lanes_per_host >= 1 else lanes_per_host,
-        "fed": True,
-    }
+    return feeding | {"lanes_per_host": feeding["rows_per_host"] * lanes / rows, "fed": True}
 
 
 def put_tree(tree: Any, shardings: Any) -> Any:

@@ -257,7 +257,7 @@ def test_devices_hosts_and_lanes_that_do_not_fit(
 
 @pytest.mark.parametrize(
     ("lanes", "message"),
-    [(2, "hosts 4: 4 rows each, 2 hosts share a lane"), (8, "hosts 4: 4 rows and 2 lanes each")],
+    [(2, "hosts 4: 4 rows, 0.5 lanes each"), (8, "hosts 4: 4 rows, 2 lanes each")],
 )
 def test_hosts_that_are_not_there_are_fed(lanes, message, healthy, workdir):
     (found,) = checks.mesh(case_of(healthy, workdir, f"data.lanes={lanes}", devices=8, hosts=4))

@@ -18,31 +18,16 @@ GPUS = 2
 @pytest.mark.slow
 def test_bytes_are_those_counted_by_hand(tmp_path):
     packages = [f"jax-cuda12-{part}=={jax.__version__}" for part in ("plugin", "pjrt")]
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        f"--target={tmp_path}",
-        *packages,
-    ]
-    done = subprocess.run(install, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(packages)} can't be installed: {done.stderr[-300:]}"
-    command = [
-        sys.executable,
-        "-m",
-        "mlm",
-        "plan",
-        "--config=configs/base.py",
-        f"--topology=h100:{GPUS}",
-        "--json",
-    ]
-    command += [f"--config.{key}" for key in (*TINY, *SIZES)]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={tmp_path}"]
+    subprocess.run([*pip, *packages], check=True)
+    settings = [f"--config.{key}" for key in (*TINY, *SIZES)]
+    plan = ["plan", "--config=configs/base.py", f"--topology=h100:{GPUS}", "--json", *settings]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "mlm", *plan],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        check=True,
     )
     row = json.loads(done.stdout)["plan"]
     state = 3 * 4 * PARAMETERS + ROWS // GPUS * (2 * 4 * LENGTH + 8)

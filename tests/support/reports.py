@@ -1,8 +1,9 @@
 """Workdirs with a log, and the pages of their reports."""
 
-import html.parser
+import html
 import json
 import math
+import re
 
 from mlm import config as configs
 from mlm.report import report
@@ -62,51 +63,31 @@ EVALS = [
 ]  # fmt: skip
 
 
-class Cells(html.parser.HTMLParser):
-    """Collects the rows of all tables, the text of the page, and the names of the elements, which must be nested."""
+class Cells:
+    """The rows of all tables, the text of a page, the names of its elements and what its images show."""
 
     def __init__(self, page: str):
-        super().__init__()
-        self.rows = []
-        self.text = ""
-        self.tags = []
-        self.in_cell = False
-        self.open = []
-        self.images = {}  # what they show: their source
-        self.feed(page)
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.open += [tag] if tag not in ("img", "meta", "wbr") else []
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.in_cell = True
-            self.rows[-1].append("")
-        if tag == "img":
-            self.images[dict(attrs)["alt"]] = dict(attrs)["src"]
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag, f"closed too early: {tag}"
-        self.in_cell = self.in_cell and tag not in ("td", "th")
-
-    def handle_data(self, data):
-        self.text += data
-        if self.in_cell:
-            self.rows[-1][-1] += data
+        rows = re.findall(r"<tr.*?</tr>", page, re.DOTALL)
+        cells = [re.findall(r"<t[dh].*?>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
+        self.rows = [list(map(text_of, row)) for row in cells]
+        self.text = text_of(page)
+        self.tags = re.findall(r"<(\w+)", page)
+        self.images = dict(re.findall(r'<img alt="(.*?)" src="(.*?)"', page))
 
     def row(self, name: str) -> list[str]:
         return next(row[1:] for row in self.rows if row and row[0] == name)
+
+
+def text_of(markup: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", markup))
 
 
 def make_workdir(
     path, *, metrics=(*TRAIN, *EVALS), timing=TIMING, entropy=6.0, overrides=()
 ) -> Workdir:
     workdir = Workdir(str(path))
-    write = lambda file, lines: file.write_text("".join(json.dumps(line) + "\n" for line in lines))  # noqa: E731
-    write(workdir.metrics, metrics)
-    write(workdir.timing, timing)
+    for file, lines in ((workdir.metrics, metrics), (workdir.timing, timing)):
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     workdir.config.write_text(configs.load("configs/base.py", list(overrides)).to_json())
     if entropy is not None:
         workdir.shards.mkdir(exist_ok=True)

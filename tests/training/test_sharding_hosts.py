@@ -221,7 +221,6 @@ def test_hosts_hold_whole_lanes_or_share_one(lanes, share, error):
     hosts = np.arange(6).reshape(6, 1) // 2
     found = sharding.host_input(hosts, batch_config(24, accumulate=2, lanes=lanes))
     assert (found["count"], found["rows_per_host"], found["lanes_per_host"]) == (3, 8, share)
-    assert type(found["lanes_per_host"]) is type(share), "a number of lanes is whole"
     assert found["fed"] == (not error) and (not error or re.search(error, found["error"]))
 
 
