@@ -79,7 +79,7 @@ def compare_shards(
                     shards.Settings(length, files),
                     tokenizer_folder=tokenizer_folder,
                     folder=target,
-                    source="",
+                    source=ours.corpus.to_dict(),
                     engine=engine,
                 )
             counts = manifest.splits.values()

@@ -1,7 +1,6 @@
 """`shards`: tokenize the corpus, chunk it and write TFRecord shards, on a process pool or a cluster."""
 
 import argparse
-import json
 import time
 
 from ml_collections import ConfigDict
@@ -63,7 +62,7 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
         shards.Settings(config.shards.length, counts, config.shards.rows),
         tokenizer_folder=str(workdir.tokenizer),
         folder=folder,
-        source=json.dumps(source, sort_keys=True),
+        source=source,
         engine=engine,
     )
     masked = config.masking.rate * manifest.splits["validation"].tokens

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mlm.data import mixture
-from mlm.data.manifest import Manifest
+from mlm.data.manifest import Manifest, verify
 from mlm.data.order import Visit, lanes_of
-from mlm.errors import DamageError, InputError
+from mlm.errors import DamageError
 
 SAMPLE = 10_000  # training rows whose tokens are counted
 Batch = dict[str, np.ndarray]
@@ -80,10 +80,6 @@ def eval_batches(
 
     Batches are as in `train_batches`, and "valid": float32 [rows], 0 for copies that fill up the last one.
     """
-    if split not in manifest.splits or not manifest.splits[split].records:
-        raise InputError(
-            f"{manifest.folder}: the {split} split is empty; there is nothing to evaluate on."
-        )
     reader = _Reader(manifest, split)
     shards = range(len(reader.shards)) if shards is None else shards
     visits = (Visit(shard, 0, np.arange(reader.records[shard])) for shard in shards)
@@ -145,7 +141,6 @@ class _Reader:
         self.shards = manifest.splits[split].shards
         self.records = tuple(shard.records for shard in self.shards)
         self._paths = mixture.paths(manifest, split)
-        self._visited: list[int] = []  # shards
 
     def stream(self, visits: Sequence[Iterator[Visit]], lane, *, count: int):
         """Returns a tf.data stream of the rows of `count` of visits[lane], a visit an element; lane may be a tensor."""
@@ -153,43 +148,29 @@ class _Reader:
 
         def plan(number: np.int64) -> tuple[np.int64, np.int64, np.ndarray]:
             shard, epoch, rows = next(visits[number])
-            self._visited.append(shard)
             return np.int64(shard), np.int64(epoch), rows
 
         names = ["input_ids"] if self.manifest.full_rows else ["input_ids", "attention_mask"]
         features = dict.fromkeys(names, tf.io.FixedLenFeature((self.manifest.length,), tf.int64))
         paths = tf.constant(self._paths)
-        records = tf.constant(self.records, tf.int64)
         starts = tf.constant(np.cumsum([0, *self.records]))
-        size = tf.constant(self.manifest.vocab_size, tf.uint64)
 
         def read(_) -> dict:
             shard, epoch, order = tf.numpy_function(plan, [lane], [tf.int64] * 3)
             shard.set_shape([]), epoch.set_shape([]), order.set_shape([None])
-            rows = (
-                tf.data.TFRecordDataset(paths[shard])
-                .batch(max(self.records) + 1)
-                .get_single_element()
-            )
-            with tf.control_dependencies(
-                [tf.debugging.assert_equal(tf.shape(rows, tf.int64)[0], records[shard])]
-            ):
-                parsed = tf.io.parse_example(rows, features)
-            # a negative id exceeds any other
-            largest = tf.reduce_max(tf.bitcast(parsed["input_ids"], tf.uint64))
-            with tf.control_dependencies([tf.debugging.assert_less(largest, size)]):
-                ids = tf.gather(tf.cast(parsed["input_ids"], tf.int32), order)
-            mask = (
-                tf.gather(tf.cast(parsed["attention_mask"], tf.int32), order)
-                if names[1:]
-                else tf.ones_like(ids)
-            )
-            return {
-                "input_ids": ids,
-                "attention_mask": mask,
-                "record_id": tf.cast(starts[shard] + order, tf.uint32),
-                "epoch": tf.cast(tf.fill(tf.shape(order), epoch), tf.uint32),
+            records = tf.data.TFRecordDataset(paths[shard]).batch(max(self.records) + 1)
+            parsed = tf.io.parse_example(records.get_single_element(), features)
+            columns = {
+                name: tf.gather(tf.cast(column, tf.int32), order) for name, column in parsed.items()
             }
+            return (
+                {"attention_mask": tf.ones_like(columns["input_ids"])}
+                | columns
+                | {
+                    "record_id": tf.cast(starts[shard] + order, tf.uint32),
+                    "epoch": tf.cast(tf.fill(tf.shape(order), epoch), tf.uint32),
+                }
+            )
 
         return (
             tf.data.Dataset.range(count)
@@ -198,7 +179,7 @@ class _Reader:
         )
 
     def run(self, dataset) -> Iterator[Batch]:
-        """Returns the batches of a tf.data pipeline as numpy arrays; an error in it is traced to its record."""
+        """Returns the batches of a tf.data pipeline as numpy arrays; an error in it is traced to its shard."""
         options = import_tensorflow().data.Options()
         options.deterministic = True
         options.autotune.enabled = False
@@ -211,33 +192,25 @@ class _Reader:
 
     def _read(self, pipeline: list) -> Iterator[Batch]:
         """Yields the batches of an iterator, which the list alone holds."""
-        failure = import_tensorflow().errors.OpError
         try:
             while columns := next(pipeline[0], None):
-                yield {key: column.numpy() for key, column in columns.items()}
-        except failure as error:
-            raise DamageError(
-                self._find_damage() or f"{self.manifest.folder}: {error.message}"
-            ) from error
+                batch = {key: column.numpy() for key, column in columns.items()}
+                self._check_ids(batch)
+                yield batch
+        except import_tensorflow().errors.OpError as error:
+            for folder in mixture.folders(self.manifest):
+                verify(folder, deep=True)  # names the shard, unless nobody knows what was written
+            raise DamageError(f"{self.manifest.folder}: {error.message}") from error
 
-    def _find_damage(self) -> str | None:
-        """Reads the visited shards record by record, the latest first; returns the first fault, or None."""
-        tf = import_tensorflow()
-        length = self.manifest.length
+    def _check_ids(self, batch: Batch) -> None:
+        """Raises DamageError for a token id that the vocabulary lacks, as in shards of another tokenizer."""
+        ids = batch["input_ids"]
         size = self.manifest.vocab_size
-        features = {"input_ids": tf.io.FixedLenFeature((length,), tf.int64)}
-        for shard in dict.fromkeys(reversed(self._visited)):
-            path = self._paths[shard]
-            number = 0
-            try:
-                for number, record in enumerate(tf.data.TFRecordDataset(path), 1):
-                    ids = tf.io.parse_single_example(record, features)["input_ids"].numpy()
-                    outside = ids[(ids < 0) | (ids >= size)]
-                    if len(outside):
-                        return f"{path}: record {number} has the token id {outside[0]}, the vocabulary {size} entries."
-            except tf.errors.OpError as error:
-                reason = error.message.splitlines()[0]
-                return f"{path}: can't be read near record {number} ({reason:.200}); put a good copy in its place."
-            if number != self.records[shard]:
-                return f"{path}: has {number} records, but {self.records[shard]} were written."
-        return None
+        outside = (ids < 0) | (ids >= size)
+        if outside.any():
+            record = batch["record_id"][outside.any(-1)][0]
+            shard = np.searchsorted(np.cumsum(self.records), record, side="right")
+            raise DamageError(
+                f"{self._paths[shard]}: record {record} has the token id {ids[outside][0]}, the vocabulary {size} "
+                "entries."
+            )

@@ -7,15 +7,13 @@ import contextlib
 import functools
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from mlm.data import batches
 from mlm.errors import InputError
 from mlm.memory import of_a_command
-from mlm.paths import UPath, children, os_errors
-from mlm.workdir import NO_LOCKS
+from mlm.paths import UPath, os_errors
 
 # Words in the names of held-out splits, such as test_matched, testA and dev; much as `datasets` reads names of files.
 ROLES = {
@@ -31,7 +29,7 @@ def readable(source: str, key: str) -> Iterator[None]:
     try:
         with os_errors():
             yield
-    except (OSError, ValueError, KeyError, ImportError, EOFError, zlib.error) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{key}: {source} can't be read: {reason[:400].rstrip('.')}.") from error
 
@@ -91,40 +89,30 @@ def load_hf(name: str, *, split: str | None = None, streaming: bool = False) -> 
 
 @contextlib.contextmanager
 def hf_errors() -> Iterator[None]:
-    """Turns an error of `datasets` into a ValueError of one line."""
+    """Turns an error of `datasets` into a ValueError."""
     import datasets
 
     try:
         yield
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        cache = f"the cache {datasets.config.HF_CACHE_HOME} can't be locked ({error.strerror})"
-        raise ValueError(f"{cache}; set HF_HOME to a folder on a local disk") from error
-    except (datasets.exceptions.DatasetsError, ValueError) as error:
-        reason = error
-        # which says no more than that
-        if type(error) is datasets.exceptions.DatasetGenerationError:
-            reason = error.__cause__ or error
-        raise ValueError(" ".join(str(reason).split())) from error
+    except datasets.exceptions.DatasetGenerationError as error:  # which says no more than that
+        raise ValueError(str(error.__cause__ or error)) from error
+    except datasets.exceptions.DatasetsError as error:
+        raise ValueError(str(error)) from error
 
 
 def hf_name(name: str) -> tuple[str, str | None]:
     """Returns the name and the configuration (None for the default) of NAME[:CONFIG]."""
     if UPath(name).is_file():
         raise ValueError("it is a file; name its folder, all of whose files are then read")
-    # a path may hold a colon
-    folder, _, config = (name, "", "") if UPath(name).is_dir() else name.rpartition(":")
-    if not folder or not UPath(folder).is_dir():
-        folder, _, config = name.partition(":")
-    elif re.search(r"[*?[]|::", str(UPath(folder).absolute())):
+    if UPath(name).is_dir():  # whose path may hold a colon
+        folder, config = name, ""
+    else:
+        folder, _, config = name.rpartition(":")
+        if not (folder and UPath(folder).is_dir()):
+            folder, _, config = name.partition(":")
+    if UPath(folder).is_dir() and re.search(r"[*?[]|::", str(UPath(folder).absolute())):
         raise ValueError(
             f"the library `datasets` takes *, ?, [ and :: in {folder} for a pattern; rename the folder"
-        )
-    elif (UPath(folder) / "state.json").is_file():  # so load_dataset refuses it, too, but late
-        fix = "write it into another one by to_parquet, or by save_to_disk of a DatasetDict"
-        raise ValueError(
-            f"the folder is one of Dataset.save_to_disk, which load_dataset can't read; {fix}"
         )
     return folder, config or None
 
@@ -180,41 +168,28 @@ def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterator[dict[str, Any]]]
     import tensorflow_datasets as tfds
 
     builder = _builder(name)
-    info = builder.info
-    files = {file.name for file in children(UPath(builder.data_dir))}
-    listed = (
-        getattr(path, "name", path) for split in info.splits.values() for path in split.filepaths
-    )
-    if missing := next((file for file in listed if file not in files), None):
-        raise ValueError(
-            f"{builder.data_dir} lacks {missing}; prepare the data set again, or copy all of its files"
-        )
 
     def rows(split: str) -> Iterator[dict[str, Any]]:
         try:
             yield from tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False))
-        except tf.errors.OpError as error:
-            raise ValueError(f"{builder.data_dir}, {split}: {error.message}") from error
-        except NotImplementedError as error:  # of files that tf.data can't read
-            raise ValueError(
-                f"{builder.data_dir}: its files are {info.file_format}; prepare it as tfrecord"
-            ) from error
+        except (
+            tf.errors.OpError,
+            NotImplementedError,
+        ) as error:  # of files that tf.data can't read
+            reason = getattr(error, "message", error)
+            raise ValueError(f"{builder.data_dir}, {split}: {reason}") from error
 
-    return info, rows
+    return builder.info, rows
 
 
 def _builder(name: str, *, prepare: bool = True) -> Any:
     """Returns the builder of a data set, its files prepared if it can be."""
     import tensorflow_datasets as tfds
 
-    folder, prepared = _prepared_folder(name)
-    if prepared is not None:
+    if prepared := _prepared_folder(name):
         _refuse_other_classes(prepared)
         return tfds.builder_from_directory(str(prepared))
-    reason = f"there is no folder {folder}"
-    if folder.is_dir():
-        names = ", ".join(path.name for path in children(folder)[:LISTED]) or "nothing"
-        reason = f"{folder} holds no data set that was prepared to its end (no dataset_info.json, but {names})"
+    reason = f"there is no data set prepared to its end (dataset_info.json) in a folder {name}"
     if re.match(r"[/.~]|\w+://", name):
         raise ValueError(reason)
     parsed = tfds.core.naming.parse_builder_name_kwargs(name)[0]
@@ -235,24 +210,22 @@ def _builder(name: str, *, prepare: bool = True) -> Any:
     return builder
 
 
-def _prepared_folder(name: str) -> tuple[UPath, UPath | None]:
-    """Returns the folder that a path names, which may end in :VERSION, and that of the version to read in it."""
+def _prepared_folder(name: str) -> UPath | None:
+    """Returns the folder of the newest version in a folder, or of the version of FOLDER:VERSION."""
     folder = UPath(name)
     if not folder.is_dir() and (match := re.fullmatch("(.+):([0-9]+[.][0-9]+[.][0-9]+)", name)):
         folder = UPath(match[1]) / match[2]
     versions = [file.parent for file in _files_of_versions(folder, "dataset_info.json")]
-    versions = [version for version in versions if "incomplete" not in version.name]
     if len({version.parent for version in versions}) > 1:
         names = ", ".join(sorted({str(version.parent) for version in versions})[:LISTED])
         raise ValueError(
             f"{folder} holds several data sets or configurations; name one of them: {names}"
         )
-    newest = max(
+    return max(
         versions,
         key=lambda version: [int(n) for n in re.findall("[0-9]+", version.name)],
         default=None,
     )
-    return folder, newest
 
 
 def _files_of_versions(folder: UPath, name: str) -> Iterator[UPath]:

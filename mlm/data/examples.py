@@ -147,26 +147,21 @@ def read_tables(
     if columns.kind == "regression":
         return tables, ()
     names = names or class_names(tables["train"])
-    class_of = {None: None}  # of a row or word without a label
-    class_of |= {labelled.spelling(name): name for name in reversed(names)} | {
-        name: name for name in names
-    }
+    # of labels that are spelled alike, as 1 and 1.0, the first name
+    class_of = {labelled.spelling(name): name for name in reversed(names)}
+    class_of |= {name: name for name in names}
     for split, table in tables.items():
-        for row, row_labels in enumerate(map(_as_tuple, table.labels)):
+        for row, (labels, place) in enumerate(zip(table.labels, table.places, strict=True)):
             classes = []
-            for label in row_labels:
-                name = label if label in class_of else labelled.spelling(label)
-                if name not in class_of:
-                    what = (
-                        f"its label {label!r} is not one of the {len(names)} of the training split"
-                    )
+            for label in _as_tuple(labels):
+                name = label and class_of.get(label, class_of.get(labelled.spelling(label)))
+                if label and not name:
                     raise InputError(
-                        f"{table.places[row]}: {what}; correct it, or remove the row from the {split} split."
+                        f"{place}: its label {label!r} is not one of the {len(names)} of the training split; correct "
+                        f"it, or remove the row from the {split} split."
                     )
-                classes.append(class_of[name])
-            table.labels[row] = (
-                tuple(classes) if isinstance(table.labels[row], tuple) else classes[0]
-            )
+                classes.append(name)
+            table.labels[row] = tuple(classes) if isinstance(labels, tuple) else classes[0]
     return tables, names
 
 
@@ -226,37 +221,34 @@ def _tokenize_table(
     truncated = 0
     for first in range(0, len(table.texts), CHUNK):
         texts = table.texts[first : first + CHUNK]
-        columns = zip(
-            *([(" ".join(words),) for words in texts] if table.is_tokens else texts), strict=True
-        )
-        encoded = tok(*map(list, columns), truncation="longest_first", max_length=length)
+        joined = [(" ".join(words),) for words in texts] if table.is_tokens else texts
+        columns = map(list, zip(*joined, strict=True))
+        encoded = tok(*columns, truncation="longest_first", max_length=length)
         truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
         rows += [np.asarray(ids, np.int32) for ids in encoded["input_ids"]]
         if table.is_tokens:
             pieces += map(first_pieces, encoded.encodings, texts)
-    for row, ids in enumerate(rows):
+    for ids, place in zip(rows, table.places, strict=True):
         if tok.pad_token_id in ids:
-            raise InputError(
-                f"{table.places[row]}: holds the padding token {tok.pad_token}; remove it."
-            )
+            raise InputError(f"{place}: holds the padding token {tok.pad_token}; remove it.")
     labels = table.labels
     words = None
     if table.is_tokens:
         labels = []
         for row_labels, row_words in zip(table.labels, table.texts, strict=True):
             labels += row_labels or [None] * len(row_words)
-        row_W = np.repeat(np.arange(len(rows)), list(map(len, table.texts)))
         words = Words(
-            [word for text in table.texts for word in text], row_W, np.concatenate(pieces)
+            texts=list(itertools.chain.from_iterable(table.texts)),
+            row_W=np.repeat(np.arange(len(rows)), list(map(len, table.texts))),
+            token_W=np.concatenate(pieces),
         )
     if names:
         indices = {name: index for index, name in enumerate(names)}
         labels_N = np.array([indices.get(label, -1) for label in labels], np.int32)
     else:
         labels_N = np.asarray(labels, np.float32)
-    return LabelledSplit(
-        np.concatenate(rows), np.cumsum([0, *map(len, rows)]), labels_N, truncated, words
-    )
+    starts = np.cumsum([0, *map(len, rows)])
+    return LabelledSplit(np.concatenate(rows), starts, labels_N, truncated, words)
 
 
 def first_pieces(encoding: Encoding, words: Sequence[str]) -> np.ndarray:

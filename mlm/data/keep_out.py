@@ -2,68 +2,43 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from mlm.data import results
 from mlm.data.corpus import Corpus, Part
 from mlm.data.stretches import STRETCH, StretchIndex, stretches_of_texts
+from mlm.engine.engine import Engine
 from mlm.errors import InputError
-from mlm.paths import UPath, sizes
+from mlm.paths import UPath
 
-LISTED = 1000  # documents in the manifest
 BATCH = 1000  # texts hashed at once
 
 
-class HashTask(NamedTuple):
-    """A task of `hash_part`."""
-
-    part: Part
-    corpus: Corpus
-    folder: str
-    key: str
-
-
-def hash_part(task: HashTask) -> None:
-    """Writes {key}.stretches: the hashes of all stretches of a part of the texts to keep out."""
-    texts = (text for text, _ in task.corpus.read(task.part, texts=""))
+def hash_part(base: str, part: Part, corpus: Corpus) -> int:
+    """Writes {base}.stretches: the hashes of all stretches of a part of the texts to keep out; returns their number."""
+    texts = (text for text, _ in corpus.read(part, texts=""))
     hashes = [np.zeros(0, np.uint64)]
     while batch := list(itertools.islice(texts, BATCH)):
         hashes.append(np.unique(stretches_of_texts(batch)[0]))
-    results.save(UPath(f"{task.folder}/{task.key}.stretches"), np.unique(np.concatenate(hashes)))
+    stretches = np.unique(np.concatenate(hashes))
+    results.save(UPath(f"{base}.stretches"), stretches)
+    return len(stretches)
 
 
-def hash_parts(do: Callable[..., None], corpus: Corpus, folder: str) -> tuple[str, ...]:
-    """Hashes the texts to keep out, and returns the keys of the results; `do` runs tasks that are not done."""
-    tasks = [
-        HashTask(part, corpus, folder, results.key("keep out", corpus.field, part))
-        for part in corpus.parts()
-    ]
-    do(hash_part, tasks, label="keep out", last=".stretches")
-    size_of_file = sizes(UPath(folder)) if tasks else {}
-    for source in corpus.sources:
-        if not any(
-            size_of_file[f"{task.key}.stretches"] for task in tasks if task.part.source == source
-        ):
-            raise InputError(f"config.corpus.keep_out: {source} has no text of {STRETCH} words.")
-    return tuple(task.key for task in tasks)
-
-
-def list_documents(places: Iterable[Sequence[int]], names: Sequence[str]) -> dict[str, str]:
-    """Returns what the manifest says of the first documents that are kept out, from their places in all parts."""
-    documents = (
-        f"{name} {place}" for name, in_part in zip(names, places, strict=True) for place in in_part
-    )
-    return dict.fromkeys(
-        itertools.islice(documents, LISTED), f"has {STRETCH} words of corpus.keep_out"
-    )
+def hash_parts(engine: Engine, corpus: Corpus, folder: UPath) -> tuple[str, ...]:
+    """Hashes the texts to keep out; returns how the names of the results begin."""
+    parts = corpus.parts()
+    items = ({"part": part} for part in parts)
+    done = results.run(engine, hash_part, items, folder=folder, label="keep out", corpus=corpus)
+    sources = {part.source for part, (_, count) in zip(parts, done, strict=True) if count}
+    if empty := [source for source in corpus.sources if source not in sources]:
+        raise InputError(f"config.corpus.keep_out: {empty[0]} has no text of {STRETCH} words.")
+    return tuple(base for base, _ in done)
 
 
 @functools.lru_cache(1)
-def load_index(folder: str, keys: tuple[str, ...]) -> StretchIndex:
-    """Returns the index of the stretches that such tasks have written."""
-    files = (UPath(f"{folder}/{key}.stretches") for key in keys)
-    hashes = results.at_once(lambda file: results.load(file, np.uint64), files)
+def load_index(bases: tuple[str, ...]) -> StretchIndex:
+    """Returns the index of the stretches in such results."""
+    hashes = [results.load(UPath(f"{base}.stretches"), np.uint64) for base in bases]
     return StretchIndex(np.concatenate([np.zeros(0, np.uint64), *hashes]))

@@ -17,7 +17,6 @@ same by `spelling` are one class, as 1 and 1.0. A row has no label if that is mi
 transformers: it is not trained on, nor scored.
 """
 
-import contextlib
 import csv
 import dataclasses
 import functools
@@ -27,12 +26,10 @@ import math
 import re
 import unicodedata
 from collections.abc import Collection, Iterator
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 from mlm.data import data_sets, lines
 from mlm.errors import InputError
-from mlm.files import open_file
 from mlm.text import is_text
 
 FLOAT_MAX = 3.4e38  # of float32
@@ -107,30 +104,18 @@ def read_table(
         if names is None:
             no_label -= {spelling(name).lower() for name in classes}
         for place, row in itertools.islice(rows, limit):
+            row = {column: _plain(value) for column, value in row.items()}
+            try:
+                texts.append(_texts(row, columns))
+                label = None
+                if require_labels or not _is_missing(row.get(columns.label), no_label):
+                    label = _labels(row, columns, names)
+                if by_word and label is not None and len(texts[-1]) != len(label):
+                    raise ValueError(f"has {len(texts[-1])} words, {len(label)} labels")
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
+            labels.append(label)
             places.append(f"{source}, {place}")
-            cells = [
-                [_text(*cell, by_word) for cell in _cells(row, column, place, by_word)]
-                for column in columns.text
-            ]
-            texts.append(tuple(itertools.chain(*cells)))
-            # one of a pair may be, as in two rows of QQP
-            if not by_word and not any(map(str.strip, texts[-1])):
-                names_of_texts = " and ".join(map(repr, columns.text))
-                raise ValueError(
-                    f"{place}: its {names_of_texts} is empty; fill it in, or remove the row"
-                )
-            if not require_labels and _is_missing(_plain(row.get(columns.label)), no_label):
-                labels.append(None)
-                continue
-            label = tuple(
-                _label(*cell, columns.kind, names)
-                for cell in _cells(row, columns.label, place, by_word)
-            )
-            if by_word and len(texts[-1]) != len(label):
-                raise ValueError(
-                    f"{place}: has {len(texts[-1])} words, {len(label)} labels; give each word one"
-                )
-            labels.append(label if by_word else label[0])
     if not texts:
         raise InputError(f"{key}: {source} has no rows.")
     if by_word and require_labels and limit is None and not any(map(any, labels)):
@@ -162,58 +147,66 @@ def _plain(value: Any) -> Any:
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
-def _cells(row: Row, column: str, place: str, by_word: bool) -> list[tuple[Any, str]]:
-    """Returns (value, where) of a cell or, if it is a list, of each of its words."""
-    value = _plain(row.get(column))
-    where = f"{place}: its {column!r}"
+def _cells(row: Row, column: str, columns: Columns) -> list[Any]:
+    """Returns the value of a row in a column, in a list; of words, the list that it is."""
+    value = row.get(column)
     if value is None:
-        raise ValueError(f"{where} is missing; the columns are {', '.join(map(str, row))}")
-    if not by_word:
-        return [(value, where)]
+        raise ValueError(
+            f"its {column!r} is missing; the columns are {', '.join(map(str, row)) or 'none'}"
+        )
+    if columns.kind != "tokens":
+        return [value]
     if not isinstance(value, list) or not value:
         raise ValueError(
-            f"{where} is {value!r:.80}; config.classify.kind = tokens needs a list, one entry per word"
+            f"its {column!r} is {value!r:.80}; config.classify.kind = tokens needs a list, one entry per word"
         )
-    return [(word, f"{where}, word {number},") for number, word in enumerate(value, 1)]
+    return value
 
 
-def _text(text: Any, where: str, by_word: bool) -> str:
-    if not isinstance(text, str):
-        raise ValueError(f"{where} is {text!r:.80}, which is not a string")
-    if by_word and not text.strip(lines.SPACES):
-        raise ValueError(f"{where} is empty; fill it in, or remove the row")
-    if not is_text(text):
+def _texts(row: Row, columns: Columns) -> tuple[str, ...]:
+    texts = []
+    for column in columns.text:
+        for text in _cells(row, column, columns):
+            if not is_text(text):
+                raise ValueError(f"its {column!r} has {text!r:.80}, no string of valid Unicode")
+            texts.append(text)
+    # one text of a pair may be, as in two rows of QQP
+    if not any(map(str.strip, texts)):
         raise ValueError(
-            f"{where} is not valid Unicode: it has bytes that are not UTF-8, or half of a surrogate pair"
+            f"its {' and '.join(map(repr, columns.text))} is empty; fill it in, or remove the row"
         )
-    return text
+    return tuple(texts)
 
 
-def _label(value: Any, where: str, kind: str, names: Names) -> str | float | None:
+def _labels(row: Row, columns: Columns, names: Names) -> Any:
+    labels = []
+    for value in _cells(row, columns.label, columns):
+        try:
+            labels.append(_label(value, columns.kind, names))
+        except (TypeError, ValueError, OverflowError):
+            kind = "number" if columns.kind == "regression" else "label"
+            raise ValueError(f"its {columns.label!r} is {value!r:.80}, no {kind}") from None
+    return tuple(labels) if columns.kind == "tokens" else labels[0]
+
+
+def _label(value: Any, kind: str, names: Names) -> str | float | None:
+    """Returns the name of a class, or a number that float32 can hold; raises ValueError or the like."""
     if kind == "regression":
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            if abs(float(value)) <= FLOAT_MAX:
-                return float(value)
-        raise ValueError(
-            f"{where} is {value!r:.80}; config.classify.kind = regression needs a number"
-        )
-    if kind == "tokens" and str(value) in ("-100", "-100.0"):
+        if abs(float(value)) <= FLOAT_MAX:
+            return float(value)
+        raise ValueError
+    if kind == "tokens" and value == -100:  # neither trained on nor scored, as in transformers
         return None
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float) and names is not None:
-        if value not in range(len(names)):
-            raise ValueError(
-                f"{where} is {value}, which is not the index of a label; name a split that has labels"
-            )
-        return names[int(value)]
-    if isinstance(value, int | str) or (
-        isinstance(value, float | Decimal) and math.isfinite(value)
-    ):
-        text = str(value + 0.0 if isinstance(value, float) else value)  # -0.0 is 0.0
-        if text.strip() and is_text(text):
-            return text
-    raise ValueError(f"{where} is {value!r:.80}; a label is a string or a number")
+        return names[range(len(names)).index(value)]
+    if isinstance(value, float):
+        value = value + 0.0 if math.isfinite(value) else None  # -0.0 is 0.0
+    text = str(value)
+    if not isinstance(value, int | float | str) or not text.strip() or not is_text(text):
+        raise ValueError
+    return text
 
 
 # Readers take (source after its colon, split, columns that must be there, the label's) -> (Names, PlacedRows).
@@ -221,45 +214,40 @@ def _label(value: Any, where: str, kind: str, names: Names) -> str | float | Non
 
 
 def _csv(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
-    with open_file(file) as raw:
-        text = lines.decoded(lines.read_lines(raw, file), file)
-        begin = 1
-        if file.lower().removesuffix(".gz").endswith(".tsv"):
-            reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
-        else:
-            reader = csv.reader(text, strict=True)
-        try:
-            head = next(reader, [])
-            data_sets.check_columns(columns, head)
-            if twice := next(
-                (column for column in (*columns, label) if head.count(column) > 1), None
-            ):
+    text = lines.read_file(file, str)
+    if file.lower().removesuffix(".gz").endswith(".tsv"):
+        reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.reader(text, strict=True)
+    begin = 1
+    try:
+        head = next(reader, [])
+        data_sets.check_columns(columns, head)
+        for column in (*columns, label):
+            if (count := head.count(column)) > 1:
+                raise ValueError(f"{count} of its columns are named {column!r}; rename all but one")
+        begin = reader.line_num + 1
+        for cells in reader:
+            place = f"line {begin}"
+            begin = reader.line_num + 1  # a quoted text may span several lines
+            if cells and len(cells) != len(head):
                 raise ValueError(
-                    f"{head.count(twice)} of its columns are named {twice!r}; rename all but one"
+                    f"{place}: has {len(cells)} columns where the header has {len(head)}"
                 )
-            begin = reader.line_num + 1
-            for cells in reader:
-                place = f"line {begin}"
-                begin = reader.line_num + 1  # a quoted text may span several lines
-                if cells and len(cells) != len(head):
-                    raise ValueError(
-                        f"{place}: has {len(cells)} columns where the header has {len(head)}"
-                    )
-                if cells:
-                    yield place, dict(zip(head, cells, strict=True))
-        except csv.Error as error:
-            fix = "quote a field that has quotes in it, and double each of them"
-            raise ValueError(f"the row that begins at line {begin}: {error}; {fix}") from error
+            if cells:
+                yield place, dict(zip(head, cells, strict=True))
+    except csv.Error as error:
+        fix = "quote a field that has quotes in it, and double each of them"
+        raise ValueError(f"the row that begins at line {begin}: {error}; {fix}") from error
 
 
 def _jsonl(file: str) -> PlacedRows:
-    with open_file(file) as raw:
-        for number, line in enumerate(lines.decoded(lines.read_lines(raw, file), file), 1):
-            try:
-                if line.strip(lines.SPACES):
-                    yield f"line {number}", lines.json_object(line)
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from None
+    def parse(line: str) -> Row | None:
+        return lines.json_object(line) if line.strip(lines.SPACES) else None
+
+    for number, row in enumerate(lines.read_file(file, parse), 1):
+        if row is not None:
+            yield f"line {number}", row
 
 
 def _conll(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
@@ -271,29 +259,28 @@ def _conll(file: str, columns: tuple[str, ...], label: str) -> PlacedRows:
     words = []
     labels = []
     start = 0
-    with open_file(file) as raw:
-        rows = itertools.chain(lines.decoded(lines.read_lines(raw, file), file), [""])
-        for number, line in enumerate(rows, 1):
-            cells = (
-                [cell.strip(lines.SPACES) for cell in line.split("\t")]
-                if "\t" in line
-                else lines.split_words(line)
-            )
-            if not any(cells) or cells[0] == "-DOCSTART-":
-                if words:
-                    row = {columns[0]: words}
-                    yield f"line {start}", row | {label: labels} if labels else row
-                words = []
-                labels = []
-                continue
-            if line.startswith("# ") and not words and cells[-1] not in known:
-                continue
-            if not cells[0] or not cells[-1] or (len(cells) == 1 and label in columns):
-                raise ValueError(f"line {number}: lacks a word or its label; give it both columns")
-            start = start if words else number
-            words.append(cells[0])
-            labels += cells[1:][-1:]
-            known.update(cells[1:][-1:])
+    rows = itertools.chain(lines.read_file(file, str), [""])
+    for number, line in enumerate(rows, 1):
+        cells = (
+            [cell.strip(lines.SPACES) for cell in line.split("\t")]
+            if "\t" in line
+            else lines.split_words(line)
+        )
+        if not any(cells) or cells[0] == "-DOCSTART-":
+            if words:
+                row = {columns[0]: words}
+                yield f"line {start}", row | {label: labels} if labels else row
+            words = []
+            labels = []
+            continue
+        if line.startswith("# ") and not words and cells[-1] not in known:
+            continue
+        if not cells[0] or not cells[-1] or (len(cells) == 1 and label in columns):
+            raise ValueError(f"line {number}: lacks a word or its label; give it both columns")
+        start = start if words else number
+        words.append(cells[0])
+        labels += cells[1:][-1:]
+        known.update(cells[1:][-1:])
 
 
 def _library(

@@ -6,16 +6,20 @@ byte-order mark at the start of a file is not. Files whose names end in .gz are 
 
 import codecs
 import gzip
+import io
 import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from typing import IO, Any, TypeVar
+
+from mlm.files import open_file
 
 SPACES = " \t\r\n"  # between columns and words; U+00A0 and U+3000 may be part of a word
 # How files begin that a compressor or archiver wrote: gzip, bzip2, xz, zstd, zip.
 COMPRESSED = (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
+Parsed = TypeVar("Parsed")
 
 
 def is_gzip(name: str) -> bool:
@@ -23,66 +27,59 @@ def is_gzip(name: str) -> bool:
     return name.lower().endswith(".gz")
 
 
-def read_lines(
-    file: IO[bytes], name: str, start: int = 0, stop: float = math.inf
-) -> Iterator[bytes]:
-    r"""Yields the lines that begin in a range of bytes (between two \n, if it is cut), or all lines of a .gz file.
+def read_file(
+    name: str, parse: Callable[[str], Parsed], start: int = 0, stop: float = math.inf
+) -> Iterator[Parsed]:
+    """Yields parse(line) of the lines of a file that begin in a range of bytes (of a .gz file, all).
 
-    They keep their ends. Raises ValueError, which names the file.
+    Raises ValueError, which names the file and the line, for one that is not UTF-8 or that `parse` refuses.
     """
-    if is_gzip(name):
-        file = gzip.GzipFile(fileobj=file)
-        stop = math.inf
-    place = start
     number = 0
+    with open_file(name) as raw:
+        if is_gzip(name):
+            file = gzip.GzipFile(fileobj=raw)
+            stop = math.inf
+        else:
+            file = io.BufferedReader(raw, 2**20)
+        try:
+            for line in read_lines(file, start, stop):
+                number += 1
+                yield parse(line.decode())
+        except (ValueError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+            if start:
+                file.seek(0)
+                number += sum(1 for _ in read_lines(file, 0, start))
+            reason = "is not UTF-8; convert it" if isinstance(error, UnicodeDecodeError) else error
+            raise ValueError(f"{name}, line {number}: {reason}") from error
+
+
+def read_lines(file: IO[bytes], start: int = 0, stop: float = math.inf) -> Iterator[bytes]:
+    r"""Yields the lines that begin in a range of bytes (between two \n, if it is cut), with their ends."""
+    place = start
     if start:  # the line that holds the byte before belongs to the part before
         file.seek(start - 1)
         place += len(file.readline()) - 1
-    try:
-        while place < stop:
-            line = file.readline()
-            if not line and stop == math.inf:
-                return
-            if not line:
-                raise ValueError(
-                    f"{name} ends after {place} bytes, {stop} were listed; start the same command again"
-                )
-            text = line if place else _without_mark(line, name)
-            place = place + len(line)
-            if b"\r" in text:
-                pieces = text.splitlines(keepends=True)
-                number += len(pieces)
-                yield from pieces
-            else:
-                number += 1
-                yield text
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{name}, after line {number}: {error}") from error
+    while place < stop:
+        line = file.readline()
+        if not line:
+            if stop < math.inf:
+                raise ValueError("the file is shorter than it was; start the same command again")
+            return
+        text = line if place else _without_mark(line)
+        place += len(line)
+        yield from text.splitlines(keepends=True) if b"\r" in text else [text]
 
 
-def _without_mark(line: bytes, name: str) -> bytes:
+def _without_mark(line: bytes) -> bytes:
     if line.startswith(COMPRESSED):
-        raise ValueError(
-            f"{name} is compressed; decompress it, or compress it with gzip and name it .gz"
-        )
+        raise ValueError("is compressed; decompress it, or compress it with gzip and name it .gz")
     if line[257:262] == b"ustar":
-        raise ValueError(f"{name} is a tar archive; unpack it, and name the files in it")
+        raise ValueError("is a tar archive; unpack it, and name the files in it")
     # by a mark, or by the zeros that ASCII has in UTF-16 and UTF-32
     encoding = json.detect_encoding(line)
     if encoding not in ("utf-8", "utf-8-sig"):
-        raise ValueError(f"{name} is {encoding.upper()}; convert it to UTF-8")
+        raise ValueError(f"is {encoding.upper()}; convert it to UTF-8")
     return line.removeprefix(codecs.BOM_UTF8)
-
-
-def decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yields lines as strings; raises ValueError, which names the file and the line."""
-    for number, line in enumerate(lines, 1):
-        try:
-            yield line.decode()
-        except UnicodeDecodeError:
-            raise ValueError(
-                f"{name}, line {number}: is not UTF-8; convert the file first"
-            ) from None
 
 
 def json_object(line: str) -> dict[str, Any]:

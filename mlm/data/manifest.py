@@ -11,9 +11,7 @@ from typing import Any, Self
 from ml_collections import ConfigDict
 
 from mlm import logs
-from mlm.config_rules import CONCATENATED
 from mlm.data import tokenizer
-from mlm.data.tokenizer_checks import ROLES
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, is_remote, sizes
 from mlm.text import printable
@@ -22,8 +20,7 @@ from mlm.workdir import work_folder
 NAME = "manifest.json"
 FORMAT = 2
 SPLITS = ("train", "validation", "test")  # every folder of shards has the first two
-SHARD_NAME = re.compile(r"dataset-([0-9]{1,18})-([0-9]{1,18})\.tfrecord")
-NOT_SAVED = ("folder", "parts", "sets")  # of a manifest
+SHARD_NAME = r"dataset-([0-9]{1,18})-([0-9]{1,18})\.tfrecord"  # number, records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +49,6 @@ class Split:
     joined_tokens: int | None = None  # of rows with several documents, or parts of them
     text_bytes: int | None = None  # UTF-8 bytes of the documents
     unigram_entropy: float | None = None  # of the ordinary tokens, in nats
-    sources: dict[str, int] | None = None  # tokens of each source, special ones included
 
     @property
     def records(self) -> int:
@@ -75,7 +71,6 @@ class Manifest:
     inputs: str  # fingerprint of what the shards were made from; "" if unknown
     source: str  # the corpus, for a person
     splits: dict[str, Split]
-    left_out: dict[str, str] = dataclasses.field(default_factory=dict)  # some documents, and why
     rows: str = ""  # as config.shards.rows; "" if unknown
     # Of a mixture, whose manifest is in no file: its folders (mixture.MixedFolder), and manifests scored by name.
     parts: tuple[Any, ...] = ()
@@ -96,31 +91,28 @@ class Manifest:
 
     def fingerprint_of(self, split: str) -> str:
         """Returns the SHA-256 of what decides the scores of a split: the test split's own files, or all others."""
-        if self.parts:  # the fingerprints of the folders and their shares, in order
-            content = [
-                (part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.parts
-            ]
-            return (
-                content[0][0]
-                if len(content) == 1
-                else hashlib.sha256(json.dumps(content).encode()).hexdigest()
-            )
-        header = [self.length, self.vocab_size, self.special_ids, self.all_special_ids]
-        decisive = {
-            name: self.splits[name].shards
-            for name in self.splits
-            if (name == "test") == (split == "test")
-        }
-        files = {
-            name: [dataclasses.astuple(shard) for shard in shards]
-            for name, shards in decisive.items()
-        }
-        return hashlib.sha256(json.dumps([header, files], sort_keys=True).encode()).hexdigest()
+        if len(self.parts) == 1:
+            return self.parts[0].manifest.fingerprint_of(split)
+        # the fingerprints of the folders of a mixture and their shares, in order
+        content = [
+            (part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.parts
+        ]
+        if not content:
+            files = {
+                name: list(map(dataclasses.astuple, self.splits[name].shards))
+                for name in self.splits
+                if (name == "test") == (split == "test")
+            }
+            header = [self.length, self.vocab_size, self.special_ids, self.all_special_ids]
+            content = [header, files]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
         """Returns the text of manifest.json."""
         content = {"format": FORMAT} | dataclasses.asdict(self)
-        return json.dumps({key: content[key] for key in content if key not in NOT_SAVED}, indent=1)
+        for name in ("folder", "parts", "sets"):
+            del content[name]
+        return json.dumps(content, indent=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +133,6 @@ class DatasetInfo:
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Self:
         """Returns the info of written shards."""
-        ids = manifest.special_ids
-        all_ids = manifest.all_special_ids
-        records = manifest.splits["train"].records
         folders = tuple(
             {
                 "name": name,
@@ -153,21 +142,20 @@ class DatasetInfo:
             }
             for name, share, data in manifest.parts
         )
-        mixture = folders if len(folders) > 1 else ()
         read = [part.manifest for part in manifest.parts] or [manifest]
         read += manifest.sets.values()
         padding = "end" if all(data.rows for data in read) else "any"
         if all(data.full_rows for data in read):
             padding = "none"
         return cls(
-            manifest.vocab_size,
-            ids,
-            all_ids,
-            manifest.length,
-            records,
-            mixture,
-            manifest.real_share,
-            padding,
+            vocab_size=manifest.vocab_size,
+            special_ids=manifest.special_ids,
+            all_special_ids=manifest.all_special_ids,
+            length=manifest.length,
+            records=manifest.splits["train"].records,
+            mixture=folders if len(folders) > 1 else (),
+            real_share=manifest.real_share,
+            padding=padding,
         )
 
     @classmethod
@@ -183,73 +171,49 @@ def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manife
 
 
 def read_manifest(folder: str) -> Manifest | None:
-    """Reads and checks a folder's manifest.json; None if there is none."""
+    """Reads a folder's manifest.json; None if there is none."""
     file = UPath(folder) / NAME
-    content = logs.read_object(file)
-    if not content and not file.is_file():
+    if not file.is_file():
         return None
-    version = content.pop("format", None)
-    if type(version) is int and version != FORMAT:
+    content = logs.read_object(file)
+    version = content.get("format")
+    if version != FORMAT:
         raise InputError(
-            f"{file}: has format {str(version)[:9]}, this code reads {FORMAT}; write the shards again."
+            f"{file}: has format {version!r:.9}, this code reads {FORMAT}; write the shards again."
         )
-    content.setdefault("rows", CONCATENATED)  # as all were that don't say it
     try:
-        if version != FORMAT or not content.keys().isdisjoint(NOT_SAVED):
-            raise ValueError(f"it is not one of format {FORMAT}")
         splits = {}
-        for name, split in content.pop("splits").items():
-            split.pop("near_duplicates", None)  # of earlier versions
-            shards = [
-                Shard(file["file"], file["records"], file["bytes"], file["sha256"])
-                for file in split.pop("shards")
-            ]
-            splits[name] = Split(tuple(shards), **split)
-        content["all_special_ids"] = tuple(content["all_special_ids"])
-        manifest = Manifest(folder=folder, splits=splits, **content)
-        _check_values(manifest)
+        for name in filter(content["splits"].__contains__, SPLITS):
+            split = content["splits"][name]
+            shards = tuple(_known(Shard, shard) for shard in split["shards"])
+            # no file outside the folder is read, whoever wrote this one
+            for shard in shards:
+                if not re.fullmatch(f"{name}/{SHARD_NAME}", shard.file):
+                    raise ValueError(f"{shard.file!r} is not {name}/{SHARD_NAME}")
+            splits[name] = _known(Split, split, shards=shards)
+        return _known(
+            Manifest,
+            content,
+            folder=folder,
+            splits=splits,
+            all_special_ids=tuple(content["all_special_ids"]),
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"is not what was written ({printable(str(error)):.200})"
         raise DamageError(
             f"{file}: {reason}; put a good copy in its place, or write the shards again."
         ) from error
-    return manifest
 
 
-def _check_values(manifest: Manifest) -> None:
-    """Raises ValueError for a file that is not of its split's folder, and for ids that the vocabulary lacks."""
-    for split, values in manifest.splits.items():
-        for shard in values.shards:
-            match = (
-                re.fullmatch(f"{split}/{SHARD_NAME.pattern}", shard.file)
-                if split in SPLITS
-                else None
-            )
-            if match is None or int(match[2]) != shard.records:
-                raise ValueError(
-                    f"{shard.file!r} must be {split}/dataset-NUMBER-{shard.records}.tfrecord"
-                )
-    ids = set(manifest.special_ids.values())
-    if (
-        not 0 < manifest.length < 2**31
-        or not max(manifest.all_special_ids) < manifest.vocab_size < 2**31
-    ):
-        raise ValueError(
-            "length or vocab_size is not of int32, or vocab_size no larger than the special ids"
-        )
-    if missing := ids - set(manifest.all_special_ids):
-        raise ValueError(f"all_special_ids lacks {min(missing)}, which special_ids has")
-    for held, needed in (
-        (manifest.special_ids, ROLES.keys() - {"unk"}),
-        (manifest.splits, SPLITS[:2]),
-    ):
-        if missing := set(needed) - held.keys():
-            raise ValueError(f"there is no {min(missing)}")
+def _known(cls: type[Any], content: Mapping[str, Any], **others: Any) -> Any:
+    """Returns an object of a dataclass from its fields in JSON, which may have others, of other versions."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return cls(**{name: content[name] for name in names & content.keys()} | others)
 
 
 def holds_foreign_shards(folder: str) -> bool:
     """Returns whether a folder has training shards and no manifest, as transformers' TF-TPU example leaves them."""
-    has_shards = any(map(SHARD_NAME.fullmatch, sizes(UPath(folder) / "train")))
+    has_shards = any(re.fullmatch(SHARD_NAME, name) for name in sizes(UPath(folder) / "train"))
     return has_shards and not (UPath(folder) / NAME).is_file() and not _is_incomplete(folder)
 
 
@@ -266,25 +230,16 @@ def _infer(root: UPath, tokenizer_folder: str | None) -> Manifest:
     splits = {}
     for split in SPLITS:
         files = sizes(root / split)
-        matches = sorted(
-            filter(None, map(SHARD_NAME.fullmatch, files)), key=lambda match: int(match[1])
-        )
-        shards = []
-        for index, match in enumerate(matches):
-            number = int(match[1])
-            records = int(match[2])
-            size = files[match[0]]
-            if number != index:
-                raise DamageError(
-                    f"{root / split}: shard {min(number, index)} is missing or duplicate."
-                )
-            if not records or not size:
-                raise DamageError(
-                    f"{root / split / match[0]}: is empty; move it away and renumber the others."
-                )
-            shards.append(Shard(f"{split}/{match[0]}", records, size, None))
+        shards = {}
+        for name in files:
+            if match := re.fullmatch(SHARD_NAME, name):
+                shard = Shard(f"{split}/{name}", int(match[2]), files[name], sha256=None)
+                shards.setdefault(int(match[1]), shard)
+        if sorted(shards) != list(range(len(shards))):
+            missing = min(set(range(len(shards))) - shards.keys())
+            raise DamageError(f"{root / split}: there is no dataset-{missing}-*.tfrecord.")
         if shards or split != "test":
-            splits[split] = Split(tuple(shards))
+            splits[split] = Split(tuple(shards[number] for number in sorted(shards)))
     if not splits["train"].shards:
         raise InputError(
             f"{root}: holds no shards (train/dataset-*-*.tfrecord); write them first, or set shards.dir."
@@ -343,23 +298,19 @@ def verify(manifest: Manifest, *, deep: bool) -> None:
     for file in sorted(files.keys() - shards.keys()):
         if file.endswith(".tfrecord"):
             raise DamageError(f"{root / file}: is not in {NAME}; move it away.")
+
+    def is_good(shard: Shard) -> bool:
+        if files.get(shard.file) != shard.bytes:
+            return False
+        if not deep or shard.sha256 is None:
+            return True
+        with (root / shard.file).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256
+
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        damage = pool.map(
-            lambda shard: _damage(root, shard, files.get(shard.file), deep), shards.values()
-        )
-        if first := next(filter(None, damage), None):
-            raise DamageError(f"{first}; put a good copy in its place, or write the shards again.")
-
-
-def _damage(root: UPath, shard: Shard, size: int | None, deep: bool) -> str | None:
-    """Returns what is wrong with a shard whose file has `size` bytes; None if nothing is."""
-    path = root / shard.file
-    if size is None:
-        return f"{path}: is missing"
-    if size != shard.bytes:
-        return f"{path}: has {size} bytes where {shard.bytes} were written"
-    if deep and shard.sha256 is not None:
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                return f"{path}: is not what was written (its SHA-256 differs)"
-    return None
+        for shard, good in zip(shards.values(), pool.map(is_good, shards.values()), strict=True):
+            if not good:
+                raise DamageError(
+                    f"{root / shard.file}: is missing, or not what was written; put a good copy in its place, or write "
+                    "the shards again."
+                )

@@ -1,20 +1,18 @@
 """Map: a part of the corpus -> its tokens, and tables of its documents and blocks, in files named by what they hold.
 
-    {key}.tokens     uint16 or uint32, special tokens included, block after block
-    {key}.documents  DOCUMENT of each document, in that order
-    {key}.hashes     ENTRY of each document by hash and place, in RANGES pieces, see `results.save_cut`
-    {key}.kept_out   uint32 places of the documents that are left out since they hold text of corpus.keep_out
-    {key}.groups     JSON {group: bytes} of the largest groups, and those that the config names
-    {key}.blocks     BLOCK of each block; written last
+    {base}.tokens     uint16 or uint32, special tokens included, block after block
+    {base}.documents  DOCUMENT of each document, in that order
+    {base}.hashes     the same, by hash and place, in RANGES pieces, see `results.save_cut`
+    {base}.json       {"blocks": BLOCK of each block, "kept_out": how many documents are left out by corpus.keep_out,
+                      "has_groups": whether documents have groups, "named_groups": those that the config names}
 
-A block is consecutive documents of one split. The key is a hash of the part, the tokenizer and the settings.
+A block is consecutive documents of one split.
 """
 
 import functools
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -22,16 +20,21 @@ from tokenizers import Tokenizer
 from mlm.data import keep_out, results, tokenizer
 from mlm.data.corpus import Corpus, Part, text_hash
 from mlm.data.manifest import SPLITS
+from mlm.data.sources import Document
 from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.paths import UPath
 
 RANGES = 1024  # of the hash: a task of `deduplicate` reads some of them, of all parts
 WIDTH = np.uint64(2**64 // RANGES)
-BATCH_DOCUMENTS = 256  # tokenized in one call
-GROUPS = 1000  # whose sizes are known to messages
-DOCUMENT = np.dtype([("place", "<u4"), ("tokens", "<u4"), ("bytes", "<u4")])  # bytes of UTF-8
-ENTRY = np.dtype(
-    [("hash", "<u8"), ("place", "<u4"), ("row", "<u4"), ("block", "<u4"), ("tokens", "<u4")]
+DOCUMENT = np.dtype(
+    [
+        ("hash", "<u8"),
+        ("row", "<u4"),  # counted through the blocks of the part
+        ("place", "<u4"),  # in the part, as it was read
+        ("block", "<u4"),
+        ("tokens", "<u4"),
+        ("bytes", "<u4"),  # of UTF-8
+    ]
 )
 BLOCK = np.dtype(
     [
@@ -46,111 +49,105 @@ BLOCK = np.dtype(
 )
 
 
-class MapTask(NamedTuple):
-    """A task of `map_part`."""
-
-    part: Part
-    corpus: Corpus
-    limit: int  # documents to read; 0 for all
-    tokenizer_folder: str
-    fingerprint: str  # of the tokenizer
-    block_bytes: int
-    keep_out: tuple[str, ...]  # keys of what `keep_out.hash_part` has written
-    texts: str  # folder for the text of sources that are slow to read
-    folder: str
-    key: str
-
-
 class ReadDocument(NamedTuple):
     """A document as it was read."""
 
     text: str
     hash: int
-    place: int  # in its part
+    place: int
     bytes: int
 
 
-def map_part(task: MapTask) -> None:
-    """Writes the files of a part in one pass over its text."""
-    base = f"{task.folder}/{task.key}"
-    fast = _load_tokenizer(task.tokenizer_folder, task.fingerprint)
-    banned = keep_out.load_index(task.folder, task.keep_out)
+def map_part(
+    base: str,
+    part: Part,
+    limit: int,
+    *,
+    corpus: Corpus,
+    tokenizer_folder: str,
+    fingerprint: str,
+    block_bytes: int,
+    banned: tuple[str, ...],
+    texts: str,
+) -> dict[str, Any]:
+    """Writes the files of a part in one pass over its text; returns what is in the last one.
+
+    Args:
+        limit: documents to read; 0 for all.
+        fingerprint: of the tokenizer.
+        banned: what `keep_out.hash_parts` returns.
+        texts: the folder for the text of sources that are slow to read.
+    """
+    fast = _load_tokenizer(tokenizer_folder, fingerprint)
+    index = keep_out.load_index(banned)
     dtype = token_dtype(vocabulary_size(fast))
-    groups: Counter[str] = Counter()
-    kept_out: list[int] = []
+    groups: set[str] = set()
+    kept_out = 0
     blocks: list[tuple[int, ...]] = []
-    entries = [np.zeros(0, ENTRY)]
-    documents = [np.zeros(0, DOCUMENT)]
+    tables = [np.zeros(0, DOCUMENT)]
     row = offset = 0
     with results.written(UPath(f"{base}.tokens")) as file, file.open("wb") as out:
-        for split, block in _read_blocks(task, groups):
+        documents = itertools.islice(corpus.read(part, texts=texts), limit or None)
+        for split, block in _cut_blocks(documents, part, corpus, block_bytes, groups):
             if SPLITS[split] == "train":
-                is_banned = banned.is_in_texts([document.text for document in block])
-                kept_out += [document.place for document in itertools.compress(block, is_banned)]
+                is_banned = index.is_in_texts([document.text for document in block])
+                kept_out += int(is_banned.sum())
                 block = list(itertools.compress(block, ~is_banned))
             if not block:
                 continue
-            ids, lengths = _encode(fast, [document.text for document in block])
-            out.write(np.array(ids, dtype).data)
-            _, hashes, places, sizes = zip(*block, strict=True)
-
+            texts_of_block, hashes, places, sizes = zip(*block, strict=True)
+            ids_of_texts = [
+                encoding.ids for encoding in fast.encode_batch_fast(list(texts_of_block))
+            ]
             table = np.zeros(len(block), DOCUMENT)
+            table["hash"] = hashes
+            table["row"] = np.arange(row, row + len(block))
             table["place"] = places
-            table["tokens"] = lengths
+            table["block"] = len(blocks)
+            table["tokens"] = list(map(len, ids_of_texts))
             table["bytes"] = sizes
-            documents.append(table)
-
-            entry = np.zeros(len(block), ENTRY)
-            entry["hash"] = hashes
-            entry["place"] = places
-            entry["row"] = np.arange(row, row + len(block))
-            entry["block"] = len(blocks)
-            entry["tokens"] = lengths
-            entries.append(entry)
-
+            tables.append(table)
+            tokens = np.fromiter(itertools.chain.from_iterable(ids_of_texts), dtype)
+            out.write(tokens.data)
             # The hash of a block decides its shard and place: of its texts alone, so that other parts don't move it.
-            block_hash = text_hash(entry["hash"].tobytes().hex())
-            blocks.append((block_hash, split, row, len(block), offset, len(ids), sum(sizes)))
+            block_hash = text_hash(table["hash"].tobytes().hex())
+            blocks.append((block_hash, split, row, len(block), offset, len(tokens), sum(sizes)))
             row += len(block)
-            offset += len(ids)
-    results.save(UPath(f"{base}.documents"), np.concatenate(documents))
-    by_hash = np.concatenate(entries)
-    by_hash = by_hash[np.lexsort((by_hash["place"], by_hash["hash"]))]
+            offset += len(tokens)
+    documents = np.concatenate(tables)
+    results.save(UPath(f"{base}.documents"), documents)
+    by_hash = documents[np.lexsort((documents["place"], documents["hash"]))]
     results.save_cut(UPath(f"{base}.hashes"), by_hash, by_hash["hash"] // WIDTH, RANGES)
-    results.save(UPath(f"{base}.kept_out"), np.array(kept_out, np.uint32))
-    named = {group: groups[group] for group in task.corpus.named_groups if group in groups}
-    results.save_json(UPath(f"{base}.groups"), dict(groups.most_common(GROUPS)) | named)
-    results.save(UPath(f"{base}.blocks"), np.array(blocks, BLOCK))
+    return {
+        "blocks": blocks,
+        "kept_out": kept_out,
+        "has_groups": bool(groups),
+        "named_groups": sorted(groups.intersection(corpus.named_groups)),
+    }
 
 
-def _read_blocks(task: MapTask, groups: Counter[str]) -> Iterator[tuple[int, list[ReadDocument]]]:
-    """Yields the split and the documents of each block; counts the bytes of the groups."""
+def _cut_blocks(
+    documents: Iterable[Document],
+    part: Part,
+    corpus: Corpus,
+    block_bytes: int,
+    groups: set[str],
+) -> Iterator[tuple[int, list[ReadDocument]]]:
+    """Yields the split and the documents of each block; adds to the groups that are cut."""
     blocks: list[list[ReadDocument]] = [[] for _ in SPLITS]
     sizes = [0 for _ in SPLITS]
-    documents = itertools.islice(task.corpus.read(task.part, texts=task.texts), task.limit or None)
     for place, (text, group) in enumerate(documents):
         document = ReadDocument(text, text_hash(text), place, len(text.encode()))
-        split = SPLITS.index(task.corpus.split_of(task.part, group, document.hash))
-        if group and not task.part.split:
-            groups[group] += document.bytes
+        split = SPLITS.index(corpus.split_of(part, group, document.hash))
+        if group and not part.split:
+            groups.add(group)
         blocks[split].append(document)
         sizes[split] += document.bytes
-        if sizes[split] >= task.block_bytes:
+        if sizes[split] >= block_bytes:
             yield split, blocks[split]
             blocks[split] = []
             sizes[split] = 0
     yield from enumerate(blocks)
-
-
-def _encode(fast: Tokenizer, texts: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Returns the ids of all texts, one after the other, and how many each has."""
-    ids: list[int] = []
-    lengths: list[int] = []
-    for first in range(0, len(texts), BATCH_DOCUMENTS):
-        for encoding in fast.encode_batch_fast(texts[first : first + BATCH_DOCUMENTS]):
-            ids += encoding.ids
-            lengths.append(len(encoding.ids))
-    return ids, lengths
 
 
 @functools.lru_cache(1)

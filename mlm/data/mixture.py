@@ -49,14 +49,11 @@ def join(
         ]
         if len(of_parts) == len(parts):
             shards = tuple(shard for _, split in of_parts for shard in split.shards)
-            entropies = [
-                share * split.unigram_entropy
-                for share, split in of_parts
-                if split.unigram_entropy is not None
-            ]
-            splits[name] = Split(
-                shards, unigram_entropy=sum(entropies) if len(entropies) == len(parts) else None
-            )
+            entropies = [split.unigram_entropy for _, split in of_parts]
+            entropy = None
+            if None not in entropies:
+                entropy = sum(share * split.unigram_entropy for share, split in of_parts)
+            splits[name] = Split(shards, unigram_entropy=entropy)
     return dataclasses.replace(
         first,
         folder=" + ".join(part.manifest.folder for part in parts),

@@ -5,37 +5,35 @@ Map (map_part.py) each part, deduplicate by ranges of the hash, deal the blocks 
 
 What the tasks leave for one another is in {folder}.tmp, which all workers share:
 
-    tasks/     results of the tasks, by their keys: a restart does what is missing
+    tasks/     results of the tasks, by hashes of what they were made from: a restart does what is missing
     texts/     the text of sources that are slow to read, for the tokenizer and the shards
-    {inputs}/  the shards, renamed to {folder} at the end. In a bucket they are put in place one by one, and the
-               manifest last
+    {inputs}/  the shards, renamed to {folder} at the end. In a bucket they are put in place one by one, the manifest
+               last, and a file of that name shows that they are begun
 """
 
-import contextlib
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mlm import config as configs
 from mlm.config_rules import CONCATENATED, LINES
 from mlm.data import deal, deduplicate, keep_out, results, tokenizer
 from mlm.data.corpus import Corpus, Part
-from mlm.data.manifest import NAME, SPLITS, Manifest, Split, check_rows, load_manifest
-from mlm.data.map_part import BLOCK, MapTask, map_part
-from mlm.data.write_shard import PARTS, ShardTask, summarize, table_name, write_shard
+from mlm.data.manifest import NAME, SPLITS, Manifest, Split, load_manifest
+from mlm.data.map_part import BLOCK, map_part
+from mlm.data.write_shard import PARTS, summarize, write_shard
 from mlm.engine.engine import Engine
 from mlm.errors import InputError
-from mlm.paths import UPath, canonical, children, is_remote, remove, sizes
-from mlm.text import printable
+from mlm.paths import UPath, canonical, children, is_remote, remove
 from mlm.workdir import lock, work_folder
 
 BLOCK_BYTES = (2**12, 2**22)  # of text, in a block: the least and the most
 BLOCKS = 64  # of a shard, between those two
 UNKNOWN_BYTES = 2**20  # of a block, where the size of a source is not known
 DOCUMENT_BYTES = 500  # about
-LISTED = 12  # groups in a message
 
 
 class Settings(NamedTuple):
@@ -53,45 +51,20 @@ def write(
     *,
     tokenizer_folder: str,
     folder: str,
-    source: str,
+    source: Mapping[str, Any],
     engine: Engine,
 ) -> Manifest:
     """Writes the shards of all splits, unless the same ones are there; returns when they are complete.
 
     The tokens of the documents, <s> ... </s> each, become rows as in rows.py; concatenated, as in transformers' TF-TPU
-    example. `source` describes the corpus, and changes when it does.
+    example. `source` has the keys of config.corpus.
     """
-    vocabulary = tokenizer.manifest_fields(tokenizer_folder)
-    # As when the deal had a seed, and before there were other rows.
-    decisive = (
-        settings.length,
-        settings.counts,
-        0,
-        *([] if settings.rows == CONCATENATED else [settings.rows]),
-    )
-    inputs = results.key(source, vocabulary["tokenizer_fingerprint"], decisive)
-    if not _is_done(folder, inputs, settings.rows):
-        job = _Job(corpus, settings, tokenizer_folder, vocabulary, UPath(folder), inputs, engine)
+    job = _Job(corpus, settings, tokenizer_folder, UPath(folder), dict(source), engine)
+    if not job.is_done():
         with lock(job.root):  # a run of another workdir may have the same shards.dir
-            if not _is_done(folder, inputs, settings.rows):
-                job.write(source)
-    remove(work_folder(folder))  # here, for a start after a kill in the middle of it
+            job.write()
+    remove(job.root)  # here, for a start after a kill in the middle of it
     return load_manifest(folder)
-
-
-def _is_done(folder: str, inputs: str, rows: str) -> bool:
-    """Returns whether the shards are in place; raises InputError if something else is there."""
-    target = UPath(folder)
-    if not (target.is_file() or children(target)):
-        return False
-    if (target / NAME).is_file():
-        if (manifest := load_manifest(folder)).inputs == inputs:
-            return True
-        check_rows(manifest, rows)
-    elif is_remote(folder) and (work_folder(folder) / inputs).is_file():
-        return False  # begun, and not finished
-    fix = "use another --workdir or shards.dir, or restore the config"
-    raise InputError(f"{folder}: holds shards of another corpus, tokenizer or setting; {fix}.")
 
 
 @dataclasses.dataclass
@@ -99,103 +72,120 @@ class _Job:
     corpus: Corpus
     settings: Settings
     tokenizer_folder: str
-    vocabulary: dict[str, Any]
     folder: UPath
-    inputs: str
+    source: dict[str, Any]
     engine: Engine
 
     def __post_init__(self):
+        self.vocabulary = tokenizer.manifest_fields(self.tokenizer_folder)
+        self.fingerprint = self.vocabulary["tokenizer_fingerprint"]
+        # 0: as when the deal had a seed; and without rows: as before there were others
+        decisive = [self.settings.length, self.settings.counts, 0]
+        if self.settings.rows != CONCATENATED:
+            decisive.append(self.settings.rows)
+        source = json.dumps(self.source, sort_keys=True)
+        self.inputs = results.key(source, self.fingerprint, decisive)
         self.root = work_folder(str(self.folder))
         self.tasks = self.root / "tasks"
         self.shards = self.folder if is_remote(self.folder) else self.root / self.inputs
 
-    def write(self, source: str) -> None:
-        """Writes the shards and the manifest, which says that they are of `source`."""
-        if is_remote(self.folder):
-            results.save(self.root / self.inputs)  # shows that these shards are begun
+    def is_done(self) -> bool:
+        """Returns whether the shards are in place; raises InputError, with what differs, if others are."""
+        if (self.folder / NAME).is_file():
+            manifest = load_manifest(str(self.folder))
+            if manifest.inputs == self.inputs:
+                return True
+            what = f"shards of another {self._difference(manifest)}"
+        elif not (self.folder.is_file() or children(self.folder)):
+            return False
+        elif is_remote(self.folder) and (self.root / self.inputs).is_file():
+            return False  # begun, and not finished
         else:
-            for file in self.tasks.glob(".*.tmp"):  # that killed tasks left incomplete
-                with contextlib.suppress(OSError):  # such as another user's
-                    file.unlink()
+            what = f"something else, or shards without {NAME}"
+        raise InputError(
+            f"{self.folder}: holds {what}; restore that, or use another --workdir or shards.dir."
+        )
+
+    def _difference(self, manifest: Manifest) -> str:
+        """Returns what differs from the shards that are there, by its keys or its file."""
+        settings = self.settings
+        train = len(manifest.splits["train"].shards)
+        shards = {
+            "length": (manifest.length, settings.length),
+            "rows": (manifest.rows, settings.rows),
+            "count": (train, settings.counts["train"]),
+        }
+        old, new = ({key: pair[index] for key, pair in shards.items()} for index in range(2))
+        changed = configs.changed_keys(
+            {"corpus": json.loads(manifest.source), "shards": old},
+            {"corpus": self.source, "shards": new},
+        )
+        if manifest.tokenizer_fingerprint != self.fingerprint:
+            file = f"tokenizer (not {self.tokenizer_folder}/tokenizer.json)"
+            changed = f"{file}, {changed}".removesuffix(", ")
+        # small held-out splits have fewer shards than it says
+        return changed or "config.shards.validation_count"
+
+    def write(self) -> None:
+        """Writes the shards and the manifest."""
+        if is_remote(self.folder):
+            results.save(self.root / self.inputs)
         self._map()
         # before the longest stage: only now are the sizes of the splits known
         self._check_fractions()
-        rows, duplicates = self._deduplicate()
-        names = [printable(f"{part.source}, {part.name}, document") for part in self.parts]
+        self._deduplicate()
         manifest = Manifest(
             folder=str(self.folder),
             length=self.settings.length,
             full_rows=self.settings.rows == CONCATENATED,
             rows=self.settings.rows,
             inputs=self.inputs,
-            source=source,
-            splits=self._reduce(rows, duplicates),
-            left_out=keep_out.list_documents(self.kept_out, names),
+            source=json.dumps(self.source, sort_keys=True),
+            splits=self._reduce(),
             **self.vocabulary,
         )
         with results.written(self.shards / NAME) as file:
             file.write_text(manifest.to_json() + "\n")
         if not is_remote(self.folder):
+            for file in self.shards.rglob(results.TEMPORARY):  # of tasks that were killed
+                file.unlink()
             self.shards.rename(canonical(str(self.folder)))
-
-    def _do(self, function: Any, tasks: list, *, label: str, last: str) -> None:
-        """Runs the tasks whose last file is not there."""
-        files = sizes(self.tasks)
-        for _ in self.engine.each(
-            function, [task for task in tasks if f"{task.key}{last}" not in files], label=label
-        ):
-            pass  # a task's result is its files
 
     def _map(self) -> None:
         parts = self.corpus.parts()
         texts = str(self.root / "texts")
-        self.splits = (
-            SPLITS if any("test" in (part.split, *part.cut) for part in parts) else SPLITS[:2]
+        has_test = any("test" in (part.split, *part.cut) for part in parts)
+        self.splits = SPLITS if has_test else SPLITS[:2]
+        limited = self.corpus.limited(parts, texts=texts)
+        done = results.run(
+            self.engine,
+            map_part,
+            ({"part": part, "limit": limit} for part, limit in limited),
+            folder=self.tasks,
+            label="tokenize",
+            corpus=self.corpus,
+            tokenizer_folder=self.tokenizer_folder,
+            fingerprint=self.fingerprint,
+            block_bytes=self._block_bytes(parts),
+            banned=keep_out.hash_parts(self.engine, self.corpus.kept_out(), self.tasks),
+            texts=texts,
         )
-        banned = keep_out.hash_parts(self._do, self.corpus.kept_out(), str(self.tasks))
-        block_bytes = self._block_bytes(parts)
-        decisive = (
-            "field",
-            "group",
-            "validation_fraction",
-            "validation_groups",
-            "test_fraction",
-            "test_groups",
-        )
-        corpus = {name: getattr(self.corpus, name) for name in decisive}
-        fingerprint = self.vocabulary["tokenizer_fingerprint"]
-        tasks = []
-        for part, limit in self.corpus.limited(parts, texts=texts):
-            task = MapTask(
-                part=part,
-                corpus=self.corpus,
-                limit=limit,
-                tokenizer_folder=self.tokenizer_folder,
-                fingerprint=fingerprint,
-                block_bytes=block_bytes,
-                keep_out=banned,
-                texts=texts,
-                folder=str(self.tasks),
-                key=results.key(part, limit, corpus, block_bytes, banned, fingerprint),
-            )
-            tasks.append(task)
-        self._do(map_part, tasks, label="tokenize", last=".blocks")
-        self.parts = [task.part for task in tasks]
-        self.maps = [task.key for task in tasks]
-        tables = list(self._load_each(self.maps, "blocks", BLOCK))
-        self.kept_out = list(self._load_each(self.maps, "kept_out", np.uint32))
-        self.blocks = np.concatenate(tables)
-        self.part_of_block = np.repeat(
-            np.arange(len(tables), dtype=np.uint32), list(map(len, tables))
-        )
-        self.tokens = self.blocks["tokens"].copy()  # of each block, without what is left out
-        self.documents = self.blocks["documents"].copy()
-        results_of_parts = zip(self.parts, tables, self.kept_out, strict=True)
+        self.parts = [part for part, _ in limited]
+        self.maps = tuple(base for base, _ in done)
+        self.notes = [note for _, note in done]
         with_text = {
-            part.source for part, blocks, places in results_of_parts if len(blocks) or len(places)
+            part.source
+            for part, note in zip(self.parts, self.notes, strict=True)
+            if note["blocks"] or note["kept_out"]
         }
-        if empty := [part.source for part in self.parts if part.source not in with_text]:
+        if empty := [source for source in self.corpus.sources if source not in with_text]:
             raise self.corpus.without_text(empty[0])
+        counts = [len(note["blocks"]) for note in self.notes]
+        self.blocks = np.array([tuple(row) for note in self.notes for row in note["blocks"]], BLOCK)
+        self.part_of_block = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+        # of each block, without what is left out
+        self.tokens = self.blocks["tokens"].astype(np.int64)
+        self.documents = self.blocks["documents"].astype(np.int64)
 
     def _block_bytes(self, parts: list[Part]) -> int:
         """Returns the bytes of text in a block, so that a shard has about BLOCKS."""
@@ -203,78 +193,53 @@ class _Job:
         parts = [part for part in parts if part.split != "test"]
         total = sum(part.bytes for part in parts) if all(part.bytes for part in parts) else 0
         if self.corpus.max_documents:
-            limit = (
-                DOCUMENT_BYTES
-                * self.corpus.max_documents
-                * len({(part.source, part.split) for part in parts})
-            )
+            splits = {(part.source, part.split) for part in parts}
+            limit = DOCUMENT_BYTES * self.corpus.max_documents * len(splits)
             total = min(total, limit) if total else limit
         if not total:
             return UNKNOWN_BYTES
-        return min(
-            max(total // (BLOCKS * self.settings.counts["train"]), BLOCK_BYTES[0]), BLOCK_BYTES[1]
-        )
+        lower, upper = BLOCK_BYTES
+        return min(max(total // (BLOCKS * self.settings.counts["train"]), lower), upper)
 
-    def _load_each(
-        self, keys: Iterable[str], kind: str, dtype: np.dtype | type
-    ) -> Iterator[np.ndarray]:
-        return results.at_once(lambda key: results.load(self.tasks / f"{key}.{kind}", dtype), keys)
-
-    def _deduplicate(self) -> tuple[dict[int, str], np.ndarray]:
-        """Returns the files of rows to leave out by part, and how many documents of each split are duplicates."""
-        documents = int(self.blocks["documents"].sum())
-        tasks = deduplicate.deduplicate(
-            self._do, tuple(self.maps), documents=documents, folder=str(self.tasks)
+    def _deduplicate(self) -> None:
+        """Finds the documents to leave out, and takes them off the counts of their blocks."""
+        self.duplicates = deduplicate.deduplicate(
+            self.engine,
+            self.maps,
+            documents=int(self.documents.sum()),
+            folder=self.tasks,
         )
-        keys = [task.key for task in tasks]
-        dropped = np.concatenate([*self._load_each(keys, "dropped", deduplicate.DROPPED)])
+        files = (UPath(f"{base}.dropped") for base in self.duplicates)
+        load = lambda file: results.load(file, deduplicate.DROPPED)  # noqa: E731
+        dropped = np.concatenate([*results.at_once(load, files)])
         blocks = np.searchsorted(self.part_of_block, dropped["part"]) + dropped["block"]
-        np.subtract.at(self.tokens, blocks, dropped["tokens"])
+        np.subtract.at(self.tokens, blocks, dropped["tokens"].astype(np.int64))
         np.subtract.at(self.documents, blocks, dropped["documents"])
-        duplicates = np.bincount(self.blocks["split"][blocks], dropped["documents"], len(SPLITS))
-        parts = set(dropped["part"].tolist())
-        rows = {
-            part: task.rows(part)
-            for task in tasks
-            for part in range(task.first, task.stop)
-            if part in parts
-        }
-        return rows, duplicates
+        self.repeated = tuple(np.unique(dropped["part"]).tolist())
 
     def _check_fractions(self) -> None:
         """Raises InputError if whole groups make a held-out split of another size than its fraction in the config."""
+        if not any(note["has_groups"] for note in self.notes):
+            return
+        groups = {group for note in self.notes for group in note["named_groups"]}
         for split in self.splits[1:]:
+            key = f"config.corpus.{split}"
             asked = getattr(self.corpus, f"{split}_fraction")
-            groups = set(getattr(self.corpus, f"{split}_groups"))
-            is_cut = np.array([split in part.cut for part in self.parts], bool)[self.part_of_block]
-            sizes = np.bincount(
-                self.blocks["split"][is_cut], self.blocks["bytes"][is_cut], len(SPLITS)
-            )
-            fraction = sizes[SPLITS.index(split)] / max(1, sizes.sum())
-            fits = (
-                not sizes.any()
-                or asked / 2 <= fraction <= 2 * asked
-                or (split == "test" and not asked)
-            )
-            if fits and not groups:
-                continue
-            size_of_group = Counter()
-            files = (self.tasks / f"{key}.groups" for key in self.maps)
-            for sizes_in_part in results.at_once(results.load_json, files):
-                size_of_group.update(sizes_in_part)
-            largest = ", ".join(
-                f"{group} {size / 1e6:.2f} MB" for group, size in size_of_group.most_common(LISTED)
-            )
-            if missing := sorted(groups - size_of_group.keys()) if largest else []:
+            if missing := set(getattr(self.corpus, f"{split}_groups")) - groups:
                 raise InputError(
-                    f"config.corpus.{split}_groups: the corpus has no group {missing[0]!r}; name others, or set it to "
-                    f"() to choose them by hash. The largest: {largest}."
+                    f"{key}_groups: the corpus has no group {min(missing)!r}; name others, or set it to () to choose "
+                    "them by hash."
                 )
-            if largest and not fits:
+            is_cut = np.array([split in part.cut for part in self.parts])[self.part_of_block]
+            is_held_out = is_cut & (self.blocks["split"] == SPLITS.index(split))
+            sizes = self.blocks["bytes"]
+            fraction = sizes[is_held_out].sum() / max(1, sizes[is_cut].sum())
+            # which a test split of named groups alone need not have
+            is_asked = is_cut.any() and (asked or split != "test")
+            if is_asked and not asked / 2 <= fraction <= 2 * asked:
                 raise InputError(
-                    f"config.corpus.{split}_fraction = {asked:g}: whole groups (corpus.group) make it {fraction:.4f}; "
-                    f"name groups in corpus.{split}_groups that hold between half and twice that fraction of the text. "
-                    f"The largest: {largest}."
+                    f"{key}_fraction = {asked:g}: whole groups (corpus.group) make it {fraction:.4f}; name groups in "
+                    f"corpus.{split}_groups that hold between half and twice that fraction of the text."
                 )
 
     def _deal(self, split: str) -> list[np.ndarray]:
@@ -286,12 +251,9 @@ class _Job:
         hashes = self.blocks["hash"][blocks]
         copies = np.ones(len(blocks), np.int64)
         length = self.settings.length
-        # which give shards the same number of rows, about
-        sizes = self.tokens[blocks].astype(np.int64)
-        row = length
-        if self.settings.rows == LINES:
-            sizes = self.documents[blocks].astype(np.int64)
-            row = 1
+        # sizes that give shards the same number of rows, about
+        is_lines = self.settings.rows == LINES
+        sizes = (self.documents if is_lines else self.tokens)[blocks]
         needed = length if self.settings.rows == CONCATENATED else 1
         if split == "train":
             weights = dict(zip(self.corpus.sources, self.corpus.weights, strict=True))
@@ -302,7 +264,7 @@ class _Job:
                     "the train split holds no text: lower corpus.validation_fraction, or give more text."
                 )
         count = self.settings.counts["train" if split == "train" else "validation"]
-        rows = int((sizes * copies).sum()) // row
+        rows = int((sizes * copies).sum()) // (1 if is_lines else length)
         while True:
             places_of_shards = deal.deal(hashes, copies, sizes, count=count)
             if all(sizes[places].sum() >= needed for places in places_of_shards):
@@ -311,60 +273,50 @@ class _Job:
                 few = f"{copies.sum()} blocks hold only {rows} rows of {length} tokens"
                 raise InputError(f"config.shards.count = {count}: {few}; lower it.")
             if count == 1:
-                fix = f"raise corpus.{split}_fraction, or give more text"
-                fix += ", or name the splits to read without it (#SPLIT)" if split == "test" else ""
                 raise InputError(
-                    f"the {split} split is shorter than a row of {length} tokens: {fix}."
+                    f"the {split} split is shorter than a row of {length} tokens: raise corpus.{split}_fraction, give "
+                    "more text, or name the splits to read without it (#SPLIT)."
                 )
             # A held-out split may be too small for so many shards: an eighth fewer each time, until each holds a row.
             count = min(count - 1 - count // 8, max(1, rows))
 
-    def _reduce(self, rows: dict[int, str], duplicates: np.ndarray) -> dict[str, Split]:
+    def _reduce(self) -> dict[str, Split]:
         """Writes the shards; returns what the manifest says of them."""
-        tasks = {split: self._shard_tasks(split, rows) for split in self.splits}
-        self._do(
-            write_shard,
-            [task for split in self.splits for task in tasks[split]],
-            label="write",
-            last=".json",
-        )
-        results.save_json(self.shards / PARTS, [[part.source, part.name] for part in self.parts])
+        # all are dealt, and refused if there is too little text, before the first is written
+        dealt = {split: self._deal(split) for split in self.splits}
         splits = {}
-        for split in self.splits:
-            kept_out = sum(map(len, self.kept_out)) if split == "train" else 0
-            count = int(duplicates[SPLITS.index(split)])
-            splits[split] = summarize(
-                tasks[split], self.vocabulary, duplicates=count, kept_out=kept_out
+        for split, blocks_of_shards in dealt.items():
+            items = (
+                {
+                    "name": f"{split}/dataset-{number}",
+                    "blocks": self.blocks[blocks].tobytes(),
+                    "parts": tuple(self.part_of_block[blocks].tolist()),
+                }
+                for number, blocks in enumerate(blocks_of_shards)
             )
-        self._remove_others({shard.file for split in splits.values() for shard in split.shards})
-        return splits
-
-    def _shard_tasks(self, split: str, rows: dict[int, str]) -> list[ShardTask]:
-        tasks = []
-        for number, blocks in enumerate(self._deal(split)):
-            parts = np.unique(self.part_of_block[blocks]).tolist()
-            task = ShardTask(
-                name=f"{split}/dataset-{number}",
-                blocks=self.blocks[blocks].tobytes(),
-                parts=tuple(self.part_of_block[blocks].tolist()),
-                maps={part: self.maps[part] for part in parts},
-                sources={part: printable(self.parts[part].source) for part in parts},
-                left_out={part: rows[part] for part in parts if part in rows},
-                tokens=int(self.tokens[blocks].sum()),
+            done = results.run(
+                self.engine,
+                write_shard,
+                items,
+                folder=self.root / f"written-{self.inputs}",
+                label=f"write {split}",
+                maps=self.maps,
+                duplicates=self.duplicates,
+                repeated=self.repeated,
                 length=self.settings.length,
-                rows=self.settings.rows,
+                kind=self.settings.rows,
                 pad_id=self.vocabulary["special_ids"]["pad"],
                 vocab_size=self.vocabulary["vocab_size"],
-                folder=str(self.tasks),
                 shards=str(self.shards),
             )
-            tasks.append(task._replace(key=results.key([*map(str, task[:-3]), self.inputs])))
-        return tasks
-
-    def _remove_others(self, names: set[str]) -> None:
-        """Removes files beside the shards that killed tasks left, or a start with another text."""
-        names = names | {table_name(name) for name in names} | {PARTS}
-        for folder in (*SPLITS, "documents"):
-            for name in sizes(self.shards / folder):
-                if f"{folder}/{name}" not in names:
-                    (self.shards / folder / name).unlink(missing_ok=True)
+            is_in_split = self.blocks["split"] == SPLITS.index(split)
+            documents = self.blocks["documents"][is_in_split].sum()
+            kept_out = sum(note["kept_out"] for note in self.notes) if split == "train" else 0
+            splits[split] = summarize(
+                done,
+                self.vocabulary,
+                duplicates=int(documents - self.documents[is_in_split].sum()),
+                kept_out=kept_out,
+            )
+        results.save_json(self.shards / PARTS, [[part.source, part.name] for part in self.parts])
+        return splits

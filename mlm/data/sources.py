@@ -11,7 +11,6 @@ GLOBs are local or gs://. To add a source: a class like `_Lines` here, and its n
 """
 
 import functools
-import io
 import itertools
 import numbers
 import re
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from mlm.data import data_sets, docstrings, lines
-from mlm.files import find_files, open_file, read_stat, split_field, split_pattern
+from mlm.files import find_files, split_field, split_pattern
 from mlm.memory import of_a_command
 from mlm.text import is_text
 
@@ -27,6 +26,10 @@ PART_BYTES = (10**6, 256 * 10**6)  # of a part, if its source can be cut: the le
 PARTS = 1024  # of a corpus between those two, so that there is work for many
 DOCUMENT = "document"
 FILE = "file"  # values of corpus.group that are not a field
+
+
+# of a source: (the role of its split, name, bytes, where), see `corpus.Part`
+Parts = Iterable[tuple[str, str, int, tuple]]
 
 
 class Document(NamedTuple):
@@ -55,8 +58,8 @@ class Kind:
         if (group == FILE and not self.files) or (len(self.columns) > 1 and not self.fields):
             raise ValueError(f"its documents can't be grouped by corpus.group = {group}")
 
-    def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
-        """Returns (the role of its split, name, bytes, where) of the parts, see `corpus.Part`."""
+    def parts(self) -> Parts:
+        """Lists the parts, without reading them."""
 
     def read(self, where: tuple) -> Iterator[Document]:
         """Yields the documents of a part; what a document is, each kind decides for itself."""
@@ -100,7 +103,7 @@ class Kind:
 class _Docstrings(Kind):
     slow = files = True
 
-    def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
+    def parts(self) -> Parts:
         return (
             ("", f"{m.package} {m.version}[{m.first}:]", m.bytes, m) for m in docstrings.parts()
         )
@@ -117,7 +120,7 @@ class _Lines(Kind):
     files = True
     fields = False
 
-    def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
+    def parts(self) -> Parts:
         # 0 bytes of a part mean that they are unknown
         files = [file for file in find_files(self.rest) if file.size]
         limit = part_bytes(sum(file.size for file in files))
@@ -140,25 +143,10 @@ class _Lines(Kind):
 
     def read(self, where: tuple) -> Iterator[Document]:
         folder = split_pattern(self.rest)[0]
-        for name, start, stop, stamp in where:
-            status = read_stat(name)
-            if status is None or status.stamp != stamp:
-                raise ValueError(
-                    f"{name} has changed since it was listed; start the same command again"
-                )
+        for name, start, stop, _ in where:
             group = name.removeprefix(f"{folder}/") if self.group == FILE else ""
-            with open_file(name) as raw:
-                file = raw if lines.is_gzip(name) else io.BufferedReader(raw, 2**20)
-                for number, line in enumerate(lines.read_lines(file, name, start, stop), 1):
-                    try:
-                        yield self.from_line(line.decode(), group)
-                    except ValueError as error:
-                        reason = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
-                        file.seek(0)
-                        before = (
-                            sum(1 for _ in lines.read_lines(file, name, 0, start)) if start else 0
-                        )
-                        raise ValueError(f"{name}, line {before + number}: {reason}") from error
+            parse = functools.partial(self.from_line, group=group)
+            yield from lines.read_file(name, parse, start, stop)
 
     def from_line(self, line: str, group: str) -> Document:
         return Document(line.strip(), group)
@@ -190,7 +178,7 @@ class _HuggingFace(Kind):
         data_sets.check_first_row(self.library, self.name, self.split, self.columns)
         return True
 
-    def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
+    def parts(self) -> Parts:
         import datasets
 
         loaded = _loaded_hf(self.name, streaming=self.streaming)
@@ -238,7 +226,7 @@ class _HuggingFace(Kind):
 class _TensorFlow(_HuggingFace):
     library = "tfds"
 
-    def parts(self) -> Iterable[tuple[str, str, int, tuple]]:
+    def parts(self) -> Parts:
         info, _ = data_sets.load_tfds(self.name)
         rows = {split: details.num_examples for split, details in info.splits.items()}
         for split, first, last, role in data_sets.splits_to_read(rows, self.split):

@@ -71,13 +71,13 @@ class Stages:
         """Yields the parts of the stages in the steps `first` to `last`."""
         return filter(None, (stage.between(first, last) for stage in self.table))
 
-    def rows_read(self, step: int, *, after: int = 0) -> int:
-        """Returns the rows of the batches that the steps after `after` read, up to `step`."""
-        return sum(part.count * part.rows for part in self.between(after + 1, step))
+    def rows_read(self, step: int) -> int:
+        """Returns the rows of the batches that the steps up to `step` read."""
+        return sum(part.count * part.rows for part in self.between(1, step))
 
     def own_rows_read(self, step: int) -> int:
         """Returns the rows that the run itself has read up to a step: of a branch, those after its start."""
-        return self.rows_read(step, after=self.start)
+        return max(0, self.rows_read(step) - self.rows_read(self.start))
 
     def batches_between(self, first: int, last: int) -> list[tuple[int, int, int]]:
         """Returns (first, last, rows) of the batches that the steps read, in as few ranges as possible."""
@@ -170,16 +170,6 @@ def check_branch(config: ConfigDict, steps: int) -> None:
         )
 
 
-def batch_of(step: int, skipped: Iterable[Range]) -> int:
-    """Returns the number of the batch that a step reads, without the `skipped` ones; 0 for step 0."""
-    batch = step
-    for first, last in skipped:
-        if first > batch:
-            break
-        batch += last - first + 1
-    return batch
-
-
 def check_skipped(
     saved: Iterable[str], new: Iterable[str], *, step: int, steps: Sequence[int], where: str
 ) -> None:
@@ -189,20 +179,22 @@ def check_skipped(
     """
     old = parse_ranges(saved)
     ranges = parse_ranges(new)
-    flags = " ".join(f"--skip-batches {first}:{last}" for first, last in old)
-    for first, last in old:
-        if (first, last) not in ranges:
-            raise InputError(
-                f"{where}/{step} was made without the batches {first}:{last}, which data.skip_batches no longer names; "
-                f"a run can't read them afterwards: give {flags} as well, or use another --workdir."
-            )
-    batch = batch_of(step, old)
+    good = [past for past in steps if skipped_by(past, old) == skipped_by(past, ranges)]
+    if step not in good:
+        flags = " ".join(f"--skip-batches {first}:{last}" for first, last in old)
+        raise InputError(
+            f"config.data.skip_batches: the checkpoint {where}/{step} was made with {flags or 'none'}; give the same, "
+            f"or remove by hand the checkpoints of {where} after step {max(good, default=0)}."
+        )
+
+
+def skipped_by(step: int, ranges: Iterable[Range]) -> list[Range]:
+    """Returns which ranges of batches a run has left out when it has done a step."""
+    batch = step
+    skipped = []
     for first, last in ranges:
-        if (first, last) not in old and first <= batch:
-            late = [str(step) for step in steps if batch_of(step, old) >= first]
-            good = [step for step in steps if batch_of(step, old) < first]
-            start = f"resumes from step {max(good)}" if good else "starts from the beginning"
-            raise InputError(
-                f"config.data.skip_batches = {first}:{last}: the checkpoint {where}/{step} has read the batches up to "
-                f"{batch}; remove the newer checkpoints by hand ({', '.join(late)} in {where}), then the run {start}."
-            )
+        if first > batch:
+            break
+        skipped.append((first, last))
+        batch += last - first + 1
+    return skipped

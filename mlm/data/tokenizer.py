@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from mlm import logs
 from mlm.data import tokenizer_checks
 from mlm.data.tokenizer_checks import ROLES
-from mlm.errors import DamageError, InputError
+from mlm.errors import InputError
 from mlm.memory import of_a_command
 from mlm.paths import HUB_NAME, UPath, local_folder
 from mlm.text import printable, say
@@ -50,9 +50,6 @@ def load(path: str) -> PreTrainedTokenizerFast:
         tokenizer = load_from(folder, trust_remote_code=False)
     except Exception as error:  # whatever transformers, tokenizers or the Hub's client raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        of_none = isinstance(error, TypeError | AttributeError)  # a path that is None
-        if of_none and not (UPath(path) / "tokenizer.json").is_file():
-            reason = "it holds neither tokenizer.json nor the files of a vocabulary"
         fix = "name a folder that save_pretrained of a fast tokenizer has written, or a tokenizer of the Hub"
         raise InputError(
             f"{path}: no tokenizer can be loaded from there ({printable(reason):.200}); {fix}."
@@ -61,15 +58,9 @@ def load(path: str) -> PreTrainedTokenizerFast:
         raise InputError(
             f"{path}: has no fast tokenizer (tokenizer.json); convert it with transformers first."
         )
-    if tokenizer.split_special_tokens:  # its next call would read <mask> in a text as text
-        tokenizer.split_special_tokens = False
-        del tokenizer.init_kwargs["split_special_tokens"]  # which are saved
-        _say_once(
-            f"tokenizer: {printable(path)}: split_special_tokens is off, so that a mask token in a text is one"
-        )
-    # of sentencepiece, which is not used
-    if (settings.get("sp_model_kwargs") or {}).get("enable_sampling"):
-        _say_once(f"tokenizer: {printable(path)}: sampling (sp_model_kwargs) is off")
+    # with it, the next call would read <mask> in a text as text
+    tokenizer.split_special_tokens = False
+    tokenizer.init_kwargs.pop("split_special_tokens", None)  # which are saved
     fast = tokenizer.backend_tokenizer
     _settle(fast, path)
     tokenizer_checks.special_ids(
@@ -102,7 +93,6 @@ def _settle(fast: Tokenizer, where: str) -> None:
     if dropout := getattr(fast.model, "dropout", None):
         fast.model.dropout = None
         _say_once(f"tokenizer: {printable(where)}: the dropout of its BPE, {dropout:g}, is off")
-    tokenizer_checks.check_repeats(fast, where)
 
 
 @of_a_command
@@ -154,12 +144,7 @@ def _role_tokens(folder: str) -> dict[str, object]:
     """Returns the special tokens of a folder by role, as its settings name them."""
     settings: dict[str, Any] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        try:
-            settings |= logs.read_object(UPath(local_folder(folder)) / file)
-        except DamageError:
-            raise InputError(
-                f"{folder}/{file}: is not a JSON object; put a good copy in its place."
-            ) from None
+        settings |= logs.read_object(UPath(local_folder(folder)) / file)
     tokens = {role: settings.get(f"{role}_token") for role in (*ROLES, "bos", "eos")}
     texts = {
         role: token.get("content") if isinstance(token, dict) else token

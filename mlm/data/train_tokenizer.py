@@ -24,7 +24,7 @@ from tokenizers import (
 from mlm.data import tokenizer_checks
 from mlm.data.tokenizer_checks import ROLES
 from mlm.errors import InputError
-from mlm.text import can_draw, say
+from mlm.text import can_draw
 
 # it takes the space before it
 MASK = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
@@ -35,7 +35,6 @@ UNSPACED = 0.1
 CUT_PIECE = 64  # characters
 SEED_ENTRIES = 6  # candidates for each entry of the vocabulary
 SHRINKING = 0.5  # of the candidates stay in a round
-CHARACTERS_PER_MINUTE = 1.5e6  # in such pieces, about
 TRIES = 3  # to find a size that works in place of one that doesn't
 
 
@@ -76,24 +75,16 @@ def _fit(texts: list[str], kind: str, vocab_size: int, lowercase: bool) -> tuple
     """Returns a tokenizer and its number of entries, which is not `vocab_size` if the texts can't make that."""
     tokenizer = _untrained(kind, lowercase)
     pre_tokenizer = tokenizer.pre_tokenizer
-    unspaced = tokenizer_checks.long_piece_share(tokenizer, texts, LONGEST_PIECE)
-    trainer = _trainer(kind, vocab_size)
-    if unspaced > UNSPACED:
+    trainer = stock = _trainer(kind, vocab_size)
+    if tokenizer_checks.long_piece_share(tokenizer, texts, LONGEST_PIECE) > UNSPACED:
         cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{CUT_PIECE}}}"), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, cut])
         if kind == "unigram":
-            minutes = unspaced * sum(map(len, texts)) / CHARACTERS_PER_MINUTE
-            if minutes > 1:
-                say(
-                    f"tokenizer: {unspaced:.0%} of the text has no spaces, so that training takes about {minutes:.0f} "
-                    "min; a smaller tokenizer.sample_megabytes, or tokenizer.kind=bpe, is faster"
-                )
-            trainer = _trainer(
-                kind, vocab_size, seed_size=SEED_ENTRIES * vocab_size, shrinking_factor=SHRINKING
-            )
+            candidates = SEED_ENTRIES * vocab_size
+            trainer = _trainer(kind, vocab_size, seed_size=candidates, shrinking_factor=SHRINKING)
     size = _train(tokenizer, texts, trainer)
-    if size < vocab_size and kind == "unigram" and unspaced > UNSPACED:
-        size = _train(tokenizer, texts, _trainer(kind, vocab_size))
+    if trainer is not stock and size < vocab_size:
+        size = _train(tokenizer, texts, stock)
     tokenizer.pre_tokenizer = pre_tokenizer
     return tokenizer, size
 

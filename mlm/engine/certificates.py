@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from mlm.errors import InputError
 from mlm.paths import UPath, make_folder, refusing, write_secret
 from mlm.text import prepare_streams
 
@@ -27,12 +26,13 @@ def load_security(folder: UPath | Path) -> Any:
     """Returns Dask's mutual TLS with the certificates in a folder; raises InputError."""
     from distributed.security import Security
 
-    fix = "--engine-certificates=DIR names the folder of ca.pem, cert.pem and key.pem, which "
+    fix = (
+        "--engine-certificates=DIR names the folder of ca.pem, cert.pem and key.pem, which "
+        "`python -m mlm.engine.certificates DIR` makes"
+    )
     contents = []
     for name in NAMES:
-        with refusing(
-            f"{folder / name}: can't be read", f"{fix}`python -m mlm.engine.certificates DIR` makes"
-        ):
+        with refusing(f"{folder / name}: can't be read", fix):
             contents.append((folder / name).read_text(encoding="utf-8"))
     authority, certificate, key = contents
     return Security(
@@ -53,13 +53,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m mlm.engine.certificates", description=__doc__)
     parser.add_argument("folder", type=UPath)
     folder = parser.parse_args().folder
-    try:
-        make(folder)
-    except InputError as error:
-        parser.error(str(error))
-    print(
-        f"{folder}: {', '.join(NAMES)}; give this folder to the hosts of the cluster, and to nobody else"
-    )
+    make(folder)
+    print(f"{folder}: {', '.join(NAMES)}; give it to the hosts of the cluster, and to nobody else")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import pickle
 import re
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from mlm.engine.engine import AGAIN, ONE_THREAD, Engine, available_cores, proces
 from mlm.errors import InputError, PreemptedError, StopError
 from mlm.paths import UPath
 
-POLL = 2.0  # seconds between two counts of the workers
 CLOSE = 10.0  # seconds to close a worker or the scheduler of a run
 ENGINE_PORT = 2  # above that of jax's coordination service, such as 8476
 DASHBOARD = "127.0.0.1:0"  # of a run: Dask's HTTP has no TLS of ours
@@ -47,18 +45,13 @@ class DaskEngine(Engine):
         self._security = security
         self._timeout = timeout
         self._client: Any = None
-        self._workers = 1
-        self._counted = -POLL
 
     @property
     def workers(self) -> int:
         """The threads of all workers that there are now, at least 1."""
         if self._client is None:
             self._open()
-        if time.monotonic() - self._counted > POLL:
-            self._workers = max(1, self._client.scheduler_info(n_workers=0)["total_threads"])
-            self._counted = time.monotonic()
-        return self._workers
+        return max(1, self._client.scheduler_info(n_workers=0)["total_threads"])
 
     def greet(self) -> None:
         """Raises InputError unless the scheduler answers, for which Dask itself may wait forever."""
@@ -77,26 +70,25 @@ class DaskEngine(Engine):
         try:
             LoopRunner().run_sync(connect_once)
         except OSError as error:
-            what = f"no Dask scheduler answers within {self._timeout:g} s (--engine-timeout; {error or 'it is silent'})"
             raise InputError(
-                f"--engine={self._address}: {what}; check the address, the certificates and it."
+                f"--engine={self._address}: no Dask scheduler answers within {self._timeout:g} s (--engine-timeout; "
+                f"{error or 'it is silent'}); check the address, the certificates and it."
             ) from None
 
     def _open(self) -> None:
         self.greet()
         from distributed import Client
 
-        timeout = self._timeout
         client = Client(
-            self._address, security=self._security, timeout=timeout, set_as_default=False
+            self._address, security=self._security, timeout=self._timeout, set_as_default=False
         )
         try:
-            client.wait_for_workers(1, timeout)
+            client.wait_for_workers(1, self._timeout)
         except TimeoutError:
             client.close()
-            what = f"the scheduler has no worker after {timeout:g} s (--engine-timeout)"
             raise InputError(
-                f"--engine={self._address}: {what}; start some, or wait longer."
+                f"--engine={self._address}: the scheduler has no worker after {self._timeout:g} s (--engine-timeout); "
+                "start some, or wait longer."
             ) from None
         self._client = client
         self._executor = client.get_executor(pure=False)
@@ -194,17 +186,19 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
     address = f"tls://{ports.format_address(place)}"
     loop = LoopRunner()
     loop.start()
-    scheduler = None
+    servers = []
     if watch.is_primary():
         pem.make(UPath(folder))
-        scheduler = loop.run_sync(
-            Scheduler,
-            host=ports.wait_until_free(place, timeout),
-            port=place[1],
-            protocol="tls",
-            security=pem.load_security(UPath(folder)),
-            dashboard=False,
-            dashboard_address=DASHBOARD,
+        servers.append(
+            loop.run_sync(
+                Scheduler,
+                host=ports.wait_until_free(place, timeout),
+                port=place[1],
+                protocol="tls",
+                security=pem.load_security(UPath(folder)),
+                dashboard=False,
+                dashboard_address=DASHBOARD,
+            )
         )
     watch.barrier("scheduler")
     security = pem.load_security(UPath(folder))
@@ -224,16 +218,16 @@ def open_run_engine(folder: str, pod: ConfigDict, workers: int) -> Iterator[Engi
                 dashboard_address=DASHBOARD,
             )
         except Exception as error:
-            fix = "open its port; a certificate is also refused where this host's clock is behind"
             raise StopError(
-                f"can't reach host 0's Dask scheduler at {address} ({error}); {fix}."
+                f"can't reach host 0's Dask scheduler at {address} ({error}); open its port; a certificate is also "
+                "refused where this host's clock is behind."
             ) from None
-        context = contextlib.closing(DaskEngine(address, security, timeout))
-        with context if scheduler else contextlib.nullcontext() as engine:
-            yield engine
-        loop.run_sync(_close, worker)
-    if scheduler is not None:
-        loop.run_sync(_close, scheduler)
+        servers.insert(0, worker)
+        engine = contextlib.closing(DaskEngine(address, security, timeout))
+        with engine if watch.is_primary() else contextlib.nullcontext() as opened:
+            yield opened
+        for server in servers:
+            loop.run_sync(_close, server)
     loop.stop()
 
 
@@ -250,9 +244,9 @@ def check_address(address: str) -> bool:
             f"--engine={address}: must be tls://HOST:PORT, the address of a Dask scheduler."
         )
     if match[1] == "tcp" and match[2] not in LOOPBACK:
-        reason = "without TLS, whoever reaches a worker can run code on it"
         raise InputError(
-            f"--engine={address}: {reason}; start the cluster with certificates, and use tls://."
+            f"--engine={address}: without TLS, whoever reaches a worker can run code on it; start the cluster with "
+            "certificates, and use tls://."
         )
     return match[1] == "tls"
 
@@ -264,9 +258,6 @@ def quiet() -> None:
 
     del distributed  # it gives its loggers their levels
     dask.config.set({"distributed.worker.profile.enabled": False})
-    for name in [
-        name
-        for name in logging.root.manager.loggerDict
-        if name.startswith(("distributed", "tornado"))
-    ]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("distributed", "tornado")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)

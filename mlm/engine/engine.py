@@ -68,14 +68,12 @@ class Engine:
         pending: dict[concurrent.futures.Future, int] = {}
         numbers = iter(range(len(items)))
         watch.progress(watch.TASKS)
+        is_hidden = not can_draw(sys.stderr)
         try:
-            with tqdm(
-                total=len(items), desc=label, unit=" tasks", disable=not can_draw(sys.stderr)
-            ) as bar:
+            with tqdm(total=len(items), desc=label, unit=" tasks", disable=is_hidden) as bar:
                 while True:
-                    for number in itertools.islice(
-                        numbers, max(0, AHEAD * self.workers - len(pending))
-                    ):
+                    room = max(0, AHEAD * self.workers - len(pending))
+                    for number in itertools.islice(numbers, room):
                         task = self._submit(function, items[number])
                         pending[task] = number
                         task.add_done_callback(finished.put)

@@ -57,10 +57,10 @@ def answer_texts(predictor: Any, texts: list[str], stdin: TextIO, stdout: TextIO
 def _lines(file: IO[bytes]) -> Iterator[str]:
     """Yields the lines of standard input; bytes that are not UTF-8 are halves of surrogate pairs, see `check_utf8`."""
     try:
-        for line in lines.read_lines(file, "standard input"):
+        for line in lines.read_lines(file):
             yield line.decode(errors="surrogateescape").rstrip("\r\n")
     except ValueError as error:
-        raise InputError(f"{error}.") from error
+        raise InputError(f"standard input {error}.") from error
 
 
 def tokenize(

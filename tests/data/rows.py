@@ -55,6 +55,18 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
         np.testing.assert_array_equal(found[key], expected[key], err_msg=key)
 
 
+def write_records(path: pathlib.Path, ids: np.ndarray, masks: np.ndarray) -> None:
+    """As prepare_tfrecord_shards.py does."""
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for row in zip(ids, masks, strict=True):
+            values = [tf.train.Feature(int64_list=tf.train.Int64List(value=value)) for value in row]
+            features = dict(zip(("input_ids", "attention_mask"), values, strict=True))
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(example.SerializeToString(deterministic=True))
+
+
 def shard_path(copied: Manifest, number: int = 1, split: str = "train") -> pathlib.Path:
     return pathlib.Path(copied.folder, copied.splits[split].shards[number].file)
 
@@ -73,8 +85,6 @@ def damage(copied: Manifest, fault: str) -> pathlib.Path:
         path.write_bytes(data[:777] + bytes([data[777] ^ 4]) + data[778:])
     elif fault == "missing":
         path.unlink()
-    elif fault == "empty":
-        path.write_bytes(b"")
     elif fault == "extra":
         path = path.with_name("dataset-99-3.tfrecord")
         path.write_bytes(data[: record_size(data)])

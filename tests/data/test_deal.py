@@ -18,15 +18,6 @@ def dealt(hashes_N, tokens_N, copies_N=None, *, count=7) -> list[list[int]]:
     return [shard.tolist() for shard in deal(hashes_N, copies_N, tokens_N, count=count)]
 
 
-@pytest.mark.parametrize(("count", "number"), [(1, 50), (7, 0), (7, 1000), (100, 50)])
-def test_each_block_is_in_one_shard_and_they_differ_by_one_at_most(count, number):
-    hashes, tokens = blocks(number)
-    found = dealt(hashes, tokens, count=count)
-    assert len(found) == count and sorted(sum(found, [])) == list(range(number))  # noqa: RUF017
-    sums = [int(tokens[shard].sum()) for shard in found]
-    assert max(sums) - min(sums) <= tokens.max(initial=0)
-
-
 def test_the_order_is_that_of_the_hashes_and_not_that_of_the_blocks():
     hashes, tokens = blocks(500)
     found = dealt(hashes, tokens)

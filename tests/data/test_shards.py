@@ -4,13 +4,12 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -38,7 +37,6 @@ from tests.support.corpora import (
 from tests.support.tiny import tiny_config
 
 SPLITS = ("train", "validation")
-LAST = (".blocks", ".dropped", ".json")  # of the files of a task, the one that is written last
 
 
 @pytest.fixture(scope="module")
@@ -58,31 +56,20 @@ def made(repeated, tokenizer_folder, tmp_path_factory) -> Manifest:
 
 
 def test_counts_are_those_of_the_texts(made, repeated, texts, tokenizer_folder):
-    """Of each split: distinct documents, duplicates, tokens, bytes, entropy; what is dropped, at most once a shard."""
+    """Of each split: distinct documents, duplicates, bytes, and what is dropped."""
     everything = [*texts[:200], *texts[198:200], *texts[:20], *texts[200:300], *texts[100:110]]
-    distinct = list(dict.fromkeys(everything))
     part = repeated.parts()[0]
-    split_of = {text: repeated.split_of(part, "", text_hash(text)) for text in distinct}
+    split_of = {text: repeated.split_of(part, "", text_hash(text)) for text in everything}
     for split in SPLITS:
-        held = [text for text in distinct if split_of[text] == split]
+        held = [text for text in split_of if split_of[text] == split]
         found = made.splits[split]
-        ids = dict(zip(held, ids_of(held, tokenizer_folder), strict=True))
         assert found.documents == len(held)
-        assert (
-            found.duplicates == sum(split_of[text] == split for text in everything) - len(held) > 0
-        )
+        copies = sum(split_of[text] == split for text in everything)
+        assert found.duplicates == copies - len(held) > 0
         assert found.text_bytes == sum(len(text.encode()) for text in held)
-        ordinary = Counter(number for row in ids.values() for number in row if number > 4)
-        assert found.tokens == ordinary.total()
-        probs = [count / found.tokens for count in ordinary.values()]
-        assert found.unigram_entropy == pytest.approx(
-            -sum(prob * math.log(prob) for prob in probs), rel=1e-12
-        )
-        of_a = sum(len(ids[text]) for text in held if text in distinct[:200])
-        total = sum(len(row) for row in ids.values())
-        assert found.sources == dict(zip(repeated.sources, (of_a, total - of_a), strict=True))
+        tokens = list(map(len, ids_of(held, tokenizer_folder)))
         rows = sum(len(rows) for rows in shard_rows(made, split))
-        assert found.records == rows and total == rows * LENGTH + found.dropped_tokens
+        assert found.records == rows and sum(tokens) == rows * LENGTH + found.dropped_tokens
         assert 0 < found.dropped_tokens < len(found.shards) * LENGTH
 
 
@@ -118,7 +105,9 @@ def test_bytes_do_not_depend_on_the_workers(small, repeated, tokenizer_folder, t
     assert again.fingerprint == one.fingerprint
 
 
-def test_what_is_there_is_kept(manifest, tokenizer_folder, monkeypatch):
+def test_what_is_there_is_kept(manifest, tokenizers, monkeypatch):
+    """Where something else is asked for, its keys or its file are named, and no other."""
+
     def touched(*_, **__):
         raise AssertionError("a task was started")
 
@@ -126,21 +115,32 @@ def test_what_is_there_is_kept(manifest, tokenizer_folder, monkeypatch):
     before = contents(manifest.folder)
     leftovers = work_folder(manifest.folder)  # of a start that was killed while it removed them
     (leftovers / "tasks").mkdir(parents=True)
-    names = {"tokenizer_folder": tokenizer_folder, "folder": manifest.folder, "engine": InProcess()}
-    corpus = corpus_of(("text:no such file",))
-    settings = shards.Settings(LENGTH, COUNTS)
-    assert (
-        shards.write(corpus, settings, source="texts", **names) == manifest
-        and not leftovers.exists()
-    )
-    others = [settings._replace(length=16), settings._replace(counts={**COUNTS, "train": 5})]
-    for changed, source in [*((each, "texts") for each in others), (settings, "others")]:
-        with pytest.raises(InputError, match="another corpus, tokenizer or setting"):
-            shards.write(corpus, changed, source=source, **names)
-    with pytest.raises(
-        InputError, match=r"shards\.rows = lines: .* were written with concatenated"
+    asked = {
+        "corpus": corpus_of(("text:no such file",)),
+        "settings": shards.Settings(LENGTH, COUNTS),
+        "tokenizer_folder": tokenizers["unigram"],
+        "folder": manifest.folder,
+        "source": {"sources": "texts"},
+        "engine": InProcess(),
+    }
+    assert shards.write(**asked) == manifest and not leftovers.exists()
+    settings = asked["settings"]
+    for change, named in (
+        ({"source": {"sources": "others"}}, "config.corpus.sources"),
+        ({"settings": settings._replace(length=16)}, "config.shards.length"),
+        ({"settings": settings._replace(rows="lines")}, "config.shards.rows"),
+        ({"settings": settings._replace(counts=COUNTS | {"train": 5})}, "config.shards.count"),
+        (
+            {"settings": settings._replace(counts=COUNTS | {"validation": 1})},
+            "config.shards.validation_count",
+        ),
+        (
+            {"tokenizer_folder": tokenizers["bpe"]},
+            f"tokenizer (not {tokenizers['bpe']}/tokenizer.json)",
+        ),
     ):
-        shards.write(corpus, settings._replace(rows="lines"), source="texts", **names)
+        with pytest.raises(InputError, match=re.escape(f"holds shards of another {named};")):
+            shards.write(**asked | change)
     assert contents(manifest.folder) == before
 
 
@@ -165,63 +165,51 @@ def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, 
 
     with pytest.raises(InputError, match=r"/tasks/.*No space left on device"):
         start(3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    leftover = work_folder(str(tmp_path / "ended")) / "tasks" / ".0123.tmp"
-    leftover.write_text("of a task that was killed")
-    with (
-        lock(leftover.parents[1]),
-        pytest.raises(InputError, match=r"ended\.tmp: another process is using it"),
-    ):
+    work = work_folder(str(tmp_path / "ended"))
+    with lock(work), pytest.raises(InputError, match=r"ended\.tmp: another process is using it"):
         start(10, AssertionError("it runs"))
-    assert leftover.exists()
     for limit in range(10, 200, 7):
         with contextlib.suppress(KeyboardInterrupt):
             start(limit, KeyboardInterrupt())
             break
-        assert not leftover.exists() and not (tmp_path / "ended").exists()
+        assert not (tmp_path / "ended").exists()
+        for split in work.glob("*/train"):
+            (split / ".0123.tmp").write_text("of a task that was killed")
     assert contents(tmp_path / "ended") == contents(tmp_path / "alone")
-    of_tasks = [
-        file.rpartition(".")[0] for file in written if "/tasks/" in file and file.endswith(LAST)
-    ]
+    of_tasks = [file for file in written if re.search(r"/(tasks|written-\w+)/\w+\.json", file)]
     assert len(of_tasks) == len(set(of_tasks)) > 10
 
 
 def test_too_little_text_is_refused(texts, tokenizer_folder, tmp_path):
-    for settings, key in (
-        ({"counts": {"train": 5000, "validation": 2}}, "config.shards.count = 5000"),
-        ({"length": 20_000}, "config.shards.count = 6"),
+    source = write_jsonl(tmp_path / "a.jsonl", texts[:400])
+    for fraction, settings, words in (
+        (0.1, {"counts": {"train": 5000, "validation": 2}}, r"config\.shards\.count = 5000"),
+        (0.1, {"length": 20_000}, r"config\.shards\.count = 6"),
+        (0.0, {}, r"validation split .*corpus\.validation_fraction"),
+        (0.999, {}, r"train split .*corpus\.validation_fraction"),
     ):
-        with pytest.raises(InputError, match=key):
-            write_shards(texts[:400], tmp_path / "shards", tokenizer_folder, **settings)
-    for fraction, split in ((0.0, "validation"), (0.999, "train")):
-        corpus = corpus_of(
-            (write_jsonl(tmp_path / "a.jsonl", texts[:400]),), validation_fraction=fraction
-        )
-        with pytest.raises(InputError, match=rf"{split} split .*corpus\.validation_fraction"):
-            write_shards(corpus, tmp_path / "shards", tokenizer_folder)
+        corpus = corpus_of((source,), validation_fraction=fraction)
+        with pytest.raises(InputError, match=words):
+            write_shards(corpus, tmp_path / "shards", tokenizer_folder, **settings)
     assert not (tmp_path / "shards").exists()
 
 
 def test_a_large_vocabulary_takes_four_bytes_a_token(texts, tokenizers, tmp_path):
-    folder = str(shutil.copytree(tokenizers["wordpiece"], tmp_path / "tokenizer"))
-    file = pathlib.Path(folder, "tokenizer.json")
-    content = json.loads(file.read_text())
+    folder = pathlib.Path(shutil.copytree(tokenizers["wordpiece"], tmp_path / "tokenizer"))
+    content = json.loads((folder / "tokenizer.json").read_text())
     content["model"]["vocab"] |= {f"word{n}x": 600 + n for n in range(2**16)}
-    file.write_text(json.dumps(content))
+    (folder / "tokenizer.json").write_text(json.dumps(content))
     found = [f"{text} word65535x" for text in texts[:400]]
-    rows = np.concatenate(shard_rows(write_shards(found, tmp_path / "shards", folder), "train"))
-    assert (
-        rows.max() == 600 + 65535 and abs(int((rows == rows.max()).sum()) - 360) <= COUNTS["train"]
-    )
+    made = write_shards(found, tmp_path / "shards", str(folder))
+    last = np.concatenate(shard_rows(made, "train")) == 600 + 65535
+    assert abs(int(last.sum()) - 360) <= COUNTS["train"]
 
 
 @pytest.mark.standard
 def test_no_framework_is_imported():
     """Their start costs more than the writing of a small corpus, and every worker process would pay it."""
-    code = (
-        "import sys; import mlm.data.shards, mlm.data.corpus, mlm.commands.run; print(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found = set(done.stdout.split())
+    code = "import sys; import mlm.data.shards, mlm.commands.run; print(*sys.modules)"
+    found = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
     assert "mlm.data.shards" in found
     assert not found & {"jax", "tensorflow", "transformers", "torch", "datasets"}
 

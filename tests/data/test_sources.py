@@ -16,27 +16,20 @@ from tests.support.corpora import corpus_of, numbered, read_documents, texts_of
 def test_each_line_is_in_one_part(tmp_path, monkeypatch, seed):
     """Cut at any byte: lines longer than a part, no end of line at the end, CRLF, empty lines and files, compressed."""
     draw = random.Random(seed)
-    most = draw.randint(1, 60)
-    lines = []
+    expected = []
     for name in range(draw.randint(1, 6)):
-        own = [
-            "é" * draw.choice([0, 0, 1, 5, 40, 200]) + str(draw.random())[: draw.choice([0, 6])]
-            for _ in range(20)
-        ]
-        own = own[: draw.choice([0, 1, 20])]
+        sizes = draw.choices([0, 0, 1, 5, 40, 200], k=draw.choice([0, 1, 20]))
+        lines = ["é" * size + str(draw.random())[: draw.choice([0, 6])] for size in sizes]
         end = draw.choice(["\n", "\r\n", "\r"])
-        content = (
-            draw.choice(["", "\ufeff"]) + end.join(own) + draw.choice(["", end]) * bool(own)
-        ).encode()
-        packed = draw.random() < 0.2
-        (tmp_path / f"{name}.txt{'.gz' * packed}").write_bytes(
-            gzip.compress(content) if packed else content
-        )
-        lines += [line for line in own if line]
-    monkeypatch.setattr(sources, "PART_BYTES", (most, 10**9))
-    own = corpus_of((f"text:{tmp_path}/*",))
-    assert texts_of(f"text:{tmp_path}/*") == lines
-    parts = own.parts()
+        text = draw.choice(["", "\ufeff"]) + end.join(lines) + draw.choice(["", end]) * bool(lines)
+        if draw.random() < 0.2:
+            (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(text.encode()))
+        else:
+            (tmp_path / f"{name}.txt").write_bytes(text.encode())
+        expected += filter(None, lines)
+    monkeypatch.setattr(sources, "PART_BYTES", (draw.randint(1, 60), 10**9))
+    assert texts_of(f"text:{tmp_path}/*") == expected
+    parts = corpus_of((f"text:{tmp_path}/*",)).parts()
     total = sum(file.stat().st_size for file in tmp_path.iterdir())
     for part in parts:
         if not any(name.endswith(".gz") for name, *_ in part.where):
@@ -70,10 +63,8 @@ def test_many_small_files_are_read_together(tmp_path):
 BAD_FILES = {  # name: content, what the sentence must name
     "bad.jsonl": (b'{"text": "good"}\n{"text": \n', "bad.jsonl, line 2"),
     "other.jsonl": (b'{"body": "good"}\n', "'text'"),
-    "number.jsonl": (b'{"text": 3}\n', "number.jsonl, line 1"),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "surrogate.jsonl, line 1"),
     "cut.txt.gz": (gzip.compress(b"text\n" * 10_000)[:-20], "cut.txt.gz"),
-    "plain.txt.gz": (b"not compressed", "plain.txt.gz"),
     "no column/train.jsonl": (b'{"body": "good"}\n', "text"),
     "broken/train.jsonl": (b'{"text": \n', "JSON"),
 }
@@ -85,12 +76,8 @@ def test_bad_files_are_named(tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
-    source = (
-        f"hf:{path.parent}"
-        if "/" in name
-        else f"{'jsonl' if path.suffix == '.jsonl' else 'text'}:{path}"
-    )
-    assert words in refused(source)
+    kind = "jsonl" if name.endswith("jsonl") else "text"
+    assert words in refused(f"hf:{path.parent}" if "/" in name else f"{kind}:{path}")
 
 
 @pytest.mark.parametrize(
@@ -120,24 +107,14 @@ def test_a_bad_line_in_a_later_part_has_its_number(tmp_path, monkeypatch):
         read_documents(own)
 
 
-@pytest.mark.parametrize("how", ["gone", "longer", "same size", "cut while it is read"])
-@pytest.mark.parametrize("compressed", [False, True])
-def test_a_file_that_changes_after_the_listing(tmp_path, how, compressed):
-    path = tmp_path / ("a.txt.gz" if compressed else "a.txt")
-    content = "\n".join(numbered(30_000)).encode()
-    content = gzip.compress(content, 0) if compressed else content  # more than is read at once
-    path.write_bytes(content)
-    found = corpus_of((f"text:{path}",))
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path, name):
+    content = "\n".join(numbered(30_000)).encode()  # more than is read at once
+    content = gzip.compress(content, 0) if name.endswith(".gz") else content
+    (tmp_path / name).write_bytes(content)
+    found = corpus_of((f"text:{tmp_path}/{name}",))
     reading = found.read(found.parts()[-1], texts="")
-    if how == "gone":
-        path.unlink()
-    elif how == "cut while it is read":
-        next(reading)
-        os.truncate(path, len(content) // 2)
-    else:
-        path.write_bytes(content + b"x" if how == "longer" else content[:-1] + b"x")
-        os.utime(path, (0, 0))
-    with pytest.raises(InputError) as error:
+    next(reading)
+    os.truncate(tmp_path / name, len(content) // 2)
+    with pytest.raises(InputError, match=f"text:{tmp_path}/{name}"):
         list(reading)
-    assert f"text:{path}" in str(error.value) and "\n" not in str(error.value)
-    assert ("has changed since" in str(error.value)) == (how in ("longer", "same size"))

@@ -3,6 +3,7 @@ import pytest
 
 from mlm.data import tfrecord
 from mlm.errors import DamageError
+from tests.data.rows import write_records
 
 
 def rows(count: int, length: int, top: int) -> np.ndarray:
@@ -11,22 +12,11 @@ def rows(count: int, length: int, top: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("length", "top"), [(1, 2), (32, 128), (512, 50_265), (40, 2**32)])
 def test_records_are_those_of_tensorflow(tmp_path, length, top):
-    """As prepare_tfrecord_shards.py writes them: byte for byte what protobuf makes when it sorts its maps."""
-    import tensorflow as tf
-
+    """Byte for byte what protobuf makes when it sorts its maps."""
     ids_NxL = rows(50, length, top)
     ids_NxL[0] = 0
     ids_NxL[1] = top - 1
-    with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
-        for row in ids_NxL:
-            features = {
-                "input_ids": tf.train.Feature(int64_list=tf.train.Int64List(value=row)),
-                "attention_mask": tf.train.Feature(
-                    int64_list=tf.train.Int64List(value=[1] * length)
-                ),
-            }
-            example = tf.train.Example(features=tf.train.Features(feature=features))
-            writer.write(example.SerializeToString(deterministic=True))
+    write_records(tmp_path / "theirs", ids_NxL, np.ones_like(ids_NxL))
     assert b"".join(tfrecord.encode(ids_NxL)) == (tmp_path / "theirs").read_bytes()
 
 

@@ -3,7 +3,7 @@ import re
 import shutil
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mlm.data import tokenizer
 from mlm.errors import InputError
@@ -17,28 +17,17 @@ def test_special_tokens_are_robertas_and_a_mask_takes_the_space_before_it(tokeni
     loaded = tokenizer.load(tokenizers[kind])
     assert len(loaded) == 600 and loaded.model_max_length == 64
     assert loaded.convert_ids_to_tokens(range(5)) == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    assert (loaded.bos_token_id, loaded.eos_token_id, set(loaded.all_special_ids)) == (
-        0,
-        2,
-        set(range(5)),
-    )
+    assert (loaded.bos_token_id, loaded.eos_token_id) == (0, 2)
     fields = tokenizer.manifest_fields(tokenizers[kind])
     assert fields["special_ids"] == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
     assert fields["all_special_ids"] == (0, 1, 2, 3, 4)
-    text = "Returns the array."
-    plain = loaded(text, add_special_tokens=False)["input_ids"]
-    assert loaded(text)["input_ids"] == [0, *plain, 2]
-    assert loaded(text, text)["input_ids"] == [0, *plain, 2, 2, *plain, 2]
-    ids = loaded("Returns the <mask> of the array.", add_special_tokens=False)["input_ids"]
-    head = loaded("Returns the", add_special_tokens=False)["input_ids"]
-    tail = ids[len(head) + 1 :]
-    assert ids == [*head, 4, *tail]
-    assert (
-        tail
-        == loaded("Returns the array of the array.", add_special_tokens=False)["input_ids"][
-            -len(tail) :
-        ]
+    plain, masked = (
+        loaded(text, add_special_tokens=False)["input_ids"]
+        for text in ("Returns the", "Returns the <mask> of it")
     )
+    assert loaded("Returns the", "Returns the")["input_ids"] == [0, *plain, 2, 2, *plain, 2]
+    assert masked[: len(plain) + 1] == [*plain, 4]
+    assert loaded.decode(masked[len(plain) + 1 :]).strip() == "of it"
 
 
 @pytest.mark.parametrize(
@@ -65,28 +54,17 @@ def test_words_start_where_the_tokenizer_says(tokenizers, texts, kind):
     """White space before a piece, by the offsets into the text; for WordPiece the words of its own pre-tokenizer."""
     starts_V = tokenizer.word_starts(tokenizers[kind], key="test")
     loaded = tokenizer.load(tokenizers[kind])
-    assert starts_V.shape == (600,)
-    inner = count = 0
+    inner = []
     for text in [*texts[:400], "two  spaces\n\n    and\tlines \r\n(foo_bar)[0]"]:
-        encoded = loaded(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = encoded["input_ids"]
-        offsets = encoded["offset_mapping"]
-        words = encoded.word_ids()
-        for place in range(1, len(ids)):
-            if ids[place] == loaded.unk_token_id:
-                continue
-            expected = (
-                text[offsets[place][0]].isspace()
-                if kind != "wordpiece"
-                else words[place] != words[place - 1]
-            )
-            assert starts_V[ids[place]] == expected, (
-                loaded.convert_ids_to_tokens(ids[place]),
-                text,
-            )
-            inner = inner + (not expected)
-            count = count + 1
-    assert count > 20_000 and 0.1 < inner / count < 0.9
+        encoded = loaded(text, add_special_tokens=False).encodings[0]
+        for place in range(1, len(encoded.ids)):
+            starts = text[encoded.offsets[place][0]].isspace()
+            if kind == "wordpiece":
+                starts = encoded.word_ids[place] != encoded.word_ids[place - 1]
+            if encoded.tokens[place] != "<unk>":
+                assert starts_V[encoded.ids[place]] == starts, (encoded.tokens[place], text)
+                inner.append(not starts)
+    assert len(inner) > 20_000 and 0.1 < sum(inner) / len(inner) < 0.9
 
 
 def test_words_that_cannot_be_told_are_refused(tmp_path):
@@ -99,29 +77,18 @@ def test_words_that_cannot_be_told_are_refused(tmp_path):
         tokenizer.word_starts(str(tmp_path), key="config.masking.kind = word")
 
 
-def test_entries_of_several_words_count_as_such(tmp_path):
-    vocabulary = {"a": 0, "b": 1, "▁": 2, "a▁": 3, "a▁b": 4, "▁a": 5, "▁a▁b": 6}
-    merges = [("a", "▁"), ("a▁", "b"), ("▁", "a"), ("▁", "a▁b")]
-    fast = Tokenizer(models.BPE(vocabulary, merges))
-    fast.decoder = decoders.Replace("▁", " ")
-    fast.save(str(tmp_path / "tokenizer.json"))
-    assert tokenizer.counted_words(str(tmp_path), key="test").tolist() == [0, 0, 1, 1, 1, 1, 2]
-
-
 def test_fingerprint_is_of_the_ids_alone(tokenizers, tmp_path):
-    shutil.copytree(tokenizers["unigram"], tmp_path / "copy")
-    copy = json.loads((tmp_path / "copy" / "tokenizer.json").read_text())
-    (tmp_path / "copy" / "tokenizer.json").write_text(json.dumps(copy))  # other white space
-    tokenizer.load(tokenizers["unigram"]).save_pretrained(tmp_path / "saved")
-    prints = {tokenizer.fingerprint(str(tmp_path / name)) for name in ("copy", "saved")}
-    assert prints == {tokenizer.fingerprint(tokenizers["unigram"])}
-    assert len({tokenizer.fingerprint(folder) for folder in tokenizers.values()}) == 3
-    copy["model"]["vocab"][10], copy["model"]["vocab"][11] = (
-        copy["model"]["vocab"][11],
-        copy["model"]["vocab"][10],
-    )
-    (tmp_path / "copy" / "tokenizer.json").write_text(json.dumps(copy))
-    assert tokenizer.fingerprint(str(tmp_path / "copy")) not in prints
+    expected = tokenizer.fingerprint(tokenizers["unigram"])
+    assert tokenizer.fingerprint(tokenizers["bpe"]) != expected
+    tokenizer.load(tokenizers["unigram"]).save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content))  # other white space
+    assert tokenizer.fingerprint(str(tmp_path)) == expected
+    vocabulary = content["model"]["vocab"]
+    vocabulary[10], vocabulary[11] = vocabulary[11], vocabulary[10]
+    file.write_text(json.dumps(content))
+    assert tokenizer.fingerprint(str(tmp_path)) != expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,7 +110,6 @@ NO_TOKENIZER = {
     "no json": ("tokenizer.json", b"{"),
     "no mask": ("tokenizer_config.json", b"{}"),
     "a mask that is a number": ("tokenizer_config.json", b'{"mask_token": 3}'),
-    "an array": ("tokenizer_config.json", b"[]"),
 }
 
 
@@ -163,14 +129,6 @@ def test_folders_that_are_no_tokenizer_are_refused(tokenizers, tmp_path, fault):
         assert "\n" not in str(error.value)
 
 
-def test_an_empty_folder_is_no_tokenizer_whatever_model_its_name_makes_transformers_think_of(
-    tmp_path,
-):
-    (tmp_path / "empty").mkdir()  # as in MPT
-    with pytest.raises(InputError, match="holds neither tokenizer"):
-        tokenizer.load(str(tmp_path / "empty"))
-
-
 def test_a_folder_saved_by_transformers_5_gives_the_same_ids(tokenizers, tmp_path):
     shutil.copytree(tokenizers["unigram"], tmp_path, dirs_exist_ok=True)
     file = tmp_path / "tokenizer_config.json"
@@ -188,30 +146,15 @@ def test_a_folder_saved_by_transformers_5_gives_the_same_ids(tokenizers, tmp_pat
     assert loaded.additional_special_tokens == ["the"]
 
 
-@pytest.mark.parametrize("kind", ["unigram", "wordlevel"])
-def test_special_tokens_in_a_text_are_text_to_models_that_have_an_entry_for_them(tmp_path, kind):
+def test_special_tokens_in_a_text_are_text_to_models_that_have_an_entry_for_them(tmp_path):
     """XLM-R's vocabulary has them, and its pre-tokenizer leaves them whole; <s> strikes text out in HTML."""
     pieces = [*tokenizer.ROLES.values(), *"▁oldnw<>/skma", "▁old"]
-    fast = Tokenizer(
-        models.Unigram(
-            [(piece, -min(number, 6.0)) for number, piece in enumerate(pieces)], unk_id=3
-        )
-    )
+    scores = [(piece, -min(number, 6.0)) for number, piece in enumerate(pieces)]
+    fast = Tokenizer(models.Unigram(scores, unk_id=3))
     fast.pre_tokenizer = pre_tokenizers.Metaspace()
-    if kind == "wordlevel":
-        fast = Tokenizer(
-            models.WordLevel(
-                {piece: number for number, piece in enumerate(pieces)}, unk_token="<unk>"
-            )
-        )
-        fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast.add_special_tokens(list(tokenizer.ROLES.values()))
     fast.save(str(tmp_path / "tokenizer.json"))
     as_text = tokenizer.load_for_corpus(str(tmp_path))
-    ids = as_text.encode("<s>old</s> <mask> old <pad>", add_special_tokens=False).ids
-    assert {number for number in ids if number < 5} <= {3}
-    if kind == "unigram":
-        assert "".join(map(as_text.id_to_token, ids)) == "▁<s>old</s>▁<mask>▁old▁<pad>".replace(
-            "p", "<unk>"
-        )
-        assert as_text.encode("old old").tokens == ["▁old", "▁old"]
+    ids = as_text.encode("<s>old</s> <mask> old", add_special_tokens=False).ids
+    assert "".join(map(as_text.id_to_token, ids)) == "▁<s>old</s>▁<mask>▁old"
+    assert as_text.encode("old old").tokens == ["▁old", "▁old"]

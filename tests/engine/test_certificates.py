@@ -3,13 +3,8 @@
 import pathlib
 import ssl
 import stat
-import subprocess
-import sys
-
-import pytest
 
 from mlm.engine import certificates
-from tests import ROOT
 
 
 def test_the_key_is_its_owners_alone_and_belongs_to_the_certificate(tmp_path: pathlib.Path) -> None:
@@ -25,13 +20,3 @@ def test_the_key_is_its_owners_alone_and_belongs_to_the_certificate(tmp_path: pa
     assert security.require_encryption
     for role in ("client", "scheduler", "worker"):
         assert security.get_tls_config_for_role(role)["key"] == key.read_text()
-
-
-@pytest.mark.standard
-def test_the_command_line(tmp_path: pathlib.Path) -> None:
-    line = [sys.executable, "-m", "mlm.engine.certificates", str(tmp_path / "made")]
-    made = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert made.returncode == 0 and "ca.pem, cert.pem, key.pem" in made.stdout and made.stderr == ""
-    assert certificates.load_security(tmp_path / "made").tls_ca_file.startswith(
-        "-----BEGIN CERTIFICATE-----"
-    )

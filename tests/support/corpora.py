@@ -90,7 +90,11 @@ def write_shards(
     corpus = texts if isinstance(texts, Corpus) else written_texts(texts, folder)
     settings = shards.Settings(length, counts or COUNTS, rows)
     with open_pool(workers=workers) if workers else contextlib.nullcontext(InProcess()) as engine:
-        names = {"tokenizer_folder": tokenizer_folder, "folder": str(folder), "source": source}
+        names = {
+            "tokenizer_folder": tokenizer_folder,
+            "folder": str(folder),
+            "source": {"sources": source},
+        }
         return shards.write(corpus, settings, engine=engine, **names)
 
 

@@ -23,49 +23,37 @@ def free_port() -> int:
 
 
 class Cluster:
-    """A scheduler, over TLS, and workers of one thread with a nanny each."""
+    """A scheduler over TLS, and workers of one thread with a nanny each."""
 
-    def __init__(self, folder: pathlib.Path, *, code: pathlib.Path = ROOT):
-        self.folder = folder
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
         self._stack = contextlib.ExitStack()
         self.certificates = folder / "certificates"
-        if not self.certificates.exists():
-            certificates.make(self.certificates)
+        certificates.make(self.certificates)
         self.port = free_port()
         self.address = f"tls://127.0.0.1:{self.port}"
-        self._tls = self.tls_flags(self.certificates)
-        line = ["dask_scheduler", "--host=127.0.0.1", f"--port={self.port}", "--protocol=tls"]
-        self.scheduler = self._start([*line, "--dashboard-address=127.0.0.1:0", *self._tls], code)
+        line = ["dask_scheduler", f"--port={self.port}", "--protocol=tls"]
+        line += ["--dashboard-address=127.0.0.1:0", *self.tls_flags(self.certificates)]
+        self.scheduler = self._start(line)
 
     @staticmethod
     def tls_flags(folder: pathlib.Path) -> list[str]:
-        files = {"ca-file": "ca", "cert": "cert", "key": "key"}
-        return [f"--tls-{name}={folder / file}.pem" for name, file in files.items()]
+        names = {"ca-file": "ca", "cert": "cert", "key": "key"}
+        return [f"--tls-{name}={folder / file}.pem" for name, file in names.items()]
 
-    def add(
-        self, *, workers: int = 1, code: pathlib.Path = ROOT, tls: Sequence[str] = ()
-    ) -> subprocess.Popen:
-        """Starts workers in the folder `code`, with the cluster's own certificates or other ones."""
+    def add(self, *, workers: int = 1, tls: Sequence[str] | None = None) -> subprocess.Popen:
         line = ["dask_worker", self.address, f"--nworkers={workers}", "--nthreads=1"]
-        flags = ["--no-dashboard", "--host=127.0.0.1", *(tls or self._tls)]
-        return self._start([*line, *flags], code)
+        line += ["--no-dashboard", *(tls or self.tls_flags(self.certificates))]
+        return self._start(line)
 
-    def _start(self, line: list[str], code: pathlib.Path) -> subprocess.Popen:
+    def _start(self, line: list[str]) -> subprocess.Popen:
         module, *flags = line
-        log = self._stack.enter_context((self.folder / f"{module}.log").open("ab"))
-        environment = {"PYTHONPATH": str(code), "DASK_TEMPORARY_DIRECTORY": str(self.folder)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"distributed.cli.{module}", *flags],
-            env=os.environ | environment,
-            cwd=code,
-            stdout=log,
-            stderr=log,
-        )
+        log = self._stack.enter_context((self._folder / f"{module}.log").open("ab"))
+        command = [sys.executable, "-m", f"distributed.cli.{module}", "--host=127.0.0.1", *flags]
+        environment = os.environ | {"DASK_TEMPORARY_DIRECTORY": str(self._folder)}
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
         self._stack.callback(_end, process)
         return process
-
-    def log(self, module: str) -> str:
-        return (self.folder / f"{module}.log").read_text()
 
     def __enter__(self) -> "Cluster":
         return self
@@ -77,10 +65,13 @@ class Cluster:
 def _end(process: subprocess.Popen) -> None:
     """Ends a process and what it has started."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(process.pid)
-        for member in [*parent.children(recursive=True), parent]:
+        family = [
+            *psutil.Process(process.pid).children(recursive=True),
+            psutil.Process(process.pid),
+        ]
+        for each in family:
             with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
+                each.kill()
     process.wait()
 
 
@@ -94,9 +85,13 @@ def until(moment) -> None:
 def greeted(port: int, context: ssl.SSLContext | None, timeout: float = 5.0) -> bool:
     """Returns whether whoever connects so is sent anything of Dask's protocol."""
     try:
-        plain = socket.create_connection(("127.0.0.1", port), timeout=timeout)
-        with context.wrap_socket(plain) if context else plain as connection:
-            return bool(connection.recv(8))
+        with contextlib.ExitStack() as stack:
+            plain = stack.enter_context(
+                socket.create_connection(("127.0.0.1", port), timeout=timeout)
+            )
+            return bool(
+                (stack.enter_context(context.wrap_socket(plain)) if context else plain).recv(8)
+            )
     except OSError:
         return False
 
@@ -104,7 +99,7 @@ def greeted(port: int, context: ssl.SSLContext | None, timeout: float = 5.0) -> 
 def written(workdir: pathlib.Path) -> dict[str, int]:
     """The results of tasks, and when they were written; those that are gone while we look are left out."""
     found = {}
-    for path in (work_folder(str(workdir / "shards")) / "tasks").glob("*.blocks"):
+    for path in (work_folder(str(workdir / "shards")) / "tasks").glob("*.hashes"):
         with contextlib.suppress(FileNotFoundError):
             found[path.name] = path.stat().st_mtime_ns
     return found
