@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm.bench import baseline, interleaved, torch_step
-from mlm.config_rules import FAMILIES
 from mlm.data import batches
 from mlm.model.keys import make_key
 from mlm.tasks.pretraining import Pretraining
@@ -37,7 +36,7 @@ def compare_steps(
     task = pretraining.without_data(config)
     host = random_rows(task)
     makers = {"mlm": functools.partial(our_step, task)}
-    if config.model.implementation == "transformers" and config.model.family in FAMILIES:
+    if config.model.implementation == "transformers":
         by_mlm = pretraining.without_data(configs.replace(config, {"model.implementation": "mlm"}))
         makers["by_mlm"] = functools.partial(our_step, by_mlm)
     if baseline.exists(config.model.family):
@@ -79,9 +78,8 @@ def put(task: Pretraining, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]
     """Puts this host's rows of a global batch, which is the same on every host, on its devices."""
     count = len(batch["record_id"])
     rows = slice(*sharding.local_rows(task.mesh, count))
-    return sharding.put_batch(
-        {name: column[rows] for name, column in batch.items()}, task.mesh, count
-    )
+    local = {name: column[rows] for name, column in batch.items()}
+    return sharding.put_batch(local, task.mesh, count)
 
 
 def our_step(task: Pretraining, host: dict[str, np.ndarray]) -> tuple[jax.stages.Compiled, Step]:

@@ -26,11 +26,11 @@ def train(settings: dict, answers: TextIO) -> None:
     import torch
     import transformers
 
+    rows = settings["data.global_batch"]
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
-            per_device_train_batch_size=settings["data.global_batch"]
-            // max(1, torch.cuda.device_count()),
+            per_device_train_batch_size=rows // max(1, torch.cuda.device_count()),
             max_steps=10**9,
             learning_rate=settings["optimizer.learning_rate"],
             weight_decay=settings["optimizer.weight_decay"],
@@ -40,9 +40,8 @@ def train(settings: dict, answers: TextIO) -> None:
             report_to="none",
             disable_tqdm=True,
         )
-        config = transformers.CONFIG_MAPPING[settings["model"]["model_type"]].from_dict(
-            settings["model"]
-        )
+        model = settings["model"]
+        config = transformers.CONFIG_MAPPING[model["model_type"]].from_dict(model)
         transformers.Trainer(
             model=transformers.AutoModelForMaskedLM.from_config(config),
             args=arguments,
@@ -64,14 +63,12 @@ def _pauses(answers: TextIO):
     class Pauses(transformers.TrainerCallback):
         steps_left = 0
 
-        def on_train_begin(
-            self, arguments: transformers.TrainingArguments, *others: object, **more: object
-        ) -> None:
+        def on_train_begin(self, arguments, *others, **more):
             dtype = "bfloat16" if arguments.bf16 else "float32"
             versions = {"torch": torch.__version__, "transformers": transformers.__version__}
             self.answer(versions | {"device": "cuda" if cuda else "cpu", "dtype": dtype})
 
-        def on_step_end(self, *arguments: object, **more: object) -> None:
+        def on_step_end(self, *arguments, **more):
             self.steps_left -= 1
             if self.steps_left == 0:
                 if cuda:

@@ -55,14 +55,14 @@ def unsupported(
     return None
 
 
-def sizes(kind: str, length: int, window: int, rows: int = 1) -> Sizes:
+def sizes(kind: str, length: int, window: int, rows: int) -> Sizes:
     """Returns the sizes for `rows` rows of `length` tokens."""
     chunk = max(size for size in range(LANES, chunk_tokens(kind) + 1, LANES) if length % size == 0)
     steps = length // chunk
     together = math.gcd(rows, max(1, (512 if kind in ROUNDING else 1024) // length))
     if not window:
-        return Sizes(together, chunk, chunk, math.gcd(chunk, 512), 0, steps, steps)
-    return Sizes(together, chunk, chunk, LANES, LANES if steps > 1 else 0, steps, 1)
+        return Sizes(together, chunk, math.gcd(chunk, 512), 0, steps, steps)
+    return Sizes(together, chunk, LANES, LANES if steps > 1 else 0, steps, 1)
 
 
 def chunk_tokens(kind: str) -> int:
@@ -119,21 +119,17 @@ def _call(arrays: Sequence, saved: tuple, settings: Settings) -> list[Array]:
     together = width * heads // hidden
     # The grid is ordered so that blocks are reused in VMEM: `order` has its axes of rows, blocks of H, queries, keys.
     if window:
-        grid = (rows // size.rows, size.query_steps, blocks)
+        grid = (rows // size.rows, size.steps, blocks)
         order = (0, 2, 1, 1)
-    elif is_backward:
-        grid = (rows // size.rows, blocks, size.key_steps, size.query_steps)
-        order = (0, 1, 3, 2)
     else:
-        grid = (rows // size.rows, blocks, size.query_steps, size.key_steps)
-        order = (0, 1, 2, 3)
+        grid = (rows // size.rows, blocks, size.steps, size.steps)
+        order = (0, 1, 3, 2) if is_backward else (0, 1, 2, 3)
 
     def specs(of_keys: bool, halo: int, axes: dict[str, int | None]) -> list[pl.BlockSpec]:
         """Returns the specs of a chunk, with a halo of those before and after it too, for an array with these axes.
 
         A block has its part of the axes "rows", "H" and "tokens", and all of the others.
         """
-        chunk = size.keys if of_keys else size.queries
 
         def spec(tokens: int, chunk_index: Callable) -> pl.BlockSpec:
             def block_index(*point: Array) -> tuple[Array | int, ...]:
@@ -143,10 +139,10 @@ def _call(arrays: Sequence, saved: tuple, settings: Settings) -> list[Array]:
 
             return pl.BlockSpec(tuple((axes | {"tokens": tokens}).values()), block_index)
 
-        whole = spec(chunk, lambda c: c)
+        whole = spec(size.chunk, lambda c: c)
         if not halo:
             return [whole]
-        halos = chunk // halo
+        halos = size.chunk // halo
         last = length // halo - 1
         before = spec(halo, lambda c: jnp.maximum(c * halos - 1, 0))
         return [before, whole, spec(halo, lambda c: jnp.minimum((c + 1) * halos, last))]
@@ -185,15 +181,15 @@ def _call(arrays: Sequence, saved: tuple, settings: Settings) -> list[Array]:
             row, block, q_chunk, k_chunk = (point[axis] for axis in order)
             return row, q_chunk if window else jnp.where(k_chunk < last, 0, q_chunk), block
 
-        dq_spec = pl.BlockSpec((size.rows, size.queries, width), dq_index)
+        dq_spec = pl.BlockSpec((size.rows, size.chunk, width), dq_index)
         out_specs = [dq_spec, *specs(True, 0, x) * 2]
         out_shape = [x_shape] * 3
-        scratch = [] if size.is_one else [(size.keys + 2 * size.halo, width)] * 2
+        scratch = [] if size.is_one else [(size.chunk + 2 * size.halo, width)] * 2
         scratch += [(width, length)] if size.key_steps > 1 else []
     else:
         out_specs = q_spec + stats_spec
         out_shape = [x_shape, jax.ShapeDtypeStruct((rows, blocks, together, length), jnp.float32)]
-        sums = [(entries, size.queries) for entries in (width, together, together)]
+        sums = [(entries, size.chunk) for entries in (width, together, together)]
         scratch = sums if size.key_steps > 1 else []
     kernel = Backward if is_backward else Forward
     rotated = "" if rotation is None else "_rotated"

@@ -30,20 +30,19 @@ Stages = Iterator[None]  # of a tile, to be advanced STAGES times
 
 
 class Sizes(NamedTuple):
-    """Rows and tokens of a step of the grid; tokens of a tile and of a halo; steps along queries and keys of a row."""
+    """Rows and tokens of a step of the grid; tokens of a tile, of a halo; chunks of a row, and of one query's keys."""
 
     rows: int
-    queries: int
-    keys: int
+    chunk: int
     tile: int
     halo: int
-    query_steps: int
+    steps: int
     key_steps: int
 
     @property
     def is_one(self) -> bool:
         """Whether a row is a single tile."""
-        return self.tile == self.queries and self.query_steps == self.key_steps == 1
+        return self.tile == self.chunk and self.steps == 1
 
 
 class Tile(NamedTuple):
@@ -134,20 +133,20 @@ class Chunk:
         lane = lax.broadcasted_iota(jnp.int32, (1, width), 1)
         self.lanes = [(lane >= head.start) & (lane < head.stop) for head in self.heads]
         self.head_k = self.of_heads(self.k_KxW)
-        self.keys_Kx1 = _joined(keys, steps=size.query_steps)
+        self.keys_Kx1 = _joined(keys, steps=size.steps)
         self.queries_1xQ = _joined(queries, 1) if queries else None
         self.tiles = list(self._tiles())
 
     def _tiles(self) -> Iterator[Tile]:
         size = self.size
         halo = size.halo
-        reach = -(-self.window // ALIGNED) * ALIGNED or size.keys
+        reach = -(-self.window // ALIGNED) * ALIGNED or size.chunk
         first = -halo if self.is_backward else 0
-        for start in range(first, size.queries - first, size.tile):
+        for start in range(first, size.chunk - first, size.tile):
             # Keys in the halo matter to the queries of the chunk alone.
-            halo_read = halo if 0 <= start < size.queries else 0
+            halo_read = halo if 0 <= start < size.chunk else 0
             begin = max(start - reach, -halo_read)
-            end = min(start + size.tile + reach, size.keys + halo_read)
+            end = min(start + size.tile + reach, size.chunk + halo_read)
             queries = slice(start - first, start - first + size.tile)
             yield Tile(queries, slice(begin + halo, end + halo), begin - start)
 
@@ -249,11 +248,11 @@ class Backward(Chunk):
         self.out_QxW = _joined(out)
         self.grad_QxW = _joined(grad).astype(self.operand)
         # Queries beyond the row have no probabilities.
-        self.logsumexp_NxQ = _joined(logsumexp, 1, steps=self.size.query_steps, beyond=-MASK_VALUE)
+        self.logsumexp_NxQ = _joined(logsumexp, 1, steps=self.size.steps, beyond=-MASK_VALUE)
         self.head_v = self.of_heads(self.v_KxW)
         self.k_near = self.transposed(self.k_KxW)
         # Without a window all chunks of queries add to the same keys.
-        self.last_q_chunk = 0 if self.window else self.size.query_steps - 1
+        self.last_q_chunk = 0 if self.window else self.size.steps - 1
         self.q_chunk = pl.program_id(3) if self.last_q_chunk else 0
 
         @pl.when(self.q_chunk == 0)
@@ -295,7 +294,7 @@ class Backward(Chunk):
         dq_WxC, dk_WxS, dv_WxS = map(jnp.concatenate, zip(*grads, strict=True))
         angles = self.k_angles and [angle[:, tile.keys] for angle in self.k_angles]
         self.add_keys(tile, _rotate(dk_WxS, angles, self.head_size, -1).T, dv_WxS.T)
-        if 0 <= tile.queries.start - self.size.halo < self.size.queries:
+        if 0 <= tile.queries.start - self.size.halo < self.size.chunk:
             self.write_queries(tile, dq_WxC)
 
     def write_queries(self, tile: Tile, dq_WxC: Array) -> None:
@@ -304,7 +303,7 @@ class Backward(Chunk):
         place = slice(tile.queries.start - size.halo, tile.queries.stop - size.halo)
         if size.key_steps > 1:
             columns = pl.ds(
-                pl.multiple_of(pl.program_id(3) * size.queries + place.start, LANES), size.tile
+                pl.multiple_of(pl.program_id(3) * size.chunk + place.start, LANES), size.tile
             )
             dq_WxC = dq_WxC + jnp.where(pl.program_id(2) == 0, 0.0, self.sums[2][:, columns])
             self.sums[2][:, columns] = dq_WxC
@@ -321,7 +320,7 @@ class Backward(Chunk):
         dk_sum[tile.keys] += dk_SxW
         dv_sum[tile.keys] += dv_SxW
         if tile is self.tiles[-1]:
-            chunk_K = slice(self.size.halo, self.size.halo + self.size.keys)
+            chunk_K = slice(self.size.halo, self.size.halo + self.size.chunk)
             is_last = self.q_chunk == self.last_q_chunk
             pl.when(is_last)(lambda: self.write_keys(dk_sum[chunk_K], dv_sum[chunk_K]))
 

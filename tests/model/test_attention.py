@@ -192,10 +192,12 @@ def test_split_over_a_mesh_it_is_the_same():
     case = Case("fused", window=24, rotated="rows", rows=4, isolated=False, padding="none")
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
 
-    def attend(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, angles):
+    def attend(*arrays):
+        *arrays, angles = arrays
         rotation = (jnp.cos(angles), jnp.sin(angles))
-        settings = {"heads": case.heads, "window": case.window, "rotation": rotation, "mesh": mesh}
-        return attention.fused(q_BxLxH, k_BxLxH, v_BxLxH, segments_BxL, **settings)
+        return attention.fused(
+            *arrays, heads=case.heads, window=case.window, rotation=rotation, mesh=mesh
+        )
 
     rows = jax.P("data")
     within = jax.shard_map(

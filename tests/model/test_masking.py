@@ -10,18 +10,23 @@ import pytest
 
 from mlm.errors import InputError
 from mlm.model import masking
-from mlm.model.masking import SpanMasking, WordMasking
+from mlm.model.masking import IndependentMasking, SpanMasking, WordMasking
 from mlm.model.token_masking import Masked, TokenMasking
 from tests.support.tiny import INFO, random_batch, tiny_config
 
 SPECIAL = (0, 1, 2, 3, 4)
 STARTS = np.random.default_rng(0).random(INFO.vocab_size) < 0.5
 LONG = dataclasses.replace(INFO, length=96)
-KINDS = {"token": TokenMasking, "word": WordMasking, "span": SpanMasking}
+KINDS = {
+    "token": TokenMasking,
+    "word": WordMasking,
+    "span": SpanMasking,
+    "independent": IndependentMasking,
+}
 
 
 def make(kind: str, rate: float = 0.15, mask_share: float = 0.8, **settings):
-    if kind != "token":
+    if kind in ("word", "span"):
         settings = {"starts": STARTS.tobytes(), "longest": 6} | settings
     return KINDS[kind](rate, mask_share, 4, SPECIAL, INFO.vocab_size, **settings)
 
@@ -103,16 +108,11 @@ GOLDEN = {  # position:id for each prediction of a row, and of one that is half 
 }
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "independent"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_golden_rows(kind):
     """These numbers may change only with the format of a run: a change here breaks the resume of every run."""
     batch = {key: value[14:] for key, value in random_batch(16, seed=3).items()}
-    masks = (
-        masking.make_eval_masking(make("token", 0.4), "independent")
-        if kind == "independent"
-        else make(kind, 0.4)
-    )
-    masked = draw(masks, batch)
+    masked = draw(make(kind, 0.4), batch)
     rows = zip(masked.ids_BxL, predicted(masked, batch), strict=True)
     assert [
         " ".join(f"{at}:{ids[at]}" for at in np.flatnonzero(hits)) for ids, hits in rows
@@ -124,7 +124,7 @@ def test_golden_rows(kind):
 def test_rates_and_shares_within_four_sigma(kind):
     batch, _, masked, found = many_rows(kind)
     ordinary = ordinary_of(batch)
-    most = {"token": 15, "word": 20, "span": 15}[kind]
+    most = {"token": 15, "word": 20, "span": 15, "independent": 96}[kind]
     assert masked.positions_BxK.shape[1] == make(kind).max_predictions_per_row(96) == most
     assert all(len(set(row)) == len(row) for row in masked.positions_BxK), (
         "positions must be distinct within a row"
@@ -138,8 +138,12 @@ def test_rates_and_shares_within_four_sigma(kind):
     assert within(found.sum(1) - 0.15 * ordinary.sum(1)), (
         "the mean number of predictions is rate * m"
     )
-    if kind != "word":
-        assert np.all(np.abs(found.sum(1) - 0.15 * ordinary.sum(1)) < 1), "rounded up or down"
+    surplus = found.sum(1) - 0.15 * ordinary.sum(1)
+    if kind == "independent":
+        variance = 0.15 * 0.85 * ordinary.sum(1)
+        assert np.mean(surplus**2 / variance) == pytest.approx(1, abs=0.1), "binomial"
+    elif kind != "word":
+        assert np.all(np.abs(surplus) < 1), "rounded up or down"
     read = masked.ids_BxL[found]
     labels = batch["input_ids"][found]
     for share, got in ((0.8, read == 4), (0.1 + 0.1 / 495, read == labels)):
@@ -157,7 +161,7 @@ def test_rates_and_shares_within_four_sigma(kind):
     )
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "independent"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_special_token_of_the_tokenizer_is_masked_or_drawn(kind):
     """Beside the five roles, anywhere in the vocabulary: <url>, say, or an id without an entry."""
     info = dataclasses.replace(INFO, all_special_ids=(*SPECIAL, 7, 250, 499))
@@ -189,8 +193,8 @@ def test_masks_depend_on_seed_record_and_epoch_alone(kind):
     for one, other in zip(whole, draw(masks, spread), strict=True):
         assert np.array_equal(one[order], other)
     for changed in ({"epoch": batch["epoch"] + 1}, {"record_id": batch["record_id"] + 1}):
-        assert not np.array_equal(draw(masks, batch | changed).positions_BxK, whole.positions_BxK)
-    assert not np.array_equal(draw(masks, batch, seed=1).positions_BxK, whole.positions_BxK)
+        assert not np.array_equal(draw(masks, batch | changed).ids_BxL, whole.ids_BxL)
+    assert not np.array_equal(draw(masks, batch, seed=1).ids_BxL, whole.ids_BxL)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -203,23 +207,6 @@ def test_all_of_a_row_can_be_predicted(kind):
     masked = draw(make(kind, 1.0, 1.0), batch)
     assert np.array_equal(predicted(masked, batch), ordinary_of(batch))
     assert np.array_equal(masked.ids_BxL, np.where(ordinary_of(batch), 4, batch["input_ids"]))
-
-
-def test_independent_masks_have_the_rate_and_shares_of_the_collators():
-    """Each ordinary token by itself: a binomial number of predictions in a row."""
-    batch = many_rows("token").batch
-    masks = make("token")
-    masked = draw(masking.make_eval_masking(masks, "independent"), batch)
-    ordinary = ordinary_of(batch)
-    found = predicted(masked, batch)
-    assert masked.positions_BxK.shape[1] == 96 and not found[~ordinary].any()
-    count = found.sum(1)
-    total = ordinary.sum(1)
-    assert found.sum() / ordinary.sum() == pytest.approx(
-        0.15, abs=4 * (0.15 * 0.85 / ordinary.sum()) ** 0.5
-    )
-    spread = np.mean((count - 0.15 * total) ** 2 / (0.15 * 0.85 * total))
-    assert spread == pytest.approx(1, abs=0.1), "the variance of a binomial distribution"
 
 
 def test_words_are_never_cut_and_each_has_the_same_chance():

@@ -7,12 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlm.model import attention, layers
+from mlm.model import layers
 from mlm.model.layers import Noise
 from mlm.model.module import Compute, segment_and_position_ids
-from mlm.training import sharding
 from tests.model.models import PAD, inputs, make
-from tests.support.tiny import slow
 
 RATES = {
     "Roberta": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
@@ -24,14 +22,11 @@ def rates(name: str, rate: float) -> dict[str, float]:
     return dict.fromkeys(RATES["ModernBert" if name.startswith("ModernBert") else "Roberta"], rate)
 
 
-@pytest.mark.parametrize(
-    ("name", "kernel"),
-    [("Roberta", "xla"), ("ModernBert", "xla"), slow("Roberta", "fused")],
-)
-def test_isolated_documents_have_the_logits_that_they_have_alone(name, kernel):
+@pytest.mark.parametrize("name", ["Roberta", "ModernBert"])
+def test_isolated_documents_have_the_logits_that_they_have_alone(name):
     """Rows of the end of a document, a whole one and the begin of another, the last with padding too."""
-    length = 128 if kernel == "fused" else 32
-    model = make(name, max_position_embeddings=length + 4)
+    length = 32
+    model = make(name)
     module = model.module
     params = model.params
     ids = np.random.default_rng(0).integers(5, 100, (4, length)).astype(np.int32)
@@ -41,9 +36,7 @@ def test_isolated_documents_have_the_logits_that_they_have_alone(name, kernel):
     ids[:, [first, second]] = 0
     ids[-1, -4:] = PAD
     mask[-1, -4:] = 0
-    one = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
-    attend = functools.partial(attention.KERNELS[kernel], mesh=one)
-    isolated = module.clone(compute=Compute(attend, cls_id=0))
+    isolated = module.clone(compute=Compute(cls_id=0))
     together = np.asarray(jax.jit(isolated.logits)(params, ids, mask))
     alone = jax.jit(module.logits)
     as_a_row = np.asarray(alone(params, ids, mask))
@@ -141,23 +134,18 @@ def test_dropout_is_a_function_of_key_row_and_token(name):
     numbers = np.arange(4, dtype=np.uint32)
     tokens = np.random.default_rng(0).integers(0, 20, (4, 5)).astype(np.int32)
     whole = jax.jit(functools.partial(encode, module))
-    plain, dropped, again, other = (
-        np.asarray(whole(params, ids, mask, None, key, numbers))
-        for key in (None, key, key, jax.random.key(1))
+    dropped, other = (
+        np.asarray(whole(params, ids, mask, None, key, numbers)) for key in (key, jax.random.key(1))
     )
-    np.testing.assert_array_equal(dropped, again)
-    assert np.abs(dropped - plain).max() > 0.1 and np.abs(dropped - other).max() > 0.1
+    assert np.abs(dropped - other).max() > 0.1
     same = np.repeat(ids[:1], 4, 0)
     alike = whole(params, same, np.ones_like(same), None, key, numbers)
     assert all(np.abs(alike[0] - row).max() > 0.1 for row in alike[1:]), (
         "two rows with the same dropout"
     )
     expected = np.take_along_axis(dropped, tokens[..., None], axis=1)[2:]
-    recomputed = [
-        {"gradient_checkpointing": True},
-        {"compute": Compute(recomputed_feed_forwards=1)},
-    ]
-    for changes in ({}, *recomputed[: 2 if name == "Roberta" else 0]):
+    recomputed = {"compute": Compute(recomputed_feed_forwards=1)}
+    for changes in ({}, {"gradient_checkpointing": True}, recomputed):
         some = jax.jit(functools.partial(encode, module.clone(**changes)))
         states = some(params, ids[2:], mask[2:], tokens[2:], key, numbers[2:])
         np.testing.assert_allclose(states, expected, atol=1e-5)
