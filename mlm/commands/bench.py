@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import os
 from typing import Any
 
@@ -22,10 +21,20 @@ PARTS = ("step", "shards", "batches", "loop")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
-    parts = "what to measure; shards takes the workdir's tokenizer, batches and loop its shards; default: step"
-    parser.add_argument("--parts", nargs="+", default=["step"], choices=PARTS, help=parts)
-    torch = "Python with PyTorch, for its step too"
-    parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=torch)
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=["step"],
+        choices=PARTS,
+        help="what to measure; shards takes the workdir's tokenizer, batches and loop its shards; default: step",
+    )
+    parser.add_argument(
+        "--torch",
+        type=common.path,
+        default="",
+        metavar="PYTHON",
+        help="Python with PyTorch, for its step too",
+    )
     parser.add_argument(
         "--seconds", type=float, default=20.0, metavar="S", help="of each comparison; default: 20"
     )
@@ -36,9 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    for flag, value in (("megabytes", args.megabytes), ("seconds", args.seconds)):
-        if not 0 < value < math.inf:
-            raise InputError(f"--{flag}={value:g}: must be a number above 0.")
     if args.torch and "step" not in args.parts:
         raise InputError("--torch needs --parts step.")
     config = common.read_config(args, overrides)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from mlm.commands.tokenizer import make_tokenizer
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files
-from mlm.text import say
+from mlm.text import number, say
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -134,12 +133,10 @@ def _summarize(workdir: Workdir, best: Pretrained, scores: dict[str, Any]) -> No
         f"\nbest checkpoint, after {best.step:,} steps, on the {scores['rows']:,} {content['split']} rows"
     )
     for name, set_scores in {"": scores, **content["sets"]}.items():
-        specs = {
-            key: spec
+        shown = [
+            f"{key} {number(set_scores[key], spec)}"
             for key, (_, spec) in logs.SCORES.items()
             if key in set_scores and key != "rows"
-        }
-        values = {key: math.nan if set_scores[key] is None else set_scores[key] for key in specs}
-        shown = ", ".join(f"{key} {values[key]:{spec}}" for key, spec in specs.items())
-        print(f"  {f'{name}: ' if name else ''}{shown or 'no labels'}")
+        ]
+        print(f"  {f'{name}: ' if name else ''}{', '.join(shown) or 'no labels'}")
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")

@@ -59,10 +59,10 @@ def add_config_flags(parser: argparse.ArgumentParser, *, required: bool = True) 
     add_workdir_flag(parser)
 
 
-def add_workdir_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workdir", type=path, default="", metavar="DIR", help="folder of the run, local or gs://"
-    )
+def add_workdir_flag(
+    parser: argparse.ArgumentParser, text: str = "folder of the run, local or gs://"
+) -> None:
+    parser.add_argument("--workdir", type=path, default="", metavar="DIR", help=text)
 
 
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
@@ -70,8 +70,12 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
         "Detected on TPU VMs, GKE TPUs, Slurm and Open MPI; these flags override what is detected."
     )
     group = parser.add_argument_group("several processes", detected)
-    address = "where process 0 listens; the default port is config.pod.port"
-    group.add_argument("--coordinator", default="", metavar="HOST[:PORT]", help=address)
+    group.add_argument(
+        "--coordinator",
+        default="",
+        metavar="HOST[:PORT]",
+        help="where process 0 listens; the default port is config.pod.port",
+    )
     group.add_argument(
         "--processes", type=int, metavar="N", help="number of processes; 1 runs this one alone"
     )
@@ -86,32 +90,47 @@ def add_engine_flags(
     group.add_argument(
         "--engine", default="", metavar="tls://HOST:PORT", help="scheduler of a Dask cluster"
     )
-    folder = "folder of ca.pem, cert.pem and key.pem; default: WORKDIR/hosts/certificates"
-    group.add_argument("--engine-certificates", type=path, default="", metavar="DIR", help=folder)
-    timeout = "time for the scheduler to answer (8 at most) and to have a worker; default: 60"
     group.add_argument(
-        "--engine-timeout", type=float, default=60.0, metavar="SECONDS", help=timeout
+        "--engine-certificates",
+        type=path,
+        default="",
+        metavar="DIR",
+        help="folder of ca.pem, cert.pem and key.pem; default: WORKDIR/hosts/certificates",
     )
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser)
     add_host_flags(parser)
-    skip = "leave out batches A to B; may be repeated"
-    parser.add_argument("--skip-batches", action="append", default=[], metavar="A:B", help=skip)
+    parser.add_argument(
+        "--skip-batches",
+        action="append",
+        default=[],
+        metavar="A:B",
+        help="leave out batches A to B; may be repeated",
+    )
 
 
 def add_model_flag(parser: argparse.ArgumentParser) -> None:
-    models = "workdir, WORKDIR@STEP, folder or name on the Hugging Face Hub; default: the checkpoint of the workdir"
-    parser.add_argument("--model", type=path, default="", metavar="MODEL", help=models)
+    parser.add_argument(
+        "--model",
+        type=path,
+        default="",
+        metavar="MODEL",
+        help="workdir, WORKDIR@STEP, folder or name on the Hugging Face Hub; default: the checkpoint of the workdir",
+    )
     add_step_flag(parser)
 
 
 def add_step_flag(
     parser: argparse.ArgumentParser, model: str = "the workdir, or of --model if that is one"
 ) -> None:
-    step = f"step of the checkpoint, of {model}; default: the newest, or of a classifier the best"
-    parser.add_argument("--step", type=int, metavar="N", help=step)
+    parser.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help=f"step of the checkpoint, of {model}; default: the newest, or of a classifier the best",
+    )
 
 
 def named_model(args: argparse.Namespace) -> str:
@@ -185,7 +204,7 @@ def open_engine(
     elif not cluster.is_primary():
         context = contextlib.nullcontext()
     elif args.engine:
-        context = dask_engine.connect(args.engine, timeout=args.engine_timeout, certificates=folder)
+        context = dask_engine.connect(args.engine, timeout=60.0, certificates=folder)
     else:
         context = open_pool(workers)
     with context as engine:
@@ -200,23 +219,20 @@ def read_config(
     task: str = configs.PRETRAINING,
     starts: bool = False,
     says: bool = False,
-    flag: str = "--config",
 ) -> ConfigDict:
-    """Returns the config of --config, or of another `flag`, or without it the workdir's.
+    """Returns the config of --config, or without it the workdir's.
 
-    A command that `starts` needs train.init_from. `args.inherited` is what the config takes from that model; with
-    `says`, process 0 prints it, or why it is nothing.
+    A command that `starts` needs train.init_from. With `says`, process 0 prints what the config takes from that model,
+    or why it is nothing.
     """
     if args.config is None:
         return configs.load_saved(Workdir(args.workdir, create=False).config, overrides, task=task)
     step = getattr(args, "step", None) if starts else None
-    remark = ""
-    args.inherited = {}
+    remarks = []
 
     def derive(
         flat: dict[str, Any], overridden: Collection[str], file: dict[str, Any]
     ) -> dict[str, Any]:
-        nonlocal remark
         init_from = flat[INIT_FROM]
         if not init_from and step is None:
             return {}
@@ -227,20 +243,22 @@ def read_config(
             if not inherit.saved(args.workdir, named):
                 named = locate.at_step(init_from, step)
             flat = flat | {INIT_FROM: named}
-            args.inherited = inherit.values(
+            inherited = inherit.values(
                 flat, overridden, file[INIT_FROM], task=task, workdir=args.workdir
             )
         except (InputError, DamageError) as error:
             if starts:
                 raise
-            remark = f"the sizes are those of the config: {error}"
-        if keys := ", ".join(f"{key}={value}" for key, value in args.inherited.items()):
-            remark = f"from train.init_from = {named}: {keys}"
-        return {INIT_FROM: named} | args.inherited
+            remarks.append(f"the sizes are those of the config: {error}")
+            return {}
+        if keys := ", ".join(f"{key}={value}" for key, value in inherited.items()):
+            remarks.append(f"from train.init_from = {named}: {keys}")
+        return {INIT_FROM: named} | inherited
 
-    config = configs.load(args.config, overrides, task=task, flag=flag, derive=derive)
-    if says and remark and not getattr(args, "process_id", 0):
-        say(printable(remark))
+    config = configs.load(args.config, overrides, task=task, derive=derive)
+    if says and not getattr(args, "process_id", 0):
+        for remark in remarks:
+            say(printable(remark))
     return config
 
 
@@ -286,38 +304,26 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
 
     manifest = load_data(config, workdir)
     check_config(manifest, config)
-    folder = manifest.folder
-    length = config.shards.length
-    short = config.data.short_length
     fingerprint = workdir.tokenizer_folder and tokenizer.fingerprint(workdir.tokenizer_folder)
     if fingerprint and manifest.tokenizer_fingerprint not in (None, fingerprint):
         raise InputError(
-            f"{folder}: was not made with the tokenizer in {workdir.tokenizer}; set shards.dir to that tokenizer's "
-            "shards, or tokenizer.path to these shards' tokenizer."
+            f"{manifest.folder}: was not made with the tokenizer in {workdir.tokenizer}; set shards.dir to that "
+            "tokenizer's shards, or tokenizer.path to these shards' tokenizer."
         )
     parts = mixture.parts(manifest)
-    manifests = mixture.folders(manifest)
     lanes = lanes_of_shares([part.share for part in parts], config.data.lanes)
-    lanes_key = (
-        f"its share of config.data.lanes = {config.data.lanes}"
-        if parts[1:]
-        else "config.data.lanes"
-    )
     needs = [
-        (part.manifest, "train", count, lanes_key) for part, count in zip(parts, lanes, strict=True)
+        (part.manifest, "train", count, f"data.lanes = {config.data.lanes}")
+        for part, count in zip(parts, lanes, strict=True)
     ]
-    needs += [(one, "validation", 1, "config.shards.validation_count") for one in manifests]
+    manifests = mixture.folders(manifest)
+    needs += [(one, "validation", 1, "shards.validation_count") for one in manifests]
     for one, split, minimum, key in needs:
         count = sum(shard.records > 0 for shard in one.splits[split].shards)
         if count < minimum:
             raise InputError(
-                f"{one.folder}: the {split} split has {count} shards with records, {key} asks for {minimum}."
+                f"{one.folder}: the {split} split has {count} shards with records, config.{key} asks for {minimum}."
             )
-    rows = manifest.splits["train"].records * (length // short if short else 1)
-    if rows > 2**32:
-        raise InputError(
-            f"{folder}: holds {rows:,} training rows, but record ids end at 2^32; leave some of them out."
-        )
     for one in manifests:
         verify(one, deep=True)
     return manifest

@@ -5,37 +5,47 @@ import json
 
 from mlm import config as configs
 from mlm.commands import common
-from mlm.errors import InputError
 from mlm.paths import write_text
 from mlm.text import show, table
 from mlm.workdir import Workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    models = "workdirs, WORKDIR@STEP, folders or names on the Hugging Face Hub"
     parser.add_argument(
-        "--models", nargs="+", type=common.path, required=True, metavar="MODEL", help=models
+        "--models",
+        nargs="+",
+        type=common.path,
+        required=True,
+        metavar="MODEL",
+        help="workdirs, WORKDIR@STEP, folders or names on the Hugging Face Hub",
     )
-    source = "the text, as in corpus.sources: text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG][#SPLIT], ..."
     parser.add_argument(
-        "--source", type=common.source, required=True, metavar="SOURCE", help=source
+        "--source",
+        type=common.source,
+        required=True,
+        metavar="SOURCE",
+        help="the text, as in corpus.sources: text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG][#SPLIT], ...",
     )
     parser.add_argument(
         "--words", type=int, default=2000, metavar="N", help="words to ask; default: 2000"
     )
-    window = "most characters of the text around a word; default: 1000"
-    parser.add_argument("--window", type=int, default=1000, metavar="N", help=window)
+    parser.add_argument(
+        "--window",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="most characters of the text around a word; default: 1000",
+    )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the draw of the words; default: 0"
     )
-    folder = "folder for words.html and words.json; default: none is written"
-    parser.add_argument("--workdir", type=common.path, default="", metavar="DIR", help=folder)
+    common.add_workdir_flag(
+        parser, "folder for words.html and words.json; default: none is written"
+    )
     common.add_json_flag(parser)
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
-    if args.words < 1 or args.window < 1:
-        raise InputError(f"--words={args.words} --window={args.window}: must be 1 or more.")
     config = configs.load(str(configs.BASE), overrides)
     common.check_sources("--source", [args.source])
     from mlm.data.corpus import Corpus
@@ -51,18 +61,15 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         config, models, texts, count=args.words, size=args.window, seed=args.seed
     )
     result = {"source": args.source} | scores
-    rendered = [
+    parts = [
         part
         for heads, rows in words.tables(result)
         for part in ("", table(*heads, rows=rows, indent=2))
     ]
-    show(
-        *(
-            [json.dumps(result)]
-            if args.json
-            else [f"{args.source}: {words.summary(result)}", *rendered]
-        )
-    )
+    if args.json:
+        show(json.dumps(result))
+    else:
+        show(f"{args.source}: {words.summary(result)}", *parts)
     if root:
         write_text(root / "words.json", json.dumps(result, indent=1) + "\n")
         write_text(root / "words.html", words.to_page(result))

@@ -29,19 +29,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="devices of all hosts; default: those here",
     )
-    topology = "TPU, such as v5e:2x4, whose hosts and devices are those of the planned run"
-    parser.add_argument("--topology", default="", metavar="NAME", help=topology)
+    parser.add_argument(
+        "--topology",
+        default="",
+        metavar="NAME",
+        help="TPU, such as v5e:2x4, whose hosts and devices are those of the planned run",
+    )
     parser.add_argument(
         "--slices", type=int, default=1, metavar="N", help="number of slices of that topology"
     )
-    rows = "training rows to search for duplicates; default: 200,000"
-    parser.add_argument("--rows", type=int, default=200_000, metavar="N", help=rows)
-    against = "benchmarks, as sources of a corpus (hf:nyu-mll/glue:rte, jsonl:FILE#FIELD): what training has of them"
     parser.add_argument(
-        "--against", nargs="+", type=common.source, default=[], metavar="SOURCE", help=against
+        "--rows",
+        type=int,
+        default=200_000,
+        metavar="N",
+        help="training rows to search for duplicates; default: 200,000",
     )
-    record = "only print the text of a training record (validation:ID, test:ID for others) and its documents"
-    parser.add_argument("--record", default="", metavar="ID", help=record)
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        type=common.source,
+        default=[],
+        metavar="SOURCE",
+        help="benchmarks, as sources of a corpus (hf:nyu-mll/glue:rte, jsonl:FILE#FIELD): what training has of them",
+    )
+    parser.add_argument(
+        "--record",
+        default="",
+        metavar="ID",
+        help="only print the text of a training record (validation:ID, test:ID for others) and its documents",
+    )
     common.add_json_flag(parser)
 
 
@@ -51,8 +68,6 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config = common.read_config(args, overrides, says=True)
     workdir = Workdir(args.workdir, create=None)
     common.refuse_classifier(config)
-    if min(args.hosts, args.devices) < 0 or args.rows < 1:
-        raise InputError("--hosts, --devices: must not be negative; --rows: must be 1 or more.")
     common.check_sources("--against", args.against)
     if args.record:
         show_record(
@@ -66,26 +81,26 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     from mlm.doctor import checks, first_batch
 
-    shards = " + ".join(name for name, _ in config.data.mixture) or workdir.shards_of(config)
-    opened = preflight.errors(preflight.Case(args.name, config, workdir, args))
-    batch = []
-    unusable = [
+    findings = [
         checks.Finding("error", str(error), "see the message", "the config", name)
-        for name, error in opened
+        for name, error in preflight.errors(preflight.Case(args.name, config, workdir, args))
     ]
+    batch = []
+    shards = " + ".join(name for name, _ in config.data.mixture) or workdir.shards_of(config)
     try:
-        manifest = common.load_data(config, workdir)
+        manifest = common.open_data(config, workdir)
     except (InputError, DamageError) as error:
-        # reported once
-        unusable = [finding for finding in unusable if str(error) not in finding.what]
-        findings = [
-            checks.Finding("error", str(error), "python -m mlm shards writes them", shards, "data")
-        ]
+        findings = [finding for finding in findings if str(error) not in finding.what]
+        fix = "python -m mlm shards writes them"
+        findings.append(checks.Finding("error", str(error), fix, shards, "data"))
     else:
-        case = checks.DataCase(args.name, config, workdir, args, manifest)
-        findings = [finding for check in checks.ALL for finding in checks.run(check, case)]
+        rows = ", ".join(
+            f"{split.records:,} {name} rows" for name, split in manifest.splits.items()
+        )
+        findings.append(checks.Finding("ok", f"{rows}, verified", "", shards, "data"))
+        case = checks.DataCase(config, workdir, args, manifest)
+        findings += [finding for check in checks.ALL for finding in checks.run(check, case)]
         batch = case.batch
-    findings = unusable + findings
     errors = [finding.check for finding in findings if finding.level == "error"]
     if args.json:
         content = {
@@ -95,13 +110,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         }
         print(json.dumps(content), flush=True)
     else:
-        lines = [
-            " | ".join(filter(None, (finding.what, finding.where, finding.fix)))
-            for finding in findings
-        ]
         rows = [
-            (Text(f.level, COLORS[f.level]), f.check, line)
-            for f, line in zip(findings, lines, strict=True)
+            (
+                Text(f.level, COLORS[f.level]),
+                f.check,
+                " | ".join(filter(None, (f.what, f.where, f.fix))),
+            )
+            for f in findings
         ]
         show(table("", "", "", rows=rows), *first_batch.render(batch))
     if errors:

@@ -13,8 +13,12 @@ from mlm.workdir import Workdir
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser, required=False)
     common.add_model_flag(parser)
-    split = "split to score, or a validation set by its name (evaluate.sets); default: validation"
-    parser.add_argument("--split", default="validation", metavar="NAME", help=split)
+    parser.add_argument(
+        "--split",
+        default="validation",
+        metavar="NAME",
+        help="split to score, or a validation set by its name (evaluate.sets); default: validation",
+    )
     kinds = ["token", "word", "span"]
     parser.add_argument(
         "--masks", nargs="+", default=[], choices=kinds, help="masks to score besides the run's own"
@@ -22,16 +26,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pseudo", type=int, default=0, metavar="N", help="also the pseudo-perplexity of N rows"
     )
-    draws = "draws of the masks to score, with the standard error over them; default: 1"
-    parser.add_argument("--draws", type=int, metavar="N", help=draws)
-    breakdown = "also the loss by position in the row, and by distance of the nearest copy of the token there"
-    parser.add_argument("--breakdown", action="store_true", help=breakdown)
-    dtypes = "also how far bfloat16 is from float32 on the same rows and masks: loss, accuracy, predictions, logits"
-    parser.add_argument("--dtypes", action="store_true", help=dtypes)
-    pairs = "score minimal pairs instead: jsonl:FILE (a pattern, too), csv:FILE, hf:NAME[:CONFIG][#SPLIT]"
-    parser.add_argument("--pairs", type=common.source, default="", metavar="SOURCE", help=pairs)
-    phenomenon = "field to group the pairs by; default: UID if there is one, else the file"
-    parser.add_argument("--phenomenon", default="", metavar="FIELD", help=phenomenon)
+    parser.add_argument(
+        "--draws",
+        type=int,
+        metavar="N",
+        help="draws of the masks to score, with the standard error over them; default: 1",
+    )
+    parser.add_argument(
+        "--breakdown",
+        action="store_true",
+        help="also the loss by position in the row, and by distance of the nearest copy of the token there",
+    )
+    parser.add_argument(
+        "--dtypes",
+        action="store_true",
+        help="also how far bfloat16 is from float32 on the same rows and masks: loss, accuracy, predictions, logits",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=common.source,
+        default="",
+        metavar="SOURCE",
+        help="score minimal pairs instead: jsonl:FILE (a pattern, too), csv:FILE, hf:NAME[:CONFIG][#SPLIT]",
+    )
+    parser.add_argument(
+        "--phenomenon",
+        default="",
+        metavar="FIELD",
+        help="field to group the pairs by; default: UID if there is one, else the file",
+    )
     common.add_json_flag(parser)
     common.add_host_flags(parser)
 
@@ -41,15 +64,13 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     model = common.named_model(args)
     is_classifier = not args.pairs and locate.is_classifier(model or workdir)
     masks = args.masks or args.pseudo or args.draws or args.breakdown or args.dtypes
-    others = "--masks, --draws, --pseudo, --breakdown or --dtypes"
-    if args.pairs and (masks or args.split != "validation"):
-        raise InputError(f"--pairs={args.pairs}: takes no --split, {others}; leave them out.")
+    if masks and (args.pairs or is_classifier):
+        raise InputError(
+            "--masks, --draws, --pseudo, --breakdown, --dtypes: are of a masked language model's rows, not of --pairs "
+            "or of a classifier; leave them out."
+        )
     if args.phenomenon and not args.pairs:
         raise InputError(f"--phenomenon={args.phenomenon} needs --pairs=SOURCE.")
-    if is_classifier and masks:
-        raise InputError(
-            f"{model or args.workdir}: is a classifier, which takes no {others}; leave them out."
-        )
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING
     common.join(args, overrides, task=task)
     config = common.read_config(args, overrides, task=task)

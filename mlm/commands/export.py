@@ -25,20 +25,41 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser, required=False)
-    common.add_step_flag(parser, "the workdir, exported to export-N")
-    best = "the checkpoint of the lowest evaluation loss, not the newest; of a classifier it is always the best"
-    parser.add_argument("--best", action="store_true", help=best)
-    milestones = "export each milestone of the workdir to export-STEP; with --push, each goes to a branch step-STEP"
-    parser.add_argument("--milestones", action="store_true", help=milestones)
-    to = "folder to write; default: export, or export-N, in the workdir, which otherwise is only read"
-    parser.add_argument("--to", type=common.path, default="", metavar="DIR", help=to)
-    torch = "Python with PyTorch to verify the export in"
-    parser.add_argument("--torch", type=common.path, default="", metavar="PYTHON", help=torch)
+    which = parser.add_mutually_exclusive_group()
+    common.add_step_flag(which, "the workdir, exported to export-N")
+    which.add_argument(
+        "--best",
+        action="store_true",
+        help="the checkpoint of the lowest evaluation loss, not the newest; of a classifier it is always the best",
+    )
+    which.add_argument(
+        "--milestones",
+        action="store_true",
+        help="export each milestone of the workdir to export-STEP; with --push, each goes to a branch step-STEP",
+    )
+    parser.add_argument(
+        "--to",
+        type=common.path,
+        default="",
+        metavar="DIR",
+        help="folder to write; default: export, or export-N, in the workdir, which otherwise is only read",
+    )
+    parser.add_argument(
+        "--torch",
+        type=common.path,
+        default="",
+        metavar="PYTHON",
+        help="Python with PyTorch to verify the export in",
+    )
     parser.add_argument(
         "--push", default="", metavar="USER/NAME", help="upload it to the Hugging Face Hub"
     )
-    branch = "with --push: the branch to upload to, such as step-1000; made if it is missing; default: main"
-    parser.add_argument("--revision", default="", metavar="BRANCH", help=branch)
+    parser.add_argument(
+        "--revision",
+        default="",
+        metavar="BRANCH",
+        help="with --push: the branch to upload to, such as step-1000; made if it is missing; default: main",
+    )
     parser.add_argument(
         "--public",
         action="store_true",
@@ -55,16 +76,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError(
             f"--config.{others[0]}: export writes the checkpoint as it is; only pod.* and hub.* can be set."
         )
-    for flag in ("public", "revision"):
-        if getattr(args, flag) and not args.push:
-            raise InputError(f"--{flag} needs --push=USER/NAME.")
-    if args.milestones and (args.step is not None or args.best or args.revision or args.to):
+    if (args.public or args.revision) and not args.push:
+        raise InputError("--public, --revision: need --push=USER/NAME.")
+    if args.milestones and (args.revision or args.to):
         raise InputError(
-            "--milestones: names the steps, folders and branches; leave out --step and all such flags."
-        )
-    if args.best and args.step is not None:
-        raise InputError(
-            f"--best: is a step of its own, and so is --step={args.step}; leave out one of them."
+            "--milestones: names the folders and branches; leave out --revision and --to."
         )
     if args.push:
         push.check(args.push, args.revision)  # before anything that takes time

@@ -14,32 +14,34 @@ from mlm.pretrained import locate
 from mlm.text import show
 from mlm.workdir import Workdir, lock
 
-OF_TASKS = ("train", "validation", "predict", "text", "label", "kind", "metric")
-# config keys
-DECIDED = (
-    "train.init_from",
-    "train.seed",
-    *(f"classify.{name}" for name in OF_TASKS),
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    models = "model to evaluate: workdir, WORKDIR@STEP, folder or Hub name"
-    parser.add_argument("--model", type=common.path, required=True, metavar="MODEL", help=models)
     parser.add_argument(
-        "--workdir", type=common.path, default="", metavar="DIR", help="of the table and its runs"
+        "--model",
+        type=common.path,
+        required=True,
+        metavar="MODEL",
+        help="model to evaluate: workdir, WORKDIR@STEP, folder or Hub name",
     )
-    protocol = f"{', '.join(NAMES)} (configs/glue/), or a file like theirs; default: roberta"
+    common.add_workdir_flag(parser, "of the table and its runs")
     parser.add_argument(
-        "--protocol", type=common.path, default="roberta", metavar="NAME", help=protocol
+        "--protocol",
+        type=common.path,
+        default="roberta",
+        metavar="NAME",
+        help=f"{', '.join(NAMES)} (configs/glue/), or a file like theirs; default: roberta",
     )
-    names = "default: those of GLUE"
-    parser.add_argument("--tasks", nargs="+", default=list(GLUE), choices=list(TASKS), help=names)
+    parser.add_argument(
+        "--tasks", nargs="+", default=list(GLUE), choices=list(TASKS), help="default: those of GLUE"
+    )
     data = "copy of the data: hf:FOLDER as on the Hub, or jsonl:FOLDER with TASK/SPLIT.jsonl; default: from the Hub"
     parser.add_argument("--data", type=common.source, default="", metavar="FOLDER", help=data)
-    config = "config of the runs; default: base.py"
     parser.add_argument(
-        "--config", type=common.path, default=str(configs.BASE), metavar="FILE", help=config
+        "--config",
+        type=common.path,
+        default=str(configs.BASE),
+        metavar="FILE",
+        help="config of the runs; default: base.py",
     )
     common.add_json_flag(parser)
 
@@ -54,8 +56,10 @@ def _check_flags(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError(
             f"--data={args.data}: must be hf:FOLDER, or jsonl:FOLDER with TASK/SPLIT.jsonl."
         )
-    for key in (override.partition("=")[0] for override in overrides):
-        if key in DECIDED:
+    for override in overrides:
+        key = override.partition("=")[0]
+        is_tasks = key.startswith("classify.") and key != "classify.length"
+        if is_tasks or key in ("train.init_from", "train.seed"):
             raise InputError(
                 f"config.{key}: --model, the tasks or the protocol's seeds decide it; leave it out."
             )

@@ -18,16 +18,25 @@ from mlm.workdir import Workdir
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
-    names = "such as v5e:2x4, v3-8 or h100:8; v5e:? lists those of v5e"
-    parser.add_argument("--topology", default="", metavar="NAME", help=names)
+    parser.add_argument(
+        "--topology",
+        default="",
+        metavar="NAME",
+        help="such as v5e:2x4, v3-8 or h100:8; v5e:? lists those of v5e",
+    )
     parser.add_argument(
         "--slices", type=int, default=1, metavar="N", help="number of slices of that topology"
     )
     parser.add_argument(
         "--compare", choices=["stock"], help="also plan the baseline, the step of run_mlm_flax.py"
     )
-    keys = "plan every combination; KEY is topology, per_chip_batch or any config key"
-    parser.add_argument("--sweep", nargs="+", default=[], metavar="KEY=V,V", help=keys)
+    parser.add_argument(
+        "--sweep",
+        nargs="+",
+        default=[],
+        metavar="KEY=V,V",
+        help="plan every combination; KEY is topology, per_chip_batch or any config key",
+    )
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="price of a chip-hour")
     parser.add_argument(
         "--records", type=int, metavar="N", help="training rows; default: those of the workdir"

@@ -14,8 +14,11 @@ from mlm.workdir import Workdir
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_workdir_flag(parser)
-    texts = "default: the lines of standard input, each answered by a line of JSON"
-    parser.add_argument("texts", nargs="*", help=texts)
+    parser.add_argument(
+        "texts",
+        nargs="*",
+        help="default: the lines of standard input, each answered by a line of JSON",
+    )
     common.add_model_flag(parser)
     parser.add_argument(
         "--top-k", type=int, default=5, metavar="K", help="answers per mask or text; default: 5"

@@ -8,9 +8,13 @@ from mlm.workdir import Workdir
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_workdir_flag(parser)
-    others = "other runs to compare this one with, on one page"
     parser.add_argument(
-        "--compare", nargs="+", type=common.path, default=[], metavar="DIR", help=others
+        "--compare",
+        nargs="+",
+        type=common.path,
+        default=[],
+        metavar="DIR",
+        help="other runs to compare this one with, on one page",
     )
 
 

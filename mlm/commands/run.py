@@ -56,20 +56,13 @@ def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
     from mlm.inference import fill_mask, results
 
     scores = logs.read(workdir.metrics, "eval")[-1]
-    entropy = manifest.splits["validation"].unigram_entropy
     print(f"\nevaluation after {scores['step']} steps, on {scores['predictions']:,} masked tokens")
     if remark := results.remark_on_few(scores):
         print(f"  {remark}")
     if scores["loss"] is not None:  # some tokens were masked
-        loss = f"{scores['loss']:.3f} nats{logs.errors(scores, 3)}"
         print(
-            f"  loss {loss}, perplexity {scores['perplexity']:.1f}, accuracy {scores['accuracy']:.1%}"
-        )
-    if entropy is not None and scores["loss"] is not None:
-        where = "below" if scores["loss"] < entropy else "above"
-        difference = abs(entropy - scores["loss"])
-        print(
-            f"  unigram entropy of the split {entropy:.3f} nats: the model is {difference:.2f} {where} it"
+            f"  loss {scores['loss']:.3f} nats{logs.errors(scores, 3)}, perplexity {scores['perplexity']:.1f}, "
+            f"accuracy {scores['accuracy']:.1%}"
         )
     tok = tokenizer.load(str(workdir.tokenizer))
     masked = list(itertools.islice(_masked_sentences(manifest, tok), 5))
@@ -82,13 +75,8 @@ def _summarize(workdir: Workdir, manifest: Manifest, model: Pretrained) -> None:
         )
         print(f"    {'   '.join(words)}")
     print(f"\nreport  {workdir.report}\nexport  {workdir.export}")
-    is_scored = any(
-        key.startswith("test,") for key in logs.read_object(workdir.root / logs.RESULTS)
-    )
-    if "test" in manifest.splits and not is_scored:
-        print(
-            f"test    not scored yet: python -m mlm evaluate --workdir={workdir.root} --split=test"
-        )
+    if "test" in manifest.splits:
+        print(f"the test split: python -m mlm evaluate --workdir={workdir.root} --split=test")
 
 
 def _masked_sentences(

@@ -14,8 +14,6 @@ from mlm.paths import UPath
 from mlm.text import say
 from mlm.workdir import Workdir, work_folder
 
-FEW_MASKED = 2000  # tokens of a validation split: fewer give a loss that a few of them decide
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_config_flags(parser)
@@ -65,12 +63,6 @@ def make_shards(config: ConfigDict, workdir: Workdir, engine: Engine) -> None:
         source=source,
         engine=engine,
     )
-    masked = config.masking.rate * manifest.splits["validation"].tokens
-    if masked < FEW_MASKED and not complete:
-        say(
-            f"shards: the validation split is small: a mask takes about {masked:,.0f} of its tokens, and a loss is the "
-            f"surer the more there are, {FEW_MASKED:,} at least; raise corpus.validation_fraction"
-        )
     seconds = time.monotonic() - begin
     tokens = sum(split.tokens for split in manifest.splits.values())
     how = f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s"

@@ -23,13 +23,6 @@ FIXED_FLAGS = {
     "processes",
     "process_id",
 }
-# groups of keys of which nothing is opened before a run
-UNCHECKED = (
-    "optimizer",
-    "schedule",
-    "masking",
-    "log",
-)
 
 
 class _Flags(argparse.ArgumentParser):
@@ -53,8 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vary", nargs="+", action="extend", required=True, metavar="KEY=V1,V2", help=vary
     )
-    metric = "score of the table; default: the one that chooses the best checkpoint"
-    parser.add_argument("--metric", default="", metavar="NAME", help=metric)
+    parser.add_argument(
+        "--metric",
+        default="",
+        metavar="NAME",
+        help="score of the table; default: the one that chooses the best checkpoint",
+    )
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
@@ -96,8 +93,7 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
     fixed += [f"--config.{override}" for override in overrides]
     _check_keys(varied, args.command, flags, fixed)
     evaluates = args.command == "evaluate"
-    trials: list[runs.Trial] = []
-    opened = set()  # what `preflight` has opened for one run, it need not open for the others
+    trials: dict[str, runs.Trial] = {}
     for texts in itertools.product(*varied.values()):
         arguments = [
             *fixed,
@@ -105,8 +101,16 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
         ]
         others, run_overrides = configs.split_overrides([*arguments, f"--workdir={args.workdir}"])
         parsed = flags.parse_args(others)
-        model = evaluates and (common.named_model(parsed) or args.workdir)
-        classifies = locate.is_classifier(model) if evaluates else args.command == "classify"
+        command = [args.command, *arguments]
+        classifies = args.command == "classify"
+        if evaluates:
+            model = common.named_model(parsed) or args.workdir
+            classifies = locate.is_classifier(model)
+            newest = model if classifies else locate.at_newest_step(model)
+            if (
+                newest != model
+            ):  # trained further, it is another model, whose scores are not there yet
+                command.append(f"--step={locate.split_step(newest)[1]}")
         task = configs.CLASSIFICATION if classifies else configs.PRETRAINING
         flat = configs.flatten(common.read_config(parsed, run_overrides, task=task))
         values = {
@@ -118,43 +122,25 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
             for key, value in values.items()
         }
         name = grid.name(values)
-        if any(name == trial.name for trial in trials):  # however its values are spelled
+        if name in trials:  # however its values are spelled
             raise InputError(f"--vary: asks for the run {name} twice; name each value once.")
         folder = f"{root}/{name}"
         parsed.workdir = args.workdir if evaluates else folder
-        command = [args.command, *arguments, f"--workdir={parsed.workdir}"]
-        newest = locate.at_newest_step(model) if evaluates and not classifies else model
-        # Trained further, it is another model, whose scores are not those that are done
-        if newest != model:
-            command.append(f"--step={locate.split_step(newest)[1]}")
+        command.append(f"--workdir={parsed.workdir}")
         config = common.read_config(parsed, run_overrides, task=task, starts=not evaluates)
-        if (
-            trials
-            and config.hub.name
-            and not evaluates
-            and {"hub.name", "config"}.isdisjoint(varied)
-        ):
+        if config.hub.name and not evaluates and {"hub.name", "config"}.isdisjoint(varied):
             raise InputError(
                 f"config.hub.name = {config.hub.name}: several runs would push to it; vary it, too."
             )
-        opens = repr(
-            [
-                item
-                for item in values.items()
-                if not item[0].startswith(UNCHECKED) and "seed" not in item[0]
-            ]
+        preflight.refuse(
+            preflight.Case(args.command, config, Workdir(parsed.workdir, create=None), parsed)
         )
-        if opens not in opened:
-            preflight.refuse(
-                preflight.Case(args.command, config, Workdir(parsed.workdir, create=None), parsed)
-            )
-            opened.add(opens)
-        if not evaluates and not args.entry.record:  # others have scores of their own
-            from mlm.sweep import table
+        trials[name] = runs.Trial(name, folder, tuple(command), values, program)
+    if not evaluates and not args.entry.record:  # others have scores of their own
+        from mlm.sweep import table
 
-            table.check_name(args.metric, config.classify.metric)
-        trials.append(runs.Trial(name, folder, tuple(command), values, program))
-    return trials
+        table.check_name(args.metric, config.classify.metric)
+    return list(trials.values())
 
 
 def _check_keys(

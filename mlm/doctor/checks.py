@@ -1,27 +1,28 @@
-"""The checks of `doctor`: each is a function from a case to its findings."""
+"""The checks of `doctor` on shards that could be opened: each is a function from a case to its findings."""
 
+import argparse
 import dataclasses
 from collections.abc import Callable
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
-from mlm.config_rules import LINES, lanes_of_shares
+from mlm.config_rules import lanes_of_shares
 from mlm.data import mixture
 from mlm.data.corpus import Corpus
-from mlm.data.manifest import Manifest, verify
+from mlm.data.manifest import Manifest
 from mlm.data.stretches import STRETCH
 from mlm.data.tokenizer import load_fast, load_for_corpus, manifest_fields
-from mlm.data.tokenizer_checks import UNKNOWN, UNKNOWN_FIX, vocabulary_size
+from mlm.data.tokenizer_checks import UNKNOWN, UNKNOWN_FIX
 from mlm.doctor import first_batch, scan
-from mlm.doctor.case import Case
 from mlm.errors import DamageError, InputError
 from mlm.plan import tables, topology
 from mlm.training import sharding
+from mlm.workdir import Workdir
 
 # rows of the largest lane over those of the smallest: above it, their epochs drift apart
 UNEVEN = 1.1
-PADDED = 0.5  # share of the tokens in rows: above it, most of a step is spent on padding
 REPEATED = 0.01  # of the documents: in every corpus some boilerplate repeats
 # Shares of the rows of a held-out split: a warning above the first; from the second on, the score is of memory.
 OVERLAP = (0.01, 0.5)
@@ -40,9 +41,12 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class DataCase(Case):
-    """A case with shards to check."""
+class DataCase:
+    """A planned run with its shards."""
 
+    config: ConfigDict
+    workdir: Workdir
+    flags: argparse.Namespace
     manifest: Manifest
     # rows to show, added by `masks`
     batch: list[list[first_batch.Piece]] = dataclasses.field(default_factory=list)
@@ -64,84 +68,6 @@ def run(check: Callable[[DataCase], list[Finding]], case: DataCase) -> list[Find
     return [
         dataclasses.replace(f, check=f.check or name, where=f.where or folder) for f in findings
     ]
-
-
-def files(case: DataCase) -> list[Finding]:
-    """The shards are those of the manifest."""
-    for manifest in mixture.folders(case.manifest):
-        verify(manifest, deep=True)
-    splits = case.manifest.splits.items()
-    counts = ", ".join(
-        f"{len(split.shards)} {name} shards with {split.records:,} rows" for name, split in splits
-    )
-    hashed = all(shard.sha256 for _, split in splits for shard in split.shards)
-    return [Finding("ok", f"{counts}, {'as they were written' if hashed else 'without hashes'}")]
-
-
-def length(case: DataCase) -> list[Finding]:
-    """The rows have the config's length, which fits the positions."""
-    tokens = case.manifest.length
-    positions = case.config.model.positions
-    if tokens == case.config.shards.length:
-        return [Finding("ok", f"rows of {tokens} tokens, {positions} positions")]
-    what = f"the rows hold {tokens} tokens, config.shards.length = {case.config.shards.length}, {positions} positions"
-    more_positions = f" and model.positions to {tokens} or more" if tokens > positions else ""
-    return [
-        Finding(
-            "error",
-            what,
-            f"set shards.length to {tokens}{more_positions}, or write the shards again",
-        )
-    ]
-
-
-def rows(case: DataCase) -> list[Finding]:
-    """How the rows were made, and the tokens that were cut, joined and padded for them."""
-    findings = []
-    for manifest in mixture.folders(case.manifest):
-        what = f"shards.rows = {manifest.rows or 'unknown'}"
-        shares = [0.0]
-        cut = "left out" if manifest.rows == LINES else "in later rows of their document"
-        for name, split in manifest.splits.items():
-            if None not in (split.cut_tokens, split.joined_tokens, split.padding_tokens):
-                shares.append(split.padding_tokens / max(split.records * manifest.length, 1))
-                what += f"; {name}: {split.cut_tokens:,} tokens {cut}, {split.joined_tokens:,} in rows of several "
-                what += f"documents, {split.padding_tokens:,} of padding ({shares[-1]:.1%})"
-        fix = (
-            "write them again with a lower shards.length, or as documents"
-            if max(shares) > PADDED
-            else ""
-        )
-        findings.append(Finding("warning" if fix else "ok", what, fix, manifest.folder))
-    return findings
-
-
-def tokenizer(case: DataCase) -> list[Finding]:
-    """The tokenizer in the workdir is the one of the shards."""
-    where = str(case.workdir.tokenizer)
-    findings = []
-    if case.folder is None:
-        what = "there is no tokenizer, so nothing can be decoded or compared"
-        return [
-            Finding(
-                "warning", what, "put the shards' tokenizer there: python -m mlm tokenizer", where
-            )
-        ]
-    for key, value in manifest_fields(case.folder).items():
-        other = getattr(case.manifest, key)
-        if value != other:
-            what = f"its {key} is {value}, in the manifest of the shards {other}"
-            findings.append(
-                Finding(
-                    "error", what, "use the shards' own tokenizer, or write the shards again", where
-                )
-            )
-    size = case.manifest.vocab_size
-    config = case.config.tokenizer
-    if not config.path and config.vocab_size != size:
-        what = f"config.tokenizer.vocab_size = {config.vocab_size} has no effect: the shards' tokenizer has {size}"
-        findings.append(Finding("warning", what, f"set tokenizer.vocab_size to {size}", where))
-    return findings or [Finding("ok", f"{size:,} ids, the shards' own", where=where)]
 
 
 def mesh(case: DataCase) -> list[Finding]:
@@ -173,7 +99,7 @@ def mesh(case: DataCase) -> list[Finding]:
 
 
 def lanes(case: DataCase) -> list[Finding]:
-    """The shards of each folder feed its lanes."""
+    """The shards of each folder feed its lanes evenly."""
     findings = []
     parts = mixture.parts(case.manifest)
     batch = case.config.data.global_batch
@@ -182,69 +108,38 @@ def lanes(case: DataCase) -> list[Finding]:
         parts, lanes_of_shares([part.share for part in parts], lanes), strict=True
     ):
         shards = [shard.records for shard in part.manifest.splits["train"].shards]
-        where = part.manifest.folder
         sizes = [sum(shards[lane::count]) for lane in range(count)]
         rows = batch * count // lanes
-        total = sum(sizes)
-        if min(sizes) == 0:
-            filled = sum(records > 0 for records in shards)
-            what = f"config.data.lanes = {lanes} gives it {count}, the training split has {filled} shards with records"
-            fix = f"set data.lanes to {lanes * filled // count} or less, or write more shards"
-            findings.append(Finding("error", what, fix, where))
-            continue
-        uneven = max(sizes) > UNEVEN * min(sizes)
-        if uneven:
-            what = f"the lanes hold from {min(sizes):,} to {max(sizes):,} rows: their epochs drift apart"
-            findings.append(
-                Finding(
-                    "warning", what, f"write a multiple of {count} shards (shards.count)", where
-                )
-            )
-        if rows > total:
-            what = f"config.data.global_batch = {batch} takes {rows} of the {total:,} rows of the training split"
-            findings.append(
-                Finding(
-                    "warning", what, "a step reads rows twice: lower it, or give more text", where
-                )
-            )
-        elif not uneven:
-            what = (
-                f"{count} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
-            )
-            findings.append(Finding("ok", what, where=where))
+        what = f"{count} lanes of {min(sizes):,} to {max(sizes):,} rows from {len(shards)} shards"
+        fix = ""
+        if max(sizes) > UNEVEN * min(sizes):
+            what += ": their epochs drift apart"
+            fix = f"write a multiple of {count} shards (shards.count)"
+        if rows > sum(sizes):
+            what += f"; config.data.global_batch = {batch} takes {rows} of them, so a step reads rows twice"
+            fix = "lower it, or give more text"
+        findings.append(Finding("warning" if fix else "ok", what, fix, where=part.manifest.folder))
     return findings
 
 
 def ids(case: DataCase) -> list[Finding]:
     """Ids, duplicates and overlap, in one scan of the rows."""
     manifest = case.manifest
-    if not manifest.splits["validation"].records:
-        fix = "raise corpus.validation_fraction, and write the shards again"
-        return [Finding("error", "the validation split has no rows", fix, check="overlap")]
-    size = manifest.vocab_size if case.folder is None else vocabulary_size(load_fast(case.folder))
+    # refuses ids that the vocabulary lacks
     repeats = scan.find_repeats(manifest, max_rows=case.flags.rows)
     part = f"{repeats.share:.0%} of the training rows"
-    (largest, split, record) = repeats.largest
-    what = f"the largest id is {largest} ({split} record {record}), the tokenizer and the model have {size} entries"
-    fix = "use the tokenizer of the shards, or write them again" if largest >= size else ""
-    findings = [Finding("error" if fix else "ok", f"{what}; checked {part}", fix)]
+    findings = [Finding("ok", f"all are below {manifest.vocab_size}; checked {part}")]
     if repeats.unknown > UNKNOWN:
         what = f"{repeats.unknown:.0%} of the tokens are unknown"
         findings.append(Finding("warning", what, UNKNOWN_FIX, check="unknown"))
-
     rate = repeats.repeated / max(repeats.documents, 1)
-    level = "warning" if rate > REPEATED else "ok"
     what = f"{repeats.repeated:,} of {repeats.documents:,} whole documents ({rate:.1%}) are repeated, in {part}"
-    if repeats.example is not None and level != "ok":
-        one, other, (start, stop) = repeats.example
-        text = _decode(case, scan.row(manifest, "train", one)[start:stop])
-        what += f"; the most frequent is in the records {one} and {other}: {text}"
-    fix = (
-        "see corpus.weights and the source: a model memorizes repeated lines"
-        if level != "ok"
-        else ""
-    )
-    findings.append(Finding(level, what, fix, check="duplicates"))
+    fix = ""
+    if rate > REPEATED:
+        text = _decode(case, scan.row(manifest, "train", repeats.example))
+        what += f"; the most frequent is in record {repeats.example}: {text}"
+        fix = "see corpus.weights and the source: a model memorizes repeated lines"
+    findings.append(Finding("warning" if fix else "ok", what, fix, check="duplicates"))
     return findings + [
         _overlap(case, split, overlap, part) for split, overlap in repeats.overlaps.items()
     ]
@@ -288,8 +183,7 @@ def against(case: DataCase) -> list[Finding]:
     if not case.flags.against:
         return []
     if case.folder is None:
-        what = "--against: there is no tokenizer in the workdir to read its texts with"
-        return [Finding("error", what, "run `tokenizer`")]
+        raise InputError("--against: there is no tokenizer in the workdir; run `tokenizer`.")
     corpus = Corpus.from_config(case.config.corpus).of_texts(tuple(case.flags.against), "--against")
     texts = [document.text for part in corpus.parts() for document in corpus.read(part, texts="")]
     fast = load_for_corpus(case.folder)
@@ -328,4 +222,4 @@ def masks(case: DataCase) -> list[Finding]:
     return [Finding(*judged, where="the first batch")]
 
 
-ALL = (files, length, rows, tokenizer, mesh, lanes, ids, against, masks)
+ALL = (mesh, lanes, ids, against, masks)

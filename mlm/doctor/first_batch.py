@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 
 from mlm import config as configs
 from mlm.data.manifest import DatasetInfo, Manifest
-from mlm.errors import InputError
 from mlm.model.masking import WordMasking
 from mlm.tasks.pretraining import Pretraining, train_batches, word_starts
 from mlm.text import printable
@@ -28,21 +27,6 @@ COLORS = {"mask": "red", "random": "magenta", "kept": "cyan"}
 Piece = tuple[str, str, str]
 
 
-def make_task(
-    config: ConfigDict, manifest: Manifest, workdir: Workdir, pretraining: type[Pretraining] | None
-) -> Pretraining:
-    """Returns the task of a run on one device of this machine, which may lack the kernel of the run's attention."""
-    kernel = "xla" if config.model.attention == "xla" else "auto"
-    return (pretraining or Pretraining)(
-        configs.replace(config, {"model.attention": kernel}),
-        DatasetInfo.from_manifest(manifest),
-        mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
-        word_starts_V=word_starts(config, workdir),
-        workdir=workdir,
-        manifest=manifest,
-    )
-
-
 def draw(
     config: ConfigDict,
     manifest: Manifest,
@@ -51,17 +35,20 @@ def draw(
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Returns (the first batch, ids [B, L] that the model reads, "mask", "random", "kept" or "" [B, L]).
 
-    With data.short_length, its rows are the short ones. Raises InputError if the shards' rows can't be split into them.
+    With data.short_length, its rows are the short ones.
     """
-    length = manifest.length
-    short = config.data.short_length or manifest.length
-    if length % short:
-        raise InputError(
-            f"config.data.short_length = {short}: must divide {length}, the length of the shards' rows."
-        )
-    task = make_task(config, manifest, workdir, pretraining)
+    # one device of this machine, which may lack the kernel of the run's attention
+    kernel = "xla" if config.model.attention == "xla" else "auto"
+    task = (pretraining or Pretraining)(
+        configs.replace(config, {"model.attention": kernel}),
+        DatasetInfo.from_manifest(manifest),
+        mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
+        word_starts_V=word_starts(config, workdir),
+        workdir=workdir,
+        manifest=manifest,
+    )
     batch = next(train_batches(config, manifest, task.mesh, task.stages, start=0))
-    batch = train.split_rows(batch, short)
+    batch = train.split_rows(batch, config.data.short_length or manifest.length)
     batch, masked = jax.device_get((batch, jax.jit(task.inputs)(batch, 0)))
     row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)
     place = row_N, masked.positions_BxK[row_N, prediction_N]

@@ -6,29 +6,70 @@ calls `refuse`; `doctor` reports all that `errors` yields. To add a check, list 
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import functools
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from typing import Any
+
+from ml_collections import ConfigDict
 
 from mlm import cluster
 from mlm import config as configs
 from mlm.cluster import watch
 from mlm.data import tokenizer
 from mlm.data.manifest import NAME, check_rows, holds_foreign_shards, load_manifest
-from mlm.doctor.case import Case, fingerprint_of
 from mlm.engine import dask_engine
 from mlm.errors import DamageError, InputError, StopError
 from mlm.export import folder as export_folder
+from mlm.memory import of_a_command
 from mlm.paths import UPath, check_reachable
-from mlm.pretrained import locate
+from mlm.pretrained import checkpoint_files, locate
+from mlm.workdir import Workdir
 
 ANSWER = 8.0  # seconds for a scheduler to answer
 PRETRAINING = ("run", "train", "tokenizer", "shards", "doctor")
-Part = Callable[[], Any]  # raises InputError or DamageError
-# raises one itself, or yields parts that are tried one by one
-Check = Callable[["Case"], Iterator[Part] | None]
+Check = Callable[["Case"], None]  # raises InputError or DamageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A command that is about to start."""
+
+    command: str
+    config: ConfigDict
+    workdir: Workdir | None  # which may not exist yet
+    flags: argparse.Namespace
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a checkpoint to resume from, so that nothing is needed from which a run starts."""
+        return bool(checkpoint_files.complete_steps(self.workdir.checkpoints))
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer that the workdir has, or will be given a copy of; "" for one that is still to be trained."""
+        if path := self.workdir.tokenizer_folder or self.config.tokenizer.path:
+            return path
+        branch = self.config.train.branch_from
+        folder = f"{locate.split_step(branch)[0]}/tokenizer" if branch else ""
+        # rows need none
+        is_needed = self.command != "train" or (UPath(folder) / "tokenizer.json").is_file()
+        return folder if is_needed else ""
+
+    def fingerprint(self) -> str | None:
+        """Returns that of `tokenizer`, None without one; raises InputError if it can't be used."""
+        if self.workdir.tokenizer_folder:
+            return tokenizer.fingerprint(self.tokenizer)
+        return fingerprint_of(self.tokenizer) if self.tokenizer else None
+
+
+@of_a_command
+@functools.cache
+def fingerprint_of(path: str) -> str:
+    """Returns the fingerprint of the copy that `tokenizer` makes; raises InputError if it can't be used."""
+    return tokenizer.content_hash(tokenizer.load(path).backend_tokenizer)
 
 
 def refuse(case: Case) -> None:
@@ -38,33 +79,26 @@ def refuse(case: Case) -> None:
 
 
 def errors(case: Case) -> Iterator[tuple[str, StopError]]:
-    """Yields (what was checked, the error) for each thing that the command could not use."""
+    """Yields (what was checked, the first error) for each check of something that the command could not use."""
     for check, commands in CHECKS.items():
-        if case.command not in commands:
-            continue
-        try:
-            parts = check(case) or ()
-        except (InputError, DamageError) as error:
-            yield check.__name__, error
-            continue
-        for part in parts:
+        if case.command in commands:
             try:
-                part()
+                check(case)
             except (InputError, DamageError) as error:
                 yield check.__name__, error
                 if check is servers:
                     return  # the other checks would wait for it, too
 
 
-def servers(case: Case) -> Iterator[Part]:
+def servers(case: Case) -> None:
     """The servers of all buckets in the config."""
     values = [
         value
         for key, value in configs.flatten(case.config).items()
         if not key.startswith(("pod.", "log."))
     ]
-    for path in dict.fromkeys(re.findall(r"[a-z0-9+]+://[^'\",()]+", repr(values))):
-        yield functools.partial(check_reachable, path)
+    for path in re.findall(r"[a-z0-9+]+://[^'\",()]+", repr(values)):
+        check_reachable(path)
 
 
 def hosts(case: Case) -> None:
@@ -78,36 +112,27 @@ def hosts(case: Case) -> None:
 
 def torch(case: Case) -> None:
     """--torch: a Python with PyTorch and transformers."""
-    python = case.flags.torch
-    names = ("torch", "transformers")
-    if not python:
+    if not case.flags.torch:
         return
-    code = f"import importlib.util as u; print(*(n for n in {names} if u.find_spec(n) is None))"
+    code = "from importlib.util import find_spec as s; exit(not (s('torch') and s('transformers')))"
+    command = [case.flags.torch, "-c", code]
     try:
-        finished = subprocess.run(
-            [python, "-c", code], capture_output=True, text=True, timeout=ANSWER, check=True
-        )
+        code = subprocess.run(command, capture_output=True, timeout=ANSWER).returncode
     except (OSError, subprocess.SubprocessError) as error:
+        code = error
+    if code != 0:
         raise InputError(
-            f"--torch={python}: can't be run ({error}); name a Python with PyTorch."
-        ) from None
-    if missing := finished.stdout.split():
-        raise InputError(
-            f"--torch={python}: has no {' and no '.join(missing)}; install it there, or name another."
+            f"--torch={case.flags.torch}: is no Python with PyTorch and transformers ({code}); install them there, or "
+            "name another."
         )
 
 
 def engine(case: Case) -> None:
     """--engine: its address, the certificates, and whether the scheduler answers, if there is something to do."""
     flags = case.flags
-    if not cluster.is_primary():
-        return
-    if not flags.engine_timeout > 0:  # or not a number
-        raise InputError(f"--engine-timeout={flags.engine_timeout}: must be above 0 seconds.")
-    if flags.engine and _reads_corpus(case):
+    if flags.engine and cluster.is_primary() and _reads_corpus(case):
         folder = flags.engine_certificates or str(case.workdir.root / "hosts" / "certificates")
-        timeout = min(flags.engine_timeout, ANSWER)
-        with dask_engine.connect(flags.engine, timeout=timeout, certificates=folder) as opened:
+        with dask_engine.connect(flags.engine, timeout=ANSWER, certificates=folder) as opened:
             opened.greet()
 
 
@@ -134,17 +159,17 @@ def wandb(case: Case) -> None:
     project = case.config.log.wandb
     if not project or not cluster.is_primary():
         return
-    where = f"config.log.wandb = {project!r}"
     try:
         import wandb
 
         wandb.login()
     except ImportError:
-        raise InputError(
-            f"{where}: the wandb package is missing; install it, or leave the key empty."
-        ) from None
+        reason = "the wandb package is missing; install it, or leave the key empty."
     except Exception as error:
-        raise InputError(f"{where}: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split())
+    else:
+        return
+    raise InputError(f"config.log.wandb = {project!r}: {reason}")
 
 
 def warmup(case: Case) -> None:
@@ -199,7 +224,7 @@ def tokenizers(case: Case) -> None:
         fingerprint_of(path)
 
 
-def folders(case: Case) -> Iterator[Part]:
+def folders(case: Case) -> None:
     """data.mixture, evaluate.sets and shards.dir: shards of this run's length and tokenizer."""
     config = case.config
     named = [("data.mixture", folder) for folder, _ in config.data.mixture]
@@ -208,29 +233,25 @@ def folders(case: Case) -> Iterator[Part]:
     if not reports and config.shards.dir and (UPath(config.shards.dir) / NAME).is_file():
         named.append(("shards.dir", config.shards.dir))
     for key, folder in named:
-        yield functools.partial(_check_folder, case, key, folder)
+        try:
+            manifest = load_manifest(folder, tokenizer_folder=case.workdir.tokenizer_folder)
+        except InputError as error:
+            raise InputError(f"config.{key}: {error}") from None
+        if key == "shards.dir":
+            check_rows(manifest, config.shards.rows)
+        if manifest.length != config.shards.length:
+            raise InputError(
+                f"config.{key}: {folder}: has rows of {manifest.length} tokens, but config.shards.length = "
+                f"{config.shards.length}; set it to that, or write these shards again."
+            )
+        if len({manifest.tokenizer_fingerprint, case.fingerprint()} - {None}) > 1:
+            raise InputError(
+                f"config.{key}: {folder}: was not made with the tokenizer in {case.tokenizer}; set tokenizer.path to "
+                "the tokenizer of these shards, or write them again."
+            )
 
 
-def _check_folder(case: Case, key: str, folder: str) -> None:
-    try:
-        manifest = load_manifest(folder, tokenizer_folder=case.workdir.tokenizer_folder)
-    except InputError as error:
-        raise InputError(f"config.{key}: {error}") from None
-    check_rows(manifest, case.config.shards.rows if key == "shards.dir" else manifest.rows)
-    if manifest.length != case.config.shards.length:
-        lengths = f"has rows of {manifest.length} tokens, but config.shards.length = {case.config.shards.length}"
-        raise InputError(
-            f"config.{key}: {folder}: {lengths}; set it to that, or write these shards again."
-        )
-    fingerprints = {manifest.tokenizer_fingerprint, case.fingerprint()} - {None}
-    if len(fingerprints) > 1:
-        fix = "set tokenizer.path to the tokenizer of these shards, or write them again"
-        raise InputError(
-            f"config.{key}: {folder}: was not made with the tokenizer in {case.tokenizer}; {fix}."
-        )
-
-
-def sources(case: Case) -> Iterator[Part]:
+def sources(case: Case) -> None:
     """corpus.sources and corpus.keep_out, if they are read: the first row of each has the columns."""
     from mlm.data.corpus import Corpus
 
@@ -240,7 +261,7 @@ def sources(case: Case) -> Iterator[Part]:
     corpus = Corpus.from_config(case.config.corpus)
     for texts in (corpus, corpus.kept_out()):
         for source in dict.fromkeys(texts.sources):
-            yield functools.partial(texts.check, source)
+            texts.check(source)
 
 
 def _reads_corpus(case: Case) -> bool:
@@ -254,16 +275,16 @@ def _has_shards(case: Case) -> bool:
     return bool(case.config.data.mixture or foreign or (UPath(folder) / NAME).is_file())
 
 
-def against(case: Case) -> Iterator[Part]:
+def against(case: Case) -> None:
     """--against: the texts of benchmarks."""
     from mlm.data.corpus import Corpus
 
     corpus = Corpus.from_config(case.config.corpus).of_texts(tuple(case.flags.against), "--against")
     for source in corpus.sources:
-        yield functools.partial(corpus.check, source)
+        corpus.check(source)
 
 
-def tables(case: Case) -> Iterator[Part]:
+def tables(case: Case) -> None:
     """The sources of config.classify: their first row has the columns of text and label."""
     from mlm.data import labelled
 
@@ -271,16 +292,10 @@ def tables(case: Case) -> Iterator[Part]:
     columns = labelled.Columns(settings.text, settings.label, settings.kind)
     for split in ("train", "validation", "test"):
         if settings[split]:
-            yield functools.partial(labelled.check, settings[split], columns, split=split)
+            labelled.check(settings[split], columns, split=split)
+    key = "config.classify.predict"
     for name, source in settings.predict:
-        yield functools.partial(
-            labelled.check,
-            source,
-            columns,
-            split=name,
-            key="config.classify.predict",
-            require_labels=False,
-        )
+        labelled.check(source, columns, split=name, key=key, require_labels=False)
 
 
 def pairs(case: Case) -> None:

@@ -38,24 +38,19 @@ class Repeats:
     share: float  # of the training rows that were read
     documents: int  # whole documents in them
     repeated: int  # of these, copies of an earlier one
-    # two records with the same document, its place in the first
-    example: tuple[int, int, tuple[int, int]] | None
+    example: int | None  # a training record with the most frequent one
     overlaps: dict[str, Overlap]  # of the held-out splits
-    largest: tuple[int, str, int]  # (id, split, record) of the largest token id
     unknown: float  # share of unknown tokens among the ordinary ones of the training rows
 
 
 def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000) -> Repeats:
     """Reads about `max_rows` rows of the training split and `max_held_out` of each other split."""
-    largest = (-1, "validation", 0)
     overlaps = {}
     hashes = []
-    spans = []
+    records = []
     for split in manifest.splits.keys() - {"train"}:
-        stretches = []
-        for batch in rows(manifest, split, max_held_out)[0]:
-            stretches.append(_stretches_of_rows(manifest, batch))
-            largest = max(largest, _largest(batch, split))
+        stream, _ = rows(manifest, split, max_held_out)
+        stretches = [_stretches_of_rows(manifest, batch) for batch in stream]
         overlaps[split] = _Overlap(*map(np.concatenate, zip(*stretches, strict=True)))
     stream, share = rows(manifest, "train", max_rows)
     known = unknown = 0
@@ -63,40 +58,29 @@ def find_repeats(manifest: Manifest, *, max_rows: int, max_held_out: int = 5_000
         stretches = _stretches_of_rows(manifest, batch)
         for overlap in overlaps.values():
             overlap.add(*stretches)
-        real = batch["input_ids"][batch["attention_mask"] > 0]
-        unknown += int(np.sum(real == manifest.special_ids.get("unk", -1)))
-        known += int(np.sum(~np.isin(real, manifest.all_special_ids)))
+        ids_BxL = batch["input_ids"]
+        unknown += int(np.sum(ids_BxL == manifest.special_ids.get("unk", -1)))
+        known += int(np.sum(~np.isin(ids_BxL, manifest.all_special_ids)))
         starts, stops = _documents(
-            batch["input_ids"], manifest.special_ids["cls"], manifest.special_ids["sep"]
+            ids_BxL, manifest.special_ids["cls"], manifest.special_ids["sep"]
         )
-        flat = batch["input_ids"].ravel()
-        length = manifest.length
+        flat = ids_BxL.ravel()
         digests = (
             xxh3_64_intdigest(flat[start:stop].tobytes())
             for start, stop in zip(starts, stops, strict=True)
         )
         hashes.append(np.fromiter(digests, np.uint64, len(starts)))
-        spans.append(
-            np.stack([batch["record_id"][starts // length], starts % length, stops % length], 1)
-        )
-        largest = max(largest, _largest(batch, "train"))
+        records.append(batch["record_id"][starts // manifest.length])
     hashes = np.concatenate(hashes)
-    spans = np.concatenate(spans)
-    unique, counts = np.unique(hashes, return_counts=True)
-    example = None
-    if len(unique) < len(hashes):
-        one, other = np.flatnonzero(hashes == unique[np.argmax(counts)])[:2]
-        record, start, stop = spans[one].tolist()
-        example = record, int(spans[other][0]), (start, stop)
+    unique, first, counts = np.unique(hashes, return_index=True, return_counts=True)
     return Repeats(
         share=share,
         documents=len(hashes),
         repeated=len(hashes) - len(unique),
-        example=example,
+        example=int(np.concatenate(records)[first[np.argmax(counts)]]) if len(hashes) else None,
         overlaps={
             split: overlaps[split].summary() for split in manifest.splits if split in overlaps
         },
-        largest=largest,
         unknown=unknown / max(known + unknown, 1),
     )
 
@@ -145,11 +129,6 @@ def _read(manifest: Manifest, split: str, taken: Sequence[int]) -> Iterator[batc
         yield {key: column[valid] for key, column in batch.items()}
 
 
-def _largest(batch: batches.Batch, split: str) -> tuple[int, str, int]:
-    row_, column = np.unravel_index(np.argmax(batch["input_ids"]), batch["input_ids"].shape)
-    return int(batch["input_ids"][row_, column]), split, int(batch["record_id"][row_])
-
-
 def _documents(ids_BxL: np.ndarray, cls: int, sep: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (starts, stops) of the tokens of each whole document, in the concatenated rows."""
     flat = ids_BxL.ravel()
@@ -163,20 +142,16 @@ def _documents(ids_BxL: np.ndarray, cls: int, sep: int) -> tuple[np.ndarray, np.
 
 
 def _stretches_of_rows(manifest: Manifest, batch: batches.Batch) -> tuple[np.ndarray, np.ndarray]:
-    records_BxL = np.broadcast_to(batch["record_id"][:, None], batch["input_ids"].shape)
-    return _stretches(
-        manifest,
-        batch["input_ids"].ravel(),
-        records_BxL.ravel(),
-        batch["attention_mask"].ravel() > 0,
-    )
+    ids_BxL = batch["input_ids"]
+    records_BxL = np.broadcast_to(batch["record_id"][:, None], ids_BxL.shape)
+    return _stretches(manifest, ids_BxL.ravel(), records_BxL.ravel())
 
 
 def _stretches(
-    manifest: Manifest, ids_T: np.ndarray, records_T: np.ndarray, real_T: np.ndarray | bool = True
+    manifest: Manifest, ids_T: np.ndarray, records_T: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the hashes of all STRETCHes of real tokens that are not special, and the record of each."""
-    ordinary_T = real_T & ~np.isin(ids_T, manifest.all_special_ids)
+    """Returns the hashes of all STRETCHes of tokens that are not special, and the record of each."""
+    ordinary_T = ~np.isin(ids_T, manifest.all_special_ids)
     pieces_T = np.cumsum(~ordinary_T) + np.cumsum(np.diff(records_T, prepend=0) != 0)
     numbers_T = np.random.default_rng(0).integers(1, 2**63, manifest.vocab_size, np.uint64)[ids_T]
     hashes, first = hash_stretches(numbers_T[ordinary_T], pieces_T[ordinary_T])

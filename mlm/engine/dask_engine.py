@@ -71,7 +71,7 @@ class DaskEngine(Engine):
             LoopRunner().run_sync(connect_once)
         except OSError as error:
             raise InputError(
-                f"--engine={self._address}: no Dask scheduler answers within {self._timeout:g} s (--engine-timeout; "
+                f"--engine={self._address}: no Dask scheduler answers within {self._timeout:g} s ("
                 f"{error or 'it is silent'}); check the address, the certificates and it."
             ) from None
 
@@ -87,7 +87,7 @@ class DaskEngine(Engine):
         except TimeoutError:
             client.close()
             raise InputError(
-                f"--engine={self._address}: the scheduler has no worker after {self._timeout:g} s (--engine-timeout); "
+                f"--engine={self._address}: the scheduler has no worker after {self._timeout:g} s; "
                 "start some, or wait longer."
             ) from None
         self._client = client

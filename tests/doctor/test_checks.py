@@ -2,22 +2,20 @@
 
 import dataclasses
 import io
-import pathlib
-import shutil
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mlm.data import batches, tokenizer
-from mlm.data.manifest import Manifest, load_manifest
+from mlm.data.manifest import load_manifest
 from mlm.doctor import checks, first_batch, scan
 from mlm.doctor.checks import Finding
 from mlm.model.token_masking import Masked
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import show
 from mlm.workdir import Workdir
-from tests.support.corpora import train_tokenizer, write_jsonl, write_shards, written_texts
+from tests.support.corpora import write_jsonl, write_shards, written_texts
 from tests.support.doctored import case_of
 from tests.support.refusals import foreign
 from tests.support.tiny import tiny_config
@@ -70,31 +68,12 @@ def test_the_masks_are_those_of_the_short_rows_that_the_first_step_reads_and_of_
     assert (kinds_BxL[:, 1::4] == "mask").all() and (kinds_BxL == "").sum() == 32 * 12
 
 
-def test_masks_that_predict_special_tokens(healthy, workdir, tmp_path):
+def test_masks_that_predict_special_tokens(healthy, workdir):
     """The manifest has lost one of the special ids."""
     special = tuple(each for each in healthy.all_special_ids if each != healthy.special_ids["sep"])
-    case = case_of(
-        dataclasses.replace(healthy, all_special_ids=special), workdir, "data.global_batch=128"
-    )
-    found = checks.masks(case)[0]
+    manifest = dataclasses.replace(healthy, all_special_ids=special)
+    (found,) = checks.masks(case_of(manifest, workdir, "data.global_batch=128"))
     assert found.level == "error" and "special tokens are predicted" in found.what
-    assert checks.tokenizer(case)[0].level == "error"
-
-
-def test_the_rates_of_masks_stand_beside_the_config_s():
-    config = tiny_config("masking.rate=0.2")
-    ids = random_rows(10)
-    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    kinds = np.full(ids.shape, "", "U6")
-    assert first_batch.judge(config, batch, ids, kinds, range(5))[:2] == (
-        "error",
-        "nothing is predicted",
-    )
-    kinds[:, :8] = "mask"
-    kinds[0, :5] = ["random"] * 4 + ["kept"]
-    level, what, _ = first_batch.judge(config, batch, ids, kinds, range(5))
-    assert level == "ok" and "25.00%" in what and "(masking.rate = 0.2), 8 to 8 in a row" in what
-    assert "93.8% mask (0.8), 5.0% random (0.1), 1.2% kept (0.1)" in what
 
 
 @pytest.mark.parametrize(
@@ -139,85 +118,17 @@ def test_rows_are_shown_with_marks_and_nothing_of_the_corpus_is_obeyed():
     )
 
 
-# Rows, tokenizer and files --------------------------------------------------------------------------------------------
-
-
-def random_rows(count: int = 64, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(5, 600, (count, 32))
-
-
-def foreign_manifest(folder: pathlib.Path, token: int, tokenizer_folder: str) -> Manifest:
-    """Of shards with one token id that the others lack, in row 13: the fourth of the second shard."""
-    ids = random_rows()
-    ids[13, 7] = token
-    foreign(folder, ids)
-    return load_manifest(str(folder), tokenizer_folder=tokenizer_folder)
+def random_rows(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(5, 600, (count, 32))
 
 
 def test_ids_that_the_vocabulary_lacks(workdir, tokenizer_folder, tmp_path):
-    manifest = foreign_manifest(tmp_path / "shards", 600, tokenizer_folder)
-    found = checks.run(checks.ids, case_of(manifest, workdir))
-    assert found[0].level == "error" and "has the token id 600" in found[0].what
-
-
-def test_ids_that_the_tokenizer_lacks_though_the_manifest_has_them(
-    workdir, tokenizer_folder, tmp_path
-):
-    """The manifest says what the shards say, and both are wrong."""
-    manifest = dataclasses.replace(
-        foreign_manifest(tmp_path / "shards", 655, tokenizer_folder), vocab_size=700
-    )
-    case = case_of(manifest, workdir)
-    assert (
-        "its vocab_size is 600, in the manifest of the shards 700" in checks.tokenizer(case)[0].what
-    )
-    found = checks.run(checks.ids, case)
-    assert named(found, "ids").level == "error"
-    assert "the largest id is 655 (validation record 19)" in named(found, "ids").what
-    assert named(found, "overlap").level == "error", "both splits hold the same rows"
-
-
-def test_rows_of_another_length(healthy, workdir):
-    """The shards' rows have 32 tokens: their length is an error, and so are short rows that don't divide it."""
-    (found,) = checks.length(case_of(healthy, workdir, "shards.length=16", "model.positions=16"))
-    assert (
-        found.level == "error"
-        and found.what == "the rows hold 32 tokens, config.shards.length = 16, 16 positions"
-    )
-    assert "shards.length to 32 and model.positions to 32" in found.fix
-    longer = ("shards.length=128", "model.positions=128", "data.short_length=64")
-    (found,) = checks.run(checks.masks, case_of(healthy, workdir, *longer))
-    assert found.level == "error" and "config.data.short_length = 64: must divide 32" in found.what
-
-
-def test_another_tokenizer(healthy, texts, tmp_path):
-    train_tokenizer(texts[:300], tmp_path / "run" / "tokenizer", vocab_size=500)
-    case = case_of(healthy, tmp_path / "run")
-    first, *_, last = checks.tokenizer(case)
-    assert (
-        first.level == "error"
-        and "its vocab_size is 500, in the manifest of the shards 600" in first.what
-    )
-    assert last.level == "error" and "its tokenizer_fingerprint is" in last.what
-    found = named(checks.run(checks.ids, case), "ids")
-    assert found.level == "error" and "500 entries" in found.what
-
-
-def test_no_tokenizer_and_another_size_are_warnings(healthy, workdir, tmp_path):
-    (found,) = checks.tokenizer(case_of(healthy, workdir, "tokenizer.vocab_size=700"))
-    assert found.level == "warning" and "set tokenizer.vocab_size to 600" in found.fix
-    case = case_of(healthy, tmp_path / "empty")
-    (found,) = checks.tokenizer(case)
-    assert found.level == "warning" and "there is no tokenizer" in found.what
-    assert [each.level for each in checks.masks(case)] == ["ok"], "and no rows are shown"
-
-
-def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path):
-    shards = pathlib.Path(shutil.copytree(healthy.folder, tmp_path / "shards"))
-    path = sorted((shards / "train").iterdir())[0]
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    (found,) = checks.run(checks.files, case_of(load_manifest(str(shards)), workdir))
-    assert found.level == "error" and path.name in found.what
+    ids = random_rows(64)
+    ids[13, 7] = 600
+    foreign(tmp_path / "shards", ids)
+    manifest = load_manifest(str(tmp_path / "shards"), tokenizer_folder=tokenizer_folder)
+    (found,) = checks.run(checks.ids, case_of(manifest, workdir))
+    assert found.level == "error" and "has the token id 600" in found.what
 
 
 # Devices, hosts and lanes ---------------------------------------------------------------------------------------------
@@ -228,13 +139,6 @@ def test_a_shard_that_is_not_what_was_written(healthy, workdir, tmp_path):
     [
         ((), 12, 1, "mesh", "16 rows can't be split over 12 devices"),
         ((), 8, 3, "mesh", "--devices=8: must be a multiple of --hosts=3"),
-        (
-            ("data.lanes=8",),
-            8,
-            1,
-            "lanes",
-            "data.lanes = 8 gives it 8, the training split has 6 shards",
-        ),
         (
             ("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"),
             6,
@@ -278,11 +182,9 @@ def test_hosts_of_a_topology_are_those_that_it_has(slices, hosts, healthy, workd
 
 
 def test_uneven_lanes_and_a_huge_batch_are_warnings(healthy, workdir):
-    first, second = checks.lanes(
-        case_of(healthy, workdir, "data.lanes=4", "data.global_batch=6400")
-    )
-    assert first.level == "warning" and "their epochs drift apart" in first.what
-    assert second.level == "warning" and "a step reads rows twice" in second.fix
+    (found,) = checks.lanes(case_of(healthy, workdir, "data.lanes=4", "data.global_batch=6400"))
+    assert found.level == "warning" and "their epochs drift apart" in found.what
+    assert "a step reads rows twice" in found.what
 
 
 # What comes twice -----------------------------------------------------------------------------------------------------
@@ -297,26 +199,19 @@ def test_documents_that_come_twice(texts, tokenizer_folder, workdir, tmp_path):
     made = write_shards(twice, tmp_path / "shards", tokenizer_folder, **settings)
     found = named(checks.ids(case_of(made, workdir)), "duplicates")
     assert found.level == "warning" and int(found.what.split()[0]) > 5
-    example = found.what.rpartition(": ")[2].strip("'\"")
-    assert any(example[:20] in " ".join(text.split()) for text in short), example
+    assert any(" ".join(text.split())[:20] in found.what for text in short), found.what
 
 
 def test_validation_that_training_has_seen(texts, tokenizer_folder, workdir, tmp_path):
-    """Of the validation documents all, or two of twenty, are in training too, on rows that are cut elsewhere."""
+    """All validation documents are in training too, on rows that are cut elsewhere."""
     words = sorted({word for text in texts for word in text.split()})
     rng = np.random.default_rng(1)
     long = [" ".join(rng.choice(words, 40)) for _ in range(200)]
-    for shared, level in ((20, "error"), (2, "warning")):
-        mixed = [
-            f"{long[n + 1]} more" if n % 10 == 0 and n < 10 * shared else long[n]
-            for n in range(200)
-        ]
-        made = write_shards(mixed, tmp_path / str(shared), tokenizer_folder)
-        case = case_of(made, workdir, "corpus.sources='text:x'")
-        found = named(checks.ids(case), "overlap")
-        assert found.level == level, found
-        assert "; validation record " in found.what
-        assert "set corpus.group to file" in found.fix
+    mixed = [f"{long[n + 1]} more" if n % 10 == 0 else long[n] for n in range(200)]
+    made = write_shards(mixed, tmp_path / "shards", tokenizer_folder)
+    found = named(checks.ids(case_of(made, workdir, "corpus.sources='text:x'")), "overlap")
+    assert found.level == "error" and "; validation record " in found.what
+    assert "set corpus.group to file" in found.fix
 
 
 def test_an_overlap_is_a_warning_from_2_percent_and_an_error_from_half_of_the_rows_on(
@@ -358,6 +253,3 @@ def test_a_benchmark_that_training_holds(healthy, workdir, texts, tmp_path):
     assert "corpus.keep_out" in found.fix and found.where == ", ".join(sources)
     case.flags.against = sources[1:]
     assert checks.against(case)[0].level == "ok"
-
-
-# Dtypes ---------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import pytest
 
@@ -12,18 +13,7 @@ from mlm.doctor import first_batch, scan
 from tests.support.processes import train_arguments
 from tests.support.refusals import refuse, snapshot
 
-ALL = [
-    "files",
-    "length",
-    "rows",
-    "tokenizer",
-    "mesh",
-    "lanes",
-    "ids",
-    "duplicates",
-    "overlap",
-    "masks",
-]
+ALL = ["data", "mesh", "lanes", "ids", "duplicates", "overlap", "masks"]
 SETTINGS = ("tokenizer.vocab_size=600", "data.lanes=2")
 
 
@@ -31,9 +21,9 @@ def arguments(workdir: pathlib.Path, shards: str, *flags: str) -> list[str]:
     return ["doctor", *train_arguments(workdir, shards, *SETTINGS)[1:], *flags]
 
 
-def run_doctor(workdir: pathlib.Path, shards: str, capsys, code: int) -> dict:
+def run_doctor(workdir: pathlib.Path, shards: str, capsys, code: int, *flags: str) -> dict:
     """Returns {name of the check: its first finding}, and the batch."""
-    assert __main__.main(arguments(workdir, shards, "--json")) == code
+    assert __main__.main(arguments(workdir, shards, "--json", *flags)) == code
     out, err = capsys.readouterr()
     content = json.loads(out)
     levels = [finding["level"] for finding in content["findings"]]
@@ -66,7 +56,6 @@ def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys
         finding["check"]: finding["what"] for finding in found.values() if finding["level"] != "ok"
     } == {}
     assert snapshot(workdir) | snapshot(pathlib.Path(healthy.folder)) == before
-    assert "the tokenizer and the model have 600 entries" in found["ids"]["what"]
     assert "100% of the training rows" in found["duplicates"]["what"]
     assert (
         "(masking.rate = 0.2)" in found["masks"]["what"]
@@ -76,14 +65,24 @@ def test_healthy_shards_and_nothing_left_in_the_workdir(healthy, workdir, capsys
     kinds = [kind for row in batch for _, kind, _ in row]
     assert {"mask", ""} < set(kinds) <= {"mask", "", "kept", "random"}
     assert all(read == "<mask>" for row in batch for _, kind, read in row if kind == "mask")
+
+
+def test_what_training_refuses_is_a_finding(healthy, workdir, capsys, tmp_path):
+    """In the words of its own start: shards that are not there, of another length, or damaged."""
     found = run_doctor(workdir, str(workdir / "nothing"), capsys, code=2)
     assert "holds no shards" in found["data"]["what"]
+    found = run_doctor(workdir, healthy.folder, capsys, 2, "--config.shards.length=16")
+    assert "config.shards.length = 16" in found["data"]["what"]
+    shards = pathlib.Path(shutil.copytree(healthy.folder, tmp_path / "shards"))
+    path = sorted((shards / "train").iterdir())[0]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    found = run_doctor(workdir, str(shards), capsys, code=2)
+    assert path.name in found["data"]["what"]
 
 
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--rows=0", ["--rows"]),
         ("--against=a.jsonl", ["--against a.jsonl: ", "text:GLOB"]),
         ("--record=x", ["--record=x", "the number"]),
         ("--record=test:1", ["--record=test:1"]),

@@ -75,14 +75,10 @@ def found(splits, tokenizer_folder, tmp_path_factory) -> scan.Repeats:
 def test_repeated_documents_are_those_counted_one_by_one(found, splits):
     texts = whole_documents(splits["train"])
     assert found.share == 1
-    token, split, record = found.largest
-    assert token == max(ids.max() for ids in splits.values()) and token in splits[split][record]
     assert found.documents == len(texts) > 1000
     assert found.repeated == len(texts) - len(set(texts)) > 100
-    one, other, (start, stop) = found.example
-    text = splits["train"][one][start:stop].tolist()
-    assert Counter(texts)[tuple(text)] == max(Counter(texts).values())
-    assert str(text)[1:-1] in str(splits["train"][other].tolist()) and other != one
+    frequent, _ = Counter(texts).most_common(1)[0]
+    assert str(list(frequent))[1:-1] in str(splits["train"][found.example].tolist())
 
 
 def test_overlapping_rows_are_those_counted_one_by_one(found, splits):
@@ -119,22 +115,3 @@ def test_a_sample_of_the_shards_keeps_the_records_numbers(splits, tokenizer_fold
     )
     for record in (0, 129, 130, 1299):
         np.testing.assert_array_equal(scan.row(manifest, "train", record), splits["train"][record])
-    part = scan.find_repeats(manifest, max_rows=400)
-    assert part.share == share
-    assert part.documents == len(whole_documents(splits["train"][records]))
-
-
-def test_texts_that_training_holds_are_those_counted_one_by_one(splits, tokenizer_folder, tmp_path):
-    """Texts longer than a row, too: no stretch is lost or counted twice where they are cut."""
-    manifest = write(tmp_path, tokenizer_folder, splits)
-    tokens = [token for token in splits["train"].ravel().tolist() if token > 4]
-    rng = np.random.default_rng(5)
-    pieces = [rng.integers(5, 600, size).tolist() for size in (5, 12, 13, 40, 47, 48, 49, 100, 500)]
-    held = splits["train"][700, splits["train"][700] > 4].tolist()
-    texts = [*pieces, *(piece + held for piece in pieces), tokens[:300], held]
-    found, share = scan.find_held(manifest, texts, max_rows=10_000)
-    known = {piece for row in splits["train"].tolist() for piece in grams(row)}
-    for text, own in zip(texts, found, strict=True):
-        inside = [piece in known for piece in grams(text)]
-        assert own == pytest.approx(np.mean(inside)) if inside else np.isnan(own)
-    assert share == 1 and 0 < found[-2] < 1 and found[-1] > 0.1 and np.isnan(found[0])

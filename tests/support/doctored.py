@@ -25,4 +25,4 @@ def case_of(
         hosts=hosts, devices=devices, rows=10_000, topology=topology, slices=slices, against=[]
     )
     flags.entry = Entry()
-    return DataCase("doctor", config, Workdir(str(workdir)), flags, manifest)
+    return DataCase(config, Workdir(str(workdir)), flags, manifest)
