@@ -21,7 +21,7 @@ Text:      the original 160 GB (Wikipedia and books, CC-News, OpenWebText, Stori
            sizes are rounded; the shards take about 80 GB (3.3 bytes per token).
 Vocabulary: RoBERTa's 50,265 entries are GPT-2's 50,257, 4 special tokens, 3 unused fillers, and <mask>. Ours has the
            same size, trained on this text. The model pads it to 50,304 = 393 x 128, the next size that fills TPU tiles.
-Batch:     8,192 rows / (mesh.data x mesh.fsdp devices) / train.accumulate = rows per device at once:
+Batch:     8,192 rows / (data x fsdp devices) / train.accumulate = rows per device at once:
              v5e, 16 GB    32 chips x 8 = 32 rows;  256 chips x 1 = 32 rows;  8 chips x 32 = 32 rows
              one GPU of 80 GB or more         x 64 = 128 rows
            Accumulation and mesh change the result only by rounding; lanes (64; with 128 hosts, two share one) stay

@@ -1,14 +1,13 @@
 """Load a config file, apply overrides, validate, fingerprint and compare configs; at once, so without jax or numpy."""
 
 import ast
-import contextlib
 import difflib
 import hashlib
 import json
 import math
 import runpy
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ml_collections import ConfigDict
 
 from mlm import logs
 from mlm.config_across import across
-from mlm.config_rules import BOTH, BRANCH, GONE, KEYS, NAMES_ELSEWHERE, PRETRAINING, RESUME, Rule
+from mlm.config_rules import BRANCH, GONE, KEYS, NAMES_ELSEWHERE, PRETRAINING, RESUME, Rule
 from mlm.config_rules import CLASSIFICATION as CLASSIFICATION
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath
@@ -57,7 +56,6 @@ def load(
     overrides: list[str],
     *,
     task: str = PRETRAINING,
-    flag: str = "--config",
     derive: Derive | None = None,
 ) -> ConfigDict:
     """Runs `get_config()` of a Python file, applies overrides, validates by the task's rules and locks the config.
@@ -65,15 +63,15 @@ def load(
     `derive` returns values for keys, given all values, the keys that the overrides set, and the values of the file.
     """
     if not Path(path).is_file():
-        raise InputError(f"{flag}={path}: there is no such file.")
+        raise InputError(f"--config={path}: there is no such file.")
     if path.endswith(".json"):  # a workdir's config.json
         raise InputError(
-            f"{flag}={path}: is not Python; name a file with get_config(), such as configs/quickstart.py."
+            f"--config={path}: is not Python; name a file with get_config(), such as configs/quickstart.py."
         )
     config, names = run_file(path, "get_config")
     if not isinstance(config, ConfigDict):
         raise InputError(
-            f"{flag}={path}: the file defines no get_config() that returns a ConfigDict."
+            f"--config={path}: the file defines no get_config() that returns a ConfigDict."
         )
     finished = _finish(config, parse(config, overrides), task, names.get("RULES", {}), derive)
     steps = finished.train.steps
@@ -92,28 +90,14 @@ def load_rules(path: str) -> dict[str, Rule]:
 def run_file(path: str, function: str) -> tuple[Any, dict[str, Any]]:
     """Returns (what a function of a Python file returns, None without it; all names of the file).
 
-    What the file raises is its author's to read: a traceback that ends there.
+    It may import the files beside it. What it raises is its author's to read: a traceback that ends there.
     """
-    with _imports_beside(path):
+    sys.path.insert(0, str(Path(path).absolute().parent))
+    try:
         names = runpy.run_path(path)
         return names.get(function, lambda: None)(), names
-
-
-@contextlib.contextmanager
-def _imports_beside(path: str) -> Iterator[None]:
-    """Lets a file import the files beside it, which another folder's file may have under the same names."""
-    folder = Path(path).absolute().parent
-    before = set(sys.modules)
-    sys.path.insert(0, str(folder))
-    try:
-        yield
     finally:
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            top = name.partition(".")[0]
-            file = getattr(sys.modules.get(top), "__file__", None)
-            if top not in before and file and folder in Path(file).parents[:2]:
-                del sys.modules[name]
+        sys.path.pop(0)
 
 
 def read(path: UPath) -> ConfigDict | None:
@@ -127,22 +111,20 @@ def read(path: UPath) -> ConfigDict | None:
         raise DamageError(
             f"{path}: is not a config in JSON ({error}); restore it from a copy, {OR_CONFIG}."
         ) from None
-    if problem := other_version(flat):
-        raise InputError(f"{path}: {problem}; use that code, another --workdir, {OR_CONFIG}.")
-    return config
-
-
-def other_version(flat: Mapping[str, Any]) -> str:
-    """Returns what shows that another version of this code wrote a config, "" if nothing does."""
-    if gone := sorted(flat.keys() & GONE.keys()):
-        what = f"has {gone[0]} = {flat[gone[0]]!r}"
-        return f"{what}, of an older version of this code; now {GONE[gone[0]].instead}"
+    gone = sorted(flat.keys() & GONE.keys())
     unknown = [key for key in flat if key not in KEYS and not is_mine(key)]
     missing = sorted(KEYS.keys() - flat.keys())
-    if unknown or missing:
-        difference = f"has {unknown[0]}" if unknown else f"has no {missing[0]}"
-        return f"{difference}, as if another version of this code had written it"
-    return ""
+    if gone or unknown or missing:
+        if gone:
+            key = gone[0]
+            problem = f"has {key} = {flat[key]!r} (now {GONE[key].instead})"
+        else:
+            problem = f"has {unknown[0]}" if unknown else f"has no {missing[0]}"
+        raise InputError(
+            f"{path}: {problem}, as if another version of this code had written it; use that code, another --workdir, "
+            f"{OR_CONFIG}."
+        )
+    return config
 
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:
@@ -179,22 +161,19 @@ def _finish(
         _check_keys(flat, rules)
     finished = unflatten(flat).lock()
     for key, allowed in across(finished, task):
-        if KEYS[key].read_by in (BOTH, task):
-            raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")
+        raise InputError(f"config.{key} = {flat[key]!r}: {allowed}.")
     return finished
 
 
 def _expanded(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values with ~ as the home folder in paths and sources."""
     values = dict(flat)
-    for key, value in flat.items():
-        expand = KEYS[key].expand if key in KEYS else None
-        if expand is None:
-            continue
-        try:
-            values[key] = _as_tuples(value, expand)
-        except ValueError as error:
-            raise InputError(f"config.{key} = {value!r}: {error}.") from None
+    for key, rule in KEYS.items():
+        if rule.expand and key in flat:
+            try:
+                values[key] = _as_tuples(flat[key], rule.expand)
+            except ValueError as error:
+                raise InputError(f"config.{key} = {flat[key]!r}: {error}.") from None
     return values
 
 
@@ -208,10 +187,6 @@ def parse(config: ConfigDict, overrides: list[str]) -> dict[str, Any]:
             raise InputError(f"--config.{key}: {no_such_key(key, flat)}")
         if not equals:
             raise InputError(f"--config.{key}: give the value as --config.{key}=VALUE.")
-        if not PLAIN[0](flat[key]):
-            raise InputError(
-                f"config.{key} = {printable(repr(flat[key])):.80}: must be {PLAIN[1]}."
-            )
         values[key] = _parse(key, text, flat[key])
     return values
 
@@ -256,10 +231,14 @@ def _parse(key: str, text: str, default: Any) -> Any:
     try:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if kind is int:
+            return int(text.replace("_", ""))
         if kind is tuple:
             value = ast.literal_eval(text)
             return _as_tuples(value) if isinstance(value, tuple | list) else (value,)
-        return int(text.replace("_", "")) if kind is int else kind(text)
+        if kind is float:
+            return float(text)
+        return text if kind is str else default  # no plain value, which is refused later
     except (ValueError, SyntaxError, KeyError):
         if kind is tuple and (not default or isinstance(default[0], str)):
             return (text,)  # one source or range, unquoted
@@ -273,8 +252,8 @@ def from_dict(groups: dict[str, dict[str, Any]]) -> ConfigDict:
     A key of an older version is left out where its value is what the code does today.
     """
     flat = flatten(groups)
-    kept = {key for key in flat if key not in GONE or flat[key] != GONE[key].value}
-    return unflatten({key: flat[key] for key in kept}).lock()
+    kept = {k: v for k, v in flat.items() if k not in GONE or v != GONE[k].value}
+    return unflatten(kept).lock()
 
 
 def flatten(config: ConfigDict | dict) -> dict[str, Any]:
@@ -358,8 +337,8 @@ def diff(
     may_change: Callable[[str], bool] = resume_may_change,
 ) -> list[str]:
     """Returns a line "key: old -> new" for each change of two configs that is not allowed, as on resume."""
-    before = _expanded(flatten(old))
-    after = _expanded(flatten(new))
+    before = flatten(old)
+    after = flatten(new)
     return [
         # a key of one's own may be in one of them alone
         f"{key}: {before.get(key)!r} -> {after.get(key)!r}"

@@ -28,12 +28,17 @@ ONLY_PRETRAINING = {  # keys that classify needs to have these values
 
 
 def across(config: ConfigDict, task: str) -> Broken:
-    """Yields the rules that a config breaks; the first is the one to report."""
-    for key, value in ONLY_PRETRAINING.items():
-        group, name = key.split(".")
-        if task == CLASSIFICATION and config[group][name] != value:
-            yield key, f"is for pretraining alone; set it to {value!r}"
-    for rules in (_corpus, _model, _data, _length, _start, _schedule, _classify, _others):
+    """Yields the rules that a config breaks, of the keys that the task reads; the first is the one to report."""
+    if task == CLASSIFICATION:
+        for key, value in ONLY_PRETRAINING.items():
+            group, name = key.split(".")
+            if config[group][name] != value:
+                yield key, f"is for pretraining alone; set it to {value!r}"
+        yield from _classify(config)
+    else:
+        yield from _corpus(config)
+        yield from _rows(config)
+    for rules in (_model, _batches, _length, _start, _schedule):
         yield from rules(config)
 
 
@@ -82,18 +87,15 @@ def _model(config: ConfigDict) -> Broken:
             yield "data.isolate_documents", what
 
 
-def _data(config: ConfigDict) -> Broken:
+def _rows(config: ConfigDict) -> Broken:
     data = config.data
     length = config.shards.length
     steps = config.train.steps
-    accumulate = config.train.accumulate
     if length > config.model.positions:
         yield "shards.length", f"must be at most model.positions = {config.model.positions}"
     if not data.mixture and config.shards.count < data.lanes:
         yield "shards.count", f"must be at least data.lanes = {data.lanes}"
-    if data.global_batch % data.lanes > 0:
-        yield "data.global_batch", f"must be a multiple of data.lanes = {data.lanes}"
-    unit = math.lcm(data.lanes, accumulate)
+    unit = math.lcm(data.lanes, config.train.accumulate)
     if any(rows % unit > 0 for rows, _ in data.batch_stages):
         yield (
             "data.batch_stages",
@@ -122,8 +124,25 @@ def _data(config: ConfigDict) -> Broken:
         )
     if ranges_overlap(parse_ranges(data.skip_batches)):
         yield "data.skip_batches", "its ranges must not overlap"
-    if data.global_batch % accumulate > 0:
+    names = [name for name, _ in config.evaluate.sets]
+    if len(set(names)) < len(names):
+        yield "evaluate.sets", "each name may be used only once"
+    if config.evaluate.count != "fixed" and config.masking.kind != "token":
+        yield "evaluate.count", f"must be fixed with masks of masking.kind = {config.masking.kind}"
+
+
+def _batches(config: ConfigDict) -> Broken:
+    data = config.data
+    steps = config.train.steps
+    if data.global_batch % data.lanes > 0:
+        yield "data.global_batch", f"must be a multiple of data.lanes = {data.lanes}"
+    if data.global_batch % config.train.accumulate > 0:
         yield "train.accumulate", f"must divide data.global_batch = {data.global_batch}"
+    milestones = [
+        str(milestone).removeprefix("every:") for milestone in config.checkpoint.milestones
+    ]
+    if any(int(step) > steps > 0 for step in milestones if step.isdecimal()):
+        yield "checkpoint.milestones", f"its steps must be at most train.steps = {steps}"
 
 
 def _length(config: ConfigDict) -> Broken:
@@ -174,17 +193,3 @@ def _classify(config: ConfigDict) -> Broken:
         yield "classify.text", "must name one column, a list of words, for tokens"
     if classify.label in classify.text:
         yield "classify.label", "must be another column than classify.text"
-
-
-def _others(config: ConfigDict) -> Broken:
-    steps = config.train.steps
-    names = [name for name, _ in config.evaluate.sets]
-    milestones = [
-        str(milestone).removeprefix("every:") for milestone in config.checkpoint.milestones
-    ]
-    if any(int(step) > steps > 0 for step in milestones if step.isdecimal()):
-        yield "checkpoint.milestones", f"its steps must be at most train.steps = {steps}"
-    if len(set(names)) < len(names):
-        yield "evaluate.sets", "each name may be used only once"
-    if config.evaluate.count != "fixed" and config.masking.kind != "token":
-        yield "evaluate.count", f"must be fixed with masks of masking.kind = {config.masking.kind}"

@@ -20,20 +20,16 @@ SHARE_ROUNDING = 1e-6  # of a share of data.mixture: 0.333333 is a third
 
 
 def parse_ranges(texts: Iterable[str]) -> list[Range]:
-    """Returns the ranges "A:B" as numbers, sorted; raises ValueError for anything else."""
-    matches = [re.fullmatch(r"([1-9][0-9]*):([1-9][0-9]*)", text) for text in texts]
-    ranges = [(int(match[1]), int(match[2])) for match in matches if match]
-    if len(ranges) < len(matches) or any(first > last for first, last in ranges):
-        raise ValueError(texts)
-    return sorted(ranges)
+    """Returns the ranges "A:B" as numbers, sorted."""
+    return sorted(tuple(map(int, text.split(":"))) for text in texts)
 
 
-def is_ranges(value: object) -> bool:
-    """Returns whether a config value is a tuple of ranges."""
-    try:
-        return type(value) is tuple and parse_ranges(value) is not None
-    except (ValueError, TypeError):
+def is_range(value: object) -> bool:
+    """Returns whether a value is a range "A:B"."""
+    if type(value) is not str or not re.fullmatch("[1-9][0-9]*:[1-9][0-9]*", value):
         return False
+    ((first, last),) = parse_ranges([value])
+    return first <= last
 
 
 def ranges_overlap(ranges: list[Range]) -> bool:
@@ -94,9 +90,9 @@ def _one_of(*names: str) -> Rule:
     return (lambda v: v in names), "one of " + ", ".join(names)
 
 
-def _finite(value: Any) -> bool:
+def _number(check: Check, allowed: str) -> Rule:
     # of whole numbers that are no float, too
-    return type(value) in (int, float) and abs(value) < math.inf
+    return (lambda v: type(v) in (int, float) and abs(v) < math.inf and check(v)), allowed
 
 
 def whole(low: int, high: float = math.inf, end: str = "up") -> Rule:
@@ -119,28 +115,31 @@ def _pairs_of(first: Check, second: Check) -> Check:
     )
 
 
-SHARE: Rule = (lambda v: _finite(v) and 0 <= v <= 1), "a number in [0, 1]"
-BELOW_ONE: Rule = (lambda v: _finite(v) and 0 <= v < 1), "a number in [0, 1)"
-SOME_SHARE: Rule = (lambda v: _finite(v) and 0 < v <= 1), "a number in (0, 1]"
-ABOVE_ZERO: Rule = (lambda v: _finite(v) and v > 0), "a finite number above 0"
-FROM_ZERO: Rule = (lambda v: _finite(v) and v >= 0), "a finite number from 0 up"
-FLAG: Rule = (lambda v: type(v) is bool), "true or false"
-TEXT: Rule = (lambda v: type(v) is str), "a string"
+SHARE = _number(lambda v: 0 <= v <= 1, "a number in [0, 1]")
+BELOW_ONE = _number(lambda v: 0 <= v < 1, "a number in [0, 1)")
+SOME_SHARE = _number(lambda v: 0 < v <= 1, "a number in (0, 1]")
+ABOVE_ZERO = _number(lambda v: v > 0, "a finite number above 0")
+FROM_ZERO = _number(lambda v: v >= 0, "a finite number from 0 up")
+START_TIMEOUT = _number(lambda v: 1 <= v <= 86_400, "a number in [1, 86400]")
+HEARTBEAT = _number(lambda v: 2 <= v <= 3_600, "a number in [2, 3600]")
+WARMUP = _number(
+    lambda v: 0 <= v < 1 or (v >= 1 and v == int(v)),
+    "a share of all steps below 1, or a whole number of steps",
+)
+FLAG = (lambda v: type(v) is bool), "true or false"
+TEXT = (lambda v: type(v) is str), "a string"
 SOME_TEXT = matching(r"(?s).+")
 # of rows to predict; splits are taken
 NAME = matching(r"(?a)(?!(train|validation)$)[A-Za-z0-9][\w.-]*")
 SET_NAME = matching(r"(?a)(?!(train|validation|test)$)[A-Za-z0-9][\w.-]*")  # of a validation set
-PORT: Rule = (
-    lambda v: type(v) is int and 1024 <= v <= 65_533 and v not in (8469, 8471),
-    "a whole number from 1024 to 65,533, but neither 8471, which libtpu uses, nor two below it",
-)
-SOURCES: Rule = (
+PORT = whole(1024, 65_534, "to 65,533")
+SOURCES = (
     _tuple_of(matching(r"docstrings|(text|jsonl|hf|tfds):.+")),
     "a tuple of docstrings, text:GLOB, jsonl:GLOB[#FIELD], hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]",
 )
-GROUPS: Rule = (_tuple_of(SOME_TEXT, least=0), "a tuple of names")
+GROUPS = (_tuple_of(SOME_TEXT, least=0), "a tuple of names")
 TABLE_SOURCE = matching(r"(csv|jsonl|conll|hf|tfds):.+")
-TABLE: Rule = (
+TABLE = (
     lambda v: v == "" or TABLE_SOURCE(v),
     "csv:FILE, jsonl:FILE, conll:FILE, hf:NAME[:CONFIG][#SPLIT], tfds:NAME[#SPLIT] or empty",
 )
@@ -152,56 +151,49 @@ METRICS = ("accuracy", "f1", "f1_macro", "f1_positive", "matthews", "pearson", "
 SEED = whole(0, 2**32, "to 2^32 - 1")
 COUNT = whole(0)
 POSITIVE = whole(1)
-WEIGHTS: Rule = (_tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0")
-FIELD: Rule = (SOME_TEXT, "the name of a field")
-GROUP: Rule = (TEXT[0], "document, file, or the name of a field")
-NO_OR_SOURCES: Rule = (lambda v: v == () or SOURCES[0](v), f"empty, or {SOURCES[1]}")
-BATCH_STAGES: Rule = (
+WEIGHTS = (_tuple_of(ABOVE_ZERO[0]), "a tuple of numbers above 0")
+FIELD = (SOME_TEXT, "the name of a field")
+GROUP = (TEXT[0], "document, file, or the name of a field")
+NO_OR_SOURCES = (lambda v: v == () or SOURCES[0](v), f"empty, or {SOURCES[1]}")
+BATCH_STAGES = (
     _pairs_of(whole(1)[0], whole(1)[0]),
     "a tuple of (ROWS, STEPS), whole numbers from 1 up",
 )
-MIXTURE: Rule = (
+MIXTURE = (
     _pairs_of(SOME_TEXT, ABOVE_ZERO[0]),
     'a tuple of ("FOLDER", SHARE), shares above 0',
 )
-RANGES: Rule = (is_ranges, 'a tuple of "A:B", whole numbers from 1 up, A at most B')
-FAMILY: Rule = _one_of(*FAMILIES)
-WARMUP: Rule = (
-    lambda v: _finite(v) and (0 <= v < 1 or (v >= 1 and v == int(v))),
-    "a share of all steps below 1, or a whole number of steps",
-)
-EVEN: Rule = (lambda v: type(v) is int and v > 0 and v % 2 == 0, "an even number from 2 up")
-CHECKPOINT: Rule = (matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty")
-COLUMNS: Rule = (_tuple_of(SOME_TEXT, limit=2), "a tuple of one or two names of columns")
-COLUMN: Rule = (SOME_TEXT, "the name of a column")
-NAMED_TABLES: Rule = (
+RANGES = (_tuple_of(is_range, least=0), 'a tuple of "A:B", whole numbers from 1 up, A at most B')
+FAMILY = _one_of(*FAMILIES)
+EVEN = (lambda v: type(v) is int and v > 0 and v % 2 == 0, "an even number from 2 up")
+CHECKPOINT = matching(r"|.+@[0-9]{1,18}"), "WORKDIR@STEP or empty"
+COLUMNS = (_tuple_of(SOME_TEXT, limit=2), "a tuple of one or two names of columns")
+COLUMN = (SOME_TEXT, "the name of a column")
+NAMED_TABLES = (
     _pairs_of(NAME, TABLE_SOURCE),
     'a tuple of ("NAME", SOURCE), the sources as of classify.test',
 )
-METRIC: Rule = (_tuple_of(METRICS.__contains__, least=0), f"a tuple of {', '.join(METRICS)}")
-NAMED_FOLDERS: Rule = (
+METRIC = (_tuple_of(METRICS.__contains__, least=0), f"a tuple of {', '.join(METRICS)}")
+NAMED_FOLDERS = (
     _pairs_of(SET_NAME, SOME_TEXT),
     'a tuple of ("NAME", "FOLDER"); NAME: no split, A-Z 0-9 . _ -',
 )
-MILESTONES: Rule = (
+MILESTONES = (
     _tuple_of(is_milestone, least=0),
     'a tuple of steps ("0", "1000"), "every:STEPS", "words:10M" (k, M or B) and "words:10M..100M" (1,000 at most)',
 )
-REPOSITORY: Rule = (matching(r"(?a)|[\w.-]+/[\w.-]+"), "USER/NAME or empty")
-LICENSE: Rule = (
+REPOSITORY = matching(r"(?a)|[\w.-]+/[\w.-]+"), "USER/NAME or empty"
+LICENSE = (
     matching(r"(?a)[\w.-]*"),
     "a license as the Hub spells it, such as apache-2.0, or empty",
 )
-LANGUAGES: Rule = (
+LANGUAGES = (
     _tuple_of(matching(r"[a-z]{2,3}(-[A-Za-z]+)?"), least=0),
     'a tuple of codes of languages ("en")',
 )
-START_TIMEOUT: Rule = (lambda v: _finite(v) and 1 <= v <= 86_400, "a number in [1, 86400]")
-HEARTBEAT: Rule = (lambda v: _finite(v) and 2 <= v <= 3_600, "a number in [2, 3600]")
 
 PRETRAINING = "pretraining"
 CLASSIFICATION = "classification"  # tasks
-BOTH = "both"
 # Whether a run that goes on may have another value of a key:
 # yes: it changes no number, or by rounding alone, or is compared by a fingerprint of the data
 RESUME = "resume"
@@ -215,45 +207,44 @@ class Key(NamedTuple):
 
     rule: Rule
     may_change: str  # RESUME, BRANCH or NEVER
-    read_by: str = BOTH  # a task: for another one, rules that tie the key to others don't apply
     expand: Callable[[str], str] | None = None  # of paths and sources: ~ is the home folder
 
 
 KEYS: dict[str, Key] = {
-    "corpus.sources": Key(SOURCES, RESUME, PRETRAINING, expand_source),
-    "corpus.weights": Key(WEIGHTS, RESUME, PRETRAINING),
-    "corpus.field": Key(FIELD, RESUME, PRETRAINING),
-    "corpus.streaming": Key(FLAG, RESUME, PRETRAINING),
-    "corpus.group": Key(GROUP, RESUME, PRETRAINING),
-    "corpus.validation_fraction": Key(BELOW_ONE, RESUME, PRETRAINING),
-    "corpus.validation_groups": Key(GROUPS, RESUME, PRETRAINING),
-    "corpus.test_fraction": Key(BELOW_ONE, RESUME, PRETRAINING),
-    "corpus.test_groups": Key(GROUPS, RESUME, PRETRAINING),
-    "corpus.keep_out": Key(NO_OR_SOURCES, RESUME, PRETRAINING, expand_source),
-    "corpus.max_documents": Key(COUNT, RESUME, PRETRAINING),
-    "tokenizer.path": Key(TEXT, RESUME, BOTH, expand),
+    "corpus.sources": Key(SOURCES, RESUME, expand_source),
+    "corpus.weights": Key(WEIGHTS, RESUME),
+    "corpus.field": Key(FIELD, RESUME),
+    "corpus.streaming": Key(FLAG, RESUME),
+    "corpus.group": Key(GROUP, RESUME),
+    "corpus.validation_fraction": Key(BELOW_ONE, RESUME),
+    "corpus.validation_groups": Key(GROUPS, RESUME),
+    "corpus.test_fraction": Key(BELOW_ONE, RESUME),
+    "corpus.test_groups": Key(GROUPS, RESUME),
+    "corpus.keep_out": Key(NO_OR_SOURCES, RESUME, expand_source),
+    "corpus.max_documents": Key(COUNT, RESUME),
+    "tokenizer.path": Key(TEXT, RESUME, expand),
     "tokenizer.kind": Key(_one_of("unigram", "bpe", "wordpiece"), RESUME),
     "tokenizer.vocab_size": Key(whole(16, 2**31), RESUME),
     "tokenizer.sample_megabytes": Key(ABOVE_ZERO, RESUME),
     "tokenizer.lowercase": Key(FLAG, RESUME),
-    "shards.dir": Key(TEXT, RESUME, PRETRAINING, expand),
-    "shards.length": Key(whole(8), RESUME, PRETRAINING),
-    "shards.rows": Key(_one_of(*SHARD_ROWS), RESUME, PRETRAINING),
-    "shards.count": Key(POSITIVE, RESUME, PRETRAINING),
-    "shards.validation_count": Key(POSITIVE, RESUME, PRETRAINING),
-    "shards.workers": Key(COUNT, RESUME, PRETRAINING),
+    "shards.dir": Key(TEXT, RESUME, expand),
+    "shards.length": Key(whole(8), RESUME),
+    "shards.rows": Key(_one_of(*SHARD_ROWS), RESUME),
+    "shards.count": Key(POSITIVE, RESUME),
+    "shards.validation_count": Key(POSITIVE, RESUME),
+    "shards.workers": Key(COUNT, RESUME),
     "data.seed": Key(SEED, BRANCH),
     "data.global_batch": Key(POSITIVE, BRANCH),
-    "data.batch_stages": Key(BATCH_STAGES, BRANCH, PRETRAINING),
+    "data.batch_stages": Key(BATCH_STAGES, BRANCH),
     "data.lanes": Key(POSITIVE, BRANCH),
-    "data.mixture": Key(MIXTURE, RESUME, PRETRAINING, expand),
+    "data.mixture": Key(MIXTURE, RESUME, expand),
     "data.isolate_documents": Key(FLAG, BRANCH),
-    "data.short_length": Key(COUNT, BRANCH, PRETRAINING),
-    "data.skip_batches": Key(RANGES, RESUME, PRETRAINING),
-    "masking.seed": Key(SEED, BRANCH, PRETRAINING),
-    "masking.kind": Key(_one_of("token", "word", "span"), BRANCH, PRETRAINING),
-    "masking.rate": Key(SOME_SHARE, BRANCH, PRETRAINING),
-    "masking.mask_share": Key(SHARE, BRANCH, PRETRAINING),
+    "data.short_length": Key(COUNT, BRANCH),
+    "data.skip_batches": Key(RANGES, RESUME),
+    "masking.seed": Key(SEED, BRANCH),
+    "masking.kind": Key(_one_of("token", "word", "span"), BRANCH),
+    "masking.rate": Key(SOME_SHARE, BRANCH),
+    "masking.mask_share": Key(SHARE, BRANCH),
     "model.family": Key(FAMILY, NEVER),
     "model.implementation": Key(_one_of("mlm", "transformers"), NEVER),
     "model.hidden_size": Key(POSITIVE, NEVER),
@@ -295,24 +286,24 @@ KEYS: dict[str, Key] = {
     "train.epochs": Key(FROM_ZERO, BRANCH),
     "train.hours": Key(FROM_ZERO, BRANCH),
     "train.seed": Key(SEED, BRANCH),
-    "train.init_from": Key(TEXT, BRANCH, BOTH, expand),
-    "train.branch_from": Key(CHECKPOINT, BRANCH, BOTH, expand),
+    "train.init_from": Key(TEXT, BRANCH, expand),
+    "train.branch_from": Key(CHECKPOINT, BRANCH, expand),
     "train.accumulate": Key(POSITIVE, RESUME),
-    "classify.train": Key(TABLE, RESUME, CLASSIFICATION, expand_source),
-    "classify.validation": Key(TABLE, RESUME, CLASSIFICATION, expand_source),
-    "classify.test": Key(TABLE, RESUME, CLASSIFICATION, expand_source),
-    "classify.text": Key(COLUMNS, BRANCH, CLASSIFICATION),
-    "classify.label": Key(COLUMN, BRANCH, CLASSIFICATION),
-    "classify.predict": Key(NAMED_TABLES, RESUME, CLASSIFICATION, expand_source),
-    "classify.metric": Key(METRIC, BRANCH, CLASSIFICATION),
-    "classify.kind": Key(_one_of("classes", "regression", "tokens"), BRANCH, CLASSIFICATION),
-    "classify.length": Key(whole(8), BRANCH, CLASSIFICATION),
+    "classify.train": Key(TABLE, RESUME, expand_source),
+    "classify.validation": Key(TABLE, RESUME, expand_source),
+    "classify.test": Key(TABLE, RESUME, expand_source),
+    "classify.text": Key(COLUMNS, BRANCH),
+    "classify.label": Key(COLUMN, BRANCH),
+    "classify.predict": Key(NAMED_TABLES, RESUME, expand_source),
+    "classify.metric": Key(METRIC, BRANCH),
+    "classify.kind": Key(_one_of("classes", "regression", "tokens"), BRANCH),
+    "classify.length": Key(whole(8), BRANCH),
     "mesh.fsdp": Key(POSITIVE, RESUME),
     "mesh.tensor": Key(POSITIVE, RESUME),
     "evaluate.every": Key(COUNT, RESUME),
     "evaluate.batch": Key(POSITIVE, RESUME),
-    "evaluate.sets": Key(NAMED_FOLDERS, RESUME, PRETRAINING, expand),
-    "evaluate.count": Key(_one_of("fixed", "independent"), BRANCH, PRETRAINING),
+    "evaluate.sets": Key(NAMED_FOLDERS, RESUME, expand),
+    "evaluate.count": Key(_one_of("fixed", "independent"), BRANCH),
     "checkpoint.every": Key(COUNT, RESUME),
     "checkpoint.keep": Key(POSITIVE, RESUME),
     "checkpoint.milestones": Key(MILESTONES, RESUME),

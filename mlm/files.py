@@ -5,11 +5,8 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
-
-import fsspec
 
 from mlm.memory import of_a_command
 from mlm.paths import UPath, is_remote
@@ -42,12 +39,8 @@ def read_stat(name: str) -> File | None:
 
 
 def open_file(name: str) -> IO[bytes]:
-    """Opens a file, local or gs://, to read bytes; raises OSError, as `read_stat` does."""
-    try:
-        return UPath(name).open("rb") if is_remote(name) else Path(name).open("rb")
-    except FileNotFoundError:
-        read_stat(name)
-        raise
+    """Opens a file, local or gs://, to read bytes."""
+    return UPath(name).open("rb")
 
 
 def _remote_file(name: str, info: dict[str, Any]) -> File | None:
@@ -86,37 +79,28 @@ def find_files(pattern: str) -> list[File]:
         root = UPath(folder)
         infos = root.fs.glob(f"{glob.escape(root.path)}/{rest}", detail=True)
         names = {name.removeprefix(f"{root.path}/"): info for name, info in infos.items()}
-        visible = _visible(rest, names)
-        files = [_remote_file(f"{folder}/{name}", names[name]) for name in visible]
+    elif "**" in rest:  # which follows no link, as in bash
+        local = Path(folder or "/")
+        paths = local.glob(f"{rest}/*" if rest.endswith("**") else rest)
+        names = {str(path.relative_to(local)): None for path in paths}
     else:
-        if "**" in rest:
-            names = filter(
-                re.compile(fsspec.utils.glob_translate(rest)).match, _walk(folder or "/")
-            )
-        else:
-            names = glob.glob(rest, root_dir=folder or "/", include_hidden=True)
-        visible = _visible(rest, names := list(names))
-        files = [read_stat(f"{folder}/{name}") for name in visible]
-    if names and not visible:
-        raise FileNotFoundError(
-            "only hidden files match, whose names begin with a dot; write the dot to read them"
-        )
-    if files and not any(files):
+        names = dict.fromkeys(glob.glob(rest, root_dir=folder or "/"))
+    files = [
+        _remote_file(f"{folder}/{name}", info) if info else read_stat(f"{folder}/{name}")
+        for name, info in names.items()
+        if _hidden_parts(name) == _hidden_parts(rest)
+    ]
+    if not files:
+        raise FileNotFoundError("no such file; wildcards match no name that begins with a dot")
+    if not any(files):
         raise OSError(
             f"it is a folder, or no regular file; name the files in it, as in {pattern.rstrip('/')}/*"
         )
-    if not files:
-        raise FileNotFoundError("no such file")
     return sorted(file for file in files if file is not None)
 
 
-def _visible(pattern: str, names: Iterable[str]) -> list[str]:
-    """Returns the names that match, sorted, without those hidden at more places than the pattern has a dot for."""
-
-    def hidden(name: str) -> int:
-        return sum(part.startswith(".") for part in name.split("/"))
-
-    return sorted(name for name in names if hidden(name) == hidden(pattern))
+def _hidden_parts(path: str) -> int:
+    return sum(part.startswith(".") for part in path.split("/"))
 
 
 @of_a_command
@@ -134,21 +118,14 @@ def split_field(rest: str) -> tuple[str, str]:
     return pattern, field
 
 
-def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yields the names of the files below a folder, through links, but not again through one that leads upwards."""
-    real = os.path.realpath(folder)
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if not entry.is_dir():
-                yield entry.name
-            elif os.path.realpath(entry.path) not in (*above, real):
-                yield from (f"{entry.name}/{name}" for name in _walk(entry.path, (*above, real)))
-
-
 def files_below(folder: UPath) -> dict[str, UPath]:
     """Returns {path within the folder: path} of all files below it."""
     if is_remote(folder):
         names = [name.removeprefix(f"{folder.path}/") for name in folder.fs.find(folder.path)]
     else:
-        names = list(_walk(str(folder)))
+        names = [
+            str(Path(parent, name).relative_to(str(folder)))
+            for parent, _, files in os.walk(folder, followlinks=True)
+            for name in files
+        ]
     return {name: folder / name for name in names}

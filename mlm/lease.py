@@ -53,7 +53,6 @@ class Lease:
     def acquire(self) -> str:
         """Creates the lease and returns its generation; raises InputError if another process renews it."""
         seen = None  # the lease of another process, when it was first read
-        since = time.monotonic()
         while True:
             with contextlib.suppress(FileExistsError):
                 return self.create({"host": platform.node(), "process": os.getpid()})
@@ -62,26 +61,23 @@ class Lease:
             except FileNotFoundError:
                 time.sleep(0.1)  # released between the two
                 continue
-            host = holder.get("host")
-            process = holder.get("process")
-            name = printable(f" (on {host}, process {process})")
+            name = printable(f" (on {holder.get('host')}, process {holder.get('process')})")
             if seen is None:
                 seen = (generation, renewal)
+                since = time.monotonic()
                 say(f"{self.path}: is held by another process{name}; waiting to see if it is alive")
             if (generation, renewal) != seen:
                 raise InputError(
                     f"{self.path.parent}: another process{name} is using it; wait for it, or stop it."
                 )
-            has_ended = (
-                host == platform.node()
-                and isinstance(process, int)
-                and not psutil.pid_exists(process)
+            # killed on this machine, or silent for too long
+            is_gone = holder.get("host") == platform.node() and not psutil.pid_exists(
+                holder["process"]
             )
-            if has_ended or time.monotonic() - since > STALE:
+            if is_gone or time.monotonic() - since > STALE:
                 with contextlib.suppress(FileNotFoundError):
                     self.delete(generation)
                 seen = None
-                since = time.monotonic()
             else:
                 time.sleep(1)
 

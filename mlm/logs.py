@@ -157,9 +157,8 @@ def read_object(path: UPath) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        # editors on Windows write a byte-order mark
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except (ValueError, RecursionError):  # ValueError: not UTF-8, too
+        content = json.loads(path.read_bytes())  # with a byte-order mark, too
+    except ValueError:
         content = None
     if not isinstance(content, dict):
         raise DamageError(
@@ -171,18 +170,16 @@ def read_object(path: UPath) -> dict[str, Any]:
 def _entries(path: UPath) -> list[tuple[str, dict[str, Any]]]:
     """Returns (line, its content) for each whole line: a kill may have torn the last one."""
     entries = []
-    for number, content in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-        line = content.decode(errors="surrogateescape")
-        if not line.endswith("\n"):
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
             continue
         try:
-            line.encode()  # raises ValueError for what was not UTF-8
             entry = json.loads(line)
             if type(entry["step"]) is not int or not isinstance(entry["kind"], str):
                 raise TypeError
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             raise DamageError(
                 f"{path}, line {number}: is not a line of a log; remove it, or the file."
             ) from None
-        entries.append((line, entry))
+        entries.append((line.decode(), entry))
     return entries

@@ -16,7 +16,6 @@ import re
 import shutil
 import socket
 import tempfile
-import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,52 +55,43 @@ def _unreachable(scheme: str, host: str) -> str:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
         return str(error)
-    servers = {"gs": os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"}
-    servers |= {"gcs": servers["gs"], "http": f"http://{host}", "https": f"https://{host}"}
-    server = urllib.parse.urlsplit(servers.get(scheme, ""))
-    deadline = time.monotonic() + ANSWER
-    while server.hostname:
-        try:
-            port = server.port or {"http": 80, "https": 443}[server.scheme]
-            socket.create_connection(
-                (server.hostname, port), max(0.1, deadline - time.monotonic())
-            ).close()
-            break
-        except OSError as error:
-            if time.monotonic() + 1 > deadline:
-                return f"{server.hostname}: {error.strerror or error}"
-            time.sleep(1)
+    google = os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"
+    url = google if scheme in ("gs", "gcs") else f"{scheme}://{host}"
+    server = urllib.parse.urlsplit(url)
+    port = server.port or {"http": 80, "https": 443}.get(server.scheme)
+    if port is None:  # of other schemes, whose clients know
+        return ""
+    try:
+        socket.create_connection((server.hostname, port), ANSWER).close()
+    except OSError as error:
+        return f"{server.hostname}: {error.strerror or error}"
     return ""
 
 
 def expand(path: str) -> str:
     """Returns a path with its home folder for ~ or ~USER, without file:// and slashes at its end; raises ValueError."""
     # a shell completes the name of a folder with one
-    path = re.sub("(?<=[^/:])/+$", "", _expand(path))
+    path = re.sub("(?<=[^/:])/+$", "", _expand_home(path))
     # "x:/y" would be a scheme to UPath
     return path if is_remote(path) or not re.match("[^/]*:", path) else f"./{path}"
 
 
-def _expand(path: str) -> str:
+def _expand_home(path: str) -> str:
     path = re.sub(r"^(file|local)://", "", path)
-    user, slash, rest = path.partition("/")
-    if not user.startswith("~"):
+    if not path.startswith("~"):
         return path
     try:
-        home = str(Path(user).expanduser())
+        return str(Path(path).expanduser())
     except RuntimeError:
-        if os.path.lexists(user):
-            return path
         raise ValueError(
-            f"{user} is not the home of a user of this machine; write the path from / on"
+            "begins with no home of a user of this machine; write the path from / on"
         ) from None
-    return (home.rstrip("/") if slash else home) + slash + rest
 
 
 def expand_source(source: str) -> str:
     """Returns a source such as "text:~/x" with its path expanded."""
     kind, colon, rest = source.partition(":")
-    return kind + colon + _expand(rest)
+    return kind + colon + _expand_home(rest)
 
 
 def canonical(path: str) -> str:
@@ -127,8 +117,6 @@ def distinct_parts(paths: Sequence[str]) -> list[str]:
 def make_folder(folder: UPath) -> None:
     """Creates a folder and its parents; a bucket needs none, and a missing bucket is never created."""
     if not is_remote(folder):
-        if folder.is_symlink() and not folder.exists():
-            raise FileNotFoundError(f"it is a link to {canonical(str(folder))}, which is not there")
         folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -174,22 +162,17 @@ def refusing(what: str, fix: str) -> Iterator[None]:
 def sizes(folder: UPath) -> dict[str, int]:
     """Returns {name: bytes} of the files in a folder, none if there is no such folder; raises InputError."""
     with refusing(f"{folder}: {platform.node()} can't list it", "start the same command again"):
+        if not is_remote(folder):  # fsspec takes a link to a folder, and one to nothing, for a file
+            return {path.name: path.stat().st_size for path in children(folder) if path.is_file()}
         try:
-            if is_remote(folder):
-                entries = folder.fs.ls(folder.path, detail=True)
-                files = [
-                    (entry["name"], entry["size"])
-                    for entry in entries
-                    if entry["type"] != "directory"
-                ]
-            else:  # fsspec takes a link to a folder, and one to nothing, for a file
-                with os.scandir(folder) as entries:
-                    files = [
-                        (entry.name, entry.stat().st_size) for entry in entries if entry.is_file()
-                    ]
-        except (FileNotFoundError, NotADirectoryError):
+            entries = folder.fs.ls(folder.path, detail=True)
+        except FileNotFoundError:
             return {}
-    return {name.rpartition("/")[2]: size for name, size in files}
+    return {
+        posixpath.basename(entry["name"]): entry["size"]
+        for entry in entries
+        if entry["type"] != "directory"
+    }
 
 
 def write_text(path: UPath, text: str) -> None:
@@ -286,37 +269,29 @@ def copy_files(source: UPath, target: UPath) -> None:
 def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
     """Yields the path of a local folder to create, which replaces `folder` unless an exception is raised.
 
-    In a bucket, and in a mounted volume, the files are replaced one by one, the file `last` at the end; `last` +
-    ".begun" exists until then.
+    In a bucket, and in a mounted volume, which can't be renamed, the files are replaced one by one, the file `last` at
+    the end; `last` + ".begun" exists until then.
     """
     target = Path(canonical(str(folder)))  # of a link, what it leads to
-    is_volume = not is_remote(folder) and os.path.ismount(target)  # which can't be renamed
-    if not is_remote(folder) and not is_volume:
-        temporary = target.with_name(f".{target.name}.tmp")
-        new = temporary / "new"
-        old = temporary / "old"
-        if old.exists() and not target.exists():
-            old.rename(target)  # a process was killed between the two renames below
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        try:
+    if is_remote(folder) or os.path.ismount(target):
+        beside = None if is_remote(folder) else target
+        with tempfile.TemporaryDirectory(prefix=".mlm-new-", dir=beside) as parent:
+            new = Path(parent, folder.name)
             yield new
-            if target.exists():
-                target.rename(old)
-            new.rename(target)
-        finally:
-            if old.exists() and not target.exists():
-                old.rename(target)
-            shutil.rmtree(temporary, ignore_errors=True)
+            begun = folder / f"{last}.begun"
+            begun.write_text("begun\n")
+            (folder / last).unlink(missing_ok=True)
+            for file in sorted(new.iterdir(), key=lambda file: file.name == last):
+                put_file(file, folder / file.name)
+            begun.unlink()
         return
-    with tempfile.TemporaryDirectory(
-        prefix=".mlm-new-", dir=target if is_volume else None
-    ) as parent:
-        new = Path(parent, folder.name)
-        yield new
-        begun = folder / f"{last}.begun"
-        begun.write_text("begun\n")
-        (folder / last).unlink(missing_ok=True)
-        for file in sorted(new.iterdir(), key=lambda file: file.name == last):
-            put_file(file, folder / file.name)
-        begun.unlink()
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary / "new"
+        if target.exists():
+            target.rename(temporary / "old")
+        (temporary / "new").rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

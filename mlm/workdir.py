@@ -5,6 +5,7 @@ import errno
 import fcntl
 import io
 import os
+import re
 import uuid
 from collections.abc import Iterator
 
@@ -13,13 +14,13 @@ from ml_collections import ConfigDict
 from mlm import lease
 from mlm.errors import InputError
 from mlm.paths import UPath, canonical, check_reachable, is_remote, make_folder, refusing
-from mlm.text import is_text, printable, say
+from mlm.text import printable, say
 
 LOCK = ".lock"
 LOCKED = (errno.EWOULDBLOCK, errno.EACCES)  # by another process
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
-# top folders that orbax takes for gs:// and the like
-BUCKETS = [("gs",), ("s3",), ("az",), ("hf",)]
+# patterns to orbax, as are backslashes; top folders that it takes for gs:// and the like; what is not UTF-8
+UNFIT = re.compile(r"[*?[\]\\\ud800-\udfff]|^/(gs|s3|az|hf)(?=/|$)")
 
 
 class Workdir:
@@ -32,18 +33,10 @@ class Workdir:
         check_reachable(path)
         root = UPath(path)
         self.root = root if is_remote(path) else root.absolute()  # orbax wants absolute paths
-        if not is_remote(path) and ("\\" in str(self.root) or self.root.parts[1:2] in BUCKETS):
-            reason = f"{self.root} has a backslash in it, or begins with the name of a kind of bucket (/gs/)"
+        if match := UNFIT.search(str(self.root)):
             raise InputError(
-                f"--workdir={path}: {reason}, which orbax takes for another path; choose another folder."
-            )
-        if set("*?[]") & set(str(self.root)):
-            reason = "has * ? [ or ] in it, which orbax takes for a pattern of names"
-            raise InputError(f"--workdir={path}: {reason}; choose another folder.")
-        if not is_text(str(self.root)):
-            shown = printable(str(self.root))
-            raise InputError(
-                f"--workdir={shown}: is not UTF-8, as libraries need it; rename that part of the path."
+                f"--workdir={printable(path)}: has {printable(match[0])} in it, which orbax takes for a pattern or a "
+                "bucket, or which is not UTF-8; choose another folder."
             )
         if create:
             _make_writable(self.root)
@@ -96,19 +89,18 @@ def lock(folder: UPath) -> Iterator[None]:
             stack.enter_context(lease.hold(path))
         elif not is_remote(folder):
             _make_writable(folder)
-            fix = "ask its owner for `chmod a+rw` on it, remove it if no run uses the folder, or use another --workdir"
+            fix = "ask its owner for `chmod a+rw` on it, or use another --workdir"
             with refusing(
                 f"{path}: can't be locked, which keeps a second run out of the folder", fix
             ):
-                _lock_file(stack.enter_context(_open_lock(path)), folder)
+                # of a colleague, it can be locked all the same
+                mode = (
+                    os.O_RDWR | os.O_CREAT
+                    if os.access(path, os.W_OK) or not path.exists()
+                    else os.O_RDONLY
+                )
+                _lock_file(stack.enter_context(io.FileIO(os.open(path, mode, 0o666))), folder)
         yield
-
-
-def _open_lock(path: UPath) -> io.FileIO:
-    try:
-        return io.FileIO(os.open(str(path), os.O_RDWR | os.O_CREAT, 0o666))
-    except PermissionError:  # a colleague's, which can be locked all the same, except on NFS
-        return io.FileIO(os.open(str(path), os.O_RDONLY))
 
 
 def _lock_file(file: io.FileIO, folder: UPath) -> None:

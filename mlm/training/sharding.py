@@ -180,7 +180,7 @@ def check_batch(mesh: Mesh | np.ndarray, *, rows: int, key: str) -> None:
     """Raises InputError if `rows`, of the config key `key`, can't be split over the mesh, or its processes [S, T]."""
     num_shards = mesh.shape["data"] * mesh.shape["fsdp"] if isinstance(mesh, Mesh) else len(mesh)
     if rows % num_shards:
-        over = f"{num_shards} devices (mesh.data x mesh.fsdp)"
+        over = f"{num_shards} devices (data x fsdp)"
         raise InputError(
             f"config.{key}: {rows} rows can't be split over {over}; make it a multiple of {num_shards}."
         )
