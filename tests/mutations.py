@@ -1,28 +1,21 @@
-"""How many faults the tests notice: breaks the code in a hundred places, one at a time, and runs the tests on each.
+"""Whether tests notice faults whose like was made once without a test that noticed it: each of KNOWN, one at a time.
 
-    python -m tests.mutations              a hundred faults against the quick tests, about half an hour
+    python -m tests.mutations              against the quick tests of the rooms around it
     python -m tests.mutations --standard   those that these don't notice against the standard tests, too
 
-The KNOWN ones come first, whose like was made once without a test that noticed it. Any other fault is a sign, a bound,
-a condition, a number or a statement that is left out, in mlm/model, mlm/training and mlm/data/order.py. The choice
-depends on the code and --seed alone. Prints a line for each, and the share noticed.
+Prints a line for each, and the share noticed.
 """
 
 import argparse
-import ast
 import concurrent.futures
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from tests import ROOT
 
-FILES = ("mlm/model/*.py", "mlm/training/*.py", "mlm/data/order.py")
 ROOMS = {  # of tests that look at a room
     "model": ["model", "training"],
     "training": ["training", "tasks"],
@@ -89,132 +82,12 @@ KNOWN = (  # file, what stands there, what stands there instead
     ),
     ("mlm/verify/kernels.py", "ROUNDINGS * rounding", "1.0"),
 )
-SWAPS = {
-    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*",
-    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
-    ast.And: "or", ast.Or: "and",
-}  # fmt: skip
 LONGEST = 1800  # seconds of a room's tests
 # of the tests that a fault is shown to, those of --standard if the quick ones do not notice it
 MARKERS = {
     "quick": "not standard and not slow and not hosts",
     "standard": "standard and not slow and not hosts",
 }
-
-
-class Fault(NamedTuple):
-    """The bytes of a file between two offsets, and what stands there instead."""
-
-    file: str
-    line: int
-    kind: str
-    start: int
-    end: int
-    text: str
-
-    def apply(self, root: Path) -> str:
-        """Writes the file with the fault below root; returns the line as it was and as it is."""
-        source = (ROOT / self.file).read_bytes()
-        old = source[self.start : self.end].decode()
-        new = self.text
-        (root / self.file).write_bytes(source[: self.start] + new.encode() + source[self.end :])
-        return f"{' '.join(old.split())[:60]} -> {' '.join(new.split())[:60]}"
-
-
-def faults_of(file: Path) -> Iterator[Fault]:
-    """Yields every fault that this script can make in a file."""
-    source = file.read_bytes()
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-
-    def fault(kind: str, node: ast.AST, text: str, end: ast.AST | None = None) -> Fault:
-        begin = starts[node.lineno - 1] + node.col_offset
-        stop = starts[(end or node).end_lineno - 1] + (end or node).end_col_offset
-        return Fault(str(file.relative_to(ROOT)), node.lineno, kind, begin, stop, text)
-
-    def between(left: ast.AST, right: ast.AST, kind: str, operator: ast.AST) -> Iterator[Fault]:
-        """Of an operator, which has no place of its own: what stands between its operands is rewritten."""
-        begin = starts[left.end_lineno - 1] + left.end_col_offset
-        stop = starts[right.lineno - 1] + right.col_offset
-        symbols = {
-            ast.Mult: "*",
-            ast.FloorDiv: "//",
-            ast.Mod: "%",
-            ast.Add: "+",
-            ast.Sub: "-",
-            ast.Div: "/",
-        }
-        symbols |= {
-            ast.Lt: "<",
-            ast.LtE: "<=",
-            ast.Gt: ">",
-            ast.GtE: ">=",
-            ast.Eq: "==",
-            ast.NotEq: "!=",
-        }
-        symbols |= {ast.And: "and", ast.Or: "or"}
-        old = symbols.get(type(operator))
-        gap = source[begin:stop].decode()
-        if old and gap.count(old) == 1:
-            text = gap.replace(old, SWAPS[type(operator)])
-            yield Fault(str(file.relative_to(ROOT)), left.end_lineno, kind, begin, stop, text)
-
-    for node in relevant(ast.parse(source)):
-        if isinstance(node, ast.BinOp):
-            yield from between(node.left, node.right, "arithmetic", node.op)
-        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-            yield from between(node.left, node.comparators[0], "bound", node.ops[0])
-        elif isinstance(node, ast.BoolOp):
-            yield from between(node.values[0], node.values[1], "condition", node.op)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
-            yield fault("sign", node, f"({ast.unparse(node.operand)})")
-        elif isinstance(node, ast.If | ast.IfExp):
-            yield fault("condition", node.test, f"(not ({ast.unparse(node.test)}))")
-        elif isinstance(node, ast.Constant) and type(node.value) is int:
-            yield fault("number", node, str(node.value + 1))
-        elif isinstance(node, ast.AugAssign) or (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-        ):
-            yield fault("left out", node, "pass")
-
-
-def relevant(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields what can be wrong of a tree: no annotations, no texts, and no refusals' sentences."""
-    for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list") or isinstance(
-            node, ast.JoinedStr | ast.Raise
-        ):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield child
-                yield from relevant(child)
-
-
-def known() -> Iterator[Fault]:
-    """Yields the faults of KNOWN."""
-    for name, old, new in KNOWN:
-        source = (ROOT / name).read_bytes()
-        begin = source.index(old.encode())
-        yield Fault(
-            name, source.count(b"\n", 0, begin) + 1, "known", begin, begin + len(old.encode()), new
-        )
-
-
-def choose(count: int, seed: int) -> list[Fault]:
-    """Returns as many faults of each kind as there are, from all files."""
-    files = sorted(path for pattern in FILES for path in ROOT.glob(pattern))
-    kinds: dict[str, list[Fault]] = {}
-    for fault in (fault for file in files for fault in faults_of(file)):
-        kinds.setdefault(fault.kind, []).append(fault)
-    draw = random.Random(seed)
-    for faults in kinds.values():
-        draw.shuffle(faults)
-    chosen: list[Fault] = []
-    while len(chosen) < count:
-        chosen += [faults.pop() for faults in kinds.values() if faults]
-    return chosen[:count]
 
 
 def first_failure(root: Path, marker: str, file: Path) -> str:
@@ -257,56 +130,33 @@ def first_failure(root: Path, marker: str, file: Path) -> str:
 def main() -> None:
     """Prints a line for each fault."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--standard", action="store_true", help="and, if need be, against the standard tests"
-    )
-    parser.add_argument(
-        "--only", type=int, nargs="*", help="the numbers of the faults, all by default"
-    )
+    parser.add_argument("--standard", action="store_true", help="also against the standard tests")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of faults; default: all")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    faults = dict(enumerate([*known(), *choose(args.count, args.seed)]))
-    faults = {number: faults[number] for number in args.only or faults}
+    numbers = args.only or range(len(KNOWN))
+    markers = [MARKERS[name] for name in MARKERS if args.standard or name == "quick"]
 
-    markers = {name: MARKERS[name] for name in MARKERS if args.standard or name == "quick"}
-
-    def attempt(number: int) -> tuple[int, str, dict[str, str]]:
-        """Returns the number, the fault as text, and the first test to fail of those that it was shown to."""
-        fault = faults[number]
-        failures = {}
+    def attempt(number: int) -> str:
+        """Returns the first test that fails of those that the fault is shown to, "" where none does."""
+        name, old, new = KNOWN[number]
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder) / "mlm"
-            shutil.copytree(
-                ROOT,
-                root,
-                symlinks=True,
-                ignore=shutil.ignore_patterns(".git", "runs", "__pycache__", ".venv*"),
-            )
+            ignored = shutil.ignore_patterns(".git", "runs", "__pycache__", ".venv*")
+            shutil.copytree(ROOT, root, symlinks=True, ignore=ignored)
             for environment in ROOT.glob(".venv*"):
                 (root / environment.name).symlink_to(environment)
-            change = fault.apply(root)
-            for name, marker in markers.items():
-                failures[name] = first_failure(root, marker, Path(fault.file))
-                if failures[name]:
-                    break
-            return number, change, failures
+            (root / name).write_text((ROOT / name).read_text().replace(old, new))
+            failures = (first_failure(root, marker, Path(name)) for marker in markers)
+            return next(filter(None, failures), "")
 
-    noticed = dict.fromkeys(markers, 0)
+    noticed = 0
     with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
-        for number, change, failures in pool.map(attempt, faults):
-            for name in markers:  # the standard tests contain the quick ones
-                noticed[name] += (
-                    any(failures.values()) if name == "standard" else bool(failures["quick"])
-                )
-            shown = next(
-                (f"{name}: {test}" for name, test in failures.items() if test), "NOT NOTICED"
-            )
-            fault = faults[number]
-            print(f"{number} {fault.file}:{fault.line} {fault.kind}: {change}: {shown}", flush=True)
-    for name, count in noticed.items():
-        print(f"{count} of {len(faults)} noticed by the {name} tests")
+        for number, failure in zip(numbers, pool.map(attempt, numbers), strict=True):
+            noticed += failure != ""
+            name, old, new = KNOWN[number]
+            print(f"{number} {name}: {old} -> {new}: {failure or 'NOT NOTICED'}", flush=True)
+    print(f"{noticed} of {len(numbers)} noticed")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_shards_that_do_not_fit(shards, texts, tmp_path, capsys):
     arguments = train_arguments(tmp_path / "run", str(shards))
     refuse([*arguments, "--config.shards.length=64"], 2, "shards.length = 64", "32", capsys=capsys)
     wide = ["--config.data.lanes=8", "--config.shards.count=16"]
-    refuse([*arguments, *wide], 2, "6 shards", "data.lanes asks for 8", capsys=capsys)
+    refuse([*arguments, *wide], 2, "6 shards", "data.lanes = 8 asks for 8", capsys=capsys)
     tok = train_tokenizer(texts, tmp_path / "other" / "tokenizer", "bpe")
     refuse(train_arguments(tmp_path / "other", str(shards)), 2, str(shards), tok, capsys=capsys)
     shutil.rmtree(shards / "validation")

@@ -1,6 +1,5 @@
 """Patterns of files, links, and names that look like patterns; in corpora, tables, pairs, shards and checkpoints."""
 
-import json
 import os
 import pathlib
 import re
@@ -17,22 +16,7 @@ from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
 from tests.support.corpora import corpus_of, read_documents, texts_of, write_jsonl
 
-LETTERS = [
-    "a[1]",
-    "[",
-    "b*c",
-    "w?",
-    "#1",
-    "c:d",
-    "x::y",
-    "@5",
-    "50%20",
-    "{a,b}",
-    "~",
-    " é'",
-    "-x",
-    "file:z",
-]
+LETTERS = ["a[1]", "[", "b*c", "w?", "#1", "c:d", "x::y", "@5", "50%20", "{a,b}", "~", " é'", "-x"]
 
 
 def names_of(pattern: str) -> list[str]:
@@ -98,7 +82,7 @@ def test_patterns_as_in_a_shell(tmp_path):
     assert names_of(f"{tmp_path}/*.txt") == ["a1.txt", "a2.txt"]
     assert names_of(f"{tmp_path}/.*.txt") == names_of(f"{tmp_path}/**/.a.txt") == [".a.txt"]
     assert names_of(f"{tmp_path}/.h/*") == names_of(f"{tmp_path}/.*/*.txt") == ["a5.txt"]
-    with pytest.raises(FileNotFoundError, match="write the dot"):
+    with pytest.raises(FileNotFoundError, match="begins with a dot"):
         find_files(f"{tmp_path}/c/*v")
     with pytest.raises(FileNotFoundError, match="no such file"):
         find_files(f"{tmp_path}/*.none")
@@ -134,25 +118,14 @@ def test_where_the_name_of_a_field_begins(tmp_path, rest, found):
     assert split_field(f"{tmp_path}/{rest}") == (f"{tmp_path}/{found[0]}", found[1])
 
 
-def test_folders_that_link_to_one_above_are_read_once(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x.txt").write_text("x")
-    for name in ("one", "two"):
-        (tmp_path / "a" / name).symlink_to("..")
-    (tmp_path / "b").symlink_to("a")
-    assert [file.name for file in find_files(f"{tmp_path}/**/*.txt")] == [
-        f"{tmp_path}/{name}/x.txt" for name in "ab"
-    ]
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "text", "gz"])
+@pytest.mark.parametrize("kind", ["jsonl", "text"])
 def test_a_corpus_of_links(tmp_path, kind):
     folder = tmp_path / "data"
     folder.mkdir()
     for name in "ab":
         write_jsonl(folder / f"{name}.jsonl", [f"text {name}"])
         link_as_dvc(folder / f"{name}.jsonl")
-    source = f"{'jsonl' if kind == 'jsonl' else 'text'}:{folder}/*.jsonl"
+    source = f"{kind}:{folder}/*.jsonl"
     assert [("text a" in text, "text b" in text) for text in texts_of(source)] == [
         (True, False),
         (False, True),
@@ -176,17 +149,13 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path, pattern):
 def test_tables_and_pairs_of_any_name(tmp_path, letters):
     folder = tmp_path / letters
     folder.mkdir()
-    row = {"sentence_good": "a b", "sentence_bad": "b a"}
-    (folder / f"{letters}.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / f"{letters}.jsonl").write_text('{"sentence_good": "a b", "sentence_bad": "b a"}\n')
     (folder / f"{letters}.csv").write_text("text,label\nx,y\n")
-    for file in list(folder.iterdir()):
-        link_as_dvc(file)
     for pattern in (f"{letters}.jsonl", "*.jsonl"):
         (pair,) = minimal_pairs.read_pairs(f"jsonl:{folder}/{pattern}")
         assert pair.texts == ("a b", "b a") and pair.phenomenon == letters
-    table = labelled.read_table(
-        f"csv:{folder}/{letters}.csv", labelled.Columns(("text",), "label"), split="train"
-    )
+    columns = labelled.Columns(("text",), "label")
+    table = labelled.read_table(f"csv:{folder}/{letters}.csv", columns, split="train")
     assert (table.texts, table.labels) == ([("x",)], ["y"])
 
 

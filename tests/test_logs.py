@@ -98,17 +98,3 @@ def test_throughput_and_the_time_left_follow_the_size_of_the_batches(tmp_path, m
     ]
     assert [line["tokens_per_second"] for line in lines] == [10, 25]
     assert re.findall(r"(\S+) left", capsys.readouterr().err) == ["00:45", "00:08"]
-
-
-def test_a_new_start_drops_what_comes_again_and_what_was_torn(tmp_path):
-    workdir = UPath(tmp_path)
-    torn = '{"step": 30, "kind": "tra'
-    write(workdir / "metrics.jsonl", as_text(LINES) + torn)
-    write(workdir / "timing.jsonl", as_text(LINES) + torn)
-    with opened(workdir, start=20):
-        pass
-    assert logs.read(workdir / "metrics.jsonl") == LINES[:4]
-    timing = logs.read(workdir / "timing.jsonl")
-    assert timing[:-1] == LINES, "what was done again was done all the same"
-    assert timing[-1]["kind"] == "start"
-    assert timing[-1]["step"] == 20

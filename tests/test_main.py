@@ -88,7 +88,7 @@ def test_an_unknown_flag_suggests_the_key(tmp_path, capsys, flag, near):
 
 
 @pytest.mark.parametrize("variable", ["JAX_PLATFORMS", "JAX_PLATFORM_NAME"])
-@pytest.mark.parametrize("value", ["cuda", "gpu,cpu", "ROCM", "cupu"])
+@pytest.mark.parametrize("value", ["gpu,cpu", "ROCM", "cupu"])
 def test_a_platform_that_this_machine_has_not_is_refused_first(
     tmp_path, capsys, monkeypatch, variable, value
 ):
@@ -132,18 +132,6 @@ def test_a_command_that_reads_no_config_takes_no_key(name, tmp_path, capsys):
         "--config=configs/base.py: there is no such flag",
         capsys=capsys,
     )
-
-
-def test_export_takes_no_key_of_the_run(tmp_path, capsys):
-    line = ["export", f"--workdir={tmp_path}"]
-    refuse(
-        [*line, "--config=/nonexistent.py"],
-        2,
-        "--config=/nonexistent.py",
-        "no such file",
-        capsys=capsys,
-    )
-    refuse([*line, "--config.train.seed=1"], 2, "--config.train.seed=1", "pod.*", capsys=capsys)
 
 
 @pytest.mark.standard
@@ -222,9 +210,7 @@ def test_files_and_texts_are_utf8_in_any_locale(tmp_path, encoding):
     ("number", "file", "words"),
     [
         (errno.EROFS, "/x/report.html", ("/x/report.html", "Read-only", "another folder")),
-        (errno.EDQUOT, "/x/y", ("/x/y", "quota", "make room")),
         (errno.ENAMETOOLONG, "/x/long", ("/x/long", "too long", "another one")),
-        (errno.ELOOP, "/x/loop", ("/x/loop", "links", "another one")),
         (errno.ENOENT, "No usable temporary directory found", ("temporary", "TMPDIR")),
     ],
 )
@@ -254,16 +240,6 @@ def test_ctrl_c_stays_one_where_a_library_wraps_it(monkeypatch, capsys, wraps, c
     )
 
 
-def test_ctrl_c_while_the_command_is_imported_is_a_sentence_too(monkeypatch, capsys):
-    def add_arguments(parser):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(
-        importlib.import_module("mlm.commands.report"), "add_arguments", add_arguments
-    )
-    refuse(["report", "--workdir=x"], 75, "mlm report: interrupted", capsys=capsys)
-
-
 @pytest.mark.parametrize(
     "error", [OSError(errno.EACCES, "Permission denied"), FileNotFoundError(2, "none", "/x")]
 )
@@ -276,20 +252,3 @@ def test_another_error_of_the_system_keeps_its_traceback(monkeypatch, capsys, er
     monkeypatch.setattr(importlib.import_module("mlm.commands.report"), "main", main)
     assert __main__.main(["report", "--workdir=x"]) == 1
     assert "Traceback" in capsys.readouterr().err
-
-
-@pytest.mark.standard
-def test_a_reader_that_is_gone_at_the_end_is_no_error_of_the_exit():
-    """Little output stays in the buffer until the end, where Python itself would fail with 120."""
-    program = (
-        "import os, sys\nfrom mlm import __main__\nfrom mlm.commands import predict as command\n"
-        "command.main = lambda args, overrides: print('few')\nsys.exit(__main__.main(['predict', '--workdir=x']))"
-    )
-    reader, writer = os.pipe()
-    os.close(reader)
-    environment = os.environ | {"PYTHONUNBUFFERED": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, env=environment
-    )
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")

@@ -11,7 +11,7 @@ import termios
 import pytest
 from rich.text import Text
 
-from mlm.text import can_draw, code, is_text, markdown, prepare_streams, printable, show, table
+from mlm.text import can_draw, code, markdown, prepare_streams, printable, show, table
 from tests.support.streams import Terminal
 
 
@@ -28,11 +28,6 @@ def test_control_characters_are_shown_and_all_else_is_kept():
     )
     text = "naïve 東京 \N{THUMBS UP SIGN}\t\N{ZERO WIDTH JOINER} <mask> \\"
     assert printable(text) == text
-
-
-def test_half_of_a_surrogate_pair_is_no_text():
-    assert is_text("naïve \N{THUMBS UP SIGN}") and is_text("")
-    assert not any(map(is_text, ["\udcff", "a\ud800", None, 3, b"x"]))
 
 
 def test_code_in_markdown():

@@ -135,8 +135,6 @@ def test_interpreter_without_torch():
     [
         (["loop", f"--torch={sys.executable}"], "--torch"),
         (["step", "--config.classify.train=csv:mine.csv"], "classify.train"),
-        (["shards", "--megabytes=0"], "--megabytes=0"),
-        (["step", "--seconds=inf"], "--seconds=inf"),
     ],
 )
 def test_flags_that_can_not_be(flags, word, capsys):

@@ -158,20 +158,6 @@ def test_each_of_the_two_files_is_read_back(model, copy, expected, broken):
         export.check_files(copy, expected, model)
 
 
-def test_a_kill_between_the_two_renames_loses_nothing(model, copy, monkeypatch):
-    """The earlier export is put back by the next attempt, even if that one fails."""
-    hidden = copy.parent / ".copy.tmp"
-    (hidden / "new").mkdir(parents=True)
-    copy.rename(hidden / "old")
-    monkeypatch.setattr(
-        export, "write_model", lambda *_: (_ for _ in ()).throw(DamageError("fails"))
-    )
-    with pytest.raises(DamageError):
-        export.export(model, UPath(copy), scores=None, name="small")
-    assert (copy / "proof.json").is_file()
-    assert not hidden.exists()
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_remote_folders_are_written_with_the_proof_last(model, exported):
     folder = UPath("memory://bucket/run/export")

@@ -215,12 +215,10 @@ def test_a_start_is_refused_by_a_refusal_alone(hub, capsys, monkeypatch):
     ("flags", "words"),
     [
         (["--push=me/my model"], "--push=me/my model: "),
-        (["--public"], "--public needs --push"),
-        (["--revision=step-4"], "--revision needs --push"),
+        (["--public"], "--public, --revision: need --push"),
+        (["--revision=step-4"], "--public, --revision: need --push"),
         (["--push=me/small", "--revision=a/../b"], "--revision=a/../b: "),
         (["--milestones", "--to=x"], "--milestones: "),
-        (["--best", "--step=4"], "--best: "),
-        (["--best", "--milestones"], "--milestones: "),
         (["--config.train.steps=3"], "--config.train.steps"),
     ],
 )

@@ -206,7 +206,6 @@ def test_what_can_not_be_compared_is_refused_before_a_model_runs(
         ([first, str(maskless)], [source], ["maskless", "mask token"]),
         ([first], [f"text:{tmp_path}/marks"], ["--source", "2 documents", "no word"]),
         ([first, second], [f"text:{tmp_path}/foreign"], ["--models", "2 words", "can spell"]),
-        ([first], [source, "--window=0"], ["--window=0"]),
         ([first], [f"text:{tmp_path}/long", "--window=3"], ["--window=3", "raise it"]),
     ):
         refuse(["compare", "--models", *models, "--source", *flags], 2, *words, capsys=capsys)

@@ -136,7 +136,7 @@ def test_the_command(trained_workdir, tmp_path, capsys):
         assert f"{mean:.1%}" in err
     (key,) = kept = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert kept[key] == found and key == f"pairs jsonl:{tmp_path}/?.jsonl, step 5"
-    flags = ("--pairs", "--split", "--masks", "--draws", "--pseudo", "--breakdown")
+    flags = ("--pairs", "--masks", "--draws", "--pseudo", "--breakdown")
     refuse([*command, "--masks", "word"], 2, *flags, capsys=capsys)
     refuse([*command[:2], "--phenomenon=field"], 2, "--phenomenon=field", "--pairs", capsys=capsys)
 

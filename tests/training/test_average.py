@@ -113,7 +113,6 @@ def test_what_has_no_mean_is_one_sentence(toys, tmp_path, capsys):
         ([f"{root}@4..12", "--decay=0", new], "--decay=0.0: "),
         ([f"{root}@4..12", "--decay=1.5", new], "--decay=1.5: "),
         ([root, other, "--decay=0.5", new], "--decay=0.5: "),
-        ([f"{root}@4..12", "--last=-1", new], "--last=-1: "),
         ([f"{root}@4..12", "--config.train.steps=3", new], "--config.KEY"),
         ([f"{root}@4..12", f"--workdir={mean}"], f"--workdir={mean}: holds something already"),
         ([f"{root}@4..12"], "--workdir: "),

@@ -48,6 +48,7 @@ def changed(key: str) -> Toy:
     [
         ("optimizer.learning_rate=0.1", r"optimizer.learning_rate: 0.003 -> 0.1"),
         ("model.hidden_size=16", r"model.hidden_size: 32 -> 16"),
+        ("train.steps=17", r"--config.train.branch_from=\S+@12:\s+train.steps: 12 -> 17"),
         (
             "data.skip_batches=3:4",
             r"data.skip_batches: .*checkpoints/12 was made with none;",
