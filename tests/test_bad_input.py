@@ -65,7 +65,7 @@ def shards(manifest, tmp_path) -> pathlib.Path:
 
 def test_a_hostile_manifest_ends_every_command_in_a_sentence(shards, tmp_path, capsys):
     content = json.loads((shards / "manifest.json").read_text())
-    words = "'/etc/hostname' must be"
+    words = "'/etc/hostname' is not train/dataset-"
     content["splits"]["train"]["shards"][0]["file"] = "/etc/hostname"
     (shards / "manifest.json").write_text(json.dumps(content))
     arguments = train_arguments(tmp_path, str(shards))
