@@ -61,23 +61,14 @@ def detect(
         refuse_part_of_a_slice()
         return Cluster()
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
-    flags = {
-        "--coordinator": coordinator or None,
-        "--processes": processes,
-        "--process-id": process_id,
-    }
-    missing = [flag for flag, value in flags.items() if value is None]
-    platform = _of_platform(coordinator) if missing else Cluster()
-    if len(missing) == len(flags):
+    is_complete = coordinator and None not in (processes, process_id)
+    platform = Cluster() if is_complete else _of_platform(coordinator)
+    if not coordinator and processes is None and process_id is None:
         return platform
-    if missing and not platform.source:
-        why = (
-            f"$JAX_COORDINATOR_ADDRESS is {coordinator}, but nothing"
-            if len(missing) == 2 and coordinator
-            else "nothing"
-        )
+    if not (is_complete or platform.source):
         raise InputError(
-            f"{' and '.join(missing)}: {why} else says which process this is; give them too."
+            "--coordinator (or $JAX_COORDINATOR_ADDRESS), --processes and --process-id: the platform does not say "
+            "which process this is; give all three, or --processes=1 to run here alone."
         )
     cluster = Cluster(
         source=f"{platform.source} and flags" if platform.source else "flags",

@@ -67,17 +67,13 @@ def worker_fingerprint() -> dict[str, str]:
 
 def difference(fingerprint: dict[str, Any], usual: dict[str, Any]) -> str:
     """Returns how a fingerprint differs from the usual one: "KEY (VALUE, not USUAL); ..."."""
-    names = [
-        name
+    values = [
+        f"{name} ({fingerprint.get(name)!r}, not {usual.get(name)!r})"
         for name in sorted(fingerprint.keys() | usual.keys())
         if fingerprint.get(name) != usual.get(name)
     ]
-    shown = [
-        f"{name} ({fingerprint.get(name)!r}, not {usual.get(name)!r})" for name in names[:SHOWN]
-    ]
-    if len(names) > SHOWN:
-        shown.append(f"{len(names) - SHOWN} more")
-    return "; ".join(shown)
+    more = [f"{len(values) - SHOWN} more"] if len(values) > SHOWN else []
+    return "; ".join(values[:SHOWN] + more)
 
 
 def version(package: str) -> str:

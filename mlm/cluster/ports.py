@@ -6,9 +6,8 @@ import ipaddress
 import re
 import socket
 import time
+import urllib.parse
 from collections.abc import Callable
-
-import psutil
 
 from mlm.errors import InputError, StopError
 from mlm.text import printable, say
@@ -20,15 +19,16 @@ REPORT_AFTER = 2.0  # seconds until the reason why it is waiting is printed
 
 def parse_address(text: str, default_port: int) -> tuple[str, int]:
     """Returns (host, port) of "HOST", "HOST:PORT" or "[IPV6]:PORT"; raises InputError."""
-    name = r"(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?"
-    match = re.fullmatch(rf"(?:\[(.*:.*)\]|({name}))(?::(\d{{1,5}}))?", text, re.ASCII)
-    host = (match[1] or match[2]) if match else text
-    port = int((match and match[3]) or default_port)
-    is_host = is_ip(host) if ":" in host else match and len(host) < 254
-    if not is_host or not 0 < port < 65536:
-        message = "must be HOST or HOST:PORT, the address of process 0"
-        raise InputError(f"--coordinator={printable(text)}: {message}.")
-    return host, port
+    if is_ip(text):
+        return text, default_port
+    try:
+        place = urllib.parse.urlsplit(f"//{text}")
+        if re.fullmatch(r"\[.+\](:\d+)?|[\w.-]+(:\d+)?", text, re.ASCII):
+            return place.hostname, place.port or default_port
+    except ValueError:
+        pass
+    message = "must be HOST or HOST:PORT, the address of process 0"
+    raise InputError(f"--coordinator={printable(text)}: {message}.")
 
 
 def format_address(address: tuple[str, int]) -> str:
@@ -53,15 +53,12 @@ def wait_until_free(address: tuple[str, int], timeout: float) -> str:
 
     def explain(error: OSError) -> str:
         if error.errno == errno.EADDRINUSE:
-            return f"port {port} of {host} is held by {holder(port)}; stop that process, or {fix}"
-        reason = (
-            f"({printable(socket.gethostname())}) can't listen there ({error.strerror or error})"
+            return f"port {port} of {host} is in use; stop the process that listens there, or {fix}"
+        problem = (
+            f"coordinator {format_address(address)}: host 0 can't listen there ({error.strerror})"
         )
-        problem = f"coordinator {format_address(address)}: host 0 {reason}"
         problem += f"; give an address of host 0 that the others reach, or {fix}"
-        # A name server may still give the address of an earlier pod of this name.
-        may_pass = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        if not may_pass or is_ip(host):
+        if is_ip(host):  # a name server may still give the address of an earlier pod of this name
             raise InputError(f"{problem}.") from None
         return problem
 
@@ -102,23 +99,6 @@ def _wait(
         time.sleep(RETRY)
 
 
-def connected(port: int) -> list[str]:
-    """Returns the IPs of those that are connected to a port of this process."""
-    connections = psutil.Process().net_connections("tcp")
-    here = [c for c in connections if c.status == psutil.CONN_ESTABLISHED and c.laddr.port == port]
-    return sorted({connection.raddr.ip.removeprefix("::ffff:") for connection in here})
-
-
-def addresses_of(host: str) -> set[str]:
-    """Returns the IPs of a host, none of one whose name does not resolve."""
-    with contextlib.suppress(OSError):
-        return {
-            info[4][0].partition("%")[0]
-            for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        }
-    return set()
-
-
 def interface(host: str) -> str:
     """Returns the IP to listen at so that others reach this machine as `host`: that of it, or every interface."""
     if is_ip(host):
@@ -126,20 +106,6 @@ def interface(host: str) -> str:
     ip = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
     # Debian's /etc/hosts has 127.0.1.1 for a machine's own name.
     return "0.0.0.0" if ipaddress.ip_address(ip).is_loopback and host != "localhost" else ip
-
-
-def holder(port: int) -> str:
-    """Returns which process of this machine listens on a port."""
-    # what it cannot read is not worth a failure
-    with contextlib.suppress(OSError, RuntimeError, psutil.Error):
-        for listener in psutil.net_connections("tcp"):
-            if (
-                listener.status == psutil.CONN_LISTEN
-                and listener.laddr.port == port
-                and listener.pid
-            ):
-                return f"{printable(psutil.Process(listener.pid).name())} (process {listener.pid})"
-    return "a process that can't be seen from here"
 
 
 def is_ip(host: str) -> bool:

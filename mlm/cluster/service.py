@@ -4,7 +4,6 @@ Process 0 runs it, and each process is its client from the beginning of a comman
     host/I            the name of its host
     NAME/I            the digest of what it must have in common with the others, see `agree`; NAME DIGEST is the content
     hung/I            it makes no progress, and where
-    heard/I           it knows the cause
     cause             why the run ends; whoever fails first writes it, and nobody replaces it
 A process that is killed writes nothing: jax misses it after the heartbeat, says so, and aborts the others.
 """
@@ -40,8 +39,7 @@ STOP = "RECEIVED_PREEMPTION_NOTICE"
 # It is a time, until 15 minutes before which jax waits, by its own clock; clocks differ, but this is past on all.
 AT_ONCE = datetime.datetime.fromtimestamp(0, datetime.UTC).isoformat()
 NO_PROXY = "no_grpc_proxy"  # the variable of gRPC
-LINGER = 5.0  # seconds for which process 0 waits until the others know the cause
-EXIT = 0.5  # seconds for them to exit
+LINGER = 3.0  # seconds for which process 0 waits until the others know the cause and have gone
 LATER = 5  # seconds by which the others wait longer than process 0, which can say who has come
 # seconds for several processes to report that they hang, before the one that is behind is named
 COLLECT = 2.0
@@ -86,14 +84,9 @@ class Service:
                 shutdown_timeout_seconds=int(pod.heartbeat),
             )
         except TimeoutError:
-            come = (
-                f"connected are {', '.join(ports.connected(self.address[1])) or 'none'}"
-                if is_primary
-                else "see there"
-            )
             raise StopError(
                 f"not all of {cluster.processes} processes have come to host 0 at {cluster.coordinator} within "
-                f"{pod.start_timeout:g} s (config.pod.start_timeout; {come}); the others' last lines say why."
+                f"{pod.start_timeout:g} s (config.pod.start_timeout); the others' last lines say why."
             ) from None
         # jax has put its own handler in the place of Python's.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
@@ -101,11 +94,8 @@ class Service:
         self._client.key_value_set(f"host/{self._process}", printable(socket.gethostname()))
         self.barrier("met")
         self._hosts = self._read("host/")
-        here = [
-            process
-            for process, host in sorted(self._hosts.items())
-            if host == self._hosts[self._process]
-        ]
+        name = self._hosts[self._process]
+        here = [process for process, host in self._hosts.items() if host == name]
         self.local_processes = len(here)
         if len(here) > 1 and "," in os.environ.get("CUDA_VISIBLE_DEVICES", ","):
             # One GPU for each process of this machine. jax does so for every task of Slurm, even if it is alone.
@@ -121,38 +111,28 @@ class Service:
         self._client.key_value_set(f"{name} {digest}", text, allow_overwrite=True)
         self._client.key_value_set(f"{name}/{self._process}", digest)
         self.barrier(f"{name} is known")
-        if self._process == 0:
-            digests = self._read(f"{name}/")
-            usual = Counter(digests.values()).most_common(1)[0][0]
-            if odd := [process for process in sorted(digests) if digests[process] != usual]:
-                self._end_by_difference(name, odd, digests, usual)
-        self.barrier(f"{name} is the same")
-
-    def _end_by_difference(
-        self, name: str, odd: list[int], digests: dict[int, str], usual: str
-    ) -> None:
-        """Names the first of the processes that differ as the cause, and waits for the end."""
-        first = odd[0]
+        digests = self._read(f"{name}/")
+        usual = Counter(digests.values()).most_common(1)[0][0]
+        odd = [process for process in digests if digests[process] != usual]
+        if not odd:
+            return
         theirs, expected = (
             json.loads(self._client.blocking_key_value_get(f"{name} {digest}", FOREVER))
-            for digest in (digests[first], usual)
+            for digest in (digests[odd[0]], usual)
         )
         what = f"differs from {len(digests) - len(odd)} of {len(digests)} hosts in "
         what += printable(fingerprints.difference(theirs, expected))
         what += "".join(f"; so does host {process}" for process in odd[1:])
-        cause = Termination(
-            first, self._hosts[first], "exception", 2, f"{what}; make all hosts alike."
-        )
-        with contextlib.suppress(JaxRuntimeError):  # another was first
-            self._client.key_value_set("cause", cause.text)
+        what += "; make all hosts alike."
+        # every process finds the same, and ends itself
+        host = self._hosts[odd[0]]
+        self._on_end(Termination(odd[0], host, "exception", 2, what, time.time()))
         self.wait_for_end()
 
     def _read(self, folder: str) -> dict[int, str]:
-        """Returns {process: value} of the keys FOLDER/PROCESS."""
-        return {
-            int(key.rpartition("/")[2]): value
-            for key, value in self._client.key_value_dir_get(folder)
-        }
+        """Returns {process: value} of the keys FOLDER/PROCESS, in their order."""
+        pairs = self._client.key_value_dir_get(folder)
+        return dict(sorted((int(key.rpartition("/")[2]), value) for key, value in pairs))
 
     def barrier(self, name: str) -> None:
         """Waits until all have come here; they come to all barriers in the same order."""
@@ -182,19 +162,10 @@ class Service:
                 time.sleep(COLLECT)
                 hung = map(Termination.read, self._read("hung/").values())
                 termination = min(hung, key=lambda hung: hung.position)
-            if termination.kind != "peer":
-                # an error if another was first
-                self._client.key_value_set("cause", termination.text)
-        if self._process > 0:
-            with contextlib.suppress(JaxRuntimeError):
-                self._client.key_value_set(f"heard/{self._process}", "", allow_overwrite=True)
-            return
-        deadline = time.monotonic() + LINGER
-        for process in range(1, self._cluster.processes):
-            with contextlib.suppress(JaxRuntimeError):
-                remaining = max(1, int(1000 * (deadline - time.monotonic())))
-                self._client.blocking_key_value_get(f"heard/{process}", remaining)
-        time.sleep(EXIT)
+            # an error if another was first
+            self._client.key_value_set("cause", termination.text)
+        if self._process == 0:
+            time.sleep(LINGER)
 
     def close(self) -> None:
         """Waits until all processes are done, and ends the service."""

@@ -1,4 +1,4 @@
-"""Why a run ends, as its processes tell each other. Without jax."""
+"""Why a run ends, as its processes tell each other, and leave it in cause.json. Without jax."""
 
 import dataclasses
 import json
@@ -8,18 +8,18 @@ from mlm.text import printable
 
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
 VERBS = {"exception": "failed: ", "signal": "was asked to end: ", "hang": "hung: "}
-MAX_TEXT = 2000  # characters
 
 
 @dataclasses.dataclass(frozen=True)
 class Termination:
-    """Why a run ends: which process ends it, where it was, and the exit code of all processes, never 0."""
+    """Why a run ends: which process ends it, when, where it was, and the exit code of all processes, never 0."""
 
     process: int  # -1: somebody who is none of the run's processes
     host: str
-    kind: str  # one of VERBS; or "peer", never told: it ends because another did
+    kind: str  # one of VERBS
     code: int
     what: str  # a sentence
+    time: float = 0.0  # unix seconds
     step: int | None = None
     phase: str = "start"
 
@@ -44,17 +44,10 @@ class Termination:
         """Returns the end that a text stands for, whoever wrote it; nothing in it can reach a terminal raw."""
         try:
             values = json.loads(text)
-            end = cls(
-                int(values["process"]),
-                printable(values["host"])[:MAX_TEXT],
-                values["kind"],
-                int(values["code"]),
-                printable(values["what"])[:MAX_TEXT],
-                None if values["step"] is None else int(values["step"]),
-                printable(values["phase"])[:MAX_TEXT],
-            )
-            if end.kind in VERBS and 0 < end.code < 256:
+            fields = [values[field.name] for field in dataclasses.fields(cls)]
+            end = cls(*(printable(one) if isinstance(one, str) else one for one in fields))
+            if end.kind in VERBS and 0 < end.code < 256 and end.position:
                 return end
         except Exception:  # whatever a stranger may write
             pass
-        return cls(-1, "a stranger", "exception", 1, printable(text)[:MAX_TEXT])
+        return cls(-1, "a stranger", "exception", 1, printable(text)[:2000])

@@ -2,10 +2,10 @@
 
     progress.json   the last step, phase and time
     cause.json      why it ended with another code than 0: the first reason, never replaced
-    stacks.txt      the stacks of all threads, after a hang or a fatal signal
 
-They lie in $MLM_HOST_DIR, or in {workdir}/hosts/{process} if the run has several processes and a local workdir; without
-such a folder the stacks go to stderr. A single process is watched only if it has a TPU, or $MLM_HOST_DIR is set.
+They lie in $MLM_HOST_DIR, or in {workdir}/hosts/{process} if the run has several processes and a local workdir. After a
+hang or a fatal signal the stacks of all threads are on stderr. A single process is watched only if it has a TPU, or
+$MLM_HOST_DIR is set.
 """
 
 import contextlib
@@ -73,7 +73,6 @@ class Watch:
         self._lock = threading.RLock()  # of the files and of the first reason
         self._ended = False  # and the first reason is known
         self._done = False
-        self._stacks: Any = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
         self.progress("start")
 
@@ -83,7 +82,11 @@ class Watch:
         several = cluster.processes > 1
         if self._folder is None and several and workdir and not is_remote(workdir):
             self._folder = Path(workdir) / "hosts" / str(cluster.process_id)
+        if self._folder is not None:  # what an earlier run left
+            with contextlib.suppress(OSError):
+                (self._folder / "cause.json").unlink(missing_ok=True)
         if self._folder is not None or several or detect.has_tpu():
+            faulthandler.enable(STDERR)
             self._thread.start()
         if several and cluster.coordinator:
             from mlm.cluster.service import Service
@@ -114,11 +117,10 @@ class Watch:
     def barrier(self, name: str) -> None:
         """Waits until every process has come here, however long it takes."""
         if self.service is not None:
-            hang = self._hang
-            self._hang = 0.0
+            phase = self.phase
+            self.progress(UNTIMED, self.step)
             self.service.barrier(name)
-            self.progress(self.phase, self.step)
-            self._hang = hang
+            self.progress(phase, self.step)
 
     def signaled(self, number: int) -> None:
         """Notes that a signal asked this process, not another one, to end."""
@@ -136,36 +138,29 @@ class Watch:
             self.service.close()
         if self._thread.is_alive():
             self._thread.join(2 * INTERVAL)
-        if self._stacks is not None and not self._stacks.tell():
-            with contextlib.suppress(OSError):
-                (self._folder / "stacks.txt").unlink()
         return code
 
     def failed(self, error: BaseException, code: int) -> int:
         """Records why the process ends, notifies the others, and exits if there are any; returns the exit code."""
         self._hang = 0.0  # while it waits here
-        is_expected = isinstance(error, StopError | KeyboardInterrupt)
-        if self.service is not None and not is_expected:
-            # a collective breaks when another process dies: jax ends this one
-            if _is_of_jax(error):
-                self.service.wait_for_end()
-            time.sleep(CAUSE_WAIT)
-        # by all processes
-        is_agreed = isinstance(error, PreemptedError) and self.phase not in (UNTIMED, TASKS)
-        name, when = self._signal or ("Ctrl-C", time.time())
-        kind = "exception"
         what = str(error) or type(error).__name__
-        if not is_expected:
+        if not isinstance(error, StopError | KeyboardInterrupt):
             what = f"{type(error).__name__}: {what.splitlines()[0]}"
-        elif is_agreed and self._signal is None:
-            kind = "peer"
-        elif is_agreed or isinstance(error, KeyboardInterrupt):
-            kind = "signal"
-            what = f"{name}: {what}"
-        end = self._termination(kind, code, what)
-        self._record(end, when if kind == "signal" else time.time())
-        if is_agreed:
+            if self.service is not None:
+                # a collective breaks when another process dies: jax ends this one
+                if _is_of_jax(error):
+                    self.service.wait_for_end()
+                time.sleep(CAUSE_WAIT)
+        end = self._termination("exception", code, what)
+        is_agreed = isinstance(error, PreemptedError) and self.phase not in (UNTIMED, TASKS)
+        if is_agreed or isinstance(error, KeyboardInterrupt):
+            name, when = self._signal or ("Ctrl-C", end.time)
+            end = dataclasses.replace(end, kind="signal", time=when, what=f"{name}: {what}")
+        if is_agreed:  # by all processes, of which one was asked
+            if self._signal is not None:
+                self._record(end)
             return self.end(code)
+        self._record(end)
         if self.cluster.processes > 1:  # Python's own exit would wait in jax for the others
             self._leave(end, "")
         return code
@@ -173,22 +168,18 @@ class Watch:
     def end_now(self, kind: str, what: str, message: str, code: int = PreemptedError.code) -> None:
         """Prints the message and ends the process at once, from any thread, unless it ends already."""
         end = self._termination(kind, code, what)
-        if self._record(end, time.time()):
+        if self._record(end):
             self._leave(end, message)
 
     def _run_ended(self, cause: Termination) -> None:
         """Ends this process because the run has ended; called in a thread, whatever the main one is doing."""
-        if cause.process == self.cluster.process_id:
-            self.end_now(cause.kind, cause.what, cause.what, cause.code)
-            return
-        end = self._termination("peer", cause.code, cause.sentence)
-        if self._record(end, time.time(), cause):
-            self._leave(end, cause.sentence)
+        if self._record(cause):
+            self._leave(cause, cause.sentence)
 
     def _termination(self, kind: str, code: int, what: str) -> Termination:
-        return Termination(
-            self.cluster.process_id, self._host, kind, code, what, self.step, self.phase
-        )
+        process = self.cluster.process_id
+        now = time.time()
+        return Termination(process, self._host, kind, code, what, now, self.step, self.phase)
 
     def _leave(self, end: Termination, message: str) -> NoReturn:
         """Prints the message, notifies the other processes and ends this one: jax's own exit waits for the others."""
@@ -210,69 +201,47 @@ class Watch:
             if position != written:
                 written = position
                 self._write_progress()
-            is_slow = position.phase in SLOW_PHASES
-            limit = self._hang * (SLOW_FACTOR if is_slow else 1)
+            factor = SLOW_FACTOR if position.phase in SLOW_PHASES else 1
+            limit = self._hang * factor
             if limit and position.phase != UNTIMED and time.monotonic() - position.since > limit:
-                self._hung(
-                    limit, f"config.pod.hang times {SLOW_FACTOR}" if is_slow else "config.pod.hang"
-                )
+                self._hung(f"no progress for {limit:g} s ({factor} times config.pod.hang)")
             if self._heartbeat:  # if no Python thread runs, not even this one, C ends the process
-                faulthandler.dump_traceback_later(
-                    self._heartbeat, exit=True, file=self._stacks or STDERR
-                )
+                faulthandler.dump_traceback_later(self._heartbeat, exit=True, file=STDERR)
             time.sleep(INTERVAL)
         faulthandler.cancel_dump_traceback_later()  # Python's own exit may take longer
 
-    def _hung(self, limit: float, key: str) -> None:
-        what = f"no progress for {limit:g} s ({key})"
-        faulthandler.dump_traceback(
-            self._stacks if self._open_stacks() else STDERR, all_threads=True
-        )
-        where = f"stacks.txt in {self._folder}" if self._stacks else "the stacks above"
-        self.end_now("hang", what, f"{what}, in {self.phase}; see {where}", 1)
+    def _hung(self, what: str) -> None:
+        faulthandler.dump_traceback(STDERR)
+        message = f"{what}, in {self.phase}; see the stacks above"
+        self.end_now("hang", what, message, 1)
 
-    def _record(self, end: Termination, when: float, of: Termination | None = None) -> bool:
-        """Writes cause.json, unless another reason came first; returns whether it did; `of` is another host's."""
+    def _record(self, end: Termination) -> bool:
+        """Writes cause.json, unless another reason came first; returns whether it did."""
         with self._lock:
             if self._ended:
                 return False
             self._ended = True
             self._write_progress()
-            cause = {"time": when} | dataclasses.asdict(end)
-            self._write("cause.json", cause | ({"of": dataclasses.asdict(of)} if of else {}))
+            self._write("cause.json", dataclasses.asdict(end))
         return True
 
     def _write_progress(self) -> None:
         with self._lock:  # an older position must not replace a newer one
             position = {"step": self.step, "phase": self.phase, "time": self._position.time}
-            process = {"process": self.cluster.process_id, "host": self._host, "pid": os.getpid()}
-            self._write("progress.json", position | process)
+            self._write("progress.json", position)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            if self._open_stacks():
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                self._folder.parent.mkdir(exist_ok=True)  # once there is a workdir
+                self._folder.mkdir(exist_ok=True)
                 write_text(self._folder / name, json.dumps(content) + "\n")
 
-    def _open_stacks(self) -> bool:
-        """Makes the folder as soon as possible, and removes what an earlier run left; returns whether it is there."""
-        if self._stacks is None and self._folder is not None:
-            with contextlib.suppress(OSError):
-                self._folder.parent.mkdir(exist_ok=True)
-                self._folder.mkdir(exist_ok=True)
-                for name in ("progress.json", "cause.json"):
-                    (self._folder / name).unlink(missing_ok=True)
-                self._stacks = (self._folder / "stacks.txt").open("w")
-                faulthandler.enable(self._stacks, all_threads=True)
-        return self._stacks is not None
 
-
-def _is_of_jax(error: BaseException | None) -> bool:
-    """Returns whether jax's runtime raised an error, or what caused it: a lost process may be the reason."""
-    while error is not None:
-        if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
-            return not str(error).startswith(OF_THIS_PROCESS)
-        error = error.__cause__ or error.__context__
-    return False
+def _is_of_jax(error: BaseException) -> bool:
+    """Returns whether jax's runtime raised an error: a lost process may be the reason."""
+    name = type(error).__name__
+    return name == "JaxRuntimeError" and not str(error).startswith(OF_THIS_PROCESS)
 
 
 def _leave_terminal() -> None:

@@ -67,15 +67,6 @@ def test_a_signal_is_noticed_at_the_next_step(number):
     assert signal.getsignal(number) is before
 
 
-def test_without_others_to_miss_it_a_process_stands_still_for_as_long_as_a_hang_may(monkeypatch):
-    watching = watch.Watch("train", None)
-    limits = []
-    monkeypatch.setattr(watching, "set_limits", lambda **seconds: limits.append(seconds))
-    monkeypatch.setattr(watch, "current", watching)
-    distributed.initialize(tiny_config("pod.hang=7"), None, saves=False)
-    assert limits == [{"hang": 7.0, "heartbeat": 7.0}]
-
-
 def test_each_run_of_a_program_caches_its_programs_in_its_own_folder(tmp_path, monkeypatch):
     """And none in that of a run which is over, or where the user has named another."""
     monkeypatch.setattr(watch, "current", watch.Watch("train", None))

@@ -36,9 +36,7 @@ print(time.monotonic(), xla_bridge.CUDA_VISIBLE_DEVICES.value, flush=True)
     passed, gpus = zip(*(started.text(process).split()[1:] for process in started.all), strict=True)
     assert max(map(float, passed)) - min(map(float, passed)) < 1.0, "they wait for the last one"
     assert gpus == ("0", "1", "all")
-    assert [path.name for path in sorted((tmp_path / "hosts").rglob("*.*"))] == [
-        "progress.json"
-    ] * 3
+    assert list((tmp_path / "hosts").rglob("cause.json")) == []
     assert "proxy" not in ends[0][1], "jax advises against variables that do no harm"
 
 
@@ -53,9 +51,8 @@ def test_those_that_differ_are_named_by_all(tmp_path, odd):
         assert (
             f"differs from {len(odd) + 1} of {count} hosts in config.train.seed (1, not 0)" in error
         )
-        assert process == odd[0] or f"host {odd[0]} (" in error
+        assert f"host {odd[0]} (" in error and started.cause(process)["process"] == odd[0]
         assert len(odd) == 1 or "so does host 3" in error
-    assert started.cause(odd[0])["kind"] == "exception"
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -80,7 +77,7 @@ time.sleep(60)
                 and "\x1b" not in error
             )
         assert "Fatal" not in error and "Check failure" not in error
-    assert started.cause(2)["of"]["process"] == victim
+    assert {started.cause(process)["process"] for process in range(3)} == {victim}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +117,7 @@ def test_a_strangers_message_ends_all_with_what_it_says(tmp_path):
     for process, (code, error) in started.ends().items():
         said = [line for line in error.split("\n") if "disk" in line]  # jax's own lines may follow
         assert code == 1 and said and said[0].isprintable() and "\x1b" not in error, error
-        assert started.cause(process)["of"]["process"] == -1
+        assert started.cause(process)["process"] == -1
 
 
 def test_signals_to_one_stop_all_after_the_same_step(tmp_path):
@@ -171,10 +168,8 @@ def test_of_hangs_the_one_that_is_behind(tmp_path):
     ends = started.ends()
     assert [code for code, _ in ends.values()] == [1, 1, 1]
     assert [started.cause(process)["kind"] for process in (0, 1)] == ["hang", "hang"]
-    assert started.cause(2)["of"]["process"] == 1 and "host 1 (" in ends[2][1]
-    assert all(
-        (tmp_path / "hosts" / str(process) / "stacks.txt").stat().st_size for process in (0, 1)
-    )
+    assert started.cause(2)["process"] == 1 and "host 1 (" in ends[2][1]
+    assert all("most recent call first" in ends[process][1] for process in (0, 1))
 
 
 def test_who_never_comes(tmp_path):
@@ -185,7 +180,6 @@ def test_who_never_comes(tmp_path):
             and "not all of 3 processes" in error
             and "5 s (config.pod.start_timeout" in error
         ), error
-    assert "connected are 127.0.0.1" in ends[0][1]
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """What a process leaves behind: where it was, why it ended, its stacks. In processes of their own, without jax."""
 
 import dataclasses
-import faulthandler
 import json
 import os
 import pathlib
@@ -45,21 +44,15 @@ def cause_of(folder: pathlib.Path) -> dict:
     return json.loads((folder / "cause.json").read_text())
 
 
-@pytest.fixture
-def quiet(monkeypatch):
-    """The handler of fatal signals stays pytest's."""
-    monkeypatch.setattr(faulthandler, "enable", lambda *_, **__: None)
-
-
-def test_progress_and_a_good_end(tmp_path, quiet):
+def test_progress_and_a_good_end(tmp_path):
     one = watch.Watch("test", tmp_path)
     one.progress("input", 7)
     one.progress("save", 7)
     assert one.end(0) == 0
     progress = json.loads((tmp_path / "progress.json").read_text())
-    assert (progress["step"], progress["phase"], progress["process"]) == (7, "done", 0)
-    assert abs(progress["time"] - time.time()) < 60 and progress["pid"] == os.getpid()
-    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    assert (progress["step"], progress["phase"]) == (7, "done")
+    assert abs(progress["time"] - time.time()) < 60
+    assert not (tmp_path / "cause.json").exists()
 
 
 BARE = "w.join(Cluster(processes=2), 'gs://bucket/run', types.SimpleNamespace(hang=0.5))\n"
@@ -70,13 +63,8 @@ def test_a_hang_before_the_first_step_with_a_workdir_in_a_bucket(tmp_path):
     """The bare line on a pod: there is no folder for the stacks, and nothing was compiled yet."""
     code, err = run(tmp_path, f"{BARE}time.sleep(30)", host_dir="")
     assert code == 1
-    assert "no progress for 2 s (config.pod.hang times 4), in start; see the stacks above" in err
+    assert "no progress for 2 s (4 times config.pod.hang), in start; see the stacks above" in err
     assert "most recent call first" in err
-
-
-@pytest.mark.standard
-def test_tokenizer_and_shards_may_take_as_long_as_they_need(tmp_path):
-    assert run(tmp_path, f"{BARE}w.progress(watch.UNTIMED)\ntime.sleep(4)", host_dir="")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -85,11 +73,10 @@ def test_tokenizer_and_shards_may_take_as_long_as_they_need(tmp_path):
         (DamageError("x: is damaged"), 0, 4, "exception", "x: is damaged"),
         (ValueError("broken\nfor good"), 0, 1, "exception", "ValueError: broken"),
         (KeyboardInterrupt(), 0, 75, "signal", "Ctrl-C: KeyboardInterrupt"),
-        (PreemptedError("saved"), 0, 75, "peer", "saved"),
         (PreemptedError("saved"), signal.SIGUSR1, 75, "signal", "SIGUSR1: saved"),
     ],
 )
-def test_the_first_reason_stays(tmp_path, quiet, error, number, code, kind, what):
+def test_the_first_reason_stays(tmp_path, error, number, code, kind, what):
     one = watch.Watch("test", tmp_path)
     one.progress("input", 4)
     when = time.time()
@@ -99,14 +86,15 @@ def test_the_first_reason_stays(tmp_path, quiet, error, number, code, kind, what
     assert one.failed(error, code) == code
     one.failed(DamageError("second"), 4)
     cause = cause_of(tmp_path)
-    assert [cause[key] for key in ("kind", "code", "what", "step", "phase")] == [
-        kind,
-        code,
-        what,
-        4,
-        "input",
-    ]
+    found = [cause[key] for key in ("kind", "code", "what", "step", "phase")]
+    assert found == [kind, code, what, 4, "input"]
     assert when - 1 < cause["time"] < when + (0.1 if number else 60), "that of the signal"
+
+
+def test_who_was_not_asked_to_stop_gives_no_reason(tmp_path):
+    """All stop after the same step; the one that was asked says why."""
+    assert watch.Watch("test", tmp_path).failed(PreemptedError("saved"), 75) == 75
+    assert not (tmp_path / "cause.json").exists()
 
 
 @pytest.mark.standard
@@ -121,12 +109,10 @@ now = time.time
 time.time = lambda: now() - 3600
 waits_for_input()
 """
-    begin = time.monotonic()
     code, err = run(tmp_path, body)
-    assert time.monotonic() - begin < 15
-    assert code == 1 and "no progress for 1 s (config.pod.hang), in input" in err
+    assert code == 1 and "no progress for 1 s (1 times config.pod.hang), in input" in err
     assert cause_of(tmp_path)["kind"] == "hang"
-    assert "in waits_for_input" in (tmp_path / "stacks.txt").read_text()
+    assert "in waits_for_input" in err
 
 
 @pytest.mark.standard
@@ -137,6 +123,8 @@ for _ in watch.with_progress(range(4)):
     time.sleep(0.6)
 w.progress('compile', 1)
 time.sleep(2.5)
+w.progress(watch.UNTIMED)  # tokenizer and shards may take as long as they need
+time.sleep(2.5)
 sys.exit(w.end(0))
 """
     assert run(tmp_path, body)[0] == 0
@@ -144,28 +132,21 @@ sys.exit(w.end(0))
 
 
 @pytest.mark.standard
-@pytest.mark.parametrize("where", ["a folder", "a notebook"])
-def test_no_thread_of_python_runs(tmp_path, where):
-    """A library that keeps Python's lock: C notices, and writes the stacks; a notebook's stderr is no file."""
+def test_no_thread_of_python_runs(tmp_path):
+    """A library that keeps Python's lock: C notices, and writes the stacks."""
     body = "w.set_limits(hang=0, heartbeat=1.5)\ntime.sleep(1)\nctypes.PyDLL(None).sleep(30)"
-    if where == "a notebook":
-        body = f"import io\nsys.stderr = io.StringIO()\nw._thread.start()\n{body}"
-    begin = time.monotonic()
-    code, said = run(tmp_path, body, host_dir="" if where == "a notebook" else None)
-    assert time.monotonic() - begin < 15 and code == 1
-    assert 'File "<string>", line' in (
-        said if where == "a notebook" else (tmp_path / "stacks.txt").read_text()
-    )
+    code, err = run(tmp_path, body)
+    assert code == 1 and 'File "<string>", line' in err
 
 
 @pytest.mark.standard
 def test_a_fatal_signal_leaves_stacks(tmp_path):
-    code, _ = run(tmp_path, "w.progress('step', 3)\ntime.sleep(0.8)\nos.abort()")
+    code, err = run(tmp_path, "w.progress('step', 3)\ntime.sleep(0.8)\nos.abort()")
     assert code == -signal.SIGABRT
     assert json.loads((tmp_path / "progress.json").read_text())["step"] == 3, (
         "written while it works"
     )
-    assert "Fatal Python error: Aborted" in (tmp_path / "stacks.txt").read_text()
+    assert "Fatal Python error: Aborted" in err
 
 
 @pytest.mark.standard
@@ -182,27 +163,15 @@ def test_who_leaves_files(tmp_path):
     assert not (tmp_path / "absent").exists()
 
 
-def test_an_end_is_read_as_it_was_written():
-    end = Termination(3, "w-3", "hang", 1, "no progress", 7, "save")
+def test_an_end_is_read_as_it_was_written_or_is_a_strangers():
+    end = Termination(3, "w-3", "hang", 1, "no progress", 1.5, 7, "save")
     assert Termination.read(end.text) == end
     assert "\x1b" not in Termination.read(dataclasses.replace(end, host="\x1b[2J").text).sentence
-
-
-@pytest.mark.parametrize(
-    "change", [{"code": 0}, {"code": 256}, {"code": "x"}, {"kind": "peer"}, {"process": None}]
-)
-def test_an_end_in_another_form_is_a_strangers(change):
-    end = Termination(3, "w-3", "hang", 1, "no progress", 7, "save")
-    for text in (
-        json.dumps(json.loads(end.text) | change),
-        end.text[:-9],
-        "[" * 100_000,
-        "",
-        "\x1b[2J",
-    ):
+    changes = ({"code": 0}, {"code": 256}, {"code": "x"}, {"kind": "peer"})
+    texts = [json.dumps(json.loads(end.text) | change) for change in changes]
+    for text in (*texts, end.text[:-9], "[" * 100_000, "", "\x1b[2J"):
         read = Termination.read(text)
         assert (read.process, read.code) == (-1, 1) and read.sentence.isprintable()
-        assert text[:20] in read.what or "u001b" in read.what
 
 
 @pytest.mark.standard
