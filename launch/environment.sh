@@ -1,7 +1,7 @@
 # Sourced, or run (bash launch/environment.sh), from the repository root: makes .venv with the pinned requirements, once
 # for each version of them. jax's TPU library is among them; where an NVIDIA GPU is, jax's CUDA plugin is added.
 # Python 3.11, 3.12 or 3.13: $PYTHON, or one that is here, or, as on a TPU VM with 3.10 alone, 3.12 that uv brings.
-# On a host of a pod: $MLM_VENV is made; $MLM_FIND prints the version of Python, no more.
+# On a host of a pod: $MLM_VENV is made.
 set -euo pipefail
 uv=uv==0.13.8 venv=${MLM_VENV:-.venv} python=
 candidates=("$venv/bin/python" python3 python3.12 python3.11 python3.13)
@@ -15,7 +15,6 @@ if [ -n "${PYTHON:-}" ] && [ -z "$python" ]; then
   echo "launch: $PYTHON is $("$PYTHON" -V 2>&1); it must be Python 3.11, 3.12 or 3.13" >&2
   exit 2
 fi
-[ -z "${MLM_FIND:-}" ] || { echo "$version" && exit; }
 fail() { # what failed, what to do
   local name=", and name it: PYTHON=/path/to/python3.12 bash $0"
   [ "$venv" = .venv ] || name=" on every host, or name one that has the packages: python in pod.toml"

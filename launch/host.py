@@ -1,16 +1,15 @@
 """What the launcher runs on a host: starts a run's process once, keeps it, reports on it, stops it.
 
-    python3 launch/host.py start|status|logs|stop|clean|unpack|install|preflight|ports ROOT ...
+    python3 launch/host.py start|status|logs|stop|unpack|install|preflight ...
 
-ROOT is the launcher's folder, where ~ is the home here. Every command prints one line, `mlm-host ` and a JSON object,
-and ends with code 0; or with another code and {"error": sentence}. Standard library of Python 3.10 and later. The
-launcher sends this text and the other host_*.py through ssh with each command, so nothing has to be on the host, and
-both ends are always of one version.
+Every command prints one line, `mlm-host ` and a JSON object, and ends with code 0; or with another code and
+{"error": sentence}. Standard library of Python 3.10 and later. The launcher sends this text and host_setup.py through
+ssh with each command, so nothing has to be on the host, and both ends are always of one version.
 
-A run lives in ROOT/runs/{quoted id}/{attempt}/: job.json, log, exit.json, stopped.json once it was asked to stop, and
-what its process says there itself (mlm/cluster/watch.py). Its keeper, which outlives the connection, holds `lock` for
-as long as it lives. The processes of a run are those that carry its folder as $MLM_HOST_DIR, whatever group they are in
-and whoever keeps them.
+A run lives in ~/.mlm-pod/runs/{id}/{attempt}/: job.json, log, exit.json, stopped.json once it was asked to stop, and
+what its process says there itself (mlm/cluster/watch.py). Its keeper, which outlives the connection, and its process
+hold `lock` for as long as they live: it is the one proof that a run is alive. The processes of a run are those that
+carry its folder as $MLM_HOST_DIR, whatever group they are in and whoever keeps them.
 """
 
 import base64
@@ -25,67 +24,61 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.parse
-from collections.abc import Iterator
 
-import host_checks
 import host_setup
 from host_setup import HostError
 
-RESERVED = "exit.json.new"
 SECONDS_TO_START = 10.0  # between the folder of a run and its process
+DEVICES = pathlib.Path("/dev")
+HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def folder_of(root: pathlib.Path, run: str, attempt: int) -> pathlib.Path:
-    """Returns the folder of an attempt. Raises HostError for an id that can't be one."""
-    return root / "runs" / host_setup.folder_name(run) / str(attempt)
+    """Returns the folder of an attempt."""
+    return root / "runs" / run / str(attempt)
 
 
 def start(root: pathlib.Path, text: str) -> dict:
     """Starts the process of a job, unless this attempt was started before.
 
-    text: JSON, {"id", "attempt", "code": hash, "packages": hash, "program": a file of the code in the place of `-m mlm`
-    or "", "argv": its arguments, "place": those that say which process it is, "env": {name: value}, "launch": whose
-    start it is}. Raises HostError if it was cut off on its way, or is not synced.
+    text: JSON, {"id", "attempt", "code": hash, "program": a file of the code in the place of `-m mlm` or "", "argv":
+    its arguments, "place": those that say which process it is, "env": {name: value}, "launch": whose start it is}.
+    Raises ValueError if it was cut off on its way.
     """
     # a connection that drops must not leave half a start
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        job = json.loads(text)
-        final = folder_of(root, job["id"], job["attempt"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise HostError(
-            f"the job is not complete ({type(error).__name__}): nothing was started"
-        ) from None
-    source = host_setup.source(root, job["code"])
-    python = host_setup.interpreter(root, job["packages"])
+    job = json.loads(text)
+    final = folder_of(root, job["id"], job["attempt"])
+    source = root / "code" / job["code"]
+    python = host_setup.read(root / "code" / f"{job['code']}.json")["python"]
     environment = {**os.environ, **job["env"], "MLM_HOST_DIR": str(final), "PYTHONUNBUFFERED": "1"}
     program = ["-m", "mlm"]
     if job["program"]:  # Python looks for modules in its folder, and not in that of the code
         program = [job["program"]]
-        environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(source), environment.get("PYTHONPATH")])
-        )
-    with host_setup.hidden(final) as new:
+        environment["PYTHONPATH"] = str(source)
+    with host_setup.new_folder(final) as new:
         lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         # before the folder has its name: a run that is seen is held
         fcntl.flock(lock, fcntl.LOCK_EX)
         # the values of variables are secrets: they go to the process, and nowhere else
         host_setup.write(new / "job.json", {**job, "env": sorted(job["env"])})
-        # the disk may be full when it ends
-        host_setup.write(new / RESERVED, how_it_ended(None) | {"room": " " * 99})
-        # not if it was started before, or another `start` was faster
-        started = host_setup.rename(new, final)
+    # not if it was started before, or another `start` was faster
+    name = final / "lock"
+    started = name.exists() and os.path.samestat(name.stat(), os.fstat(lock))
     if started and os.fork() == 0:
-        _keep(final, [python, *program, *job["argv"], *job["place"]], source, environment)
+        _keep(final, [python, *program, *job["argv"], *job["place"]], source, environment, lock)
     os.close(lock)
     return {"started": started, **status(root, job["id"], job["attempt"])}
 
 
 def _keep(
-    folder: pathlib.Path, argv: list[str], cwd: pathlib.Path, environment: dict[str, str]
+    folder: pathlib.Path,
+    argv: list[str],
+    cwd: pathlib.Path,
+    environment: dict[str, str],
+    lock: int,
 ) -> None:
-    """Runs argv as the keeper, which inherits the lock, and writes down how it ended; does not return."""
+    """Runs argv as the keeper, and writes down how it ended; does not return."""
     try:
         os.setsid()
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
@@ -95,37 +88,28 @@ def _keep(
         for number in (0, 1, 2):  # ssh waits for as long as anybody holds its pipes
             os.dup2(nothing, number)
         os.chdir("/")
-        with open(
-            os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "w"
-        ) as log:
-            try:
-                process = subprocess.Popen(
-                    argv, cwd=cwd, env=environment, start_new_session=True, stdout=log, stderr=log
-                )
-            except OSError as error:
-                print(f"{argv[0]} can't be started: {error.strerror}", file=log)
-                _write_exit(folder, 127)  # as of a shell
-                return
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(
+                argv,
+                cwd=cwd,
+                env=environment,
+                pass_fds=[lock],
+                start_new_session=True,
+                stdout=log,
+                stderr=log,
+            )
         # not reaped: its number stays its own
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(OSError):  # what it started must not keep the accelerator
             os.killpg(process.pid, signal.SIGKILL)
-        _write_exit(folder, process.wait())
+        host_setup.write(folder / "exit.json", how_it_ended(process.wait()))
     finally:
         os._exit(0)
 
 
-def _write_exit(folder: pathlib.Path, returncode: int) -> None:
-    """Writes exit.json over the bytes that `start` has reserved."""
-    with open(folder / RESERVED, "r+") as file:
-        file.write(json.dumps(how_it_ended(returncode)))
-        file.truncate()
-    (folder / RESERVED).rename(folder / "exit.json")
-
-
-def how_it_ended(returncode: int | None) -> dict:
-    """Returns what exit.json says of a process that has ended just now; None: it was never started."""
-    by_signal = returncode is not None and returncode < 0
+def how_it_ended(returncode: int) -> dict:
+    """Returns what exit.json says of a process that has ended just now."""
+    by_signal = returncode < 0
     return {
         "code": None if by_signal else returncode,
         "signal": -returncode if by_signal else None,
@@ -156,17 +140,15 @@ def _send(folder: pathlib.Path, *signals: int) -> list[int]:
 
 def _state(folder: pathlib.Path) -> dict:
     """Returns {"state", "exit"} of an attempt. "lost": it is gone, and its keeper has not said how it ended."""
-    if not folder.is_dir():
-        return {"state": "absent", "exit": None}
-    file = folder / "exit.json"
-    # asked before it is read: the keeper writes it, and then ends
-    is_alive = not file.exists() and (_has_keeper(folder) or bool(processes(folder)))
-    if end := host_setup.read(file):
-        return {"state": "exited", "exit": end}
-    return {"state": "running" if is_alive else "lost", "exit": None}
+    state = "absent"
+    if folder.is_dir():
+        # asked before exit.json is read: the keeper writes that, and then ends
+        state = "running" if _is_locked(folder) else "lost"
+    end = host_setup.read(folder / "exit.json")
+    return {"state": "exited" if end else state, "exit": end}
 
 
-def _has_keeper(folder: pathlib.Path) -> bool:
+def _is_locked(folder: pathlib.Path) -> bool:
     try:
         with open(folder / "lock") as lock:
             # two who ask do not take each other for the keeper
@@ -189,15 +171,14 @@ def status(root: pathlib.Path, run: str, attempt: int) -> dict:
     return {"attempt": attempt, **_state(folder), "host": socket.gethostname(), **files}
 
 
-def logs(root: pathlib.Path, run: str, attempt: int, offset: int, limit: int) -> dict:
-    """Returns at most `limit` bytes of a log from `offset` on, with the run's state as it was before they were read."""
+def logs(root: pathlib.Path, run: str, attempt: int, offset: int) -> dict:
+    """Returns the next bytes of a log from `offset` on, with the run's state as it was before they were read."""
     folder = folder_of(root, run, attempt)
-    answer = {**_state(folder), "offset": offset, "data": "", "size": 0}
+    answer = {**_state(folder), "data": "", "size": 0}
     with contextlib.suppress(FileNotFoundError), open(folder / "log", "rb") as file:
         answer["size"] = os.fstat(file.fileno()).st_size
         file.seek(offset)
-        text = file.read(limit)
-        answer.update(offset=offset + len(text), data=base64.b64encode(text).decode())
+        answer["data"] = base64.b64encode(file.read(1 << 20)).decode()
     return answer
 
 
@@ -206,12 +187,10 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     folder = folder_of(root, run, attempt)
     # it was never started: a start that is still on its way is to find the name taken
     if not folder.exists():
-        with host_setup.hidden(folder) as new:
-            host_setup.write(new / "exit.json", how_it_ended(None))
-            host_setup.rename(new, folder)
-    with contextlib.suppress(OSError):  # of a full disk; the other hosts say it too
-        # a supervisor is not to start it again
-        host_setup.write(folder / "stopped.json", {"time": time.time()})
+        with host_setup.new_folder(folder) as new:
+            host_setup.write(new / "exit.json", {"code": None, "signal": None})
+    # a supervisor is not to start it again
+    host_setup.write(folder / "stopped.json", {"time": time.time()})
 
     def ended() -> bool:
         return _state(folder)["state"] != "running"
@@ -226,37 +205,25 @@ def stop(root: pathlib.Path, run: str, attempt: int, grace: float) -> dict:
     return status(root, run, attempt)
 
 
-def _all_attempts(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict, bool]]:
-    """Yields (folder, {"id", "attempt"}, whether it is running) of every run here."""
-    for folder in sorted((root / "runs").glob("*/[0-9]*")):
-        attempt = {"id": urllib.parse.unquote(folder.parent.name), "attempt": int(folder.name)}
-        yield folder, attempt, _state(folder)["state"] == "running"
-
-
 def preflight(root: pathlib.Path, code: str) -> dict:
-    """Returns what this host has for a code, and the runs that hold it."""
-    return host_checks.preflight(
-        root, code, [run for _, run, running in _all_attempts(root) if running]
-    )
-
-
-def clean(root: pathlib.Path) -> dict:
-    """Removes the folders of runs that have ended. Raises HostError, when it is through, for those that it can't."""
-    removed = []
-    left = []
-    for folder, run, running in _all_attempts(root):
-        if not running:
-            try:
-                shutil.rmtree(folder)
-            except OSError as error:  # which has the name without its folder
-                left.append(f"{folder} can't be removed ({error.filename}: {error.strerror})")
-                continue
-            removed.append(f"run {run['id']} attempt {run['attempt']}")
-            with contextlib.suppress(OSError):  # another attempt is left
-                folder.parent.rmdir()
-    if left:
-        raise HostError("; ".join(left))
-    return {"removed": removed}
+    """Returns what this host has, and what keeps a run from starting."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # not vfio/vfio, which is of no device
+    accelerators = [*DEVICES.glob("accel*"), *DEVICES.glob("vfio/[0-9]*")]
+    if accelerators:  # jax wants huge pages from v5e on, and says so where it has none
+        line = f"grep -qF '[always]' {HUGE_PAGES} || echo always | sudo -n tee {HUGE_PAGES}"
+        subprocess.run(["sh", "-c", line], capture_output=True, check=False)
+    problems = [
+        f"run {folder.parent.name!r} (attempt {folder.name}) is alive there: launch/tpu.py stop"
+        for folder in sorted((root / "runs").glob("*/[0-9]*"))
+        if _state(folder)["state"] == "running"
+    ]
+    return {
+        "has_code": (root / "code" / code).is_dir(),
+        "accelerators": len(accelerators),
+        "free": f"{shutil.disk_usage(root).free / 1e9:.0f} GB of disk",
+        "problems": problems,
+    }
 
 
 COMMANDS = {  # name: (function of the launcher's folder and the arguments, the types of these)
@@ -264,27 +231,24 @@ COMMANDS = {  # name: (function of the launcher's folder and the arguments, the 
     "unpack": (lambda root, code: host_setup.unpack(root, code, sys.stdin.buffer.read()), str),
     "install": (host_setup.install, str, str),
     "preflight": (preflight, str),
-    "ports": (host_checks.ports, str, int, int),
     "start": (lambda root: start(root, sys.stdin.read()),),  # the job
     "status": (status, str, int),
-    "logs": (logs, str, int, int, int),
+    "logs": (logs, str, int, int),
     "stop": (stop, str, int, float),
-    "clean": (clean,),
 }
 
 
 def main(argv: list[str]) -> int:
     """Runs one command; prints its line; returns 0, or 1 if the line says why not."""
-    name, root, *words = argv
+    name, *words = argv
     function, *kinds = COMMANDS[name]
     try:
         arguments = [kind(word) for kind, word in zip(kinds, words, strict=True)]
-        report = function(host_setup.expand(root).absolute(), *arguments)
+        report = function(pathlib.Path.home() / ".mlm-pod", *arguments)
         code = 0
     except (HostError, OSError, ValueError) as error:
-        report = {"error": str(error) or type(error).__name__}
+        report = {"error": str(error)}
         code = 1
-        print(f"host.py: {report['error']}", file=sys.stderr)
     print("mlm-host " + json.dumps(report), flush=True)  # ASCII, so that no locale can break it
     return code
 

@@ -10,7 +10,6 @@ code is the exit code. Python's standard library alone; the processes run in .ve
 
 import argparse
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -20,19 +19,14 @@ import threading
 import time
 from pathlib import Path
 
-if not importlib.util.find_spec("tomllib"):
-    sys.exit(
-        f"local_pod: this is Python {sys.version.split()[0]}, and must be 3.11 or later, as .venv/bin/python is"
-    )
-
 import host
 import host_setup
 from pods.causes import Cause, HostReport, first_cause
 
 ROOT = Path(__file__).resolve().parents[1]
-# seconds after the first bad end, after which one that is stopped, and so can't end by itself, is killed
-GRACE = 5.0
-TICK = 0.1
+# seconds after jax has aborted a first process, in which it aborts the others; one that is stopped can't even end then
+GRACE = 15.0
+TICK = 0.5
 
 
 class Pod:
@@ -47,8 +41,12 @@ class Pod:
         devices: int,
         program=("-m", "mlm"),
     ):
-        """arguments: of each process; folder: holds one for each, named by its number; devices: of each, CPUs."""
-        self.arguments = arguments
+        """folder: holds one for each process, named by its number; devices: of each, CPUs.
+
+        A test makes hosts that differ by what it puts in `arguments` and `environments`.
+        """
+        self.arguments = [arguments] * processes
+        self.environments: list[dict[str, str]] = [{}] * processes
         self.folders = [folder / str(index) for index in range(processes)]
         self.children: list[subprocess.Popen] = []
         self._devices = devices
@@ -58,31 +56,27 @@ class Pod:
         self._last_lines: dict[int, str] = {}
         self._killed: set[int] = set()  # by us
         self._readers: list[threading.Thread] = []
-        self._asked = 0
+        self._is_asked = False
 
-    def start(
-        self,
-        *,
-        changes: dict[int, list[str]] | None = None,
-        environment: dict[int, dict] | None = None,
-    ) -> None:
-        """Starts all processes; {process: further arguments or variables} make hosts that differ."""
+    def start(self) -> None:
+        """Starts all processes."""
         with socket.create_server(("127.0.0.1", 0)) as free:  # several pods may run on this machine
             coordinator = f"--coordinator=127.0.0.1:{free.getsockname()[1]}"
         venv = ROOT / ".venv" / "bin" / "python"
         python = str(venv) if venv.exists() else sys.executable
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={self._devices}"
-        everywhere = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-        everywhere |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+        everywhere = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+        everywhere["PYTHONUNBUFFERED"] = "1"
         for index, folder in enumerate(self.folders):
             folder.mkdir(parents=True, exist_ok=True)
-            for name in ("progress.json", "cause.json", "stacks.txt"):
+            for name in ("progress.json", "cause.json"):
                 (folder / name).unlink(missing_ok=True)
             place = [coordinator, f"--processes={len(self.folders)}", f"--process-id={index}"]
+            variables = {"MLM_HOST_DIR": str(folder)} | self.environments[index]
             child = subprocess.Popen(
-                [python, *self._program, *self.arguments, *(changes or {}).get(index, []), *place],
+                [python, *self._program, *self.arguments[index], *place],
                 cwd=ROOT,
-                env=everywhere | {"MLM_HOST_DIR": str(folder)} | (environment or {}).get(index, {}),
+                env=os.environ | everywhere | variables,
                 start_new_session=True,  # a Ctrl-C at the terminal comes to us alone
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -96,14 +90,13 @@ class Pod:
 
     def wait(self) -> Cause | None:
         """Waits until all processes have ended, whatever it takes; returns why, None if all is well."""
-        limit = None
         while self.poll():
             time.sleep(TICK)
-            if any(end["code"] != 0 for end in self._exits.values()):
-                limit = limit or time.monotonic() + GRACE
-                if time.monotonic() > limit:
-                    limit = None
-                    self.kill(stopped=True)
+            aborted = [
+                end["ended"] for end in self._exits.values() if end["signal"] == signal.SIGABRT
+            ]
+            if aborted and time.time() > min(aborted) + GRACE:
+                self._signal(signal.SIGKILL)
         for reader in self._readers:
             reader.join(GRACE)
         return first_cause(self.reports())
@@ -111,15 +104,14 @@ class Pod:
     def poll(self) -> bool:
         """Notes who has ended; returns whether any process is still there."""
         for index, child in enumerate(self.children):
-            if index not in self._exits and (code := child.poll()) is not None:
-                self._exits[index] = host.how_it_ended(code)
+            if child.poll() is not None:
+                self._exits.setdefault(index, host.how_it_ended(child.returncode))
         return len(self._exits) < len(self.children)
 
     def reports(self) -> list[HostReport]:
         """Returns what each process has left."""
-        reports = []
-        for i, folder in enumerate(self.folders):
-            report = HostReport(
+        return [
+            HostReport(
                 process=i,
                 host=socket.gethostname(),
                 state="exited" if i in self._exits else "running",
@@ -129,37 +121,29 @@ class Pod:
                 ended_by_us=i in self._killed,
                 last_line=self._last_lines.get(i, ""),
             )
-            reports.append(report)
-        return reports
+            for i, folder in enumerate(self.folders)
+        ]
 
     def ask(self, *_: object) -> None:
         """Asks all to save and to end; the second time, kills them. Can be a signal's handler."""
-        self._asked += 1
-        if self._asked > 1:
-            self.kill()
-        else:
-            print(
-                "local_pod: asking all to save and to end; once more kills them",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._signal(signal.SIGTERM, set(range(len(self.children))) - self._exits.keys())
+        if not self._is_asked:
+            said = "local_pod: asking all to save and to end; once more kills them"
+            print(said, file=sys.stderr, flush=True)
+        self._signal(signal.SIGKILL if self._is_asked else signal.SIGTERM)
+        self._is_asked = True
 
-    def kill(self, *, stopped: bool = False) -> None:
-        """Kills what is left, with the children of each; or what is stopped alone."""
-        left = set(range(len(self.children))) - self._exits.keys()
-        if stopped:
-            left = {index for index in left if _state(self.children[index].pid).startswith("T")}
-        self._killed |= left
-        self._signal(signal.SIGKILL, left)
-
-    def _signal(self, number: int, processes: set[int]) -> None:
-        for index in processes:
+    def _signal(self, number: int) -> None:
+        """Sends a signal to what is left, with the children of each."""
+        for index, child in enumerate(self.children):
+            if index in self._exits:
+                continue
+            if number == signal.SIGKILL:
+                self._killed.add(index)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.children[index].pid, number)
+                os.killpg(child.pid, number)
 
     def _copy(self, index: int) -> None:
-        """Shows and keeps what a process says; where nobody reads it, its pipe is closed, and it ends by itself."""
+        """Shows and keeps what a process says."""
         log = self.folders[index] / "log"
         with self.children[index].stdout as lines:
             for line in lines:
@@ -167,19 +151,7 @@ class Pod:
                 # a full disk
                 with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
                     file.write(line)
-                try:
-                    print(f"{index}| {line}", end="", flush=True)
-                except OSError as error:  # as in `| head`
-                    why = f"the output of process {index} can't be shown: {error.strerror}"
-                    print(f"local_pod: {why}", file=sys.stderr, flush=True)
-                    return
-
-
-def _state(process: int) -> str:
-    """Returns the state of a process in a letter of ps, such as T if it is stopped."""
-    return subprocess.run(
-        ["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True
-    ).stdout.strip()
+                print(f"{index}| {line}", end="", flush=True)
 
 
 def main(argv: list[str]) -> int:
@@ -198,20 +170,14 @@ def main(argv: list[str]) -> int:
     program = "Python file that calls mlm's main(pretraining=...), in the place of python -m mlm"
     parser.add_argument("--program", default="", metavar="FILE", help=program)
     host_setup.prepare_streams()
-    words = iter(argv)  # --config.key value is --config.key=value
-    argv = [
-        f"{w}={next(words, '')}" if w.startswith("--config.") and "=" not in w else w for w in words
-    ]
-    args, rest = parser.parse_known_args(argv)
-    if args.processes < 1 or args.devices < 1:
-        parser.error("N and --devices must be at least 1")
-    if "://" in args.workdir:
-        parser.error(
-            f"--workdir={args.workdir}: the logs of all processes lie in it: give a folder of this machine"
-        )
+    args, rest = parser.parse_known_args(host_setup.join_overrides(argv))
+    name = args.workdir or f"runs/{Path(args.config).stem}-pod"
+    if "://" in name:
+        parser.error(f"--workdir={name}: the logs lie in it: give a folder of this machine")
     try:
-        config, file = (host_setup.expand(path).absolute() for path in (args.config, args.program))
-        workdir = host_setup.expand(args.workdir or f"runs/{config.stem}-pod").absolute()
+        config, file, workdir = (
+            host_setup.expand(path).absolute() for path in (args.config, args.program, name)
+        )
     except host_setup.HostError as error:
         parser.error(str(error))
     arguments = [args.command, f"--config={config}", f"--workdir={workdir}", *rest]
@@ -219,18 +185,11 @@ def main(argv: list[str]) -> int:
     pod = Pod(args.processes, arguments, workdir / "hosts", devices=args.devices, program=program)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pod.ask)
-    busy = host_setup.HostError("another local_pod is using it; wait for it, or stop it")
     try:
-        (workdir / "hosts").mkdir(parents=True, exist_ok=True)
-        # the logs and causes of two would be mixed up
-        with host_setup.alone(workdir / "hosts" / ".lock", busy, is_needed=False):
-            pod.start()
-            cause = pod.wait()
-    except host_setup.HostError as error:
-        parser.error(f"--workdir={workdir}: {error}")
+        pod.start()
     except OSError as error:
-        pod.kill()
         parser.error(f"--workdir={workdir}: {error.filename}: {error.strerror}")
+    cause = pod.wait()
     if cause is None:
         return 0
     print(f"local_pod: {cause.sentence}", file=sys.stderr)

@@ -3,22 +3,17 @@
 Nothing goes through a local shell; the command that ssh carries to a host's shell is quoted once.
 """
 
-import contextlib
 import dataclasses
 import os
-import shlex
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from subprocess import PIPE
 
 
 class PodError(Exception):
     """A foreseen end of a command.
 
-    kind: "absent" (there is no such thing), "exists", "network", "hosts" (some can't be reached, or refuse), "other";
+    kind: "absent" (there is no such thing), "network", "hosts" (some can't be reached, or refuse), "other";
     or what no new try can change: "settings" and "billing".
     """
 
@@ -38,17 +33,14 @@ class SettingsError(PodError):
         super().__init__(message, "settings")
 
 
-# States of a pod: the cloud's own, or ABSENT. One that is STOPPED keeps its disks, and is started again; one that is
-# GONE won't come back. In all other states it is waited for.
+# States of a pod: the cloud's own, or ABSENT. One that is GONE won't come back; in all others it is waited for.
 ABSENT = "ABSENT"
 READY = "READY"
-STOPPED = "STOPPED"
 # UNKNOWN: after a failed repair
 GONE = ("PREEMPTED", "TERMINATED", "SUSPENDED", "SUSPENDING", "FAILED", "UNKNOWN")
 DELETE = "deleting it"
 CREATE = "creating one"
-RESUME = "starting it again"
-STEPS = {ABSENT: CREATE, STOPPED: RESUME, **dict.fromkeys(GONE, DELETE)}  # what makes a pod READY
+STEPS = {ABSENT: CREATE, **dict.fromkeys(GONE, DELETE)}  # what makes a pod READY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +63,6 @@ class Pod:
     hosts: tuple[Host, ...] = ()
     request: str = ""  # the queued resource that it came by
     reason: str = ""  # why it failed, or what is wrong with it, "" for nothing
-    accelerator_type: str = ""
     label: str = ""  # of whoever made it
     identity: str = ""  # the same as long as it is the same machines at the same addresses
 
@@ -90,65 +81,22 @@ class Result:
     stderr: str = ""
 
 
-class Runner:
-    """Runs programs, or, if dry, prints the calls as a shell would take them and answers nothing."""
-
-    def __init__(self, dry: bool = False):
-        self.dry = dry
-        self.over = threading.Event()
-        self._running: set[subprocess.Popen] = set()
-
-    def run(self, argv: Sequence[str], timeout: float, stdin: bytes = b"") -> Result:
-        """Returns how it ended, at the latest after `timeout` seconds. Raises SettingsError if it can't be started."""
-        if self.dry:
-            print(shlex.join(argv), flush=True)
-            if text := stdin.partition(b"\n")[2].decode():  # the first line is host.py
-                print(f"# stdin: {text}", flush=True)
-            return Result(0)
-        # gcloud would ask its questions on the stdin that holds our data; a session of its own: Ctrl-C reaches us alone
-        variables = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
-        try:
-            process = subprocess.Popen(
-                argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables, start_new_session=True
-            )
-        except OSError as error:
-            advice = (
-                "it has to be on this machine's PATH: https://cloud.google.com/sdk/docs/install"
-            )
-            raise SettingsError(
-                f"{argv[0]} can't be started ({error.strerror}): {advice}."
-            ) from error
-        self._running.add(process)
-        code = None
-        stdout = stderr = b""
-        try:
-            if self.over.is_set():
-                kill(process)
-            stdout, stderr = process.communicate(stdin, timeout=timeout)
-            code = process.returncode
-        except subprocess.TimeoutExpired:
-            kill(process)
-            # something outside the group may still hold the pipe
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                stdout, stderr = process.communicate(timeout=5)
-        except BaseException:  # Ctrl-C: take the call along
-            kill(process)
-            raise
-        finally:
-            self._running.discard(process)
-        return Result(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
-
-    def end(self) -> None:
-        """Kills what runs, and what is still to be started: the command is over."""
-        self.over.set()
-        for process in list(self._running):
-            kill(process)
-
-
-def kill(process: subprocess.Popen) -> None:
-    """Kills a call and what it started (gcloud runs ssh as a child)."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def run(argv: Sequence[str], timeout: float, stdin: bytes = b"") -> Result:
+    """Returns how a program ended, at the latest after `timeout` seconds. Raises SettingsError for none."""
+    # gcloud would ask its questions on the stdin that holds our data
+    variables = {**os.environ, "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+    try:
+        done = subprocess.run(
+            argv, input=stdin, capture_output=True, timeout=timeout, env=variables, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        return Result(None, "", (error.stderr or b"").decode(errors="replace"))
+    except OSError as error:
+        advice = "it has to be on this machine's PATH: https://cloud.google.com/sdk/docs/install"
+        sentence = f"{argv[0]} can't be started ({error.strerror}): {advice}."
+        raise SettingsError(sentence) from error
+    texts = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
+    return Result(done.returncode, *texts)
 
 
 def printable(text: str) -> str:

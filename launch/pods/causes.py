@@ -1,7 +1,7 @@
 """Which host's end came first, and why: from what each host left in its folder. Standard library only.
 
 The processes of a run tell each other why it ends, and each writes it down (cause.json, see mlm/cluster/watch.py): its
-own reason, or, of kind "peer", another's. One that is killed writes nothing; how it ended is in exit.json.
+own reason, or another's. One that is killed writes nothing; how it ended is in exit.json.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ from typing import Any
 
 ABORTED = 128 + signal.SIGABRT
 PHASES = ("start", "input", "compile", "step", "evaluate", "save", "done")  # in the order of a step
-# Kinds of ends, the first that there is decides: for a reason of its own, for one that another process gave, and in the
-# wake of one: jax aborts whoever has lost the others.
-OWN, TOLD, FOLLOWED = range(3)
+# Kinds of ends, the first that there is decides: for a reason of its own, for one that another process gave, without a
+# reason (a full disk keeps it from its own process alone), and in the wake of one: jax aborts whoever lost the others.
+OWN, TOLD, SILENT, FOLLOWED = range(4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class HostReport:
     # {"code": 0..255 or None, "signal": number or None, "ended": unix seconds}
     exit: dict[str, Any] | None = None
     progress: dict[str, Any] | None = None  # {"step", "phase", "time", ...}: where it was last
-    # {"kind", "time", "step", "phase", "code", "what", ...}: the reason it gave
+    # {"process", "host", "kind", "time", "step", "phase", "code", "what"}: the reason it gave
     cause: dict[str, Any] | None = None
     ended_by_us: bool = False  # the launcher killed it, since others had ended
     last_line: str = ""  # that it printed, if known
@@ -39,7 +39,7 @@ class Cause:
 
     process: int
     host: str
-    # "exception", "signal", "hang", "exit" (a code alone), "lost" or "peer" (another's, who is not known)
+    # "exception", "signal", "hang", "exit" (a code alone) or "lost"
     kind: str
     time: float | None  # unix seconds
     step: int | None
@@ -73,70 +73,48 @@ def first_cause(hosts: Iterable[HostReport]) -> Cause | None:
     """
     hosts = list(hosts)
     ends = [end for end in map(_end, hosts) if end]
-    # a full disk keeps a reason from its own process alone
-    told = {cause.process for rank, cause in ends if rank == TOLD}
-    ends = [
-        (rank, cause) for rank, cause in ends if cause.kind != "exit" or cause.process not in told
-    ]
     best = min((rank for rank, _ in ends), default=OWN)
     causes = [cause for rank, cause in ends if rank == best]
     if best == FOLLOWED and any(cause.code == ABORTED for cause in causes):
         quiet = [host for host in hosts if host.ended_by_us or host.state == "running"]
         causes = [_silent(host) for host in quiet] or causes
-    hangs = sorted((cause for cause in causes if cause.kind == "hang"), key=_position)
-    causes = [cause for cause in causes if cause.kind != "hang"] + hangs[:1]
-    return min(
-        causes,
-        key=lambda cause: (cause.time is None, cause.time or 0.0, cause.process),
-        default=None,
-    )
+    return min(causes, key=_order, default=None)
+
+
+def _order(cause: Cause) -> tuple:
+    """Returns what the causes of one kind are ordered by: their time; hangs after them, by how far they had come."""
+    step = -1 if cause.step is None else cause.step
+    phase = PHASES.index(cause.phase) if cause.phase in PHASES else 0
+    position = (step, phase) if cause.kind == "hang" else ()
+    return cause.kind == "hang", position, cause.time is None, cause.time or 0.0, cause.process
 
 
 def _end(host: HostReport) -> tuple[int, Cause] | None:
     """Returns (what kind of end it is, why this process ended), None if it did not, or as it should."""
-    reason = host.cause or {}
+    at = host.progress or {}
     end = host.exit or {}
-    position = reason or host.progress or {}
     code = end.get("code") or 0
     number = end.get("signal") or max(0, code - 128)  # of a signal, through a shell too
+    if reason := host.cause:
+        verb = {"hang": "hung", "signal": "was asked to end"}.get(reason["kind"], "failed")
+        rank = OWN if reason["process"] == host.process else TOLD
+        values = [reason[field.name] for field in dataclasses.fields(Cause)]
+        return rank, dataclasses.replace(Cause(*values), what=f"{verb}: {reason['what']}")
 
     def cause(kind: str, when: float | None, code: int, what: str) -> Cause:
-        return Cause(
-            host.process,
-            host.host,
-            kind,
-            when,
-            position.get("step"),
-            position.get("phase"),
-            code or 1,
-            what,
-        )
+        place = at.get("step"), at.get("phase")
+        return Cause(host.process, host.host, kind, when, *place, code, what)
 
-    if of := reason.get("of"):
-        where = reason.get("time"), of.get("step"), of.get("phase")
-        return TOLD, Cause(
-            of["process"], of["host"], of["kind"], *where, reason.get("code") or 1, of["what"]
-        )
-    if reason:
-        kind = reason.get("kind")
-        verb = {"hang": "hung", "signal": "was asked to end", "peer": "ended with another"}.get(
-            kind, "failed"
-        )
-        rank = FOLLOWED if kind == "peer" else OWN
-        return rank, cause(
-            kind, reason.get("time"), reason.get("code"), f"{verb}: {reason.get('what')}"
-        )
     if host.state == "lost":
-        return TOLD, cause(
-            "lost", position.get("time"), 1, "was lost: it is gone, and nobody saw how"
-        )
+        what = "was lost: it is gone, and nobody saw how"
+        return TOLD, cause("lost", at.get("time"), 1, what)
     if number:
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         rank = FOLLOWED if host.ended_by_us or number == signal.SIGABRT else OWN
-        return rank, cause("signal", end.get("ended"), 128 + number, f"was killed by {name}")
+        return rank, cause("signal", end["ended"], 128 + number, f"was killed by {name}")
     if code:
-        what = f"ended with exit code {code}{': ' if host.last_line else ' and gave no reason'}{host.last_line}"
-        return OWN, cause("exit", end.get("ended"), code, what)
+        reason = f": {host.last_line}" if host.last_line else " and gave no reason"
+        return SILENT, cause("exit", end["ended"], code, f"ended with exit code {code}{reason}")
     return None
 
 
@@ -147,8 +125,3 @@ def _silent(host: HostReport) -> Cause:
     return Cause(
         host.process, host.host, "lost", at.get("time"), at.get("step"), at.get("phase"), 1, what
     )
-
-
-def _position(hang: Cause) -> tuple[int, int, float]:
-    phase = PHASES.index(hang.phase) if hang.phase in PHASES else 0
-    return (-1 if hang.step is None else hang.step), phase, hang.time or 0.0

@@ -3,27 +3,22 @@
 import dataclasses
 import json
 import pathlib
-import shlex
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from pods import backend
 from pods.answers import advice, reason
 from pods.backend import READY, Host, Pod, PodError, Result, printable, say
 from pods.gcloud import TpuVm
 
 LAUNCH = pathlib.Path(__file__).resolve().parent.parent
-MODULES = ("host_setup", "host_checks", "host")  # in the order of their imports
 PREFIX = "mlm-host "
-# stdin's first line is the program, the rest is for it. gcloud runs a command again by itself when ssh fails, with what
-# is left of stdin: then there is no program, and code 254 says so
-BOOT = (
-    "import json,sys;sys.argv.pop(0);line=sys.stdin.buffer.readline();"
-    'line[:9]==b"mlm-host " or sys.exit(254);exec(json.loads(line[9:]))'
-)
-SSH_FAILED = (255, 254)  # ssh's own code, and the one above: the call may have run, or not
+# stdin's first line is the program, the rest is for it
+BOOT = "import json,sys;sys.argv.pop(0);exec(json.loads(sys.stdin.buffer.readline()))"
+SSH_FAILED = 255  # ssh's own code: the call may have run, or not
 BACKOFF = (2.0, 5.0, 10.0)  # seconds before each new try: with ssh's own time-out, a minute in all
-AT_ONCE = 64
-quoted = shlex.quote  # for a person's shell
+TIMEOUT = 60.0  # seconds that a host has to answer a question, unless the question says otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +27,7 @@ class Answer:
 
     host: Host
     data: dict  # what host.py reported, {} if nothing
-    error: str = ""  # one sentence without the host's name, "" if all is well
-
-    @property
-    def fault(self) -> str:
-        """The error after the host's name."""
-        return f"{self.host}: {self.error}" if self.error else ""
+    error: str = ""  # one sentence that begins with the host, "" if all is well
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +36,6 @@ class Hosts:
 
     cloud: TpuVm
     pod: Pod
-    # seconds that a host has to answer a question, unless the question says otherwise
-    timeout: float = 60.0
-    retry: bool = True  # ssh is tried again
-
-    @property
-    def dry(self) -> bool:
-        """Whether calls are printed, not run."""
-        return self.cloud.dry
 
     @property
     def all(self) -> tuple[Host, ...]:
@@ -65,65 +47,59 @@ class Hosts:
         argv: Sequence[str] | Mapping[Host, Sequence[str]],
         *,
         stdin: Mapping[Host, bytes] | None = None,
-        timeout: float | None = None,
+        timeout: float = TIMEOUT,
     ) -> list[Answer]:
         """Returns each host's answer to host.py's `argv`, the same for all or one per host; raises no error of theirs.
 
-        stdin: what host.py reads; without secrets in a dry run, which prints it.
+        stdin: what host.py reads.
         """
         argvs = argv if isinstance(argv, Mapping) else dict.fromkeys(self.all, argv)
         code = program()
-        texts = dict.fromkeys(argvs, b"") | (stdin or {})
-        # once for all hosts that read the same
-        whole = {text: code + text for text in {*texts.values()}}
-        # a dry run prints one after the other
-        pool = ThreadPoolExecutor(1 if self.dry else AT_ONCE)
-        limit = timeout or self.timeout
+        over = threading.Event()
+        pool = ThreadPoolExecutor(64)
         try:
-            jobs = [
-                pool.submit(self._ask, host, words, whole[texts[host]], limit)
-                for host, words in argvs.items()
-            ]
+            jobs = []
+            for host, words in argvs.items():
+                text = code + (stdin or {}).get(host, b"")
+                jobs.append(pool.submit(self._ask, host, words, text, timeout, over))
             return [job.result() for job in jobs]
-        except BaseException:  # Ctrl-C: nobody waits for a host any longer
-            self.cloud.runner.end()
-            raise
-        finally:
+        finally:  # after Ctrl-C nobody waits for a host any longer
+            over.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, host: Host, words: Sequence[str], stdin: bytes, timeout: float) -> Answer:
-        """Returns one host's answer; ssh itself is tried again, gcloud's own has made ten tries by then."""
-        name, *arguments = words
-        command = ["python3", "-c", BOOT, "host.py", name, self.cloud.settings.root, *arguments]
-        argv = self.cloud.ssh(host.worker, command)
-        waits = (*BACKOFF, None) if self.retry and argv[0] != "gcloud" else (None,)
-        for wait in waits:
-            result = self.cloud.runner.run(argv, timeout, stdin)
-            if result.code not in SSH_FAILED:
-                return Answer(host, {}) if self.dry else _read(host, result, timeout)
+    def _ask(
+        self,
+        host: Host,
+        words: Sequence[str],
+        stdin: bytes,
+        timeout: float,
+        over: threading.Event,
+    ) -> Answer:
+        """Returns one host's answer; where ssh fails, it is tried again."""
+        argv = self.cloud.ssh(host.worker, ["python3", "-c", BOOT, "host.py", *words])
+        for wait in (*BACKOFF, None):
+            result = backend.run(argv, timeout, stdin)
+            if result.code != SSH_FAILED:
+                return _read(host, result, timeout)
             why = printable(reason(result.stderr))
-            if wait is not None:
-                say(f"{host}: ssh failed ({why}); again in {wait:g} s.")
-            if wait is None or self.cloud.runner.over.wait(wait):
+            if wait is None or over.is_set():
                 break
-        self.cloud.forget()
-        return Answer(
-            host, {}, f"ssh failed{f' {len(waits)} times' if len(waits) > 1 else ''}: {why}"
-        )
+            say(f"{host}: ssh failed ({why}); again in {wait:g} s.")
+            over.wait(wait)
+        return Answer(host, {}, f"{host}: ssh failed {len(BACKOFF) + 1} times: {why}")
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:
         """Returns what all hosts have said. Raises PodError, which names every host that failed and says why."""
-        if faults := [answer.fault for answer in answers if answer.error]:
-            sentence = (
-                f"{what} failed on {len(faults)} of {len(answers)} hosts: {'; '.join(faults)}."
-            )
-            raise PodError(f"{sentence} {advice(sentence, self.cloud.settings)}".rstrip(), "hosts")
+        if errors := [answer.error for answer in answers if answer.error]:
+            failed = f"{what} failed on {len(errors)} of {len(answers)} hosts: {'; '.join(errors)}."
+            raise PodError(f"{failed} {advice(failed, self.cloud.settings)}".rstrip(), "hosts")
         return [answer.data for answer in answers]
 
 
 def program() -> bytes:
     """Returns host.py and its modules as one line of JSON, the first of stdin."""
-    sources = [(name, (LAUNCH / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
+    names = ("host_setup", "host")  # in the order of their imports
+    sources = [(name, (LAUNCH / f"{name}.py").read_text(encoding="utf-8")) for name in names]
     text = (
         "import sys, types\n"
         "if sys.version_info < (3, 10):\n"
@@ -134,53 +110,32 @@ def program() -> bytes:
         "    exec(compile(source, name + '.py', 'exec'), module.__dict__)\n"
         "sys.exit(module.main(sys.argv[1:]))\n"
     )
-    return f"{PREFIX}{json.dumps(text)}\n".encode()
+    return f"{json.dumps(text)}\n".encode()
 
 
-def connect(
-    cloud: TpuVm, timeout: float, pod: Pod | None = None, *, partial: bool = False
-) -> Hosts:
-    """Returns the hosts of the pod (asked for, if not given). Raises PodError unless all of them are ready.
-
-    partial: a first host that ssh can't reach is reported, and is no error: what the others say is of use.
-    """
+def connect(cloud: TpuVm, pod: Pod | None = None) -> Hosts:
+    """Returns the hosts of the pod (asked for, if not given). Raises PodError unless all of them are ready."""
     pod = pod or cloud.describe()
-    settings = cloud.settings
+    count = cloud.settings.host_count
     if pod.state != READY:
         raise PodError(f"{pod.name} is {pod.condition}, not ready: launch/tpu.py up.", "absent")
-    if len(pod.hosts) != settings.host_count:
+    if len(pod.hosts) != count:
         raise PodError(
-            f"{pod.name} should have {settings.host_count} hosts ({settings.accelerator_type}), but {len(pod.hosts)} "
-            "hosts are there: wait, or set hosts in pod.toml; a run starts on all hosts or on none.",
-            "hosts",
+            f"{pod.name} should have {count} hosts by its accelerator_type, and has {len(pod.hosts)}; a run starts on "
+            "all hosts or on none."
         )
-    try:
-        cloud.connect(pod)
-    except PodError as error:
-        if not (partial and error.kind == "hosts"):
-            raise
-        say(f"{error} The others are asked.")
-    return Hosts(cloud, pod, timeout)
+    cloud.connect(pod)
+    return Hosts(cloud, pod)
 
 
 def _read(host: Host, result: Result, timeout: float) -> Answer:
     """Returns host.py's answer, which stands among what else a host prints."""
     said = reason(result.stderr)
     if result.code is None:
-        return Answer(
-            host,
-            {},
-            f"no answer within {timeout:g} s{f' ({said})' if result.stderr.strip() else ''}",
-        )
-    lines = [
-        line.removeprefix(PREFIX) for line in result.stdout.splitlines() if line.startswith(PREFIX)
-    ]
-    try:
-        data = json.loads(lines[-1])
-    except (IndexError, json.JSONDecodeError):
-        sentence = (
-            f"code {result.code}: {said}" if result.code else "it ended well and gave no answer"
-        )
-        return Answer(host, {}, sentence)
-    error = str(data.get("error") or f"code {result.code}: {said}") if result.code else ""
-    return Answer(host, data, error)
+        return Answer(host, {}, f"{host}: no answer within {timeout:g} s ({said})")
+    lines = [line for line in result.stdout.splitlines() if line.startswith(PREFIX)]
+    data = json.loads(lines[-1].removeprefix(PREFIX)) if lines else {}
+    error = ""
+    if result.code or not lines:
+        error = f"{host}: {data.get('error') or f'code {result.code}: {said}'}"
+    return Answer(host, data, printable(error))

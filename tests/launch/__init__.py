@@ -1,0 +1,3 @@
+from tests import ROOT
+
+LAUNCH = ROOT / "launch"

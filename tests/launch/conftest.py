@@ -1,20 +1,11 @@
 import pytest
 
-from tests.launch.fake_gcloud.cloud import kill_marked
-from tests.launch.host_folder import HostFolder
 from tests.launch.pod import FakePod
 
 
 @pytest.fixture
-def host(tmp_path):
-    found = HostFolder(tmp_path / "host root")  # a space, as in some homes
-    yield found
-    kill_marked(str(found.root))  # which stands in the environment of all that runs there
-
-
-@pytest.fixture
 def pod(tmp_path, monkeypatch, capsys):
-    """A pod that does not exist yet, and a folder of code that git does not know yet."""
+    """A pod that does not exist yet."""
     found = FakePod(tmp_path)
     found.enter(monkeypatch, capsys)
     yield found
@@ -24,9 +15,7 @@ def pod(tmp_path, monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def shared_pod(tmp_path_factory):
     """For `ready_pod`."""
-    found = FakePod(tmp_path_factory.mktemp("pod"))
-    found.commit()
-    return found
+    return FakePod(tmp_path_factory.mktemp("pod"))
 
 
 @pytest.fixture

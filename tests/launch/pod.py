@@ -1,114 +1,230 @@
-"""A pod of the fake cloud, and a small repository, whose `python -m mlm` does what a test says."""
+"""A pod of the small TPU API, and a small repository, whose `python -m mlm` does what a test says.
+
+Stand-ins for gcloud and for ssh, in this process; the hosts are folders here.
+"""
 
 import contextlib
-import dataclasses
-import io
 import json
 import os
 import pathlib
 import re
 import shlex
 import shutil
-import socket
+import signal
 import subprocess
 import sys
-import threading
+import time
 
 import host
-import host_checks
 import host_setup
 import pytest
-from pods import backend, hosts
+from pods import backend, follow, hosts, lifetime, supervise
 
-from tests.launch.fake_gcloud import commands, synopsis
-from tests.launch.fake_gcloud.cloud import REASONS, Cloud
-from tests.launch.host_folder import STUB, HostFolder
+from tests.launch.tpu_api import model
+from tests.launch.tpu_api.model import ApiError
 
-WAITS = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); time.sleep(60)"
-RUN = ("run", "configs/a.py", "--every=0.05")
-PLACE = ("--project=my-project", "--zone=us-central2-b")
-NODE = ("--accelerator-type=v4-16", "--version=tpu-ubuntu2204-base")
-PRINTED = threading.Lock()  # what is printed belongs to one gcloud
+PYTHON = sys._base_executable  # starts in a third of the time: no site-packages
+# a stand-in for the package: `python -m mlm ...` runs the Python that $STUB names
+STUB = """import json, os, pathlib, signal, sys, time
+folder = pathlib.Path(os.environ["MLM_HOST_DIR"])
+print(json.dumps(sys.argv[1:]), flush=True)
+exec(os.environ["STUB"])
+"""
+# the handler first: a test sends SIGTERM as soon as it sees this line
+WAITS = (
+    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75)))\n"
+    "print('up', flush=True)\n"
+    "time.sleep(60)"
+)
+RUN = ("run", "configs/a.py")
+MARK = "MLM_TEST_HOST"
+METHODS = {"create": "POST", "delete": "DELETE", "describe": "GET"}
+# What ssh says to each fault of a connection: it is lost before or after a command has run.
+REASONS = {
+    "before": "ssh: connect to host {ip} port 22: Connection timed out",
+    "after": "client_loop: send disconnect: Broken pipe",
+}
+SETTINGS = {
+    "name": "my-pod",
+    "project": "my-project",
+    "zone": "us-central2-b",
+    "accelerator_type": "v4-16",
+    "bucket": "gs://my-bucket/runs",
+}
+
+
+def wait_for(condition, seconds: float = 60.0):
+    """Returns what the condition gives, once it is true."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"it did not come true within {seconds} s")
+
+
+def alive(process: int) -> bool:
+    try:
+        return (
+            pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
+    except FileNotFoundError:
+        return False
+
+
+def kill_marked(mark: str) -> None:
+    """Kills all processes with a text in their environment, but this one."""
+    running = [0]
+    while running:  # a process may fork while we look (a zombie's environment reads as empty)
+        running = []
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_marked = mark.encode() in (entry / "environ").read_bytes()
+                if is_marked and int(entry.name) != os.getpid():
+                    running.append(int(entry.name))
+                    os.kill(int(entry.name), signal.SIGKILL)
+        time.sleep(0.01)
+
+
+class StandIn(model.Cloud):
+    """The TPU API, whose hosts are folders, and gcloud, as far as the launcher uses it."""
+
+    account = "me@example.com"
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.calls: list[list[str]] = []
+        self.ssh_faults: list[tuple[str, int, str]] = []  # (fault, worker, a word of the command)
+
+    def home(self, worker: int) -> pathlib.Path:
+        return self.folder / str(worker)
+
+    def begin_hosts(self, name: str, count: int) -> None:
+        for worker in range(count):
+            self.home(worker).mkdir(parents=True)
+
+    def end_hosts(self, name: str) -> None:
+        kill_marked(f"{MARK}={self.folder}/")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ssh_fault(self, worker: int, command: str) -> str:
+        for fault in self.ssh_faults:
+            if fault[1] == worker and fault[2] in command:
+                self.ssh_faults.remove(fault)
+                return fault[0]
+        return ""
+
+    def gcloud(self, argv: list[str]) -> backend.Result:
+        """Returns what gcloud prints, and how it ends."""
+        if argv[0] == "config":
+            return backend.Result(0, f"{self.account}\n")
+        self.calls.append(argv)
+        _, _, group, verb, name, *rest = argv
+        flags = dict(word.partition("=")[::2] for word in rest)
+        try:
+            answer = self._do(group, verb, name, flags)
+        except ApiError as refused:
+            error = refused.error
+            if error["code"] == 503:
+                text = f"HttpError: response: <{{'status': 503}}>, content <{json.dumps({'error': error})}>"
+            else:
+                text = f"{error['status']}: {error['message']}"
+            answer = backend.Result(1, "", f"ERROR: (gcloud.compute.tpus.{group}.{verb}) {text}")
+        return answer
+
+    def _do(self, group: str, verb: str, name: str, flags: dict[str, str]) -> backend.Result:
+        parent = f"projects/{flags['--project']}/locations/{flags['--zone']}"
+        if verb == "ssh":
+            return self._ssh(parent, name, flags)
+        kind = "nodes" if group == "tpu-vm" else "queuedResources"
+        path = f"/v2/{parent}/{kind}"
+        query = {}
+        body = None
+        if verb == "create":
+            query = {"nodeId" if kind == "nodes" else "queuedResourceId": name}
+            labels = dict([flags["--labels"].split("=")]) if "--labels" in flags else {}
+            body = {"acceleratorType": flags["--accelerator-type"], "labels": labels}
+            if kind != "nodes":
+                body = {"tpu": {"nodeSpec": [{"node": body, "nodeId": flags["--node-id"]}]}}
+        else:
+            path += f"/{name}"
+        answer = self.request(METHODS[verb], path, query, body)
+        if verb == "describe":
+            return backend.Result(0, json.dumps(answer))
+        error = self.request("GET", f"/v2/{answer['name']}").get("error")
+        return backend.Result(int(bool(error)), "", f"ERROR: {json.dumps(error)}" if error else "")
+
+    def _ssh(self, parent: str, target: str, flags: dict[str, str]) -> backend.Result:
+        user, _, name = target.rpartition("@")
+        node = self.request("GET", f"/v2/{parent}/nodes/{name}")
+        ips = [end["ipAddress"] for end in node["networkEndpoints"]]
+        if "--dry-run" in flags:
+            alias = f"-o HostKeyAlias=tpu.{node['id']}"
+            lines = [
+                f"/bin/ssh -T -i /home/some one/.ssh/key {alias}-{worker} {user or 'me'}@{ip} -- true"
+                for worker, ip in enumerate(ips)
+            ]
+            return backend.Result(0, "\n".join(lines))
+        if self.ssh_fault(int(flags["--worker"]), "true"):
+            return backend.Result(255, "", REASONS["before"].format(ip=ips[0]))
+        return backend.Result(0)
 
 
 class FakePod:
-    """A v4-16 of the fake cloud, two hosts, a repository, and the launcher as a function.
-
-    gcloud and the hosts answer in this process, but for runs that start.
-    """
+    """A v4-16, two hosts, a repository, and the launcher as a function."""
 
     def __init__(self, folder: pathlib.Path):
-        self.state = folder / "cloud"
         self.repository = folder / "repository"
-        self.bin = folder / "bin"
-        self.home = self.state / "my-pod"
+        self.cloud = StandIn(folder / "hosts")
+        self.stub = ""
         self.capsys = None
         self.synced = False
-        with (
-            socket.create_server(("127.0.0.1", 0)) as one,
-            socket.create_server(("127.0.0.1", 0)) as other,
-        ):
-            # other tests have pods of their own
-            self.numbers = [server.getsockname()[1] for server in (one, other)]
-        self.bin.mkdir()
-        for name in ("gcloud", "python3", "ssh"):
-            (self.bin / name).write_text(f'#!/bin/sh\nexec {HostFolder.PYTHON} -S -E "$@"\n')
-            # it starts in a third of the time, without site-packages
-            (self.bin / name).chmod(0o755)
-        for name in ("mlm", "configs", "research", "launch"):
+        for name in ("mlm", "configs", "research"):
             (self.repository / name).mkdir(parents=True)
         for name, text in {
-            "requirements.txt": "",
             ".gitignore": "/runs/\n",
-            "mlm/__init__.py": "",
             "mlm/__main__.py": STUB,
             "configs/a.py": "",
-            "stub.py": "",
             "research/beside.py": "WORD = 'imported'\n",
             "research/rare.py": "import beside, sys\nprint(beside.WORD, *sys.argv[1:3])\n",
-            "pod.toml": 'name = "my-pod"\nproject = "my-project"\nzone = "us-central2-b"\n'
-            'accelerator_type = "v4-16"\nbucket = "gs://my-bucket/runs"\n'
-            f'python = "{self.bin}/python3"\n',
         }.items():
             (self.repository / name).write_text(text)
-        self.cloud = Cloud(self.state)
-        self.cloud.connect = self._connect
-
-    def commit(self) -> None:
+        self.settings()
         self.git("init", "-q", "-b", "main")
         self.git("add", "-A")
         self.git("commit", "-qm", "first")
 
+    def settings(self, **values: object) -> None:
+        """Writes pod.toml."""
+        values = SETTINGS | {"python": PYTHON} | values
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in values.items()]
+        (self.repository / "pod.toml").write_text("".join(lines))
+
     def enter(self, patch: pytest.MonkeyPatch, capsys) -> None:
-        """Puts this process where a researcher would be."""
+        """Puts this process where a researcher would be, with little patience."""
         self.capsys = capsys
-        run = backend.Runner.run
+        self.real = backend.run
         patch.chdir(self.repository)
-        patch.setenv("PATH", f"{self.bin}{os.pathsep}{os.environ['PATH']}")
-        patch.setenv("HOME", str(self.bin))  # ssh's sockets
-        patch.setattr(host_checks, "PORTS", self.numbers)
         patch.setattr(hosts, "BACKOFF", (0.05, 0.1))
+        patch.setattr(lifetime, "EVERY", 0.01)
+        patch.setattr(follow, "EVERY", 0.02)
+        patch.setattr(supervise, "EVERY", 0.1)
 
-        def answer(runner, argv, timeout, stdin=b""):
-            if runner.dry or pathlib.Path(shutil.which(argv[0]) or "/").parent != self.bin:
-                return run(runner, argv, timeout, stdin)
-            words = list(argv[1:])
-            return self._gcloud(words) if argv[0] == "gcloud" else self._ssh(words, stdin)
+        def answer(argv, timeout, stdin=b""):
+            if argv[0] == "gcloud":
+                return self.cloud.gcloud(list(argv[1:]))
+            return self._ssh(list(argv), stdin)
 
-        self.run = lambda argv, stdin: run(backend.Runner(), argv, 60.0, stdin)
-        patch.setattr(backend.Runner, "run", answer)
+        patch.setattr(backend, "run", answer)
 
     def leave(self) -> None:
         """Ends all runs, and removes what is left of them here and on the hosts."""
-        self.cloud.kill("my-pod")
-        for folder in [*self.home.glob("*/home/.mlm-pod/runs"), self.repository / "runs"]:
+        kill_marked(f"{MARK}={self.cloud.folder}/")
+        for folder in [*self.cloud.folder.glob("*/.mlm-pod/runs"), self.repository / "runs"]:
             shutil.rmtree(folder, ignore_errors=True)
-        for file in [
-            self.state / "calls.jsonl",
-            self.state / "ssh.jsonl",
-            *(self.state / "faults").iterdir(),
-        ]:
-            file.unlink(missing_ok=True)
+        self.cloud.calls.clear()
+        self.cloud.ssh_faults.clear()
 
     def tpu(self, *argv: str, code: int = 0) -> str:
         """Runs launch/tpu.py in this process; returns what it printed, and then what it said on stderr."""
@@ -122,129 +238,72 @@ class FakePod:
 
     def ready(self, stub: str = "") -> None:
         """Brings the pod up and the code to it, once; `python -m mlm` is to do what the stub says."""
-        self.cloud.settings(env={"STUB": stub, "PATH": f"{self.bin}:/usr/bin:/bin"})
+        self.stub = stub
         if not self.synced:
-            self.tpu("up", "--every=0.01")
+            self.tpu("up")
             self.tpu("sync")
         self.synced = True
 
     def git(self, *words: str) -> None:
         """Runs git, with a clock that stands still."""
-        who = {
-            f"GIT_{name}_{key}": "a@b"
-            for name in ("AUTHOR", "COMMITTER")
-            for key in ("NAME", "EMAIL")
-        }
-        when = {f"GIT_{name}_DATE": "2026-01-01T00:00:00Z" for name in ("AUTHOR", "COMMITTER")}
-        environment = {**os.environ, **who, **when}
-        subprocess.run(
-            ["git", "-C", str(self.repository), *words],
-            check=True,
-            capture_output=True,
-            env=environment,
-        )
-
-    def by_hand(self, *words: str) -> str:
-        """Runs gcloud as a colleague does, without the launcher; returns what it prints."""
-        result = self._gcloud(["compute", "tpus", *words, *PLACE])
-        assert result.code == 0, result.stderr
-        return result.stdout
+        who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a"}
+        when = {"GIT_COMMITTER_EMAIL": "a@b", "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z"}
+        environment = os.environ | who | when | {"GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
+        line = ["git", "-C", self.repository, *words]
+        subprocess.run(line, check=True, capture_output=True, env=environment)
 
     def host_folder(self, worker: int, run: str = "a", attempt: int = 1) -> pathlib.Path:
-        return self.home / str(worker) / "home" / ".mlm-pod" / "runs" / run / str(attempt)
+        return self.cloud.home(worker) / ".mlm-pod" / "runs" / run / str(attempt)
 
-    def processes(self, run: str = "a", attempt: int = 1) -> list[int]:
-        folders = [self.host_folder(worker, run, attempt) for worker in range(2)]
-        return [process for folder in folders for process in host.processes(folder)]
+    def processes(self) -> list[int]:
+        return [
+            number for worker in range(2) for number in host.processes(self.host_folder(worker))
+        ]
 
     def starts(self) -> int:
         """Returns how many processes of runs have been started."""
-        return len(list(self.home.glob("*/home/.mlm-pod/runs/*/*/job.json")))
+        return len(list(self.cloud.folder.glob("*/.mlm-pod/runs/*/*/job.json")))
 
     def verbs(self) -> list[str]:
         """Returns what every gcloud so far was asked to do, such as "tpu-vm create"."""
-        return [" ".join(call[2:4]) for call in self.cloud.calls()]
-
-    def _gcloud(self, argv: list[str]) -> backend.Result:
-        if argv[0] != "config":
-            self.cloud.note_call(argv)
-        return gcloud_here(self.cloud, argv)
+        return [" ".join(call[2:4]) for call in self.cloud.calls]
 
     def _ssh(self, argv: list[str], stdin: bytes) -> backend.Result:
-        self.cloud.note_call(argv, "ssh.jsonl")
-        alias = re.search(r"HostKeyAlias=tpu\.([0-9]+)-([0-9]+)-", " ".join(argv))
-        node = self.cloud.load("nodes", "my-pod")
-        ends = (
-            [end["ipAddress"] for end in node["networkEndpoints"]]
-            if node and node["id"] == alias[1]
-            else []
-        )
-        ip = argv[-3].rpartition("@")[2]
-        if ip not in ends or node["state"] != "READY":
-            return backend.Result(255, "", REASONS["ssh255_before"].format(ip=ip))
-        return self._on_host(int(alias[2]), argv[-1], stdin)
-
-    def _connect(self, node: dict, worker: int, words: list[str]) -> int:
-        result = self._on_host(worker, words[-1])
-        print(result.stdout, end="")
-        print(result.stderr, file=sys.stderr)
-        return result.code
-
-    def _on_host(self, worker: int, command: str, stdin: bytes = b"") -> backend.Result:
         """Returns what a command on a host comes to, over a connection that may be lost."""
-        with self.cloud.lock():
-            fault = self.cloud.fault("tpu-vm ssh", REASONS, command, worker).get("fault")
-        lost = backend.Result(255, "", REASONS.get(fault, "").format(ip=f"127.0.0.{worker + 1}"))
+        number, worker = re.search(r"HostKeyAlias=tpu\.([0-9]+)-([0-9]+)", " ".join(argv)).groups()
+        node = self.cloud.nodes.get("my-pod", {})
+        lost = backend.Result(255, "", REASONS["before"].format(ip="127.0.0.1"))
+        if node.get("id") != number or node["state"] != "READY":
+            return lost
+        fault = self.cloud.ssh_fault(int(worker), argv[-1])
         if fault == "silent":
             return backend.Result(None)
-        if fault == "ssh255_before":
+        if fault == "before":
             return lost
-        home = self.cloud.home("my-pod", worker)
-        words = shlex.split(command)
-        if command == "true":
-            result = backend.Result(0)
-        elif "start" in words:  # it forks
-            variables = [
-                f"{name}={value}"
-                for name, value in self.cloud.environment("my-pod", worker).items()
-            ]
-            result = self.run(
-                ["env", "-i", "-C", str(home), *variables, "/bin/bash", "-c", command], stdin
-            )
+        home = self.cloud.home(int(worker))
+        words = shlex.split(argv[-1])
+        if "start" in words:  # it forks, which this process of many threads must not
+            variables = {"HOME": home, "PATH": "/usr/bin:/bin", MARK: home, "STUB": self.stub}
+            pairs = [f"{name}={value}" for name, value in variables.items()]
+            line = ["env", "-i", *pairs, PYTHON, "-S", "-E", *words[1:]]
+            result = self.real(line, 60.0, stdin)
         else:
-            result = host_here(words[words.index("host.py") + 1 :], home, stdin)
-        middle = len(result.stdout) // 2 if fault == "drop_midstream" else 0
-        return dataclasses.replace(lost, stdout=result.stdout[:middle]) if fault else result
+            result = host_here(words[words.index("host.py") + 1 :], home / ".mlm-pod", stdin)
+        return backend.Result(255, "", REASONS["after"]) if fault else result
 
 
-def host_here(words: list[str], home: pathlib.Path, stdin: bytes) -> backend.Result:
-    """Runs host.py for a home in this process, as many at once as there are hosts."""
-    name, root, *words = words
+def host_here(words: list[str], root: pathlib.Path, stdin: bytes) -> backend.Result:
+    """Runs host.py with a folder in this process, as many at once as there are hosts."""
+    name, *words = words
     answer, *kinds = host.COMMANDS[name]
     arguments = [kind(word) for kind, word in zip(kinds, words, strict=True)]
     if name == "unpack":
         answer = host_setup.unpack
         arguments = [*arguments, stdin.partition(b"\n")[2]]
     try:
-        report = answer(pathlib.Path(root.replace("~", str(home))), *arguments)
+        report = answer(root, *arguments)
         code = 0
     except (host_setup.HostError, OSError, ValueError) as error:
         report = {"error": str(error)}
         code = 1
     return backend.Result(code, "mlm-host " + json.dumps(report))
-
-
-def gcloud_here(cloud: Cloud, argv: list[str]) -> backend.Result:
-    if argv[0] == "config":
-        return backend.Result(0, f"{cloud.account}\n")
-    with (
-        PRINTED,
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as err,
-    ):
-        try:
-            code = commands.run(cloud, synopsis.parse(argv))
-        except synopsis.RefusedError as error:
-            code = error.code
-            print(error, file=sys.stderr)
-    return backend.Result(code, out.getvalue(), err.getvalue())

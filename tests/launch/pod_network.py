@@ -17,12 +17,33 @@ from typing import Self
 
 NETWORK = "10.77.0"  # .1, .2, ... are the hosts, .254 is the researcher's laptop
 BRIDGE = "mlmpod"
-# In the new namespaces: $1 is the host's name, $2 has its /etc, and a TPU on the PCI bus, for jax; the rest is the
-# command of its first process.
+# $1: the host's network namespace, $2: its address
+JOIN = f"""
+set -e
+ip netns add $1
+ip link add ${{1}}v type veth peer name eth0 netns $1
+ip link set ${{1}}v master {BRIDGE} up
+ip -n $1 address add $2/24 dev eth0
+ip -n $1 link set eth0 up
+ip -n $1 link set lo up
+"""
+# In the new namespaces: $1 is the host's name, $2 has its /etc, and a TPU on the PCI bus, for jax.
 FIRST_PROCESS = """
 hostname "$1" && mount --bind "$2/passwd" /etc/passwd && mount --bind "$2/hosts" /etc/hosts &&
-  mount --bind "$2/pci" /sys/bus/pci/devices && shift 2 && exec "$@"
+  mount --bind "$2/pci" /sys/bus/pci/devices && exec /usr/sbin/sshd -D -e -f "$2/sshd_config"
 """
+SSHD = """
+ListenAddress {address}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/key.pub
+AuthorizedKeysCommand {keys_command}
+AuthorizedKeysCommandUser root
+StrictModes no
+UsePAM no
+PidFile none
+SetEnv {variables}
+"""
+SSH = "-oIdentitiesOnly=yes -oBatchMode=yes -oConnectTimeout=2 -oStrictHostKeyChecking=no -oLogLevel=ERROR"
 
 
 class Hosts:
@@ -52,25 +73,7 @@ class Hosts:
         _do("ip", "address", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
         _do("ip", "link", "set", BRIDGE, "up")
         for index, address in enumerate(self.addresses):
-            name = f"{BRIDGE}{index}"
-            _do("ip", "netns", "add", name)
-            _do(
-                "ip",
-                "link",
-                "add",
-                f"{name}v",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                name,
-            )
-            _do("ip", "link", "set", f"{name}v", "master", BRIDGE, "up")
-            _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
-            _do("ip", "-n", name, "link", "set", "eth0", "up")
-            _do("ip", "-n", name, "link", "set", "lo", "up")
+            _do("bash", "-c", JOIN, "bash", f"{BRIDGE}{index}", address)
         return self
 
     def __exit__(
@@ -105,26 +108,16 @@ class Hosts:
         (chip / "class").write_text("0x120000\n")  # which gloo reads
         _do("ip", "link", "set", f"{BRIDGE}{index}v", "up")
         variables = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu"} | self.variables[index]
-        options = {
-            "ListenAddress": self.addresses[index],
-            "HostKey": self.folder / "host_key",
-            "AuthorizedKeysFile": self.folder / "key.pub",
-            "AuthorizedKeysCommand": self.keys_command,
-            "AuthorizedKeysCommandUser": "root",
-            "StrictModes": "no",  # of a folder that belongs to a test
-            "UsePAM": "no",
-            "PidFile": "none",
-            "SetEnv": " ".join(f'"{name}={value}"' for name, value in variables.items()),
-        }
+        config = SSHD.format(
+            address=self.addresses[index],
+            folder=self.folder,
+            keys_command=self.keys_command,
+            variables=" ".join(f'"{name}={value}"' for name, value in variables.items()),
+        )
+        (folder / "sshd_config").write_text(config)
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)
-        sshd = [
-            "/usr/sbin/sshd",
-            "-D",
-            "-e",
-            *(f"-o{key}={value}" for key, value in options.items()),
-        ]
         own = ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        first = ["bash", "-c", FIRST_PROCESS, "bash", f"{BRIDGE}-{index}", folder, *sshd]
+        first = ["bash", "-c", FIRST_PROCESS, "bash", f"{BRIDGE}-{index}", folder]
         with (folder / "sshd.log").open("w") as log:
             command = ["ip", "netns", "exec", f"{BRIDGE}{index}", *own, *first]
             self._first[index] = subprocess.Popen(
@@ -145,17 +138,8 @@ class Hosts:
 
     def ssh(self, index: int, command: str) -> list[str]:
         """Returns the arguments that run a command on a host."""
-        options = {
-            "IdentityFile": self.key,
-            "IdentitiesOnly": "yes",
-            "BatchMode": "yes",
-            "ConnectTimeout": "2",
-            "StrictHostKeyChecking": "no",
-            "UserKnownHostsFile": "/dev/null",
-            "LogLevel": "ERROR",
-        }
-        words = [f"-o{key}={value}" for key, value in options.items()]
-        return ["ssh", *words, f"root@{self.addresses[index]}", command]
+        known = ["-oUserKnownHostsFile=/dev/null", f"-oIdentityFile={self.key}"]
+        return ["ssh", *SSH.split(), *known, f"root@{self.addresses[index]}", command]
 
     def _remove_network(self) -> None:
         # the link by itself: with its namespace it goes some time later

@@ -25,16 +25,9 @@ def ended(process, *, code=None, signal=None, at=0.0, step=7, phase="step", caus
     return HostReport(process, f"w-{process}", "exited", end, progress, cause, us)
 
 
-def reason(kind, at=0.0, *, code=1, step=7, phase="step", what="ValueError: it broke", **of):
-    return {
-        "kind": kind,
-        "time": NOON + at,
-        "step": step,
-        "phase": phase,
-        "code": code,
-        "what": what,
-        **of,
-    }
+def reason(process, kind, at=0.0, *, code=1, step=7, phase="step", what="ValueError: it broke"):
+    who = {"process": process, "host": f"w-{process}", "kind": kind, "time": NOON + at}
+    return who | {"step": step, "phase": phase, "code": code, "what": what}
 
 
 def aborted(process, at=1.0, **rest):
@@ -42,37 +35,30 @@ def aborted(process, at=1.0, **rest):
 
 
 def failed(process, at=0.0, kind="exception", **rest):
-    return ended(process, code=1, cause=reason(kind, at, **rest))
+    return ended(process, code=1, cause=reason(process, kind, at, **rest))
 
 
 def told(process, at, kind, of):
-    where = {
-        "process": of,
-        "host": f"w-{of}",
-        "kind": kind,
-        "what": "is lost: no sign of life",
-        "step": 5,
-    }
-    return ended(process, code=1, at=at, cause=reason("peer", at, of=where))
+    return ended(process, code=1, at=at, cause=reason(of, kind, at, what="is damaged"))
 
 
 RUNNING = HostReport(0, "w-0", "running", None, {"step": 7, "phase": "step", "time": NOON})
 STOPPED = HostReport(0, "w-0", "running", None, {"step": 7, "phase": "step", "time": NOON - 30})
 LOST = HostReport(1, "w-1", "lost", None, {"step": 3, "phase": "step", "time": NOON - 60})
-PREEMPTED = reason("signal", 9, code=75, what="SIGTERM: saved")
+PREEMPTED = reason(2, "signal", 9, code=75, what="SIGTERM: saved")
 # name: (what the hosts have left, the process, kind and code of the first cause)
 TABLE = {
     "killed": ([aborted(0, 0.5), ended(1, signal=KILL, at=2), aborted(2)], 1, "signal", 137),
     "killed, and the others abort through a shell, where a signal is 128 + n": (
         [ended(0, code=137, at=3), ended(1, code=134, at=1)], 0, "signal", 137),
     "its own exception beats what followed": (
-        [failed(0, -2, "peer"), aborted(1, -1), ended(2, code=4, at=9, cause=reason("exception", 3, code=4))],
+        [told(0, -2, "hang", of=1), aborted(1, -1), ended(2, code=4, at=9, cause=reason(2, "exception", 3, code=4))],
         2, "exception", 4),
     "asked to end, and the others followed": (
-        [*(ended(n, code=75, cause=reason("peer", n, code=75)) for n in (0, 1)), ended(2, code=75, cause=PREEMPTED)],
+        [*(ended(n, code=75) for n in (0, 1)), ended(2, code=75, cause=PREEMPTED)],
         2, "signal", 75),
     "asked to end, and one still saves": (
-        [RUNNING, ended(1, code=75, cause=reason("peer", 1, code=75))], 1, "peer", 75),
+        [RUNNING, ended(1, code=75)], 1, "exit", 75),
     "the earliest of several": ([failed(0, 0.2), failed(1, 0.1), ended(2, signal=KILL, at=0.15)], 1, "exception", 1),
     "of hangs the one whose step is the smallest, and input comes before the step": (
         [failed(0, 0.0, "hang", step=9), failed(1, 0.3, "hang", step=9, phase="input"),
@@ -121,7 +107,10 @@ def test_a_sentence_says_who_what_when_and_where():
             failed(1, 0, "hang", step=None, phase="compile", what="none"),
             ["first step (compile): none"],
         ),
-        (ended(1, code=75, cause=PREEMPTED), ["12:00:09", "SIGTERM: saved"]),
+        (
+            ended(1, code=75, cause=PREEMPTED | {"process": 1, "host": "w-1"}),
+            ["12:00:09", "SIGTERM: saved"],
+        ),
         (ended(1, code=1, step=None, phase=None), ["exit code 1", "12:00:00"]),
     ]:
         sentence = first_cause([host]).sentence

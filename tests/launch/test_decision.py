@@ -2,7 +2,7 @@
 
 import pytest
 from pods import supervise
-from pods.backend import CREATE, DELETE, RESUME, Host, Pod
+from pods.backend import CREATE, DELETE, Host, Pod
 from pods.causes import HostReport
 from pods.runs import RunStatus
 from pods.supervise import DONE, GIVE_UP, START, WAIT, Memory
@@ -12,6 +12,8 @@ def report(process, state="running", code=None, step=None, kind=None, by=None):
     ended = {"code": code, "signal": by, "ended": 50.0 + process} if state == "exited" else None
     progress = None if step is None else {"step": step, "phase": "step", "time": 0.0}
     cause = kind and {
+        "process": process,
+        "host": f"w-{process}",
         "kind": kind,
         "time": 40.0 + process,
         "step": step,
@@ -47,12 +49,12 @@ TABLE = {
     "its repair failed": ((Pod("p", "UNKNOWN"), None), {}, DELETE, 0),
     "its request failed": ((Pod("p", "FAILED", reason="no quota"), None), {}, DELETE, 0),
     "under repair": ((Pod("p", "REPAIRING"), None), {}, WAIT, 0),
-    "stopped": ((Pod("p", "STOPPED"), None), {}, RESUME, 0),
+    "stopped": ((Pod("p", "STOPPED"), None), {}, WAIT, 0),
     "running": (ready(RUNS), {}, WAIT, 0),
     "running, one host silent": (ready(RunStatus(1, (report(0),))), DEAD, WAIT, 0),
     "nothing is there": (ready(RunStatus(0, (report(0, "absent"), report(1, "absent")))), {}, START, 0),
     "crashed": (ready(ended(1, 134)), {}, START, 0),
-    "crashed again and again": (ready(ended(1, 134)), {"tries": 50}, START, 0),
+    "done before we came": (ready(ended(0, 0)), {"watched": 0}, START, 0),
     "asked to end, and saved": (ready(ended(75, 75)), {}, START, 0),
     "ended by stop": (ready(ended(75, 75, stopped=True)), {}, GIVE_UP, 75),
     "ended by stop before we came": (ready(ended(75, 75, stopped=True)), {"watched": 0}, START, 0),
@@ -71,34 +73,23 @@ TABLE = {
 def test_what_is_done(name):
     seen, remembered, kind, code = TABLE[name]
     memory = Memory(**{"watched": 1} | remembered)
-    action = supervise.decide(*seen, memory, may_delete=True)
-    assert (
-        (action.kind, action.code) == (kind, code) and action.why and not action.why.endswith(".")
-    )
+    action = supervise.decide(*seen, memory)
+    assert (action.kind, action.code) == (kind, code)
+    assert action.why and not action.why.endswith(".")
     if kind == DELETE:
-        assert supervise.decide(*seen, Memory(**remembered), may_delete=False).kind == WAIT, (
-            "it is a stranger's"
-        )
         assert memory.watched == memory.silent == 0
 
 
 def test_health_stands_in_every_line():
-    for found in (
-        RUNS,
-        ONE_SILENT,
-        ended(1, 134),
-        RunStatus(0, (report(0, "absent"), report(1, "absent"))),
-    ):
-        assert "is moved" in supervise.decide(*ready(found, **MOVED), Memory(), may_delete=True).why
-    assert (
-        "is moved"
-        in supervise.decide(Pod("p", "REPAIRING", **MOVED), None, Memory(), may_delete=True).why
-    )
+    nothing = RunStatus(0, (report(0, "absent"), report(1, "absent")))
+    for found in (RUNS, ONE_SILENT, ended(1, 134), nothing):
+        assert "is moved" in supervise.decide(*ready(found, **MOVED), Memory()).why
+    assert "is moved" in supervise.decide(Pod("p", "REPAIRING", **MOVED), None, Memory()).why
 
 
 def test_a_new_step_ends_all_trouble():
-    memory = Memory(watched=1, step=4, tries=7, trouble=1e4)
-    supervise.decide(*ready(ended(1, 134, step=4)), memory, may_delete=True)
-    assert memory.tries == 7
-    supervise.decide(*ready(RUNS), memory, may_delete=True)
-    assert (memory.step, memory.tries, memory.trouble) == (5, 0, 0.0)
+    memory = Memory(watched=1, step=4, trouble=1e4)
+    supervise.decide(*ready(ended(1, 134, step=4)), memory)
+    assert memory.trouble == 1e4
+    supervise.decide(*ready(RUNS), memory)
+    assert (memory.step, memory.trouble) == (5, 0.0)

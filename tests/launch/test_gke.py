@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mlm.__main__ import parser
-from tests.launch.host_folder import LAUNCH
+from tests.launch import LAUNCH
 
 
 @pytest.fixture
@@ -26,26 +26,19 @@ def container_of(manifest: dict) -> dict:
 def test_what_an_api_server_asks_beyond_the_schema(manifest):
     """Kubernetes' rules for an indexed Job with a podFailurePolicy, and JobSet's for its names."""
     job = job_of(manifest)
-    pod = job_of(manifest)["template"]["spec"]
+    pod = job["template"]["spec"]
     name = manifest["metadata"]["name"]
-    assert (manifest["apiVersion"], manifest["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert job["completionMode"] == "Indexed" and job["completions"] == job["parallelism"]
     assert pod["restartPolicy"] == "Never"  # podFailurePolicy needs it
     (rule,) = job["podFailurePolicy"]["rules"]
     codes = rule["onExitCodes"]
-    assert (rule["action"], codes["operator"]) == ("FailJob", "In")
-    assert codes["values"] == sorted(set(codes["values"])) == [2, 3, 4]
+    assert (rule["action"], codes["operator"], codes["values"]) == ("FailJob", "In", [2, 3, 4])
     assert codes["containerName"] in [container["name"] for container in pod["containers"]]
     (rule,) = manifest["spec"]["failurePolicy"]["rules"]
-    assert re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert job["backoffLimit"] == 0 and manifest["spec"]["failurePolicy"]["maxRestarts"] > 0
     (replicated,) = manifest["spec"]["replicatedJobs"]
-    assert manifest["spec"]["coordinator"] == {
-        "replicatedJob": replicated["name"],
-        "jobIndex": 0,
-        "podIndex": 0,
-    }
+    assert manifest["spec"]["coordinator"]["replicatedJob"] == replicated["name"]
     assert len(f"{'x' * 26}-{replicated['name']}-0-0.{'x' * 26}") <= 63 and len(name) <= 26
     resources = container_of(manifest)["resources"]
     assert resources["limits"] == resources["requests"]

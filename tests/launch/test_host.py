@@ -1,235 +1,259 @@
 """host.py: a run's process is started once, kept, told of, and stopped, whatever dies around it."""
 
-import base64
-import contextlib
+import hashlib
+import io
 import json
 import os
 import pathlib
-import shutil
 import signal
-import socket
-import stat
 import subprocess
-import time
+import sys
+import tarfile
 
+import host
 import host_setup
 import pytest
 from host import processes
 
-from tests.launch.host_folder import HOSTILE, LAUNCH, alive, keeper_of, wait_for
+from tests.launch import LAUNCH
+from tests.launch.pod import PYTHON, STUB, alive, kill_marked, wait_for
 
-standard = pytest.mark.standard
-
-
-def open_files(process: int) -> set[str]:
-    found = set()
-    for path in pathlib.Path(f"/proc/{process}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            found.add(str(path.readlink()))
-    return found
-
-
-@standard
-def test_start_and_end(host):
-    answer = host.start("print('error', file=sys.stderr, flush=True); sys.exit(3)", argv=HOSTILE)
-    assert answer["started"] and answer["attempt"] == 1
-    assert host.ended()["code"] == 3 and host.ended()["signal"] is None
-    wait_for(lambda: host.status()["state"] == "exited")
-    assert host.status()["exit"]["code"] == 3 and host.status()["host"] == socket.gethostname()
-    first, second = (host.folder() / "log").read_text().splitlines()
-    assert json.loads(first) == HOSTILE and second == "error"
-    assert not list(host.root.rglob("pwned"))
-
-
-@standard
-def test_the_keeper_holds_nothing_of_the_connection_and_a_secret_stays_in_memory(host):
-    stub = "open(folder / 'got', 'w').write(os.environ['SECRET'][::-1]); time.sleep(60)"
-    # returns, although the process has our pipes' descendants
-    process = host.running(stub, SECRET="canary-1")
-    keeper = keeper_of(process)
-    # it has just started it
-    wait_for(lambda: open_files(keeper) == {"/dev/null", str(host.folder() / "lock")})
-    assert (
-        len({os.getsid(keeper), os.getsid(process), os.getsid(0)}) == 3
-        and os.getpgid(process) == process
-    )
-    assert str(host.folder() / "lock") not in open_files(process)
-    os.kill(keeper, signal.SIGHUP)
-    # a host that shuts down: the process is to save, and is to be seen
-    os.kill(keeper, signal.SIGTERM)
-    assert (
-        wait_for(lambda: (host.folder() / "got").exists() and (host.folder() / "got").read_text())
-        == "1-yranac"
-    )
-    assert host.status()["state"] == "running" and alive(keeper)
-    job = host.folder() / "job.json"
-    assert stat.S_IMODE(job.stat().st_mode) == 0o600 and json.loads(job.read_text())["env"] == [
-        "SECRET",
-        "STUB",
-    ]
-    files = [file for file in host.root.rglob("*") if file.is_file()]
-    assert [file for file in files if b"canary-1" in file.read_bytes()] == []
-
-
-@standard
-def test_it_is_never_started_twice(host):
-    racers = [host.popen("start") for _ in range(6)]
-    for (
-        racer
-    ) in racers:  # all of them are past their imports, and read the job at about the same moment
-        racer.stdin.write(host.job("time.sleep(60)"))
-    for racer in racers:
-        racer.stdin.close()
-    answers = [json.loads(racer.stdout.read().removeprefix("mlm-host ")) for racer in racers]
-    assert sum(answer["started"] for answer in answers) == 1
-    assert {answer["state"] for answer in answers} == {"running"}
-    assert wait_for(lambda: (host.folder() / "log").read_text().count("\n")) == 1
-    assert host.start("sys.exit(0)", attempt=2)["started"] is True
-    assert host.ended(attempt=2)["code"] == 0
-    assert [path.name for path in host.folder().parent.iterdir() if path.name.startswith(".")] == []
-
-
-def test_what_is_missing_is_named_before_anything_starts(host):
-    job = host.job("time.sleep(60)")
-    for text in ("", job[: len(job) // 2], "[]", '{"id": "a"}'):
-        assert "not complete" in host.ask("start", stdin=text, code=1)["error"]
-    (host.root / "venv" / "old").mkdir()
-    host_setup.write(host.root / "venv" / "old" / "python.json", {"python": "/gone/bin/python"})
-    for wrong in (
-        {"code": "0" * 64},
-        {"packages": "0" * 16},
-        {"code": "../x"},
-        {"packages": "old"},
-    ):
-        text = json.dumps(json.loads(host.job("")) | wrong)
-        assert "sync first" in host.ask("start", stdin=text, code=1)["error"]
-    for run in ("", "x" * 201, "ü" * 40):
-        assert (
-            "1 to 200 characters" in host.ask("start", stdin=host.job("", run=run), code=1)["error"]
-        )
-    assert host.status()["state"] == "absent" and not (host.root / "runs").exists()
-
-
-@standard
-def test_what_a_process_leaves(host):
-    """A signal is told apart from a code, its children end with it, and it ignores no signal that its keeper does."""
-    numbers = "(signal.SIGHUP, signal.SIGINT, signal.SIGTERM)"
-    host.start(
-        "print(__import__('subprocess').Popen(['sleep', '100']).pid, flush=True)\n"
-        f"if not any(signal.getsignal(number) == signal.SIG_IGN for number in {numbers}):\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    assert host.ended()["signal"] == 9 and host.ended()["code"] is None
-    child = int((host.folder() / "log").read_text().splitlines()[1])
-    wait_for(lambda: not alive(child))
-
-
+pytestmark = pytest.mark.standard
+HOSTILE = ["a b", "--flag=$(touch pwned)", "'\"\\", "line\nline", "ü-语-\u202e", "-x", "", "*", "~"]
 SAVES = (
     "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75)))\n"
     "print('up', flush=True)\n"
+    "time.sleep(60)"
 )
+FILES = {
+    "requirements.txt": b"",
+    "launch/environment.sh": b"exit 2",
+    "mlm/__main__.py": STUB.encode(),
+}
 
 
-def up(host, run="a") -> None:
-    wait_for(lambda: "up" in (host.folder(run) / "log").read_text())
+def pack(files: dict[str, bytes], links: dict[str, str] | None = None) -> tuple[bytes, str]:
+    """Returns an archive, and its SHA-256; links: {name: what it points to}."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, target in (links or {}).items():
+            info = tarfile.TarInfo(name)
+            info.type = tarfile.SYMTYPE
+            info.linkname = target
+            tar.addfile(info)
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
-@standard
-def test_stop_lets_it_save(host):
-    process = host.running(SAVES + "time.sleep(60)")
-    bystander = host.running(SAVES + "time.sleep(60)", run="b")
-    up(host), up(host, "b")
+class Machine:
+    """host.py on this machine, with a home and code of its own."""
+
+    def __init__(self, home: pathlib.Path):
+        self.home = home
+        self.root = home / ".mlm-pod"
+        archive, self.code = pack(FILES)
+        self.ask("unpack", self.code, stdin=archive)
+        self.ask("install", self.code, PYTHON)
+
+    def popen(self, *argv: str) -> subprocess.Popen:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        variables = os.environ | {"HOME": str(self.home)}
+        return subprocess.Popen([PYTHON, "-S", LAUNCH / "host.py", *argv], env=variables, **pipes)
+
+    def ask(self, *argv: str, stdin: bytes = b"", code: int = 0) -> dict:
+        process = self.popen(*argv)
+        out, err = process.communicate(stdin, timeout=60)
+        assert process.returncode == code, (out, err)
+        (line,) = [line for line in out.splitlines() if line.startswith(b"mlm-host ")]
+        return json.loads(line.removeprefix(b"mlm-host "))
+
+    def job(self, stub: str, run: str = "a", attempt: int = 1, argv=(), **env: str) -> bytes:
+        job = {"id": run, "attempt": attempt, "code": self.code, "argv": list(argv)}
+        job |= {"program": "", "place": [], "launch": "x", "env": {"STUB": stub, **env}}
+        return json.dumps(job).encode()
+
+    def start(self, stub: str, **more) -> dict:
+        return self.ask("start", stdin=self.job(stub, **more))
+
+    def running(self, stub: str, run: str = "a", **more) -> int:
+        """Starts a process, and returns its number once it says "up"."""
+        assert self.start(stub, run=run, **more)["started"]
+        wait_for(lambda: "up\n" in (self.folder(run) / "log").read_text())
+        return min(processes(self.folder(run)))
+
+    def status(self, run: str = "a", attempt: int = 1) -> dict:
+        return self.ask("status", run, str(attempt))
+
+    def folder(self, run: str = "a", attempt: int = 1) -> pathlib.Path:
+        return self.root / "runs" / run / str(attempt)
+
+    def ended(self, attempt: int = 1) -> dict:
+        file = self.folder(attempt=attempt) / "exit.json"
+        wait_for(file.exists)
+        return json.loads(file.read_text())
+
+
+@pytest.fixture
+def machine(tmp_path):
+    found = Machine(tmp_path / "some home")
+    yield found
+    kill_marked(str(found.root))  # which stands in the environment of all that runs there
+
+
+def keeper_of(process: int) -> int:
+    """Its parent."""
+    return int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_start_and_end(machine):
+    """A process is started with its words as they are; its children end with it."""
+    child = "print(__import__('subprocess').Popen(['sleep', '100']).pid, flush=True)\n"
+    answer = machine.start(f"{child}os.kill(os.getpid(), signal.SIGKILL)", argv=HOSTILE)
+    assert answer["started"] and answer["attempt"] == 1
+    end = machine.ended()
+    assert (end["code"], end["signal"]) == (None, 9)
+    first, second = (machine.folder() / "log").read_text().splitlines()
+    assert json.loads(first) == HOSTILE
+    wait_for(lambda: not alive(int(second)))
+    assert machine.start("sys.exit(3)", attempt=2)["started"]
+    assert machine.ended(2)["code"] == 3 and machine.status(attempt=0)["exit"]["code"] == 3
+
+
+def test_the_keeper_holds_nothing_of_the_connection_and_a_secret_stays_in_memory(machine):
+    stub = "open(folder / 'got', 'w').write(os.environ['SECRET'][::-1]); print('up', flush=True); time.sleep(60)"
+    # returns, although the process has our pipes' descendants
+    process = machine.running(stub, SECRET="canary-1")
+    keeper = keeper_of(process)
+    held = {str(path.readlink()) for path in pathlib.Path(f"/proc/{keeper}/fd").iterdir()}
+    assert held == {"/dev/null", str(machine.folder() / "lock")}
+    assert len({os.getsid(keeper), os.getsid(process), os.getsid(0)}) == 3
+    os.kill(keeper, signal.SIGHUP)
+    # a host that shuts down: the process is to save, and is to be seen
+    os.kill(keeper, signal.SIGTERM)
+    assert (machine.folder() / "got").read_text() == "1-yranac"
+    assert machine.status()["state"] == "running" and alive(keeper)
+    files = [file for file in machine.root.rglob("*") if file.is_file()]
+    assert [file for file in files if b"canary-1" in file.read_bytes()] == []
+
+
+def test_it_is_never_started_twice(machine):
+    racers = [machine.popen("start") for _ in range(6)]
+    for racer in racers:  # all are past their imports, and read the job at about the same moment
+        racer.stdin.write(machine.job("time.sleep(60)"))
+    for racer in racers:
+        racer.stdin.close()
+    answers = [json.loads(racer.stdout.read().removeprefix(b"mlm-host ")) for racer in racers]
+    assert sum(answer["started"] for answer in answers) == 1
+    assert {answer["state"] for answer in answers} == {"running"}
+    assert len(processes(machine.folder())) == 1
+    assert [path.name for path in machine.folder().parent.iterdir()] == ["1"]
+
+
+def test_a_job_that_is_cut_off_starts_nothing(machine):
+    machine.ask("start", stdin=machine.job("time.sleep(60)")[:40], code=1)
+    assert machine.status()["state"] == "absent" and not (machine.root / "runs").exists()
+
+
+def test_stop_lets_it_save(machine):
+    process = machine.running(SAVES)
+    bystander = machine.running(SAVES, run="b")
     os.kill(process, signal.SIGSTOP)  # even so
-    assert host.ask("stop", "a", "1", "20")["exit"]["code"] == 75
-    assert (host.folder() / "log").read_text().endswith("saved\n")
-    assert alive(bystander) and host.status("b")["state"] == "running"
-    assert host.ask("stop", "a", "1", "20")["state"] == "exited"  # again, and nothing happens
+    assert machine.ask("stop", "a", "1", "20")["exit"]["code"] == 75
+    assert (machine.folder() / "log").read_text().endswith("saved\n")
+    assert alive(bystander) and machine.status("b")["state"] == "running"
+    assert machine.ask("stop", "a", "1", "20")["state"] == "exited"  # again, and nothing happens
 
 
-@standard
-def test_a_full_disk_keeps_no_end_from_being_known(host):
-    """It was full after the start: nothing new can be written, but what is there can be overwritten."""
-    program = (
-        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import host, host_setup\n"
-        "def full(path, value): raise OSError(28, 'No space left on device')\n"
-        "def keep(*words, keep=host._keep): host_setup.write = full; keep(*words)\n"
-        "host._keep = keep; sys.exit(host.main(sys.argv[1:]))"
-    )
-    argv = [host.PYTHON, "-S", "-c", program, str(LAUNCH), "start", str(host.root)]
-    subprocess.run(
-        argv, input=host.job("sys.exit(75)"), text=True, check=True, capture_output=True, timeout=60
-    )
-    wait_for(lambda: host.status()["state"] != "running")
-    assert host.status()["state"] == "exited" and host.status()["exit"]["code"] == 75
-
-
-@standard
-def test_a_start_that_comes_after_its_stop(host):
-    assert host.ask("stop", "a", "1", "0")["state"] == "exited"
+def test_a_start_that_comes_after_its_stop(machine):
+    assert machine.ask("stop", "a", "1", "0")["state"] == "exited"
     # it was delayed on its way, and the launcher had given up
-    answer = host.start("time.sleep(60)")
+    answer = machine.start("time.sleep(60)")
     assert answer["started"] is False and answer["job"] is None
-    assert host.ask("preflight", host.code)["runs"] == []
 
 
-@standard
-def test_stop_kills_what_does_not_listen_with_children_in_sessions_of_their_own(host):
+def test_stop_kills_what_does_not_listen_with_children_in_sessions_of_their_own(machine):
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True);"
-    started = host.running(
-        f"{ignore} __import__('subprocess').run(['sleep', '100'], start_new_session=True)"
-    )
-    up(host)
-    children = wait_for(
-        lambda: [process for process in processes(host.folder()) if process != started]
-    )
-    answer = host.ask("stop", "a", "1", "0.3")
+    child = "__import__('subprocess').run(['sleep', '100'], start_new_session=True)"
+    machine.running(f"{ignore} {child}")
+    both = wait_for(lambda: len(found := processes(machine.folder())) == 2 and found)
+    answer = machine.ask("stop", "a", "1", "0.3")
     assert answer["state"] == "exited" and answer["exit"]["signal"] == 9
-    assert not any(map(alive, children))
+    assert not any(map(alive, both))
 
 
-@standard
-def test_without_its_keeper(host):
-    process = host.running(SAVES + "time.sleep(60)")
-    up(host)
+def test_without_its_keeper_it_is_still_seen(machine):
+    process = machine.running(SAVES)
     os.kill(keeper_of(process), signal.SIGKILL)
-    assert host.status()["state"] == "running" and host.ask("preflight", host.code)["runs"] == [
-        {"id": "a", "attempt": 1}
-    ]
-    assert host.start("print('second')")["started"] is False
-    assert host.ask("clean")["removed"] == []
-    assert host.ask("stop", "a", "1", "20")["state"] == "lost"
-    assert not alive(process) and (host.folder() / "log").read_text().endswith("saved\n")
-    assert host.status()["state"] == "lost" and host.ask("preflight", host.code)["runs"] == []
+    assert machine.status()["state"] == "running"
+    assert "'a' (attempt 1) is alive" in machine.ask("preflight", machine.code)["problems"][0]
+    assert machine.start("print('second')")["started"] is False
+    assert machine.ask("stop", "a", "1", "20")["state"] == "lost"
+    assert not alive(process) and (machine.folder() / "log").read_text().endswith("saved\n")
+    assert machine.ask("preflight", machine.code)["problems"] == []
 
 
-def leave(host, run: str, attempt: int = 1, log: bytes = b"") -> None:
-    """Writes what a run that has ended leaves."""
-    folder = host.root / "runs" / host_setup.folder_name(run) / str(attempt)
-    folder.mkdir(parents=True)
-    (folder / "lock").touch()
-    (folder / "log").write_bytes(log)
-    (folder / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "ended": time.time()}))
+def test_preflight_turns_huge_pages_on_where_a_tpu_is(tmp_path, monkeypatch):
+    """Where sudo asks for no password; jax says it where they are off."""
+    pages = tmp_path / "enabled"
+    (tmp_path / "vfio").mkdir()
+    (tmp_path / "vfio" / "vfio").touch()  # of the driver, as on every host of v5e and v6e
+    (tmp_path / "sudo").write_text(
+        f"#!/bin/sh\n[ \"$1 $2\" = '-n tee' ] && echo '[always]' >{pages}\n"
+    )
+    (tmp_path / "sudo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(host, "DEVICES", tmp_path)
+    monkeypatch.setattr(host, "HUGE_PAGES", pages)
+    for count in (0, 1):
+        pages.write_text("always [madvise] never\n")
+        assert host.preflight(tmp_path, "c")["accelerators"] == count
+        assert pages.read_text().startswith("[always]") == bool(count)
+        (tmp_path / "vfio" / "0").touch()
 
 
-def test_logs_come_in_parts(host):
-    leave(host, "a", log=bytes(range(256)) * 4)
-    found = b""
-    offset = 0
-    while (answer := host.ask("logs", "a", "1", str(offset), "700"))["data"]:
-        found += base64.b64decode(answer["data"])
-        offset = answer["offset"]
-    assert found == bytes(range(256)) * 4 and answer["size"] == len(found)
-    assert answer["state"] == "exited" and answer["exit"]["code"] == 0
+def test_a_torn_archive_is_not_taken_for_the_code(machine):
+    archive, code = pack({"a/x": b"1"}, {"z/link": "../a/x"})
+    for torn in (archive[:-5], b""):
+        assert "arrived damaged" in machine.ask("unpack", code, stdin=torn, code=1)["error"]
+    assert not machine.ask("preflight", code)["has_code"]
+    machine.ask("unpack", code, stdin=archive)
+    folder = machine.root / "code" / code
+    assert (folder / "z" / "link").resolve() == folder / "a" / "x"
+    assert machine.ask("preflight", code)["has_code"]
 
 
-def test_clean_names_what_it_can_not_remove_and_removes_the_rest(host, monkeypatch):
-    def refuse(folder, rmtree=shutil.rmtree):
-        if folder.parent.name == "a":
-            raise OSError(1, "Operation not permitted", "log")
-        rmtree(folder)
+@pytest.mark.parametrize(
+    ("files", "links", "named"),
+    [
+        (["../x"], {}, "../x"),
+        ([], {"etc": "/etc"}, "etc"),
+        # inside by its words, outside by where they lead
+        ([], {"a/b/top": "../..", "out": "a/b/top/.."}, "out"),
+        (["a/b/top/mlm-through-a-link"], {"a/b/top": "/tmp"}, "a/b/top"),
+    ],
+)
+def test_nothing_leaves_the_folder(tmp_path, files, links, named):
+    archive, code = pack(dict.fromkeys(files, b""), links)
+    with pytest.raises(host_setup.HostError, match=f"'{named}' "):
+        host_setup.unpack(tmp_path, code, archive)
+    assert list((tmp_path / "code").iterdir()) == []
+    assert not pathlib.Path("/tmp/mlm-through-a-link").exists()
 
-    leave(host, "a"), leave(host, "b")
-    monkeypatch.setattr(shutil, "rmtree", refuse)
-    said = host.ask("clean", code=1)["error"]
-    assert said == f"{host.folder('a')} can't be removed (log: Operation not permitted)"
-    assert not host.folder("b").exists()
+
+def test_packages_are_those_of_the_code_s_own_script(machine):
+    """One environment for each version of them; what fails says why."""
+    makes = b'mkdir -p "$MLM_VENV/bin"; ln -sf %s "$MLM_VENV/bin/python"' % sys.executable.encode()
+    pythons = []
+    for requirements in (b"six", b"six", b"attrs"):
+        files = {"requirements.txt": requirements, "launch/environment.sh": makes}
+        archive, code = pack(files | {"x": os.urandom(4)})
+        machine.ask("unpack", code, stdin=archive)
+        assert machine.ask("install", code, "")["python"].startswith("Python 3.")
+        pythons.append(json.loads((machine.root / "code" / f"{code}.json").read_text())["python"])
+    assert pythons[0] == pythons[1] != pythons[2]
+    archive, code = pack(FILES | {"launch/environment.sh": b"echo 'launch: no pip' >&2; exit 2"})
+    machine.ask("unpack", code, stdin=archive)
+    assert "no pip" in machine.ask("install", code, "", code=1)["error"]

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from mlm.__main__ import parser
-from tests.launch.host_folder import LAUNCH
+from tests.launch import LAUNCH
 
 TEXT = (LAUNCH / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
@@ -24,35 +24,22 @@ def test_from_nothing_to_a_trained_model(pod):
         if line.startswith("python launch/tpu.py")
     ]
     *first, down, supervise = page
-    assert [words[0] for words in page] == [
-        "up",
-        "sync",
-        "preflight",
-        "run",
-        "run",
-        "down",
-        "supervise",
-    ]
+    assert [words[0] for words in page] == ["up", "sync", "run", "run", "down", "supervise"]
     for name in ("quickstart", "roberta_base"):
         (pod.repository / "configs" / f"{name}.py").touch()
-    pod.commit()
-    pod.cloud.settings(
-        env={"STUB": "sys.exit(0)", "PATH": f"{pod.bin}:/usr/bin:/bin"}, creating_describes=0
-    )
+    pod.git("add", "-A")
+    pod.settings(spot=True, queued=True)  # as in pod.toml.example
+    pod.stub = "sys.exit(0)"
     for words in [*first, ["logs", "first"], ["status", "first"]]:
-        every = ["--every=0.1"] if words[0] in ("up", "run", "logs") else []
-        pod.tpu(*words, *every, "--spot", "--queued")  # as in pod.toml.example
+        pod.tpu(*words)
     for worker in range(2):
         argv = json.loads((pod.host_folder(worker, "verify") / "job.json").read_text())["argv"]
         assert argv[:2] == ["verify", "--config=configs/roberta_base.py"]
         argv = json.loads((pod.host_folder(worker, "first") / "job.json").read_text())["argv"]
-        assert argv[:3] == [
-            "run",
-            "--config=configs/quickstart.py",
-            "--workdir=gs://my-bucket/runs/first",
-        ]
-    said = pod.tpu(*supervise, "--every=0.1", "--spot", "--queued")  # with --down
-    assert "attempt 1 ended with 0" in said and "deleted queued resource my-pod" in said
+        workdir = "--workdir=gs://my-bucket/runs/first"
+        assert argv[:3] == ["run", "--config=configs/quickstart.py", workdir]
+    said = pod.tpu(*supervise)  # with --down
+    assert "attempt 2 ended with 0" in said and "deleted queued resource my-pod" in said
     assert "nothing named my-pod" in pod.tpu(*down)
 
 

@@ -1,32 +1,31 @@
 """What the launcher and its README ask of gcloud: the real one, where it is installed, and the stand-in."""
 
+import contextlib
+import dataclasses
 import re
 import shlex
+import time
 import tomllib
 
 import pytest
 from pods import backend, gcloud, settings
-from pods.backend import PodError
+from pods.backend import Host, Pod, PodError
 
-from tests.launch.fake_gcloud import synopsis
-from tests.launch.fake_gcloud.cloud import Cloud
-from tests.launch.host_folder import LAUNCH
-from tests.launch.pod import gcloud_here
+from tests.launch import LAUNCH
+from tests.launch.pod import StandIn
 from tests.launch.test_launch_readme import LINES, TEXT
-from tests.launch.test_tpu_dry_run import EXPECTED
 from tests.launch.tpu_api import real, server
+from tests.launch.tpu_api.model import Cloud
 
 pytestmark = pytest.mark.standard
 
 
-class Pod(gcloud.TpuVm):
-    """A pod whose commands one gcloud runs, on a cloud of the tests' own."""
-
-    def __init__(self, cloud: Cloud, run):
-        self.cloud = cloud
-        runner = backend.Runner()
-        runner.run = lambda argv, timeout, stdin=b"": backend.Result(*run(list(argv[1:])))
-        super().__init__(settings.Settings("pod", "p", "us-central2-b", "v4-16"), runner)
+@contextlib.contextmanager
+def answering(run):
+    """Has a function of gcloud's arguments answer the launcher."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "run", lambda argv, *_: run(list(argv[1:])))
+        yield
 
 
 @pytest.fixture(scope="module", params=[pytest.param(real.INSTALLED, id=real.NAME)])
@@ -36,7 +35,7 @@ def real_one(request, tmp_path_factory):
         yield None
         return
     folder = tmp_path_factory.mktemp("gcloud")
-    cloud = Cloud(folder / "cloud")
+    cloud = Cloud()
     with (
         server.serving(cloud) as address,
         real.Gcloud(server.environment(address, folder / "home")) as run,
@@ -44,92 +43,85 @@ def real_one(request, tmp_path_factory):
         yield cloud, run
 
 
-@pytest.fixture(scope="module", params=["stand_in", *(["real"] if real.INSTALLED else [])])
-def tpu(request, real_one, tmp_path_factory):
+@pytest.fixture(params=["stand_in", *(["real"] if real.INSTALLED else [])])
+def cloud(request, real_one, tmp_path):
+    """A cloud that gcloud, or its stand-in, asks."""
     if request.param == "real":
-        return Pod(*real_one)
-    cloud = Cloud(tmp_path_factory.mktemp("stand_in"))
-    return Pod(cloud, lambda argv: vars(gcloud_here(cloud, argv)).values())
+        cloud, run = real_one
+        with answering(lambda argv: backend.Result(*run(argv))):
+            yield cloud
+    else:
+        cloud = StandIn(tmp_path / "hosts")
+        with answering(cloud.gcloud):
+            yield cloud
 
 
-def state_of(tpu: Pod) -> str:
+def state_of(tpu: gcloud.TpuVm) -> str:
     """Returns the pod's state once it changes no more."""
     for _ in range(20):
-        found = tpu.describe()
-    return found.state
+        pod = tpu.describe()
+    return pod.state
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_the_life_of_a_pod(tpu, queued):
-    tpu.settings = settings.Settings("pod", "p", "us-central2-b", "v4-16", queued=queued, spot=True)
+def test_the_life_of_a_pod(cloud, queued):
+    chosen = settings.Settings("pod", "p", "us-central2-b", "v4-16", queued=queued, spot=True)
+    tpu = gcloud.TpuVm(chosen)
     tpu.create()
     assert state_of(tpu) == "READY"
-    with pytest.raises(PodError) as caught:
+    with pytest.raises(PodError, match="already exists"):
         tpu.create()
-    assert caught.value.kind == "exists"
-    found = tpu.describe()
-    assert (found.request, found.label, len(found.hosts)) == ("pod" if queued else "", tpu.label, 2)
-    assert [request.state for request in tpu.requests()] == ["ACTIVE"] * queued
-    lines = tpu.runner.run(
-        tpu._argv("tpu-vm", "ssh", "me@pod", "--command=true", "--worker=all", "--dry-run"), 1
-    )
-    last = lines.stdout.splitlines()[-2:]  # the real one makes a key first
-    addresses = [gcloud.parse_route(line, [])[-2] for line in last]
+    pod = tpu.describe()
+    assert (pod.request, pod.label, len(pod.hosts)) == ("pod" if queued else "", tpu.label, 2)
+    way = ["ssh", "me@pod", "--command=true", "--worker=all", "--dry-run"]
+    lines = backend.run(tpu._argv("tpu-vm", *way), 1).stdout.splitlines()
+    # the real one makes a key first
+    addresses = [gcloud.parse_route(line, [])[-2] for line in lines[-2:]]
     assert addresses == ["me@127.0.0.1", "me@127.0.0.2"]
-    if not queued:
-        tpu.cloud.stop("pod")
-        assert tpu.describe().state == "STOPPED"
-        tpu.start()
-        assert state_of(tpu) == "READY"
-    tpu.cloud.preempt("pod")
+    cloud.preempt("pod")
     assert tpu.describe().state == "PREEMPTED"
     tpu.delete(tpu.describe())
-    assert tpu.describe().state == "ABSENT" and tpu.requests() == []
+    assert tpu.describe().state == "ABSENT"
 
 
-def calls_of(text: str) -> set[tuple[str, ...]]:
-    """Returns the gcloud commands of a transcript, without the word gcloud."""
-    return {
-        tuple(shlex.split(line)[1:]) for line in text.splitlines() if line.startswith("gcloud ")
-    }
+def calls_of(chosen: settings.Settings) -> list[list[str]]:
+    """Returns what gcloud is called with to create a pod and to go to its hosts, without the word gcloud."""
+    calls = []
+    pod = Pod("pod", "READY", (Host(0, "10.0.0.1"),), identity=str(time.time_ns()))
+    with answering(lambda argv: calls.append(argv) or backend.Result(0, "me")):
+        tpu = gcloud.TpuVm(chosen)
+        tpu.create()
+        with contextlib.suppress(PodError):  # the way to its hosts is "me"
+            tpu.connect(pod)
+    return calls
 
 
-def example_commands() -> list[str]:
-    """Returns commands of launch/tpu.py with what launch/pod.toml.example says in each line, where it is for that."""
-    commands = []
+def example_settings() -> list[settings.Settings]:
+    """Returns a pod for each line of launch/pod.toml.example, those that are commented out as well."""
+    found = []
+    base = settings.Settings("pod", "p", "us-central2-b", "v4-16", spot=True)
     for line in (LAUNCH / "pod.toml.example").read_text().splitlines():
         text, _, comment = line.removeprefix("# ").partition("  # ")
         name = text.partition(" = ")[0]
-        if " = " not in text or name not in settings.FIELDS:
+        if " = " not in text or name not in vars(base):
             continue
         value = tomllib.loads(text)[name]
-        flag = f"--{name.replace('_', '-')}"
-        values = value if isinstance(value, list) else [value]
-        flags = shlex.join([flag] if value is True else [f"{flag}={one}" for one in values])
+        value = tuple(value) if isinstance(value, list) else value
         for track in ["alpha"] if "alpha" in comment else ["alpha", ""]:
-            kinds = ["--spot --queued"] if "queued" in comment else ["--spot --queued", "--spot"]
-            commands += [f"up {flags} --track={track} {kind}" for kind in kinds]
-            commands += [
-                f"{command} {flags} --track={track} {kinds[0]}" for command in ("status a", "down")
-            ]
-    return commands
+            for queued in [True] if "queued" in comment else [True, False]:
+                more = {"track": track, "queued": queued, name: value}
+                found.append(dataclasses.replace(base, **more))
+    return found
 
 
-def test_gcloud_takes_every_call_of_the_launcher(pod, real_one):
-    """For every command, and with every setting of the example, in the track that it is for: by its own parser.
-
-    By the stand-in's as well, and by that alone where gcloud is not installed.
-    """
-    calls = calls_of(EXPECTED.read_text())
-    for command in example_commands():
-        calls |= calls_of(pod.tpu(*shlex.split(command), "--dry-run"))
+def test_gcloud_takes_every_call_of_the_launcher(real_one, tmp_path, monkeypatch):
+    """With every setting of the example, in the track that it is for: by its own parser, where it is installed."""
+    monkeypatch.chdir(tmp_path)
+    calls = [call for chosen in example_settings() for call in calls_of(chosen)]
     assert len(calls) >= 100
-    for call in calls:
-        synopsis.parse(list(call))
     if real_one:
-        assert {call: said for call in calls if (said := real_one[1](call, "parse"))[0]} == {}
-        call = min(call for call in calls if "--" not in call)  # what follows that is ssh's
-        assert real_one[1]([*call, "--bogus=1"], "parse")[0] == 2, "it refuses nothing"
+        assert [said for call in calls if (said := real_one[1](call, "parse"))[0]] == []
+        assert real_one[1]([*calls[0], "--bogus=1"], "parse")[0] == 2, "it refuses nothing"
 
 
 def test_gcloud_takes_the_commands_of_the_page(real_one):

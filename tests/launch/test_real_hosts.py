@@ -9,7 +9,6 @@ they are given this interpreter's packages (`python` of pod.toml) instead of ins
 import contextlib
 import os
 import pathlib
-import secrets
 import subprocess
 import sys
 import threading
@@ -30,9 +29,7 @@ pytestmark = pytest.mark.hosts
 
 COUNT = 4
 STEPS = 100
-CANARY = f"canary-{secrets.token_hex(8)}"
-KEYS = f"/usr/bin/env {sys._base_executable} -S -E {ROOT / 'tests' / 'launch' / 'tpu_api' / 'ssh_keys.py'} {{state}} %u"
-HOSTILE = 'it\'s $(touch $HOME/hacked) "ü" `id`'
+RUN = "run-1"
 POD = """name = "real"
 project = "nobody"
 zone = "us-central2-b"
@@ -57,16 +54,25 @@ LINE = "cd mlm && .venv/bin/python -m mlm run --config=configs/quickstart.py --w
 class MachineRoom(Cloud):
     """The TPU API, whose one TPU is made of our hosts."""
 
-    def __init__(self, state: pathlib.Path, hosts: Hosts):
-        super().__init__(state)
+    def __init__(self, keys: pathlib.Path, hosts: Hosts):
+        super().__init__()
+        self.keys = keys
         self.hosts = hosts
+        self.addresses = hosts.addresses
 
-    def begin_hosts(self, name: str, addresses: list[str]) -> None:
+    def request(self, *words, **more) -> dict:
+        """Leaves the keys of the TPU's metadata where Google's agent on a host has them."""
+        answer = super().request(*words, **more)
+        metadata = [node.get("metadata", {}) for node in self.nodes.values()]
+        self.keys.write_text("\n".join(one.get("ssh-keys", "") for one in metadata))
+        return answer
+
+    def begin_hosts(self, name: str, count: int) -> None:
         """Starts the hosts, as new machines."""
-        for index in range(len(addresses)):
+        for index in range(count):
             self.hosts.start(index)
 
-    def end_hosts(self, name: str, keep_disks: bool) -> None:
+    def end_hosts(self, name: str) -> None:
         """Pulls all plugs."""
         for index in range(COUNT):
             self.hosts.kill(index)
@@ -87,7 +93,7 @@ class Laptop:
             subprocess.run(["git", "apply"], cwd=self.code, input=patch, check=True)
         (self.code / ".venv").symlink_to(pathlib.Path(sys.prefix))
         (self.code / "pod.toml").write_text(POD.format(python=sys.executable))
-        self.environment = server.environment(address, folder / "home") | {"WANDB_API_KEY": CANARY}
+        self.environment = server.environment(address, folder / "home")
 
     def tpu(self, *words: str, code: int = 0) -> str:
         """Runs launch/tpu.py, shows what it has said, and returns it."""
@@ -134,10 +140,11 @@ def laptop(tmp_path_factory) -> Laptop:
             variables.append(
                 compiled | {"GCE_METADATA_IP": f"{NETWORK}.254:{port}", "XLA_FLAGS": QUICK_COMPILE}
             )
-        keys = KEYS.format(state=folder / "cloud")
-        hosts = stack.enter_context(Hosts(folder / "hosts", variables, keys))
-        cloud = MachineRoom(folder / "cloud", hosts)
-        cloud.settings(addresses=hosts.addresses)
+        keys = folder / "keys"
+        hosts = stack.enter_context(
+            Hosts(folder / "hosts", variables, f"/bin/sed -n s/^%u://p {keys}")
+        )
+        cloud = MachineRoom(keys, hosts)
         yield Laptop(folder, cloud, stack.enter_context(server.serving(cloud)))
 
 
@@ -157,15 +164,13 @@ def at_step(workdir: pathlib.Path, step: int, then: Callable[[], object]) -> thr
 def test_quickstart_over_four_hosts(laptop, tmp_path):
     """A run is stopped, loses a host, then the whole pod, and ends with the bits of the run that nothing happened to.
 
-    That one is the bare line's, which is told nothing of hosts. Hostile words arrive as they are, and a secret is
-    written nowhere.
+    That one is the bare line's, which is told nothing of hosts.
     """
     whole = tmp_path / "whole"
-    killed = tmp_path / HOSTILE.replace("/", "")
+    killed = tmp_path / "killed"
     settings = [f"--config.{setting}" for setting in SETTINGS]
-    laptop.tpu("up", "--every=0.5")
-    laptop.tpu("sync", "--timeout=900")
-    assert "ready: 4 hosts" in laptop.tpu("preflight")
+    laptop.tpu("up")
+    assert "ready: 4 hosts" in laptop.tpu("sync")
 
     said = laptop.on_each_host(LINE.format(workdir=whole, settings=" ".join(settings)))
     for index, text in enumerate(said):
@@ -178,20 +183,19 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
         "configs/quickstart.py",
         *settings,
         f"--workdir={killed}",
-        f"--id={HOSTILE}",
-        "--env=WANDB_API_KEY",
+        f"--id={RUN}",
     ]
-    laptop.tpu("run", *run, "--detach", "--timeout=120")
-    assert laptop.tpu("status", HOSTILE).count("running") == COUNT
+    laptop.tpu("run", *run, "--detach")
+    assert laptop.tpu("status", RUN).count("running") == COUNT
     at_step(killed, 5, lambda: None).join(300)
-    laptop.tpu("stop", HOSTILE, "--timeout=120")
-    assert "exit code 75" in laptop.tpu("status", HOSTILE)
-    assert "step" in laptop.tpu("logs", HOSTILE, code=75)
+    laptop.tpu("stop", RUN)
+    assert "exit code 75" in laptop.tpu("status", RUN)
+    assert "step" in laptop.tpu("logs", RUN, code=75)
 
     stopped = logged_step(killed)
     at_step(killed, stopped + 10, lambda: laptop.cloud.hosts.kill(2))
     at_step(killed, stopped + 30, lambda: laptop.cloud.preempt("real"))
-    said = laptop.tpu("supervise", *run, "--every=5", "--timeout=15")
+    said = laptop.tpu("supervise", *run)
     assert [f"attempt {number} started" in said for number in (1, 2, 3, 4, 5)] == [
         False,
         True,
@@ -200,23 +204,10 @@ def test_quickstart_over_four_hosts(laptop, tmp_path):
         False,
     ]
     assert "the pod is PREEMPTED" in said and logged_step(killed) == STEPS
-    assert "has ended" in laptop.tpu("run", *run)
     for folder in (whole, killed):
         assert (folder / "export" / "model.safetensors").is_file()
     assert (killed / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
     assert_same(state_of(killed, STEPS), state_of(whole, STEPS))
 
-    assert files_with(CANARY, laptop.folder, tmp_path) == []
-    assert [
-        path for index in range(COUNT) for path in laptop.cloud.hosts.home(index).glob("hacked*")
-    ] == []
     laptop.tpu("down")
-    assert laptop.cloud.all("nodes") == {}
-
-
-def files_with(text: str, *folders: pathlib.Path) -> list[str]:
-    """Returns the files below the folders that hold a text, in their content or their name."""
-    found = subprocess.run(["grep", "-rlaF", text, *folders], capture_output=True, text=True)
-    assert found.returncode in (0, 1), found.stderr
-    names = [str(path) for folder in folders for path in folder.rglob("*") if text in path.name]
-    return found.stdout.splitlines() + names
+    assert laptop.cloud.nodes == {}

@@ -9,7 +9,7 @@ import pytest
 from pods.supervise import FINAL
 
 from tests import ROOT
-from tests.launch.host_folder import LAUNCH
+from tests.launch import LAUNCH
 
 SKY = "skypilot==0.14.1"
 LOOK = """

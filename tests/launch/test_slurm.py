@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.launch.host_folder import LAUNCH
+from tests.launch import LAUNCH
 
 FILE = LAUNCH / "slurm.sbatch"
 SBATCH = shutil.which("sbatch")

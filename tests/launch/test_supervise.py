@@ -1,6 +1,5 @@
-"""The supervisor: a run of the fake cloud that is taken away, crashes, is stopped, and is done."""
+"""The supervisor: a run that is taken away, crashes, is stopped, and is done."""
 
-import dataclasses
 import os
 import signal
 import threading
@@ -8,14 +7,14 @@ import time
 from argparse import Namespace
 
 import pytest
-from pods.backend import Pod, PodError, Runner, SettingsError
+from pods.backend import Pod, PodError, SettingsError
 from pods.code import Code
 from pods.gcloud import TpuVm
 from pods.runs import Job
 from pods.settings import Settings
 from pods.supervise import Supervisor
 
-from tests.launch.host_folder import wait_for
+from tests.launch.pod import wait_for
 
 # What `python -m mlm` does here: counts steps, one file a process in the workdir, which outlives the pod; its second
 # argument, config.do, says how many, and how it ends: "9", or "4 then 1" (with code 1 at step 4).
@@ -42,37 +41,6 @@ sys.exit(int(code or 0))
 """
 
 
-class Supervised:
-    """A pod, a run of TRAINING, and its supervisor."""
-
-    def __init__(self, pod, folder):
-        self.pod = pod
-        self.work = folder / "work"
-        pod.cloud.settings(env={"STUB": TRAINING, "PATH": f"{pod.bin}:/usr/bin:/bin"})
-
-    def __call__(self, do, *flags, code=0, kind="v4-8"):
-        return self.pod.tpu(
-            "supervise", "configs/a.py", "--id=a", f"--workdir={self.work}", f"--config.do={do}", "--every=0.1",
-            f"--accelerator-type={kind}", "--price=3.5", *flags, code=code,
-        )  # fmt: skip
-
-    def has_seen_it(self):
-        """Whether the supervisor has seen the first attempt alive on a host that has made a step."""
-        record = self.pod.repository / "runs" / "pods" / "a" / "supervise.json"
-        return '"watched": 1,' in record.read_text() and '"step": -1,' not in record.read_text()
-
-    def starts(self):
-        return (
-            (self.work / "starts").read_text().splitlines()
-            if (self.work / "starts").exists()
-            else []
-        )
-
-    def cloud_calls(self):
-        words = [call for call in self.pod.cloud.calls() if call[3] not in ("ssh", "describe")]
-        return [f"{call[2]} {call[3]}{' --force' if '--force' in call else ''}" for call in words]
-
-
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     """A function that makes a supervisor."""
@@ -81,52 +49,37 @@ def make(tmp_path, monkeypatch):
 
     def supervisor(**more):
         job = Job("a", ("train",), {}, Code(tmp_path, "0" * 64, b"", "code", frozenset(), ""))
-        cloud = TpuVm(Settings("pod", "p", "us-central2-b", "v4-8", price=2.0), Runner())
-        flags = {
-            "every": 10.0,
-            "timeout": 60.0,
-            "patience": 12.0,
-            "recreate": False,
-            "down": False,
-        } | more
-        return Supervisor(cloud, job, Namespace(**flags))
+        cloud = TpuVm(Settings("pod", "p", "us-central2-b", "v4-8", price=2.0))
+        one = Supervisor(cloud, job, Namespace(**{"patience": 12.0, "down": False} | more))
+        one.folder.mkdir(parents=True, exist_ok=True)
+        return one
 
     return supervisor
 
 
-def test_cost_is_that_of_all_pods_while_they_are_ready_by_a_clock_that_nobody_sets(
-    make, monkeypatch
-):
+def test_cost_is_that_of_all_pods_while_they_are_ready(make, monkeypatch):
+    """Over a restart, and a clock that is set back between two supervisors."""
     one = make()
     now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "time", lambda: -1e6 * now[0])  # set back all the time
+    monkeypatch.setattr(time, "time", lambda: now[0])
     for seconds, state in (
         (1, "CREATING"),
         (100, "READY"),
         (1900, "READY"),
         (3700, "PREEMPTED"),
         (5000, "ABSENT"),
+        (6000, "READY"),
     ):
         now[0] = seconds
         one._count(Pod("pod", state))
     assert one.cost() == "4.00 chip-hours so far, 8.00 dollars"
-    one._count(Pod("pod", "READY"))
-    one.folder.mkdir(parents=True)
-    one._save()
     again = make()
-    now[0] = 5000 - 3600  # another boot, or a clock that was set back between two supervisors
+    now[0] = 5000 - 3600
     again._count(Pod("pod", "READY"))
     assert again.cost() == one.cost()
 
 
-STOPS = [
-    ("settings", SettingsError("gcloud refuses the flags.")),
-    ("billing", PodError("pays not.", "billing")),
-]
-
-
-@pytest.mark.parametrize("kind", ["network", "hosts", "absent", "exists", "other"])
+@pytest.mark.parametrize("kind", ["network", "hosts", "absent", "other"])
 @pytest.mark.parametrize("where", ["describe", "create"])
 def test_it_goes_on_after_whatever_the_cloud_says(make, monkeypatch, capsys, kind, where):
     """With longer and longer pauses, from the first poll on, until --patience is over."""
@@ -135,31 +88,27 @@ def test_it_goes_on_after_whatever_the_cloud_says(make, monkeypatch, capsys, kin
     def fail(*_, **__):
         raise PodError("update is not supported while in state PREEMPTED.", kind)
 
-    monkeypatch.setattr(
-        one.cloud, "describe", fail if where == "describe" else lambda: Pod("pod", "ABSENT")
-    )
+    look = fail if where == "describe" else lambda: Pod("pod", "ABSENT")
+    monkeypatch.setattr(one.cloud, "describe", look)
     if where == "create":
         monkeypatch.setattr("pods.lifetime.take", fail)
     pauses = []
     while (code := one.step()) is None:
         pauses.append(one.pause())
         assert len(pauses) < 100
-    assert code == 1 and pauses[:7] == [20, 40, 80, 160, 320, 640, 900]
+    assert code == 1 and pauses[:7] == [30, 60, 120, 240, 480, 900, 900]
     assert 11 * 3600 < sum(pauses) < 13 * 3600
     said = capsys.readouterr().out
-    assert "state PREEMPTED; again in 10 s" in said and "giving up after 12 hours" in said
+    assert "state PREEMPTED; again in 30 s" in said and "giving up after 12 hours" in said
 
 
-@pytest.mark.parametrize(("kind", "error"), STOPS)
-def test_what_no_new_try_can_change_ends_it(make, monkeypatch, kind, error):
+@pytest.mark.parametrize("error", [SettingsError("its flags."), PodError("pays not.", "billing")])
+def test_what_no_new_try_can_change_ends_it(make, monkeypatch, error):
     one = make()
 
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(one.cloud, "describe", fail)
-    with pytest.raises(PodError):
-        one.step()
     monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", "READY"))
     monkeypatch.setattr("pods.supervise.connect", fail)
     with pytest.raises(PodError):
@@ -173,7 +122,7 @@ def test_at_its_end_the_pod_costs_on_and_it_says_so_unless_it_deletes_it(
     """Or unless there is none."""
     one = make(down=down)
     deleted = []
-    one.memory.ready_at = ready_at
+    one.ready_at = ready_at
     one.step = lambda: 3
     monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", "READY", label="me"))
     monkeypatch.setattr(one.cloud, "delete", deleted.append)
@@ -190,46 +139,49 @@ def test_one_supervisor_a_run(make):
         one.run()
 
 
-def test_a_full_disk_ends_nothing(make, tmp_path, monkeypatch, capsys):
-    def full(value, file):
-        file.write("{")
+def test_a_full_disk_ends_nothing(make, monkeypatch):
+    def full(path, value):
         raise OSError(28, "No space left on device")
 
     one = make()
     monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", "CREATING"))
-    with monkeypatch.context() as patch:
-        patch.setattr("host_setup.json.dump", full)
-        one.step = lambda step=one.step: step() or 3  # a poll, which waits, and then an end
-        assert one.run() == 3
-    assert "supervise.json can't be written (No space left on device)" in capsys.readouterr().out
-    assert [path.name for path in (tmp_path / "runs" / "pods" / "a").iterdir()] == [
-        ".supervise.lock"
-    ]
+    monkeypatch.setattr("host_setup.write", full)
+    assert one.step() is None
 
 
-def test_a_damaged_record_is_named(make, tmp_path):
-    file = tmp_path / "runs" / "pods" / "a" / "supervise.json"
-    file.parent.mkdir(parents=True)
-    file.write_text('{"memory": {"crashe')
-    with pytest.raises(PodError, match=r"supervise\.json is damaged"):
-        make()
+class Supervised:
+    """A pod, a run of TRAINING, and its supervisor."""
 
+    def __init__(self, pod, folder):
+        self.pod = pod
+        self.work = folder / "work"
+        pod.stub = TRAINING
 
-def test_another_run_of_an_id_begins_at_its_own_step(make):
-    """Else it would have to come further than that one before a crash of its own is forgiven."""
-    one = make()
-    one.folder.mkdir(parents=True)
-    one.memory = dataclasses.replace(one.memory, step=1000, paid=7.0)
-    one._save()
-    assert make().memory == one.memory, "restarted, it goes on"
-    one.memory.argv = ["", "shards"]
-    one._save()
-    assert (make().memory.step, make().memory.paid) == (-1, 7.0)
+    def __call__(self, do, *flags, code=0):
+        words = ["supervise", "configs/a.py", f"--workdir={self.work}", f"--config.do={do}"]
+        return self.pod.tpu(*words, *flags, code=code)
+
+    def starts(self):
+        return (self.work / "starts").read_text().splitlines()
+
+    def hold(self, then):
+        """Lets a run stand still after its first step until `then` has happened; returns the thread that does it."""
+        self.work.mkdir()
+        (self.work / "hold").touch()
+
+        def wait():
+            wait_for(lambda: len([*self.work.glob("step-*")]) == 2)
+            then()
+            (self.work / "hold").unlink()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return thread
 
 
 @pytest.fixture
 def supervised(pod, tmp_path):
-    pod.commit()
+    pod.settings(price=3.5, queued=True)
     return Supervised(pod, tmp_path)
 
 
@@ -240,83 +192,60 @@ def in_order(text, *parts):
         at = text.index(part, at) + len(part)
 
 
-def hold(supervised, then, hosts=1):
-    """Lets a run stand still after its first step until `then` has happened; returns the thread that does it."""
-    supervised.work.mkdir()
-    (supervised.work / "hold").touch()
-
-    def wait():
-        wait_for(
-            lambda: len([*supervised.work.glob("step-*")]) == hosts and supervised.has_seen_it(), 60
-        )
-        then()
-        (supervised.work / "hold").unlink()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
-
-
 @pytest.mark.standard
 def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(supervised):
     """Its quota comes back some time after it is deleted."""
     cloud = supervised.pod.cloud
-    cloud.settings(queue_describes=0)
 
     def chaos():
         cloud.add_fault("describe", "unavailable", times=2)
         cloud.add_fault("create", "quota")
         cloud.preempt("my-pod")
 
-    thread = hold(supervised, chaos, hosts=2)
-    said = supervised("5", "--spot", "--queued", kind="v4-16")
+    thread = supervised.hold(chaos)
+    said = supervised("5", "--down")
     thread.join()
     in_order(
         said, "the pod is ABSENT; creating one; 0.00 chip-hours", "attempt 1 started on 2 hosts",
         "The service is currently unavailable", "the pod is PREEMPTED", "; deleting it", "creating one",
         "Quota limit 'TPUPerZone' has been exceeded", "; again in 0 s", "attempt 2 started on 2",
-        "attempt 2 ended with 0 on all 2 hosts, step 5; done; 0.0", " dollars", "the pod is left as it is, and costs",
+        "attempt 2 ended with 0 on all 2 hosts; step 5; done; 0.0", " dollars",
     )  # fmt: skip
-    assert supervised.cloud_calls() == [
-        "queued-resources create", "queued-resources delete --force", *["queued-resources create"] * 2
+    deleted = "queued-resources delete"
+    changes = [verb for verb in supervised.pod.verbs() if not verb.endswith((" ssh", "describe"))]
+    assert changes == [
+        "queued-resources create", deleted, *["queued-resources create"] * 2, deleted
     ]  # fmt: skip
     assert sorted(supervised.starts()) == ["1 0 from 0", "1 1 from 0", "2 0 from 1", "2 1 from 1"]
-    assert "done" in supervised("5", "--spot", "--queued", "--down", kind="v4-16")
-    assert len(supervised.starts()) == 4, "a run that is done is not started again"
-    assert supervised.cloud_calls()[-1] == "queued-resources delete --force"
 
 
 @pytest.mark.standard
 def test_stock_outs_and_crashes_are_waited_for_as_long_as_patience_lasts(supervised):
+    supervised.pod.settings()
     supervised.pod.cloud.add_fault("create", "stockout", times=2)
     said = supervised("2 then 9", "--patience=0.0005", code=1)
     in_order(
         said, "creating one", *("; again in 0 s", "creating one") * 2, "attempt 1 started",
         "ended with exit code 9", "step 2; starting", "attempt 2 started", "giving up after 0.0005 hours",
     )  # fmt: skip
-    assert supervised.cloud_calls() == ["tpu-vm create"] * 3
-    assert supervised.starts()[:2] == ["1 0 from 0", "2 0 from 2"]
-    assert (
-        '"--config.do=2 then 9"' in (supervised.pod.repository / "runs/pods/a/2/0.log").read_text()
-    )
+    assert supervised.starts()[0] == "1 0 from 0" and "2 0 from 2" in supervised.starts()
 
 
 @pytest.mark.standard
 def test_ctrl_c_detaches_and_the_same_command_comes_back(supervised):
-    thread = hold(supervised, lambda: os.kill(os.getpid(), signal.SIGINT))
+    thread = supervised.hold(lambda: os.kill(os.getpid(), signal.SIGINT))
     assert "python launch/tpu.py status a" in supervised("6", code=130)
     thread.join()
-    in_order(supervised("6"), "attempt 1 ended with 0 on all 1 hosts")
-    assert supervised.starts() == ["1 0 from 0"]
+    in_order(supervised("6"), "attempt 1 ended with 0 on all 2 hosts")
+    assert len(supervised.starts()) == 2
 
 
 @pytest.mark.standard
 def test_who_stops_a_run_stops_its_supervisor(supervised):
     import tpu
 
-    stop = ["stop", "a", "--accelerator-type=v4-8", "--grace=20"]
-    thread = hold(supervised, lambda: tpu.main(stop))
+    thread = supervised.hold(lambda: tpu.main(["stop", "a"]))
     said = supervised("3", code=75)
     thread.join()
     assert "attempt 1 was ended by launch/tpu.py stop" in said
-    in_order(supervised("3"), "attempt 1 has ended", "attempt 2 ended with 0")
+    in_order(supervised("3"), "nothing of this run is alive", "attempt 2 ended with 0")

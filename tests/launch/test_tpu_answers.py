@@ -1,8 +1,6 @@
 """What gcloud says when it fails, and what a person reads: gcloud_answers.toml has the texts."""
 
-import dataclasses
 import pathlib
-import subprocess
 import tomllib
 
 import pytest
@@ -27,27 +25,24 @@ SAID = {
     for kind, answers in tomllib.loads(TEXT).items()
     for name, answer in answers.items()
 }
-CLOUD = gcloud.TpuVm(
-    settings.Settings("my-pod", "my-project", "us-central2-b", "v4-16"), backend.Runner()
-)
+CLOUD = gcloud.TpuVm(settings.Settings("my-pod", "my-project", "us-central2-b", "v4-16"))
 
 
 @pytest.mark.parametrize("name", SAID)
 def test_google_s_sentence_stands_first_and_what_helps_after_it(name):
     kind, text, answer = SAID[name]
-    asked_of = "" if "tpu-vm.create)" in text else "nodes/my-pod"
-    error = CLOUD._explain("tpu-vm ...", backend.Result(answer.get("code", 1), "", text), asked_of)
+    verb = "create" if "tpu-vm.create)" in text else "describe"
+    error = CLOUD._explain(f"tpu-vm {verb}", backend.Result(answer.get("code", 1), "", text))
     said = str(error)
     assert error.kind == kind, said
     assert [word for word in answer.get("names", ()) if word not in said] == [], said
-    assert said.isprintable() and "authenticated as" not in said and "gcloud feedback" not in said
+    assert said.isprintable() and "gcloud feedback" not in said
     assert error.code == (2 if kind == "settings" else 1)
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", '[{"state": "READY"}]', "5", '{"state": "RE'])
-def test_an_answer_of_another_kind_is_no_absent_pod(monkeypatch, text):
-    monkeypatch.setattr(backend.Runner, "run", lambda *_: backend.Result(0, text))
-    with pytest.raises(PodError, match="gcloud's answer is not what") as error:
+def test_an_answer_of_another_kind_is_no_absent_pod(monkeypatch):
+    monkeypatch.setattr(backend, "run", lambda *_: backend.Result(0, '{"state": "RE'))
+    with pytest.raises(PodError, match="gcloud's answer is no JSON") as error:
         CLOUD.describe()
     assert error.value.kind == "other"
 
@@ -62,7 +57,6 @@ def test_a_gcloud_without_an_answer_or_killed_is_no_refusal():
 
 CLOSED = "ssh: connect to host 34.1.2.3 port 22: Connection timed out"
 DENIED = "me@34.1.2.3: Permission denied (publickey)."
-PASSPHRASE = "ssh_askpass: exec(/usr/bin/ssh-askpass): No such file or directory\n"
 CHANGED = "@@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n@@@@@@\nHost key verification failed."
 IAP = (
     'Traceback (most recent call last):\n  File "iap_tunnel.py", line 1\n    raise Error\n'
@@ -84,7 +78,7 @@ GAVE_UP = "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with re
         (RETRIED.format(CLOSED) + GAVE_UP, CLOSED, "--network=default --allow=tcp:22"),
         (RETRIED.format(CLOSED), CLOSED, "--tunnel-through-iap"),  # killed while it tried again
         (RETRIED.format(DENIED) + GAVE_UP, DENIED[:-1], "roles/compute.osAdminLogin"),
-        (RETRIED.format(PASSPHRASE + DENIED) + GAVE_UP, DENIED[:-1], "ssh-add ~/.ssh/google_compute_engine"),
+        (RETRIED.format(DENIED) + GAVE_UP, DENIED[:-1], "ssh-add ~/.ssh/google_compute_engine"),
         (RETRIED.format(CHANGED) + GAVE_UP, "Host key verification failed", "ssh-keygen -R"),
         (RETRIED.format(IAP) + GAVE_UP, "Error while connecting [4003", "roles/iap.tunnelResourceAccessor"),
         (SAID["api of ssh"][1], "Could not fetch resource: - Compute Engine API has not been used", ""),
@@ -99,49 +93,25 @@ def test_why_ssh_failed(stderr, reason, advice):
     assert advice in advised and bool(advice) == bool(advised)
 
 
-@pytest.mark.standard
-@pytest.mark.parametrize("phrase", ["", "secret"])
-def test_a_key_with_a_passphrase_that_ssh_can_t_ask_for(tmp_path, phrase):
-    """ssh itself says no more than that the host refuses."""
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", phrase, "-f", tmp_path / "key"], check=True
-    )
-    chosen = dataclasses.replace(CLOUD.settings, ssh_flags=(f"--ssh-key-file={tmp_path}/key",))
-    cloud = gcloud.TpuVm(chosen, backend.Runner())
-    real = backend.Runner()
-    denied = backend.Result(255, "", RETRIED.format(DENIED) + GAVE_UP)
-    cloud.runner.run = lambda argv, timeout: (
-        real.run(argv, timeout) if argv[0] == "ssh-keygen" else denied
-    )
-    with pytest.raises(PodError, match=r"Permission denied \(publickey\)") as caught:
-        cloud._connect_first(["gcloud"])
-    assert (f"ssh-add {tmp_path}/key" in str(caught.value)) == bool(phrase)
-
-
 def test_a_request_that_failed_says_why():
     def request(**state):
-        return CLOUD._request({"name": "x/my-pod", "state": state}).condition
+        tpu = {"nodeSpec": [{"node": {}}]}
+        return CLOUD._request({"name": "x/my-pod", "state": state, "tpu": tpu}).condition
 
     failed = {"error": {"code": 8, "message": "Quota limit 'TPUV4' exceeded"}}
     assert request(state="FAILED", failedData=failed).startswith(
         "FAILED: RESOURCE_EXHAUSTED: Quota limit 'TPUV4' ex"
     )
-    assert request(state="SUSPENDED", stateInitiator="USER") == "SUSPENDED: by a person"
-    assert request(state="SUSPENDED", stateInitiator="SERVICE") == "SUSPENDED: by Google Cloud"
-    assert request(state="ACCEPTED", stateInitiator="USER") == "ACCEPTED"
+    assert request(state="ACCEPTED") == "ACCEPTED"
 
 
 def test_what_is_wrong_with_a_node():
     symptoms = [
-        {
-            "createTime": "2026-11-26T10:00:00Z",
-            "symptomType": "LOW_MEMORY",
-            "workerId": "3",
-            "details": "2 GB left",
-        },
-        {"createTime": "2026-11-26T09:00:00Z", "symptomType": "OUT_OF_MEMORY", "workerId": "1"},
+        {"symptomType": "OUT_OF_MEMORY", "workerId": "1"},
+        {"symptomType": "LOW_MEMORY", "workerId": "3", "details": "2 GB left"},
     ]
     node = {
+        "id": "1",
         "state": "READY",
         "health": "UNHEALTHY_MAINTENANCE",
         "healthDescription": "is moved",
@@ -149,7 +119,7 @@ def test_what_is_wrong_with_a_node():
     }
     said = "READY: UNHEALTHY_MAINTENANCE is moved; OUT_OF_MEMORY on worker 1; LOW_MEMORY on worker 3 2 GB left"
     assert CLOUD._node(node).condition == said
-    assert CLOUD._node({"state": "READY", "health": "HEALTHY"}).condition == "READY"
+    assert CLOUD._node({"id": "1", "state": "READY", "health": "HEALTHY"}).condition == "READY"
 
 
 def test_several_interfaces_a_host():
@@ -157,6 +127,7 @@ def test_several_interfaces_a_host():
         {"ipAddress": f"10.{interface}.0.{host}"} for host in range(2) for interface in range(3)
     ]
     node = {
+        "id": "1",
         "state": "READY",
         "networkConfigs": [{"network": name} for name in "abc"],
         "networkEndpoints": ends,

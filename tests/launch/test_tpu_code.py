@@ -7,14 +7,13 @@ import tarfile
 
 import pytest
 from pods import code
-from pods.backend import PodError, SettingsError
+from pods.backend import SettingsError
 
 pytestmark = pytest.mark.standard
 
 
 @pytest.fixture
 def repository(pod):
-    pod.commit()
     return pod.repository
 
 
@@ -28,7 +27,7 @@ def content(packed: code.Code) -> dict[str, bytes]:
 
 def test_the_committed_code(repository):
     packed = code.pack()
-    assert packed.hash == hashlib.sha256(packed.data).hexdigest() and "changed" not in packed.label
+    assert packed.hash == hashlib.sha256(packed.data).hexdigest() and "dirty" not in packed.label
     found = content(packed)
     files = {
         path.relative_to(repository).as_posix() for path in repository.rglob("*") if path.is_file()
@@ -42,20 +41,20 @@ def test_the_committed_code(repository):
 
 def test_a_dirty_tree_is_packed_and_named(pod, repository):
     clean = code.pack()
-    (repository / "stub.py").write_text("changed")
+    (repository / "research" / "rare.py").write_text("changed")
     (repository / "configs" / "a.py").unlink()
     (repository / "configs" / "new.py").write_bytes(b"\0\xff")
-    (repository / "link").symlink_to("stub.py")
+    (repository / "link").symlink_to("research/rare.py")
     (repository / "run.sh").touch(0o755)
     pod.git("add", "configs/new.py", "link", "run.sh")
     packed = code.pack()
     found = content(packed)
     assert (
-        found["stub.py"] == b"changed"
+        found["research/rare.py"] == b"changed"
         and found["configs/new.py"] == b"\0\xff"
         and "configs/a.py" not in found
     )
-    assert packed.hash != clean.hash and packed.label.endswith(", changed)")
+    assert packed.hash != clean.hash and packed.label.endswith("-dirty)")
     # as the card of an export does
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     assert (
@@ -64,14 +63,17 @@ def test_a_dirty_tree_is_packed_and_named(pod, repository):
         == subprocess.check_output(describe, text=True).strip()
     )
     with tarfile.open(fileobj=io.BytesIO(packed.data)) as tar:
-        assert tar.getmember("link").linkname == "stub.py" and tar.getmember("run.sh").mode == 0o755
+        assert (
+            tar.getmember("link").linkname == "research/rare.py"
+            and tar.getmember("run.sh").mode == 0o755
+        )
     pod.git("reset", "-q", "--hard")
     assert code.pack().data == clean.data
 
 
 def test_a_forgotten_file_is_refused(pod, repository):
     (repository / "mlm" / "new module.py").touch()
-    with pytest.raises(SettingsError, match=r"mlm/new module.py is not known to git"):
+    with pytest.raises(SettingsError, match=r"not known to git.*mlm/new module.py"):
         code.pack()
     pod.git("add", "-A")
     assert "mlm/new module.py" in code.pack().files
@@ -82,37 +84,15 @@ def test_a_forgotten_file_is_refused(pod, repository):
 def test_configs_must_be_in_it(repository, monkeypatch):
     packed = code.pack()
     assert packed.path_of("configs/a.py") == "configs/a.py"
-    monkeypatch.setenv("HOME", str(repository))
-    assert packed.path_of("~/configs/a.py") == "configs/a.py", (
-        "no shell expands it in --program=~/..."
-    )
     monkeypatch.chdir(repository / "configs")
     assert packed.path_of("a.py") == "configs/a.py"
-    (repository / "loop.py").symlink_to("loop.py")
-    for bad in ("b.py", "/etc/passwd", "../../x.py", "x" * 300, "../loop.py"):
-        with pytest.raises(SettingsError, match=bad):
+    for bad in ("b.py", "/etc/passwd", "../../x.py"):
+        with pytest.raises(SettingsError, match=f"{bad} is not in the code .* in {repository}"):
             packed.path_of(bad)
-    with pytest.raises(SettingsError, match=f"copy it into {repository}"):
-        packed.path_of("/etc/passwd")
-
-
-def test_a_repository_without_a_commit(pod):
-    pod.git("init", "-q")
-    with pytest.raises(SettingsError, match="no commit yet"):
-        code.pack()
 
 
 def test_outside_of_a_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(SettingsError, match=f"{tmp_path} is in no git repository"):
-        code.pack()
-
-
-def test_a_repository_that_git_does_not_read(repository, monkeypatch):
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # a colleague's
-    with pytest.raises(PodError, match=r"git config --global --add safe.directory"):
-        code.pack()
-    monkeypatch.setenv("PATH", str(repository))
-    with pytest.raises(PodError, match="git isn't on this machine's PATH"):
+    with pytest.raises(SettingsError, match=f"{tmp_path}: fatal: not a git repository"):
         code.pack()

@@ -1,47 +1,62 @@
-"""A run on the hosts of the fake cloud: started once and everywhere, seen, stopped, whatever the connections do."""
+"""A run on the hosts of a pod: started once and everywhere, seen, stopped, whatever the connections do."""
 
 import json
 import os
 import pathlib
 import shutil
 import signal
-import socket
-import subprocess
 import threading
 
 import pytest
+from pods.causes import HostReport
+from pods.runs import RunStatus
 
-from tests.launch.fake_gcloud.cloud import kill_marked
-from tests.launch.host_folder import HOSTILE, alive, wait_for
-from tests.launch.pod import RUN, WAITS
+from tests.launch.pod import RUN, WAITS, alive, kill_marked, wait_for
+from tests.launch.test_host import HOSTILE
 
 pytestmark = pytest.mark.standard
 
 
+def up(pod) -> list[int]:
+    """Waits until both processes of a run listen to signals; returns their numbers."""
+    logs = [pod.host_folder(worker) / "log" for worker in range(2)]
+    wait_for(lambda: all(log.exists() and "up\n" in log.read_text() for log in logs))
+    return pod.processes()
+
+
+def test_mistakes_are_found_before_anybody_is_asked(pod, monkeypatch):
+    monkeypatch.setenv("SECRET", "canary-4a7f")
+    for words, said in {
+        ("run", "configs/b.py"): "configs/b.py",
+        (*RUN, "--program=research/rara.py"): "research/rara.py",
+        (*RUN, "--workdir=runs/x"): "'runs/x': it must be absolute or gs://",
+        (*RUN, "--id=../x"): "run id '../x'",
+        (*RUN, "--env=SECRET=canary-4a7f"): "--env SECRET: give the name",
+        (*RUN, "--env=NOT_SET_HERE"): "--env NOT_SET_HERE",
+        ("status", "--config.x=1", "a"): "--config.x=1",
+    }.items():
+        found = pod.tpu(*words, code=2)
+        assert said in found and "canary" not in found
+    pod.settings(bucket="")
+    assert "--workdir" in pod.tpu(*RUN, code=2)
+    assert pod.cloud.calls == []
+
+
 def test_the_same_command_on_every_host_word_for_word(ready_pod):
-    ready_pod.ready("sys.exit(0)")
-    words = [word for word in HOSTILE if word]
-    text = " ".join(words)
-    said = ready_pod.tpu(
-        "run", "configs/a.py", "--every=0.02", f"--id={text}", f"--workdir=/tmp/{text}", "--config.x", text,
-        *(f"--config.y{i}={word}" for i, word in enumerate(words)), "--", *words,
-    )  # fmt: skip
+    ready_pod.ready("print(os.environ['MLM_COMMIT'])")
+    words = [f"--config.y{i}={word}" for i, word in enumerate(HOSTILE)]
+    text = " ".join(HOSTILE)
+    said = ready_pod.tpu(*RUN, f"--workdir=/tmp/{text}", "--config.x", text, *words, "--split=test")
     for worker in range(2):
-        (log,) = pathlib.Path("runs/pods").glob(f"*/1/{worker}.log")
-        assert json.loads(log.read_text()) == [
-            "run", "--config=configs/a.py", f"--workdir=/tmp/{text}", f"--config.x={text}",
-            *(f"--config.y{i}={word}" for i, word in enumerate(words)), *words,
-            "--coordinator=127.0.0.1", "--processes=2", f"--process-id={worker}",
+        argv, commit = pathlib.Path(f"runs/pods/a/1/{worker}.log").read_text().splitlines()
+        assert json.loads(argv) == [
+            "run", "--config=configs/a.py", f"--workdir=/tmp/{text}", f"--config.x={text}", *words,
+            "--split=test", "--coordinator=127.0.0.1", "--processes=2", f"--process-id={worker}",
         ]  # fmt: skip
-        assert f"[{worker}] {log.read_text()}" in said
+        assert len(commit) == 40, "for the card of an export"
+        assert f"[{worker}] {argv}\n" in said
         assert f"host {worker} (127.0.0.{worker + 1}): exited, exit code 0" in said
-    ready_pod.tpu(*RUN, "--id=-x")
-    assert "exit code 0" in ready_pod.tpu("status", "--", "-x")
-    job = json.loads((ready_pod.host_folder(0, "-x") / "job.json").read_text())
-    assert job["argv"][2] == "--workdir=gs://my-bucket/runs/-x"
-    assert not list(ready_pod.state.rglob("pwned")) and not list(
-        ready_pod.repository.rglob("pwned")
-    )
+    assert not list(ready_pod.cloud.folder.rglob("pwned"))
 
 
 def test_a_file_in_the_place_of_mlm(ready_pod):
@@ -50,77 +65,45 @@ def test_a_file_in_the_place_of_mlm(ready_pod):
     assert all(f"[{worker}] imported train --config=configs/a.py" in said for worker in range(2))
 
 
-def test_a_host_knows_the_commit(ready_pod):
-    ready_pod.ready("print(os.environ['MLM_COMMIT'])")
-    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
-    assert ready_pod.tpu(*RUN).count(f"] {commit}\n") == 2
-
-
 def test_a_second_run_attaches(ready_pod):
     ready_pod.ready(WAITS)
     assert "attempt 1: started on 2 hosts" in ready_pod.tpu(*RUN, "--detach")
-    first = wait_for(lambda: len(both := ready_pod.processes()) == 2 and both)
-    said = ready_pod.tpu(*RUN, "--detach", "--again")
-    assert "is alive already" in said and ready_pod.processes() == first and ready_pod.starts() == 2
-    assert "run 'a', attempt 1, is alive" in ready_pod.tpu("status")
+    first = up(ready_pod)
+    assert "is alive already" in ready_pod.tpu(*RUN, "--detach")
+    assert ready_pod.processes() == first and ready_pod.starts() == 2
     assert ready_pod.tpu("status", "a").count("running") == 2
+    assert "run 'a' (attempt 1) is alive there" in ready_pod.tpu("sync", code=1)
     said = ready_pod.tpu("run", "configs/a.py", "--id=b", code=1)  # the accelerators are taken
     assert "run 'a' (attempt 1) is alive there" in said and ready_pod.starts() == 2
-    assert ready_pod.tpu("stop", "a", "--grace=20").count("exit code 75") >= 2 and not any(
-        map(alive, first)
-    )
-    said = ready_pod.tpu(*RUN, code=75)
-    assert "run 'a' has ended (attempt 1)" in said and ready_pod.starts() == 2
-    assert "attempt 2: started" in ready_pod.tpu(*RUN, "--again", "--detach")
+    assert ready_pod.tpu("stop", "a").count("exit code 75") >= 2
+    assert not any(map(alive, first))
+    assert "first cause: " in ready_pod.tpu("status", "a")
+    assert "attempt 2: started" in ready_pod.tpu(*RUN, "--detach")
 
 
 def test_a_start_that_was_cut_off_is_told(ready_pod):
     """By Ctrl-C, after the first host; what never ran has no exit code."""
     ready_pod.ready(WAITS)
     ready_pod.tpu(*RUN, "--detach")
-    kill_marked(str(ready_pod.cloud.home("my-pod", 1)))
+    up(ready_pod)
+    kill_marked(str(ready_pod.cloud.home(1)))
     shutil.rmtree(ready_pod.host_folder(1))
     said = ready_pod.tpu(*RUN, "--detach")
-    assert (
-        "is alive already" in said
-        and "it was not started on host 1" in said
-        and "launch/tpu.py stop a" in said
-    )
-    said = ready_pod.tpu("stop", "a", "--grace=20")
-    assert "exit code 75" in said and "never started" in said and "None" not in said
+    assert "is alive already" in said and "not started on host 1: if it stays so" in said
+    said = ready_pod.tpu("stop", "a")
+    assert "exit code 75" in said and "never started" in said
 
 
-def test_what_is_alive_with_other_arguments_is_not_taken_for_it(ready_pod):
+def test_what_is_alive_with_other_arguments_or_code_is_said(ready_pod):
     ready_pod.ready(WAITS)
     ready_pod.tpu(*RUN, "--command=shards", "--config.x=1", "--detach")
-    for asked in ((*RUN, "--config.x=2", "--again"), ("supervise", "configs/a.py", "--every=0.05")):
+    for asked in ((*RUN, "--config.x=2"), ("supervise", "configs/a.py")):
         said = ready_pod.tpu(*asked, code=1)
-        assert (
-            "(only there: shards --config.x=1; only here: run" in said and ready_pod.starts() == 2
-        )
-    # the same arguments, and the code has changed since
-    pathlib.Path("stub.py").write_text("# changed")
+        assert "alive with other arguments: shards --config=" in said and ready_pod.starts() == 2
+    pathlib.Path("configs/a.py").write_text("# changed")
     said = ready_pod.tpu(*RUN, "--command=shards", "--config.x=1", "--detach")
     assert "is alive already" in said and "is alive with code" in said
-    ready_pod.git("checkout", "-q", "stub.py")
-
-
-def test_what_has_ended_with_other_arguments_is_not_taken_for_it(ready_pod):
-    ready_pod.ready("sys.exit(0)")
-    for _ in range(2):  # done, and 0 says so
-        ready_pod.tpu(*RUN, "--command=shards")
-        assert ready_pod.starts() == 2
-    for asked in (RUN, ("supervise", "configs/a.py", "--every=0.05")):  # which finds it done
-        ready_pod.tpu(*asked)
-        assert ready_pod.starts() == 4
-    for worker in range(2):
-        assert (
-            json.loads((ready_pod.host_folder(worker, attempt=2) / "job.json").read_text())["argv"][
-                0
-            ]
-            == "run"
-        )
-    assert "attempt 3: started" in ready_pod.tpu(*RUN, "--workdir=/elsewhere")
+    ready_pod.git("checkout", "-q", "configs/a.py")
 
 
 def test_two_who_start_at_once(ready_pod):
@@ -137,20 +120,14 @@ def test_two_who_start_at_once(ready_pod):
     for thread in threads:
         thread.join()
     assert codes == [0, 0, 0] and ready_pod.starts() == 2
-    jobs = [
-        json.loads((ready_pod.host_folder(worker) / "job.json").read_text()) for worker in range(2)
-    ]
-    assert len({job["launch"] for job in jobs}) == 1 and [job["place"][-1][-1] for job in jobs] == [
-        "0",
-        "1",
-    ]
+    jobs = [ready_pod.host_folder(worker) / "job.json" for worker in range(2)]
+    assert len({json.loads(job.read_text())["launch"] for job in jobs}) == 1
 
 
-@pytest.mark.parametrize("fault", ["ssh255_after", "drop_midstream"])
-def test_connections_that_fail_start_nothing_twice(ready_pod, fault):
+def test_a_connection_that_fails_starts_nothing_twice(ready_pod):
     ready_pod.ready("print('one more', flush=True); time.sleep(0.3)")
-    ready_pod.cloud.add_fault("ssh", fault, worker=1, match="host.py start", times=2)
-    ready_pod.tpu(*RUN)
+    ready_pod.cloud.ssh_faults += [("after", 1, "host.py start")] * 2
+    assert "host 1 (127.0.0.2): ssh failed (client_loop" in ready_pod.tpu(*RUN)
     for worker in range(2):
         assert (ready_pod.host_folder(worker) / "log").read_text().count("one more") == 1
     assert ready_pod.starts() == 2
@@ -158,43 +135,26 @@ def test_connections_that_fail_start_nothing_twice(ready_pod, fault):
 
 def test_a_silent_host(ready_pod):
     ready_pod.ready(WAITS)
-    ready_pod.cloud.add_fault("ssh", "silent", worker=1, match="host.py status")
-    said = ready_pod.tpu(*RUN, "--timeout=4", code=1)
-    assert (
-        "nothing was started: host 1 (127.0.0.2): no answer within 4 s" in said
-        and ready_pod.starts() == 0
-    )
-    ready_pod.cloud.add_fault("ssh", "silent", worker=1, match="host.py start")
-    said = ready_pod.tpu(*RUN, "--timeout=5", code=1)
-    assert (
-        "started on all hosts (host 1 (127.0.0.2): no answer within 5 s)" in said
-        and "run --again" in said
-    )
-    assert ready_pod.tpu("status", "a").count("running") == 0 and ready_pod.processes() == []
-    assert "attempt 2: started" in ready_pod.tpu(*RUN, "--again", "--detach")
-
-
-def test_hosts_that_lack_the_code_are_named(ready_pod):
-    ready_pod.ready()
-    pathlib.Path("stub.py").write_text("changed")
+    ready_pod.cloud.ssh_faults.append(("silent", 1, "host.py status"))
     said = ready_pod.tpu(*RUN, code=1)
-    assert (
-        "host 0 (127.0.0.1), host 1 (127.0.0.2): code" in said
-        and "is missing: launch/tpu.py sync" in said
-    )
-    ready_pod.cloud.add_fault("ssh", "ssh255_before", worker=1, match="host.py unpack", times=3)
-    said = ready_pod.tpu("sync", code=1)
-    assert "copying the code failed on 1 of 2 hosts: host 1 (127.0.0.2): ssh failed" in said
+    assert "nothing was started: host 1 (127.0.0.2): no answer within 60 s" in said
     assert ready_pod.starts() == 0
-    ready_pod.git("checkout", "-q", "stub.py")
-    assert "ready: 2 hosts" in ready_pod.tpu("preflight")
-    # of host 0, which is this machine
-    with socket.create_server(("127.0.0.1", ready_pod.numbers[1])):
-        said = ready_pod.tpu("preflight", code=1)
-    assert (
-        f"host 0 (127.0.0.1): port {ready_pod.numbers[1]} can't be bound" in said
-        and "can't reach" not in said
-    )
+    ready_pod.cloud.ssh_faults.append(("silent", 1, "host.py start"))
+    said = ready_pod.tpu(*RUN, code=1)
+    assert "started on all hosts (host 1 (127.0.0.2): no answer within 60 s" in said
+    assert ready_pod.tpu("status", "a").count("running") == 0 and ready_pod.processes() == []
+    ready_pod.cloud.ssh_faults += [("before", 1, "host.py preflight")] * 3
+    said = ready_pod.tpu("sync", code=1)
+    assert "sync failed on 1 of 2 hosts: host 1 (127.0.0.2): ssh failed 3 times" in said
+
+
+def test_the_code_comes_with_a_run(ready_pod):
+    ready_pod.ready("print(pathlib.Path('configs/a.py').read_text())")
+    pathlib.Path("configs/a.py").write_text("# changed")
+    said = ready_pod.tpu(*RUN)
+    assert "copied to 2 of 2 hosts" in said and said.count("] # changed") == 2
+    ready_pod.git("checkout", "-q", "configs/a.py")
+    assert "copied to 0 of 2" in ready_pod.tpu("sync")
 
 
 def test_the_first_cause_is_told(ready_pod):
@@ -202,27 +162,28 @@ def test_the_first_cause_is_told(ready_pod):
     ready_pod.tpu(*RUN, "--detach")
     wait_for((ready_pod.host_folder(1) / "exit.json").exists)
     os.kill(wait_for(ready_pod.processes)[0], signal.SIGABRT)  # as jax ends its peers
-    said = ready_pod.tpu("logs", "a", "--every=0.05", code=3)
+    said = ready_pod.tpu("logs", "a", code=3)
     assert "first cause: host 1 " in said and "ended with exit code 3" in said
     assert "host 0 (127.0.0.1): exited, signal 6" in said
 
 
+def test_an_end_that_no_host_confirms_is_no_success():
+    report = HostReport(0, "h", "exited", {"code": 0, "signal": None, "ended": 1.0})
+    assert RunStatus(1, (report,)).code == 0
+    assert RunStatus(1, ()).code == RunStatus(1, (report,), ("host 1: no answer",)).code == 1
+
+
 def test_a_secret_is_nowhere_but_in_the_process(ready_pod, monkeypatch):
-    """Every argv of gcloud and ssh is noted in the cloud's folder."""
     canary = "canary-4a7f"
     monkeypatch.setenv("WANDB_API_KEY", canary)
-    ready_pod.ready(
-        "(folder / 'got').write_text(os.environ['WANDB_API_KEY'][::-1]); time.sleep(60)"
-    )
+    ready_pod.ready("(folder / 'got').write_text(os.environ['WANDB_API_KEY'][::-1])\n" + WAITS)
     said = ready_pod.tpu(*RUN, "--env=WANDB_API_KEY", "--detach")
-    got = ready_pod.host_folder(1) / "got"
-    wait_for(lambda: got.exists() and got.read_text() == canary[::-1])
-    assert not [
-        n for n in ready_pod.processes() if canary in pathlib.Path(f"/proc/{n}/cmdline").read_text()
-    ]
-    said += ready_pod.tpu("status", "a") + ready_pod.tpu(*RUN, "--env=WANDB_API_KEY", "--dry-run")
-    assert canary not in said and '"WANDB_API_KEY": "..."' in said
-    for root in (ready_pod.state, ready_pod.repository):
+    up(ready_pod)
+    assert (ready_pod.host_folder(1) / "got").read_text() == canary[::-1]
+    for number in ready_pod.processes():
+        assert canary not in pathlib.Path(f"/proc/{number}/cmdline").read_text()
+    assert canary not in said + ready_pod.tpu("status", "a") + str(ready_pod.cloud.calls)
+    for root in (ready_pod.cloud.folder, ready_pod.repository):
         for file in root.rglob("*"):
             assert not file.is_file() or canary.encode() not in file.read_bytes(), file
 
@@ -232,40 +193,33 @@ def test_logs_go_on_where_they_were(ready_pod):
         "[print(i, flush=True) or time.sleep(0.01) for i in range(50)]; sys.stdout.buffer.write(b'\\xff')"
     )
     ready_pod.tpu(*RUN, "--detach")
-    ready_pod.cloud.add_fault("ssh", "ssh255_before", worker=1, match="host.py logs", times=3)
-    said = ready_pod.tpu("logs", "a", "--every=0.01")
+    ready_pod.cloud.ssh_faults += [("before", 1, "host.py logs")] * 3
+    said = ready_pod.tpu("logs", "a")
     shown = [line.removeprefix("[1] ") for line in said.splitlines() if line.startswith("[1]")]
     assert shown[1:] == [*map(str, range(50)), "\ufffd"]
-    assert "does not answer: ssh failed" in said and "host 1 (127.0.0.2) answers again" in said
-    assert not [
-        line
-        for line in ready_pod.tpu("logs", "a", "--every=0.01").splitlines()
-        if line.startswith("[")
-    ]
+    assert "host 1 (127.0.0.2): ssh failed 3 times" in said
+    assert not [line for line in ready_pod.tpu("logs", "a").splitlines() if line.startswith("[")]
     for worker in range(2):
         kept = pathlib.Path(f"runs/pods/a/1/{worker}.log").read_bytes()
         assert kept == (ready_pod.host_folder(worker) / "log").read_bytes()
 
 
-def soon(file: str, then) -> None:
-    """Does something once a file is there."""
-    threading.Thread(target=lambda: (wait_for(pathlib.Path(file).exists), then())).start()
+def soon(pod, then) -> None:
+    """Does something once a run is up."""
+    threading.Thread(target=lambda: (up(pod), then())).start()
 
 
 def test_ctrl_c_leaves_the_run_alone(ready_pod):
     ready_pod.ready(WAITS)
-    soon("runs/pods/it%27s/1/1.log", lambda: os.kill(os.getpid(), signal.SIGINT))
-    said = ready_pod.tpu(*RUN, "--id=it's", code=130)  # it is not done: nothing is to follow by &&
-    assert "python launch/tpu.py logs 'it'\"'\"'s'" in said
-    wait_for(lambda: len(list(filter(alive, ready_pod.processes("it%27s")))) == 2)
+    soon(ready_pod, lambda: os.kill(os.getpid(), signal.SIGINT))
+    said = ready_pod.tpu(*RUN, code=130)  # it is not done: nothing is to follow by &&
+    assert "python launch/tpu.py logs a" in said and len(ready_pod.processes()) == 2
 
 
 def test_a_preempted_pod_ends_the_following(ready_pod):
     ready_pod.ready(WAITS)
     ready_pod.tpu(*RUN, "--detach")
-    soon("runs/pods/a/1", lambda: ready_pod.cloud.preempt("my-pod"))
-    assert "my-pod is PREEMPTED: launch/tpu.py supervise" in ready_pod.tpu(
-        "logs", "a", "--every=0.05", code=1
-    )
+    soon(ready_pod, lambda: ready_pod.cloud.preempt("my-pod"))
+    assert "my-pod is PREEMPTED: launch/tpu.py supervise" in ready_pod.tpu("logs", "a", code=1)
     ready_pod.tpu("down")  # the next test makes another
     ready_pod.synced = False

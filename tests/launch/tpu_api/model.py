@@ -1,209 +1,190 @@
 """A small TPU API: nodes and queued resources that take time, operations, and errors.
 
-Time is counted in looks: whoever gets a resource brings it nearer to its next state.
+Time is counted in looks: whoever gets a resource brings it to its next state.
 """
 
 import os
 import re
+import threading
 import time
 
-from tests.launch.tpu_api.errors import FAILED, REFUSED, ApiError, named
-from tests.launch.tpu_api.folder import Folder
-
 HOSTS = {"v4-8": 1, "v4-16": 2, "v4-32": 4}
-QUEUE = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
-# What a queued request comes to when its creation meets a fault.
-ENDS = {"failed": "FAILED", "stockout": "WAITING_FOR_RESOURCES"}
-# folders, gcloud's groups
-KINDS = {"nodes": ("nodes", "tpu-vm"), "queuedResources": ("queued", "queued-resources")}
 VERBS = {"GET": "describe", "POST": "create", "DELETE": "delete", "PATCH": "update"}
 PATH = re.compile(
     r"/(?:v2|v2alpha1)/(projects/[^/]+/locations/[^/]+)/(nodes|queuedResources|operations)(?:/([^/:]+))?(?::(\w+))?"
 )
+# what it says when it refuses, as Google words it: (code, status, message)
+REFUSED = {
+    "absent": (404, "NOT_FOUND", "Resource '{resource}' was not found"),
+    "exists": (409, "ALREADY_EXISTS", "Resource '{resource}' already exists."),
+    "quota": (429, "RESOURCE_EXHAUSTED", "Quota limit 'TPUPerZone' has been exceeded. Limit: 32."),
+    "unavailable": (503, "UNAVAILABLE", "The service is currently unavailable."),
+}
+# the error of an operation, and of a queued resource that fails
+FAILED = {
+    "stockout": {"code": 8, "message": "There is no more capacity in the zone; try another one."},
+    "failed": {"code": 8, "message": "Insufficient reserved capacity. Contact customer support."},
+}
 
 
-class Request:
-    """One request of REST, taken apart."""
+class ApiError(Exception):
+    """An answer that is an error."""
 
-    def __init__(self, method: str, path: str, query: dict[str, str], body: dict | None) -> None:
-        self.parent, self.kind, name, verb = PATH.fullmatch(path).groups()
-        self.name = name or query.get("nodeId") or query.get("queuedResourceId") or ""
-        self.verb = verb or (VERBS[method] if self.name else "list")
-        self.query = query
-        self.body = body or {}
-        self.resource = f"{self.parent}/{self.kind}/{self.name}"
+    def __init__(self, kind: str, resource: str) -> None:
+        code, status, message = REFUSED[kind]
+        message = message.format(resource=resource)
+        super().__init__(message)
+        self.error = {"code": code, "status": status, "message": message}
 
 
-class Cloud(Folder):
-    """The folder, and the answers to requests."""
+class Cloud:
+    """The resources, and the answers to requests."""
 
-    def begin_hosts(self, name: str, addresses: list[str]) -> None:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.tables = {"nodes": {}, "queuedResources": {}, "operations": {}}
+        self.nodes = self.tables["nodes"]
+        self.queued = self.tables["queuedResources"]
+        self.faults: list[list[str]] = []  # [verb, what the next such request meets]
+        self.addresses = [f"127.0.0.{number}" for number in range(1, 5)]
+
+    def begin_hosts(self, name: str, count: int) -> None:
         """Starts the hosts of a node; for who has some."""
 
-    def end_hosts(self, name: str, keep_disks: bool) -> None:
+    def end_hosts(self, name: str) -> None:
         """Ends the hosts of a node at once."""
+
+    def add_fault(self, verb: str, fault: str, times: int = 1) -> None:
+        self.faults += [[verb, fault]] * times
 
     def request(
         self, method: str, path: str, query: dict[str, str] | None = None, body: dict | None = None
     ) -> dict:
         """Returns the answer to a request. Raises ApiError."""
         if path.startswith("/compute/v1/projects/"):  # before it goes by ssh
-            return {
-                "name": path.rpartition("/")[2],
-                "commonInstanceMetadata": {"fingerprint": "eA=="},
-            }
-        request = Request(method, path, query or {}, body)
-        with self.lock():
-            if request.kind == "operations":
-                return self.load("operations", request.name)
-            kind, group = KINDS[request.kind]
-            fault = self.fault(
-                f"{group} {request.verb}", {*REFUSED, *FAILED}, request.resource
-            ).get("fault")
+            project = path.rpartition("/")[2]
+            return {"name": project, "commonInstanceMetadata": {"fingerprint": "eA=="}}
+        parent, kind, name, verb = PATH.fullmatch(path).groups()
+        query = query or {}
+        name = name or query.get("nodeId") or query.get("queuedResourceId")
+        verb = verb or VERBS[method]
+        with self.lock:
+            if kind == "operations":
+                return self.tables[kind][name]
+            resource = f"{parent}/{kind}/{name}"
+            fault = self._fault(verb)
             if fault in REFUSED:
-                raise ApiError(named(fault, request.resource))
-            if request.verb == "list":
-                return {
-                    request.kind: [_public(self._advance(kind, name)) for name in self.all(kind)]
-                }
-            return (
-                self._create(request, fault)
-                if request.verb == "create"
-                else self._change(request, kind)
-            )
+                raise ApiError(fault, resource)
+            if verb == "create":
+                error = self._create(kind, name, resource, body, fault)
+                return self._operation(kind, name, resource, error)
+            self._look(kind, name)
+            found = self.tables[kind].get(name)
+            if found is None:
+                raise ApiError("absent", resource)
+            if verb == "describe":
+                return _public(found)
+            if verb == "getGuestAttributes":
+                ids = [worker for worker in body.get("workerIds", []) if worker]
+                ids = ids or range(HOSTS[found["acceleratorType"]])
+                return {"guestAttributes": [_guest(found["id"], worker) for worker in ids]}
+            if verb == "update":
+                self.nodes[name] |= {key: body[key] for key in query["updateMask"].split(",")}
+            else:
+                del self.tables[kind][name]
+                node = name if kind == "nodes" else found["_node"]["_name"]
+                self.nodes.pop(node, None)
+                self.end_hosts(node)
+            return self._operation(kind, name, resource)
 
     def preempt(self, name: str) -> None:
         """Takes a node away: its hosts are gone at once, its queued resource is SUSPENDED."""
-        with self.lock():
-            node = self.load("nodes", name) | {"state": "PREEMPTED"}
-            self.save("nodes", name, node)
-            queued = node.get("queuedResource", "").rpartition("/")[2]
-            if request := self.load("queued", queued):
-                state = {"state": "SUSPENDED", "stateInitiator": "SERVICE"}
-                self.save("queued", queued, request | {"state": state})
-            self.end_hosts(name, keep_disks=True)
+        with self.lock:
+            self.nodes[name]["state"] = "PREEMPTED"
+            if request := self.queued.get(
+                self.nodes[name].get("queuedResource", "").rpartition("/")[2]
+            ):
+                request["state"] = {"state": "SUSPENDED", "stateInitiator": "SERVICE"}
+            self.end_hosts(name)
 
-    def remove_node(self, name: str) -> None:
-        """Removes a node with its hosts and their disks."""
-        self.end_hosts(name, keep_disks=False)
-        self.save("nodes", name, None)
+    def _fault(self, verb: str) -> str | None:
+        for fault in self.faults:
+            if fault[0] == verb:
+                self.faults.remove(fault)
+                return fault[1]
+        return None
 
-    def _create(self, request: Request, fault: str | None) -> dict:
-        if self.load(KINDS[request.kind][0], request.name):
-            raise ApiError(named("exists", request.resource))
-        if fault and request.kind == "nodes":
-            return self._operation(request, named(fault, request.resource))
-        (spec,) = (
-            request.body["tpu"]["nodeSpec"] if "tpu" in request.body else [{"node": request.body}]
-        )
-        node = spec["node"] | {
-            "name": f"{request.parent}/nodes/{spec.get('nodeId', request.name)}",
-            "id": str(time.time_ns()),
-            "state": "CREATING",
-            "_left": self.settings()["creating_describes"],
-        }
-        if request.kind == "nodes":
-            self.save("nodes", request.name, node)
-            return self._operation(request)
-        queued = request.body | {
-            "name": request.resource,
+    def _create(
+        self, kind: str, name: str, resource: str, body: dict, fault: str | None
+    ) -> dict | None:
+        """Creates a resource, unless an error comes of it, which is returned."""
+        if name in self.tables[kind]:
+            raise ApiError("exists", resource)
+        if kind == "nodes":
+            if fault:
+                return FAILED[fault]
+            self.nodes[name] = _node(body, name, resource) | {"_next": ["CREATING", "READY"]}
+            return None
+        (spec,) = body["tpu"]["nodeSpec"]
+        parent = resource.partition("/queuedResources")[0]
+        node = _node(spec["node"], spec["nodeId"], f"{parent}/nodes/{spec['nodeId']}")
+        self.queued[name] = body | {
+            "name": resource,
             "state": {"state": "ACCEPTED"},
-            "_left": self.settings()["queue_describes"],
-            "_end": ENDS.get(fault, "ACTIVE"),
-            "_node": node | {"queuedResource": request.resource},
+            "_next": ["WAITING_FOR_RESOURCES", "FAILED" if fault else "PROVISIONING", "ACTIVE"],
+            "_node": node | {"queuedResource": resource},
         }
-        self.save("queued", request.name, queued)
-        return self._operation(request)
+        return None
 
-    def _change(self, request: Request, kind: str) -> dict:
-        """Answers whatever needs a resource that is there."""
-        name = request.name
-        resource = self._advance(kind, request.name)
-        if resource is None:
-            raise ApiError(named("absent", request.resource))
-        if request.verb == "describe":
-            return _public(resource)
-        if request.verb == "getGuestAttributes":
-            ids = [worker for worker in request.body.get("workerIds", []) if worker]
-            ids = ids or range(HOSTS[resource["acceleratorType"]])
-            return {"guestAttributes": [_guest(resource["id"], worker) for worker in ids]}
-        if request.verb == "update":
-            fields = request.query["updateMask"].split(",")
-            self.save(kind, name, resource | {field: request.body[field] for field in fields})
-        elif request.verb == "start":
-            self.save(
-                kind,
-                name,
-                resource | {"state": "STARTING", "_left": self.settings()["creating_describes"]},
-            )
-        elif kind == "nodes":
-            self.remove_node(name)
-        else:
-            self.remove_node(resource["_node"]["name"].rpartition("/")[2])
-            self.save("queued", name, None)
-        return self._operation(request)
+    def _look(self, kind: str, name: str) -> None:
+        """Lets time pass for a resource that somebody looks at."""
+        resource = self.tables[kind].get(name, {})
+        if "queuedResource" in resource:  # it becomes ready with its request
+            self._look("queuedResources", resource["queuedResource"].rpartition("/")[2])
+            return
+        if not resource.get("_next"):
+            return
+        state = resource["_next"].pop(0)
+        if kind == "nodes":
+            resource["state"] = state
+            if state == "READY":
+                self._make_ready(resource)
+            return
+        resource["state"] = {"state": state}
+        node = resource["_node"]
+        if state == "FAILED":
+            resource["state"]["failedData"] = {"error": FAILED["failed"]}
+            resource["_next"] = []
+        elif state in ("PROVISIONING", "ACTIVE"):
+            self.nodes[node["_name"]] = node
+        if state == "ACTIVE":
+            self._make_ready(node)
 
-    def _operation(self, request: Request, error: dict | None = None) -> dict:
+    def _make_ready(self, node: dict) -> None:
+        count = HOSTS[node["acceleratorType"]]
+        node["networkEndpoints"] = [
+            {"accessConfig": {"externalIp": address}, "ipAddress": address, "port": 8470}
+            for address in self.addresses[:count]
+        ]
+        self.begin_hosts(node["_name"], count)
+        node["state"] = "READY"
+
+    def _operation(self, kind: str, name: str, resource: str, error: dict | None = None) -> dict:
         """Returns an operation, which is done once it is looked at, whatever then becomes of its resource."""
-        name = f"operation-{time.time_ns()}-{os.urandom(4).hex()}"
-        operation = {
-            "name": f"{request.parent}/operations/{name}",
-            "metadata": {"target": request.resource, "verb": request.verb},
-        }
-        node = self.load("nodes", request.name) if request.kind == "nodes" else None
+        number = f"operation-{time.time_ns()}-{os.urandom(4).hex()}"
+        parent = resource.partition(f"/{kind}")[0]
+        operation = {"name": f"{parent}/operations/{number}", "metadata": {"target": resource}}
+        node = self.nodes.get(name) if kind == "nodes" else None
         message = "cloud.tpu.v2.Node" if node else "protobuf.Empty"
         response = {"@type": f"type.googleapis.com/google.{message}", **_public(node or {})}
         result = {"error": error} if error else {"response": response}
-        self.save("operations", name, operation | result | {"done": True})
+        self.tables["operations"][number] = operation | result | {"done": True}
         return operation
 
-    def _advance(self, kind: str, name: str) -> dict | None:
-        """Lets time pass for a resource that somebody looks at, and returns it."""
-        resource = self.load(kind, name)
-        if resource is None:
-            return None
-        if kind == "queued":
-            waits = (
-                resource["state"]["state"] in QUEUE[:3]
-                and resource["state"]["state"] != resource["_end"]
-            )
-        else:
-            waits = resource["state"] in ("CREATING", "STARTING")
-        if waits and "queuedResource" in resource:  # it becomes ready with its request
-            self._advance("queued", resource["queuedResource"].rpartition("/")[2])
-            return self.load(kind, name)
-        if waits:
-            resource["_left"] -= 1
-            if resource["_left"] < 0:
-                self._make_ready(resource) if kind == "nodes" else self._next_in_queue(resource)
-            self.save(kind, name, resource)
-        return resource
 
-    def _make_ready(self, node: dict) -> None:
-        hosts = HOSTS[node["acceleratorType"]]
-        addresses = (self.settings()["addresses"] or [f"127.0.0.{i + 1}" for i in range(hosts)])[
-            :hosts
-        ]
-        node["networkEndpoints"] = [
-            {"accessConfig": {"externalIp": address}, "ipAddress": address, "port": 8470}
-            for address in addresses
-        ]
-        self.begin_hosts(node["name"].rpartition("/")[2], addresses)
-        node["state"] = "READY"
-
-    def _next_in_queue(self, resource: dict) -> None:
-        state = QUEUE[QUEUE.index(resource["state"]["state"]) + 1]
-        node = resource["_node"]
-        # what comes to nothing does so instead
-        state = resource["_end"] if state == "ACTIVE" else state
-        resource |= {"state": {"state": state}, "_left": self.settings()["queue_describes"]}
-        if state == "ACTIVE":
-            self._make_ready(node)
-        if state in ("PROVISIONING", "ACTIVE"):
-            self.save("nodes", node["name"].rpartition("/")[2], node)
-        elif state == "FAILED":
-            resource["state"]["failedData"] = {"error": named("failed", resource["name"])}
-            self.remove_node(node["name"].rpartition("/")[2])
+def _node(body: dict, name: str, resource: str) -> dict:
+    number = str(time.time_ns())
+    return body | {"name": resource, "id": number, "state": "CREATING", "_name": name}
 
 
 def _public(resource: dict) -> dict:

@@ -9,8 +9,7 @@ import urllib.parse
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from tests.launch.tpu_api.errors import ApiError
-from tests.launch.tpu_api.model import Cloud
+from tests.launch.tpu_api.model import ApiError, Cloud
 
 
 @contextlib.contextmanager
