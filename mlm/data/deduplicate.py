@@ -4,7 +4,6 @@
 {base}.dropped     DROPPED of each block that loses documents
 """
 
-import functools
 import itertools
 from collections.abc import Sequence
 
@@ -34,10 +33,9 @@ def deduplicate(
 
 def find_duplicates(base: str, first: int, stop: int, maps: tuple[str, ...]) -> None:
     """Writes the files of the ranges `first` up to `stop`; `maps` are the results of all parts, in order."""
-    load = functools.partial(
-        results.load_cut, dtype=DOCUMENT, pieces=RANGES, first=first, stop=stop
+    by_part = list(
+        results.load_cuts(maps, "hashes", DOCUMENT, pieces=RANGES, first=first, stop=stop)
     )
-    by_part = list(results.at_once(load, (UPath(f"{part}.hashes") for part in maps)))
     documents = np.concatenate(by_part)
     parts = np.repeat(np.arange(len(by_part)), list(map(len, by_part)))
     # Stable, so that of equal hashes the first in the order of parts and places comes first: it stays.
@@ -60,8 +58,7 @@ def find_duplicates(base: str, first: int, stop: int, maps: tuple[str, ...]) -> 
 
 def rows_to_leave_out(duplicates: Sequence[str], *, part: int, parts: int) -> np.ndarray:
     """Returns the rows of the duplicates in a part of so many."""
-    load = functools.partial(
-        results.load_cut, dtype=DOCUMENT, pieces=parts, first=part, stop=part + 1
+    documents = results.load_cuts(
+        duplicates, "duplicates", DOCUMENT, pieces=parts, first=part, stop=part + 1
     )
-    files = (UPath(f"{base}.duplicates") for base in duplicates)
-    return np.concatenate([documents["row"] for documents in results.at_once(load, files)])
+    return np.concatenate(list(documents))["row"]

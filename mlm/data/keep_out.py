@@ -40,5 +40,5 @@ def hash_parts(engine: Engine, corpus: Corpus, folder: UPath) -> tuple[str, ...]
 @functools.lru_cache(1)
 def load_index(bases: tuple[str, ...]) -> StretchIndex:
     """Returns the index of the stretches in such results."""
-    hashes = [results.load(UPath(f"{base}.stretches"), np.uint64) for base in bases]
+    hashes = results.load_each(bases, "stretches", np.uint64)
     return StretchIndex(np.concatenate([np.zeros(0, np.uint64), *hashes]))

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from mlm.config_rules import lanes_of_shares
 from mlm.data.manifest import SPLITS, Manifest, Split
 from mlm.data.order import Lane
-from mlm.errors import InputError
 from mlm.paths import distinct_parts
 
 
@@ -99,9 +98,6 @@ def lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane
     for part, count in zip(parts(manifest), counts, strict=True):
         start = stop
         stop = stop + len(part.manifest.splits[split].shards)
-        if stop - start < count:
-            few = f"{part.manifest.folder} has only {stop - start} {split} shards for its {count} lanes"
-            raise InputError(f"config.data.lanes = {lanes}: {few}.")
         folder_lanes = [Lane(seed, records, lane, count, (start, stop)) for lane in range(count)]
         placed += [((2 * lane.lane + 1) / count, lane) for lane in folder_lanes]
     return [lane for _, lane in sorted(placed, key=lambda place_and_lane: place_and_lane[0])]

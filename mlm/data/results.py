@@ -113,15 +113,27 @@ def load_json(file: UPath) -> Any:
     return json.loads(file.read_bytes())
 
 
+def load_each(bases: Iterable[str], kind: str, dtype: np.dtype | type) -> Iterator[np.ndarray]:
+    """Yields what is in the file {base}.{kind} of each of some tasks."""
+    return at_once(lambda base: load(UPath(f"{base}.{kind}"), dtype), bases)
+
+
 def save_cut(target: UPath, items: np.ndarray, numbers: np.ndarray, pieces: int) -> None:
-    """Writes items in so many pieces, for `load_cut`; `numbers`, sorted, are the piece of each."""
+    """Writes items in so many pieces, for `load_cuts`; `numbers`, sorted, are the piece of each."""
     save(target, np.searchsorted(numbers, np.arange(pieces + 1)).astype(np.uint64), items)
 
 
-def load_cut(file: UPath, dtype: np.dtype | type, pieces: int, first: int, stop: int) -> np.ndarray:
-    """Returns the items of the pieces `first` up to `stop`, of a file of so many pieces."""
-    cuts = load(file, np.uint64, first, stop - first + 1)
-    return load(file, dtype, int(cuts[0]), int(cuts[-1] - cuts[0]), after=8 * (pieces + 1))
+def load_cuts(
+    bases: Iterable[str], kind: str, dtype: np.dtype, *, pieces: int, first: int, stop: int
+) -> Iterator[np.ndarray]:
+    """Yields the items of the pieces `first` up to `stop`, of so many, in the files {base}.{kind} of some tasks."""
+
+    def load_range(base: str) -> np.ndarray:
+        file = UPath(f"{base}.{kind}")
+        cuts = load(file, np.uint64, first, stop - first + 1)
+        return load(file, dtype, int(cuts[0]), int(cuts[-1] - cuts[0]), after=8 * (pieces + 1))
+
+    return at_once(load_range, bases)
 
 
 def at_once(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:

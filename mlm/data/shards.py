@@ -173,13 +173,6 @@ class _Job:
         self.parts = [part for part, _ in limited]
         self.maps = tuple(base for base, _ in done)
         self.notes = [note for _, note in done]
-        with_text = {
-            part.source
-            for part, note in zip(self.parts, self.notes, strict=True)
-            if note["blocks"] or note["kept_out"]
-        }
-        if empty := [source for source in self.corpus.sources if source not in with_text]:
-            raise self.corpus.without_text(empty[0])
         counts = [len(note["blocks"]) for note in self.notes]
         self.blocks = np.array([tuple(row) for note in self.notes for row in note["blocks"]], BLOCK)
         self.part_of_block = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
@@ -209,9 +202,9 @@ class _Job:
             documents=int(self.documents.sum()),
             folder=self.tasks,
         )
-        files = (UPath(f"{base}.dropped") for base in self.duplicates)
-        load = lambda file: results.load(file, deduplicate.DROPPED)  # noqa: E731
-        dropped = np.concatenate([*results.at_once(load, files)])
+        dropped = np.concatenate(
+            [*results.load_each(self.duplicates, "dropped", deduplicate.DROPPED)]
+        )
         blocks = np.searchsorted(self.part_of_block, dropped["part"]) + dropped["block"]
         np.subtract.at(self.tokens, blocks, dropped["tokens"].astype(np.int64))
         np.subtract.at(self.documents, blocks, dropped["documents"])

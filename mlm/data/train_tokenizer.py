@@ -105,15 +105,17 @@ def _train(tokenizer: Tokenizer, texts: list[str], trainer: trainers.Trainer) ->
 
 def _reason(texts: list[str], kind: str, vocab_size: int, lowercase: bool, size: int) -> str:
     """Returns the sentence for a vocabulary that the texts don't make, with a size that they do make."""
+    key = f"config.tokenizer.vocab_size = {vocab_size}"
+    if size < vocab_size:
+        # a little less than they made, which may be another number each time
+        number = size - size // 100
+        return f"{key}: the text yields fewer entries; set it to {number}, or raise tokenizer.sample_megabytes."
     number = size
     for _ in range(TRIES):
         size = _fit(texts, kind, number, lowercase)[1]
         if size == number:
             break
         number = size
-    key = f"config.tokenizer.vocab_size = {vocab_size}"
-    if number < vocab_size:
-        return f"{key}: the text yields fewer entries; set it to {number}, or raise tokenizer.sample_megabytes."
     return f"{key}: the distinct characters of the text take more than that; set it to {number}, or more."
 
 

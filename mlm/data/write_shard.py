@@ -158,11 +158,8 @@ def summarize(
     done: Sequence[tuple[str, Any]], vocabulary: Mapping[str, Any], **left_out: int
 ) -> Split:
     """Returns a split of the manifest from the results of its tasks, and how many documents are `left_out`, and why."""
-    notes = [note for _, note in done]
-    counts = results.at_once(
-        lambda base: results.load(UPath(f"{base}.counts"), np.int64), (base for base, _ in done)
-    )
-    counts_2xV = sum(counts).reshape(2, -1)
+    bases, notes = zip(*done, strict=True)
+    counts_2xV = sum(results.load_each(bases, "counts", np.int64)).reshape(2, -1)
     counts_of_documents: Counter[str] = Counter()
     for note in notes:
         counts_of_documents.update(note["counts"])

@@ -11,7 +11,6 @@ from mlm.data import batches, mixture
 from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.order import batch_rows
 from mlm.data.write_shard import find_documents
-from mlm.errors import InputError
 from tests.data.rows import all_rows, hosts_batches
 
 LANES = 8
@@ -94,13 +93,6 @@ def test_the_document_of_a_record(mixed, manifest, web):
     for record, folder, number in ((first - 1, manifest, first - 1), (first, web, 0)):
         expected = find_documents(folder, "train", number)
         assert find_documents(mixed, "train", record) == expected
-
-
-def test_fewer_shards_than_lanes(mixed):
-    with pytest.raises(
-        InputError, match=r"data\.lanes = 12: .*/shards has only 6 train shards for its 9 lanes"
-    ):
-        train(mixed, lanes=12)
 
 
 def test_the_fingerprint_covers_folders_shares_and_order(mixed, manifest, web, tmp_path):

@@ -82,8 +82,3 @@ def test_rows_that_lanes_do_not_fit(rows):
         InputError, match=rf"lanes = 6: .* 4 of 24 rows, a host {rows[1] - rows[0]},"
     ):
         lanes_of(rows, global_batch=24, lanes=6)
-
-
-def test_lanes_that_do_not_divide_the_batch():
-    with pytest.raises(InputError, match=r"data\.lanes = 5: .*data\.global_batch = 12"):
-        lanes_of((0, 12), global_batch=12, lanes=5)

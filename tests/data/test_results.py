@@ -26,7 +26,8 @@ def test_what_is_saved_is_loaded(folder):
     results.save_cut(file, numbers, numbers // 4, 5)
     for first, stop in ((0, 5), (1, 2), (1, 3), (3, 5)):
         expected = numbers[4 * first : 4 * stop]
-        found = results.load_cut(file, np.uint32, 5, first, stop)
+        cut = {"pieces": 5, "first": first, "stop": stop}
+        (found,) = results.load_cuts([f"{folder}/x"], "numbers", np.dtype(np.uint32), **cut)
         np.testing.assert_array_equal(found, expected)
     results.save_json(folder / "x.json", {"a": [1, "é"]})
     assert results.load_json(folder / "x.json") == {"a": [1, "é"]}

@@ -2,6 +2,7 @@
 
 import pathlib
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -28,14 +29,16 @@ def arguments(texts, tokenizer_folder, tmp_path_factory) -> Callable[..., list[s
         f"corpus.sources={sources!r}",
         f"corpus.weights={(1.0,) * FILES}",
         "corpus.validation_fraction=0.1",
-    )
-    settings += (
         f"tokenizer.path={tokenizer_folder}",
         "shards.count=7",
         "shards.validation_count=2",
+        "shards.length=32",
+        "shards.workers=1",
+        "model.positions=64",
+        "data.lanes=2",
+        "pod.heartbeat=20",
+        "pod.start_timeout=250",
     )
-    settings += ("shards.length=32", "shards.workers=1", "model.positions=64", "data.lanes=2")
-    settings += ("pod.heartbeat=20", "pod.start_timeout=250")
 
     def of(workdir: pathlib.Path, *more: str) -> list[str]:
         keys = [f"--config.{text}" for text in settings]
@@ -52,32 +55,11 @@ def alone(arguments, tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
-class Started:
-    """The processes of a run."""
-
-    def __init__(self, arguments: list[str], count: int, program: str = DELAYED):
-        port = free_port()
-        self.engine_port = port + 2
-        line = [*arguments, f"--coordinator=127.0.0.1:{port}", f"--processes={count}"]
-        self.all = [
-            processes.start([*line, f"--process-id={index}"], program=program)
-            for index in range(count)
-        ]
-
-    def ends(self) -> list[tuple[int, str]]:
-        """The exit code and the stderr of each."""
-        errors = [process.communicate(timeout=280)[1] for process in self.all]
-        return [
-            (process.returncode, error) for process, error in zip(self.all, errors, strict=True)
-        ]
-
-    def finish(self) -> None:
-        ends = self.ends()
-        assert all(code == 0 for code, _ in ends), ends
-        assert ["tokens/s" in error for _, error in ends] == [True, *[False] * (len(ends) - 1)], (
-            "process 0 reports"
-        )
-        assert not any("distributed" in error or "Traceback" in error for _, error in ends), ends
+def start(arguments: list[str], count: int) -> list[subprocess.Popen]:
+    """Starts the processes of a run."""
+    line = [*arguments, f"--coordinator=127.0.0.1:{free_port()}", f"--processes={count}"]
+    lines = ([*line, f"--process-id={index}"] for index in range(count))
+    return [processes.start(line, program=DELAYED) for line in lines]
 
 
 @pytest.mark.slow
@@ -85,21 +67,23 @@ def test_killed_in_mid_run_other_hosts_do_what_is_missing(alone, arguments, tmp_
     """And write what one process does."""
     # so that it is missed before the other has done its tasks, too
     monkeypatch.setenv("MLM_TEST_DELAY", "5")
-    started = Started(arguments(tmp_path), 2)
+    first, second = start(arguments(tmp_path), 2)
     monkeypatch.delenv("MLM_TEST_DELAY")
-    processes.kill_when(started.all[1], lambda: len(written(tmp_path)) >= 4)
-    _, error = started.all[0].communicate(timeout=200)
-    assert started.all[0].returncode == -signal.SIGABRT and "\n1\n" in error, (
-        "jax names who is lost"
-    )
+    processes.kill_when(second, lambda: len(written(tmp_path)) >= 4)
+    _, error = first.communicate(timeout=200)
+    # jax names who is lost
+    assert first.returncode == -signal.SIGABRT and "\n1\n" in error
     kept = written(tmp_path)
     assert 4 <= len(kept) < FILES and not (tmp_path / "shards").exists()
-    again = Started(arguments(tmp_path), 3)
+    again = start(arguments(tmp_path), 3)
     seen = {}
-    while any(process.poll() is None for process in again.all):
+    while any(process.poll() is None for process in again):
         seen |= written(tmp_path)
         time.sleep(0.02)
-    again.finish()
+    errors = [process.communicate(timeout=280)[1] for process in again]
+    assert [process.returncode for process in again] == [0, 0, 0], errors
+    assert ["tokens/s" in error for error in errors] == [True, False, False], "process 0 reports"
+    assert not any("distributed" in error or "Traceback" in error for error in errors), errors
     assert contents(tmp_path / "shards") == contents(alone / "shards")
     assert {name: seen[name] for name in kept} == kept, "a task that was done was done again"
     assert (tmp_path / "hosts" / "certificates" / "key.pem").stat().st_mode & 0o777 == 0o600
