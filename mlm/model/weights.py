@@ -3,7 +3,6 @@
 Where PyTorch fuses several kernels into one of [parts x output, input], ours is [input, parts, output].
 """
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from mlm.model.module import Params
 PARTS = {"Wqkv": 3, "Wi": 2}  # kernels that PyTorch fuses
 TIED = ("lm_head.decoder.", "cls.predictions.decoder.", "decoder.weight")
 NEXT_SENTENCE = "cls.seq_relationship."  # BERT's other head, which no masked language model reads
-WRAPPERS = ("module", "_orig_mod")  # in names that torch's DataParallel and torch.compile make
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in early models
 BUFFERS = (".position_ids", ".token_type_ids", ".inv_freq")
 
@@ -52,26 +50,6 @@ def from_torch(tensors: dict[str, np.ndarray]) -> Params:
                 value = value.reshape(len(value), PARTS[scope[-1]], -1)
         flat[(*scope, leaf)] = value
     return unflatten_dict(flat)
-
-
-def unwrapped(tensors: dict[str, Any], body: str) -> dict[str, Any]:
-    """Returns PyTorch's tensors without WRAPPERS in their names, and without a prefix that all names share.
-
-    A class that has the model as an attribute adds one. `body` is the family's name of the body. Raises ValueError if
-    two names are then the same.
-    """
-    paths = {name: [part for part in name.split(".") if part not in WRAPPERS] for name in tensors}
-    columns = zip(*paths.values(), strict=False)
-    shared = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, columns)))
-    names = {name: ".".join(path[shared:]) for name, path in paths.items()}
-    if not any(name.startswith((f"{body}.", "embeddings.")) for name in names.values()):
-        names = {name: ".".join(path) for name, path in paths.items()}
-    long_names: dict[str, str] = {}
-    for name, short in names.items():
-        if short in long_names:
-            raise ValueError(f"{long_names[short]} and {name} would be the same parameter")
-        long_names[short] = name
-    return {short: tensors[name] for short, name in long_names.items()}
 
 
 def _with_one_bias(tensors: dict[str, Any]) -> dict[str, Any]:

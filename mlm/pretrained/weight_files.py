@@ -39,7 +39,7 @@ def read_params(folder: UPath, body: str, where: str, *, headers: bool = False) 
             # numpy's knows no bfloat16
             load_file = _zeros_of if headers else safetensors.flax.load_file
             tensors = {key: value for file in files for key, value in load_file(str(file)).items()}
-            params = weights.from_torch(weights.unwrapped(tensors, body))
+            params = weights.from_torch(tensors)
             flat = flatten_dict(params, sep="/")
         else:
             flat = {}

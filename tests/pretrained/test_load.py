@@ -99,7 +99,7 @@ def renamed(change: Callable[[str], str]) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {change(name): value for name, value in tensors.items()}
 
 
-# the same model, as transformers, torch.compile, DataParallel and modules around it have saved it
+# the same model, as transformers of today and of old have saved it
 LAYOUTS = {
     "tied bias": renamed(lambda name: name.replace("lm_head.bias", "lm_head.decoder.bias")),
     "another vocabulary": lambda tensors: (
@@ -109,9 +109,6 @@ LAYOUTS = {
             "lm_head.bias": np.pad(tensors["lm_head.bias"], (0, 4)),
         }
     ),
-    "compiled and parallel": renamed(lambda name: f"_orig_mod.module.{name}"),
-    "layers compiled": renamed(lambda name: name.replace(".layer.1.", ".layer.1._orig_mod.")),
-    "an attribute of an attribute": renamed(lambda name: f"net.backbone.{name}"),
     "old names": renamed(
         lambda name: re.sub("(LayerNorm|norm).weight", r"\1.gamma", name).replace(
             "m.bias", "m.beta"
@@ -300,15 +297,6 @@ def cut(folder: pathlib.Path) -> None:
     (folder / locate.SAFETENSORS).write_bytes((folder / locate.SAFETENSORS).read_bytes()[:-50])
 
 
-def beside(prefix: str, others: Callable[[Tensors], Tensors]) -> Callable[[pathlib.Path], None]:
-    return lambda folder: change_tensors(
-        folder,
-        lambda tensors: (
-            others(tensors) | {prefix + name: tensor for name, tensor in tensors.items()}
-        ),
-    )
-
-
 FAULTS = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
     "no weights": (
@@ -322,11 +310,10 @@ FAULTS = {
     "torn": (cut, "weights can't be read"),
     "a layer less": (without(".layer.1."), "1 layers where config.json asks for 2"),
     "a norm less": (without(".embeddings.LayerNorm."), "roberta/embeddings/LayerNorm/bias is None"),
-    "another prefix": (
-        beside("net.backbone.", lambda _: {"classifier.weight": np.ones((2, 64))}),
-        "classifier/kernel",
+    "compiled": (
+        lambda folder: change_tensors(folder, renamed(lambda name: f"_orig_mod.{name}")),
+        "remove the prefix",
     ),
-    "a name twice": (beside("_orig_mod.", dict), "lm_head.bias"),
     "a part missing": (
         parts_at("model-00002-of-00002.safetensors"),
         "model-00002-of-00002.safetensors",
