@@ -26,39 +26,29 @@ EVALUATION = {
     "open",
     "make_model",
     "make_attention",
-    "_attention",
-    "make_eval_masking",
     "evaluate",
 }
 # "name", "overrides", "file", "code" (SHA-256 of the file), "commit"; {} of mlm's own
 Record = Mapping[str, Any]
 
 
-class Program(NamedTuple):
-    """How to start a command again, here or on another host."""
-
-    command: tuple[str, ...] = ("-m", "mlm")  # after the interpreter
-    file: str = ""  # of a researcher, that must be there
-    folder: str = ""  # that the file's imports need on the path
-    identity: str = ""  # of the class; "" of mlm's own
-
-    def environment(self) -> dict[str, str]:
-        """Returns the environment to start it in."""
-        imports = [self.folder, str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
-        return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, imports))}
-
-
 class Entry(NamedTuple):
-    """What a command was started from."""
+    """What a command was started from, and how to start another, here or on another host."""
 
     pretraining: type | None = None  # a subclass of Pretraining; None: mlm's own
     record: Record = types.MappingProxyType({})
-    started: Program | None = Program()  # None: nothing can start it again
+    command: tuple[str, ...] = ("-m", "mlm")  # after the interpreter; () if nothing starts it again
+    folder: str = ""  # that the imports of a researcher's file need on the path
 
     @property
     def identity(self) -> str:
         """The class with its file; "" of mlm's own."""
         return label(self.record) if self.record else ""
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment to start a command in."""
+        imports = [self.folder, str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
+        return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, imports))}
 
     def fingerprint(self) -> dict[str, str]:
         """Returns {readable name: value} of what all hosts of a run must have in common."""
@@ -66,21 +56,17 @@ class Entry(NamedTuple):
             return {"class": STOCK}
         return {"class": self.record["name"], f"code {self.record['file']}": self.record["code"]}
 
-    def program(self, command: str) -> Program:
-        """Returns what starts the runs of `command`; raises InputError if nothing can start them with the class."""
-        if self.started is None:
-            raise InputError(
-                f"{command}: its runs are processes of their own, which can't be started with {name_of(self.record)}; "
-                "start it from a Python file that ends in main(pretraining=...), without other arguments."
-            )
-        return self.started
-
     def check_command(self, *commands: str) -> None:
-        """Raises InputError for a command, or one that it runs, that trains, but not by `Pretraining`."""
+        """Raises InputError for a command, or one that it runs, that can't train by the class."""
         for command in FINE_TUNING.intersection(commands) if self.record else ():
             raise InputError(
                 f"{command} fine-tunes without {name_of(self.record)}, a class for pretraining; start it with "
                 f"python -m mlm {command}."
+            )
+        if "sweep" in commands and not self.command:
+            raise InputError(
+                f"sweep: its runs are processes of their own, which can't be started with {name_of(self.record)}; "
+                "start it from a Python file that ends in main(pretraining=...), without other arguments."
             )
 
 
@@ -96,19 +82,17 @@ def open_entry(pretraining: Any, argv: list[str] | None) -> Entry:
         raise InputError(
             f"main(pretraining={pretraining!r:.100}): must be a subclass of mlm.tasks.pretraining.Pretraining."
         )
-    entry = Entry(pretraining, describe(pretraining), None)
     script = sys.modules["__main__"]
     file = Path(getattr(script, "__file__", None) or "").absolute()
-    if not file.is_file() or (argv is not None and argv != sys.argv[1:]):
-        return entry
-    program = Program((str(file),), str(file), "", entry.identity)
     spec = getattr(script, "__spec__", None)
+    command = (str(file),)
+    folder = ""
     if spec is not None:  # python -m NAME
+        command = ("-m", spec.name.removesuffix(".__main__"))
         folder = str(file.parents[spec.name.count(".")])
-        program = program._replace(
-            command=("-m", spec.name.removesuffix(".__main__")), folder=folder
-        )
-    return entry._replace(started=program)
+    if not file.is_file() or (argv is not None and argv != sys.argv[1:]):
+        command = ()
+    return Entry(pretraining, describe(pretraining), command, folder)
 
 
 # the file as it was when the class was first described: edited afterwards, it is not what runs
@@ -120,22 +104,19 @@ def describe(cls: type) -> dict[str, Any]:
         return {}
     known = [base for base in cls.__mro__ if base not in user_classes and base is not object]
     inherited = {name for base in known for name in vars(base)}
-    defined = {
+    overrides = {
         name
         for base in user_classes
         for name, value in vars(base).items()
-        if hasattr(value, "__get__")
+        if hasattr(value, "__get__") and (name == "__init__" or not name.startswith("__"))
     }
-    overrides = sorted(
-        name for name in defined & inherited if name == "__init__" or not name.startswith("__")
-    )
     path = Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
     module = cls.__module__.rpartition(".")[2]
     if module == "__main__" and path.name:  # named alike whether it was started or imported
         module = path.parent.name if path.stem == "__main__" else path.stem
     return {
         "name": f"{module}.{cls.__qualname__}",
-        "overrides": overrides,
+        "overrides": sorted(overrides & inherited),
         "file": path.name,  # "" of a class in a notebook
         "code": hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
         "commit": _commit(path.parent),
@@ -150,20 +131,12 @@ def _is_known(cls: type) -> bool:
 
 def _commit(folder: Path) -> str:
     """Returns the commit that git has checked out in a folder, with "-dirty" if files differ from it, or ""."""
-    command = [
-        "git",
-        "-C",
-        str(folder),
-        "describe",
-        "--always",
-        "--dirty",
-        "--exclude=*",
-        "--abbrev=12",
-    ]
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        git = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
+    return git.stdout.strip()
 
 
 def name_of(record: Record) -> str:
@@ -186,11 +159,8 @@ def changes_evaluation(record: Record) -> bool:
 
 def summary(record: Record) -> str:
     """Returns a class, its file and what it overrides, for the report and the card of a run; "" of mlm's own."""
-    return (
-        f"{label(record)}, which overrides {', '.join(record['overrides']) or 'nothing'}"
-        if record
-        else ""
-    )
+    overrides = ", ".join(record.get("overrides", ())) or "nothing"
+    return f"{label(record)}, which overrides {overrides}" if record else ""
 
 
 def changes(saved: Record, now: Record) -> list[str]:
@@ -208,37 +178,25 @@ def check_resume(saved: Record, now: Record, where: str, branch: str) -> None:
         )
 
 
-def check_use(saved: Record, now: Record, where: str, *, command: str, stock_network: bool) -> str:
-    """Returns a remark, or ""; raises InputError if a model of the class `saved` would compute something else here.
+def check_use(
+    saved: Record, now: Record, where: str, *, command: str, stock_network: bool
+) -> list[str]:
+    """Returns remarks; raises InputError if a model of the class `saved` would compute something else here.
 
     With `stock_network` the command computes as mlm's own class does, whatever class it was started with.
     """
-    same_class = name_of(saved) == name_of(now)
-    if not changes_evaluation(saved) and (stock_network or not changes_evaluation(now)):
-        without = "metrics" in saved.get("overrides", ()) and not stock_network
-        what = f"whose metrics {command} leaves out" if without else "which changes nothing here"
-        return (
-            f"{where} was trained by {name_of(saved)}, {what}." if saved and not same_class else ""
-        )
-    if not same_class:
-        fix = (
-            "start the command from the file of that class"
-            if saved
-            else "start it with python -m mlm"
-        )
+    differs = changes_evaluation(saved) or (changes_evaluation(now) and not stock_network)
+    if differs and name_of(saved) != name_of(now):
         raise InputError(
             f"{where} was trained by {label(saved)}, and this command has {label(now)}: {command} would compute "
-            f"something else; {fix}."
+            "something else; start it from the file of that class, or of mlm's own by python -m mlm."
         )
+    if not differs:
+        return []
     remarks = [f"{where}: {line}." for line in changes(saved, now)]
     left_out = ", ".join(sorted(EVALUATION.intersection(saved["overrides"]) - {"make_model"}))
     if stock_network and left_out:
-        network = (
-            "the network of its make_model"
-            if "make_model" in saved["overrides"]
-            else "mlm's own network"
-        )
         remarks.append(
-            f"{where}: {name_of(saved)} overrides {left_out}, which {command} does without; it computes {network}."
+            f"{where}: {name_of(saved)} overrides {left_out}, which {command} does without."
         )
-    return "\n".join(remarks)
+    return remarks

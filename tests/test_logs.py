@@ -14,7 +14,7 @@ from mlm.errors import DamageError
 from mlm.paths import UPath
 from mlm.training import metrics
 from mlm.training.metrics import Log
-from mlm.training.xla_metrics import Programs
+from mlm.training.xla_metrics import Compilations
 from tests.training.toy import logged_task
 
 LINES = [
@@ -36,7 +36,7 @@ def as_text(lines: list[dict]) -> str:
 @contextlib.contextmanager
 def opened(folder: UPath, *, start: int = 0, **options: Any) -> Iterator[Log]:
     with (
-        Programs() as programs,
+        Compilations() as programs,
         Log(folder, logged_task("train.steps=20", **options), programs, start=start) as log,
     ):
         yield log

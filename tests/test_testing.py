@@ -1,13 +1,11 @@
 """check_task: what it refuses of a researcher's class, and in which words."""
 
-import dataclasses
 import re
 
 import jax.numpy as jnp
 import pytest
 
 from mlm.model.loss import Mean, RowSums
-from mlm.model.token_masking import TokenMasking
 from mlm.tasks.pretraining import Pretraining
 from mlm.testing import check_task
 from tests.support.tiny import tiny_config
@@ -16,19 +14,13 @@ pytestmark = pytest.mark.standard
 
 
 class Wrong(Pretraining):
-    """In one place each: masks, those of evaluation, the loss, the batches after a restart, and three metrics."""
+    """In one place each: masks, the loss, the batches after a restart, and two metrics."""
 
     def make_masking(self):
         """Masks a batch of 8 rows as if they were other records."""
         draw = super().make_masking()
         return lambda key, ids_BxL, attention_BxL, record_B, *rest: draw(
             key, ids_BxL, attention_BxL, record_B + (len(record_B) == 8), *rest
-        )
-
-    def make_eval_masking(self):
-        masking = super().make_eval_masking()
-        return MaskingByRow(
-            **{field.name: getattr(masking, field.name) for field in dataclasses.fields(masking)}
         )
 
     def loss(self, logits_BxKxV, masked):
@@ -41,22 +33,13 @@ class Wrong(Pretraining):
             yield batch | {"epoch": batch["epoch"] + number % 256}
 
     def metrics(self, logits_BxKxV, masked, intermediates):
-        """How rows are split over devices, a mean of rows that may have no predictions, and what is predicted."""
+        """How rows are split over devices, and a mean of rows that may have no predictions."""
         ones_B = jnp.ones(len(logits_BxKxV))
         weight_B = masked.weights_BxK.sum(-1)
         return {
             "row_shards": Mean(ones_B * self.mesh.shape["data"], ones_B),
             "mean_of_rows": Mean(weight_B / weight_B, ones_B),
-            "label": Mean((masked.labels_BxK * masked.weights_BxK).sum(-1), weight_B),
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskingByRow(TokenMasking):
-    def __call__(self, key, ids_BxL, attention_BxL, record_B, *rest):
-        return super().__call__(
-            key, ids_BxL, attention_BxL, jnp.arange(len(record_B), dtype=record_B.dtype), *rest
-        )
 
 
 class RareAccuracy(Pretraining):
@@ -79,14 +62,10 @@ def test_says_what_is_wrong_and_where():
         "labels_BxK depends",
         "train.accumulate = 2, evaluate.batch = 24: train, step 1, loss",
         "8 devices, .*row_shards is 8",
-        "batch = 24: eval, step 4, label",
         "mean_of_rows is not finite",
         "resumed: .*'step': 3",
     ):
         assert re.search(what, message), what
     assert not re.search("mesh.fsdp.*train, step 1, loss", message), (
         "there the compiler splits the batch"
-    )
-    assert not re.search("train, step 1, label", message), (
-        "masks of training are wrong for 8 rows alone"
     )

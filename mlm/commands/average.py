@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=common.path,
         metavar="WORKDIR[@STEPS]",
-        help="checkpoints: WORKDIR@A..B (all that are there), WORKDIR@A,B,C, or WORKDIR: its newest, or best",
+        help="checkpoints: WORKDIR@A..B (all that are there), WORKDIR@A, or WORKDIR: its newest, or best",
     )
     common.add_workdir_flag(parser, "new folder for the mean, local or gs://")
     parser.add_argument(

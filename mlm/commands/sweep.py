@@ -86,7 +86,6 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
     Raises InputError.
     """
     varied = grid.read(args.vary)
-    program = args.entry.program("sweep")
     flags = _Flags(args.command, allow_abbrev=False)
     importlib.import_module(f"mlm.commands.{args.command}").add_arguments(flags)
     fixed = [f"--config={args.config}"] if args.config else []
@@ -135,7 +134,7 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
         preflight.refuse(
             preflight.Case(args.command, config, Workdir(parsed.workdir, create=None), parsed)
         )
-        trials[name] = runs.Trial(name, folder, tuple(command), values, program)
+        trials[name] = runs.Trial(name, folder, tuple(command), values, args.entry)
     if not evaluates and not args.entry.record:  # others have scores of their own
         from mlm.sweep import table
 

@@ -26,7 +26,7 @@ from mlm.tasks import pretraining
 from mlm.tasks.changed_model import with_class
 from mlm.text import table
 from mlm.training import evaluation
-from mlm.training.breakdown import LONGEST, TABLES
+from mlm.training.breakdown import TABLES
 from mlm.workdir import Workdir
 
 
@@ -137,11 +137,6 @@ def _check_extras(shards: Manifest, extras: Extras) -> None:
             raise InputError(
                 f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets."
             )
-    if extras.breakdown and shards.length > LONGEST:
-        raise InputError(
-            f"--breakdown: takes rows of at most {LONGEST:,} tokens, the rows in {shards.folder} have "
-            f"{shards.length:,}; leave it out."
-        )
 
 
 def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:

@@ -30,10 +30,10 @@ class MetricsHook:
     """Called with what a run logs, on the first host; does nothing by itself. All hooks of a run get the same."""
 
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Takes the finite numbers of a line of metrics.jsonl, of the kind "train" or "eval"."""
+        """Takes the finite numbers of a line of a log.
 
-    def on_timing(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Takes the numbers of a line of timing.jsonl or norms.jsonl: what the run cost, and norms by parameter."""
+        "train" and "eval" are of metrics.jsonl, "timing/..." of timing.jsonl; norms.jsonl has a call for each norm.
+        """
 
     def flush(self) -> None:
         """Saves what must survive a kill; called before each checkpoint and at the end."""

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from mlm import logs
 from mlm.cluster import watch
-from mlm.entry import Program
+from mlm.entry import Entry
 from mlm.errors import PreemptedError
 from mlm.paths import UPath, make_folder, staging_folder, upload, write_text
 from mlm.text import can_draw
@@ -32,10 +32,10 @@ class Trial(NamedTuple):
 
     name: str
     folder: str  # of OUTPUT and STATE: an absolute path, or gs://
-    arguments: tuple[str, ...]  # after those of `program`
+    arguments: tuple[str, ...]  # after those of `entry`
     values: dict[str, Any]  # of the varied keys
     # How this command was started: a researcher's script starts itself again
-    program: Program = Program()
+    entry: Entry = Entry()
 
 
 class Outcome(NamedTuple):
@@ -85,7 +85,7 @@ def _earlier(trial: Trial) -> Outcome:
     """Returns how a run has ended before, with the code None if it has not, or has with other arguments or code."""
     state = logs.read_object(UPath(trial.folder) / STATE)
     if (state.get("class"), state.get("arguments")) != (
-        trial.program.identity,
+        trial.entry.identity,
         list(trial.arguments),
     ):
         return Outcome(trial, None, 0.0, "")
@@ -103,8 +103,8 @@ def _run(trial: Trial, root: UPath, before: float, processes: list[Popen]) -> Ou
     begin = time.monotonic()
     # All share the programs that they compile
     environment = {"JAX_COMPILATION_CACHE_DIR": f"{root}/xla_cache"}
-    environment |= trial.program.environment()
-    command = [sys.executable, *trial.program.command, *trial.arguments]
+    environment |= trial.entry.environment()
+    command = [sys.executable, *trial.entry.command, *trial.arguments]
     with (staging / OUTPUT).open("ab+") as output:
         start = output.seek(0, os.SEEK_END)
         processes.append(
@@ -118,7 +118,7 @@ def _run(trial: Trial, root: UPath, before: float, processes: list[Popen]) -> Ou
     errors = [line for line in lines if code and line.startswith("mlm ")]
     state = {
         "arguments": trial.arguments,
-        "class": trial.program.identity,
+        "class": trial.entry.identity,
         "code": code if code >= 0 else 128 - code,
         "seconds": before + time.monotonic() - begin,
         "last_line": (errors or lines)[-1],

@@ -107,7 +107,7 @@ def write(root: UPath, outcomes: Sequence[Outcome], metric: str) -> None:
         shown = [*group.values.values(), *(f"{score:.4f}" for score in spread), len(group.scores)]
         rows.append([*map(str, shown), "best" if group is best else ""])
     content = {
-        "trained_by": trials[0].program.identity,
+        "trained_by": trials[0].entry.identity,
         "rule": rule,
         "groups": [
             {

@@ -20,11 +20,11 @@ def with_class(
     """
     record = model.meta.get("class", {})
     stock_network = stock_network or not model.meta  # a folder's is transformers' own network
-    remark = entry.check_use(
+    for remark in entry.check_use(
         record, program.record, model.source, command=command, stock_network=stock_network
-    )
-    if remark and cluster.is_primary():
-        say(remark)
+    ):
+        if cluster.is_primary():
+            say(remark)
     pretraining = program.pretraining
     # then it is by that class
     if pretraining is None or "make_model" not in record.get("overrides", ()):

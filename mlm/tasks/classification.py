@@ -45,13 +45,12 @@ class Classification(Task):
         self.config = config
         self.examples = examples
         self._read_params = read_params
-        self.mesh = sharding.mesh_of(config.mesh)
+        self.mesh = sharding.make_mesh(**config.mesh)
         sharding.check_batches(self.mesh, config)
         sharding.check_batch(self.mesh, rows=config.evaluate.batch, key="evaluate.batch")
         _check_data(config, examples, body)
-        self.model_config = classifier.make_config(
-            body, examples.labels, of_tokens=config.classify.kind == "tokens"
-        )
+        self._of_tokens = config.classify.kind == "tokens"
+        self.model_config = classifier.make_config(body, examples.labels, of_tokens=self._of_tokens)
         self.module = make_module(config, self.model_config, examples, self.mesh)
 
         self._count = len(examples.splits["train"])
@@ -80,11 +79,9 @@ class Classification(Task):
         return unflatten_dict(flatten_dict(params) | flatten_dict(start or {}))
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-        length = max(self.examples.lengths("train"))
-        ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-        of_tokens = classifier.kind(self.model_config) == "tokens"
+        ids = jax.ShapeDtypeStruct((rows, max(self.examples.lengths("train"))), jnp.int32)
         label = jax.ShapeDtypeStruct(
-            (rows, length) if of_tokens else (rows,),
+            ids.shape if self._of_tokens else (rows,),
             jnp.int32 if self.examples.labels else jnp.float32,
         )
         row = jax.ShapeDtypeStruct((rows,), jnp.uint32)
@@ -107,11 +104,8 @@ class Classification(Task):
         if self._read_params is None:
             return self.init()
         shardings = flatten_dict(sharding.shardings_of(self.abstract_state).params)
-        start = {
-            path: value
-            for path, value in flatten_dict(self._read_params()).items()
-            if path in shardings
-        }
+        read = flatten_dict(self._read_params())
+        start = {path: read[path] for path in read.keys() & shardings.keys()}
         on_devices = sharding.put_tree(start, {path: shardings[path] for path in start})
         return self.init(unflatten_dict(on_devices))
 
@@ -145,12 +139,11 @@ class Classification(Task):
 
     def flops_per_token(self, length: int) -> float:
         """Returns the useful FLOPs of a step per token, on rows of the mean length; a head reads one token, or all."""
-        of_tokens = classifier.kind(self.model_config) == "tokens"
         return flops.per_token(
             self.module,
             self.abstract_state.params,
             length=self._mean_length,
-            predicted_share=1.0 if of_tokens else 1 / self._mean_length,
+            predicted_share=1.0 if self._of_tokens else 1 / self._mean_length,
             vocab_size=0,
         )
 
@@ -167,9 +160,8 @@ class Classification(Task):
             if split.words:
                 words_cut = np.sum(split.words.token_W < 0)
                 lines[name] += f", {len(split.labels_N):,} words, {words_cut:,} of them cut off"
-        lines["predicts"] = (
-            f"{len(self.examples.labels)} classes" if self.examples.labels else "a number"
-        )
+        classes = len(self.examples.labels)
+        lines["predicts"] = f"{classes} classes" if classes else "a number"
         lines["starts from"] = self.config.train.init_from or "random values"
         return lines
 
@@ -184,9 +176,9 @@ def _check_data(config: ConfigDict, examples: Examples, body: PretrainedConfig) 
     warm_start.refuse_unfit_rows(
         body, length=examples.length, vocab_size=examples.vocab_size, pad_id=examples.pad_id
     )
-    if "f1_positive" in config.classify.metric and (classes := len(examples.labels)) != 2:
+    if "f1_positive" in config.classify.metric and len(examples.labels) != 2:
         raise InputError(
-            f"config.classify.metric: f1_positive is of two classes, the rows have {classes}."
+            f"config.classify.metric: f1_positive is of two classes, the rows have {len(examples.labels)}."
         )
     count = len(examples.splits["train"])
     if count < config.data.lanes:
@@ -261,16 +253,14 @@ def evaluate(
     count = len(examples.labels)
     if words:
         row_W = words.row_W[known_N]
-        read_W = words.token_W[known_N] >= 0
-        loss = float(np.sum(loss_N, dtype=np.float64)) / max(int(read_W.sum()), 1)
-        counts = {
+        read = np.count_nonzero(words.token_W[known_N] >= 0)
+        return {
+            "loss": float(np.sum(loss_N, dtype=np.float64)) / max(read, 1),
+            **scores.score_words(*pair, row_W, examples.labels),
             "words": len(row_W),
-            "words_cut": int(np.sum(~read_W)),
+            "words_cut": len(row_W) - read,
             "rows": len(np.unique(row_W)),
-        }
-        return {"loss": loss} | scores.score_words(
-            *pair, row_W, examples.labels
-        ) | counts, predicted_N
+        }, predicted_N
     by_kind = scores.score_classes(*pair, count) if count else scores.score_numbers(*pair)
     loss = float(np.mean(loss_N[known_N], dtype=np.float64))
     return {"loss": loss} | by_kind | {"rows": len(pair[0])}, predicted_N

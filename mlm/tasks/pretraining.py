@@ -31,7 +31,7 @@ from mlm.model.attention import Attention
 from mlm.model.keys import make_key
 from mlm.model.loss import Mean, RowSums, masked_cross_entropy
 from mlm.model.module import Model, Params
-from mlm.model.token_masking import Masked, Masking, TokenMasking
+from mlm.model.token_masking import Masked, Masking
 from mlm.monitor.loss_spikes import LossSpikes, MetricsHook
 from mlm.pretrained import warm_start
 from mlm.text import say
@@ -60,15 +60,14 @@ class Pretraining(Task):
         self.workdir = workdir
         self._manifest = manifest
         self.word_starts_V = word_starts_V
-        self.mesh = sharding.mesh_of(config.mesh) if mesh is None else mesh
+        self.mesh = sharding.make_mesh(**config.mesh) if mesh is None else mesh
         sharding.check_batches(self.mesh, config)
         self.stages = make_stages(config, info.records)
-        if (
-            config.model.implementation == "transformers"
-            and type(self).make_attention != Pretraining.make_attention
-        ):
-            what = f"computes its own attention, not {type(self).__qualname__}.make_attention"
-            raise InputError(f"config.model.implementation = transformers: {what}; set it to mlm.")
+        if config.model.implementation == "transformers" and self._overrides("make_attention"):
+            raise InputError(
+                "config.model.implementation = transformers: computes its own attention, not "
+                f"{type(self).__qualname__}.make_attention; set it to mlm."
+            )
         attend = self.make_attention(module)
         compute = dataclasses.replace(
             module.compute, attend=attend, cls_id=document_start(config, info)
@@ -80,8 +79,9 @@ class Pretraining(Task):
 
         self.init, self.abstract_state = train.make_init(self)  # init takes () or token counts [V]
         self.train_step = train.make_train_step(self)
+        # whatever `make_masking` returns, so that scores can be compared
         self.eval_masking = masking.make_eval_masking(
-            self.make_eval_masking(), config.evaluate.count
+            masking.make_masking(config.masking, info, word_starts_V), config.evaluate.count
         )
         self.eval_step = self.make_eval_step()
         self.metadata = dataclasses.asdict(info) | {"model": self.module.config.to_dict()}
@@ -96,10 +96,7 @@ class Pretraining(Task):
     def make_attention(self, module: Model) -> Attention:
         """Returns the attention that all layers of the module call; `mlm.model.attention.Attention` says how."""
         # A subclass that makes or hands on masks of its own may take tokens out of a row that is full.
-        maskers = ("make_masking", "make_eval_masking", "inputs", "forward")
-        masks_itself = any(
-            getattr(type(self), name) is not getattr(Pretraining, name) for name in maskers
-        )
+        masks_itself = self._overrides("make_masking", "inputs", "forward")
         return attention.make_attention(
             self.config.model.attention,
             module.config,
@@ -112,10 +109,6 @@ class Pretraining(Task):
 
     def make_masking(self) -> Masking:
         """Returns the masking of training."""
-        return masking.make_masking(self.config.masking, self.info, self.word_starts_V)
-
-    def make_eval_masking(self) -> TokenMasking:
-        """Returns the masking of evaluation, that of the config by default, whatever `make_masking` returns."""
         return masking.make_masking(self.config.masking, self.info, self.word_starts_V)
 
     def loss(self, logits_BxKxV: Array, masked: Masked) -> RowSums:
@@ -153,6 +146,9 @@ class Pretraining(Task):
         """Returns logits_BxKxV, and what modules have sown."""
         inputs = (masked.ids_BxL, masked.attention_BxL, masked.positions_BxK)
         return self.module.forward(params, *inputs, dropout_key, rows_B)
+
+    def _overrides(self, *names: str) -> bool:
+        return any(getattr(type(self), name) is not getattr(Pretraining, name) for name in names)
 
     # How commands make the task
 
@@ -196,9 +192,9 @@ class Pretraining(Task):
     def manifest(self) -> Manifest:
         """The shards; raises InputError in a command that has none."""
         if self._manifest is None:
-            fix = "name its shards (plan --workdir=DIR), or use a command that reads them (train, bench --parts loop)"
             raise InputError(
-                f"{type(self).__qualname__} reads self.manifest, but this command has no data; {fix}."
+                f"{type(self).__qualname__} reads self.manifest, but this command has no data; name its shards (plan "
+                "--workdir=DIR), or use a command that reads them (train, bench --parts loop)."
             )
         return self._manifest
 
@@ -207,13 +203,8 @@ class Pretraining(Task):
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         ids = jax.ShapeDtypeStruct((rows, self.info.length), jnp.int32)
         column = jax.ShapeDtypeStruct((rows,), jnp.uint32)
-        return {
-            "input_ids": ids,
-            "attention_mask": ids,
-            "record_id": column,
-            "epoch": column,
-            "row": column,
-        }
+        columns = dict.fromkeys(("record_id", "epoch", "row"), column)
+        return {"input_ids": ids, "attention_mask": ids, **columns}
 
     def make_batch(self, ids_BxL: np.ndarray) -> Batch:
         """Returns rows of tokens as a batch on the devices, without padding, numbered from 0."""
@@ -227,8 +218,10 @@ class Pretraining(Task):
         try:
             return priming.prime(params, self.module.config, counts_V, jax.random.fold_in(key, 1))
         except (KeyError, TypeError, ValueError) as error:
-            what = f"the model of {type(self).__qualname__} lacks what is primed ({error}), or has it in other shapes"
-            raise InputError(f"config.model.init = primed: {what}; set it to stock.") from error
+            raise InputError(
+                f"config.model.init = primed: the model of {type(self).__qualname__} lacks what is primed ({error}), "
+                "or has it in other shapes; set it to stock."
+            ) from error
 
     def initial_state(self) -> TrainState:
         """Returns the state before the first step, as model.init or train.init_from asks for."""
@@ -252,12 +245,8 @@ class Pretraining(Task):
             tokens=self.workdir.tokenizer_folder,
         )
         if cluster.is_primary():
-            lines = (
-                fit_lines
-                + entry.changes(source.meta.get("class", {}), entry.describe(type(self)))
-                + lines
-            )
-            say("\n".join(lines))
+            changes = entry.changes(source.meta.get("class", {}), entry.describe(type(self)))
+            say("\n".join(fit_lines + changes + lines))
         state = self.init()
         ema = None if state.ema is None else warm_start.start(state.ema, taken)
         return state.replace(params=warm_start.start(state.params, taken), ema=ema)
@@ -366,33 +355,29 @@ def score_split(
         if split in data.splits and split != "train"
     }
     rows = config.evaluate.batch
-    scores = {}
-    for data in (*(folder.manifest for folder in folders), *sets.values()):
-        if data.folder in scores:
-            continue
-        scores[data.folder] = evaluation.score(
+    local = sharding.local_rows(mesh, rows)
+    scored = [folder.manifest for folder in folders] + list(sets.values())
+    scores = {
+        folder: evaluation.score(
             eval_step,
             params,
-            batches.eval_batches(
-                data, split=split, batch=rows, rows=sharding.local_rows(mesh, rows)
-            ),
+            batches.eval_batches(data, split=split, batch=rows, rows=local),
             mesh=mesh,
             rows=rows,
             tokens_per_byte=_tokens_per_byte(data, split),
             draws=draws,
             count=math.ceil(data.splits[split].records / rows),
         )
+        for folder, data in {data.folder: data for data in scored}.items()
+    }
     mean = evaluation.mean(
         [folder.share for folder in folders],
         [scores[folder.manifest.folder] for folder in folders],
         [_tokens_per_byte(folder.manifest, split) for folder in folders],
     )
-    of_sets = {
-        f"{name}/{key}": score
-        for name, data in sets.items()
-        for key, score in scores[data.folder].items()
-    }
-    return mean | of_sets
+    for name, data in sets.items():
+        mean = mean | {f"{name}/{key}": score for key, score in scores[data.folder].items()}
+    return mean
 
 
 def _tokens_per_byte(manifest: Manifest, split: str) -> float | None:
@@ -410,22 +395,18 @@ def document_start(config: ConfigDict, info: DatasetInfo) -> int | None:
     if not config.data.isolate_documents:
         return None
     cls_id = info.special_ids["cls"]
-    if role := next(
-        (role for role in ("sep", "unk") if info.special_ids.get(role) == cls_id), None
-    ):
-        what = f"the cls token of the tokenizer is its {role} token too, so it doesn't show where a document starts"
-        raise InputError(
-            f"config.data.isolate_documents = True: {what}; set it to false, or use another tokenizer."
-        )
+    for role in ("sep", "unk"):
+        if info.special_ids.get(role) == cls_id:
+            raise InputError(
+                f"config.data.isolate_documents = True: the cls token of the tokenizer is its {role} token too, so it "
+                "doesn't show where a document starts; set it to false, or use another tokenizer."
+            )
     return cls_id
 
 
 def word_starts(config: ConfigDict, workdir: Workdir) -> np.ndarray | None:
     """Returns which tokens of the workdir's tokenizer start a word, or None if config.masking.kind needs no words."""
     kind = config.masking.kind
-    folder = str(workdir.tokenizer)
-    return (
-        None
-        if kind == "token"
-        else tokenizer.word_starts(folder, key=f"config.masking.kind = {kind}")
-    )
+    if kind == "token":
+        return None
+    return tokenizer.word_starts(str(workdir.tokenizer), key=f"config.masking.kind = {kind}")

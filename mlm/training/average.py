@@ -1,13 +1,13 @@
 """The mean of checkpoints (Izmailov et al., 2018; Wortsman et al., 2022), as a checkpoint in a workdir of its own."""
 
 import copy
-import functools
 import operator
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from mlm import entry
 from mlm.config_rules import ROTARY_BASES
@@ -19,7 +19,7 @@ from mlm.pretrained import checkpoint_files, load, locate
 from mlm.training.checkpoint import Checkpoints
 from mlm.workdir import LOCK, Workdir
 
-STEPS = re.compile(r"|[0-9]{1,18}\.\.[0-9]{1,18}|[0-9]{1,18}(,[0-9]{1,18})*")
+STEPS = re.compile(r"|([0-9]{1,18})(?:\.\.([0-9]{1,18}))?")
 Checkpoint = tuple[Workdir, int]
 
 
@@ -31,7 +31,7 @@ def choose(
     Those of one workdir come in the order of their steps, those of several as they are named.
 
     Args:
-      names: WORKDIR@A..B (what is there from A to B), WORKDIR@A,B,C, or WORKDIR: its newest, a classifier's best.
+      names: WORKDIR@A..B (what is there from A to B), WORKDIR@A, or WORKDIR: its newest, a classifier's best.
       last: take so many of the newest of each WORKDIR instead; 0 = off.
       decay: weight of a checkpoint, as a share of that of the one after it.
     """
@@ -53,10 +53,12 @@ def choose(
         _architecture(workdir, meta) for (workdir, _), meta in zip(chosen, metas, strict=True)
     ]
     for name, model in zip(chosen_names, models, strict=False):
-        if key := next((key for key in model if model[key] != newest.get(key)), None):
-            difference = f"its {key} ({model[key]!s:.80}) differs from that of {chosen_names[-1]}"
-            fix = "only checkpoints of one model can be averaged"
-            raise InputError(f"{name}: {difference} ({newest.get(key)!s:.80}); {fix}.")
+        for key in model:
+            if model[key] != newest.get(key):
+                raise InputError(
+                    f"{name}: its {key} ({model[key]!s:.80}) differs from that of {chosen_names[-1]} "
+                    f"({newest.get(key)!s:.80}); only checkpoints of one model can be averaged."
+                )
     return chosen, metas
 
 
@@ -76,19 +78,21 @@ def write_mean(
     for (workdir, step), meta, weight in zip(chosen, metas, weights, strict=True):
         params = load.restore(workdir, step, meta)
         # float32 times a Python number
-        weighted = jax.tree.map(functools.partial(operator.mul, weight), params)
-        total = weighted if total is None else jax.tree.map(operator.add, total, weighted)
+        weighted = jax.tree.map(lambda value, weight=weight: weight * value, params)
+        total = weighted if total is None else jax.tree.map(np.add, total, weighted)
     mean = jax.tree.map(lambda value: value / sum(weights), total)
 
-    (source, step) = chosen[-1]
+    source, step = chosen[-1]
     meta = metas[-1]
     config = copy.deepcopy(meta["config"]).unlock()
     if not config.data.mixture:
         config.shards.dir = source.shards_of(config)
     copy_files(source.tokenizer, new.tokenizer)
     write_text(new.config, config.to_json(indent=1) + "\n")
-    pairs = zip(map(_name, chosen), weights, strict=True)
-    averaged = [{"checkpoint": name, "weight": weight} for name, weight in pairs]
+    averaged = [
+        {"checkpoint": _name(checkpoint), "weight": weight}
+        for checkpoint, weight in zip(chosen, weights, strict=True)
+    ]
     meta = meta | {"config": config, "milestones": [], "averaged": averaged}
     with Checkpoints(new.checkpoints, keep=1) as checkpoints:
         checkpoints.save(step, {load.part_of(meta): mean}, meta, None)
@@ -104,9 +108,10 @@ def _find(name: str, last: int) -> list[Checkpoint]:
     if not at or UPath(name).is_dir():
         folder = name
         text = ""
-    if not (UPath(folder) / "checkpoints").is_dir() or STEPS.fullmatch(text) is None:
+    match = STEPS.fullmatch(text)
+    if not (UPath(folder) / "checkpoints").is_dir() or match is None:
         raise InputError(
-            f"{name}: is not a workdir with checkpoints; name WORKDIR@A..B, WORKDIR@A,B,C or WORKDIR."
+            f"{name}: is not a workdir with checkpoints; name WORKDIR@A..B, WORKDIR@A or WORKDIR."
         )
     workdir = Workdir(canonical(folder), create=False)  # which may be named in several ways
     complete = checkpoint_files.complete_steps(workdir.checkpoints)
@@ -114,11 +119,10 @@ def _find(name: str, last: int) -> list[Checkpoint]:
         raise InputError(
             f"--last={last}: {name} must be a workdir with so many checkpoints; it has {len(complete)}."
         )
-    if ".." in text:
-        first, final = map(int, text.split(".."))
-        steps = [step for step in complete if first <= step <= final]
+    if match[2]:
+        steps = [step for step in complete if int(match[1]) <= step <= int(match[2])]
     elif text:
-        steps = sorted(map(int, text.split(",")))
+        steps = [int(text)]
     elif last:
         steps = complete[-last:]
     else:
@@ -134,19 +138,14 @@ def _find(name: str, last: int) -> list[Checkpoint]:
 def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     """Returns what checkpoints that are averaged must have in common."""
     dataset = meta["dataset"]
-    folder = workdir.tokenizer
-    record = meta["class"]
+    folder = workdir.tokenizer_folder
     model = load.config_of(dataset["model"])
     positions = ROTARY_BASES if model.model_type == "modernbert" else ("max_position_embeddings",)
     keys = ("model_type", "vocab_size", *positions, *family_of(model).architecture.values())
     return {
-        "class": [entry.name_of(record), record["code"]]
-        if entry.changes_evaluation(record)
-        else [],
+        "class": entry.changes_evaluation(meta["class"]) and meta["class"]["code"],
         "labels": dataset.get("labels"),
         "vocabulary": dataset["vocab_size"],
-        "tokenizer": tokenizer.fingerprint(str(folder))
-        if (folder / "tokenizer.json").is_file()
-        else None,
+        "tokenizer": folder and tokenizer.fingerprint(folder),
         **{key: getattr(model, key) for key in keys},
     }

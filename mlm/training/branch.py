@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm import entry
-from mlm.data import stages, tokenizer
+from mlm.data import stages
 from mlm.data.stages import Stages
 from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files, locate
@@ -26,9 +26,8 @@ from mlm.training.task import TrainState
 from mlm.workdir import Workdir
 
 POSITIONS = "position_embeddings/embedding"
-# turning one on or off changes the state's structure,
-STATE_KEYS = ("optimizer.ema_decay", "optimizer.clip_norm")
-# as does optimizer.b1 with Adafactor, which has no first moment if it is 0.
+# Turning one on or off changes the state's structure: Adafactor has no first moment if optimizer.b1 is 0.
+STATE_KEYS = ("optimizer.ema_decay", "optimizer.clip_norm", "optimizer.b1")
 SAME_DATA = ("vocab_size", "special_ids", "all_special_ids")
 
 
@@ -52,19 +51,15 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
     checkpoint_files.check_step(source.checkpoints, step, where, deep=deep)
     saved = checkpoint_files.read_meta(source.checkpoints, step)
     if "labels" in saved["dataset"] or "averaged" in saved:
-        kind = "an average" if "averaged" in saved else "a classifier"
         raise InputError(
-            f"{where}: holds {kind}, not the state of pretraining; name a pretraining run."
+            f"{where}: holds an average or a classifier, not the state of pretraining; name a pretraining run."
         )
     changes = configs.diff(saved["config"], config, {"train.branch_from"}.__contains__)
     old = configs.flatten(saved["config"])
     new = configs.flatten(config)
-    state_keys = (
-        {*STATE_KEYS, "optimizer.b1"} if new["optimizer.name"] == "adafactor" else {*STATE_KEYS}
-    )
 
     def allowed(key: str) -> bool:
-        changes_structure = key in state_keys and 0 in (old[key], new[key])
+        changes_structure = key in STATE_KEYS and 0 in (old[key], new[key])
         return configs.branch_may_change(key) and not changes_structure
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
@@ -82,7 +77,7 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
     return Source(source, step, lineage), saved
 
 
-def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
+def open_source(meta: dict[str, Any], new: Stages) -> Source:
     """Returns the checkpoint that a new run's train.branch_from names, verified; InputError if it can't start there.
 
     `new` are the stages of the run.
@@ -99,33 +94,24 @@ def open_source(meta: dict[str, Any], workdir: Workdir, new: Stages) -> Source:
     read = old.batches_between(1, step)
     if same_data and has_ranges and read != new.batches_between(1, step):
         batches = [f"batches {first:,} to {last:,} of {rows:,} rows" for first, last, rows in read]
-        fix = (
-            "set data.batch_stages and data.skip_batches so that this run would have read the same"
+        raise InputError(
+            f"{where}: it read {', '.join(batches)}; set data.batch_stages and data.skip_batches so that this run "
+            "would have read the same."
         )
-        raise InputError(f"{where}: it read {', '.join(batches)}; {fix}.")
-    same_rows = same_data and old.rows_read(step) == new.rows_read(step)
-    same_rows = same_rows and saved.get("branch", {"same_rows": True})["same_rows"]
     stages.check_branch(config, new.steps)
-    ids = {
-        json.dumps([data["dataset"][key] for key in SAME_DATA], sort_keys=True)
-        for data in (saved, meta)
-    }
-    folders = [
-        run.tokenizer
-        for run in (source.workdir, workdir)
-        if (run.tokenizer / "tokenizer.json").is_file()
-    ]
-    if len(ids) > 1 or len({tokenizer.fingerprint(str(folder)) for folder in folders}) > 1:
+    one, other = (
+        json.dumps([run["dataset"][key] for key in SAME_DATA], sort_keys=True)
+        for run in (saved, meta)
+    )
+    if one != other:  # preflight.branch compares the tokenizers themselves
         raise InputError(
             f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it."
         )
+    before = saved.get("branch", {"same_rows": True})["same_rows"]
+    same_rows = before and same_data and old.rows_read(step) == new.rows_read(step)
     changes = source.lineage["config_changes"] + entry.changes(saved["class"], meta["class"])
-    lineage = source.lineage | {
-        "config_changes": changes,
-        "same_data": same_data,
-        "same_rows": same_rows,
-    }
-    return source._replace(lineage=lineage)
+    lineage = {"config_changes": changes, "same_data": same_data, "same_rows": same_rows}
+    return source._replace(lineage=source.lineage | lineage)
 
 
 def restore(

@@ -1,9 +1,7 @@
 """Writes and restores checkpoints: orbax writes them, and once they are read back, hashes verify them."""
 
 import concurrent.futures
-import itertools
 import json
-import logging
 import math
 import re
 import sys
@@ -21,9 +19,9 @@ from orbax.checkpoint.checkpoint_managers import LatestN
 from mlm import cluster
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, is_remote, remove
-from mlm.pretrained import checkpoint_files
 from mlm.pretrained.checkpoint_files import (
     complete_steps,
+    reading,
     remove_steps,
     set_aside,
     step_folders,
@@ -36,21 +34,7 @@ COMMITTED = "commit_success.txt"  # in a bucket, orbax writes this file last
 INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")
 # step -> further steps to keep; on the first host, in a thread
 OnComplete = Callable[[int], Iterable[int | None]]
-SMALLEST_SLICE_BYTES = 2**16
-READ_BACK_BYTES = 256 * 10**6  # of the arrays that are read back at once
-logger = logging.getLogger(__name__)
-
-
-# Of an array that several devices hold, each saves a slice, and compiles a program to cut it. For the many small arrays
-# of a model that took seconds at the first save; one device saves those whole.
-ORBAX_LOGGER = logging.getLogger("absl")
-ORBAX_LOGGER.disabled = True  # it would say that its own handler is replaced
-ocp.type_handlers.register_type_handler(
-    jax.Array,
-    ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES),
-    override=True,
-)
-ORBAX_LOGGER.disabled = False
+READ_BACK = 32  # arrays that are read back at once
 
 
 class Checkpoints(AbstractContextManager):
@@ -70,7 +54,12 @@ class Checkpoints(AbstractContextManager):
         self._milestones = list(milestones)
         self._on_complete = on_complete
         if cluster.is_primary():
-            hide_incomplete(folder)
+            for step in sorted(set(step_folders(folder)) - set(complete_steps(folder))):
+                # to move it in a bucket is to copy it
+                if is_remote(folder) and not (folder / str(step) / COMMITTED).is_file():
+                    remove(folder / str(step))
+                else:
+                    set_aside(folder, step, "incomplete")
         cluster.barrier("checkpoints opened")
         options = ocp.CheckpointManagerOptions(
             best_fn=lambda m: -m["loss"],  # without it the scores are not written
@@ -82,9 +71,7 @@ class Checkpoints(AbstractContextManager):
         self._manager = ocp.CheckpointManager(str(folder), options=options, item_handlers=handlers)
         sys.unraisablehook = _ignore_closed_loops
         self._worker = concurrent.futures.ThreadPoolExecutor(1)
-        # that orbax is writing: the step, its arrays, its metadata
-        self._saving: tuple[int, dict, dict] | None = None
-        self._hashing: concurrent.futures.Future | None = None
+        self._saving: concurrent.futures.Future | None = None
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         try:
@@ -103,40 +90,34 @@ class Checkpoints(AbstractContextManager):
             key: value.to_dict() if isinstance(value, ConfigDict) else value
             for key, value in meta.items()
         }
-        state = _keys_as_data(state)
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
         with _writing(self.folder):
             score = math.nan if score is None else score  # orbax warns of a step without a score
             self._manager.save(step, args=args, metrics={"loss": score}, force=True)
-        self._saving = step, _describe(state), meta
+        self._saving = self._worker.submit(self._complete, step, _describe(state), meta)
 
     def poll(self) -> None:
-        """Hashes a checkpoint that was written since the last call."""
-        if self._saving is not None and not self._manager.is_saving_in_progress():
-            step, arrays, meta = self._saving
-            self._saving = None
-            with _writing(self.folder):
-                self._manager.wait_until_finished()
-                self._manager.check_for_errors()
-                # orbax reports a full disk at the next save
-                if not (self.folder / str(step)).is_dir():
-                    raise OSError(f"step {step} was not committed, as on a full disk")
-            if cluster.is_primary():
-                self._hashing = self._worker.submit(self._complete, step, arrays, meta)
+        """Raises what went wrong with a checkpoint that was written since the last call."""
+        if self._saving is not None and self._saving.done():
+            self.finish()
 
     def finish(self) -> None:
         """Waits until the last checkpoint is written and hashed."""
-        with _writing(self.folder):
-            self._manager.wait_until_finished()
-        self.poll()
-        if self._hashing is not None:
-            hashing = self._hashing
-            self._hashing = None
+        if self._saving is not None:
+            saving = self._saving
+            self._saving = None
             with _writing(self.folder):
-                hashing.result()
+                saving.result()
 
     def _complete(self, step: int, arrays: dict[str, str], meta: dict) -> None:
-        """Reads a step back and hashes it, then removes the older ones and the incomplete ones up to it."""
+        """Waits for orbax, then reads the step back and hashes it, and removes older and incomplete ones."""
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+        # orbax reports a full disk at the next save
+        if not (self.folder / str(step)).is_dir():
+            raise OSError(f"step {step} was not committed, as on a full disk")
+        if not cluster.is_primary():
+            return
         _read_back(self.folder, step, arrays, meta)
         write_hashes(self.folder, step)
         needed = self._on_complete(step) if self._on_complete else ()
@@ -151,57 +132,36 @@ def saved_tree(folder: UPath, step: int) -> Any:
     )
 
 
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _keys_as_data(tree: Any) -> Any:
-    """Returns a state, of arrays or abstract ones, with the numbers of each random key, as of an optimizer that draws.
-
-    An abstract array of them lies where its key does.
-    """
-
-    def data(leaf: Any) -> Any:
-        if not _is_key(leaf):
-            return leaf
-        if isinstance(leaf, jax.Array):
-            return jax.random.key_data(leaf)
-        return jax.eval_shape(jax.random.key_data, leaf).update(sharding=leaf.sharding)
-
-    return jax.tree.map(data, tree)
-
-
 def _describe(tree: Any) -> dict[str, str]:
-    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree)}
+    """Returns the dtype and shape of each array as it is saved: of a random key, those of its numbers."""
+
+    def saved(leaf: Any) -> Any:
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
+
+    return {
+        name: f"{saved(leaf).dtype}{list(saved(leaf).shape)}" for name, leaf in named_leaves(tree)
+    }
 
 
 def _difference(saved: dict[str, str], wanted: dict[str, str]) -> str:
     """Returns what the first array is that differs, "" if none does; orbax would cast a dtype."""
-    names = (
-        name for name in sorted(saved.keys() | wanted.keys()) if saved.get(name) != wanted.get(name)
-    )
-    return next(
-        (
-            f"{name} is {saved.get(name, 'absent')} there, and {wanted.get(name, 'absent')} here"
-            for name in names
-        ),
-        "",
-    )
+    for name in sorted(saved.keys() | wanted.keys()):
+        one = saved.get(name, "absent")
+        other = wanted.get(name, "absent")
+        if one != other:
+            return f"{name} is {one} there, and {other} here"
+    return ""
 
 
 def restore(folder: UPath, step: int, shapes: Any) -> Any:
     """Returns the state of a step of a run's checkpoints, with the shardings of the abstract state `shapes`."""
-    saved_shapes = _keys_as_data(shapes)
-    if difference := _difference(_describe(saved_tree(folder, step)), _describe(saved_shapes)):
+    if difference := _difference(_describe(saved_tree(folder, step)), _describe(shapes)):
         raise InputError(
             f"{folder}/{step} is of another model or optimizer than this run's: {difference}."
         )
-    with checkpoint_files.reading(folder, step), ocp.StandardCheckpointer() as checkpointer:
-        state = checkpointer.restore(str(folder / str(step) / "state"), saved_shapes)
-    wrap = jax.random.wrap_key_data
-    return jax.tree.map(
-        lambda x, like: wrap(x, impl=like.dtype) if _is_key(like) else x, state, shapes
-    )
+    with reading(folder, step), ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(str(folder / str(step) / "state"), shapes)
 
 
 def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> None:
@@ -215,54 +175,31 @@ def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> 
         ):
             raise ValueError("its metadata is not what was saved")
         leaves, structure = jax.tree.flatten(tree)
-        ends = itertools.accumulate(
-            math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves
-        )
-        groups = itertools.groupby(enumerate(ends), lambda indexed: indexed[1] // READ_BACK_BYTES)
-        # a pod's state may fit no single host
-        for indices in [{index for index, _ in group} for _, group in groups]:
+        kinds = structure.unflatten([ocp.RestoreArgs(restore_type=np.ndarray)] * len(leaves))
+        # some at once: a pod's state may fit no single host
+        for start in range(0, len(leaves), READ_BACK):
             chosen = [
-                np.zeros((), leaf.dtype) if n in indices else ocp.PLACEHOLDER
+                np.zeros((), leaf.dtype) if start <= n < start + READ_BACK else ocp.PLACEHOLDER
                 for n, leaf in enumerate(leaves)
             ]
-            kinds = structure.unflatten([ocp.RestoreArgs(restore_type=np.ndarray)] * len(leaves))
             args = ocp.args.PyTreeRestore(item=structure.unflatten(chosen), restore_args=kinds)
             # a new one: it has nothing in its cache
             with closing(ocp.PyTreeCheckpointHandler()) as handler:
                 handler.restore(epath.Path(str(folder / str(step) / "state")), args=args)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        what = f"can't be read back after it was saved ({reason}); the earlier checkpoints are untouched"
         raise DamageError(
-            f"{folder / str(step)}: {what}: check the disk, and start the same command again."
+            f"{folder / str(step)}: can't be read back after it was saved ({reason}); the earlier checkpoints are "
+            "untouched: check the disk, and start the same command again."
         ) from error
-
-
-def hide_incomplete(folder: UPath) -> None:
-    """Sets the incomplete steps aside; of a bucket, removes those that orbax has not committed."""
-    for step in sorted(set(step_folders(folder)) - set(complete_steps(folder))):
-        if is_remote(folder) and not (folder / str(step) / COMMITTED).is_file():
-            remove(folder / str(step))
-        else:
-            set_aside(folder, step, "incomplete")
 
 
 def _remove_incomplete(folder: UPath, step: int) -> None:
     """Removes the incomplete steps up to a complete one."""
     for path in children(folder):
         match = INCOMPLETE.fullmatch(path.name)
-        ours = match and int(match[1]) <= step and (is_remote(path) or not path.is_symlink())
-        if not ours or not (path / COMMITTED).is_file():
-            continue
-        try:
-            for part in children(path):
-                # removed last, so that an interrupted removal is taken up again
-                if part.name != COMMITTED:
-                    remove(part) if part.is_dir() else part.unlink()
+        if match and int(match[1]) <= step:
             remove(path)
-        # a bucket's client raises its own; the next checkpoint tries again
-        except Exception as error:
-            logger.warning("%s can't be removed (%s).", path, error)
 
 
 @contextmanager
@@ -272,15 +209,13 @@ def _writing(folder: UPath) -> Iterator[None]:
         yield
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if (
-            not isinstance(error, OSError)
-            and "No space left" not in text
-            and "RESOURCE_EXHAUSTED" not in text
+        if not isinstance(error, OSError) and not re.search(
+            "No space left|RESOURCE_EXHAUSTED", text
         ):
             raise
-        what = f"the checkpoint could not be written ({text.splitlines()[0][:200]}); the earlier ones are untouched"
         raise InputError(
-            f"{folder}: {what}: make room, and start the same command again."
+            f"{folder}: the checkpoint could not be written ({text.splitlines()[0][:200]}); the earlier ones are "
+            "untouched: make room, and start the same command again."
         ) from error
 
 

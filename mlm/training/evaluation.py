@@ -4,6 +4,7 @@ Dimensions: D mask draws, N rows, T lines of a table, C columns of RowSums.
 """
 
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from mlm.model.loss import Mean, prediction_scores, sum_rows
 from mlm.model.module import Model, Params, segment_and_position_ids
 from mlm.model.token_masking import Masked, TokenMasking
 from mlm.text import can_draw
-from mlm.training import breakdown, xla_metrics
+from mlm.training import breakdown
 from mlm.training.sharding import BATCH, logical_rows, put_batch
 from mlm.training.task import Batch
 
@@ -108,49 +109,39 @@ def score(
     """
     # Evaluation has no epochs: this column numbers the mask draws.
     drawn = (
-        batch | ({"epoch": np.full_like(batch["epoch"], number)} if number else {})
+        batch | {"epoch": np.full_like(batch["epoch"], number)} if number else batch
         for batch in batches
         for number in range(draws)
     )
     total = count and count * draws
-    means = per_row(eval_step, params, drawn, mesh=mesh, rows=rows, total=total)
-    tables = _tables(means.pop("breakdown")) if "breakdown" in means else {}
+    rows_of = per_row(eval_step, params, drawn, mesh=mesh, rows=rows, total=total)
+    tables = _tables(rows_of.pop("breakdown")) if "breakdown" in rows_of else {}
 
     def by_draw(column: np.ndarray) -> np.ndarray:
         return np.moveaxis(column.reshape(-1, draws, rows), 1, 0).reshape(draws, -1)
 
-    means = {name: Mean(by_draw(mean.sum), by_draw(mean.weight)) for name, mean in means.items()}
-    total_D = {
-        name: Mean(*(np.sum(x_DxN, axis=1, dtype=np.float64) for x_DxN in mean))
-        for name, mean in means.items()
-    }
-    weight_D = total_D["loss"].weight
+    loss_DxN, weight_DxN = map(by_draw, rows_of["loss"])
+    weight_D = np.sum(weight_DxN, axis=1, dtype=np.float64)
     predictions = int(weight_D.sum())
     if not weight_D.all():
         return _scores(math.nan, math.nan, predictions, tokens_per_byte)
-    mean_D = {
-        name: total.sum / total.weight for name, total in total_D.items() if total.weight.all()
-    }
-    scores = _scores(
-        float(mean_D["loss"].mean()), float(mean_D["accuracy"].mean()), predictions, tokens_per_byte
-    )
+    means = {}
+    for name, columns in rows_of.items():
+        sum_D, total_D = (np.sum(by_draw(x), axis=1, dtype=np.float64) for x in columns)
+        if total_D.all():
+            means[name] = sum_D / total_D
+    loss_D = means.pop("loss")
+    accuracy = float(means.pop("accuracy").mean())
+    scores = _scores(float(loss_D.mean()), accuracy, predictions, tokens_per_byte)
     if draws > 1:
-        scores["loss_se_draws"] = float(mean_D["loss"].std(ddof=1)) / math.sqrt(draws)
-    loss_DxN, weight_DxN = means["loss"]
+        scores["loss_se_draws"] = float(loss_D.std(ddof=1)) / math.sqrt(draws)
     records = np.count_nonzero(weight_DxN.any(axis=0))
     if records > 1:  # each record's influence on the mean loss; their sum is 0
-        influence_N = np.mean(
-            (loss_DxN - mean_D["loss"][:, None] * weight_DxN) / weight_D[:, None], axis=0
-        )
+        influence_N = np.mean((loss_DxN - loss_D[:, None] * weight_DxN) / weight_D[:, None], axis=0)
         scores["loss_se_records"] = math.sqrt(
             records / (records - 1) * float(np.sum(influence_N**2))
         )
-    others = {
-        name: float(mean.mean())
-        for name, mean in mean_D.items()
-        if name not in ("loss", "accuracy")
-    }
-    return scores | others | tables
+    return scores | {name: float(mean_D.mean()) for name, mean_D in means.items()} | tables
 
 
 def _tables(sums_Nx2xTxC: np.ndarray) -> dict[str, dict[str, dict[str, float]]]:
@@ -171,30 +162,27 @@ def mean(
     tokens_per_byte: Sequence[float | None],
 ) -> dict[str, float]:
     """Returns the mean scores of a mixture, given its folders' shares of the tokens; of one folder, its own scores."""
-
-    def weighted(values: Iterable[float]) -> float:
-        return math.fsum(
-            share * value for share, value in zip(shares, values, strict=True)
-        ) / math.fsum(shares)
-
     if len(scores) == 1:
         return scores[0]
-    ratio = (
-        None if None in tokens_per_byte else 1 / weighted(1 / ratio for ratio in tokens_per_byte)
-    )
-    names = [
-        name
-        for name in scores[0]
-        if name not in DERIVED and all(name in folder for folder in scores)
-    ]
-    means = {name: weighted(folder[name] for folder in scores) for name in names}
+    total = math.fsum(shares)
+
+    def weighted(values: Iterable[float]) -> float:
+        return math.fsum(map(operator.mul, shares, values)) / total
+
+    names = [name for name in scores[0] if all(name in folder for folder in scores)]
+    means = {
+        name: weighted(folder[name] for folder in scores) for name in names if name not in DERIVED
+    }
     predictions = sum(folder["predictions"] for folder in scores)
+    ratio = None
+    if None not in tokens_per_byte:
+        ratio = 1 / weighted(1 / ratio for ratio in tokens_per_byte)
     joined = _scores(means["loss"], means["accuracy"], predictions, ratio) | means
     # the errors of several folders are independent
     for key in ("loss_se_draws", "loss_se_records"):
-        if all(key in folder for folder in scores):
-            errors = [share * folder[key] for share, folder in zip(shares, scores, strict=True)]
-            joined[key] = math.hypot(*errors) / math.fsum(shares)
+        if key in names:
+            errors = map(operator.mul, shares, (folder[key] for folder in scores))
+            joined[key] = math.hypot(*errors) / total
     return joined
 
 
@@ -222,8 +210,7 @@ def per_row(
     total: int | None = None,
 ) -> Any:
     """Returns what `eval_step` gives for each row, in the order of the batches' rows; arguments as in `score`."""
-    pending: list[Any] = []
-    hidden = not (cluster.is_primary() and can_draw(sys.stderr))
+    results: list[Any] = []
     bar = tqdm(
         batches,
         desc="evaluation",
@@ -231,15 +218,14 @@ def per_row(
         unit=" batches",
         leave=False,
         dynamic_ncols=True,
-        disable=hidden,
+        disable=not (cluster.is_primary() and can_draw(sys.stderr)),
     )
     for batch in cluster.with_progress(bar):
         batch = put_batch(batch, mesh, rows)
         distributed.compile_together(eval_step, params, batch)
-        pending.append(eval_step(params, batch))
-        xla_metrics.executed("eval_step")
-        jax.block_until_ready(pending[-3:-2])  # run at most a few batches ahead
+        results.append(eval_step(params, batch))
+        jax.block_until_ready(results[-3:-2])  # run at most a few batches ahead
     order = np.argsort(logical_rows(mesh, rows))
     return jax.tree.map(
-        lambda *parts: np.concatenate([part[order] for part in parts]), *jax.device_get(pending)
+        lambda *parts: np.concatenate([part[order] for part in parts]), *jax.device_get(results)
     )

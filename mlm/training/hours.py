@@ -3,7 +3,7 @@
 import bisect
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from mlm import cluster
 from mlm import config as configs
 from mlm.cluster import distributed
-from mlm.data.stages import UNTIMED_STEPS, Stage, make_stages
+from mlm.data.stages import UNTIMED_STEPS, make_stages
 from mlm.errors import InputError
 from mlm.text import say
 from mlm.training import sharding
@@ -36,7 +36,6 @@ def with_steps(
         return config
     saved = configs.read(workdir.config)
     steps = saved.train.steps if saved is not None and saved.train.hours == hours else 0
-    steps = of_primary(steps)
     if not steps:
         task = make_task()
         seconds_of = {size: seconds_per_step(task, *size) for size in task.stages.sizes}
@@ -66,7 +65,10 @@ def seconds_per_step(task: Task, rows: int, length: int) -> float:
     stage = next(
         stage for stage in task.stages.table if (stage.rows, stage.length) == (rows, length)
     )
-    batches = _batches_of(task, stage)
+    # again from the first one where the stage is short
+    batches = itertools.chain.from_iterable(
+        itertools.islice(task.batches(stage.first - 1), stage.count) for _ in itertools.count()
+    )
     state = task.init()
     limit = SECONDS / len(task.stages.sizes)
     begin = 0.0
@@ -86,12 +88,6 @@ def seconds_per_step(task: Task, rows: int, length: int) -> float:
             jax.block_until_ready(metrics)
             return (time.monotonic() - begin) / count
     raise AssertionError
-
-
-def _batches_of(task: Task, stage: Stage) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the batches of a stage, and again from its first one where it is short."""
-    while True:
-        yield from itertools.islice(task.batches(stage.first - 1), stage.count)
 
 
 def of_primary(number: int) -> int:

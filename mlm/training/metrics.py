@@ -2,7 +2,7 @@
 
 metrics.jsonl  what was computed: the same lines, to the bit, however often the run was restarted
 norms.jsonl    likewise, the norms by parameter (log.norms_every)
-timing.jsonl   what it cost: when the run started, how fast it was, what XLA did; only ever appended to
+timing.jsonl   what it cost: when the run started, how fast it was, compilations; only ever appended to
 """
 
 import math
@@ -10,26 +10,25 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from mlm import cluster, logs
 from mlm import config as configs
+from mlm.model import flops
 from mlm.model.module import Params
 from mlm.monitor.loss_spikes import MetricsHook
 from mlm.paths import UPath, is_remote, staging_folder, upload, write_text
 from mlm.text import can_draw
-from mlm.training import peaks, xla_metrics
-from mlm.training.sharding import shardings_of
+from mlm.training import xla_metrics
 from mlm.training.task import Task
 
 # of an evaluation
@@ -39,12 +38,14 @@ SHOWN = {"loss": ".4f", "accuracy": ".1%", "f1": ".1%", "pearson": ".4f", "spear
 class Log(AbstractContextManager):
     """Writes the logs of a run on the first host, and nothing on the others; a context manager."""
 
-    def __init__(self, workdir: UPath, task: Task, programs: xla_metrics.Programs, *, start: int):
+    def __init__(
+        self, workdir: UPath, task: Task, compilations: xla_metrics.Compilations, *, start: int
+    ):
         """Opens the logs, and drops the lines after step `start`, but for timing.jsonl: these steps will come again."""
         config = task.config
         self.waits = xla_metrics.Waits()
         self._task = task
-        self._programs = programs
+        self._compilations = compilations
         self._writes = cluster.is_primary()
         self._bar = tqdm(
             total=task.stages.steps,
@@ -54,13 +55,15 @@ class Log(AbstractContextManager):
             disable=not (self._writes and can_draw(sys.stderr)),
         )
         self._began = time.monotonic()
+        # of steps, without pauses: the time, and that for which devices waited
+        self._timed = Counter[str]()
+        self._files: dict[str, logs.Lines] = {}
         self._hooks: list[MetricsHook] = []
         if self._writes:
-            files = [workdir / name for name in ("metrics.jsonl", "norms.jsonl", "timing.jsonl")]
             # of timing, only a torn line
-            for file, last in zip(files, (start, start, sys.maxsize), strict=True):
-                logs.cut(file, last)
-            self._metrics, self._norms, self._timing = map(logs.Lines, files)
+            for name, last in (("metrics", start), ("norms", start), ("timing", sys.maxsize)):
+                logs.cut(workdir / f"{name}.jsonl", last)
+                self._files[name] = logs.Lines(workdir / f"{name}.jsonl")
             if config.log.tensorboard:
                 self._hooks.append(_TensorBoard(workdir / "tensorboard", config, start))
             if config.log.wandb:
@@ -76,10 +79,13 @@ class Log(AbstractContextManager):
 
     def __exit__(self, *exception: object) -> None:
         self.waits.running.put(None)
-        if "steps" in self._programs.counts[xla_metrics.ALL]:
-            seconds = time.monotonic() - self._began
+        if seconds := self._timed["seconds"]:
+            counts = self._compilations.counts
+            waits = [self._timed[name] / seconds for name in ("input_wait", "host_wait")]
             self.notify(
-                f"{xla_metrics.describe(self._programs.summary())}; {seconds:,.0f} s in all"
+                f"compiled {counts['programs']} programs in {counts['seconds']:.1f} s, {counts['from_cache']} of them "
+                f"from the cache; devices waited {waits[0]:.1%} of the time for input, {waits[1]:.1%} for process 0; "
+                f"{time.monotonic() - self._began:,.0f} s in all"
             )
         self.flush()
         self._bar.close()
@@ -113,31 +119,34 @@ class Log(AbstractContextManager):
         seconds = max(time.monotonic() - self._clock, 1e-9)
         before = self._clock_step
         waited = self.restart_clock(step)
-        self._line("train", step, values)
+        self._metrics("train", step, values)
         if step <= before:
             return
         task = self._task
         tokens_per_second = (task.tokens_read(step) - task.tokens_read(before)) / seconds
         rows_per_second = (task.stages.rows_read(step) - task.stages.rows_read(before)) / seconds
-        self._programs.counts[xla_metrics.ALL].update(waited, steps=seconds)
+        self._timed.update(waited, seconds=seconds)
         timing = {
             "seconds": round(seconds, 3),
             "tokens_per_second": round(tokens_per_second),
             "rows_per_second": round(rows_per_second, 2),
+            "compiled_seconds": round(self._compilations.counts["seconds"], 3),  # since the start
             **{name: round(wait / seconds, 4) for name, wait in waited.items()},
         }
-        rates = [f"{_short(tokens_per_second)} tokens/s", f"{_short(rows_per_second)} rows/s"]
-        shown = [f"loss {values['loss']:.3f}", *rates]
-        shown += logs.show_own_metrics(values)
-        flops = tokens_per_second * task.flops_per_token(task.stages.stage_at(step).length)
-        mfu = peaks.mfu(flops, jax.devices())
+        epoch = task.epoch(step)
+        shown = [] if epoch is None else [f"epoch {epoch:.2f}"]
+        shown += [
+            f"loss {values['loss']:.3f}",
+            f"{_short(tokens_per_second)} tokens/s",
+            f"{_short(rows_per_second)} rows/s",
+            *logs.show_own_metrics(values),
+        ]
+        useful = tokens_per_second * task.flops_per_token(task.stages.stage_at(step).length)
+        mfu = flops.mfu(useful, jax.devices())
         if mfu is not None:
             timing["mfu"] = round(mfu, 4)
-            shown.append(f"MFU {timing['mfu']:.1%}")
+            shown.append(f"MFU {mfu:.1%}")
         self.timing("train", step, timing)
-        epoch = task.epoch(step)
-        if epoch is not None:
-            shown.insert(0, f"epoch {epoch:.2f}")
         if not self._bar.disable:
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
             self._bar.update(step - self._bar.n)
@@ -148,7 +157,7 @@ class Log(AbstractContextManager):
 
     def evaluation(self, step: int, scores: dict[str, Any]) -> None:
         """Logs the scores of an evaluation."""
-        self._line("eval", step, scores)
+        self._metrics("eval", step, scores)
         self.flush()
         for set_name, values in logs.by_set(scores).items():
             shown = [
@@ -159,94 +168,60 @@ class Log(AbstractContextManager):
                 shown = [
                     "no token was masked, so there is no score; raise masking.rate, or give it more text"
                 ]
-            self.notify(
-                f"step {step}: evaluation {f'of {set_name}: ' if set_name else ''}{', '.join(shown)}"
-            )
+            of_set = f"of {set_name}: " if set_name else ""
+            self.notify(f"step {step}: evaluation {of_set}{', '.join(shown)}")
 
-    def _line(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Appends a line to metrics.jsonl and calls the hooks."""
-        if not self._writes:
-            return
+    def _metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """Appends a line to metrics.jsonl."""
         values = logs.finite(values)
         epoch = self._task.epoch(step)
         if epoch is not None:
             values["epoch"] = round(epoch, 6)
-        self._metrics.append({"step": step, "kind": kind, **values})
-        for hook in self._hooks:
-            hook.on_metrics(kind, step, _numbers(values))
+        self._append("metrics", {"step": step, "kind": kind, **values})
+        self._notify_hooks(kind, step, values)
 
     def timing(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to timing.jsonl."""
-        if self._writes:
-            # the time of day may be set back meanwhile
-            elapsed = round(time.monotonic() - self._began, 3)
-            line = {
-                "step": step,
-                "kind": kind,
-                "time": round(time.time(), 3),
-                "elapsed": elapsed,
-                **values,
-            }
-            self._timing.append(line)
-            self._call_timing(f"timing/{kind}", step, values)
-
-    def _call_timing(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        for hook in self._hooks:
-            hook.on_timing(kind, step, _numbers(values))
+        # the time of day may be set back meanwhile
+        elapsed = round(time.monotonic() - self._began, 3)
+        times = {"time": round(time.time(), 3), "elapsed": elapsed}
+        self._append("timing", {"step": step, "kind": kind, **times, **values})
+        self._notify_hooks(f"timing/{kind}", step, values)
 
     def norms(self, step: int, names: list[str], norms: dict[str, jax.Array]) -> None:
         """Appends a line to norms.jsonl, with a row of logs.NORMS for each of the names."""
-        columns = zip(names, *jax.device_get([norms[name] for name in logs.NORMS]), strict=True)
-        rows = {
-            name: [float(f"{x:.9g}") if math.isfinite(x) else None for x in row]
-            for name, *row in columns
-        }
-        if self._writes:  # nine digits are the float32, to the bit
-            self._norms.append({"step": step, "kind": "norms", "parameters": rows})
-            for kind, column in zip(logs.NORMS, zip(*rows.values(), strict=True), strict=True):
-                self._call_timing(kind, step, dict(zip(names, column, strict=True)))
+        # nine digits are the float32, to the bit
+        columns = [
+            [float(f"{x:.9g}") if math.isfinite(x) else None for x in column]
+            for column in jax.device_get([norms[kind] for kind in logs.NORMS])
+        ]
+        rows = dict(zip(names, zip(*columns, strict=True), strict=True))
+        self._append("norms", {"step": step, "kind": "norms", "parameters": rows})
+        for kind, column in zip(logs.NORMS, columns, strict=True):
+            self._notify_hooks(kind, step, dict(zip(names, column, strict=True)))
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        if self._writes:
+            self._files[name].append(line)
+
+    def _notify_hooks(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        for hook in self._hooks:
+            hook.on_metrics(kind, step, numbers)
 
     def notify(self, message: str) -> None:
         """Prints a message on stderr, above the progress bar."""
         if self._writes:
             tqdm.write(message, file=sys.stderr)
 
-    def flush(self, step: int | None = None) -> None:
-        """Returns when a kill can't lose what was logged; before the checkpoint of a `step`, logs what XLA has done."""
-        if step is not None:
-            programs = self._programs.summary()
-            self.timing("xla", step, {"programs": programs})
-            for name, counts in programs.items():
-                self._call_timing(
-                    "timing/xla" if name == xla_metrics.ALL else f"timing/xla/{name}", step, counts
-                )
-        if self._writes:
-            for log in (self._metrics, self._timing, self._norms, *self._hooks):
-                log.flush()
-
-
-def _numbers(values: dict[str, Any]) -> dict[str, int | float]:
-    return {name: value for name, value in values.items() if isinstance(value, int | float)}
+    def flush(self) -> None:
+        """Returns when a kill can't lose what was logged."""
+        for log in (*self._files.values(), *self._hooks):
+            log.flush()
 
 
 def _short(rate: float) -> str:
     return tqdm.format_sizeof(rate) if rate >= 1000 else f"{rate:.3g}"
-
-
-def make_norms(
-    task: Task,
-) -> tuple[Callable[[Params], Params], Callable[..., dict[str, jax.Array]]]:
-    """Returns a copy of parameters, which a step overwrites, and `param_norms`, compiled so that no step waits."""
-    params = task.abstract_state.params
-    replicated = NamedSharding(task.mesh, P())
-    gradient_norms_P = jax.ShapeDtypeStruct(
-        (len(jax.tree.leaves(params)),), jnp.float32, sharding=replicated
-    )
-    copy = jax.jit(
-        lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings_of(params)
-    )
-    measure = jax.jit(param_norms, out_shardings=replicated)
-    return copy.lower(params).compile(), measure.lower(params, params, gradient_norms_P).compile()
 
 
 def param_norms(before: Params, after: Params, gradient_norms_P: jax.Array) -> dict[str, jax.Array]:
@@ -279,8 +254,6 @@ class _TensorBoard(MetricsHook):
             self._writer.add_scalar(f"{kind}/{key}", value, step)
         self._writer.flush()
 
-    on_timing = on_metrics
-
     def flush(self) -> None:
         if is_remote(self._folder):
             for file in self._local.iterdir():
@@ -310,8 +283,6 @@ class _Wandb(MetricsHook):
 
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
         self._run.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
-
-    on_timing = on_metrics
 
     def close(self) -> None:
         self._run.finish()

@@ -151,13 +151,13 @@ def check_schedule(config: ConfigDict, steps: int) -> None:
     schedule = config.schedule
     warmup = warmup_steps(config, steps)
     if warmup > steps:
-        what = f"the run has {steps:,} steps (train.epochs = {config.train.epochs:g})"
         raise InputError(
-            f"config.schedule.warmup = {warmup}: {what}; set it lower, or to a share below 1."
+            f"config.schedule.warmup = {warmup}: the run has {steps:,} steps (train.epochs = {config.train.epochs:g}); "
+            "set it lower, or to a share below 1."
         )
     decay = schedule.decay_fraction * steps if schedule.name in ("wsd", "wsd_sqrt") else 0
     if warmup + decay > steps + 1:
-        what = f"the run has {steps:,} steps, and a warmup of {warmup:,}"
         raise InputError(
-            f"config.schedule.decay_fraction = {schedule.decay_fraction:g}: {what}; lower either."
+            f"config.schedule.decay_fraction = {schedule.decay_fraction:g}: the run has {steps:,} steps, and a warmup "
+            f"of {warmup:,}; lower either."
         )

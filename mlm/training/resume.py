@@ -70,15 +70,14 @@ def find_start(config: ConfigDict, workdir: Workdir, task: Task) -> Start:
     if newest is not None:
         saved = _check_resume(workdir, newest, meta)
     elif config.train.branch_from:
-        source = branch.open_source(meta, workdir, task.stages)
+        source = branch.open_source(meta, task.stages)
         saved = {"branch": source.lineage}
         step = source.step
     if "branch" in saved:
         meta["branch"] = saved["branch"]
     same_rows = saved.get("branch", {"same_rows": True})["same_rows"]
-    milestones = find_milestones(config, task, same_rows=same_rows) | set(
-        saved.get("milestones", ())
-    )
+    milestones = find_milestones(config, task, same_rows=same_rows)
+    milestones.update(saved.get("milestones", ()))
     return Start(step, meta, workdir.checkpoints, newest, source, milestones)
 
 
@@ -100,19 +99,21 @@ def _check_resume(workdir: Workdir, step: int, meta: dict[str, Any]) -> dict[str
         where=str(folder),
     )
     entry.check_resume(saved["class"], meta["class"], str(where), f"{workdir.root}@{step}")
-    numerics = saved.get("numerics", meta["numerics"])
-    if changed := [name for name in numerics if numerics[name] != meta["numerics"].get(name)]:
-        name = changed[0]
-        raise InputError(
-            f"{where}: was made with {name} = {numerics[name]!r}, which changes the numbers, and it is "
-            f"{meta['numerics'].get(name)!r} now; set it back, or use another --workdir."
-        )
+    for name, value in saved.get("numerics", {}).items():
+        now = meta["numerics"].get(name)
+        if now != value:
+            raise InputError(
+                f"{where}: was made with {name} = {value!r}, which changes the numbers, and it is {now!r} now; set it "
+                "back, or use another --workdir."
+            )
     if cluster.is_primary():
         for change in entry.changes(saved["class"], meta["class"]):
             say(f"{where}: resumes with other code; {change}")
     if saved["data_fingerprint"] != meta["data_fingerprint"]:
-        what = "was made from other shards or rows, or other proportions of them (their fingerprint differs)"
-        raise InputError(f"{where} {what}; put the old data back, or use another --workdir.")
+        raise InputError(
+            f"{where} was made from other shards or rows, or other proportions of them (their fingerprint differs); "
+            "put the old data back, or use another --workdir."
+        )
     return saved
 
 
@@ -125,21 +126,20 @@ def find_milestones(config: ConfigDict, task: Task, *, same_rows: bool) -> set[i
     for text in map(str, config.checkpoint.milestones):
         kind, _, value = text.rpartition(":")
         if kind == "words" and not same_rows:
-            reason = f"{config.train.branch_from} read different rows, so words can't be counted across both runs"
-            raise InputError(f"config.checkpoint.milestones: {reason}; give them in steps.")
+            raise InputError(
+                f"config.checkpoint.milestones: {config.train.branch_from} read different rows, so words can't be "
+                "counted across both runs; give them in steps."
+            )
         if kind == "words":
             steps = _steps_of_words(task, parse_words(value))
+        elif kind == "every":
+            steps = [int(value), *range(2 * int(value), task.stages.steps + 1, int(value))]
         else:
-            first = int(value)
-            steps = (
-                [first, *range(2 * first, task.stages.steps + 1, first)]
-                if kind == "every"
-                else [first]
-            )
+            steps = [int(value)]
         if max(steps) > task.stages.steps:
-            where = f"config.checkpoint.milestones: {text} is reached at step {max(steps):,}"
             raise InputError(
-                f"{where}, but the run ends after step {task.stages.steps:,}; remove it, or train longer."
+                f"config.checkpoint.milestones: {text} is reached at step {max(steps):,}, but the run ends after step "
+                f"{task.stages.steps:,}; remove it, or train longer."
             )
         milestones.update(steps)
     return milestones

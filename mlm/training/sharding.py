@@ -6,9 +6,9 @@ numbered so that the rows of each host are consecutive (`logical_rows`).
 """
 
 import functools
-import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,19 +27,18 @@ BATCH = P(("data", "fsdp"))  # both: a batch is replicated over an axis that is 
 
 
 def make_mesh(
-    *, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
+    *, data: int = -1, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
     """Returns the mesh over all devices of all hosts; an axis of -1 takes the devices that the others leave.
 
     TPU slices follow one another along the data axis, the only one that crosses the network between them.
     """
-    devices = jax.devices() if devices is None else list(devices)
+    devices = jax.devices() if devices is None else devices
     shape = mesh_shape(data, fsdp, tensor, len(devices))
-    slices: dict[int, list[jax.Device]] = {}
+    slices: defaultdict[int, list[jax.Device]] = defaultdict(list)
     for device in devices:
-        slices.setdefault(
-            getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []
-        ).append(device)
+        index = getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
+        slices[index].append(device)
     if shape[0] % len(slices):
         raise InputError(
             f"config.mesh: {len(slices)} slices can't share a data axis of {shape[0]}, the only one that crosses the "
@@ -48,11 +47,6 @@ def make_mesh(
     slice_shape = (shape[0] // len(slices), *shape[1:])
     blocks = [_slice_devices(slice_shape, slices[index]) for index in sorted(slices)]
     return Mesh(np.concatenate(blocks), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def mesh_of(mesh: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh of the config's group `mesh`: the batch is split over the devices that it leaves."""
-    return make_mesh(data=-1, fsdp=mesh.fsdp, tensor=mesh.tensor, devices=devices)
 
 
 def _slice_devices(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
@@ -99,9 +93,9 @@ def param_specs(params: Any, mesh: Mesh, rules: PartitionRules) -> dict[str, P]:
     """Returns {"roberta/...": spec}; InputError unless every parameter has a rule, and every rule a parameter."""
     split = next((axis for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1), "")
     if split and not any(any(spec) for _, spec in rules):
-        what = "the model has no partition rules, so its parameters can't be split"
         raise InputError(
-            f"config.mesh.{split} = {mesh.shape[split]}: {what}; set mesh.fsdp and mesh.tensor to 1."
+            f"config.mesh.{split} = {mesh.shape[split]}: the model has no partition rules, so its parameters can't be "
+            "split; set mesh.fsdp and mesh.tensor to 1."
         )
     specs = {}
     used = set()
@@ -113,27 +107,17 @@ def param_specs(params: Any, mesh: Mesh, rules: PartitionRules) -> dict[str, P]:
             )
         used.add(rule)
         specs[name] = rule[1]
-        split = [(axes,) if isinstance(axes, str) else axes or () for axes in rule[1]]
-        named = list(itertools.chain(*split))
-        if (
-            len(rule[1]) > len(leaf.shape)
-            or not set(named) <= set(AXES)
-            or len(set(named)) < len(named)
-        ):
-            what = f"split {name}, of the shape {leaf.shape}, by {rule[1]}"
-            allowed = (
-                f"at most {len(leaf.shape)} entries, and of each of {', '.join(AXES)} at most one"
-            )
-            raise InputError(f"the model's partition_rules() {what}; it may have {allowed}.")
-        for size, axes in zip(leaf.shape, split, strict=False):
-            num_shards = math.prod(mesh.shape[axis] for axis in axes)
+        for size, axes in zip(leaf.shape, rule[1], strict=False):
+            names = (axes,) if isinstance(axes, str) else axes or ()
+            num_shards = math.prod(mesh.shape[axis] for axis in names)
             if size % num_shards:
                 raise InputError(
-                    f"config.mesh.{' x '.join(axes)} = {num_shards} does not divide the {size} of {name}."
+                    f"config.mesh.{' x '.join(names)} = {num_shards} does not divide the {size} of {name}."
                 )
     if unused := [name for name, spec in rules if (name, spec) not in used]:
-        what = "which no parameter matches; remove the rule"
-        raise InputError(f"the model's partition_rules() name {unused[0]}, {what}.")
+        raise InputError(
+            f"the model's partition_rules() name {unused[0]}, which no parameter matches; remove the rule."
+        )
     return specs
 
 
@@ -200,8 +184,10 @@ def local_rows(mesh: Mesh | np.ndarray, rows: int, process: int | None = None) -
     blocks = block_order(processes_SxT)[(processes_SxT == process).any(1)]
     # make_array_from_process_local_data fills a host's blocks in the order of the array
     if (np.diff(blocks) != 1).any():
-        what = f"config.mesh.tensor = {processes_SxT.shape[1]} gives host {process} rows that are not consecutive"
-        raise InputError(f"{what}; make it smaller, or a multiple of the devices of a host.")
+        raise InputError(
+            f"config.mesh.tensor = {processes_SxT.shape[1]} gives host {process} rows that are not consecutive; make "
+            "it smaller, or a multiple of the devices of a host."
+        )
     block = rows // len(processes_SxT)
     return int(blocks[0]) * block, (int(blocks[-1]) + 1) * block
 
@@ -235,18 +221,13 @@ def put_tree(tree: Any, shardings: Any) -> Any:
     )
 
 
-@functools.lru_cache(maxsize=8)  # every step asks
-def _first_row(mesh: Mesh, rows: int) -> int:
-    return local_rows(mesh, rows)[0]
-
-
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh, rows: int) -> dict[str, jax.Array]:
     """Returns global arrays of `rows` rows from this host's rows of the batch, in the order of `logical_rows`.
 
     A further column, "row", is the number of each row in the batch, uint32.
     """
     sharding = NamedSharding(mesh, BATCH)
-    first = _first_row(mesh, rows)
+    first, _ = local_rows(mesh, rows)
     count = len(next(iter(batch.values())))
     batch = {"row": np.arange(first, first + count, dtype=np.uint32)} | batch
     return {

@@ -21,7 +21,6 @@ from mlm.errors import InputError
 from mlm.model.keys import make_key
 from mlm.model.loss import Mean, RowSums
 from mlm.model.module import Model, Params
-from mlm.model.partition_rules import PartitionRules
 from mlm.monitor.loss_spikes import MetricsHook
 
 # Columns of a global batch, [B, ...]: "row" [B] uint32 is each row's number in it.
@@ -60,7 +59,7 @@ class Task(abc.ABC):
     config: ConfigDict
     mesh: Mesh
     stages: Stages  # what each step reads
-    module: Model
+    module: Model  # whose partition_rules() split the parameters over the mesh
     schedule: optax.Schedule  # of the learning rate
     optimizer: optax.GradientTransformation
     # of data and model, as JSON: saved with a checkpoint, for those who load it
@@ -74,10 +73,6 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def init_params(self, key: jax.Array) -> Params:
         """Returns random parameters."""
-
-    def partition_rules(self) -> PartitionRules:
-        """Returns how the parameters are split over the mesh."""
-        return self.module.partition_rules()
 
     @abc.abstractmethod
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -180,6 +175,8 @@ def metric_names(task: Task, params: Params) -> list[str]:
             isinstance(mean, Mean)
             and all(part.shape == (rows,) and part.dtype == jnp.float32 for part in mean)
         ):
-            what = f"must be a Mean(sum, weight) of two float32 arrays [B], one entry for each of {rows} rows"
-            raise InputError(f"{where}: {name} {what}, not {mean!r:.200}.")
+            raise InputError(
+                f"{where}: {name} must be a Mean(sum, weight) of two float32 arrays [B], one entry for each of {rows} "
+                f"rows, not {mean!r:.200}."
+            )
     return [*losses, *metrics]

@@ -5,6 +5,7 @@ A run gives the same numbers however often it is stopped and restarted.
 Dimensions: A microbatches, B rows.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -23,11 +24,11 @@ from mlm.errors import NumericsError, PreemptedError
 from mlm.model.keys import in_32_bits, make_key
 from mlm.model.loss import Mean
 from mlm.model.module import Params
-from mlm.paths import write_text
+from mlm.paths import UPath, write_text
 from mlm.text import say
 from mlm.training import resume, sharding, xla_metrics
 from mlm.training.checkpoint import Checkpoints, OnComplete
-from mlm.training.metrics import Log, make_norms
+from mlm.training.metrics import Log, param_norms
 from mlm.training.task import Batch, Inputs, Task, TrainState, TrainStep, metric_names
 from mlm.workdir import Workdir
 
@@ -36,24 +37,25 @@ GUARD_LIMIT = 10  # steps in a row without a finite loss and gradient
 GradientSum = Callable[[Params, Any, jax.Array, jax.Array], tuple[Params, Any]]
 
 
-@in_32_bits
-def create_state(task: Task, *inputs: Any) -> TrainState:
-    """Returns the state before the first step; `inputs` go to `Task.init_params`."""
-    params = task.init_params(make_key(task.config.train.seed), *inputs)
-    window = {name: Mean(jnp.zeros(()), jnp.zeros(())) for name in metric_names(task, params)}
-    ema = params if task.config.optimizer.ema_decay > 0 else None
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, task.optimizer.init(params), ema, zero, zero, window)
-
-
 def make_init(task: Task) -> tuple[Callable[..., TrainState], TrainState]:
-    """Returns `create_state`, jitted, every array created on its devices; and the state of abstract arrays."""
-    init = functools.partial(create_state, task)
+    """Returns what makes the state before the first step, every array on its devices; and the state of abstract arrays.
+
+    It is jitted; its arguments go to `Task.init_params`.
+    """
+
+    @in_32_bits
+    def init(*inputs: Any) -> TrainState:
+        params = task.init_params(make_key(task.config.train.seed), *inputs)
+        window = {name: Mean(jnp.zeros(()), jnp.zeros(())) for name in metric_names(task, params)}
+        ema = params if task.config.optimizer.ema_decay > 0 else None
+        zero = jnp.zeros((), jnp.int32)
+        return TrainState(zero, params, task.optimizer.init(params), ema, zero, zero, window)
+
     shapes = jax.eval_shape(init)
-    shardings = sharding.tree_shardings(shapes, task.mesh, shapes.params, task.partition_rules())
-    abstract = jax.tree.map(
-        lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings
+    shardings = sharding.tree_shardings(
+        shapes, task.mesh, shapes.params, task.module.partition_rules()
     )
+    abstract = jax.tree.map(lambda leaf, where: leaf.update(sharding=where), shapes, shardings)
     return jax.jit(init, out_shardings=shardings), abstract
 
 
@@ -70,23 +72,19 @@ def make_gradient(
     accumulate = config.train.accumulate
 
     @functools.partial(jax.grad, has_aux=True)
-    def gradient(
-        params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array
-    ) -> tuple[jax.Array, dict]:
+    def gradient(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple:
         """Returns the gradient of the loss, summed over some rows, and the sums of all metrics: model, then loss."""
         logits, intermediates = task.forward(params, inputs, rows_B, key)
         means = task.loss(logits, inputs).metrics() | task.metrics(logits, inputs, intermediates)
         totals = jax.tree.map(jnp.sum, means)
         return totals["loss"].sum, totals
 
-    def gradient_sum(
-        params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array
-    ) -> tuple[Params, dict]:
+    def gradient_sum(params: Params, inputs: Inputs, rows_B: jax.Array, key: jax.Array) -> tuple:
         """Returns `gradient` over a device's rows, in microbatches; a microbatch has some rows of every device."""
         if accumulate == 1:
             return gradient(params, inputs, rows_B, key)
 
-        def add(total: tuple[Params, dict], micro: tuple) -> tuple[tuple[Params, dict], None]:
+        def add(total: tuple, micro: tuple) -> tuple:
             return jax.tree.map(jnp.add, total, gradient(params, *micro, key)), None
 
         # Microbatch a of A holds rows a, a + A, ..., which keeps every row on its device.
@@ -100,9 +98,7 @@ def make_gradient(
     matrix_dtype = config.model.dtype if accumulate == 1 else "float32"
     over_devices = sum_over_data(gradient_sum, task.mesh, matrix_dtype=matrix_dtype)
 
-    def mean_gradient(
-        params: Params, batch: Batch, step: jax.Array
-    ) -> tuple[Params, dict[str, Mean]]:
+    def mean_gradient(params: Params, batch: Batch, step: jax.Array) -> tuple:
         inputs = task.inputs(batch, step)
         key = jax.random.fold_in(make_key(config.train.seed), step)
         grads, sums = over_devices(params, inputs, batch["row"], key)
@@ -123,7 +119,7 @@ def sum_over_data(gradient_sum: GradientSum, mesh: Mesh, *, matrix_dtype: str) -
         return gradient_sum
     dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else matrix_dtype
 
-    def psum_grads(*inputs: Any) -> tuple[Params, Any]:
+    def psum_grads(*inputs: Any) -> tuple:
         local_grads, sums = gradient_sum(*inputs)
         cast = jax.tree.map(lambda g: g.astype(dtype) if g.ndim > 1 else g, local_grads)
         cast, sums = jax.lax.psum((cast, sums), "data")
@@ -156,9 +152,7 @@ def make_train_step(task: Task) -> TrainStep:
     optimizer = optax.with_extra_args_support(task.optimizer)
 
     @in_32_bits
-    def step(
-        state: TrainState, batch: Batch, length: int | None = None
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
+    def step(state: TrainState, batch: Batch, length: int | None = None) -> tuple:
         grads, sums = mean_gradient(state.params, split_rows(batch, length), state.step)
 
         predictions = sums["loss"].weight
@@ -235,7 +229,7 @@ def train(
         if start.step < task.stages.steps:
             say(describe(task, start.step))
     with (
-        xla_metrics.Programs() as programs,
+        xla_metrics.Compilations() as compilations,
         Checkpoints(
             workdir.checkpoints,
             keep=config.checkpoint.keep,
@@ -245,32 +239,31 @@ def train(
     ):
         state = start.restore(task)
         with (
-            Log(workdir.root, task, programs, start=start.step) as log,
+            Log(workdir.root, task, compilations, start=start.step) as log,
             distributed.StopSignal() as stop,
+            contextlib.ExitStack() as trace,
         ):
-            trace = xla_metrics.Trace(config.log, workdir.root / "profile")
-            Loop(task, start, checkpoints, log, trace).run(state, stop)
+            Loop(task, start, checkpoints, log, workdir.root / "profile").run(state, stop, trace)
 
 
 def describe(task: Task, start: int) -> str:
     """Returns what will be trained, on what and how long, as some lines."""
     config = task.config
+    rows = config.data.global_batch
     steps = task.stages.steps
     parameters = sum(leaf.size for leaf in jax.tree.leaves(task.abstract_state.params))
     device = task.mesh.devices.flat[0]
     axes = " x ".join(f"{axis} {size}" for axis, size in task.mesh.shape.items())
-    epochs = task.epoch(steps)
-    length = f"{steps:,}" if epochs is None else f"{steps:,}, {epochs:.4g} epochs"
-    microbatches = (
-        f", in {config.train.accumulate} microbatches" if config.train.accumulate > 1 else ""
-    )
     lines = {
         "parameters": f"{parameters:,}, computed in {config.model.dtype}",
         **task.describe(),
-        "batch": f"{config.data.global_batch:,} rows{microbatches}",
+        "batch": f"{rows:,} rows, {rows // config.train.accumulate:,} at once",
         "devices": f"{task.mesh.size} of {device.device_kind}, {axes}",
-        "steps": f"{length}; resumes after step {start:,}" if start else length,
+        "steps": f"{steps:,}, from step {start + 1:,} on",
     }
+    epochs = task.epoch(steps)
+    if epochs is not None:
+        lines["epochs"] = f"{epochs:.4g}"
     return "\n".join(f"{name:<11} {text}" for name, text in lines.items())
 
 
@@ -282,63 +275,67 @@ class Loop:
     start: resume.Start
     checkpoints: Checkpoints
     log: Log
-    trace: xla_metrics.Trace
+    profile: UPath
 
-    def run(self, state: TrainState, stop: distributed.StopSignal) -> None:
+    def run(
+        self, state: TrainState, stop: distributed.StopSignal, trace: contextlib.ExitStack
+    ) -> None:
         """Runs the steps after the start, if there are any."""
         task = self.task
         config = task.config
+        log = self.log
         last = task.stages.steps
         if self.start.step >= last:
             return
         if self.start.saves_initial_state:
             self.save(0, state, self.evaluate(0, state))
         batches = task.batches(self.start.step)
-        copy_params, param_norms = make_norms(task) if config.log.norms_every else (None, None)
+        measure = jax.jit(param_norms, out_shardings=NamedSharding(task.mesh, P()))
         compiled: set[tuple[int, int]] = set()
-        metrics = None
         pending = None  # step, metrics and norms, which are read when the next step is dispatched
         for step in range(self.start.step + 1, last + 1):
-            self.trace.begin(step, state)
+            if step == config.log.profile_start:
+                trace.enter_context(xla_metrics.tracing(self.profile))
+            elif step == config.log.profile_start + xla_metrics.TRACED_STEPS:
+                jax.block_until_ready(state.step)
+                trace.close()
             stage = task.stages.stage_at(step)
             # the first call opens the data, or compiles
             is_new = (stage.rows, stage.length) not in compiled
-            if is_new and compiled:
-                pending = self.read(*pending) if pending else None
-                jax.block_until_ready(metrics)
-                self.log.timing("compile", step - 1, {})  # until here the time is that of steps
+            if is_new and pending:  # before it compiles, which is no time of steps
+                pending = self.read(*pending)
             cluster.progress("start" if is_new else "input", step)
-            self.log.waits.add("host_wait")
+            log.waits.add("host_wait")
             columns = next(batches)
-            self.log.waits.add("input_wait")
+            log.waits.add("input_wait")
             batch = sharding.put_batch(columns, task.mesh, stage.rows)
             cluster.progress("compile" if is_new else "step", step)
             if is_new:
-                self.log.notify(
+                log.notify(
                     f"step {step}: compiling, for {stage.rows:,} rows of {stage.length:,} tokens"
                 )
             distributed.compile_together(task.train_step, state, batch, stage.length)
-            before = copy_params(state.params) if is_due(step, config.log.norms_every) else None
-            self.log.waits.add("host_wait")
+            # a copy, since the step overwrites its state
+            norms_due = is_due(step, config.log.norms_every)
+            before = jax.tree.map(jnp.copy, state.params) if norms_due else None
+            log.waits.add("host_wait")
             with (
                 jax.profiler.StepTraceAnnotation("train", step_num=step),
                 jax.transfer_guard("disallow"),
             ):
                 state, metrics = task.train_step(state, batch, stage.length)
-            self.log.waits.running.put(metrics["grad_norm"])
-            xla_metrics.executed("step")
+            log.waits.running.put(metrics["grad_norm"])
             gradient_norms_P = metrics.pop("gradient_norms")
-            norms = None if before is None else param_norms(before, state.params, gradient_norms_P)
+            norms = measure(before, state.params, gradient_norms_P) if norms_due else None
             if is_new:
                 compiled.add((stage.rows, stage.length))
-                self.restart_clock(step, metrics)
+                with log.paused("first_step", step):
+                    jax.block_until_ready(metrics)
+                log.restart_clock(step)
             if pending:
                 self.read(*pending)
-            pending = (
-                step,
-                metrics if step == last or is_due(step, config.log.every) else None,
-                norms,
-            )
+            logs_step = step == last or is_due(step, config.log.every)
+            pending = (step, metrics if logs_step else None, norms)
             stopped = stop.requested(step)
             ends = step == last or task.is_epoch_end(step) or step in self.start.milestones
             evaluates = ends or is_due(step, config.evaluate.every)
@@ -352,19 +349,11 @@ class Loop:
             if saves:
                 self.save(step, state, scores)
             self.checkpoints.poll()
-            if step == last:
-                self.trace.end(state)
-            elif stopped:
-                self.trace.end(state)
+            if stopped and step < last:
                 self.checkpoints.finish()
-                reached = f"stopped after step {step} of {last}, and saved"
-                raise PreemptedError(f"{reached}; run the same command to continue.")
-
-    def restart_clock(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Waits for a step that compiled, and leaves it out of the throughput."""
-        with self.log.paused("first_step", step):
-            jax.block_until_ready(metrics)
-        self.log.restart_clock(step)
+                raise PreemptedError(
+                    f"stopped after step {step} of {last}, and saved; run the same command to continue."
+                )
 
     def read(
         self, step: int, metrics: dict[str, jax.Array] | None, norms: dict[str, jax.Array] | None
@@ -378,10 +367,10 @@ class Loop:
         self.log.train(step, metrics)
         nonfinite = int(metrics["consecutive_nonfinite"])
         if nonfinite >= GUARD_LIMIT:
-            what = f"{nonfinite} steps in a row were not finite"
-            fix = "start a new --workdir or a branch (train.branch_from) with a lower learning rate or a longer warmup"
             raise NumericsError(
-                f"step {step}: {what}, the last good one was {step - nonfinite}; {fix}."
+                f"step {step}: {nonfinite} steps in a row were not finite, the last good one was "
+                f"{step - nonfinite}; start a new --workdir or a branch (train.branch_from) with a lower "
+                "learning rate or a longer warmup."
             )
 
     def evaluate(self, step: int, state: TrainState) -> dict[str, float]:
@@ -396,7 +385,7 @@ class Loop:
     def save(self, step: int, state: TrainState, scores: dict[str, float] | None) -> None:
         """Saves a checkpoint."""
         cluster.progress("save", step)
-        self.log.flush(step)
+        self.log.flush()
         with self.log.paused("checkpoint", step):
             score = None if scores is None else self.task.minimized_metric(scores)
             self.checkpoints.save(step, state, self.start.metadata(self.task, step), score)

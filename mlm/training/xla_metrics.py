@@ -1,43 +1,32 @@
-"""What XLA did since a run started: compilations, executions, devices without a step; and a trace of some steps."""
+"""What XLA did since a run started: compilations, and devices without a step; and a trace of some steps."""
 
 import contextlib
 import queue
 import threading
 import time
-from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 from mlm.paths import UPath, staging_folder, upload
 
-STAGES = {
-    "/jax/core/compile/jaxpr_trace_duration": "trace",
-    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
-    "/jax/core/compile/backend_compile_duration": "compile",  # or read from the persistent cache
-}
-LOOKUP = "/jax/compilation_cache/compile_requests_use_cache"
+COMPILE = "/jax/core/compile/backend_compile_duration"  # or read from the persistent cache
+DURATIONS = (
+    "/jax/core/compile/jaxpr_trace_duration",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration",
+    COMPILE,
+)
 HIT = "/jax/compilation_cache/cache_hits"
-# what they add
-EVENTS = {LOOKUP: {"cache_hits": 0, "cache_misses": 1}, HIT: {"cache_hits": 1, "cache_misses": -1}}
-EXECUTION = "/mlm/execution"  # jax reports none
-ALL = "all programs"
 TRACED_STEPS = 5
 
 
-def executed(name: str) -> None:
-    """Reports the start of a program to whoever counts them."""
-    jax.monitoring.record_event(EXECUTION, fun_name=name)
-
-
-class Programs(AbstractContextManager):
-    """Counts what XLA does until it exits: `counts` has seconds and numbers of each program, by its name."""
+class Compilations(AbstractContextManager):
+    """Counts the programs that are compiled until it exits, and their seconds of tracing, lowering and compilation."""
 
     def __init__(self):
-        self.counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.counts = {"programs": 0, "from_cache": 0, "seconds": 0.0}
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
         jax.monitoring.register_event_listener(self._on_event)
 
@@ -45,57 +34,13 @@ class Programs(AbstractContextManager):
         jax.monitoring.unregister_event_duration_listener(self._on_duration)
         jax.monitoring.unregister_event_listener(self._on_event)
 
-    def _on_duration(
-        self, event: str, seconds: float, *, fun_name: str = "unnamed", **_: Any
-    ) -> None:
-        if stage := STAGES.get(event):
-            for name in (ALL, fun_name.removeprefix("jit(").removesuffix(")")):
-                self.counts[name].update(
-                    {"compilations": stage == "compile", "seconds": seconds, stage: seconds}
-                )
+    def _on_duration(self, event: str, seconds: float, **_: Any) -> None:
+        if event in DURATIONS:
+            self.counts["programs"] += event == COMPILE
+            self.counts["seconds"] += seconds
 
-    def _on_event(self, event: str, **kwargs: Any) -> None:
-        if event == EXECUTION:
-            self.counts[kwargs["fun_name"]]["executions"] += 1
-        else:
-            self.counts[ALL].update(EVENTS.get(event, {}))
-
-    def summary(self) -> dict[str, dict[str, float]]:
-        """Returns all programs together, then each that was not only traced: the slowest to compile first."""
-        known = [
-            (name, count)
-            for name, count in self.counts.items()
-            if count["compilations"] or count["executions"]
-        ]
-        known.sort(key=lambda item: -item[1]["seconds"])
-        counts = {ALL: self.counts[ALL], **dict(known)}
-        return {
-            name: {key: round(value, 3) for key, value in count.items()}
-            for name, count in counts.items()
-        }
-
-
-def describe(summary: dict[str, dict[str, float]]) -> str:
-    """Returns the summary of some steps as text."""
-    (_, total), *known = summary.items()
-    slowest = ", ".join(
-        [f"{name} {program['seconds']:.1f} s" for name, program in known if "seconds" in program][
-            :3
-        ]
-    )
-    ran = ", ".join(
-        f"{name} {program['executions']:,} times"
-        for name, program in known
-        if "executions" in program
-    )
-    text = f"XLA ran {ran}"
-    if count := total.get("compilations"):  # 0 where jax only traced
-        text += (
-            f"; compiled {count} program{'s' * (count > 1)} in {total['seconds']:.1f} s ({slowest})"
-        )
-        text += f", {total.get('cache_hits', 'none')} of them from the cache"
-    shares = [total[name] / max(total["steps"], 1e-3) for name in ("input_wait", "host_wait")]
-    return f"{text}; devices waited {shares[0]:.1%} of the time for input, {shares[1]:.1%} for process 0"
+    def _on_event(self, event: str, **_: Any) -> None:
+        self.counts["from_cache"] += event == HIT
 
 
 class Waits:
@@ -123,26 +68,13 @@ class Waits:
             self.running.task_done()
 
 
-class Trace:
-    """A trace of TRACED_STEPS steps from log.profile_start on, for TensorBoard or Perfetto."""
-
-    def __init__(self, log: ConfigDict, folder: UPath):
-        self._first = log.profile_start
-        self._folder = folder
-        self._staging: Path | None = None  # while it records
-
-    def begin(self, step: int, state: Any) -> None:
-        """Starts or ends the trace if `step`, which comes next, is the first one of it or the first one after it."""
-        if self._first and step == self._first:
-            self._staging = staging_folder(self._folder)
-            jax.profiler.start_trace(str(self._staging))
-        elif step == self._first + TRACED_STEPS:
-            self.end(state)
-
-    def end(self, state: Any) -> None:
-        """Ends the trace, if it is running, once all steps that led to `state` have."""
-        if self._staging:
-            jax.block_until_ready(state.step)
-            jax.profiler.stop_trace()
-            upload(self._staging, self._folder)
-            self._staging = None
+@contextlib.contextmanager
+def tracing(folder: UPath) -> Iterator[None]:
+    """Writes a trace for TensorBoard or Perfetto to a folder, which may be in a bucket."""
+    staging = staging_folder(folder)
+    jax.profiler.start_trace(str(staging))
+    try:
+        yield
+    finally:
+        jax.profiler.stop_trace()
+        upload(staging, folder)

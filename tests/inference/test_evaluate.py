@@ -213,8 +213,6 @@ def test_what_does_not_fit_is_refused(setting, model, tmp_path):
 
     refuse("--split=test: .* name one of train, validation", split="test")
     refuse("--pseudo=-1: ", pseudo=-1)
-    long = dataclasses.replace(manifest, length=40_000)
-    refuse(r"--breakdown: .*32,768 tokens.* 40,000", manifest=long, breakdown=True)
     other = dataclasses.replace(model, tokenizer=train_tokenizer(tmp_path / "tokenizer", "bpe"))
     refuse(
         "other: its tokenizer gives other ids than .*tokenizer",

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from mlm.entry import Program
+from mlm.entry import Entry
 from mlm.errors import PreemptedError
 from mlm.paths import UPath
 from mlm.sweep import runs
@@ -28,10 +28,9 @@ signal.pause()
 
 
 def trials(root: pathlib.Path | str, *codes: str) -> list[Trial]:
-    programs = [Program(command=("-c", code)) for code in codes]
+    entries = [Entry(command=("-c", code)) for code in codes]
     return [
-        Trial(f"run{n}", f"{root}/run{n}", (str(n),), {}, program)
-        for n, program in enumerate(programs)
+        Trial(f"run{n}", f"{root}/run{n}", (str(n),), {}, entry) for n, entry in enumerate(entries)
     ]
 
 
@@ -51,7 +50,7 @@ def test_a_failing_run_ends_no_other_and_what_is_done_is_skipped(tmp_path, capsy
     (other,) = runs.run_all([planned[0]._replace(arguments=("3",))], root)
     assert other.last_line == "hello 3", "done with other arguments"
     runs.run_all(
-        [planned[2]._replace(program=Program(command=("-c", SHORT), identity="mine.Edited"))], root
+        [planned[2]._replace(entry=Entry(None, {"name": "mine.Edited"}, ("-c", SHORT)))], root
     )
     assert (tmp_path / "run2" / "output.txt").read_text() == "hello 2\n" * 2, "by other code"
 

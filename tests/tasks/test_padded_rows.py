@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from scipy.special import log_softmax
 
 from mlm import __main__, logs
-from mlm.commands import common
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.errors import InputError
 from mlm.model import attention
@@ -56,21 +55,20 @@ def command(name: str, workdir: pathlib.Path, folder: str, *overrides: str) -> l
     ]
 
 
-@pytest.fixture(scope="module", params=["lines-float32", "documents-float32", "documents-bfloat16"])
+@pytest.fixture(scope="module", params=["lines", "documents"])
 def ran(
     request, one_device, shards, tokenizer_folder, tmp_path_factory
 ) -> tuple[Manifest, Workdir, tuple[str, ...]]:
     """A run on lines, or on packed documents that don't see one another; and its overrides."""
-    kind, _, dtype = request.param.partition("-")
+    kind = request.param
     folder = tmp_path_factory.mktemp("ran") / "run"
     manifest = shards[kind]
     shutil.copytree(tokenizer_folder, folder / "tokenizer")
     overrides = (
         f"shards.rows={kind}",
-        f"model.dtype={dtype}",
         f"data.isolate_documents={kind == 'documents'}",
+        "model.init_stddev=0.2",  # so large that who attends to whom changes a loss
     )
-    overrides += ("model.init_stddev=0.2",)  # so large that who attends to whom changes a loss
     assert __main__.main(command("train", folder, manifest.folder, *overrides)) == 0
     return manifest, Workdir(str(folder)), overrides
 
@@ -124,12 +122,11 @@ def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
         probs = log_softmax(np.asarray(logits, np.float32)[..., : manifest.vocab_size], axis=-1)
         total -= float(np.sum(probs[answers_NxK >= 0, answers_NxK[answers_NxK >= 0]]))
     line = logs.read(workdir.metrics, "train")[0]
-    near = 1e-5 if "model.dtype=float32" in overrides else 2e-3
-    assert line["loss"] == pytest.approx(total / masked.weights_BxK.sum(), rel=near)
+    assert line["loss"] == pytest.approx(total / masked.weights_BxK.sum(), rel=1e-5)
 
 
 @pytest.mark.standard
-def test_throughput_and_report_count_real_tokens(ran):
+def test_tokens_are_real_ones(ran):
     """By hand: the mean of the rows in the shards, times the rows of the steps; bits a byte are of whole documents."""
     manifest, workdir, overrides = ran
     real = np.mean([(row >= 0).sum() for row in np.concatenate(shard_rows(manifest, "train"))])
@@ -139,11 +136,6 @@ def test_throughput_and_report_count_real_tokens(ran):
     ) == round(9 * ROWS * real)
     run = summary.gather(workdir, config_of(manifest, overrides))
     assert run.tokens(STEPS) == round(STEPS * ROWS * real)
-    for line in (line for line in logs.read(workdir.timing) if line["kind"] == "train"):
-        tokens = line["tokens_per_second"] * line["seconds"]
-        assert tokens == pytest.approx(
-            ROWS * real, rel=0.02 + 0.001 / max(line["seconds"], 1e-3)
-        ), line
     split = manifest.splits["validation"]
     line = logs.read(workdir.metrics, "eval")[-1]
     assert line["bits_per_byte"] == pytest.approx(
@@ -169,24 +161,9 @@ def test_other_rows_than_the_config_s_are_refused(shards, manifest, tmp_path, ca
         (manifest.folder, "lines", "concatenated"),
         (lines, "documents", "lines"),
     ):
-        for name in ("train", "shards"):
-            arguments = command(name, tmp_path / "run", folder, f"shards.rows={asked}")
-            refuse(arguments, 2, f"shards.rows = {asked}", folder, there, capsys=capsys)
-    refuse(
-        command("train", tmp_path / "run", lines),
-        2,
-        "shards.rows = concatenated",
-        "lines",
-        capsys=capsys,
-    )
-    (tmp_path / "run").mkdir()  # so nothing was written
-    (tmp_path / "run" / "shards").symlink_to(lines)  # of the workdir itself
-    with pytest.raises(
-        InputError, match=r"shards\.rows = documents: .*/run/shards were written with lines"
-    ):
-        common.open_data(
-            tiny_config("shards.rows=documents", "data.lanes=2"), Workdir(str(tmp_path / "run"))
-        )
+        arguments = command("train", tmp_path / "run", folder, f"shards.rows={asked}")
+        refuse(arguments, 2, f"shards.rows = {asked}", folder, there, capsys=capsys)
+    assert not (tmp_path / "run").exists()
     for other in ("data.short_length=16", f"data.mixture=(('{lines}', 1.0),)"):
         with pytest.raises(
             InputError, match=rf"shards\.rows.*concatenated.*{other.partition('=')[0]}"

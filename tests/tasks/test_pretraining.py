@@ -6,8 +6,6 @@ import itertools
 import numpy as np
 import pytest
 
-from mlm.data.mixture import lanes
-from mlm.data.order import batch_rows
 from mlm.data.stages import make_stages
 from mlm.errors import InputError
 from mlm.tasks import pretraining
@@ -45,36 +43,12 @@ def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
 
 
-def test_a_lane_reads_every_record_once_an_epoch_over_all_borders(straight, manifest):
-    assert [len(batch["record_id"]) for batch in straight] == [6] * 30 + [12] * 30 + [24] * 90
-    for number, lane in enumerate(lanes(manifest, "train", seed=0, lanes=LANES)):
-        read = []
-        for batch in straight:
-            ids, epochs = (
-                batch[key].reshape(LANES, -1)[number].tolist() for key in ("record_id", "epoch")
-            )
-            read += zip(ids, epochs, strict=True)
-        assert read == list(itertools.islice(lane.records_from(0), len(read)))
-        first = [record for record, epoch in read if epoch == 0]
-        assert len(set(first)) == len(first) == lane.size < len(read)
-
-
 def test_seeking_gives_the_batches_of_a_straight_run(straight, manifest):
     for start in (1, 29, 30, 59, 60):
         found = in_epochs(batches_of(manifest, start), 4)
         expected = joined(straight[start : start + 4])
         for key in expected:
             np.testing.assert_array_equal(found[key], expected[key], err_msg=f"{key} from {start}")
-
-
-def test_each_host_reads_its_part(straight, manifest, monkeypatch):
-    parts = []
-    for host in range(LANES):
-        span = lambda mesh, rows, host=host: (host * rows // LANES, (host + 1) * rows // LANES)  # noqa: E731
-        monkeypatch.setattr(sharding, "local_rows", span)
-        parts.append(list(itertools.islice(batches_of(manifest, 28), 5)))
-    for batch, of_hosts in zip(straight[28:33], zip(*parts, strict=True), strict=True):
-        np.testing.assert_array_equal(joined(of_hosts)["input_ids"], batch["input_ids"])
 
 
 def test_skipped_batches_leave_the_others_as_they_are(straight, manifest):
@@ -85,21 +59,6 @@ def test_skipped_batches_leave_the_others_as_they_are(straight, manifest):
         expected = joined(kept[start : start + 6])
         found = in_epochs(batches_of(manifest, start, ranges), 6)
         np.testing.assert_array_equal(found["record_id"], expected["record_id"])
-
-
-def test_the_records_of_batches_without_reading_them(straight, manifest):
-    order = lanes(manifest, "train", seed=0, lanes=LANES)
-    parts = list(make_stages(tiny_config(*READ), 1000).between(28, 62))
-    assert [(part.first, part.last) for part in parts] == [(28, 30), (31, 60), (61, 62)]
-    for part in parts:
-        ids, epochs = batch_rows(
-            order, rows_before=part.rows_before, rows=part.rows, count=part.count
-        )
-        for batch, ids_B, epochs_B in zip(
-            straight[part.first - 1 : part.last], ids, epochs, strict=True
-        ):
-            np.testing.assert_array_equal(ids_B, batch["record_id"])
-            np.testing.assert_array_equal(epochs_B, batch["epoch"])
 
 
 @pytest.mark.parametrize("role", ["sep", "unk"])
@@ -125,24 +84,3 @@ def test_bits_per_byte_are_not_of_text_that_is_unknown_tokens(monkeypatch, unkno
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1)
     found = pretraining.score_split(tiny_config(), data, mesh, None, None, "validation")
     assert found == {"ratios": [ratio]} and calls[0]["tokens_per_byte"] == ratio
-
-
-class Typo(pretraining.Pretraining):
-    def make_model(self):
-        return super().make_model().no_such_thing
-
-    @classmethod
-    def make(cls):
-        return cls(tiny_config(), INFO, mesh=sharding.make_mesh(data=1, fsdp=1, tensor=1))
-
-
-@pytest.mark.parametrize("start", [Typo.make, lambda: Typo.model_alone(tiny_config(), INFO)])
-def test_an_error_in_a_method_of_ones_own_is_a_traceback_to_its_line(start):
-    """No sentence of ours in its place, and a model is made once."""
-    with pytest.raises(AttributeError, match="no_such_thing") as caught:
-        start()
-    assert any(
-        "no_such_thing" in str(entry.statement)
-        for entry in caught.traceback
-        if str(entry.path) == __file__
-    )

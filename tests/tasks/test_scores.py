@@ -53,19 +53,15 @@ def test_scores_are_those_of_scikit_learn_and_scipy():
 
 def test_one_class_alone_has_no_correlation():
     found = scores.score_classes(np.zeros(5, int), np.zeros(5), 2)
-    assert found == {
-        "accuracy": 1.0,
-        "f1": 1.0,
-        "f1_macro": 1.0,
-        "matthews": 0.0,
-        "f1_positive": 0.0,
+    assert found == dict.fromkeys(["accuracy", "f1", "f1_macro"], 1) | {
+        "matthews": 0,
+        "f1_positive": 0,
     }
 
 
-# products of their counts don't fit in 63 bits
-@pytest.mark.parametrize("rows", [100_000, 400_000])
-def test_matthews_of_many_rows(rows):
-    labels = np.arange(rows) % 2
+def test_matthews_of_many_rows():
+    """Products of their counts don't fit in 63 bits."""
+    labels = np.arange(400_000) % 2
     assert scores.score_classes(labels, labels, 2)["matthews"] == 1.0
     assert scores.score_classes(labels, 1 - labels, 2)["matthews"] == -1.0
 
@@ -78,11 +74,6 @@ def test_what_chooses_a_checkpoint():
         == scores.selected(found, ("f1", "pearson"))
         == -0.25
     )
-
-
-def test_confusion_has_rows_of_the_true_class():
-    table = scores.confusion(np.array([0, 0, 1, 2]), np.array([0.0, 1.0, 1.0, 0.0]), 3)
-    assert table.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
 
 
 def test_a_constant_has_no_correlation():
@@ -100,14 +91,11 @@ for line in sys.stdin:
     print(json.dumps(found))
 """
 ODD = [  # true and predicted tags of a few sentences, separated by "|"
-    ("B-A I-A O B-B", "B-A I-A O B-B"),
     ("B-A I-A I-A | I-A O", "I-A I-A I-A | B-A O"),  # IOB1
     ("I-A I-B B-B | B-A I-B", "I-A B-B I-B | B-A B-B"),
     ("S-A B-A I-A E-A | E-A S-A", "B-A I-A I-A E-A | I-A E-A"),  # IOBES
     ("E-A I-A E-A E-A | S-B I-B", "E-A I-A I-A E-A | O I-B"),
-    ("NOUN VERB NOUN NOUN . | X", "NOUN NOUN NOUN VERB . | NOUN"),
     ("B I O | B-A-B I-A-B . I-A-B", "B B O | B-A-B I-A-C . I-A-B"),
-    ("U-A L-A B-A L-A", "U-A U-A B-A I-A"),
     ("O O", "O O"),
     ("O B-A", "O O"),
     ("I-", "B-"),
@@ -155,5 +143,3 @@ def test_words_that_were_cut_off_are_wrong():
     predicted = np.array([0.0, 1.0, -1.0, 1.0, -1.0])
     found = scores.score_words(labels, predicted, rows, names)
     assert found == {"accuracy": 0.6, "precision": 1.0, "recall": 1.0, "f1": 1.0}
-    found = scores.score_words(np.array([0, 1]), np.array([0.0, -1.0]), np.array([0, 0]), names)
-    assert found["f1"] == 0 and found["accuracy"] == 0.5

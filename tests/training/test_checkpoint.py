@@ -2,20 +2,16 @@
 
 import pathlib
 import shutil
-import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
-from mlm import cluster
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, children, write_text
+from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
-from mlm.training import checkpoint, sharding, xla_metrics
+from mlm.training import checkpoint
 from mlm.workdir import Workdir
 
 
@@ -30,7 +26,7 @@ def test_what_kills_leave_goes_when_a_later_step_is_complete(tmp_path, monkeypat
 
     folder = UPath(tmp_path)
     save(folder, 5)
-    for aside in (set(), {"incomplete.10"}, {"incomplete.10", "incomplete.10.2"}):
+    for aside in (set(), {"incomplete.10"}):
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(checkpoint, "write_hashes", killed)
             save(folder, 10)
@@ -51,79 +47,7 @@ def save(folder: UPath, step: int) -> None:
         checkpoints.save(step, {"weight": jnp.zeros(3)}, {"step": step}, None)
 
 
-def test_other_hosts_go_on_when_all_is_complete(tmp_path, monkeypatch):
-    """`run` reads the newest checkpoint on every host, and the first host alone writes its hashes."""
-    met: dict[str, list[int]] = {}
-    monkeypatch.setattr(
-        cluster, "barrier", lambda name: met.update({name: checkpoint_files.complete_steps(folder)})
-    )
-    folder = UPath(tmp_path)
-    save(folder, 10)
-    assert met == {"checkpoints opened": [], "checkpoints complete": [10]}
-
-
-def test_nothing_else_is_removed(saved, tmp_path):
-    elsewhere = tmp_path.with_name(f"{tmp_path.name} elsewhere")
-    shutil.copytree(saved / "10", elsewhere)
-    for name in (
-        "damaged.10",
-        "incomplete.21",
-        "incomplete.10.copy",
-        "notes.incomplete.10",
-        "incomplete.9",
-    ):
-        shutil.copytree(saved / "10", saved / name)
-    (saved / "incomplete.8").mkdir()
-    (saved / "incomplete.8" / "notes.txt").write_text("a person's")
-    (saved / "incomplete.7").symlink_to(elsewhere)
-    (saved / "incomplete.6").write_text("a file")
-    save(saved, 20)
-    kept = {"damaged.10", "incomplete.21", "incomplete.10.copy", "notes.incomplete.10"}
-    assert {path.name for path in saved.iterdir()} == {
-        "10",
-        "20",
-        "incomplete.6",
-        "incomplete.7",
-        "incomplete.8",
-    } | kept
-    assert (elsewhere / "state").is_dir() and (saved / "incomplete.8" / "notes.txt").is_file()
-
-
-def test_a_removal_that_was_cut_short_is_taken_up_again(saved, monkeypatch):
-    left = saved / "incomplete.5"
-    shutil.copytree(saved / "10", left)
-    (left / "busy").mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "remove", refuse)
-        save(saved, 20)
-    assert left.is_dir()
-    save(saved, 30)
-    assert not left.exists()
-
-
-def refuse(path):
-    raise OSError(f"{path} is in use")
-
-
-def test_in_a_bucket_what_orbax_has_not_committed_goes_at_once():
-    """Moving it would copy it; what is committed and has no hashes is kept until a later step is complete."""
-    folder = UPath(f"memory://bucket/{time.time_ns()}")
-    for step, files in {
-        5: ["state/d", checkpoint.COMMITTED],
-        10: ["state/d"],
-        15: [checkpoint.COMMITTED],
-    }.items():
-        for name in files:
-            write_text(folder / str(step) / name, "x")
-    checkpoint_files.write_hashes(folder, 5)
-    checkpoint.hide_incomplete(folder)
-    assert sorted(path.name for path in children(folder)) == ["5", "incomplete.15"]
-
-
-LETTERS = ["{a,b}", "#1 50%", "c:d a::b@5", "~", "é 'x\" end~", "-x", "a\nb"]
-
-
-@pytest.mark.parametrize("letters", LETTERS)
+@pytest.mark.parametrize("letters", ["{a,b}", "c:d a::b@5", "é 'x\" end~", "-#\n%"])
 def test_any_letters_of_a_path(tmp_path, letters):
     folder = UPath(tmp_path / letters / "checkpoints")
     state = {"weight": jnp.arange(3.0), "step": jnp.int32(7)}
@@ -149,14 +73,9 @@ def lose_the_parts(step: pathlib.Path) -> None:
     shutil.rmtree(step / "state" / "ocdbt.process_0")
 
 
-def lose_the_tree(step: pathlib.Path) -> None:
-    (step / "state" / "manifest.ocdbt").unlink()
-
-
 def cut_the_data(step: pathlib.Path) -> None:
-    largest = max(
-        (step / "state" / "ocdbt.process_0" / "d").iterdir(), key=lambda file: file.stat().st_size
-    )
+    files = (step / "state" / "ocdbt.process_0" / "d").iterdir()
+    largest = max(files, key=lambda file: file.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
 
 
@@ -164,17 +83,7 @@ def change_the_metadata(step: pathlib.Path) -> None:
     (step / "meta" / "metadata").write_text('{"step": 19}')
 
 
-def change_the_shape(step: pathlib.Path) -> None:
-    other = step.parent.parent / "other"
-    with checkpoint.Checkpoints(UPath(other), keep=1) as checkpoints:
-        checkpoints.save(20, {"weight": jnp.zeros((100, 200))}, {"step": 20}, None)
-    shutil.rmtree(step / "state")
-    shutil.copytree(other / "20" / "state", step / "state")
-
-
-@pytest.mark.parametrize(
-    "damage", [lose_the_parts, lose_the_tree, cut_the_data, change_the_metadata, change_the_shape]
-)
+@pytest.mark.parametrize("damage", [lose_the_parts, cut_the_data, change_the_metadata])
 def test_what_cant_be_read_back_has_no_hashes_and_leaves_the_checkpoint_before(
     tmp_path, monkeypatch, damage
 ):
@@ -197,46 +106,6 @@ def test_what_cant_be_read_back_has_no_hashes_and_leaves_the_checkpoint_before(
     assert checkpoint_files.find_damage(folder, 10) is None
 
 
-def test_a_large_state_is_read_back_in_groups(tmp_path, monkeypatch):
-    """Each array once, by where it ends in units of READ_BACK_BYTES."""
-    groups = []
-    handler = ocp.PyTreeCheckpointHandler
-
-    class Recorded(handler):
-        def restore(self, path, args):
-            read = super().restore(path, args=args)
-            groups.append(
-                sorted(name for name, leaf in read.items() if leaf is not ocp.PLACEHOLDER)
-            )
-            return read
-
-    monkeypatch.setattr(ocp, "PyTreeCheckpointHandler", Recorded)
-    monkeypatch.setattr(checkpoint, "READ_BACK_BYTES", 100)
-    state = {
-        name: jnp.zeros(size)
-        for name, size in (("a", 10), ("b", 10), ("c", 50), ("d", 3), ("e", 3))
-    }
-    with checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints:
-        checkpoints.save(1, state, {}, None)
-    assert groups == [["a", "b"], ["c", "d"], ["e"]]
-
-
-def test_of_what_all_devices_hold_large_arrays_alone_are_saved_in_slices(tmp_path):
-    """To cut each slice is a program: eight for an array, however small."""
-    everywhere = NamedSharding(sharding.make_mesh(data=8, fsdp=1, tensor=1), PartitionSpec())
-    numbers = {f"small {size}": np.arange(size, dtype=np.float32) for size in (1, 8, 64, 800)}
-    numbers["large"] = np.arange(8 * checkpoint.SMALLEST_SLICE_BYTES // 4, dtype=np.float32)
-    state = jax.device_put(numbers, everywhere)
-    with (
-        xla_metrics.Programs() as programs,
-        checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints,
-    ):
-        checkpoints.save(1, state, {}, None)
-    assert programs.counts["all programs"]["compilations"] == 8
-    restored = checkpoint.restore(UPath(tmp_path), 1, jax.eval_shape(lambda: state))
-    assert all(np.array_equal(restored[name], numbers[name]) for name in numbers)
-
-
 @pytest.mark.parametrize(
     "other", [{"weight": jnp.zeros(4)}, {"weight": jnp.zeros(3, int)}, {"size": jnp.zeros(3)}]
 )
@@ -252,45 +121,17 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_checkpoint_before(saved, mon
     def fail(*args, **kwargs):
         raise error
 
-    for error in (
-        OSError("disk quota"),
-        ValueError("RESOURCE_EXHAUSTED: x"),
-        ValueError("No space left on it"),
-    ):
-        with (
-            monkeypatch.context() as patch,
-            pytest.raises(InputError, match=f"{saved}: .*{error}.*make room"),
-        ):
-            patch.setattr(ocp.CheckpointManager, "save", fail)
+    monkeypatch.setattr(ocp.CheckpointManager, "save", fail)
+    for error in (OSError("disk quota"), ValueError("RESOURCE_EXHAUSTED: x")):
+        with pytest.raises(InputError, match=f"{saved}: .*{error}.*make room"):
             save(saved, 20)
     error = ValueError("something else")
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match="something else"):
-        patch.setattr(ocp.CheckpointManager, "save", fail)
+    with pytest.raises(ValueError, match="something else"):
         save(saved, 20)
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(InputError, match=r"step 20 was not committed"),
-    ):
-        patch.setattr(ocp.CheckpointManager, "save", lambda *args, **kwargs: True)
+    monkeypatch.setattr(ocp.CheckpointManager, "save", lambda *args, **kwargs: True)
+    with pytest.raises(InputError, match=r"step 20 was not committed"):
         save(saved, 20)
     assert checkpoint_files.complete_steps(saved) == [10]
-
-
-def test_it_is_hashed_when_it_is_written_and_not_before(tmp_path, monkeypatch):
-    """By another thread, so that training goes on; while orbax writes, a poll does nothing."""
-    folder = UPath(tmp_path)
-    writing = [True]
-    with checkpoint.Checkpoints(folder, keep=3) as checkpoints:
-        monkeypatch.setattr(checkpoints._manager, "is_saving_in_progress", lambda: writing[0])
-        checkpoints.save(10, {"weight": jnp.zeros(3)}, {"step": 10}, None)
-        checkpoints.poll()
-        assert checkpoints._hashing is None
-        writing[0] = False
-        checkpoints.poll()
-        checkpoints._hashing.result()
-        assert checkpoint_files.complete_steps(folder) == [10]
-        checkpoints.poll()
-        checkpoints.finish()
 
 
 @pytest.mark.parametrize(

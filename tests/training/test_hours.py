@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from mlm import config as configs
 from mlm.data.stages import UNTIMED_STEPS
 from mlm.errors import InputError
 from mlm.training import hours
@@ -53,17 +52,14 @@ def start(folder, *overrides: str):
 
 def test_it_is_a_run_of_steps_that_goes_on_with_them(tmp_path, counted, capsys):
     """Same parameters as a run of those steps; started again it takes the saved ones, on a machine of any speed."""
-    workdir = start(tmp_path / "hours", "checkpoint.every=5", "checkpoint.keep=9")
+    workdir = start(tmp_path / "hours", "checkpoint.every=5")
     assert "0.5 hours are 12 steps here" in capsys.readouterr().err and len(counted) == 1
     train = json.loads(workdir.config.read_text())["train"]
     assert (train["hours"], train["steps"]) == (0.5, 12)
-    assert configs.load_saved(workdir.config, []).train.steps == 12, "a workdir with both is read"
     steps = run(tmp_path / "steps", *HOURS[2:], "train.steps=12")
     assert losses(workdir) == losses(steps)
     assert_same(state_of(workdir.root, 12), state_of(steps.root, 12))
-    again = start(
-        back_to(workdir.root, tmp_path / "again", 5), "checkpoint.every=5", "checkpoint.keep=9"
-    )
+    again = start(back_to(workdir.root, tmp_path / "again", 5), "checkpoint.every=5")
     assert len(counted) == 1 and losses(again) == losses(workdir)
     with pytest.raises(InputError, match=r"train\.hours: 0\.5 -> 1"):
         start(tmp_path / "again", "train.hours=1")

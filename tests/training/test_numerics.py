@@ -11,9 +11,7 @@ import pytest
 
 from mlm.errors import InputError
 from mlm.model import keys
-from mlm.model.masking import make_masking
 from tests import ROOT
-from tests.support.tiny import INFO, random_batch, tiny_config
 from tests.training.toy import run
 
 VARIABLES = {
@@ -50,21 +48,6 @@ def test_no_variable_of_the_environment_changes_a_parameter():
         )
 
     assert trained(VARIABLES) == trained({})
-
-
-@pytest.mark.parametrize("kind", ["token", "word", "span"])
-def test_masks_are_the_same_where_a_notebook_asks_for_64_bits(kind):
-    starts_V = np.arange(INFO.vocab_size) % 3 > 0
-    masking = make_masking(tiny_config(f"masking.kind={kind}").masking, INFO, starts_V)
-    columns = [
-        random_batch()[name] for name in ("input_ids", "attention_mask", "record_id", "epoch")
-    ]
-    expected = masking(keys.make_key(5), *columns)
-    with jax.enable_x64(True):
-        masked = masking(keys.make_key(5), *columns)
-    for ours, theirs in zip(expected, masked, strict=True):
-        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
-    assert expected.weights_BxK.sum() > 0
 
 
 def test_a_key_is_that_of_jax_as_it_comes():

@@ -47,7 +47,6 @@ def changed(key: str) -> Toy:
     ("key", "words"),
     [
         ("optimizer.learning_rate=0.1", r"optimizer.learning_rate: 0.003 -> 0.1"),
-        ("model.hidden_size=16", r"model.hidden_size: 32 -> 16"),
         ("train.steps=17", r"--config.train.branch_from=\S+@12:\s+train.steps: 12 -> 17"),
         (
             "data.skip_batches=3:4",
@@ -90,7 +89,6 @@ def test_batches_that_are_skipped_from_now_on(straight, tmp_path):
     late = run(back_to(straight.root, tmp_path / "late", 4), *SETTINGS, ranges)
     early = run(tmp_path / "early", *SETTINGS, ranges)
     assert losses(late) == losses(early) and losses(late)[:5] == losses(straight)[:5]
-    assert_same(state_of(late.root, 12), state_of(early.root, 12))
     assert losses(late)[5] != losses(straight)[5]
     with pytest.raises(InputError, match="--skip-batches 6:7"):
         run(late.root, *SETTINGS)
@@ -111,26 +109,20 @@ def test_a_damaged_checkpoint_is_named_and_left_out_if_asked(straight, tmp_path)
 # Milestones -----------------------------------------------------------------------------------------------------------
 
 
-def milestones(
-    texts: tuple, *overrides: str, records: int = 12 * 16, same_rows: bool = True
-) -> list[int]:
+def milestones(texts: tuple, *overrides: str, same_rows: bool = True) -> list[int]:
     """Those of a run of 12 steps, of 16 rows unless there are stages, at 25 words in a row: 400 in a step."""
-    config = tiny_config(
-        f"checkpoint.milestones={texts!r}", "train.steps=0", "train.epochs=1", *overrides
-    )
-    task = SimpleNamespace(stages=make_stages(config, records), words_per_row=lambda: 25.0)
+    epoch = ("train.steps=0", "train.epochs=1")
+    config = tiny_config(f"checkpoint.milestones={texts!r}", *(overrides or epoch))
+    task = SimpleNamespace(stages=make_stages(config, 12 * 16), words_per_row=lambda: 25.0)
     return sorted(resume.find_milestones(config, task, same_rows=same_rows))
 
 
 @pytest.mark.parametrize(
     ("texts", "steps"),
     [
-        ((), []),
-        (("7", 3), [3, 7]),
-        (("12",), [12]),
+        (("7", 3, "12"), [3, 7, 12]),
         (("every:4", "10"), [4, 8, 10, 12]),
-        (("words:1200",), [3]),
-        (("words:1201",), [4]),
+        (("words:1200", "words:1201"), [3, 4]),
         (("words:1k..4k", "words:1k"), [3, 5, 8, 10]),
     ],
 )
@@ -141,12 +133,8 @@ def test_the_steps_of_milestones(texts, steps):
 def test_words_are_counted_over_stages(capsys):
     """3,300 words are the 132 rows of 12 steps, 900 the 36 rows of 6."""
     stages = ("data.lanes=4", "data.batch_stages=((4, 3), (8, 3))")
-    assert milestones(
-        ("words:900", "words:901", "words:3300", "words:100"), *stages, records=132
-    ) == [1, 6, 7, 12]
+    assert milestones(("words:900", "words:901", "words:3300"), *stages) == [6, 7, 12]
     assert "900 at step 6" in capsys.readouterr().err
-    with pytest.raises(InputError, match="words:3301 is reached at step 13"):
-        milestones(("words:3301",), *stages, records=132)
     with pytest.raises(InputError, match="words can't be counted"):
         milestones(("words:900",), same_rows=False)
     assert milestones(("3",), same_rows=False) == [3]
@@ -160,24 +148,15 @@ def test_a_milestone_after_the_last_step_is_refused(late, step):
         InputError, match=rf"milestones: {late} is reached at step {step:,}, .* step 12;"
     ):
         milestones((late,))
-    assert milestones((late,), "train.epochs=0", "train.hours=1")[-1] >= step, (
-        "of which nobody knows the steps"
-    )
 
 
 def test_milestones_are_kept_whatever_later_lists_say(tmp_path):
     """Beside the newest and the best; a run that goes on with another list keeps those of the first, too."""
-    settings = (
-        "checkpoint.every=1",
-        "checkpoint.keep=1",
-        "evaluate.every=0",
-        "train.steps=12",
-        "checkpoint.milestones=",
-    )
+    settings = ("checkpoint.every=1", "checkpoint.keep=1", "evaluate.every=0")
     workdir = Workdir(str(tmp_path))
 
     def train_to(step: int, texts: tuple) -> set[int]:
-        task = toy(*settings[:-1], f"{settings[-1]}{texts!r}")
+        task = toy(*settings, f"checkpoint.milestones={texts!r}")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(StopSignal, "requested", lambda signal, now: now == step)
             with pytest.raises(PreemptedError) if step < 12 else contextlib.nullcontext():

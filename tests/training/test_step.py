@@ -12,7 +12,7 @@ import pytest
 from mlm.plan import hlo
 from mlm.training import sharding, train
 from tests.support.tiny import assert_close, flat
-from tests.training.toy import HIDDEN, RECORDS, Toy, batch_of, toy
+from tests.training.toy import Toy, batch_of, toy
 
 DROPOUT = "model.hidden_dropout=0.1"
 NAN = 10_000  # added to the records of a batch whose loss is not finite
@@ -77,9 +77,8 @@ def test_dropout_is_one_of_the_global_batch(monkeypatch):
     """It follows the row, the step and the seed, whatever the mesh, the accumulation and the order of the hosts."""
     batch = batch_of(16)
     wanted = gradient_of(toy(DROPOUT), batch)
-    for mesh, accumulate in (((1, 1, 1), 4), ((2, 2, 1), 2)):
-        found = gradient_of(toy(DROPOUT, f"train.accumulate={accumulate}", mesh=mesh), batch)
-        assert_close(found, wanted, 1e-5, f"{mesh}, {accumulate}")
+    found = gradient_of(toy(DROPOUT, "train.accumulate=2", mesh=(2, 2, 1)), batch)
+    assert_close(found, wanted, 1e-5, "mesh")
     for other in (
         gradient_of(toy(), batch),
         gradient_of(toy(DROPOUT), batch, 4),
@@ -87,63 +86,27 @@ def test_dropout_is_one_of_the_global_batch(monkeypatch):
     ):
         assert not np.allclose(other[0]["head"]["kernel"], wanted[0]["head"]["kernel"], rtol=1e-3)
     monkeypatch.setattr(sharding, "processes_of", lambda mesh: np.arange(4)[:, None] % 2)
-    for accumulate in (1, 2):
-        task = toy(DROPOUT, f"train.accumulate={accumulate}", mesh=(2, 2, 1))
-        rows = sharding.logical_rows(task.mesh, 16)
-        assert rows[4] == 8
-        found = gradient_of(task, {name: column[rows] for name, column in batch.items()})
-        assert_close(found, wanted, 1e-5, f"hosts that interleave, {accumulate}")
+    task = toy(DROPOUT, "train.accumulate=2", mesh=(2, 2, 1))
+    rows = sharding.logical_rows(task.mesh, 16)
+    assert rows[4] == 8
+    found = gradient_of(task, {name: column[rows] for name, column in batch.items()})
+    assert_close(found, wanted, 1e-5, "hosts that interleave")
 
 
 def test_one_trace_of_a_step_that_takes_its_state():
-    """Shardings are pinned and the state is donated; the first update is AdamW's by hand."""
-    settings = (
-        "optimizer.learning_rate=0.01",
-        "schedule.warmup=2",
-        "schedule.name=constant",
-        "log.every=1",
-    )
+    """Shardings are pinned and the state is donated."""
+    settings = ("optimizer.learning_rate=0.01", "schedule.warmup=2", "schedule.name=constant")
     task = toy(*settings, mesh=(2, 2, 2))
     state = first = task.init()
-    assert state.ema is None
-    before = flat(task.init().params)
-    batch = batch_of(16)
     rates = []
     for count in range(1, 4):
-        state, metrics = step_on(task, state, batch)
+        state, metrics = step_on(task, state, batch_of(16))
         assert state.step == count
         rates.append(metrics["learning_rate"])
-        if count == 2:
-            moved = flat(state.params)
-            grads = flat(by_hand(task, batch, 0)[0])
     assert task.train_step._cache_size() == 1, "the step was traced more than once"
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.params)), "the state is donated"
     assert sharding.shardings_of(state) == sharding.shardings_of(task.abstract_state)
-    assert state.params["table"]["kernel"].sharding.spec == jax.P("fsdp", "tensor")
-    assert rates == pytest.approx([0, 0.005, 0.01]), (
-        "the first step moves nothing, the warmup being at 0"
-    )
-    for name, value in moved.items():
-        large = np.abs(grads[name]) > 1e-3
-        np.testing.assert_allclose(
-            (value - before[name])[large], -0.005 * np.sign(grads[name][large]), rtol=0.1
-        )
-
-
-def test_the_gradient_norm_and_the_metrics_of_the_task():
-    task = toy("log.every=2", "train.accumulate=2")
-    state = task.init()
-    shares = []
-    for step, rows in enumerate((1, 5, 16)):
-        batch = batch_of(16, step)
-        batch["attention_mask"][:] = 1
-        batch["attention_mask"][:rows, 20:] = 0
-        norm = float(optax.tree.norm(gradient_of(task, batch, step)[0])) if step == 0 else None
-        shares.append((1 - rows / 16 * 12 / 32) * (1 - 0.5 * step / 12))
-        state, metrics = step_on(task, state, batch)
-        assert norm is None or metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
-        window = shares[-1:] if len(shares) == 3 else shares
-        assert metrics["visible"] == pytest.approx(np.mean(window), rel=1e-6)
+    assert rates == pytest.approx([0, 0.005, 0.01])
 
 
 def test_a_window_of_the_log_is_the_mean_over_its_predictions():
@@ -179,16 +142,13 @@ def test_the_average_of_the_parameters():
 
 
 def test_guard_skips_what_is_not_finite_and_stops_for_good(monkeypatch):
-    """A skipped step counts, and neither moves anything nor takes part in the log; the schedule does not advance."""
+    """A skipped step counts, and neither moves anything nor takes part in the log."""
     monkeypatch.setattr(train, "GUARD_LIMIT", 3)
-    settings = ("optimizer.ema_decay=0.9", "schedule.name=linear", "schedule.warmup=0")
-    task = toy(*settings, "log.every=9", "train.steps=100")
+    task = toy("optimizer.ema_decay=0.9", "log.every=9", "train.steps=100")
     good = batch_of(4)
     bad = batch_of(4)
     bad["record_id"] += NAN
     state = task.init()
-    rates = []
-    kept = None
     plan = [
         (good, 0, 0),
         (bad, 1, 1),
@@ -207,12 +167,8 @@ def test_guard_skips_what_is_not_finite_and_stops_for_good(monkeypatch):
         assert (metrics["consecutive_nonfinite"], metrics["skipped"]) == (consecutive, skipped)
         now = flat((state.params, state.opt_state, state.ema))
         assert moves != all(np.array_equal(kept[name], now[name]) for name in kept)
-        assert (
-            math.isfinite(metrics["loss"])
-            and (float(state.window["loss"].weight) > weight) == moves
-        )
-        rates.append(metrics["learning_rate"])
-    assert rates == pytest.approx([0.003 * (1 - step / 100) for step in range(8)], rel=1e-6)
+        assert math.isfinite(metrics["loss"])
+        assert (float(state.window["loss"].weight) > weight) == moves
     assert int(state.opt_state[0].count) == 2
 
 
@@ -224,7 +180,6 @@ def test_a_gradient_that_is_not_finite_is_skipped():
     state = state.replace(params=state.params | {"head": state.params["head"] | {"kernel": huge}})
     state = jax.device_put(state, sharding.shardings_of(task.abstract_state))
     _, metrics = step_on(task, state, batch_of(4))
-    assert math.isfinite(metrics["loss"]) or metrics["skipped"] == 1
     assert metrics["skipped"] == 1 and not math.isfinite(metrics["grad_norm"])
 
 
@@ -233,21 +188,15 @@ def test_rows_are_split_into_shorter_ones():
     parts = jax.device_get(train.split_rows(jax.tree.map(jnp.asarray, batch), 8))
     assert parts.keys() == batch.keys()
     for name in ("input_ids", "attention_mask"):
-        assert parts[name].shape == (12, 8) and np.array_equal(
-            parts[name].reshape(3, 32), batch[name]
-        )
+        assert np.array_equal(parts[name], batch[name].reshape(12, 8))
     assert parts["record_id"].tolist() == [20, 21, 22, 23, *range(2**32 - 4, 2**32), 28, 29, 30, 31]
     assert parts["epoch"].tolist() == np.repeat(batch["epoch"], 4).tolist()
     assert parts["row"].tolist() == list(range(12))
     assert train.split_rows(batch, None) is batch and train.split_rows(batch, 32) is batch
-    task = Toy(toy().config)
-    step_on(task, task.init(), batch_of(4), 16)
-    assert task.train_step._cache_size() == 1
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-def test_gradients_cross_the_devices_once_for_each_update(accumulate):
-    task = toy(f"train.accumulate={accumulate}", mesh=(4, 1, 1))
+def test_gradients_cross_the_devices_once_for_each_update():
+    task = toy("train.accumulate=4", mesh=(4, 1, 1))
     batch = sharding.put_batch(batch_of(16), task.mesh, 16)
     module = hlo.parse(task.train_step.lower(task.abstract_state, batch).compile().as_text())
     crossing = {
@@ -279,13 +228,9 @@ def test_the_state_before_the_first_step():
     assert sharding.shardings_of(state) == sharding.shardings_of(task.abstract_state)
     assert_close(state.params, single.init().params, 0, "mesh")
     assert_close(state.params, state.ema, 0, "ema")
-    assert not np.array_equal(
-        toy("train.seed=1").init().params["head"]["kernel"], state.params["head"]["kernel"]
-    )
+    other = toy("train.seed=1").init().params["head"]["kernel"]
+    assert not np.array_equal(other, state.params["head"]["kernel"])
     assert [int(x) for x in (state.step, state.skipped, state.consecutive_nonfinite)] == [0, 0, 0]
-    assert (
-        state.params["head"]["kernel"].shape == (HIDDEN, 1) and task.metadata["records"] == RECORDS
-    )
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion", "muon"])

@@ -28,6 +28,12 @@ from tests.support.tiny import tiny_config
 VOCABULARY = 16
 HIDDEN = 8
 RECORDS = 100
+RULES = (
+    ("table/kernel", P("fsdp", "tensor")),
+    ("position_embeddings/embedding", P(None, "fsdp")),
+    ("head/kernel", P("tensor", None)),
+    ("head/bias", P()),
+)
 
 
 class Toy(Task):
@@ -39,16 +45,17 @@ class Toy(Task):
         self.stages = make_stages(config, RECORDS)
         self.schedule = optimizer.make_schedule(config, self.stages.steps)
         self.optimizer = optimizer.make_optimizer(config.optimizer, self.schedule)
+        self.module = types.SimpleNamespace(partition_rules=lambda: RULES)
         self.init, self.abstract_state = train.make_init(self)
         self.train_step = train.make_train_step(self)
-        model = RobertaConfig(vocab_size=VOCABULARY).to_dict()
         self.metadata = {
             "records": RECORDS,
             "vocab_size": VOCABULARY,
             "special_ids": {},
             "all_special_ids": [],
+            # for those who ask whether two checkpoints are of one model
+            "model": RobertaConfig(vocab_size=VOCABULARY).to_dict(),
         }
-        self.metadata["model"] = model  # for those who ask whether two checkpoints are of one model
         self.data_fingerprint = "toy"
         self.poisoned: set[int] = set()  # steps whose loss is not finite
 
@@ -61,23 +68,8 @@ class Toy(Task):
             "head": {"kernel": jax.random.normal(keys[1], (HIDDEN, 1)), "bias": jnp.zeros(1)},
         }
 
-    def partition_rules(self):
-        tables = (
-            ("table/kernel", P("fsdp", "tensor")),
-            ("position_embeddings/embedding", P(None, "fsdp")),
-        )
-        return (*tables, ("head/kernel", P("tensor", None)), ("head/bias", P()))
-
     def batch_shapes(self, rows):
-        ids = jax.ShapeDtypeStruct((rows, self.config.shards.length), jnp.int32)
-        column = jax.ShapeDtypeStruct((rows,), jnp.uint32)
-        return {
-            "input_ids": ids,
-            "attention_mask": ids,
-            "record_id": column,
-            "epoch": column,
-            "row": column,
-        }
+        return jax.eval_shape(lambda: batch_of(rows, length=self.config.shards.length))
 
     def inputs(self, batch, step):
         """The weight of a token falls with the schedules; records from 10,000 up are poisoned."""
