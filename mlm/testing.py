@@ -94,7 +94,7 @@ def check_task(
             return pretraining(
                 changed,
                 DatasetInfo.from_manifest(manifest),
-                mesh=sharding.make_mesh(**changed.mesh, devices=jax.devices()[:devices]),
+                mesh=sharding.mesh_of(changed.mesh, jax.devices()[:devices]),
                 word_starts_V=np.arange(VOCABULARY) % 3 > 0,
                 workdir=Workdir(workdir or tempfile.mkdtemp(dir=folder)),
                 manifest=manifest,

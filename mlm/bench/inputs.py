@@ -108,7 +108,7 @@ def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> d
     stages = make_stages(config, manifest.splits["train"].records)
     files = mixture.paths(manifest, "train")
     streams = {
-        "mlm": train_batches(config, manifest, sharding.make_mesh(**config.mesh), stages, start=0),
+        "mlm": train_batches(config, manifest, sharding.mesh_of(config.mesh), stages, start=0),
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),
     }
     candidates = {

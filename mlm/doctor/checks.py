@@ -76,8 +76,8 @@ def mesh(case: DataCase) -> list[Finding]:
     where = case.flags.topology or "--hosts, --devices"
     try:
         if case.flags.topology:
-            planned = sharding.make_mesh(
-                **axes, devices=topology.find(case.flags.topology, case.flags.slices).devices
+            planned = sharding.mesh_of(
+                axes, topology.find(case.flags.topology, case.flags.slices).devices
             )
             (data, fsdp, tensor) = planned.shape.values()
             processes_SxT = sharding.processes_of(planned)

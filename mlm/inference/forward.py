@@ -82,7 +82,7 @@ def put_on_devices(
     config: ConfigDict, model: Pretrained
 ) -> tuple[Mesh, Pretrained, Params, Params]:
     """Returns the mesh, the model with its vocabulary padded, and its parameters' shardings and arrays there."""
-    mesh = sharding.make_mesh(**config.mesh)
+    mesh = sharding.mesh_of(config.mesh)
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
     padded = model.padded()
     shardings = sharding.tree_shardings(

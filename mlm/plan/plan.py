@@ -64,7 +64,7 @@ def measure(config: ConfigDict, job: Job, place: Topology, *, kind: str = "mlm")
         optimizer.check_schedule(config, steps)
     if place.family.target:  # cuDNN is asked how it computes, and is there with a GPU alone
         config = configs.replace(config, {"model.attention": "xla"})
-    mesh = sharding.make_mesh(**config.mesh, devices=place.devices)
+    mesh = sharding.mesh_of(config.mesh, place.devices)
     task = (job.pretraining or Pretraining).without_data(config, mesh, info, job.manifest)
     program = compile_step(task, place, kind=kind)
     accumulate = 1 if kind == "baseline" else config.train.accumulate

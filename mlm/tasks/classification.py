@@ -45,7 +45,7 @@ class Classification(Task):
         self.config = config
         self.examples = examples
         self._read_params = read_params
-        self.mesh = sharding.make_mesh(**config.mesh)
+        self.mesh = sharding.mesh_of(config.mesh)
         sharding.check_batches(self.mesh, config)
         sharding.check_batch(self.mesh, rows=config.evaluate.batch, key="evaluate.batch")
         _check_data(config, examples, body)

@@ -60,7 +60,7 @@ class Pretraining(Task):
         self.workdir = workdir
         self._manifest = manifest
         self.word_starts_V = word_starts_V
-        self.mesh = sharding.make_mesh(**config.mesh) if mesh is None else mesh
+        self.mesh = sharding.mesh_of(config.mesh) if mesh is None else mesh
         sharding.check_batches(self.mesh, config)
         self.stages = make_stages(config, info.records)
         if config.model.implementation == "transformers" and self._overrides("make_attention"):

@@ -27,7 +27,7 @@ BATCH = P(("data", "fsdp"))  # both: a batch is replicated over an axis that is 
 
 
 def make_mesh(
-    *, data: int = -1, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
+    *, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
     """Returns the mesh over all devices of all hosts; an axis of -1 takes the devices that the others leave.
 
@@ -47,6 +47,11 @@ def make_mesh(
     slice_shape = (shape[0] // len(slices), *shape[1:])
     blocks = [_slice_devices(slice_shape, slices[index]) for index in sorted(slices)]
     return Mesh(np.concatenate(blocks), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def mesh_of(mesh: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Returns the mesh of the config's group `mesh`: the batch is split over the devices that it leaves."""
+    return make_mesh(data=-1, fsdp=mesh.fsdp, tensor=mesh.tensor, devices=devices)
 
 
 def _slice_devices(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:

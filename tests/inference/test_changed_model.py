@@ -42,7 +42,7 @@ def test_a_changed_model_is_evaluated_with_its_own_keys(tmp_path):
     meta = {"class": program.record, "config": run_config, "dataset": dataclasses.asdict(info)}
     model = load.Pretrained(Scaled.model_alone(base, info).config, {}, "", 2, meta, "runs/a")
     found = with_class(model, program, command="evaluate", stock_network=False)
-    mesh = sharding.make_mesh(**base.mesh)
+    mesh = sharding.mesh_of(base.mesh)
     module, task = evaluate.make_module(
         base, found, program, manifest, Workdir(tmp_path / "w"), mesh
     )

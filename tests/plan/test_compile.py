@@ -43,7 +43,7 @@ def test_bytes_are_those_counted_by_hand(found):
         <= size["needs"]
         < size["capacity"]
     )
-    mesh = sharding.make_mesh(**tiny_config(*SIZES).mesh, devices=topology.find("v3:2x2").devices)
+    mesh = sharding.mesh_of(tiny_config(*SIZES).mesh, topology.find("v3:2x2").devices)
     run = compiling.Pretraining.without_data(tiny_config(*SIZES), mesh)
     assert 3 * 4 * PARAMETERS < compiling.state_bytes(run) <= 3 * 4 * PARAMETERS + 9 * 4
 

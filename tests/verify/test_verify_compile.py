@@ -33,7 +33,7 @@ def test_programs_compile(name, family, monkeypatch):
     dropout = 0.1 if family == "roberta" else 0.0
     config = tiny_config(*SIZES, f"model.family={family}", f"model.attention_dropout={dropout}")
     place = topology.find(name)
-    mesh = sharding.make_mesh(**config.mesh, devices=place.devices)
+    mesh = sharding.mesh_of(config.mesh, place.devices)
     monkeypatch.setattr(kernels, "one_device", lambda device: one)
     one = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=place.devices[:1])
     info = DatasetInfo.synthetic(vocab_size=500, length=512, records=64)
