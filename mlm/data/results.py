@@ -85,9 +85,8 @@ def run(
 
     The names of a task's files begin with `base`. The last one is {base}.json, what the function returned.
     """
-    bases = {}
-    for item in items:
-        bases[f"{folder}/{key(function.__name__, item, shared)}"] = item
+    of_all = key(function.__name__, shared)
+    bases = {f"{folder}/{key(of_all, item)}": item for item in items}
     done = sizes(folder)
     missing = [pair for pair in bases.items() if f"{pair[0].rpartition('/')[2]}.json" not in done]
     for _ in engine.each(functools.partial(_run, function, shared), missing, label=label):

@@ -14,13 +14,11 @@ import sys
 import numpy as np
 import pytest
 
-from mlm.commands.shards import make_shards
-from mlm.commands.tokenizer import make_tokenizer
 from mlm.data import results, shards
 from mlm.data.corpus import Corpus, text_hash
 from mlm.data.manifest import Manifest, load_manifest, verify
 from mlm.errors import InputError
-from mlm.workdir import Workdir, lock, work_folder
+from mlm.workdir import lock, work_folder
 from tests.data.rows import small_parts
 from tests.support.corpora import (
     COUNTS,
@@ -34,7 +32,6 @@ from tests.support.corpora import (
     write_shards,
     written_texts,
 )
-from tests.support.tiny import tiny_config
 
 SPLITS = ("train", "validation")
 
@@ -212,23 +209,3 @@ def test_no_framework_is_imported():
     found = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
     assert "mlm.data.shards" in found
     assert not found & {"jax", "tensorflow", "transformers", "torch", "datasets"}
-
-
-def test_a_validation_split_of_few_masked_tokens_is_said(texts, tokenizer_folder, tmp_path, capsys):
-    """As many as a mask takes: its rate of the split's tokens."""
-    source = write_jsonl(tmp_path / "a.jsonl", texts[:300])
-    for rate in (0.1, 1.0):
-        workdir = Workdir(str(tmp_path / f"run {rate}"))
-        settings = (
-            "corpus.validation_fraction=0.3",
-            f"tokenizer.path={tokenizer_folder}",
-            f"masking.rate={rate}",
-        )
-        config = tiny_config(f"corpus.sources=('{source}',)", *settings)
-        make_tokenizer(config, workdir)
-        make_shards(config, workdir, InProcess())
-        printed = capsys.readouterr().err
-        masked = rate * load_manifest(workdir.shards_of(config)).splits["validation"].tokens
-        assert (f"a mask takes about {masked:,.0f} of its tokens" in printed) == (rate == 0.1), (
-            printed
-        )

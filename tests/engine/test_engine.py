@@ -1,7 +1,5 @@
 """Tasks on a process pool."""
 
-import collections
-import concurrent.futures
 import errno
 import functools
 import os
@@ -75,20 +73,6 @@ def test_semaphores_that_processes_cannot_share_are_refused(
         engine.open_pool(workers=1),
     ):
         pass
-
-
-def test_a_bounded_number_is_submitted_ahead() -> None:
-    class Counted(collections.UserList):
-        read = 0
-
-        def __getitem__(self, number: int) -> int:
-            self.read = max(self.read, number + 1)
-            return number
-
-    items = Counted(range(1000))
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for done, _ in enumerate(engine.Engine(pool, 2).each(square, items, label="square")):
-            assert items.read <= done + 1 + engine.AHEAD * 2
 
 
 # A researcher's file calls `main` at its end, without asking whether it is the script that was started.
