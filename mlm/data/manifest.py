@@ -46,7 +46,6 @@ class Split:
     dropped_tokens: int | None = None  # of the last, partial row
     cut_tokens: int | None = None  # not in the row where their document starts; left out of "lines"
     padding_tokens: int | None = None  # of the rows
-    joined_tokens: int | None = None  # of rows with several documents, or parts of them
     text_bytes: int | None = None  # UTF-8 bytes of the documents
     unigram_entropy: float | None = None  # of the ordinary tokens, in nats
 

@@ -72,12 +72,10 @@ def write_shard(
     counts_V = np.zeros(vocab_size, np.int64)  # of the documents
     counts_in_rows_V = np.zeros(vocab_size, np.int64)  # of what lines keep of them
     tables = [np.zeros(0, PLACED)]
-    tokens_of_rows = [np.zeros(0, np.int64)]
+    records = 0
     rest_T = np.zeros(0, np.uint16)
     target = UPath(f"{shards}/{name}")
-    with results.written(
-        target, lambda: f"{target.name}-{sum(map(len, tokens_of_rows))}.tfrecord"
-    ) as file:
+    with results.written(target, lambda: f"{target.name}-{records}.tfrecord") as file:
         with file.open("wb") as out:
             for ids_T, documents, part_D in _join_windows(kind, blocks, blocks_read):
                 sizes_D = documents["tokens"].astype(np.int64)
@@ -86,11 +84,11 @@ def write_shard(
                 else:
                     made = rows.arrange(kind, ids_T, sizes_D, length=length, pad_id=pad_id)
                 table = np.zeros(len(made.start_P), PLACED)
-                table["start"] = length * sum(map(len, tokens_of_rows)) + made.start_P
+                table["start"] = length * records + made.start_P
                 table["part"] = part_D[made.document_P]
                 table["place"] = documents["place"][made.document_P]
                 tables.append(table)
-                tokens_of_rows.append(made.tokens_N)
+                records += len(made.ids_NxL)
                 counts_V += np.bincount(ids_T, minlength=vocab_size)
                 counts_in_rows_V += np.bincount(made.ids_NxL.ravel(), minlength=vocab_size)
                 counts.update(
@@ -105,22 +103,15 @@ def write_shard(
         with file.open("rb") as made_file:
             digest = hashlib.file_digest(made_file, "sha256").hexdigest()
         size = file.stat().st_size
-    table = np.concatenate(tables)
-    tokens_N = np.concatenate(tokens_of_rows)
     with (
         results.written(UPath(f"{shards}/{table_name(name)}")) as file,
         file.open("wb") as out,
     ):
-        np.save(out, table)
+        np.save(out, np.concatenate(tables))
     kept_V = counts_in_rows_V if kind == LINES else counts_V
     results.save(UPath(f"{base}.counts"), counts_V, kept_V)
-    is_joined_P = table["start"] % length > 0  # to a document before it in its row
-    joined_N = np.unique(table["start"][is_joined_P] // length)
-    counts.update(
-        dropped_tokens=len(rest_T),
-        joined_tokens=int(tokens_N[joined_N[joined_N < len(tokens_N)]].sum()),
-    )
-    shard = [f"{name}-{len(tokens_N)}.tfrecord", len(tokens_N), size, digest]
+    counts["dropped_tokens"] = len(rest_T)
+    shard = [f"{name}-{records}.tfrecord", records, size, digest]
     return {"shard": shard, "counts": counts}
 
 

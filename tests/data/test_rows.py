@@ -109,8 +109,6 @@ def test_shards_hold_the_rows_of_the_definition_and_their_counts(
             assert [[t for t in row if t >= 0] for row in found.tolist()] == tokens[: len(found)]
             held.update(token for token in itertools.chain(*tokens) if token > 4)
             counts["padding_tokens"] += sum(LENGTH - len(row) for row in tokens[: len(found)])
-            joined = (row for row in expected[: len(found)] if len(row) > 1)
-            counts["joined_tokens"] += sum(map(len, map(tokens_of, joined)))
             first = {n: len(piece) for row in reversed(expected) for n, piece in row}
             if kind != "concatenated":
                 first = {n: min(len(document), LENGTH) for n, document in enumerate(documents)}
