@@ -89,10 +89,3 @@ def test_configs_must_be_in_it(repository, monkeypatch):
     for bad in ("b.py", "/etc/passwd", "../../x.py"):
         with pytest.raises(SettingsError, match=f"{bad} is not in the code .* in {repository}"):
             packed.path_of(bad)
-
-
-def test_outside_of_a_repository(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(SettingsError, match=f"{tmp_path}: fatal: not a git repository"):
-        code.pack()
