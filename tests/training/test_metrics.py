@@ -102,23 +102,6 @@ def test_lines_and_throughput(tmp_path, clock, capsys, monkeypatch):
     assert "step 5: evaluation loss 1.5000, accuracy 25.0%, own 2" in shown
 
 
-def test_a_log_goes_on_without_the_lines_that_come_again(tmp_path, clock, capsys):
-    """And leaves a torn line out; a run that counts no epochs names none."""
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"step": 2, "kind": "train"}\n{"step": 4, "kind": "train"}\n{"step": 6, '
-    )
-    (tmp_path / "timing.jsonl").write_text('{"step": 4, "kind": "start"}\n{"st')
-    with open_log(tmp_path, start=2) as log:
-        clock.now += 1
-        log.train(3, metrics(1.0))
-    assert [line["step"] for line in logs.read(tmp_path / "metrics.jsonl")] == [2, 3]
-    timing = logs.read(tmp_path / "timing.jsonl")
-    kinds = [(line["kind"], line["step"]) for line in timing]
-    assert kinds == [("start", 4), ("start", 2), ("train", 3)]
-    err = capsys.readouterr().err
-    assert "step 3/10: loss 1.000" in err and "MFU" not in err and "epoch" not in err
-
-
 def test_a_terminal_has_a_bar(tmp_path, clock, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
