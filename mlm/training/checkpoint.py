@@ -78,7 +78,8 @@ class Checkpoints(AbstractContextManager):
             self.finish()
         finally:
             self._worker.shutdown()
-            self._manager.close()
+            with _writing(self.folder):  # orbax raises again what went wrong
+                self._manager.close()
         if kind is None:
             # the first host hashes them, and all read them next
             cluster.barrier("checkpoints complete")
