@@ -64,8 +64,7 @@ def compile_step(task: Pretraining, topology: Topology, *, kind: str = "mlm") ->
             needs = size and state + float(size[1]) * UNITS[size[2]]
             return Program(fits=False, needs=needs, arguments=state)
         files = Path(folder).glob("*.jit_step.*after_codegen.txt")
-        texts = sorted(files, key=lambda file: file.stat().st_size)
-        text = texts[-1].read_text() if texts else ""
+        text = "" if is_gpu else max(files, key=lambda file: file.stat().st_size).read_text()
     memory = compiled.memory_analysis()
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes, outputs)

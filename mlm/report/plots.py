@@ -113,10 +113,7 @@ def draw_norms(lines: list[Line]) -> Figure:
         norms_TxPx3 = np.array([[line["parameters"][name] for name in names] for line in lines])
         norms_TxPx3 = norms_TxPx3.astype(float)  # None is not finite
         # The third are of updates over parameters: sum updates, then divide
-        updates_TxP = np.where(
-            norms_TxPx3[..., 1] == 0, 0, norms_TxPx3[..., 1] * norms_TxPx3[..., 2]
-        )
-        norms_TxPx3[..., 2] = updates_TxP
+        norms_TxPx3[..., 2] = np.nan_to_num(norms_TxPx3[..., 1] * norms_TxPx3[..., 2])
         norms_Tx3 = np.sqrt(np.sum(norms_TxPx3**2, axis=1))
         norms_Tx3[:, 2] /= np.where(norms_Tx3[:, 1] == 0, np.nan, norms_Tx3[:, 1])
         norms_NxTx3.append(norms_Tx3)

@@ -158,16 +158,11 @@ def _validation_rows(run: RunSummary) -> str | None:
 
 def _final_scores(runs: list[RunSummary], unit: str) -> Rows:
     """Returns rows (name, value in each run, ...)."""
-    finite = [[line["loss"] for line in run.evals if line["loss"] is not None] for run in runs]
     tokens = [run.tokens(run.step) for run in runs]
-    training = [number(run.train[-1]["loss"], ".4f") if run.train else "" for run in runs]
     seconds = [page.duration(run.seconds) if run.sessions else "" for run in runs]
     of_training = [page.duration(run.training[1][-1]) if run.sessions else "" for run in runs]
-    best = [f"{min(losses):.4f}" if losses else "" for losses in finite]
     return [
         *score_rows([run.evals[-1] if run.evals else {} for run in runs], unit=unit),
-        (f"best evaluation loss, {unit}", *best),
-        (f"training loss, {unit}", *training),
         ("tokens read", *("" if count is None else f"{count:,}" for count in tokens)),
         ("time in all", *seconds),
         ("of it training", *of_training),

@@ -104,8 +104,8 @@ def write(root: UPath, outcomes: Sequence[Outcome], metric: str) -> None:
     rows = []
     for group in groups:
         spread = (group.median, min(group.scores), max(group.scores))
-        shown = [*group.values.values(), *(f"{score:.4f}" for score in spread), len(group.scores)]
-        rows.append([*map(str, shown), "best" if group is best else ""])
+        cells = [*group.values.values(), *(f"{score:.4f}" for score in spread)]
+        rows.append([*map(str, cells), str(len(group.scores)), "best" if group is best else ""])
     content = {
         "trained_by": trials[0].entry.identity,
         "rule": rule,

@@ -10,23 +10,18 @@ from mlm.model import families
 from mlm.pretrained import load
 from tests.support.corpora import real_texts
 from tests.support.tiny import tiny_config
-from tests.support.trained_model import random_params
+from tests.support.trained_model import random_params, special_ids_of
 
 
 def make_bert_tokenizer(folder) -> str:
     """BERT's, which gives the second text of a pair other token_type_ids."""
     folder.mkdir()
     special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
-    words = sorted(
-        {word.lower() for text in real_texts()[:200] for word in text.split() if word.isalpha()}
-    )
+    words = {word.lower() for text in real_texts()[:200] for word in text.split()}
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,;:`()"]
-    pieces = [
-        *special,
-        *letters,
-        *(f"##{letter}" for letter in letters),
-        *(word for word in words if len(word) > 1),
-    ]
+    parts = [f"##{letter}" for letter in letters]
+    whole = sorted(word for word in words if word.isalpha() and len(word) > 1)
+    pieces = [*special, *letters, *parts, *whole]
     (folder / "vocab.txt").write_text("\n".join(list(dict.fromkeys(pieces))[:800]) + "\n")
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(str(folder))
     return str(folder)
@@ -48,13 +43,14 @@ def make_tokenizer_with_pad_3(folder) -> str:
     tok.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
     )
-    names = dict(
-        zip(
-            ("cls_token", "sep_token", "unk_token", "pad_token", "mask_token"), special, strict=True
-        )
-    )
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tok, model_input_names=["input_ids", "attention_mask"], **names
+        tokenizer_object=tok,
+        model_input_names=["input_ids", "attention_mask"],
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        mask_token="[MASK]",
     )
     fast.save_pretrained(folder)
     return str(folder)
@@ -66,8 +62,8 @@ def random_model(folder: str, *overrides: str) -> load.Pretrained:
     settings = tiny_config(*sizes, *overrides).model
     tok = tokenizer.load(folder)
     family = families.find(settings.family)
-    special_ids = {role: getattr(tok, f"{role}_token_id") for role in ("pad", "cls", "sep")}
-    config = family.make_config(settings, vocabulary_size(tok.backend_tokenizer), special_ids)
-    config.vocab_size = vocabulary_size(tok.backend_tokenizer)
+    size = vocabulary_size(tok.backend_tokenizer)
+    config = family.make_config(settings, size, special_ids_of(tok))
+    config.vocab_size = size
     shapes = jax.eval_shape(family.make_module(config).init_params, jax.random.key(0))
     return load.Pretrained(config, random_params(shapes), folder, None, {}, "random")

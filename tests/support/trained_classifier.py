@@ -10,7 +10,7 @@ from mlm.model import classifier, families
 from mlm.pretrained.load import Pretrained
 from tests.support import labelled_texts
 from tests.support.tokenizers import make_bert_tokenizer
-from tests.support.trained_model import random_params, train_tokenizer
+from tests.support.trained_model import random_params, special_ids_of, train_tokenizer
 
 
 def make(
@@ -30,15 +30,10 @@ def make(
     )
     tok = tokenizer.load(made)
     columns = "('first', 'second')" if pair else "('text',)"
-    overrides = (*labelled_texts.SETTINGS, "model.positions=32", f"classify.text={columns}")
-    config = configs.load(
-        "configs/base.py",
-        [*overrides, "model.layers=2", "model.hidden_size=64", f"model.family={family}"],
-    )
-    special_ids = {
-        role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")
-    }
-    body = families.find(family).make_config(config.model, len(tok), special_ids)
+    sizes = ("model.positions=32", "model.layers=2", "model.hidden_size=64")
+    overrides = (*labelled_texts.SETTINGS, *sizes, f"classify.text={columns}")
+    config = configs.load("configs/base.py", [*overrides, f"model.family={family}"])
+    body = families.find(family).make_config(config.model, len(tok), special_ids_of(tok))
     body.vocab_size = len(tok)  # as an export has it, without padding
     if family == "bert":
         classifier.set_pairs(body, tok)

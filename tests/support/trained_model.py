@@ -49,11 +49,12 @@ def random_params(shapes: Params, stddev: float = 0.3) -> Params:
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
+def special_ids_of(tok) -> dict[str, int]:
+    return {role: getattr(tok, f"{role}_token_id") for role in tokenizer.ROLES}
+
+
 def info_of(tok, records: int = 0) -> DatasetInfo:
-    special = {
-        role: getattr(tok, f"{role}_token_id") for role in ("cls", "pad", "sep", "unk", "mask")
-    }
-    return DatasetInfo(len(tok), special, tuple(tok.all_special_ids), LENGTH, records)
+    return DatasetInfo(len(tok), special_ids_of(tok), tuple(tok.all_special_ids), LENGTH, records)
 
 
 def save_checkpoint(workdir: Workdir, config: ConfigDict, info: DatasetInfo, step: int) -> None:
