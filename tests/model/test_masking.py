@@ -170,11 +170,14 @@ def test_no_special_token_of_the_tokenizer_is_masked_or_drawn(kind):
     masks = masking.make_masking(config.masking, info, STARTS)
     masks = masking.make_eval_masking(masks, "independent" if kind == "independent" else "fixed")
     batch = random_batch(1024)
+    batch["attention_mask"][:, -4:] = 0  # whatever stands there is not read, and not predicted
     masked = draw(masks, batch)
     changed = masked.ids_BxL != batch["input_ids"]
     assert changed.sum() > 1000
     assert not np.isin(masked.ids_BxL[changed], info.all_special_ids).any()
-    assert not np.isin(batch["input_ids"][predicted(masked, batch)], info.all_special_ids).any()
+    predicted_BxL = predicted(masked, batch)
+    assert not np.isin(batch["input_ids"][predicted_BxL], info.all_special_ids).any()
+    assert not predicted_BxL[:, -4:].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
