@@ -119,7 +119,7 @@ def describe(cls: type) -> dict[str, Any]:
         "overrides": sorted(overrides & inherited),
         "file": path.name,  # "" of a class in a notebook
         "code": hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
-        "commit": _commit(path.parent),
+        "commit": commit(path.parent),
     }
 
 
@@ -129,7 +129,7 @@ def _is_known(cls: type) -> bool:
     return package == "mlm" or (package in sys.stdlib_module_names and package != "__main__")
 
 
-def _commit(folder: Path) -> str:
+def commit(folder: Path) -> str:
     """Returns the commit that git has checked out in a folder, with "-dirty" if files differ from it, or ""."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     try:

@@ -55,7 +55,7 @@ KNOWN = (  # file, what stands there, what stands there instead
     ),
     ("mlm/inference/comparison.py", "len(string.encode())", "len(string)"),
     ("mlm/inference/minimal_pairs.py", "-nats_P * is_counted", "-nats_P"),
-    ("mlm/inference/pseudo_perplexity.py", "(place_L < stop_Bx1)", "(place_L <= stop_Bx1)"),
+    ("mlm/inference/spans.py", "(place_L < stop_Bx1)", "(place_L <= stop_Bx1)"),
     (
         "mlm/pretrained/locate.py",
         "(SAFETENSORS, SAFETENSORS_INDEX, *PICKLES",
@@ -64,6 +64,7 @@ KNOWN = (  # file, what stands there, what stands there instead
     ("mlm/pretrained/load.py", "tok.pad_token_id != config.pad_token_id", "False"),
     ("mlm/export/push.py", "error.retry_after or next(own_pauses)", "next(own_pauses)"),
     ("mlm/export/push.py", "code in BUSY or code >= 500", "code >= 500"),
+    ("mlm/export/hub.py", "[self._step] if self._thread.is_alive() else []", "[]"),
     ("mlm/glue/glue.py", "TASKS[name].validation[1:])", "())"),
     ("mlm/report/page.py", 'os.environ.pop("MPLBACKEND", "")', '""'),
     ("mlm/report/plots.py", '["default", ', "["),

@@ -114,13 +114,10 @@ def measure(family: str, case: str) -> dict[str, float]:
     numbers["accuracy without a copy"] = by_distance["no copy"]["accuracy"]
     if family != "roberta":
         return numbers
-    ids = {"mask_id": INFO.special_ids["mask"], "vocab_size": INFO.vocab_size}
-    pseudo_step = pseudo_perplexity.make_step(
-        module=task.module, mesh=mesh, param_shardings=shardings_of(params), **ids
-    )
-    rows = (read[0]["input_ids"][:16], read[0]["attention_mask"][:16])
-    special = {"special_ids": INFO.all_special_ids, "mesh": mesh, "batch": ROWS}
-    numbers |= pseudo_perplexity.score(pseudo_step, params, *rows, **special)
+    model = Pretrained(task.module.config, {}, "", None, {}, "").with_vocabulary(INFO.vocab_size)
+    columns = (read[0][name][:16] for name in ("input_ids", "attention_mask"))
+    rows = [ids_L[attention_L > 0].tolist() for ids_L, attention_L in zip(*columns, strict=True)]
+    numbers |= pseudo_perplexity.score(task.module, params, mesh, model, rows, INFO, batch=ROWS)
     numbers |= train(task, params, score)
     for labels, of_tokens in ((tuple("abc"), False), ((), False), (TAGS, True)):
         numbers |= classify(task, read[0], labels, of_tokens=of_tokens)

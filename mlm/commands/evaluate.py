@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtypes",
         action="store_true",
-        help="also how far bfloat16 is from float32 on the same rows and masks: loss, accuracy, predictions, logits",
+        help="also the loss and accuracy in float32 and in bfloat16 on the same rows and masks",
     )
     parser.add_argument(
         "--pairs",
@@ -102,9 +102,11 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             manifest,
             model=model,
             split=args.split,
-            extras=evaluate.Extras(
-                args.masks, args.pseudo, args.breakdown, args.dtypes, draws=args.draws or 1
-            ),
+            masks=args.masks,
+            draws=args.draws or 1,
+            pseudo=args.pseudo,
+            breakdown=args.breakdown,
+            dtypes=args.dtypes,
             entry=args.entry,
             as_json=args.json,
         )

@@ -17,6 +17,7 @@ from mlm.errors import InputError
 from mlm.export import push
 from mlm.paths import UPath
 from mlm.pretrained import locate
+from mlm.text import say
 from mlm.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def write_export(
         model = dataclasses.replace(model, meta=model.meta | {"config": run_config})
     if cluster.is_primary():
         folder = UPath(getattr(args, "to", "") or workdir.export_of(step))
-        export.export_checkpoint(model, workdir, folder, torch_python=torch_python)
+        for line in export.export_checkpoint(model, workdir, folder, torch_python=torch_python):
+            say(f"export: {line}")
     cluster.barrier("exported")
     return model

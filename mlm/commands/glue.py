@@ -91,12 +91,14 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
     with lock(workdir.root):
         table = glue.run(
             names,
-            protocol=args.protocol,
-            data=args.data,
-            root=workdir.root,
-            flags=flags,
-            overrides=configs.parse(config, overrides),
-            longest=max_length,
+            glue.Setup(
+                protocol=args.protocol,
+                data=args.data,
+                root=workdir.root,
+                flags=flags,
+                overrides=configs.parse(config, overrides),
+                longest=max_length,
+            ),
         )
         table = glue.save(workdir.root, table | {"model": model})
     if step is not None:

@@ -14,7 +14,6 @@ import dataclasses
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +31,14 @@ from mlm.export import folder as export_folder
 from mlm.export import model_card, reference, verify_export
 from mlm.export.folder import PROOF
 from mlm.export.reference import Reference
-from mlm.inference.forward import check_vocabulary, make_forward
 from mlm.model import weights
 from mlm.model.module import SEQUENCES
-from mlm.paths import UPath, is_remote, replacing
+from mlm.paths import UPath, replacing
 from mlm.pretrained import load
 from mlm.pretrained.load import Pretrained
 from mlm.pretrained.locate import MSGPACK, SAFETENSORS
 from mlm.report import summary
 from mlm.tasks.changed_model import with_class
-from mlm.text import say
 from mlm.workdir import Workdir
 
 TOKENIZER_FILES = (
@@ -54,7 +51,6 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 MODEL_INPUTS = ["input_ids", "attention_mask"]
-Report = Callable[[str], None]  # what shows a line
 
 
 def load_checkpoint(
@@ -66,26 +62,20 @@ def load_checkpoint(
 
 
 def export_checkpoint(
-    model: Pretrained,
-    workdir: Workdir,
-    folder: UPath,
-    *,
-    torch_python: str = "",
-    report: Report = say,
-) -> None:
+    model: Pretrained, workdir: Workdir, folder: UPath, *, torch_python: str = ""
+) -> list[str]:
     """Exports the model of a workdir, with what its logs say of the run up to that step."""
-    is_classifier = load.CLASSIFIER in model.params
-    evaluations = reversed(logs.read(workdir.metrics, "eval"))
-    export(
+    history = None
+    if load.CLASSIFIER not in model.params:
+        history = summary.gather(workdir, model.run_config, until=model.step)
+    lines = logs.read(workdir.metrics, "eval")
+    return export(
         model,
         folder,
-        scores=next((scores for scores in evaluations if scores["step"] == model.step), None),
+        scores=next((line for line in reversed(lines) if line["step"] == model.step), None),
         name=workdir.root.name,
         torch_python=torch_python,
-        history=None
-        if is_classifier
-        else summary.gather(workdir, model.run_config, until=model.step),
-        report=report,
+        history=history,
     )
 
 
@@ -97,9 +87,10 @@ def export(
     name: str,
     torch_python: str = "",
     history: summary.RunSummary | None = None,
-    report: Report = say,
-) -> None:
+) -> list[str]:
     """Writes a model as a transformers folder, once its files, read back, give its logits; replaces an earlier export.
+
+    Returns lines on what was proven.
 
     Args:
       folder: absent, empty or an earlier export. On gs:// its files are replaced one by one,
@@ -108,40 +99,32 @@ def export(
       torch_python: a Python with torch and transformers, which loads the folder and checks it too;
         "" for none.
     """
-    tok = tokenizer.load(model.tokenizer)
-    check_vocabulary(model, tok, exact=True)
     export_folder.check(folder)
-    try:
-        with replacing(folder, last=PROOF) as new:
-            new.mkdir()
-            write_model(model, new)
-            write_tokenizer(model, new)
-            if model.run_config is not None:
-                (new / "run_config.json").write_text(
-                    model.run_config.to_json(indent=1) + "\n", encoding="utf-8"
-                )
-            model_card.write(new, model, tok.mask_token, scores=scores, name=name, history=history)
-            expected = reference.compute(model)
-            expected.write(new)
-            _check_tokenizer(new, expected, _inputs(model))
-            check_files(new, expected, model, report)
-            if (folder / logs.RESULTS).is_file():  # each entry names its weights
-                (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
-            if not model.module.in_transformers:
-                report(
-                    f"export: transformers has no class for {type(model.module).__name__}: Flax weights alone are "
-                    "written, and not proven in PyTorch"
-                )
-            elif torch_python:
-                _check_in_torch(torch_python, new, report)
-            for file in new.iterdir():  # safetensors writes files that no one else can read
-                file.chmod((new / PROOF).stat().st_mode)
-    except OSError as error:
-        if is_remote(folder):
-            raise
-        raise InputError(
-            f"{folder}: can't be written ({error.strerror or error}); free some space there."
-        ) from error
+    mask_token = tokenizer.load(model.tokenizer).mask_token
+    with replacing(folder, last=PROOF) as new:
+        new.mkdir()
+        write_model(model, new)
+        write_tokenizer(model, new)
+        if model.run_config is not None:
+            text = model.run_config.to_json(indent=1) + "\n"
+            (new / "run_config.json").write_text(text, encoding="utf-8")
+        model_card.write(new, model, mask_token, scores=scores, name=name, history=history)
+        expected = reference.compute(model)
+        expected.write(new)
+        _check_tokenizer(new, expected, _inputs(model))
+        lines = check_files(new, expected, model)
+        if (folder / logs.RESULTS).is_file():  # each entry names its weights
+            (new / logs.RESULTS).write_bytes((folder / logs.RESULTS).read_bytes())
+        if not model.module.in_transformers:
+            lines.append(
+                f"transformers has no class for {type(model.module).__name__}: Flax weights alone are written, and not "
+                "proven in PyTorch"
+            )
+        elif torch_python:
+            lines += _check_in_torch(torch_python, new)
+        for file in new.iterdir():  # safetensors writes files that no one else can read
+            file.chmod((new / PROOF).stat().st_mode)
+    return lines
 
 
 def write_model(model: Pretrained, folder: Path) -> None:
@@ -183,26 +166,26 @@ def _inputs(model: Pretrained) -> list[str]:
     BERT's tokenizer gives type 1 to the second text of a pair, which a BERT alone reads.
     """
     marks_pairs = model.config.model_type == "bert" and model.config.sep_token_id is not None
-    return (
-        [*MODEL_INPUTS, "token_type_ids"]
-        if marks_pairs and model.module.head_name == SEQUENCES
-        else MODEL_INPUTS
-    )
+    if marks_pairs and model.module.head_name == SEQUENCES:
+        return [*MODEL_INPUTS, "token_type_ids"]
+    return MODEL_INPUTS
 
 
 def _check_tokenizer(folder: Path, expected: Reference, inputs: list[str]) -> None:
     """Raises DamageError unless the tokenizer, read back, gives the expected ids, and no column but the inputs."""
     tok = tokenizer.load(str(folder))
-    for texts, ids in zip(expected.texts, expected.ids, strict=True):
-        encoded = tok(*texts, truncation="longest_first", max_length=expected.longest)
-        if encoded["input_ids"] != ids or not set(encoded) <= set(inputs):
+    for row in expected.content["rows"]:
+        encoded = tok(
+            *row["texts"], truncation="longest_first", max_length=expected.content["longest"]
+        )
+        if encoded["input_ids"] != row["ids"] or not set(encoded) <= set(inputs):
             raise DamageError(
-                f"{folder}: its tokenizer, read back, gives other ids or {', '.join(encoded)} for {texts[0]!r:.80}; "
-                "nothing was exported: use the tokenizer that the model was trained with."
+                f"{folder}: its tokenizer, read back, gives other ids or {', '.join(encoded)} for "
+                f"{row['texts'][0]!r:.80}; nothing was exported: use the tokenizer that the model was trained with."
             )
 
 
-def check_files(folder: Path, expected: Reference, model: Pretrained, report: Report = say) -> None:
+def check_files(folder: Path, expected: Reference, model: Pretrained) -> list[str]:
     """Raises DamageError unless both weight files give the expected logits, Flax's those of the last row."""
     try:
         logits_of = _read_back(folder, expected, model)
@@ -210,6 +193,7 @@ def check_files(folder: Path, expected: Reference, model: Pretrained, report: Re
         raise DamageError(
             f"what export wrote can't be read back ({error}); check the disk, and try again."
         ) from None
+    lines = []
     for file, logits in logits_of.items():
         pairs = zip(expected.logits[-len(logits) :], logits, strict=True)
         difference = float(np.max([np.max(np.abs(right - read)) for right, read in pairs]))
@@ -218,59 +202,61 @@ def check_files(folder: Path, expected: Reference, model: Pretrained, report: Re
                 f"{file}: read back, its logits differ from the trained model's by {difference:.1e}; nothing was "
                 "exported: check the disk, and export again."
             )
-        report(f"export: {file} read back, largest difference of the logits {difference:.1e}")
+        lines.append(f"{file} read back, largest difference of the logits {difference:.1e}")
+    return lines
 
 
 def _read_back(folder: Path, expected: Reference, model: Pretrained) -> dict[str, list[np.ndarray]]:
     """Returns {file: its logits of the last rows}."""
     if not model.module.in_transformers:
         params = msgpack_restore((folder / MSGPACK).read_bytes())
-        model = dataclasses.replace(model, params=params)
-        return {MSGPACK: make_forward(model)(expected.ids, expected.positions)}
+        return {MSGPACK: expected.logits_by(dataclasses.replace(model, params=params))}
     if not (folder / SAFETENSORS).is_file():  # Flax's file can't stand in for it
         raise InputError(f"{folder}: has no {SAFETENSORS}")
-    head = load.CLASSIFIER if expected.positions is None else load.LM_HEAD
-    model = load.load(str(folder), head=head, flag="")
-    logits_of = {SAFETENSORS: make_forward(model)(expected.ids, expected.positions)}
-    if flax_class := model.family.flax_class(model.module.head_name):
+    head = load.CLASSIFIER if load.CLASSIFIER in model.params else load.LM_HEAD
+    read = load.load(str(folder), head=head, flag="")
+    logits_of = {SAFETENSORS: expected.logits_by(read)}
+    if flax_class := read.family.flax_class(read.module.head_name):
         # drawn initial values and a call without jit would take ten times as long
         flax_model, params = flax_class.from_pretrained(
             str(folder), trust_remote_code=False, _do_init=False
         )
-        encode = tokenizer.load(str(folder))
-        texts = expected.texts[-1]
-        columns = encode(
-            *texts, truncation="longest_first", max_length=expected.longest, return_tensors="np"
+        row = expected.content["rows"][-1]
+        columns = tokenizer.load(str(folder))(
+            *row["texts"],
+            truncation="longest_first",
+            max_length=expected.content["longest"],
+            return_tensors="np",
         )
+        forward = jax.jit(lambda params: flax_model(**columns, params=params).logits[0])
         with jax.default_matmul_precision("highest"):
-            last = np.asarray(
-                jax.jit(lambda params: flax_model(**columns, params=params).logits[0])(params)
-            )
-        logits_of[MSGPACK] = [last if expected.positions is None else last[expected.positions[-1]]]
+            last = np.asarray(forward(params))
+        logits_of[MSGPACK] = [last[row["positions"]] if "positions" in row else last]
     return logits_of
 
 
-def _check_in_torch(python: str, folder: Path, report: Report) -> None:
-    """Runs mlm/export/verify_export.py in another interpreter; raises as `export` says."""
-    command = [python, verify_export.__file__, str(folder)]
-    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+def _check_in_torch(python: str, folder: Path) -> list[str]:
+    """Runs mlm/export/verify_export.py in another interpreter, returns its lines; raises as `export` says."""
     try:
         done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", env=environment
+            [python, verify_export.__file__, str(folder)],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=os.environ | {"PYTHONIOENCODING": "utf-8"},
         )
     except OSError as error:
         raise InputError(
             f"--torch={python}: can't be run ({error.strerror}); name a Python interpreter."
         ) from None
+    lines = done.stdout.splitlines()
+    last = done.stderr.strip().splitlines()[-1:]
     if done.returncode == 2:
-        raise InputError(f"--torch={python}: {done.stderr.strip().splitlines()[-1]}")
-    for line in done.stdout.splitlines():
-        report(f"export: {line}")
+        raise InputError(f"--torch={python}: {last[0]}")
     if done.returncode != 0:
-        wrong = [
-            line for line in done.stdout.splitlines() if line.startswith("WRONG")
-        ] or done.stderr.splitlines()[-1:]
+        wrong = [line for line in lines if line.startswith("WRONG")] or last
         raise DamageError(
             f"--torch={python}: the export is not proven ({' '.join(wrong)}); nothing was exported, and an earlier "
             "export is as it was."
         )
+    return lines

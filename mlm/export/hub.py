@@ -19,7 +19,6 @@ from tqdm import tqdm
 from mlm import cluster
 from mlm.cluster import watch
 from mlm.entry import Entry
-from mlm.errors import StopError
 from mlm.export import export, push
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, locate
@@ -47,10 +46,10 @@ class Pushes(AbstractContextManager):
         self._workdir = workdir
         self._entry = entry
         self._folder = tempfile.TemporaryDirectory(prefix="mlm-hub-", ignore_cleanup_errors=True)
-        self._thread = threading.Thread()  # of the newest push
+        self._thread = threading.Thread()  # of the newest push; a daemon: a silent Hub may hold it
         self._step = -1  # that it pushes
         self._pushed = -1  # the newest step that arrived
-        self._stopped = threading.Event()  # a push of an earlier step is not tried again
+        self._stopped = threading.Event()  # a push that is on its way is not tried again
         disable_progress_bars()  # those of the uploads would run into that of the training
         watch.current.at_end = self._folder.cleanup
 
@@ -58,7 +57,7 @@ class Pushes(AbstractContextManager):
         """Takes a complete checkpoint; returns the steps that are still needed."""
         was_evaluated = checkpoint_files.score_of(self._workdir.checkpoints, step) < float("inf")
         if was_evaluated and not self._thread.is_alive():
-            self._start(step, push.PATIENCE, self._stopped)
+            self._start(step, push.PATIENCE)
         return [self._step] if self._thread.is_alive() else []
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
@@ -76,31 +75,30 @@ class Pushes(AbstractContextManager):
         """Pushes the checkpoint that `export` chooses, and waits for it."""
         best = locate.is_classifier(self._workdir)
         step = checkpoint_files.choose(self._workdir.checkpoints, on_damage="stop", best=best)
+        if self._pushed == step:
+            return
+        _say(
+            f"hub: sends the last checkpoint, for {LAST / 60:g} min at most; the run itself is saved"
+        )
+        cluster.progress(watch.UNTIMED, watch.current.step)
         deadline = time.monotonic() + LAST
-        is_last = self._step == step
-        if not is_last:
-            self._stopped.set()
-        if self._thread.is_alive() or self._pushed != step:
-            _say(
-                f"hub: sends the last checkpoint, for {LAST / 60:g} min at most; the run itself is saved"
-            )
-            cluster.progress(watch.UNTIMED, watch.current.step)
+        self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join(LAST if is_last else LAST / 2)  # a silent Hub may hold it for ever
+            self._thread.join(LAST / 2)
         if self._pushed != step:
-            self._start(step, deadline - time.monotonic(), threading.Event())
+            self._stopped = threading.Event()
+            self._start(step, deadline - time.monotonic())
             self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._pushed != step:
-            command = f"python -m mlm export --workdir={self._workdir.root} --push={self._name}"
             _say(
-                f"hub: warning: {self._name} lacks the last checkpoint; run the same command again, or {command}"
+                f"hub: warning: {self._name} lacks the last checkpoint; run the same command again, or "
+                f"python -m mlm export --workdir={self._workdir.root} --push={self._name}"
             )
 
-    def _start(self, step: int, patience: float, stopped: threading.Event) -> None:
+    def _start(self, step: int, patience: float) -> None:
         self._step = step
-        self._thread = threading.Thread(
-            target=self._push, args=(step, patience, stopped), daemon=True
-        )
+        arguments = (step, patience, self._stopped)
+        self._thread = threading.Thread(target=self._push, args=arguments, daemon=True)
         self._thread.start()
 
     def _push(self, step: int, patience: float, stopped: threading.Event) -> None:
@@ -110,7 +108,7 @@ class Pushes(AbstractContextManager):
                 folder = UPath(parent) / "export"
                 with jax.default_device(_cpu()):
                     model = export.load_checkpoint(self._workdir, self._entry, step=step)
-                    export.export_checkpoint(model, self._workdir, folder, report=lambda line: None)
+                    export.export_checkpoint(model, self._workdir, folder)
                 address = push.push(
                     folder,
                     self._name,
@@ -123,14 +121,9 @@ class Pushes(AbstractContextManager):
             self._pushed = step
             _say(f"hub: step {step} is at {address}")
         except Exception as error:  # of the Hub, a disk, a bucket: no reason to end a run
-            if stopped.is_set():  # the run has ended, and takes the last checkpoint if any
-                return
-            reason = (
-                str(error) if isinstance(error, StopError) else f"{type(error).__name__}: {error}"
-            )
-            _say(
-                f"hub: warning: {self._name} lacks step {step}: {reason.rstrip('.')}; the run goes on"
-            )
+            if not stopped.is_set():  # else the run has ended, and takes the last checkpoint if any
+                reason = f"{type(error).__name__}: {error}".rstrip(".")
+                _say(f"hub: warning: {self._name} lacks step {step}: {reason}; the run goes on")
 
 
 def _say(message: str) -> None:

@@ -5,16 +5,14 @@ sees anything of it. The Hub knows a large file by its SHA-256, so what has arri
 again.
 """
 
-import email.utils
 import itertools
 import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
-from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 from requests import RequestException
 
@@ -58,12 +56,12 @@ def check(name: str, revision: str = "") -> str:
         )
     try:
         validate_repo_id(name)
-        is_name = name.count("/") == 1
-    except HFValidationError:
-        is_name = False
-    if not is_name:
-        fix = "name the repository with its user or organisation, as in --push=me/my-model"
-        raise InputError(f"--push={name}: is no name on the Hub; {fix}.")
+        _, _ = name.split("/")
+    except ValueError:
+        raise InputError(
+            f"--push={name}: is no name on the Hub; name the repository with its user or organisation, as in "
+            "--push=me/my-model."
+        ) from None
     token = get_token()
     if not token:
         raise InputError(
@@ -175,22 +173,11 @@ def _explained(error: BaseException, where: str, redact: Callable[[str], str]) -
         shown = redact(" ".join(words.split()))[:200]
         code = response.status_code
         if code in BUSY or code >= 500:
-            return HubBusyError(
-                f"{where} answers {code} ({shown})",
-                _seconds(response.headers.get("Retry-After", "")),
-            )
-        hint = {401: ": the token is not valid there", 403: ": the token may not write there"}.get(
-            code, ""
-        )
-        return InputError(f"{where} refused with {code}{hint} ({shown}).")
+            seconds = response.headers.get("Retry-After", "")
+            pause = float(seconds) if seconds.isdecimal() else 0
+            return HubBusyError(f"{where} answers {code} ({shown})", pause)
+        hints = {401: ": the token is not valid there", 403: ": the token may not write there"}
+        return InputError(f"{where} refused with {code}{hints.get(code, '')} ({shown}).")
     if isinstance(error, RequestException) and not isinstance(error, ValueError):
         return HubBusyError(f"{where} can't be reached ({type(error).__name__})")
     return InputError(f"{where} can't be used ({redact(' '.join(str(error).split()))[:200]}).")
-
-
-def _seconds(retry_after: Any) -> float:
-    """Returns the pause that a Retry-After header asks for: seconds, or the time of a date; 0 without one."""
-    if retry_after.strip().isdecimal():
-        return float(retry_after)
-    date = email.utils.parsedate_tz(retry_after)
-    return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else 0.0

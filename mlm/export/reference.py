@@ -1,11 +1,12 @@
 """The outputs of a model that every reader of its export must reproduce: proof.json and proof.safetensors.
 
-A masked language model has {"rows": [{"text", "ids", "positions", "fillings"}, ...], "top_k"}, and
-its logits [K, V] of each row as "logits.{row}". A classifier has {"task": transformers' name,
-"longest", "labels": [C], "rows": [{"texts", "ids"}, ...]} and "logits" [B, C], or of token labels
-those of each row, [L, C], as "logits.{row}".
+proof.json has {"task": transformers' name, "longest": tokens that a row is cut to, "rows": [{"texts":
+one or two, "ids"}, ...]}. A row of a masked language model has the "positions" whose logits are
+kept, and the "fillings" of its masks, "top_k" each; a classifier has its "labels". proof.safetensors
+has the logits of each row as "logits.{row}": [K, V] at its positions, of a classifier [C], or of token
+labels [L, C].
 
-Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries, C classes, 1 for
+Dimensions: L tokens in a row, K positions in a row, V vocabulary entries, C classes, 1 for
 regression.
 """
 
@@ -48,80 +49,75 @@ class Reference(NamedTuple):
     """Texts, and a model's outputs for them."""
 
     content: dict[str, Any]  # of proof.json
-
-    texts: list[list[str]]  # one or two a row
-    longest: int  # tokens to truncate a row to
-    ids: list[list[int]]
-    positions: list[list[int]] | None  # in each row, whose logits are kept; None of a classifier
     logits: list[np.ndarray]  # of each row
 
     def write(self, folder: Path) -> None:
         """Writes both files, and the versions of the packages that computed them."""
         tensors = {f"logits.{row}": logits for row, logits in enumerate(self.logits)}
-        if self.content.get("task") == "text-classification":
-            tensors = {"logits": np.stack(self.logits)}
         save_file(tensors, str(folder / "proof.safetensors"))
         versions = {module.__name__: module.__version__ for module in (jax, flax, transformers)}
         text = json.dumps(self.content | {"made_with": versions}, indent=1, ensure_ascii=False)
         (folder / PROOF).write_text(text + "\n", encoding="utf-8")
 
+    def logits_by(self, model: Pretrained) -> list[np.ndarray]:
+        """Returns what another model gives for these rows."""
+        return _logits(model, self.content["rows"])
+
 
 def compute(model: Pretrained) -> Reference:
     """Returns the reference outputs of a model."""
     tok = tokenizer.load(model.tokenizer)
-    return (
-        _of_classifier(model, tok) if load.CLASSIFIER in model.params else _of_masked_lm(model, tok)
-    )
-
-
-def _of_masked_lm(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
-    """Positions of a text are its first, middle and last token and its first four masks."""
     longest = model.longest_row
-    mask = tok.mask_token
-    filler = FILLER.split() * longest
-    while (
-        len(row := tok(" ".join([*filler, mask]), verbose=False)["input_ids"]) > longest and filler
-    ):
-        filler = filler[: len(filler) * longest // (len(row) + 1)]  # always fewer
-    # fills the positions to the last
-    long = " ".join([*filler, *[mask] * (longest - len(row) + 1)])
-    texts = [*(text.replace("<mask>", mask) for text in TEXTS), long]
-    texts = [text for text in texts if len(tok(text, verbose=False)["input_ids"]) <= longest]
-    ids = [tok(text)["input_ids"] for text in texts]
-    masks = [
-        [place for place, token in enumerate(row) if token == tok.mask_token_id] for row in ids
-    ]
-    positions = [
-        sorted({0, len(row) // 2, len(row) - 1, *places[:4]})
-        for row, places in zip(ids, masks, strict=True)
-    ]
-    top_k = min(TOP_K, model.config.vocab_size)
-    columns = zip(texts, ids, positions, FillMask(model, tok, top_k)(texts), strict=True)
+    is_classifier = load.CLASSIFIER in model.params
+    texts = _texts_to_classify(model) if is_classifier else _texts_to_fill(tok, longest)
     rows = [
-        {"text": text, "ids": row, "positions": kept, "fillings": best}
-        for text, row, kept, best in columns
+        {
+            "texts": row,
+            "ids": tok(*row, truncation="longest_first", max_length=longest)["input_ids"],
+        }
+        for row in texts
     ]
-    logits = make_forward(model)(ids, positions)
-    return Reference(
-        {"top_k": top_k, "rows": rows}, [[text] for text in texts], longest, ids, positions, logits
-    )
+    content = {"task": "fill-mask", "longest": longest, "rows": rows}
+    if is_classifier:
+        of_tokens = classifier.kind(model.config) == "tokens"
+        content["task"] = "token-classification" if of_tokens else "text-classification"
+        labels = model.config.id2label
+        content["labels"] = [str(labels[index]) for index in range(model.config.num_labels)]
+        return Reference(content, _logits(model, rows))
+    content["top_k"] = min(TOP_K, model.config.vocab_size)
+    fillings = FillMask(model, tok, content["top_k"])([text for (text,) in texts])
+    for row, best in zip(rows, fillings, strict=True):
+        ids = row["ids"]
+        masks = [place for place, token in enumerate(ids) if token == tok.mask_token_id]
+        row["positions"] = sorted({0, len(ids) // 2, len(ids) - 1, *masks[:4]})
+        row["fillings"] = best
+    return Reference(content, _logits(model, rows))
 
 
-def _of_classifier(model: Pretrained, tok: PreTrainedTokenizerFast) -> Reference:
-    """Texts, or pairs of them; the last is too long for the model."""
-    longest = model.longest_row
+def _logits(model: Pretrained, rows: list[dict[str, Any]]) -> list[np.ndarray]:
+    positions = [row["positions"] for row in rows if "positions" in row]
+    return make_forward(model)([row["ids"] for row in rows], positions or None)
+
+
+def _texts_to_fill(tok: PreTrainedTokenizerFast, longest: int) -> list[list[str]]:
+    """Returns the texts that the model reads whole; the last one fills its positions to the last."""
+    mask = tok.mask_token
+
+    def size(text: str) -> int:
+        return len(tok(text, verbose=False)["input_ids"])
+
+    filler = FILLER.split() * longest
+    while (length := size(" ".join([*filler, mask]))) > longest and filler:
+        filler = filler[: len(filler) * longest // (length + 1)]  # always fewer
+    long = " ".join([*filler, *[mask] * (longest - length + 1)])
+    texts = [*(text.replace("<mask>", mask) for text in TEXTS), long]
+    return [[text] for text in texts if size(text) <= longest]
+
+
+def _texts_to_classify(model: Pretrained) -> list[list[str]]:
+    """Returns texts, or pairs of them; the last is too long for the model."""
     plain = [text.replace("<mask>", "none") for text in TEXTS]
-    long = " ".join([FILLER] * longest)  # a word is a token at least
-    texts = [[text] for text in (*plain, long)]
+    long = " ".join([FILLER] * model.longest_row)  # a word is a token at least
     if model.run_config is not None and len(model.run_config.classify.text) == 2:
-        texts = [*([text, plain[-1]] for text in plain), [plain[1], plain[0]], [plain[0], long]]
-    ids = [tok(*row, truncation="longest_first", max_length=longest)["input_ids"] for row in texts]
-    task = (
-        "token-classification"
-        if classifier.kind(model.config) == "tokens"
-        else "text-classification"
-    )
-    rows = [{"texts": row_texts, "ids": row} for row_texts, row in zip(texts, ids, strict=True)]
-    labels = [str(model.config.id2label[index]) for index in range(model.config.num_labels)]
-    content = {"task": task, "longest": longest, "labels": labels, "rows": rows}
-    return Reference(content, texts, longest, ids, None, make_forward(model)(ids))
+        return [*([text, plain[-1]] for text in plain), [plain[1], plain[0]], [plain[0], long]]
+    return [[text] for text in (*plain, long)]

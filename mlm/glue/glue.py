@@ -1,12 +1,13 @@
 """GLUE by a protocol: runs of `classify`, chosen on the validation rows, as one table and the server's files."""
 
 import csv
+import io
 import itertools
 import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
@@ -62,60 +63,44 @@ def _index(task: Task, label: str) -> int | None:
     return int(label) if label.isdecimal() and int(label) < len(task.labels) else None
 
 
-def run(
-    names: Sequence[str],
-    *,
-    protocol: str,
-    data: str,
-    root: UPath,
-    flags: Sequence[str],
-    overrides: Settings,
-    longest: int,
-) -> dict[str, Any]:
-    """Runs the tasks that are not done; returns their table: "protocol", "tasks" (`_choose`), and those of `means`.
+class Setup(NamedTuple):
+    """What all runs of a table have in common."""
 
-    Args:
-      data: the folder of the data sets, "" for those of the Hub.
-      flags: of each run: its config file, the model that it starts from, and those of the `overrides`.
-      overrides: settings that take the place of the protocol's.
-      longest: tokens that the model reads.
-    """
-    recipe = load_protocol(protocol)
+    protocol: str
+    data: str  # folder of the data sets, "" for those of the Hub
+    root: UPath
+    flags: Sequence[str]  # of each run: its config file, its model, and the `overrides`
+    overrides: Settings  # in the place of the protocol's
+    longest: int  # tokens that the model reads
+
+
+def run(names: Sequence[str], setup: Setup) -> dict[str, Any]:
+    """Runs the tasks that are not done; returns their table: "protocol", "tasks" (`_choose`), and those of `means`."""
+    recipe = load_protocol(setup.protocol)
+    overrides = setup.overrides
     tasks: dict[str, Any] = {}
-    mnli_model = ""
     for name in names:
         if name == MAJORITY:
-            tasks[name] = _majority(data, root)
+            tasks[name] = _majority(setup.data, setup.root)
             continue
-        if name in recipe.from_mnli and not mnli_model:
-            tasks[name] = {
-                "failed": "starts from MNLI's model, which failed",
-                "code": tasks["mnli"]["code"],
-            }
-            continue
-        start = [f"--config.train.init_from={mnli_model}"] if name in recipe.from_mnli else []
-        trials = plan(
-            recipe,
-            name,
-            root=root,
-            data=data,
-            flags=[*flags, *start],
-            overrides=overrides,
-            longest=longest,
-        )
-        tasks[name] = _choose(name, run_all(trials, root, name), root)
-        if name == "mnli":
-            mnli_model = f"{tasks[name]['run']}/export" if "run" in tasks[name] else ""
-        elif "run" in tasks[name]:  # the models of a table take much room
+        start = []
+        if name in recipe.from_mnli:
+            if "failed" in tasks["mnli"]:
+                failed = {"failed": "starts from MNLI's model, which failed"}
+                tasks[name] = failed | {"code": tasks["mnli"]["code"]}
+                continue
+            start.append(f"--config.train.init_from={tasks['mnli']['run']}/export")
+        trials = plan(recipe, name, setup, start)
+        tasks[name] = _choose(name, run_all(trials, setup.root, name), setup.root)
+        if "run" in tasks[name] and name != "mnli":  # the models of a table take much room
             for trial, part in itertools.product(trials, MODELS):
-                if (UPath(trial.folder) / part).is_dir():
-                    remove(UPath(trial.folder) / part)
+                remove(UPath(trial.folder) / part)
     cell = next(recipe.cells(names[0], {}))
     others = sorted(
         key for key in overrides if key not in cell and not configs.resume_may_change(key)
     )
     changed = [f"{key}={overrides[key]}" for key in (*cell, *others) if key in overrides]
-    protocol = f"{protocol} (with {', '.join(changed)})" if changed else protocol
+    protocol = f"{setup.protocol} (with {', '.join(changed)})" if changed else setup.protocol
     return {"protocol": protocol, "tasks": tasks} | means(tasks)
 
 
@@ -148,18 +133,10 @@ def join(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return new | {"tasks": tasks} | means(tasks)
 
 
-def plan(
-    protocol: Protocol,
-    name: str,
-    *,
-    root: UPath,
-    data: str,
-    flags: Sequence[str],
-    overrides: Settings,
-    longest: int,
-) -> list[Trial]:
-    """Returns the runs of a task, over its settings and the seeds; arguments as in `run`."""
+def plan(protocol: Protocol, name: str, setup: Setup, start: Sequence[str] = ()) -> list[Trial]:
+    """Returns the runs of a task, over its settings and the seeds; `start` are flags of its own."""
     task = TASKS[name]
+    data = setup.data
     trials = []
     sets = [*task.validation[1:], *(split for split, _ in task.tests)]
     rows = {
@@ -171,16 +148,16 @@ def plan(
         "classify.kind": "classes" if task.labels else "regression",
         "classify.metric": task.metrics,
     }
-    for cell in protocol.cells(name, overrides):
-        length = min(cell["classify.length"], longest)
+    for cell in protocol.cells(name, setup.overrides):
+        length = min(cell["classify.length"], setup.longest)
         for seed in range(protocol.seeds.get(name, protocol.seeds[""])):
             settings = (
                 cell | rows | {"classify.length": length, "train.seed": seed, "data.seed": seed}
             )
             values = {key: settings[key] for key in CHOSEN}
-            folder = root / "runs" / name / grid.name(values)
+            folder = setup.root / "runs" / name / grid.name(values)
             keys = (f"--config.{key}={value}" for key, value in settings.items())
-            arguments = ("classify", f"--workdir={folder}", *keys, *flags)
+            arguments = ("classify", f"--workdir={folder}", *keys, *setup.flags, *start)
             trials.append(Trial(f"{name} {folder.name}", str(folder), arguments, values))
     return trials
 
@@ -194,26 +171,28 @@ def _choose(name: str, outcomes: Sequence[Outcome], root: UPath) -> dict[str, An
     if failed:
         return {"failed": f"{failed.trial.name}: {failed.last_line}", "code": failed.code}
     trials = [outcome.trial for outcome in outcomes]
-    best = max(
-        summarize(trials, [_score(name, trial) for trial in trials]), key=lambda group: group.median
-    )
-    chosen = best.trials[best.scores.index(max(best.scores))].folder
+    groups = summarize(trials, [_score(name, trial) for trial in trials])
+    best = max(groups, key=lambda group: group.median)
+    chosen = UPath(best.trials[best.scores.index(max(best.scores))].folder)
     for split, file in TASKS[name].tests:
-        with (UPath(chosen) / "predictions" / f"{split}.tsv").open(
-            "r", encoding="utf-8", newline=""
-        ) as lines:
-            predicted = [row["prediction"] for row in csv.DictReader(lines, delimiter="\t")]
-        _submit(TASKS[name], predicted, root / "submission" / file)
-    return {
-        "metrics": TASKS[name].metrics,
-        "scores": best.scores,
-        "median": best.median,
-        "low": min(best.scores),
-        "high": max(best.scores),
+        text = (chosen / "predictions" / f"{split}.tsv").read_text(encoding="utf-8")
+        rows = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t")
+        _submit(TASKS[name], [row["prediction"] for row in rows], root / "submission" / file)
+    return _entry(name, best.scores) | {
         "setting": best.values,
-        "run": chosen,
+        "run": str(chosen),
         "device_hours": sum(outcome.seconds * _devices(outcome.trial) for outcome in outcomes)
         / 3600,
+    }
+
+
+def _entry(name: str, scores: list[float]) -> dict[str, Any]:
+    return {
+        "metrics": TASKS[name].metrics,
+        "scores": scores,
+        "median": statistics.median(scores),
+        "low": min(scores),
+        "high": max(scores),
     }
 
 
@@ -230,22 +209,17 @@ def _score(name: str, trial: Trial) -> float:
 
 def _submit(task: Task, predicted: Sequence[str], file: UPath) -> None:
     """Writes predictions as GLUE's server takes them, or SuperGLUE's."""
-    make_folder(file.parent)
     if not task.labels:  # STS-B: from 0 to 5
         shown = [f"{min(max(float(value), 0.0), 5.0):.3f}" for value in predicted]
     else:
         indices = [_index(task, label) for label in predicted]
-        shown = [
-            task.labels[index] if task.names or file.suffix == ".jsonl" else str(index)
-            for index in indices
-        ]
+        named = task.names or file.suffix == ".jsonl"
+        shown = [task.labels[index] if named else str(index) for index in indices]
+    lines = ["index\tprediction", *(f"{number}\t{label}" for number, label in enumerate(shown))]
     if file.suffix == ".jsonl":
-        lines = [
-            json.dumps({"idx": number, "label": label.lower()})
-            for number, label in enumerate(shown)
-        ]
-    else:
-        lines = ["index\tprediction", *(f"{number}\t{label}" for number, label in enumerate(shown))]
+        rows = ({"idx": number, "label": label.lower()} for number, label in enumerate(shown))
+        lines = map(json.dumps, rows)
+    make_folder(file.parent)
     write_text(file, "\n".join(lines) + "\n")
 
 
@@ -255,20 +229,10 @@ def _majority(data: str, root: UPath) -> dict[str, Any]:
     [(label, _)] = Counter(read(data, MAJORITY, "train")).most_common(1)
     labels = read(data, MAJORITY, "validation")
     for split, file in task.tests:
-        _submit(
-            task,
-            [label for _ in read(data, MAJORITY, split, require_labels=False)],
-            root / "submission" / file,
-        )
+        count = len(read(data, MAJORITY, split, require_labels=False))
+        _submit(task, [label] * count, root / "submission" / file)
     score = labels.count(label) / len(labels)
-    return {
-        "metrics": task.metrics,
-        "scores": [score],
-        "median": score,
-        "low": score,
-        "high": score,
-        "majority": label,
-    }
+    return _entry(MAJORITY, [score]) | {"majority": label}
 
 
 def render(result: dict[str, Any]) -> list[RenderableType]:

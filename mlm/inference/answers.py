@@ -24,10 +24,8 @@ def answer_texts(predictor: Any, texts: list[str], stdin: TextIO, stdout: TextIO
         the text's row, `answer` the answers to rows, `table` an answer as lines.
     """
     if texts:
-        answers = predictor.answer(
-            [predictor.read(text, shortened(text), piped=False)[1] for text in texts]
-        )
-        for text, answer in zip(texts, answers, strict=True):
+        rows = [predictor.read(text, shortened(text), piped=False)[1] for text in texts]
+        for text, answer in zip(texts, predictor.answer(rows), strict=True):
             show(*text.split("\n"), *predictor.table(answer), "", out=stdout)
         return
     if stdin.isatty():
@@ -37,10 +35,8 @@ def answer_texts(predictor: Any, texts: list[str], stdin: TextIO, stdout: TextIO
 
     def flush() -> None:
         answers = predictor.answer([row for _, row in waiting]) if waiting else []
-        results = [
-            repeated | answer for (repeated, _), answer in zip(waiting, answers, strict=True)
-        ]
-        show(*(json.dumps(result, ensure_ascii=False) for result in results), out=stdout)
+        for (repeated, _), answer in zip(waiting, answers, strict=True):
+            show(json.dumps(repeated | answer, ensure_ascii=False), out=stdout)
         waiting.clear()
 
     try:
@@ -71,12 +67,7 @@ def tokenize(
         check_utf8(text, name)
     if not any(text.strip() for text in texts):
         raise InputError(f"{name}: is empty; give it a text.")
-    encoded = tok(*texts, **settings)
-    if tok.pad_token_id in encoded["input_ids"]:
-        raise InputError(
-            f"{name}: holds the padding token {tok.pad_token}, which no text may; remove it."
-        )
-    return encoded
+    return tok(*texts, **settings)
 
 
 def check_utf8(text: str, name: str) -> None:

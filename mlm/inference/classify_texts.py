@@ -12,7 +12,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 from mlm.data import examples, lines
 from mlm.errors import InputError
 from mlm.inference.answers import tokenize
-from mlm.inference.forward import check_vocabulary, make_forward
+from mlm.inference.forward import make_forward
 from mlm.model import classifier
 from mlm.pretrained.load import Pretrained
 from mlm.text import printable
@@ -28,16 +28,14 @@ class TextClassifier:
         """Puts the parameters on the device; a text gets the `top_k` most probable classes."""
         if top_k < 1:
             raise InputError(f"--top-k={top_k}: must be at least 1.")
-        check_vocabulary(model, tok)
         self._logits = make_forward(model)
         self._tok = tok
         self._top_k = top_k
-        run = model.run_config
-        self._length = (
-            model.longest_row if run is None else min(model.longest_row, run.classify.length)
-        )
-        self._columns: Texts = () if run is None else run.classify.text  # empty if unknown
-        self._counts = (len(self._columns),) if self._columns else tuple(COUNTS)
+        self._length = model.longest_row
+        self._columns: Texts = ()  # not known of a folder
+        if model.run_config is not None:
+            self._length = min(self._length, model.run_config.classify.length)
+            self._columns = model.run_config.classify.text
         self._names = classifier.class_names(model.config)
         self._of_tokens = classifier.kind(model.config) == "tokens"
 
@@ -48,23 +46,20 @@ class TextClassifier:
         """
         parts = parse(text, self._columns, name) if piped else tuple(text.split("\t"))
         if not self._of_tokens:
-            return dict(zip(("text", "text_pair"), parts, strict=False)), self._encode(parts, name)[
-                "input_ids"
-            ]
+            repeated = dict(zip(("text", "text_pair"), parts, strict=False))
+            return repeated, self._encode(parts, name)["input_ids"]
         joined = " ".join(parts)
         words = parts if isinstance(parts, list) else lines.split_words(joined)
         if not all(words):
             raise InputError(f"{name}: has an empty word; remove it.")
         encoded = self._encode((" ".join(words),), name)
-        return {"text": joined}, (
-            words,
-            encoded["input_ids"],
-            examples.first_pieces(encoded.encodings[0], words),
-        )
+        first_W = examples.first_pieces(encoded.encodings[0], words)
+        return {"text": joined}, (words, encoded["input_ids"], first_W)
 
     def _encode(self, texts: Texts, name: str) -> BatchEncoding:
-        if len(texts) not in self._counts:
-            expected = " or ".join(COUNTS[count] for count in self._counts)
+        counts = [len(self._columns)] if self._columns else [*COUNTS]
+        if len(texts) not in counts:
+            expected = " or ".join(COUNTS[count] for count in counts)
             raise InputError(f"{name}: the model reads {expected}, and this has {len(texts)}.")
         return tokenize(self._tok, texts, name, truncation="longest_first", max_length=self._length)
 
@@ -91,26 +86,22 @@ class TextClassifier:
         probs_LxC = _probabilities(logits_LxC)
         answers = []
         for word, piece in zip(words, first_W, strict=True):
-            label = self._names[int(probs_LxC[piece].argmax())]
-            prob = float(probs_LxC[piece].max())
-            is_cut = piece < 0
-            answers.append(
-                {
-                    "word": word,
-                    "label": "O" if is_cut else label,
-                    "probability": None if is_cut else prob,
-                }
-            )
+            label = "O"
+            prob = None
+            if piece >= 0:
+                label = self._names[int(probs_LxC[piece].argmax())]
+                prob = float(probs_LxC[piece].max())
+            answers.append({"word": word, "label": label, "probability": prob})
         return answers
 
     def table(self, answer: dict[str, Any]) -> Iterator[str]:
         """Yields a line for each number, word or class."""
         if "value" in answer:
             yield f"  {answer['value']:.4f}"
-        yield from (f"  {word['label']:12} {word['word']}" for word in answer.get("words", ()))
-        yield from (
-            f"  {prob:7.2%}  {label}" for label, prob in answer.get("probabilities", {}).items()
-        )
+        for word in answer.get("words", ()):
+            yield f"  {word['label']:12} {word['word']}"
+        for label, prob in answer.get("probabilities", {}).items():
+            yield f"  {prob:7.2%}  {label}"
 
 
 def _probabilities(logits: np.ndarray) -> np.ndarray:
@@ -136,5 +127,5 @@ def parse(text: str, columns: Texts, name: str) -> Texts | list[str]:
         if all(isinstance(text, str) for text in texts):
             return texts
     expected = " and ".join(columns or ("text",))
-    keys = printable(", ".join(content))[:200] or "none"
+    keys = printable(", ".join(content))[:200]
     raise InputError(f"{name}: the JSON object has no text under {expected}; its keys: {keys}.")

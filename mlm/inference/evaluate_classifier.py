@@ -12,16 +12,15 @@ from ml_collections import ConfigDict
 
 from mlm import cluster, logs
 from mlm.data import examples as data
-from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.inference import results
-from mlm.inference.forward import check_vocabulary, put_on_devices
+from mlm.inference.forward import put_on_devices
 from mlm.model import classifier
 from mlm.paths import make_folder, write_text
 from mlm.pretrained import load, locate
 from mlm.tasks import classification
 from mlm.tasks.scores import confusion
-from mlm.text import table
+from mlm.training import sharding
 from mlm.workdir import Workdir
 
 
@@ -36,14 +35,10 @@ def run(
             f"--split={split}: config.classify only names rows for {', '.join(known) or 'no split'}."
         )
     loaded = load.load(model or workdir, head=load.CLASSIFIER)
-    check_vocabulary(loaded, tokenizer.load(loaded.tokenizer))
     names = classifier.class_names(loaded.config)
     if (kind := classifier.kind(loaded.config)) != settings.kind:
-        predictions = {"classes": "classes", "regression": "a number", "tokens": "labels of words"}[
-            kind
-        ]
         raise InputError(
-            f"{loaded.source}: predicts {predictions}; set config.classify.kind = {kind}."
+            f"config.classify.kind = {settings.kind}: {loaded.source} predicts {kind}; set it to that."
         )
     if (length := settings.length) > loaded.longest_row:
         longest = f"{loaded.source} reads {loaded.longest_row} tokens"
@@ -52,12 +47,7 @@ def run(
     tables, _ = data.read_tables({split: settings[split]}, columns, names=names)
     examples = data.tokenize(tables, names, tokenizer_folder=loaded.tokenizer, length=length)
     scores = score(config, workdir, examples, loaded, split)
-    rows = [
-        (name, format(scores[key], spec))
-        for key, (name, spec) in logs.SCORES.items()
-        if key in scores
-    ]
-    shown = [f"{loaded.source} on {split}", table("", ">", rows=rows, indent=2)]
+    shown = [f"{loaded.source} on {split}", results.score_table({"": scores})]
     results.publish({"split": split, "model": loaded.source, **scores}, shown, as_json=as_json)
     return scores
 
@@ -74,14 +64,15 @@ def score(
 
     The splits in `predict` are scored, too, and their predictions written to predictions/SPLIT.tsv.
     """
-    mesh, padded, shardings, params = put_on_devices(config, model)
+    mesh, padded = put_on_devices(config, model)
     module = classification.make_module(config, padded.config, examples, mesh)
+    shardings = sharding.shardings_of(padded.params)
     eval_step = classification.make_eval_step(module, mesh, shardings, longest=examples.length)
     scores = {}
     predictions = {}
     for name in dict.fromkeys([split, *predict]):
         scores[name], predictions[name] = classification.evaluate(
-            config, examples, mesh, eval_step, params, name
+            config, examples, mesh, eval_step, padded.params, name
         )
     # the report shows the best checkpoint
     names_step = locate.split_step(model.source)[1] is not None

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm.errors import InputError
 from mlm.inference.answers import check_utf8, shortened, tokenize
-from mlm.inference.forward import check_vocabulary, make_forward
+from mlm.inference.forward import make_forward
 from mlm.pretrained.load import Pretrained
 from mlm.text import say
 
@@ -35,7 +35,6 @@ class FillMask:
             raise InputError(
                 f"--top-k={top_k}: must be from 1 to {size}, the size of the vocabulary."
             )
-        check_vocabulary(model, tok)
         self._allowed_A = np.array(target_ids(tok, targets) if targets else range(size))
         self._tok = tok
         self._top_k = top_k
@@ -65,33 +64,27 @@ class FillMask:
 
     def answer(self, rows: list[list[int]]) -> list[dict[str, Any]]:
         """Returns {"fillings": [[{"token", "token_str", "score"}, ...] for each mask]} of rows of ids."""
-        masks = [
-            [place for place, token in enumerate(ids) if token == self._tok.mask_token_id]
-            for ids in rows
-        ]
-        return [
-            {"fillings": list(map(self._fillings, probs_KxV))}
-            for probs_KxV in self._probs(rows, masks)
-        ]
+        mask_id = self._tok.mask_token_id
+        masks = [[place for place, token in enumerate(ids) if token == mask_id] for ids in rows]
+        outputs = self._probs(rows, masks)
+        return [{"fillings": list(map(self._fillings, probs_KxV))} for probs_KxV in outputs]
 
     def _fillings(self, probs_V: np.ndarray) -> list[Filling]:
-        best = self._allowed_A[
-            np.argsort(-probs_V[self._allowed_A], kind="stable")[: self._top_k]
-        ].tolist()
+        order_A = np.argsort(-probs_V[self._allowed_A], kind="stable")
         return [
             {"token": id_, "token_str": self._tok.decode([id_]), "score": float(probs_V[id_])}
-            for id_ in best
+            for id_ in self._allowed_A[order_A[: self._top_k]].tolist()
         ]
 
     def table(self, answer: dict[str, Any]) -> Iterator[str]:
         """Yields a line for each filling."""
-        for number, mask in enumerate(answer["fillings"], 1):
-            if len(answer["fillings"]) > 1:
-                yield f"  mask {number} of {len(answer['fillings'])}"
-            yield from (
-                f"  {f['score']:7.2%}  {f['token_str'].strip() or repr(f['token_str'])}"
-                for f in mask
-            )
+        masks = answer["fillings"]
+        for number, fillings in enumerate(masks, 1):
+            if len(masks) > 1:
+                yield f"  mask {number} of {len(masks)}"
+            for filling in fillings:
+                word = filling["token_str"]
+                yield f"  {filling['score']:7.2%}  {word.strip() or repr(word)}"
 
 
 def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int]:
@@ -104,16 +97,12 @@ def target_ids(tok: PreTrainedTokenizerFast, targets: Sequence[str]) -> list[int
     ids = set()
     for word in targets:
         check_utf8(word, f"--targets: {word!r}")
-        pieces = (
-            [entries[word]] if word in entries else tok(word, add_special_tokens=False)["input_ids"]
-        )
-        if len(pieces) > 1:
-            first = tok.convert_ids_to_tokens(pieces[0])
+        pieces = [entries[word]] if word in entries else tok.encode(word, add_special_tokens=False)
+        if len(pieces) != 1:
+            first = tok.convert_ids_to_tokens(pieces[:1])
             say(
-                f"predict: the target {word!r} is {len(pieces)} pieces; using the first, {first!r}."
+                f"predict: the target {word!r} is {len(pieces)} pieces; using the first alone, {first}."
             )
-        elif not pieces:
-            say(f"predict: the target {word!r} has no piece in the vocabulary; ignoring it.")
         ids.update(pieces[:1])
     if not ids:
         raise InputError("--targets: none of the words is in the vocabulary; name others.")

@@ -3,18 +3,15 @@
 Dimensions: B rows, L tokens in a row, K positions in a row, V vocabulary entries, C classes.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
-from transformers import PreTrainedTokenizerFast
 
-from mlm.data.tokenizer_checks import vocabulary_size
-from mlm.errors import InputError
 from mlm.model.keys import in_32_bits
-from mlm.model.module import Params
 from mlm.pretrained.load import Pretrained
 from mlm.training import sharding
 
@@ -78,27 +75,12 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def put_on_devices(
-    config: ConfigDict, model: Pretrained
-) -> tuple[Mesh, Pretrained, Params, Params]:
-    """Returns the mesh, the model with its vocabulary padded, and its parameters' shardings and arrays there."""
+def put_on_devices(config: ConfigDict, model: Pretrained) -> tuple[Mesh, Pretrained]:
+    """Returns the mesh, and the model with its vocabulary padded and its parameters there."""
     mesh = sharding.mesh_of(config.mesh)
     sharding.check_batch(mesh, rows=config.evaluate.batch, key="evaluate.batch")
     padded = model.padded()
-    shardings = sharding.tree_shardings(
-        padded.params, mesh, padded.params, padded.module.partition_rules()
-    )
-    return mesh, padded, shardings, sharding.put_tree(padded.params, shardings)
-
-
-def check_vocabulary(
-    model: Pretrained, tok: PreTrainedTokenizerFast, *, exact: bool = False
-) -> None:
-    """Raises InputError if the tokenizer has more entries than the model; `exact`: or fewer."""
-    size = model.config.vocab_size
-    needed = vocabulary_size(tok.backend_tokenizer)
-    if needed > size or (exact and needed < size):
-        sizes = f"has {size} vocabulary entries, its tokenizer {model.tokenizer} has {needed}"
-        raise InputError(
-            f"{model.source}: {sizes}; use the tokenizer that the model was trained with."
-        )
+    rules = padded.module.partition_rules()
+    shardings = sharding.tree_shardings(padded.params, mesh, padded.params, rules)
+    params = sharding.put_tree(padded.params, shardings)
+    return mesh, dataclasses.replace(padded, params=params)

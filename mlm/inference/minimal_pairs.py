@@ -7,9 +7,8 @@ words (Kauf and Ivanova, 2023).
 Dimensions: N sentences, L tokens in a row, P copies of rows with masks.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -20,8 +19,9 @@ from mlm.data import labelled, tokenizer
 from mlm.entry import MLM, Entry
 from mlm.errors import InputError
 from mlm.files import find_files
-from mlm.inference import pseudo_perplexity, results
-from mlm.inference.forward import check_vocabulary, pad
+from mlm.inference import results, spans
+from mlm.inference.forward import put_on_devices
+from mlm.inference.results import Z
 from mlm.paths import refusing
 from mlm.pretrained import load
 from mlm.tasks.changed_model import with_class
@@ -32,7 +32,6 @@ FIELDS = ("sentence_good", "sentence_bad")
 PHENOMENON = "UID"  # BLiMP's field
 METHODS = ("original", "within_word")
 LENGTHS = 16  # tokens: rows are padded to a multiple of it, each of which is compiled once
-Z = 1.959964  # of a 95% interval
 
 
 class Pair(NamedTuple):
@@ -43,8 +42,11 @@ class Pair(NamedTuple):
     where: str  # its source and line
 
 
-# ids, and for each token the end of its word; 0: not scored
-Sentence = tuple[tuple[int, ...], tuple[int, ...]]
+class Sentence(NamedTuple):
+    """A tokenized sentence."""
+
+    ids: tuple[int, ...]
+    ends: tuple[int, ...]  # of the word of each token; 0: not scored
 
 
 def run(
@@ -61,14 +63,13 @@ def run(
     pairs = read_pairs(source, phenomenon)
     loaded = load.load(model or workdir, head=load.LM_HEAD)
     loaded = with_class(loaded, entry, command="evaluate")
-    scores = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
-    differences = {method: sums_N[::2] - sums_N[1::2] for method, sums_N in scores.items()}
+    sums = pseudo_log_likelihoods(config, loaded, encode(pairs, loaded))
+    differences = {method: sums_N[::2] - sums_N[1::2] for method, sums_N in sums.items()}
     result = {"pairs": source, "model": loaded.source, **accuracies(pairs, differences)}
-    grouping = f" by {phenomenon}" if phenomenon else ""
     results.publish(result, [f"{loaded.source} on {source}", _table(result)], as_json=as_json)
-    results.add_results(
-        model, workdir, {f"pairs {source}{grouping}, {results.weights_name(loaded)}": result}
-    )
+    grouping = f" by {phenomenon}" if phenomenon else ""
+    key = f"pairs {source}{grouping}, {results.weights_name(loaded)}"
+    results.add_results(model, workdir, {key: result})
     return result
 
 
@@ -76,11 +77,10 @@ def read_pairs(source: str, phenomenon: str = "") -> list[Pair]:
     """Reads pairs from a source of `labelled`, whose FILE may be a pattern; without a phenomenon they have its name."""
     pairs = []
     for name in _tables(source):
-        content = _with_columns(labelled.read_table, name, source, phenomenon)
+        rows = _with_columns(labelled.read_table, name, source, phenomenon)
         file = PurePosixPath(name.partition(":")[2].removesuffix(".gz"))
-        pairs += map(
-            Pair, content.texts, (label or file.stem for label in content.labels), content.places
-        )
+        names = (label or file.stem for label in rows.labels)
+        pairs += map(Pair, rows.texts, names, rows.places)
     return pairs
 
 
@@ -100,38 +100,36 @@ def _with_columns(function: Callable, name: str, source: str, phenomenon: str) -
 def _tables(source: str) -> list[str]:
     """Returns the sources that match a pattern; raises InputError if there are none."""
     kind, _, rest = source.partition(":")
-    if kind not in labelled.READERS:
+    if kind in ("hf", "tfds"):
+        return [source]
+    if kind not in ("jsonl", "csv"):
         kinds = "jsonl:FILE, csv:FILE, hf:NAME[:CONFIG][#SPLIT] or tfds:NAME[#SPLIT]"
         raise InputError(f"--pairs={source}: must be {kinds}.")
-    names = [rest]
-    if kind in ("jsonl", "csv"):
-        with refusing(f"--pairs={source}: can't be read", "name files that are there"):
-            names = [file.name for file in find_files(rest)]
-    return [f"{kind}:{name}" for name in names]
+    with refusing(f"--pairs={source}: can't be read", "name files that are there"):
+        return [f"{kind}:{file.name}" for file in find_files(rest)]
 
 
 def encode(pairs: Sequence[Pair], model: load.Pretrained) -> list[Sentence]:
     """Returns the sentences of the pairs in turn, the acceptable one first; InputError names one that is too long."""
-    tok = tokenizer.load(model.tokenizer)
-    longest = model.longest_row
-    check_vocabulary(model, tok)
     texts = [text for pair in pairs for text in pair.texts]
-    encoded = tok(texts, return_special_tokens_mask=True, split_special_tokens=True)
+    encoded = tokenizer.load(model.tokenizer)(texts, split_special_tokens=True)
     sentences = []
-    for index, (ids, added) in enumerate(
-        zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
-    ):
+    for index, (text, encoding) in enumerate(zip(texts, encoded.encodings, strict=True)):
         where = f"{pairs[index // 2].where}: its {FIELDS[index % 2]!r}"
-        if len(ids) > longest:
+        if len(encoding) > model.longest_row:
             raise InputError(
-                f"{where} has {len(ids)} tokens, the model reads at most {longest}; shorten it."
+                f"{where} has {len(encoding)} tokens, the model reads at most {model.longest_row}; shorten it."
             )
-        if all(added) or not texts[index].strip():
+        if not text.strip() or all(encoding.special_tokens_mask):
             raise InputError(f"{where} is empty; fill it in, or remove the row.")
-        words = encoded.word_ids(index)
-        end_of_word = {word: place + 1 for place, word in enumerate(words) if word is not None}
-        ends = [end_of_word.get(word, place + 1) for place, word in enumerate(words)]
-        sentences.append((tuple(ids), tuple(np.where(added, 0, ends).tolist())))
+        end_of_word = {word: place + 1 for place, word in enumerate(encoding.word_ids)}
+        ends = [
+            0 if is_added else place + 1 if word is None else end_of_word[word]
+            for place, (word, is_added) in enumerate(
+                zip(encoding.word_ids, encoding.special_tokens_mask, strict=True)
+            )
+        ]
+        sentences.append(Sentence(tuple(encoding.ids), tuple(ends)))
     return sentences
 
 
@@ -142,35 +140,32 @@ def pseudo_log_likelihoods(
 
     Equal sentences are scored once, so that they tie whatever the rounding.
     """
-    score_copies = pseudo_perplexity.make_scorer(
-        config, model, tokenizer.load(model.tokenizer).mask_token_id
+    index = {sentence: row for row, sentence in enumerate(sorted(set(sentences)))}
+    spans_P = []  # (row, first and stop of the masked tokens, end of the word)
+    for sentence, row in index.items():
+        for place, end in enumerate(sentence.ends):
+            # a token alone, and with the rest of its word
+            spans_P += [(row, place, stop, end) for stop in {place + 1, end} if end]
+    row_P, first_P, stop_P, end_P = np.array(spans_P).T
+    mesh, padded = put_on_devices(config, model)
+    nats_P, _ = spans.score(
+        padded.module,
+        padded.params,
+        mesh,
+        model,
+        [list(sentence.ids) for sentence in index],
+        (row_P, first_P, stop_P),
+        mask_id=tokenizer.load(model.tokenizer).mask_token_id,
+        batch=config.evaluate.batch,
+        multiple=LENGTHS,
+        first_alone=True,
     )
-    distinct = sorted(set(sentences), key=lambda sentence: (len(sentence[0]), sentence))
-    parts = []
-    for _, group in itertools.groupby(distinct, lambda sentence: -(-len(sentence[0]) // LENGTHS)):
-        batch = list(group)
-        row_P, first_P, stop_P, end_P = np.array(list(_copies(batch))).T
-        rows_NxL = pad([list(ids) for ids, _ in batch], model, LENGTHS)
-        nats_P, _ = score_copies(rows_NxL, row_P, first_P, stop_P)
-        # by METHODS; the last token of a word counts for both
-        counted = (
-            stop_P == first_P + 1,
-            stop_P == end_P,
-        )
-        parts.append(
-            [np.bincount(row_P, -nats_P * is_counted, len(batch)) for is_counted in counted]
-        )
-    sums = np.concatenate(parts, axis=1)  # [methods, distinct sentences]
-    index = {sentence: index for index, sentence in enumerate(distinct)}
-    return dict(zip(METHODS, sums[:, [index[sentence] for sentence in sentences]], strict=True))
-
-
-def _copies(sentences: list[Sentence]) -> Iterator[tuple[int, int, int, int]]:
-    """Yields (row, begin and end of the masked tokens, end of the word): a token alone, and with its word's rest."""
-    for row, (_, ends) in enumerate(sentences):
-        for place, end in enumerate(ends):
-            for stop in {place + 1, end} if end else ():
-                yield row, place, stop, end
+    row_N = [index[sentence] for sentence in sentences]
+    counted = {"original": stop_P == first_P + 1, "within_word": stop_P == end_P}
+    return {
+        method: np.bincount(row_P, -nats_P * is_counted)[row_N]
+        for method, is_counted in counted.items()
+    }
 
 
 def accuracies(pairs: Sequence[Pair], differences: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -195,19 +190,11 @@ def _accuracy(difference_N: np.ndarray) -> dict[str, float]:
     count = len(difference_N)
     ties = int(np.sum(difference_N == 0))
     accuracy = (int(np.sum(difference_N > 0)) + ties / 2) / count
-    center = (accuracy + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = (
-        Z
-        * math.sqrt(accuracy * (1 - accuracy) / count + Z**2 / (4 * count**2))
-        / (1 + Z**2 / count)
-    )
-    return {
-        "accuracy": accuracy,
-        "low": center - half,
-        "high": center + half,
-        "pairs": count,
-        "ties": ties,
-    }
+    scale = 1 + Z**2 / count
+    center = (accuracy + Z**2 / (2 * count)) / scale
+    half = Z * math.sqrt(accuracy * (1 - accuracy) / count + Z**2 / (4 * count**2)) / scale
+    interval = {"low": center - half, "high": center + half}
+    return {"accuracy": accuracy, **interval, "pairs": count, "ties": ties}
 
 
 def _table(result: dict[str, Any]) -> Any:

@@ -10,10 +10,11 @@ from mlm import cluster, logs
 from mlm.errors import DamageError
 from mlm.paths import UPath, os_errors, write_text
 from mlm.pretrained import load, locate
-from mlm.text import say, show
+from mlm.text import say, show, table
 from mlm.training import sharding
 from mlm.workdir import Workdir
 
+Z = 1.959964  # of a 95% interval
 FEW = 2000  # masked tokens: on fewer, another draw of the masks changes the third digit of the loss
 
 
@@ -25,6 +26,17 @@ def publish(result: dict[str, Any], shown: Sequence[Any], *, as_json: bool) -> N
         print(json.dumps(logs.finite(result)))
     if not as_json:
         show(*shown, out=sys.stdout if sys.stdout.isatty() else sys.stderr)
+
+
+def score_table(columns: dict[str, dict[str, Any]]) -> Any:
+    """Returns a table of scores: a row for each of logs.SCORES and each metric of one's own, a column for each name."""
+    specs = logs.SCORES | {name: (name, ".4g") for name in logs.own_metrics(columns.values())}
+    rows = [
+        (name, *(format(scores[key], spec) if key in scores else "" for scores in columns.values()))
+        for key, (name, spec) in specs.items()
+        if any(key in scores for scores in columns.values())
+    ]
+    return table("", *(f">{name}" for name in columns), rows=rows, indent=2)
 
 
 def add_results(model: str, workdir: Workdir, entries: dict[str, dict[str, Any]]) -> None:

@@ -9,7 +9,6 @@ steps are chosen here.
 
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
 import math
@@ -36,18 +35,13 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
     """
     steps = complete_steps(folder)[::-1]
     for step in sorted(steps, key=lambda step: score_of(folder, step)) if best else steps:
-        with reading(folder, step):
-            damage = find_damage(folder, step)
-            if damage is None:
-                return step
+        try:
+            check_step(folder, step, str(folder))
+            return step
+        except DamageError as error:
             if on_damage != "fallback":
-                raise DamageError(
-                    f"{folder / str(step)}: {damage}; restore that folder from a copy, name an earlier checkpoint "
-                    "(WORKDIR@STEP), or continue from the newest good one with --config.checkpoint.on_damage=fallback."
-                )
-        logger.warning(
-            "%s: %s; falling back to the checkpoint before it.", folder / str(step), damage
-        )
+                raise
+            logger.warning("%s Falling back to the checkpoint before it.", error)
         if cluster.is_primary():
             set_aside(folder, step, "damaged")
     return None
@@ -64,7 +58,8 @@ def check_step(folder: UPath, step: int, where: str, *, deep: bool = True) -> No
     with reading(folder, step):
         if damage := find_damage(folder, step, deep=deep):
             raise DamageError(
-                f"{folder / str(step)}: {damage}; restore that folder from a copy, or name another step."
+                f"{folder / str(step)}: {damage}; restore that folder from a copy, name another checkpoint "
+                "(WORKDIR@STEP), or continue from the newest good one with --config.checkpoint.on_damage=fallback."
             )
 
 
@@ -73,15 +68,9 @@ def score_of(folder: UPath, step: int) -> float:
     file = folder / str(step) / "metrics" / "metrics"
     try:
         score = json.loads(file.read_text())["loss"] if file.is_file() else None
-        return math.inf if score is None or math.isnan(score) else score
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        OverflowError,
-        RecursionError,
-    ):  # damaged: its hash will say so
+    except ValueError:  # damaged, as its hash will say
         return -math.inf
+    return math.inf if score is None or math.isnan(score) else score
 
 
 def step_folders(folder: UPath) -> list[int]:
@@ -96,12 +85,12 @@ def complete_steps(folder: UPath) -> list[int]:
 
 def set_aside(folder: UPath, step: int, reason: str) -> None:
     """Renames a step's folder to "{reason}.{step}", where orbax does not see it."""
-    names = itertools.chain(
-        [f"{reason}.{step}"], (f"{reason}.{step}.{number}" for number in itertools.count(2))
-    )
-    target = next(folder / name for name in names if not (folder / name).exists())
-    until = " until a later one is complete" if reason == "incomplete" else ""
-    logger.warning("%s is %s; it is kept as %s%s.", folder / str(step), reason, target.name, until)
+    target = folder / f"{reason}.{step}"
+    number = 1
+    while target.exists():
+        number += 1
+        target = folder / f"{reason}.{step}.{number}"
+    logger.warning("%s is %s; it is kept as %s.", folder / str(step), reason, target.name)
     move(folder / str(step), target, first=HASHES)
 
 
@@ -131,14 +120,12 @@ def reading(folder: UPath, step: int) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if step not in complete_steps(folder):
-            what = (
-                "was removed while it was read, as a run that goes on removes its older checkpoints"
-            )
-            raise InputError(
-                f"{folder / str(step)}: {what}; start the same command again."
-            ) from None
-        raise
+        if step in complete_steps(folder):
+            raise
+        raise InputError(
+            f"{folder / str(step)}: was removed while it was read, as a run that goes on removes its older "
+            "checkpoints; start the same command again."
+        ) from None
 
 
 def find_damage(folder: UPath, step: int, *, deep: bool = True) -> str | None:
@@ -154,7 +141,7 @@ def find_damage(folder: UPath, step: int, *, deep: bool = True) -> str | None:
                 return f"the file {name} has {actual_size} bytes where {size} were written"
             if deep and _sha256(files[name]) != digest:
                 return f"the file {name} is not what was written (its SHA-256 differs)"
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError):
         return f"{HASHES} can't be read"
     return None
 

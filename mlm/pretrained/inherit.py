@@ -44,9 +44,10 @@ def values(
     if INIT_FROM not in overridden or named_by_file in ("", flat[INIT_FROM]):
         is_set |= {key for key, value in flat.items() if value != base.get(key)}
     source = saved(workdir, flat[INIT_FROM]) or _of_model(flat[INIT_FROM])
-    # the model decides, but for the tokenizer, which must fit it
-    if task == configs.CLASSIFICATION:
-        kept = is_set.intersection(["tokenizer.path"])
+    if (
+        task == configs.CLASSIFICATION
+    ):  # the model decides, but for the tokenizer, which must fit it
+        kept = is_set & {"tokenizer.path"}
         return {
             key: value for key, value in source.items() if value != flat[key] and key not in kept
         }
@@ -66,20 +67,11 @@ def values(
 
 def _of_model(name: str) -> dict[str, Any]:
     """Returns the keys of `model`, and of `tokenizer` if it has one, that describe the model `name`."""
-    if locate.is_workdir(name):
-        model = load.load(name, head=None, flag=load.INIT_FROM, headers=True)
-        config = model.config
-        vocab_size = model.meta["dataset"]["vocab_size"]
-        files = model.tokenizer
-        path = f"{locate.split_step(name)[0]}/tokenizer"
-    else:
-        files = locate.local_copy(name, load.INIT_FROM, weights=False)
-        config = model_config.read_config(files, f"{load.INIT_FROM}{name}")
-        path = name
-        vocab_size = config.vocab_size
-    keys = model_config.keys_of(config)
-    if locate.has_tokenizer(UPath(files)):
-        keys |= {"tokenizer.path": path, "tokenizer.vocab_size": vocab_size}
+    model = load.load(name, head=None, flag=load.INIT_FROM, headers=True)
+    keys = model_config.keys_of(model.config)
+    if locate.has_tokenizer(UPath(model.tokenizer)):
+        path = f"{locate.split_step(name)[0]}/tokenizer" if locate.is_workdir(name) else name
+        keys |= {"tokenizer.path": path, "tokenizer.vocab_size": model.config.vocab_size}
     return keys
 
 

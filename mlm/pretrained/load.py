@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from transformers import PretrainedConfig
 
 from mlm.data import tokenizer
+from mlm.data.tokenizer_checks import vocabulary_size
 from mlm.errors import InputError
 from mlm.model import classifier, families
 from mlm.model.families import Family, family_of, first_position
@@ -137,41 +138,41 @@ def load(
 def _check_classifier(config: PretrainedConfig, where: str) -> None:
     """Raises InputError for a classifier of a kind that is not supported."""
     kind = classifier.kind(config)
+    fault = ""
     if config.problem_type == "multi_label_classification":
+        fault = "is a multi-label classifier"
+    elif kind == "regression" and config.num_labels > 1:
+        fault = f"predicts {config.num_labels} numbers per row"
+    elif len(set(config.id2label.values())) < config.num_labels:
+        fault = f"has id2label = {config.id2label!r:.80}, where labels share a name"
+    elif kind != "tokens" and getattr(config, "classifier_pooling", "cls") != "cls":
+        fault = "has a head that reads the mean of a row's tokens, not the first"
+    if fault:
         raise InputError(
-            f"{where}: is a multi-label classifier; one with a label or number per row is needed."
-        )
-    if kind == "regression" and config.num_labels > 1:
-        raise InputError(
-            f"{where}: predicts {config.num_labels} numbers per row; one that predicts one is needed."
-        )
-    names = set(map(str, config.id2label.values()))
-    if sorted(config.id2label) != list(range(config.num_labels)) or len(names) < config.num_labels:
-        raise InputError(
-            f"{where}: its config.json has id2label = {config.id2label!r:.80}; it must give each label from 0 to "
-            f"{config.num_labels - 1} a name of its own."
-        )
-    if kind != "tokens" and getattr(config, "classifier_pooling", "cls") != "cls":
-        raise InputError(
-            f"{where}: its head reads the mean of a row's tokens; one that reads the first is needed."
+            f"{where}: {fault}; one with a label, or a number, for each row or word is needed."
         )
 
 
 def _fit_tokenizer(config: PretrainedConfig, folder: UPath, head: str | None, where: str) -> None:
-    """Refuses a tokenizer that would have other positions than in training, and notes how it marks pairs for a BERT.
+    """Refuses a tokenizer that is not the model's, and notes how it marks pairs for a BERT.
 
     A RoBERTa of transformers gives each token whose id is the config's pad_token_id the position of
     padding, whatever the tokenizer means by it. Ours reads the attention mask instead, which is the
     same while the two ids are.
     """
     tok = tokenizer.load(str(folder))
-    if first_position(config) and tok.pad_token_id != config.pad_token_id:
+    entries = vocabulary_size(tok.backend_tokenizer)
+    fault = ""
+    if head is not None and entries > config.vocab_size:
+        fault = f"has {config.vocab_size} vocabulary entries, its tokenizer has {entries}"
+    elif first_position(config) and tok.pad_token_id != config.pad_token_id:
         meaning = printable(str(tok.convert_ids_to_tokens(config.pad_token_id)))
-        raise InputError(
-            f"{where}: its config.json has pad_token_id = {config.pad_token_id}, which its tokenizer calls {meaning}; "
-            f"there the padding token {tok.pad_token} is {tok.pad_token_id}, and positions depend on it: use the "
-            "tokenizer that the model was trained with."
+        fault = (
+            f"its config.json has pad_token_id = {config.pad_token_id}, which its tokenizer calls {meaning}; there the "
+            f"padding token {tok.pad_token} is {tok.pad_token_id}, and positions depend on it"
         )
+    if fault:
+        raise InputError(f"{where}: {fault}; use the tokenizer that the model was trained with.")
     if head == CLASSIFIER and config.model_type == "bert":
         classifier.set_pairs(config, tok, has_types="token_type_ids" in tok.model_input_names)
 
@@ -179,55 +180,36 @@ def _fit_tokenizer(config: PretrainedConfig, folder: UPath, head: str | None, wh
 def _read_params(
     folder: UPath, config: PretrainedConfig, head: str | None, where: str, *, headers: bool
 ) -> Params:
-    """Returns the parameters that a model with `head` has, checked against its config."""
+    """Returns the parameters of the body and of `head`, each of the shape that the config asks for."""
     family = family_of(config)
     params = weight_files.read_params(folder, family.body, where, headers=headers)
     reads_pooler = (
         head == CLASSIFIER and family is families.BERT and classifier.kind(config) != "tokens"
     )
-    if head and not reads_pooler and isinstance(params[family.body], dict):
+    if head and not reads_pooler:
         params[family.body].pop("pooler", None)
-    if isinstance(params.get("cls"), dict):
+    if "cls" in params:
         params["cls"].pop("seq_relationship", None)  # BERT's head for next sentences
-    _check_params(Pretrained(config, params, "", None, {}, ""), head, where)
-    return params
-
-
-def _check_params(pretrained: Pretrained, head: str | None, where: str) -> None:
-    """Raises InputError for the first parameter of the body and of `head` that is not as the config has it."""
-    config = pretrained.config
-    family = pretrained.family
     required = {LM_HEAD: family.lm_head, CLASSIFIER: (CLASSIFIER,), None: ()}[head]
-    if not set(required) <= pretrained.params.keys():
+    if not set(required) <= params.keys():
         raise InputError(f"{where}: has no {HEAD_NAMES[head]}; name a model with one.")
-    stack = "/".join(family.stack) + "/"
-    layers = {
-        name.removeprefix(stack).split("/")[0]
-        for name in pretrained.leaves
-        if name.startswith(stack)
-    }
-    difference = f"{len(layers)} layers where config.json asks for {config.num_hidden_layers}"
-    if len(layers) == config.num_hidden_layers:  # before the shapes of as many are made
-        params = pretrained.params if head else pretrained.encoder
-        is_classifier = head == CLASSIFIER or "pooler" in params[family.body]
-        module = family.make_module(
-            config, classifier.head_name(config) if is_classifier else MASKED_LM
-        )
-        config_params = jax.eval_shape(lambda: module.init_params(make_key(0)))
-        expected = shapes_of(
-            {name: config_params[name] for name in (config_params if head else params)}
-        )
-        actual = shapes_of(params)
-        differences = (
-            f"{name} is {actual.get(name)} where config.json asks for {expected.get(name)}"
-            for name in sorted(expected.keys() | actual.keys())
-            if expected.get(name) != actual.get(name)
-        )
-        difference = next(differences, "")
-    if difference:
-        raise InputError(
-            f"{where}: its weights don't match its config.json: {difference}; use an undamaged copy."
-        )
+    compared = params if head else Pretrained(config, params, "", None, {}, "").encoder
+    is_classifier = head == CLASSIFIER or "pooler" in compared[family.body]
+    module = family.make_module(
+        config, classifier.head_name(config) if is_classifier else MASKED_LM
+    )
+    all_expected = jax.eval_shape(lambda: module.init_params(make_key(0)))
+    expected = shapes_of(
+        {name: tree for name, tree in all_expected.items() if head or name in compared}
+    )
+    actual = shapes_of(compared)
+    for name in sorted(expected.keys() | actual.keys()):
+        if expected.get(name) != actual.get(name):
+            raise InputError(
+                f"{where}: its weights don't match its config.json: {name} is {actual.get(name)} where config.json "
+                f"asks for {expected.get(name)}; use an undamaged copy."
+            )
+    return params
 
 
 def shapes_of(params: Params) -> dict[str, tuple[int, ...]]:
@@ -266,10 +248,9 @@ def from_workdir(
         raise InputError(f"{where}: holds a {kind}, which has no {HEAD_NAMES[head]}.")
     params = {} if headers else restore(workdir, step, meta)
     source = str(workdir.checkpoints / str(step))
-    pretrained = Pretrained(
-        config_of(dataset["model"]), params, str(workdir.tokenizer), step, meta, source
-    )
-    return pretrained if headers else pretrained.with_vocabulary(dataset["vocab_size"])
+    config = config_of(dataset["model"])
+    pretrained = Pretrained(config, params, str(workdir.tokenizer), step, meta, source)
+    return pretrained.with_vocabulary(dataset["vocab_size"])
 
 
 def part_of(meta: dict[str, Any]) -> str:

@@ -1,14 +1,13 @@
 """Where the model that a person named is: a workdir, a folder, a bucket or the Hub; and what it is. Without jax."""
 
 import contextlib
-import json
 import re
 from collections.abc import Collection
 from typing import Any
 
 from mlm import logs
 from mlm.errors import DamageError, InputError
-from mlm.paths import HUB_NAME, UPath, check_reachable, children, local_folder
+from mlm.paths import HUB_NAME, UPath, check_reachable, local_folder
 from mlm.pretrained import checkpoint_files
 from mlm.workdir import Workdir
 
@@ -86,41 +85,31 @@ def is_workdir(name: str) -> bool:
 
 def is_classifier(model: str | Workdir) -> bool:
     """Returns whether a model, named as for `load.load`, is a classifier; False for one that can't be read."""
+    if isinstance(model, Workdir) or is_workdir(model):
+        return "labels" in metadata(model).get("dataset", ())
     try:
-        if isinstance(model, Workdir) or is_workdir(model):
-            return "labels" in metadata(model)["dataset"]
-        config = json.loads(
-            (local_copy(model, "--model=") / "config.json").read_bytes().decode("utf-8-sig")
-        )
-        heads = ("SequenceClassification", "TokenClassification")
-        return any(name.endswith(heads) for name in config.get("architectures") or ())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        config = logs.read_object(local_copy(model, "--model=") / "config.json")
+    except DamageError:  # as `load` will say
         return False
+    heads = ("SequenceClassification", "TokenClassification")
+    return any(name.endswith(heads) for name in config.get("architectures") or ())
 
 
 def milestones(workdir: Workdir) -> list[int]:
     """Returns the steps whose checkpoints are kept for good."""
-    metas = _metadata_of_steps(workdir.root)
-    return sorted(metas.keys() & {step for meta in metas.values() for step in meta["milestones"]})
+    steps = checkpoint_files.complete_steps(workdir.checkpoints)
+    metas = [checkpoint_files.read_meta(workdir.checkpoints, step) for step in steps]
+    kept = {step for meta in metas for step in meta["milestones"]}
+    return sorted(kept.intersection(steps))
 
 
 def metadata(model: str | Workdir) -> dict[str, Any]:
-    """Returns the metadata of one of a run's checkpoints, {} if there is none that can be read."""
+    """Returns the metadata of a run's newest checkpoint that can be read, {} if there is none."""
     root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
-    return next(iter(_metadata_of_steps(root).values()), {})
-
-
-def _metadata_of_steps(root: UPath) -> dict[int, dict[str, Any]]:
-    """Returns the metadata of each step of a run, unless it is damaged."""
-    metas = {}
-    for folder in children(root / "checkpoints"):
-        # ValueError: a folder that was set aside
-        with contextlib.suppress(DamageError, ValueError):
-            if logs.read_object(folder / "meta" / "metadata"):
-                metas[int(folder.name)] = checkpoint_files.read_meta(
-                    root / "checkpoints", int(folder.name)
-                )
-    return metas
+    for step in reversed(checkpoint_files.complete_steps(root / "checkpoints")):
+        with contextlib.suppress(OSError, ValueError):  # damaged
+            return checkpoint_files.read_meta(root / "checkpoints", step)
+    return {}
 
 
 def local_copy(name: str, flag: str, *, weights: bool = True) -> UPath:
@@ -167,17 +156,15 @@ def _download(name: str, flag: str, weights: bool) -> str:
         if not re.fullmatch(HUB_NAME, name):
             raise FileNotFoundError("no such folder")
         if not weights:
-            folder = huggingface_hub.snapshot_download(
-                name, allow_patterns=[*DOWNLOADED, SAFETENSORS_INDEX]
-            )
+            patterns = [*DOWNLOADED, SAFETENSORS_INDEX]
+            folder = huggingface_hub.snapshot_download(name, allow_patterns=patterns)
             if not weight_files(UPath(folder)):
-                weight_file(
-                    set(huggingface_hub.list_repo_files(name)).difference(PICKLES), f"{flag}{name}"
-                )
+                files = set(huggingface_hub.list_repo_files(name)).difference(PICKLES)
+                weight_file(files, f"{flag}{name}")
             return folder
         for files in FROM_HUB:
             folder = huggingface_hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, *files])
-            if any((UPath(folder) / file).is_file() for file in files):
+            if weight_files(UPath(folder)):
                 break
         return folder
     except InputError:

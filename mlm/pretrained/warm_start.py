@@ -17,10 +17,9 @@ from ml_collections import ConfigDict
 from tokenizers import Tokenizer
 from transformers import PretrainedConfig
 
-from mlm.config_rules import ROTARY_BASES
 from mlm.data import tokenizer
 from mlm.errors import InputError
-from mlm.model.families import SIZES, Family, first_position, name_of
+from mlm.model.families import SIZES, first_position, name_of
 from mlm.model.module import Params
 from mlm.paths import UPath
 from mlm.pretrained import load, locate
@@ -45,10 +44,7 @@ def read_source(
     tiled = settings.model.init == "tiled"
     source = load.load(settings.train.init_from, head=None, flag=load.INIT_FROM)
     refuse_another_model(source, config, tiled=tiled)
-    lines = []
-    if tiled:
-        source, lines = tile(source, config, shapes_of(params))
-    return source, lines + rotary_changes(source, config)
+    return tile(source, config, shapes_of(params)) if tiled else (source, [])
 
 
 def refuse_another_model(
@@ -59,26 +55,27 @@ def refuse_another_model(
     `tiled` allows smaller sizes.
     """
     old = source.config
-    differences = []
-    if type(old) is not type(config):  # whose other keys mean something else
-        differences.append(f"model.family = {name_of(config)} (it has {name_of(old)})")
-    else:
+    pairs = {}  # key -> (value of the config, value of the source)
+    if type(old) is type(config):
         for key, name in source.family.architecture.items():
             value = getattr(config, name)
             old_value = getattr(old, name)
             may_grow = tiled and key in SIZES
             if value != old_value and not (may_grow and value > old_value):
-                differences.append(f"model.{key} = {value} (it has {old_value})")
+                pairs[f"model.{key}"] = value, old_value
         size, old_size = (model.hidden_size // model.num_attention_heads for model in (config, old))
-        if size != old_size and not differences:  # tiled
-            differences.append(
-                f"heads of size {size}, by model.hidden_size and model.heads (it has {old_size})"
-            )
+        if tiled and size != old_size:
+            pairs["model.hidden_size / model.heads"] = size, old_size
         for name in ("classifier_activation", "global_attn_every_n_layers"):  # which have no key
             value, old_value = (getattr(model, name, None) for model in (config, old))
             if value != old_value:
-                differences.append(f"{name} = {value} (it has {old_value})")
-    if differences:
+                pairs[name] = value, old_value
+    else:  # whose other keys mean something else
+        pairs["model.family"] = name_of(config), name_of(old)
+    if pairs:
+        differences = (
+            f"{key} = {value} (it has {theirs})" for key, (value, theirs) in pairs.items()
+        )
         raise InputError(
             f"{load.INIT_FROM}{source.source}: does not fit {', '.join(differences)}; set what it has, or start from "
             "another model."
@@ -96,16 +93,6 @@ def refuse_unfit_rows(body: PretrainedConfig, *, length: int, vocab_size: int, p
             f"config.train.init_from: its model has {body.vocab_size} vocabulary entries and pad id "
             f"{body.pad_token_id}, its tokenizer {vocab_size} and {pad_id}; take those of one model."
         )
-
-
-def rotary_changes(source: Pretrained, config: PretrainedConfig) -> list[str]:
-    """Returns a line for each rotary base that differs from the source's."""
-    bases = ((key, getattr(source.config, key, 0), getattr(config, key, 0)) for key in ROTARY_BASES)
-    return [
-        f"  model.{key}: {old:g} in the source, {new:g} here"
-        for key, old, new in bases
-        if old != new
-    ]
 
 
 def tile(
@@ -141,16 +128,10 @@ def tile(
             if small != large:
                 values = np.take(values, (np.arange(large) - starts[small, large]) % small, axis)
         tiled[name] = values
-    sizes = {"hidden size": hidden, "intermediate size": inner}
     lines = [
-        f"  tiled from {small:,} to {large:,}: {size}"
-        for size, (small, large) in sizes.items()
-        if small < large
+        f"  hidden size {hidden[0]:,} tiled to {hidden[1]:,}, intermediate size {inner[0]:,} to {inner[1]:,}",
+        f"  {old.num_hidden_layers} layers repeated to {len(layers)}: {', '.join(map(str, layers))}",
     ]
-    if len(layers) > old.num_hidden_layers:
-        lines.append(
-            f"  repeated from {old.num_hidden_layers} to {len(layers)}: layers {', '.join(map(str, layers))}"
-        )
     return dataclasses.replace(source, params=unflatten_dict(tiled, sep="/")), lines
 
 
@@ -193,9 +174,8 @@ def fit(
     if positions in leaves:
         # A RoBERTa's rows up to that of its padding id are of no position; another family's all are
         # of one.
-        old_pad, new_pad = (
-            (source.config.pad_token_id, pad_id) if first_position(source.config) else (-1, -1)
-        )
+        is_roberta = first_position(source.config) > 0
+        old_pad, new_pad = (source.config.pad_token_id, pad_id) if is_roberta else (-1, -1)
         old_length = len(leaves[positions]) - old_pad - 1
         new_length = shapes[positions][0] - new_pad - 1
         # 0 is the position of padding
@@ -217,22 +197,22 @@ def fit(
         elif values is not None and values.shape == shape:
             taken[name] = values, np.True_
     matched = [name for name in vocabulary if name in taken]
-    whole = [name for name in taken if name not in (*vocabulary, positions)]
-    counts = _counts("rows", len(token_rows[0]), vocab_size, entries)
     lines = [
         f"start from {source.source}",
-        f"  copied: {_grouped(whole, family)}",
-        f"  {' and '.join(matched)}: {counts}; matched by {matched_by}",
+        f"  {' and '.join(matched)}: {_counts(len(token_rows[0]), vocab_size, entries)} rows; matched by {matched_by}",
+        f"  copied whole: {len(set(taken) - {*vocabulary, positions})} of {len(shapes)} parameters",
     ]
+    groups = {
+        "newly initialized": [name for name in shapes if name not in taken],
+        "unused in the source": [name for name in leaves if name not in shapes],
+    }
+    for what, names in groups.items():
+        if names:
+            modules = dict.fromkeys(name.rpartition("/")[0] for name in names)
+            lines.append(f"  {what}: {', '.join(modules)}")
     if positions in leaves:
-        counts = _counts("positions", min(old_length, new_length), new_length, old_length)
-        lines.append(f"  {positions}: {counts}")
-    if fresh := [name for name in shapes if name not in taken]:
-        lines.append(
-            f"  newly initialized (missing from the source, or of another shape): {_grouped(fresh, family)}"
-        )
-    if unused := [name for name in leaves if name not in shapes]:
-        lines.append(f"  unused in the source: {_grouped(unused, family)}")
+        counts = _counts(min(old_length, new_length), new_length, old_length)
+        lines.append(f"  {positions}: {counts} positions")
     return taken, lines
 
 
@@ -272,23 +252,8 @@ def _texts(fast: Tokenizer) -> list[tuple[str, int]]:
     return texts
 
 
-def _counts(noun: str, taken: int, new: int, old: int) -> str:
-    counts = f"{taken:,} of {old:,} {noun} copied"
-    if new > taken:
-        counts += f", {new - taken:,} newly initialized"
-    if old > taken:
-        counts += f", {old - taken:,} unused"
-    return counts
-
-
-def _grouped(names: list[str], family: Family) -> str:
-    """Returns the names without their last part; layers, which are always whole, are only counted."""
-    stack = "/".join(family.stack) + "/"
-    bias = "/".join(family.decoder_bias)
-    layers = {name.removeprefix(stack).split("/")[0] for name in names if name.startswith(stack)}
-    others = [name for name in names if not name.startswith(stack)]
-    groups = dict.fromkeys(name if name == bias else name.rpartition("/")[0] for name in others)
-    return ", ".join([f"{len(layers)} layers", *groups] if layers else groups)
+def _counts(taken: int, new: int, old: int) -> str:
+    return f"{taken:,} copied, {new - taken:,} newly initialized, {old - taken:,} unused"
 
 
 def start(params: Params, taken: dict[str, Taken]) -> Params:

@@ -5,6 +5,7 @@ it is followed.
 """
 
 import flax.serialization
+import jax
 import numpy as np
 import safetensors.flax
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -35,33 +36,32 @@ def read_params(folder: UPath, body: str, where: str, *, headers: bool = False) 
         if name in (SAFETENSORS_INDEX, MSGPACK_INDEX):
             parts = set(logs.read_object(folder / name)["weight_map"].values())
             files = [inside(folder, part) for part in sorted(parts)]
+        flat = {}
         if name in (SAFETENSORS, SAFETENSORS_INDEX):
             # numpy's knows no bfloat16
             load_file = _zeros_of if headers else safetensors.flax.load_file
-            tensors = {key: value for file in files for key, value in load_file(str(file)).items()}
-            params = weights.from_torch(tensors)
-            flat = flatten_dict(params, sep="/")
+            for file in files:
+                flat |= load_file(str(file))
+            params = weights.from_torch(flat)
         else:
-            flat = {}
             for file in files:  # a part of several is flat already
                 flat |= flatten_dict(flax.serialization.msgpack_restore(file.read_bytes()), sep="/")
-        params = unflatten_dict(
-            {key: np.asarray(value, np.float32) for key, value in flat.items()}, sep="/"
-        )
+            params = unflatten_dict(flat, sep="/")
+        params = jax.tree.map(lambda value: np.asarray(value, np.float32), params)
     # whatever the libraries raise at a file that is not what its name says
     except Exception as error:
         reason = printable(str(error))[:300]
         raise InputError(
             f"{where}: its weights can't be read ({reason}); use an undamaged copy."
         ) from None
-    if body in params:
-        return params
-    if "embeddings" in params:  # of the body alone
+    if "embeddings" in params and body not in params:  # of the body alone
         return {body: params}
-    raise InputError(
-        f"{where}: its parameters are named {printable(min(flat))[:120]} and so on; remove the prefix, or save the "
-        f"model itself, so that their names start with {body}.embeddings."
-    )
+    if body not in params:
+        raise InputError(
+            f"{where}: its parameters are named {printable(min(flat))[:120]} and so on; remove the prefix, or save the "
+            f"model itself, so that their names start with {body}.embeddings."
+        )
+    return params
 
 
 def _zeros_of(file: str) -> dict[str, np.ndarray]:

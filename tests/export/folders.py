@@ -22,13 +22,10 @@ KINDS = {
     "tokens": {"of_tokens": True},
     "pairs": {"pair": True},
     "regression": {"labels": ()},
-}
-KINDS |= {"modernbert": {"family": "modernbert"}}
-KINDS |= {
+    "modernbert": {"family": "modernbert"},
     "prelayernorm": {"family": "roberta_prelayernorm"},
-    "bert pairs": {"pair": True, "is_bert": True},
+    "real-bert pairs": {"family": "bert", "pair": True, "is_bert": True},
 }
-KINDS |= {"real-bert pairs": {"family": "bert", "pair": True, "is_bert": True}}
 
 
 def change_tensors(folder: pathlib.Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
@@ -40,11 +37,6 @@ def change_tensors(folder: pathlib.Path, change: Callable[[dict[str, np.ndarray]
 def damage_embedding(folder: pathlib.Path) -> None:
     name = "roberta.embeddings.position_embeddings.weight"
     change_tensors(folder, lambda tensors: np.add.at(tensors[name], (20, 3), 0.02))
-
-
-def damage_head(folder: pathlib.Path) -> None:
-    name = "classifier.dense.weight"
-    change_tensors(folder, lambda tensors: tensors.update({name: 1.1 * tensors[name]}))
 
 
 def damage_name(folder: pathlib.Path) -> None:
@@ -61,9 +53,7 @@ def damage_tokenizer(folder: pathlib.Path) -> None:
 
 def damage_ranks(folder: pathlib.Path) -> None:
     proof = json.loads((folder / "proof.json").read_text())
-    mask = proof["rows"][0]["fillings"][0]
-    mask[0]["token"], mask[1]["token"] = mask[1]["token"], mask[0]["token"]
-    mask[0]["token_str"], mask[1]["token_str"] = mask[1]["token_str"], mask[0]["token_str"]
+    proof["rows"][0]["fillings"][0].reverse()
     (folder / "proof.json").write_text(json.dumps(proof))
 
 
@@ -72,12 +62,6 @@ def damage_labels(folder: pathlib.Path) -> None:
     names = list(content["id2label"].values())
     content["id2label"] = dict(zip(content["id2label"], [*names[1:], names[0]], strict=True))
     (folder / "config.json").write_text(json.dumps(content))
-
-
-def damage_limit(folder: pathlib.Path) -> None:
-    """Has a pipeline read rows that are longer than the model's positions."""
-    file = folder / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": 8192}))
 
 
 def damaged(folder, target: pathlib.Path, damage) -> pathlib.Path:

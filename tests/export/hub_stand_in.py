@@ -56,7 +56,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(code)
         if retry_after:
             self.send_header("Retry-After", retry_after)
-        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -80,73 +79,58 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif self.headers.get("Authorization") != f"Bearer {hub.token}":
             self.answer(401, {"error": "Invalid username or password."})
         elif path == "/api/repos/create":
-            self.create(json.loads(body))
+            wish = json.loads(body)
+            name = f"{wish['organization']}/{wish['name']}"
+            hub.repos.setdefault(name, {"private": wish["private"], "branches": {"main": {}}})
+            self.answer(200, {"url": f"{hub.url}/{name}"})
         elif path == "/api/validate-yaml":
             self.answer(200, {"errors": [], "warnings": []})
-        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
-            self.of_model(match[1], match[2] or "", body)
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/([^/]+))?(?:/(.*))?", path):
+            name, what, branch = match.groups()
+            if name not in hub.repos:
+                self.answer(404, {"error": "Repository not found"})
+                return
+            repo = hub.repos[name]
+            content = self.of_model(repo, what, urllib.parse.unquote(branch or ""), body)
+            self.answer(200, {"id": name, "private": repo["private"], "sha": "0" * 40} | content)
         else:
-            self.batch(json.loads(body)["objects"])
+            self.answer(200, {"transfer": "basic", "objects": self.missing(json.loads(body))})
 
     do_GET = do_POST = do_PUT = handle_any
 
-    def create(self, wish: dict) -> None:
-        name = f"{wish['organization']}/{wish['name']}"
-        there = name in self.server.repos
-        self.server.repos.setdefault(name, {"private": wish["private"], "branches": {"main": {}}})
-        self.answer(409 if there else 200, {"url": f"{self.server.url}/{name}"})
-
-    def of_model(self, name: str, rest: str, body: bytes) -> None:
-        if name not in self.server.repos:
-            self.answer(404, {"error": "Repository not found"})
-            return
-        repo = self.server.repos[name]
-        what, _, branch = rest.removeprefix("/").partition("/")
-        branch = urllib.parse.unquote(branch or "main")
-        if what == "branch":
-            there = branch in repo["branches"]
+    def of_model(self, repo: dict, what: str | None, branch: str, body: bytes) -> dict:
+        if what == "settings":
+            repo["private"] = json.loads(body)["private"]
+        elif what == "branch":
             repo["branches"].setdefault(branch, dict(repo["branches"]["main"]))
-            self.answer(
-                409 if there else 200, {"error": "Reference already exists"} if there else {}
-            )
         elif what == "preupload":
+            answer = {"shouldIgnore": False, "oid": None}
             paths = [file["path"] for file in json.loads(body)["files"]]
             modes = {path: "lfs" if path.endswith(LARGE) else "regular" for path in paths}
-            files = [
-                {"path": path, "uploadMode": modes[path], "shouldIgnore": False, "oid": None}
-                for path in paths
-            ]
-            self.answer(200, {"files": files})
+            return {"files": [answer | {"path": p, "uploadMode": m} for p, m in modes.items()]}
         elif what == "commit":
             header, *lines = map(json.loads, body.splitlines())
             self.server.commits.append(header["value"]["summary"])
             self.server.on_commit(header["value"]["summary"])
             for line in lines:
                 value = line["value"]
-                large = line["key"] == "lfsFile"
-                content = (
+                is_large = line["key"] == "lfsFile"
+                repo["branches"][branch][value["path"]] = (
                     self.server.objects[value["oid"]]
-                    if large
+                    if is_large
                     else base64.b64decode(value["content"])
                 )
-                repo["branches"][branch][value["path"]] = content
-            self.answer(
-                200,
-                {"commitUrl": f"{self.server.url}/{name}/commit/{'0' * 40}", "commitOid": "0" * 40},
-            )
-        else:
-            if what == "settings":
-                repo["private"] = json.loads(body)["private"]
-            self.answer(200, {"id": name, "private": repo["private"], "sha": "0" * 40})
+            return {"commitUrl": f"{self.server.url}/a/b/commit/{'0' * 40}", "commitOid": "0" * 40}
+        return {}
 
-    def batch(self, objects: list[dict]) -> None:
+    def missing(self, batch: dict) -> list[dict]:
         answers = []
-        for wanted in objects:
+        for wanted in batch["objects"]:
             answer = {"oid": wanted["oid"], "size": wanted["size"]}
             if wanted["oid"] not in self.server.objects:
                 answer["actions"] = {"upload": {"href": f"{self.server.url}/lfs/{wanted['oid']}"}}
             answers.append(answer)
-        self.answer(200, {"transfer": "basic", "objects": answers})
+        return answers
 
 
 @contextmanager

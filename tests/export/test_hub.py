@@ -21,14 +21,14 @@ from tests.support.refusals import refuse, snapshot
 from tests.training.toy import Toy, run, toy
 
 OVERRIDES = ("hub.name=me/small", "evaluate.every=4", "checkpoint.keep=1")
-WAIT = 240.0  # seconds, at most
+WAIT = 60.0  # seconds, at most
 
 
 @pytest.fixture
 def exports(monkeypatch) -> None:
     """The export of a toy is a file with the step."""
 
-    def write(step, workdir, folder, report):
+    def write(step, workdir, folder):
         folder.mkdir()
         (folder / "README.md").write_text(f"---\nstep: {step}\n---\n")
 
@@ -87,18 +87,6 @@ def test_one_at_a_time_and_the_last_is_waited_for(hub, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("exports")
-def test_what_is_evaluated_is_saved_and_pushed(hub, tmp_path):
-    """The last step always; and a run that has ended pushes again when it is started again."""
-    settings = ("train.steps=7", "evaluate.every=3", "checkpoint.every=2", "checkpoint.keep=9")
-    workdir = train_toy(tmp_path, *settings)
-    assert complete_steps(workdir.checkpoints) == [2, 3, 4, 6, 7]
-    assert set(steps_of(hub)) <= {3, 6, 7} and steps_of(hub)[-1] == 7
-    hub.commits.clear()
-    train_toy(tmp_path, *settings)
-    assert steps_of(hub) == [7]
-
-
-@pytest.mark.usefixtures("exports")
 def test_the_best_classifier_is_the_last_to_be_pushed(hub, tmp_path, monkeypatch):
     """The loss of a toy falls or rises; the lowest one is not of the last step here."""
     task = toy(*OVERRIDES, "checkpoint.keep=9")
@@ -112,18 +100,17 @@ def test_the_best_classifier_is_the_last_to_be_pushed(hub, tmp_path, monkeypatch
 @pytest.mark.usefixtures("exports")
 def test_what_fails_is_a_warning(hub, tmp_path, capsys, monkeypatch):
     """A Hub that is busy is tried again, that refuses it is not; what else breaks ends no run either."""
-    hub.bad_minutes = [("/create", 503, ""), ("/commit", 429, ""), ("/commit", 0, "")]
+    hub.bad_minutes = [("/create", 503, ""), ("/commit", 0, "")]
     train_toy(tmp_path / "busy")
     err = capsys.readouterr().err
-    assert "answers 503 (a bad minute)" in err and "answers 429" in err and "lacks" not in err
+    assert "answers 503 (a bad minute)" in err and "lacks" not in err
     assert steps_of(hub)[-1] == 12
     hub.refuse = "/commit", 403, "You don't have the rights"
     train_toy(tmp_path / "refused")
     err = capsys.readouterr().err
     assert "me/small lacks step 12: " in err and "403: the token may not write there" in err
-    assert (
-        f"mlm export --workdir={tmp_path / 'refused'} --push=me/small" in err and TOKEN not in err
-    )
+    command = f"mlm export --workdir={tmp_path / 'refused'} --push=me/small"
+    assert command in err and TOKEN not in err
     monkeypatch.setattr(
         hub_pushes.export, "load_checkpoint", lambda *_, **__: (tmp_path / "absent").read_bytes()
     )
@@ -157,39 +144,17 @@ def test_an_error_ends_the_pushes_too(hub, tmp_path, monkeypatch):
 
 def test_a_token_that_is_refused_is_refused_first(hub, tmp_path, capsys, monkeypatch):
     """Nothing is written, and nothing is read."""
-    command = [
-        "train",
-        "--config=configs/base.py",
-        f"--workdir={tmp_path}",
-        "--config.hub.name=me/small",
-    ]
-    command += ["--config.shards.dir=/absent"]
+    command = ["train", "--config=configs/base.py", f"--workdir={tmp_path}"]
+    command += ["--config.shards.dir=/absent", "--config.hub.name=me/small"]
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
-    refuse(
-        command,
-        2,
-        "config.hub.name=me/small",
-        hub.url,
-        "401: the token is not valid",
-        capsys=capsys,
-    )
+    refuse(command, 2, "config.hub.name=me/small", hub.url, "401: the token", capsys=capsys)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.refuse = "/preupload", 403, "You don't have the rights"
     refuse(command, 2, "403: the token may not write there", capsys=capsys)
-    refuse(
-        [*command, "--config.hub.name=me/small.git"],
-        2,
-        "as in config.hub.name=me/my-model",
-        capsys=capsys,
-    )
     assert not snapshot(tmp_path)
     hub.refuse = None
-    refuse(
-        ["sweep", *command, "--vary=train.seed=0,1"],
-        2,
-        "config.hub.name = me/small: several",
-        capsys=capsys,
-    )
+    sweep = ["sweep", *command, "--vary=train.seed=0,1"]
+    refuse(sweep, 2, "config.hub.name = me/small: several", capsys=capsys)
 
 
 @pytest.mark.slow
@@ -197,14 +162,11 @@ def test_two_processes_push_the_checkpoint_that_they_hold_together(
     hub, manifest, tokenizer_folder, tmp_path
 ):
     """What is on the Hub is what `export` writes of the last step: weights, card, tokenizer; no token is shown."""
-    settings = (
-        "evaluate.every=0",
-        "mesh.fsdp=2",
-        f"tokenizer.path={tokenizer_folder}",
-    )
-    line = processes.train_arguments(tmp_path / "run", str(manifest.folder), *OVERRIDES, *settings)
+    settings = ("mesh.fsdp=2", f"tokenizer.path={tokenizer_folder}")
+    overrides = (*OVERRIDES, "evaluate.every=0", *settings)
+    line = processes.train_arguments(tmp_path / "run", str(manifest.folder), *overrides)
     hub.bad_minutes = [("/commit", 503, "1")]
-    errors = processes.run_together(line, processes=2, devices=1)
+    errors = "".join(processes.run_together(line, processes=2, devices=1))
     assert steps_of(hub) == [12] and hub.repos["me/small"]["private"]
     files = hub.repos["me/small"]["branches"]["main"]
     model = load.from_workdir(Workdir(str(tmp_path / "run")), head=load.LM_HEAD)
@@ -213,8 +175,6 @@ def test_two_processes_push_the_checkpoint_that_they_hold_together(
     assert pushed.keys() == expected.keys()
     assert all(np.array_equal(pushed[name], expected[name]) for name in expected)
     assert b"| steps | 12 of 12 |" in files["README.md"] and "tokenizer.json" in files
-    assert "answers 503" in "".join(errors) and f"hub: step 12 is at {hub.url}/me/small" in "".join(
-        errors
-    )
-    assert TOKEN not in "".join(errors)
+    assert "answers 503" in errors and f"hub: step 12 is at {hub.url}/me/small" in errors
+    assert TOKEN not in errors
     assert not [name for name, content in snapshot(tmp_path).items() if TOKEN.encode() in content]

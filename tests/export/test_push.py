@@ -1,13 +1,10 @@
 """`export --push` against a stand-in for the Hub: what arrives, what isn't sent twice, and what a busy Hub is given."""
 
-import email.utils
-import hashlib
 import json
 import pathlib
 import shutil
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -71,32 +68,6 @@ def test_everything_arrives_in_one_commit_privately(hub, folder, capsys):
     no_token(folder.parent, *capsys.readouterr())
 
 
-def test_what_has_arrived_is_not_sent_again(hub, folder):
-    """By a push that comes after one that broke off, and by one of a model that has changed."""
-
-    def sent() -> set[str]:
-        return {line.rpartition("/")[2] for line in hub.sent if line.startswith("PUT /lfs/")}
-
-    digests = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()
-    }
-    hub.refuse = digests["model.safetensors"], 403, "full"
-    with pytest.raises(InputError):
-        push.push(folder, "me/small", public=False)
-    assert hub.repos["me/small"]["branches"] == {"main": {}}, "half a model was shown"
-    arrived = set(hub.objects)
-    hub.refuse = None
-    hub.sent.clear()
-    push.push(folder, "me/small", public=False)
-    large = {digests[name] for name in digests if name.endswith((".safetensors", ".msgpack"))}
-    assert sent() == large - arrived and digests["model.safetensors"] in sent()
-    hub.sent.clear()
-    (folder / "model.safetensors").write_bytes(b"trained on")
-    push.push(folder, "me/small", public=False)
-    assert sent() == {hashlib.sha256(b"trained on").hexdigest()}
-    assert hub.repos["me/small"]["branches"]["main"] == contents(folder)
-
-
 def test_public_when_asked_and_never_by_accident(hub, folder):
     push.push(folder, "me/open", public=True)
     assert hub.repos["me/open"]["private"] is False
@@ -107,67 +78,35 @@ def test_public_when_asked_and_never_by_accident(hub, folder):
     assert hub.repos["me/small"]["private"] is False
 
 
-def test_a_revision_is_a_branch_of_its_own(hub, folder):
-    """Made before anything is sent to it, and again it is taken as it is."""
-    assert (
-        push.push(folder, "me/small", public=False, revision="step-4")
-        == f"{hub.url}/me/small/tree/step-4"
-    )
-    branches = hub.repos["me/small"]["branches"]
-    assert branches == {"main": {}, "step-4": contents(folder)}
-    push.push(folder, "me/small", public=False, revision="step-4")
-    assert branches.keys() == {"main", "step-4"} and branches["main"] == {}
-
-
-@pytest.mark.parametrize("path", ["/create$", "/small$", "/preupload/", "/batch$", "/commit/"])
+@pytest.mark.parametrize("path", ["/create$", "/preupload/", "/batch$", "/commit/"])
 def test_a_busy_hub_is_tried_again(hub, folder, capsys, path):
     """After the pause that it asks for, else after ours, which grow; each try but the last is a warning."""
-    date = email.utils.formatdate(time.time() + 100, usegmt=True)
-    bad = [(429, "7"), (500, ""), (503, "3"), (0, ""), (429, date), (502, ""), (504, ""), (408, "")]
+    bad = [(429, "7"), (500, ""), (503, "3"), (0, ""), (502, ""), (412, "")]
     hub.bad_minutes = [(path, *minute) for minute in bad]
     pauses = Pauses()
     assert push.push(folder, "me/small", public=False, stopped=pauses) == f"{hub.url}/me/small"
-    assert hub.repos["me/small"]["branches"]["main"] == contents(folder) and not hub.bad_minutes
-    own = [seconds for seconds in pauses.seconds if seconds in push.PAUSES]
-    assert own == list(push.PAUSES)
-    asked = [seconds for seconds in pauses.seconds if seconds not in push.PAUSES]
-    assert asked == [7.0, 3.0, pytest.approx(98, abs=4)]
+    assert hub.repos["me/small"]["branches"]["main"] == contents(folder)
+    assert pauses.seconds == [7.0, 10.0, 3.0, 20.0, 40.0, 80.0]
     err = capsys.readouterr().err
-    assert (
-        err.count("warning: ") == len(bad)
-        and "answers 429 (a bad minute); the next try is in 7 s" in err
-    )
-    assert "can't be reached" in err
+    assert err.count("warning: ") == len(bad)
+    assert "answers 429 (a bad minute); the next try is in 7 s" in err and "can't be reached" in err
     no_token(folder.parent, err)
 
 
 def test_a_hub_that_stays_busy_may_be_tried_later(hub, folder):
     """Code 75 lets a supervisor start the same command again."""
     hub.refuse = "/create", 503, "a bad hour"
-    for patience, expected in ((0.0, []), (15.0, [10.0]), (31.0, [10.0, 20.0])):
-        pauses = Pauses()
-        with pytest.raises(
-            push.HubBusyError, match=r"--push=me/small: .* answers 503 \(a bad hour\)"
-        ) as error:
-            push.push(folder, "me/small", public=False, patience=patience, stopped=pauses)
-        assert error.value.code == 75 and pauses.seconds == expected
+    pauses = Pauses()
+    with pytest.raises(push.HubBusyError, match=r"--push=me/small: .* 503 \(a bad hour\)") as error:
+        push.push(folder, "me/small", public=False, patience=31.0, stopped=pauses)
+    assert error.value.code == 75 and pauses.seconds == [10.0, 20.0]
 
 
 @pytest.mark.parametrize(
     ("path", "code", "answer", "words"),
     [
-        (
-            "/create",
-            403,
-            "You don't have the rights",
-            "403: the token may not write there (You don't",
-        ),
-        (
-            "/batch",
-            403,
-            f"Your storage is full, Bearer {TOKEN}",
-            "Your storage is full, Bearer (the token)",
-        ),
+        ("/create", 403, "You don't have the rights", "may not write there (You don't have"),
+        ("/batch", 403, f"Storage is full, Bearer {TOKEN}", "Storage is full, Bearer (the token)"),
         ("/validate-yaml", 400, "bad card", "400"),
         ("/create", 401, "Invalid username or password.", "401: the token is not valid there"),
     ],
@@ -189,12 +128,7 @@ def test_offline_is_a_refusal(hub, folder, monkeypatch):
 
 def test_a_start_is_refused_by_a_refusal_alone(hub, capsys, monkeypatch):
     """A Hub that is busy, gone, or silent is a warning with the answer's code."""
-    for code, shown in (
-        (429, "answers 429"),
-        (500, "answers 500"),
-        (503, "answers 503"),
-        (0, "can't be reached"),
-    ):
+    for code, shown in ((429, "answers 429"), (503, "answers 503"), (0, "can't be reached")):
         hub.bad_minutes = [("/create", code, "")]
         push.try_out("me/small")
         err = capsys.readouterr().err
@@ -235,22 +169,20 @@ def test_the_command_refuses_before_it_works(
 @pytest.mark.standard
 def test_each_milestone_is_pushed_to_its_own_revision(hub, family, tmp_path, capsys, monkeypatch):
     """One command, which leaves no token in any file or line; and a run that kept none says so."""
-    monkeypatch.setattr(export, "check_files", lambda *_: None)  # which other tests hold
+    monkeypatch.setattr(export, "check_files", lambda *_: [])  # which other tests hold
     workdir = pathlib.Path(shutil.copytree(str(family.root), tmp_path / "run"))
     command = ["export", f"--workdir={workdir}", "--milestones", "--push=me/small"]
     assert __main__.main(command) == 0
     out, err = capsys.readouterr()
     no_token(tmp_path, out, err)
-    pairs = [
-        (workdir / f"export-{step}", f"{hub.url}/me/small/tree/step-{step}") for step in (4, 8)
+    address = f"{hub.url}/me/small/tree/step-"
+    assert out.split() == [
+        f"{start}{step}" for step in (4, 8) for start in (f"{workdir}/export-", address)
     ]
-    assert out.split() == [str(printed) for pair in pairs for printed in pair]
     branches = hub.repos["me/small"]["branches"]
-    assert branches.keys() == {"main", "step-4", "step-8"} and branches["main"] == {}
-    for folder, address in pairs:
-        assert branches[address.rpartition("/")[2]] == contents(folder)
-    shutil.rmtree(workdir / "checkpoints" / "12")
-    for step in (4, 8):
-        meta = workdir / "checkpoints" / str(step) / "meta" / "metadata"
+    assert branches == {"main": {}} | {
+        f"step-{step}": contents(workdir / f"export-{step}") for step in (4, 8)
+    }
+    for meta in workdir.glob("checkpoints/*/meta/metadata"):
         meta.write_text(json.dumps(json.loads(meta.read_text()) | {"milestones": []}))
     refuse(command[:-1], 2, "--milestones: ", capsys=capsys)

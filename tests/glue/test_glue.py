@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from mlm import config as configs
-from mlm.__main__ import main
 from mlm.glue import glue
-from mlm.glue.tasks import GLUE, MAJORITY, NAMES, TASKS, load_protocol
+from mlm.glue.tasks import GLUE, MAJORITY, TASKS, load_protocol
 from mlm.paths import UPath
 from tests import ROOT
 from tests.support import glue_shaped
@@ -54,16 +53,8 @@ def run(
 
 def plan(protocol: str, name: str, root: pathlib.Path, **given) -> list[glue.Trial]:
     overrides = {key.replace("__", "."): value for key, value in given.items()}
-    flags = ["--config=configs/base.py"]
-    return glue.plan(
-        load_protocol(protocol),
-        name,
-        root=root,
-        data="",
-        flags=flags,
-        overrides=overrides,
-        longest=128,
-    )
+    setup = glue.Setup(protocol, "", UPath(root), ["--config=configs/base.py"], overrides, 128)
+    return glue.plan(load_protocol(protocol), name, setup)
 
 
 def write_scores(
@@ -81,39 +72,28 @@ def write_scores(
 
 def test_tasks_are_those_of_the_benchmark():
     assert GLUE == ("mnli", "qnli", "qqp", "rte", "sst2", "mrpc", "cola", "stsb", "wnli")
-    files = {
+    files = [
+        "AX",
         "CoLA",
-        "SST-2",
-        "MRPC",
-        "STS-B",
         "MNLI-m",
         "MNLI-mm",
-        "AX",
+        "MRPC",
         "QNLI",
         "QQP",
         "RTE",
+        "SST-2",
+        "STS-B",
         "WNLI",
-    }
-    assert {file.removesuffix(".tsv") for name in GLUE for _, file in TASKS[name].tests} == files
-    yes_no = ("entailment", "not_entailment")  # of WNLI, the other way round
-    assert (TASKS["qnli"].labels, TASKS["rte"].labels, TASKS["wnli"].labels) == (
-        yes_no,
-        yes_no,
-        yes_no[::-1],
-    )
-    assert TASKS["mnli"].labels == ("entailment", "neutral", "contradiction")
-    assert [glue._index(TASKS["rte"], text) for text in ("1", "not_entailment", "2", "yes")] == [
-        1,
-        1,
-        None,
-        None,
     ]
+    named = [file.removesuffix(".tsv") for name in GLUE for _, file in TASKS[name].tests]
+    assert sorted(named) == files
+    found = [glue._index(TASKS["rte"], text) for text in ("1", "not_entailment", "2", "yes")]
+    assert found == [1, 1, None, None]
 
 
+MOSAIC = {"": 1, "rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4}
 SCORED = {  # task -> its score (Wang et al., 2019, table 1), and the scores of its validation sets
     "mnli": (0.7, {"accuracy": 0.8}, {"accuracy": 0.6}),  # matched and mismatched
-    "qnli": (0.8, {"accuracy": 0.8, "f1": 0.1}),
-    "sst2": (0.8, {"accuracy": 0.8, "f1": 0.1}),
     "rte": (0.8, {"accuracy": 0.8, "f1": 0.1}),
     "mrpc": (0.7, {"f1_positive": 0.8, "accuracy": 0.6, "f1": 0.1}),
     "qqp": (0.7, {"f1_positive": 0.8, "accuracy": 0.6, "f1_macro": 0.1}),
@@ -136,23 +116,16 @@ def test_a_score_is_the_mean_of_all_its_metrics_and_sets(tmp_path, name):
     assert all(f"#{split}" in arguments["--config.classify.predict"] for split in sets[1:])
 
 
-@pytest.mark.parametrize("protocol", NAMES)
-def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, tmp_path):
-    counts = {
-        "roberta": 30,
-        "quick": 1,
-        "mosaic": {"rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4},
-    }[protocol]
+@pytest.mark.parametrize(
+    ("protocol", "counts"), [("roberta", {"": 30}), ("quick", {"": 1}), ("mosaic", MOSAIC)]
+)
+def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, counts, tmp_path):
     for name in sorted(TASKS.keys() - {MAJORITY}):
         trials = plan(protocol, name, tmp_path)
         assert len(trials) == len({trial.folder for trial in trials})
-        assert len(trials) == (counts if isinstance(counts, int) else counts.get(name, 1))
-        overrides = [
-            flag.removeprefix("--config.")
-            for flag in trials[-1].arguments
-            if flag.startswith("--config.")
-        ]
-        config = configs.load("configs/base.py", overrides, task=configs.CLASSIFICATION)
+        assert len(trials) == counts.get(name, counts[""])
+        keys = [flag.partition("--config.")[2] for flag in trials[-1].arguments]
+        config = configs.load("configs/base.py", list(filter(None, keys)), task="classification")
         assert config.classify.length <= 128 and config.train.epochs > 0
         assert {key: configs.flatten(config)[key] for key in trials[-1].values} == trials[-1].values
 
@@ -203,44 +176,29 @@ def test_predictions_as_the_server_takes_them(tmp_path, name, predicted, submitt
 
 
 def test_a_later_table_of_some_tasks_keeps_the_others_of_its_protocol(tmp_path):
-    def table(protocol: str, **medians: float) -> dict:
+    def table(protocol: str, model: str = "a", **medians: float) -> dict:
         tasks = {name: {"median": median, "device_hours": 1.0} for name, median in medians.items()}
-        return {"protocol": protocol, "model": "a", "tasks": tasks} | glue.means(tasks)
+        return {"protocol": protocol, "model": model, "tasks": tasks} | glue.means(tasks)
 
     old = table("quick", mnli=0.8, rte=0.5, wnli=0.9)
-    new = table("quick", cola=0.4, rte=0.6)
     joined = table("quick", mnli=0.8, rte=0.6, cola=0.4, wnli=0.9)
     assert joined["average"] == pytest.approx(0.6), "without WNLI"
-    other_model = old | {"model": "b"}
-    other_protocol = table("roberta", rte=0.6)
-    for content, saved in (
+    for new, saved in (
         (old, old),
-        (new, joined),
-        (other_model, other_model),
-        (other_protocol, other_protocol),
+        (table("quick", cola=0.4, rte=0.6), joined),
+        *((other, other) for other in (table("quick", "b", rte=0.1), table("roberta", rte=0.6))),
     ):
-        assert (
-            glue.save(tmp_path, content)
-            == saved
-            == json.loads((tmp_path / "glue.json").read_text())
-        )
+        assert glue.save(tmp_path, new) == saved
+        assert saved == json.loads((tmp_path / "glue.json").read_text())
 
 
 def test_a_table_names_the_keys_that_are_not_as_its_protocol_says(data, tmp_path):
     """Of those that change a score: tasks that were trained in two ways are in no table together."""
 
-    def named(**overrides) -> str:
-        settings = {key.replace("__", "."): value for key, value in overrides.items()}
-        table = glue.run(
-            ["wnli"],
-            protocol="quick",
-            data=data,
-            root=UPath(tmp_path),
-            flags=[],
-            overrides=settings,
-            longest=32,
-        )
-        return table["protocol"]
+    def named(**given) -> str:
+        overrides = {key.replace("__", "."): value for key, value in given.items()}
+        setup = glue.Setup("quick", data, UPath(tmp_path), [], overrides, 32)
+        return glue.run(["wnli"], setup)["protocol"]
 
     assert named() == named(log__every=3) == "quick"
     changed = named(
@@ -254,33 +212,22 @@ def test_a_protocol_that_starts_from_mnli(trained_workdir, data, tmp_path):
     """Tables, submissions and starts of some tasks; a second command does nothing again."""
     (tmp_path / "mine.py").write_text(PROTOCOL)
     flags = (f"--protocol={tmp_path}/mine.py", f"--data={data}", "--tasks", "mnli", "rte", "wnli")
-    done = run(trained_workdir.root, tmp_path / "a", *flags)
+    root = tmp_path / "a"
+    done = run(trained_workdir.root, root, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
-    table = json.loads((tmp_path / "a" / "glue.json").read_text())
-    rte = table["tasks"]["rte"]
-    config = json.loads((pathlib.Path(rte["run"]) / "config.json").read_text())
+    table = json.loads((root / "glue.json").read_text())
+    folder = pathlib.Path(table["tasks"]["rte"]["run"])
+    config = json.loads((folder / "config.json").read_text())
     assert config["train"]["init_from"] == f"{table['tasks']['mnli']['run']}/export"
     assert config["data"]["global_batch"] == 16, "as the command line says, not the protocol"
-    lines = (
-        (pathlib.Path(rte["run"]) / "predictions" / "validation.tsv").read_text().splitlines()[1:]
-    )
-    pairs = [line.split("\t")[1:3] for line in lines]
-    assert max(rte["scores"]) == pytest.approx(
-        sum(prediction == label for prediction, label in pairs) / len(pairs)
-    )
-    assert not (pathlib.Path(rte["run"]) / "checkpoints").exists(), (
-        "a table of a large model has many"
-    )
+    assert not (folder / "checkpoints").exists(), "a table of a large model has many"
     for file, count in (("RTE", 16), ("WNLI", 16), ("MNLI-mm", 16), ("AX", 11)):
-        assert (
-            len((tmp_path / "a" / "submission" / f"{file}.tsv").read_text().splitlines())
-            == 1 + count
-        )
-    kept = json.loads((trained_workdir.root / "glue.json").read_text())
+        lines = (root / "submission" / f"{file}.tsv").read_text().splitlines()
+        assert len(lines) == 1 + count
+    kept = json.loads(trained_workdir.glue.read_text())
+    assert kept["5"]["average"] == table["average"]
+    again = run(trained_workdir.root, root, *flags, "--json")
     trained_workdir.glue.unlink()  # other tests have the workdir, too
-    assert {step: content["average"] for step, content in kept.items()} == {"5": table["average"]}
-    again = run(trained_workdir.root, tmp_path / "a", *flags, "--json")
-    trained_workdir.glue.unlink()
     assert json.loads(again.stdout.splitlines()[0]) == table and "done, " not in again.stderr
 
 
@@ -303,43 +250,14 @@ def test_what_fails_is_named_and_the_others_are_done(trained_workdir, data, tmp_
     assert table["average"] is None and not (tmp_path / "runs" / "rte").exists()
 
 
-def test_a_workdir_is_scored_at_its_newest_step_by_name(
-    trained_workdir, data, tmp_path, monkeypatch
-):
-    """When it is trained on, the runs that are done are of another model, and not taken for those of the new step."""
-    calls = []
-
-    def run_none(names, *, flags, **rest):
-        calls.append(flags)
-        return {
-            "protocol": "quick",
-            "tasks": {name: {"median": 0.5} for name in names},
-            "average": 0.5,
-        }
-
-    monkeypatch.setattr(glue, "run", run_none)
-    monkeypatch.setattr(glue, "render", lambda table: ())
-    flags = (f"--workdir={tmp_path}", "--protocol=quick", f"--data={data}", "--tasks", "rte")
-    for name in (trained_workdir.root, f"{trained_workdir.root}@5"):
-        assert main(["glue", f"--model={name}", *flags, *(f"--config.{key}" for key in KEYS)]) == 0
-    trained_workdir.glue.unlink()
-    assert calls[0] == calls[1] and f"--config.train.init_from={trained_workdir.root}@5" in calls[0]
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
-
-
 REFUSED = {  # flags -> what the sentence names
     "--protocol=bert": "--protocol=bert: ",
     "--protocol={}/odd.py": "odd.py: get_protocol()",
     "--protocol=mosaic --tasks rte": "rte ",
     "--config.train.seed=1": "config.train.seed: ",  # runs named seed=0 had seed 1
     "--config.train.init_from=a": "config.train.init_from: ",
-    "--config.classify.text=('a',)": "config.classify.text: ",
     "--workdir={model}": "--workdir={model}: holds a",
     "--data=csv:a": "--data=csv:a: must be",
-    "--data=jsonl": "--data: ",
-    "--data=jsonl:{}/columns": "line 1: its 'sentence2' is missing",
     "--data=jsonl:{}/classes": "the label '7'",
     "--model={}/begun": "/begun: ",
 }
@@ -350,21 +268,11 @@ def test_what_is_refused_before_anything_is_trained(trained_workdir, data, tmp_p
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
     (tmp_path / "odd.py").write_text("def get_protocol():\n    return {'epochs': 3}\n")
     rows = (pathlib.Path(data.removeprefix("jsonl:")) / "rte" / "validation.jsonl").read_text()
-    for copy, old, new in (
-        ("columns", "sentence2", "other"),
-        ("classes", '"label": 1', '"label": 7'),
-    ):
-        (tmp_path / copy / "rte").mkdir(parents=True)
-        (tmp_path / copy / "rte" / "validation.jsonl").write_text(rows.replace(old, new))
+    (tmp_path / "classes" / "rte").mkdir(parents=True)
+    changed = rows.replace('"label": 1', '"label": 7')
+    (tmp_path / "classes" / "rte" / "validation.jsonl").write_text(changed)
     model = trained_workdir.root
-    line = [
-        "glue",
-        f"--model={model}",
-        f"--workdir={tmp_path}/out",
-        f"--data={data}",
-        "--tasks",
-        "rte",
-    ]
-    line += flags.format(tmp_path, model=model).split()
+    line = ["glue", f"--model={model}", f"--workdir={tmp_path}/out", f"--data={data}"]
+    line += ["--tasks", "rte", *flags.format(tmp_path, model=model).split()]
     refuse(line, 2, REFUSED[flags].format(model=model), capsys=capsys)
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,5 @@
 """`predict` of a classifier: what comes out, what is refused, and the ways to call it."""
 
-import copy
 import dataclasses
 import io
 import json
@@ -16,7 +15,7 @@ from mlm.inference.answers import answer_texts
 from mlm.inference.classify_texts import TextClassifier
 from mlm.model import classifier
 from mlm.pretrained.load import Pretrained
-from tests.support.streams import Pipe, Terminal
+from tests.support.streams import Pipe
 from tests.support.trained_classifier import make
 
 TEXTS = [
@@ -62,23 +61,10 @@ def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier, pr
     assert np.ptp([line["probabilities"]["money"] for line in found]) > 0.05
 
 
-def test_lines_of_json(predictor):
-    lines = [
-        '{"text": "rain"}',
-        '{"words": "x", "text": "rain"}',
-        "{not json",
-        '{"text":' + "[" * 90_000,
-    ]
-    found = predicted(predictor, "\n".join(lines) + "\n")
-    assert [line["text"] for line in found] == ["rain", "rain", *lines[2:]]
-    assert found[0] == found[1]
-
-
-def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
+def test_a_pair_is_parted_by_a_tab_or_an_object_of_json(tmp_path_factory):
     made = make(tmp_path_factory.mktemp("pairs"), pair=True)
-    # it may read one, too
     model = classifier_of(made)
-    unknown = classifier_of(dataclasses.replace(made, meta={}))
+    unknown = classifier_of(dataclasses.replace(made, meta={}))  # it may read one, too
     same = [
         "rain\tsnow",
         '{"first": "rain", "second": "snow"}',
@@ -87,8 +73,10 @@ def test_a_pair_is_parted_by_a_tab(tmp_path_factory):
     one, two, three, other = predicted(model, "\n".join([*same, "snow\train"]) + "\n")
     assert one == two == three and one["text_pair"] == "snow"
     assert one["probabilities"] != other["probabilities"]
-    pair, single = predicted(unknown, f"{same[0]}\nrain\n")
-    assert pair["text_pair"] == "snow" and "text_pair" not in single
+    pair, single, brace = predicted(unknown, f"{same[0]}\nrain\n{{not json\n")
+    assert (
+        pair["text_pair"] == "snow" and "text_pair" not in single and brace["text"] == "{not json"
+    )
     for predictor, line in ((model, "rain"), (unknown, "rain\tsnow\twind")):
         with pytest.raises(InputError, match=r"line 1: .*tab"):
             predicted(predictor, line)
@@ -106,58 +94,36 @@ def test_words(tmp_path_factory):
     model = make(tmp_path_factory.mktemp("words"), of_tokens=True)
     predictor = classifier_of(model)
     text = "the default value of " * 9
-    found, same = predicted(predictor, f'  {text}\n{{"text": "{text.replace(" ", "  ")}"}}\n')
-    assert (
-        found["words"] == same["words"]
-        and [word["word"] for word in found["words"]] == text.split()
-    )
-    tok = tokenizer.load(model.tokenizer)
-    encoded = tok(text.strip(), truncation=True, max_length=24)
-    logits = np.asarray(
-        jax.jit(model.module.logits)(model.params, *map(np.atleast_2d, encoded.values()))[0]
-    )
+    (found,) = predicted(predictor, f"  {text}\n")
+    assert [word["word"] for word in found["words"]] == text.split()
+    encoded = tokenizer.load(model.tokenizer)(text.strip(), truncation=True, max_length=24)
+    columns = map(np.atleast_2d, encoded.values())
+    logits = np.asarray(jax.jit(model.module.logits)(model.params, *columns)[0])
     first = examples.first_pieces(encoded.encodings[0], text.split())
     assert (first < 0).any() and (first >= 0).sum() > 5
+    names = classifier.class_names(model.config)
     for at, word in zip(first, found["words"], strict=True):
-        if at < 0:
-            assert (word["label"], word["probability"]) == ("O", None)
-        else:
-            probs = scipy.special.softmax(logits[at])
-            assert word["label"] == classifier.class_names(model.config)[probs.argmax()]
-            assert word["probability"] == pytest.approx(probs.max(), rel=1e-4)
+        probs = scipy.special.softmax(logits[at])
+        expected = ("O", None)
+        if at >= 0:
+            expected = (names[probs.argmax()], pytest.approx(probs.max(), rel=1e-4))
+        assert (word["label"], word["probability"]) == expected
     words = ["default", "value\u00a0of", "\u2028c"]  # as CoNLL's files and rows of JSON have them
     for line in ("default  value\u00a0of \u2028c", json.dumps({"text": words})):
         (found,) = predicted(predictor, f"{line}\r\n")
         assert [word["word"] for word in found["words"]] == words
-    for line in (" \n", '{"text": ["a", ""]}\n'):
-        with pytest.raises(InputError, match=r"line 1: .* empty"):
-            predicted(predictor, line)
+    with pytest.raises(InputError, match=r"line 1: .* empty"):
+        predicted(predictor, '{"text": ["a", ""]}\n')
 
 
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        (b"a\tb", "line 2: .* one text"),
-        (rb'{"text": "\ud800"}', "line 2: .* UTF-8"),
-        (rb'{"\u001b[2J": "x"}', r"line 2: .* under text; its keys: \\u001b\[2J"),
+        ("a\tb", "line 1: .* one text"),
+        (r'{"text": "\ud800"}', "line 1: .* UTF-8"),
+        (r'{"\u001b[2J": "x"}', r"line 1: .* under text; its keys: \\u001b\[2J"),
     ],
 )
-def test_a_bad_line_is_named_and_what_came_before_is_written(predictor, line, match):
-    stdin = io.TextIOWrapper(io.BytesIO(b"rain\n" + line + b"\nsnow\n"), encoding="ascii")
-    out = io.StringIO()
+def test_a_bad_line_is_named(predictor, line, match):
     with pytest.raises(InputError, match=match):
-        answer_texts(predictor, [], stdin, out)
-    assert [json.loads(written)["text"] for written in out.getvalue().splitlines()] == ["rain"]
-
-
-def test_a_hostile_label_does_not_reach_a_terminal(trained_classifier):
-    config = copy.deepcopy(trained_classifier.config)
-    config.id2label = {number: f"\x1b[2J{name}\n" for number, name in config.id2label.items()}
-    predictor = classifier_of(dataclasses.replace(trained_classifier, config=config), top_k=1)
-    for stdout in (Terminal(), Pipe()):
-        answer_texts(predictor, ["rain"], Terminal(), stdout)
-        assert (
-            (r"\u001b[2J" in stdout.getvalue()) == stdout.isatty() != ("\x1b" in stdout.getvalue())
-        )
-    (line,) = predicted(predictor, "rain\n")
-    assert line["label"].startswith("\x1b[2J"), "as it is, for programs"
+        predicted(predictor, line)

@@ -15,7 +15,7 @@ from mlm.inference import minimal_pairs
 from mlm.inference.minimal_pairs import Pair
 from tests.support.labelled_texts import write_jsonl
 from tests.support.refusals import refuse
-from tests.support.tiny import meshes_of, tiny_config
+from tests.support.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -87,14 +87,6 @@ def test_they_are_sums_over_the_tokens_masked_in_turn(model, pairs, reference):
         assert reference[method][-1] == reference[method][-2], "twins"
 
 
-def test_order_batch_size_and_mesh_change_nothing(model, pairs, reference):
-    with meshes_of(2):
-        other = scores(model, pairs[::-1], "evaluate.batch=24", "mesh.fsdp=2")
-    for method in minimal_pairs.METHODS:
-        backwards = other[method].reshape(-1, 2)[::-1].reshape(-1)
-        np.testing.assert_allclose(backwards, reference[method], rtol=1e-5)
-
-
 def test_ties_count_half_and_intervals_are_wilsons():
     pairs = [Pair(("a", "b"), name, "") for name in ("x", "x", "x", "y", "y")]
     found = minimal_pairs.accuracies(pairs, {"original": np.array([0.0, 0.0, 1.0, 1.0, -1.0])})
@@ -114,26 +106,17 @@ def test_the_command(trained_workdir, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     for name in ("tokenizer", "checkpoints"):
         (tmp_path / "run" / name).symlink_to(trained_workdir.root / name)
-    (tmp_path / "run" / "config.json").write_text(
-        tiny_config(*CONFIG, "evaluate.batch=64").to_json()
-    )
+    config = tiny_config(*CONFIG, "evaluate.batch=64")
+    (tmp_path / "run" / "config.json").write_text(config.to_json())
     write_jsonl(tmp_path / "a.jsonl", ROWS[:4])
-    write_jsonl(
-        tmp_path / "b.jsonl", [{k: v for k, v in row.items() if k != "UID"} for row in ROWS[4:]]
-    )
+    unnamed = [{k: v for k, v in row.items() if k != "UID"} for row in ROWS[4:]]
+    write_jsonl(tmp_path / "b.jsonl", unnamed)
     command = ["evaluate", f"--workdir={tmp_path}/run", f"--pairs=jsonl:{tmp_path}/?.jsonl"]
     assert __main__.main(command) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert list(found["phenomena"]) == ["anaphor_agreement", "b", "subject_verb_agreement"], (
-        "UID, or the file's name"
-    )
-    for method in minimal_pairs.METHODS:
-        parts = [scores[method] for scores in found["phenomena"].values()]
-        assert sum(part["pairs"] for part in parts) == found[method]["pairs"] == len(ROWS)
-        mean = sum(part["accuracy"] * part["pairs"] for part in parts) / len(ROWS)
-        assert found[method]["accuracy"] == pytest.approx(mean)
-        assert f"{mean:.1%}" in err
+    assert list(found["phenomena"]) == ["anaphor_agreement", "b", "subject_verb_agreement"]
+    assert f"{found['original']['accuracy']:.1%}" in err
     (key,) = kept = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert kept[key] == found and key == f"pairs jsonl:{tmp_path}/?.jsonl, step 5"
     flags = ("--pairs", "--masks", "--draws", "--pseudo", "--breakdown")

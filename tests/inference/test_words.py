@@ -86,13 +86,10 @@ def test_a_word_is_drawn_by_its_text_and_the_seed_alone():
     few, counts = words.draw(texts, 20, 0)
     more, _ = words.draw(texts, 60, 0)
     assert len(few) == 20 and set(few) < set(more) and few == sorted(few)
-    assert counts["The"] == 40 and counts["returns"] == 40 and counts["7"] == 2
-    alone = [word for number, text in enumerate(texts) for word in words.draw([text], 99, 0)[0]]
-    assert len(alone) == counts.total() == len(words.draw(texts, 999, 0)[0])
+    assert counts["The"] == 40 and counts["7"] == 2
+    assert len(words.draw(texts, 999, 0)[0]) == counts.total()
     moved, _ = words.draw(texts[::-1], 20, 0)
-    assert {(texts[w.document], w[1:]) for w in few} == {
-        (texts[::-1][w.document], w[1:]) for w in moved
-    }
+    assert set(few) == {word._replace(document=39 - word.document) for word in moved}
     assert set(words.draw(texts, 20, 1)[0]) != set(few)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import random
 import shutil
 
 import pytest
@@ -34,35 +33,12 @@ def read(file: pathlib.Path, **keys):
     return load.read_config(UPath(file.parent), "a folder")
 
 
-VALUES = ["x", "", None, -1, 0, 10**30, 1.5, float("nan"), float("inf"), True]
-VALUES += [[], {}, [1], {"a": 1}, "\x1b[2J", "\ud800"]
-
-
-def test_one_changed_at_random_is_read_or_refused(roberta):
-    content = json.loads(roberta.read_text())
-    refused = 0
-    for seed in range(300):
-        rng = random.Random(seed)
-        key = rng.choice(list(content))
-        value = rng.choice(VALUES)
-        roberta.write_text(json.dumps(content))
-        try:
-            read(roberta, **{key: value})
-        except InputError as error:
-            refused += 1
-            assert str(error).isprintable(), (key, value, error)
-    assert refused > 100
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b"\xff", b"[" * 90_000, b"null", b'{"model_type": "\\u001b[2J"}']
-)
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"model_type": "\\u001b[2J"}'])
 def test_what_is_no_config_is_refused(roberta, data):
     roberta.write_bytes(data)
-    for head in (load.LM_HEAD, load.CLASSIFIER, None):
-        with pytest.raises(InputError, match=r"config\.json") as error:
-            load.load(str(roberta.parent), head=head)
-        assert str(error.value).isprintable()
+    with pytest.raises(InputError, match=r"config\.json") as error:
+        load.load(str(roberta.parent), head=load.LM_HEAD)
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(

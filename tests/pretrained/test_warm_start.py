@@ -1,6 +1,5 @@
 """Parameters to start from: what is taken, by text and by position, and what is refused before anything compiles."""
 
-import copy
 import functools
 import pathlib
 import shutil
@@ -75,104 +74,73 @@ def other_tokenizer(tmp_path_factory) -> str:
     return train_tokenizer(tmp_path_factory.mktemp("source") / "bpe", "bpe", 700)
 
 
-def fitted(source: load.Pretrained, table: str, rows: int, **settings):
-    """Returns what is taken for a model with another number of rows of a table, and the lines."""
-    leaves = {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in source.leaves.items()
-    }
-    leaves[table] = jax.ShapeDtypeStruct((rows, 64), np.float32)
-    return warm_start.fit(source, unflatten_dict(leaves, sep="/"), **settings)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_the_same_model_comes_back_whole(dtype, exported, model, tmp_path):
     """But for the padding of the vocabulary, which stays as it was."""
     folder = shutil.copytree(exported, tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
-    save_file(
-        {name: value.astype(dtype) for name, value in tensors.items()}, folder / "model.safetensors"
-    )
+    halves = {name: value.astype(dtype) for name, value in tensors.items()}
+    save_file(halves, folder / "model.safetensors")
     before, after, lines = started(str(folder), str(exported))
     for name, value in model.leaves.items():
         count = len(value)  # of rows that are taken
         assert np.array_equal(after[name][:count], value.astype(dtype)), name
         assert np.array_equal(after[name][count:], before[name][count:]), name
-        assert (len(after[name]) > count) == (name in (WORDS, BIAS)) and not np.array_equal(
-            before[name], after[name]
-        )
-    _, copied, rows, positions = lines
-    assert str(folder) in lines[0] and "2 layers" in copied and "lm_head/layer_norm" in copied
-    assert rows == f"  {WORDS} and {BIAS}: 1,000 of 1,000 rows copied; matched by id"
-    assert positions == f"  {POSITIONS}: 32 of 32 positions copied"
+        assert (len(after[name]) > count) == (name in (WORDS, BIAS))
+    source, rows, copied, positions = lines
+    assert str(folder) in source and "copied whole: 39 of 42" in copied
+    assert rows.startswith(f"  {WORDS} and {BIAS}: 1,000 copied, 0 newly") and "by id" in rows
+    assert positions.startswith(f"  {POSITIONS}: 32 copied")
 
 
 def test_rows_are_matched_by_the_text_of_the_tokens(exported, model, other_tokenizer):
     before, after, lines = started(str(exported), other_tokenizer)
-    ours = tokenizer.load(other_tokenizer)
-    theirs = tokenizer.load(str(exported))
+    theirs = tokenizer.load(str(exported)).get_vocab()
     by_text = 0
-    for piece, number in ours.get_vocab().items():
-        text = (
-            piece.replace("Ġ", "▁").replace("Ċ", "\n")
-            if piece.isascii() or "Ġ" in piece or "Ċ" in piece
-            else None
-        )
-        row = None if text is None else theirs.get_vocab().get(text)
-        if row is None:
+    for piece, number in tokenizer.load(other_tokenizer).get_vocab().items():
+        text = piece.replace("Ġ", "▁").replace("Ċ", "\n")
+        if text not in theirs or not (piece.isascii() or text != piece):
             continue
         by_text += 1
-        assert np.array_equal(after[WORDS][number], model.leaves[WORDS][row]), piece
-        assert after[BIAS][number] == model.leaves[BIAS][row], piece
-    taken = [
-        number
-        for number in range(700)
-        if not np.array_equal(after[WORDS][number], before[WORDS][number])
-    ]
-    assert 200 < by_text <= len(taken) <= by_text + 5, "the roles of special tokens come on top"
-    for count in (
-        f"{len(taken):,} of 1,000 rows",
-        f"{700 - len(taken):,} newly",
-        f"{1000 - len(taken):,} unused",
-    ):
-        assert count in lines[2]
+        assert np.array_equal(after[WORDS][number], model.leaves[WORDS][theirs[text]]), piece
+        assert after[BIAS][number] == model.leaves[BIAS][theirs[text]], piece
+    taken = np.count_nonzero((after[WORDS] != before[WORDS]).any(axis=1))
+    assert 200 < by_text <= taken <= by_text + 5, "the roles of special tokens come on top"
+    counts = f"{taken} copied, {700 - taken} newly initialized, {1000 - taken} unused"
+    assert any(counts in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("positions", "words"),
-    [
-        (48, "32 of 32 positions copied, 16 newly initialized"),
-        (24, "24 of 32 positions copied, 8 unused"),
-    ],
-)
+@pytest.mark.parametrize("positions", [24, 48])
 @pytest.mark.parametrize("pad", [1, 3])
-def test_positions_are_cut_and_grown_from_the_right_one(exported, positions, words, pad):
+def test_positions_are_cut_and_grown_from_the_right_one(exported, positions, pad):
     """The first position is the row behind pad id: of another pad id, other rows."""
     source = read(str(exported))
-    tokens = str(exported)
-    taken, lines = fitted(
-        source, POSITIONS, positions + pad + 1, pad_id=pad, vocab_size=1000, tokens=tokens
-    )
+    leaves = {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in source.leaves.items()
+    }
+    leaves[POSITIONS] = jax.ShapeDtypeStruct((positions + pad + 1, 64), np.float32)
+    params = unflatten_dict(leaves, sep="/")
+    taken, lines = warm_start.fit(source, params, pad_id=pad, vocab_size=1000, tokens=str(exported))
     (table, is_taken) = taken[POSITIONS]
-    theirs = source.leaves[POSITIONS]
     count = min(positions, 32)
-    assert np.array_equal(table[pad + 1 :][:count], theirs[2:][:count])
+    assert np.array_equal(table[pad + 1 :][:count], source.leaves[POSITIONS][2:][:count])
     assert np.flatnonzero(is_taken).tolist() == list(range(pad - 1, pad + count + 1))
-    assert words in lines[3]
+    assert (
+        f"{count} copied, {positions - count} newly initialized, {32 - count} unused" in lines[-1]
+    )
 
 
 def test_heads_that_one_of_them_lacks_are_named(exported, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "classifier")
     tensors = load_file(exported / "model.safetensors")
     tensors = {name: value for name, value in tensors.items() if not name.startswith("lm_head")}
-    tensors |= {
-        f"classifier.{part}.weight": np.ones((64, 64), np.float32) for part in ("dense", "out_proj")
-    }
+    tensors["classifier.dense.weight"] = np.ones((64, 64), np.float32)
     tensors["roberta.pooler.dense.weight"] = np.ones((64, 64), np.float32)
     save_file(tensors, folder / "model.safetensors")
-    before, after, (*_, fresh, unused) = started(str(folder), str(exported))
+    before, after, lines = started(str(folder), str(exported))
     assert np.array_equal(before["lm_head/dense/kernel"], after["lm_head/dense/kernel"])
-    assert fresh.endswith(": lm_head/bias, lm_head/dense, lm_head/layer_norm")
-    assert unused.endswith(": classifier/dense, classifier/out_proj, roberta/pooler/dense")
+    assert any(line.endswith(": lm_head, lm_head/dense, lm_head/layer_norm") for line in lines)
+    assert any(line.endswith(": classifier/dense, roberta/pooler/dense") for line in lines)
 
 
 @pytest.mark.standard
@@ -215,20 +183,6 @@ def shapes_of(config):
     return jax.eval_shape(family_of(config).make_module(config).init_params, jax.random.key(0))
 
 
-def wrapped(
-    small: np.ndarray, shape: tuple[int, ...], starts: dict[int, int], *, table: bool
-) -> np.ndarray:
-    """Element by element: that of the small array, which begins at `starts` of each axis and wraps around."""
-    found = np.empty((len(small) if table else shape[0], *shape[1:]), np.float32)
-    for place in np.ndindex(found.shape):
-        index = [
-            index if length == size else (index - starts[length]) % size
-            for index, length, size in zip(place, found.shape, small.shape, strict=True)
-        ]
-        found[place] = small[tuple(index)]
-    return found
-
-
 @pytest.mark.parametrize(
     ("family", "heads", "starts"),  # of heads of 8: half of the new ones, or one less, come first
     [
@@ -247,91 +201,50 @@ def test_tensors_are_tiled_from_the_middle(family, heads, starts):
     tiled, lines = warm_start.tile(source, config, shapes)
     layers = [0, 1, 1, 0] if family == "modernbert" else [0, 0, 1, 1]
     stack = "/".join(source.family.stack) + "/"
-    theirs = source.leaves
     missing = []
     for name, shape in shapes.items():
         index, _, rest = name.removeprefix(stack).partition("/")
-        small = theirs.get(
-            f"{stack}{layers[int(index)]}/{rest}" if name.startswith(stack) else name
-        )
-        if small is None:
+        old_name = f"{stack}{layers[int(index)]}/{rest}" if name.startswith(stack) else name
+        if old_name not in source.leaves:
             missing.append(name)
             continue
-        expected = wrapped(small, shape, starts, table=name.endswith(TABLES))
-        assert np.array_equal(tiled.leaves[name], expected), name
+        small = source.leaves[old_name]
+        sizes = (small.shape[0], *shape[1:]) if name.endswith(TABLES) else shape
+        pads = [
+            (starts[large], large - size - starts[large]) if large != size else (0, 0)
+            for large, size in zip(sizes, small.shape, strict=True)
+        ]
+        assert np.array_equal(tiled.leaves[name], np.pad(small, pads, "wrap")), name
     assert missing == (["model/layers/3/attn_norm/scale"] if family == "modernbert" else [])
-    words = (f"16 to {8 * heads}", "24 to 42", f"2 to 4: layers {', '.join(map(str, layers))}")
+    words = (f"16 tiled to {8 * heads}", "24 to 42", f"to 4: {', '.join(map(str, layers))}")
     assert all(any(word in line for line in lines) for word in words)
 
 
 @pytest.mark.parametrize(
-    ("family", "sizes", "words"),
+    ("family", "sizes", "tiled", "words"),
     [
         (
             "roberta",
             {"layers": 1, "intermediate_size": 16},
+            True,
             ["layers = 1 (it has 2)", "size = 16 (it has 24)"],
         ),
-        ("roberta", {"heads": 4, "hidden_size": 64}, ["heads of size 16, "]),
-        ("modernbert", {}, ["model.family = modernbert (it has roberta)"]),
+        ("roberta", {"heads": 4, "hidden_size": 64}, True, [".heads = 16 (it has 8)"]),
+        ("modernbert", {}, True, ["model.family = modernbert (it has roberta)"]),
+        (
+            "roberta",
+            {"hidden_size": 32, "activation": "relu", "layer_norm_eps": 1e-6},
+            False,
+            ["size = 32 (it has 16)", "relu (it has gelu)", "1e-06 (it has 1e-05)"],
+        ),
+        ("modernbert", {"layers": 3}, False, ["model.family = modernbert (it has roberta)"]),
     ],
 )
-def test_what_can_not_be_tiled_is_refused(family, sizes, words):
+def test_another_architecture_is_refused_with_all_its_differences(family, sizes, tiled, words):
+    """Keys of another family mean something else."""
     source = load.Pretrained(config_of("roberta", 2), {}, "", None, {}, "small")
+    config = config_of(family, **{"layers": 2, **sizes})
     with pytest.raises(InputError, match=r"^config\.train\.init_from = small: ") as error:
-        warm_start.refuse_another_model(
-            source, config_of(family, **{"layers": 2, **sizes}), tiled=True
-        )
+        warm_start.refuse_another_model(source, config, tiled=tiled)
     assert all(word in str(error.value) for word in words)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (
-            [
-                "model.hidden_size=32",
-                "model.activation=relu",
-                "model.layer_norm_eps=1e-06",
-                "model.layers=3",
-            ],
-            [
-                "hidden_size = 32 (it has 64)",
-                "activation = relu (it has gelu)",
-                "1e-06 (it has 1e-05)",
-                "layers = 3 (it has 2)",
-            ],
-        ),
-        (
-            ["model.family=modernbert", "model.layers=3"],
-            ["model.family = modernbert (it has roberta)"],
-        ),
-    ],
-)
-def test_another_architecture_is_refused_with_all_its_differences(
-    exported, overrides, words, monkeypatch
-):
-    """Before anything compiles; keys of another family mean something else."""
-    run = copy.copy(run_of(str(exported), *overrides, f"train.init_from={exported}"))
-    monkeypatch.setattr(run, "init", lambda *_: pytest.fail("something was to be compiled"))
-    with pytest.raises(
-        InputError, match=f"^config.train.init_from = {exported}: does not fit "
-    ) as error:
-        run.initial_state()
-    assert all(word in str(error.value) for word in words) and str(error.value).count(
-        "(it has"
-    ) == len(words)
-
-
-def test_rotary_bases_are_reported_and_the_activation_of_a_head_is_compared(modernbert_folder):
-    source = load.load(modernbert_folder, head=None)
-    config = copy.deepcopy(source.config)
-    warm_start.refuse_another_model(source, config)
-    assert warm_start.rotary_changes(source, config) == []
-    config.global_rope_theta = 160_000.0
-    assert warm_start.rotary_changes(source, config) == [
-        "  model.global_rope_theta: 9000 in the source, 160000 here"
-    ]
-    source.config.classifier_activation = "relu"
-    with pytest.raises(InputError, match=r"classifier_activation = gelu \(it has relu\)"):
-        warm_start.refuse_another_model(source, config)
+    assert str(error.value).count("(it has") == len(words)
