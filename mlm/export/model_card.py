@@ -94,7 +94,7 @@ def write(
             "example": json.dumps(f"The function returns a {mask_token} of all elements."),
             "tokenizer": fast,
             "tokenizer_model": type(fast.model).__name__,
-            "planned": run and make_stages(run, model.meta["dataset"]["records"]).steps,
+            "stages": run and make_stages(run, model.meta["dataset"]["records"]),
             "fingerprints": {
                 "config": run and configs.fingerprint(run),
                 "tokenizer": tokenizer.fingerprint(model.tokenizer),

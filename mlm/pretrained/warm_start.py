@@ -253,7 +253,7 @@ def _texts(fast: Tokenizer) -> list[tuple[str, int]]:
 
 
 def _counts(taken: int, new: int, old: int) -> str:
-    return f"{taken:,} copied, {new - taken:,} newly initialized, {old - taken:,} unused"
+    return f"{taken:,} of {old:,} copied to {new:,}"
 
 
 def start(params: Params, taken: dict[str, Taken]) -> Params:

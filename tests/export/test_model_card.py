@@ -134,7 +134,10 @@ def test_metadata_are_read_back_by_the_hub_s_library(model, tmp_path, monkeypatc
 def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
     """Of its data, recipe, tokenizer, hardware and compute; what is not known is not shown."""
     trained = with_keys(model, masking__rate=0.3, train__steps=60)
+    mixture = {"name": "wiki", "share": 0.75, "records": 100}
+    trained.meta["dataset"]["mixture"] = [mixture]
     card = card_of(trained, tmp_path, history=history)
+    assert row(card, "wiki") == ["0.75", "100", "9.60"], "of 40 steps of 32 rows"
     wanted = {
         "rows": ["777", "12"],
         "documents": ["9,000", "90"],

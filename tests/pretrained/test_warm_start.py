@@ -89,8 +89,8 @@ def test_the_same_model_comes_back_whole(dtype, exported, model, tmp_path):
         assert (len(after[name]) > count) == (name in (WORDS, BIAS))
     source, rows, copied, positions = lines
     assert str(folder) in source and "copied whole: 39 of 42" in copied
-    assert rows.startswith(f"  {WORDS} and {BIAS}: 1,000 copied, 0 newly") and "by id" in rows
-    assert positions.startswith(f"  {POSITIONS}: 32 copied")
+    assert rows == f"  {WORDS} and {BIAS}: 1,000 of 1,000 copied to 1,000 rows; matched by id"
+    assert positions == f"  {POSITIONS}: 32 of 32 copied to 32 positions"
 
 
 def test_rows_are_matched_by_the_text_of_the_tokens(exported, model, other_tokenizer):
@@ -106,8 +106,7 @@ def test_rows_are_matched_by_the_text_of_the_tokens(exported, model, other_token
         assert after[BIAS][number] == model.leaves[BIAS][theirs[text]], piece
     taken = np.count_nonzero((after[WORDS] != before[WORDS]).any(axis=1))
     assert 200 < by_text <= taken <= by_text + 5, "the roles of special tokens come on top"
-    counts = f"{taken} copied, {700 - taken} newly initialized, {1000 - taken} unused"
-    assert any(counts in line for line in lines)
+    assert any(f"{taken} of 1,000 copied to 700 rows" in line for line in lines)
 
 
 @pytest.mark.parametrize("positions", [24, 48])
@@ -125,9 +124,7 @@ def test_positions_are_cut_and_grown_from_the_right_one(exported, positions, pad
     count = min(positions, 32)
     assert np.array_equal(table[pad + 1 :][:count], source.leaves[POSITIONS][2:][:count])
     assert np.flatnonzero(is_taken).tolist() == list(range(pad - 1, pad + count + 1))
-    assert (
-        f"{count} copied, {positions - count} newly initialized, {32 - count} unused" in lines[-1]
-    )
+    assert f"{count} of 32 copied to {positions} positions" in lines[-1]
 
 
 def test_heads_that_one_of_them_lacks_are_named(exported, tmp_path):
