@@ -22,6 +22,7 @@ import pytest
 from mlm.inference import pseudo_perplexity
 from mlm.model import classifier
 from mlm.model.families import ROBERTA, at_path, family_of
+from mlm.pretrained.load import Pretrained
 from mlm.tasks import classification, scores
 from mlm.tasks.pretraining import Pretraining
 from mlm.training import breakdown, evaluation, sharding
