@@ -159,7 +159,7 @@ def test_the_numbers_are_those_of_the_run(model, history, tmp_path):
     assert {name: row(card, name) for name in wanted} == wanted
     assert "A RoBERTa masked language model" in card and " 30% of the tokens" in card
     assert re.search(r" heads, \d+,\d{3} parameters", card), "of a model this small, all of them"
-    assert "| rows |" not in card_of(
+    assert "| documents |" not in card_of(
         trained, tmp_path, history=dataclasses.replace(history, manifest=None)
     )
     staged = card_of(
