@@ -132,7 +132,7 @@ GOOD = {"sentence_good": "It works.", "sentence_bad": "It work."}
     [
         ({"sentence_good": "It works."}, "'sentence_bad' .* sentence_good"),
         (GOOD | {"sentence_bad": " "}, "'sentence_bad' is empty"),
-        (GOOD | {"sentence_good": 3}, "'sentence_good' is 3"),
+        (GOOD | {"sentence_good": 3}, "'sentence_good' has 3"),
         (GOOD | {"sentence_good": "Returns it. " * 40}, "'sentence_good' .* at most 32"),
     ],
 )
