@@ -183,8 +183,8 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     # Python puts this folder first on the path, where our modules would stand in for installed ones
     # of the same names.
-    own = Path(__file__).resolve().parent
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != own]
+    folder = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     # export, which runs this, hides PyTorch from itself by these.
     os.environ.update(
         USE_TORCH="1", USE_FLAX="0", USE_TF="0", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error"
