@@ -53,6 +53,7 @@ KNOWN = (  # file, what stands there, what stands there instead
         'module.logits(params, batch["input_ids"], batch["attention_mask"], None, '
         "jax.random.key(0), jnp.arange(len(batch['label']), dtype=jnp.uint32))",
     ),
+    ("mlm/tasks/classification.py", "np.mean(loss_N[known_N], dtype", "np.mean(loss_N, dtype"),
     ("mlm/inference/comparison.py", "len(string.encode())", "len(string)"),
     ("mlm/inference/minimal_pairs.py", "-nats_P * is_counted", "-nats_P"),
     ("mlm/inference/spans.py", "(place_L < stop_Bx1)", "(place_L <= stop_Bx1)"),

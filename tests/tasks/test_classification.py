@@ -94,6 +94,24 @@ def test_a_classifier_is_evaluated_without_dropout(tmp_path, tokenizer_folder):
     assert scores[0][0] == scores[1][0] and np.array_equal(scores[0][1], scores[1][1])
 
 
+def test_rows_without_a_label_are_in_no_score(tmp_path, tokenizer_folder):
+    with meshes_of(1):
+        config, examples, task = build(tmp_path, tokenizer_folder, "model.init_stddev=0.3")
+    params = task.initial_state().params
+    split = examples.splits["validation"]
+    labels = np.where(np.arange(len(split)) % 2, split.labels_N, -1)
+    partly = dataclasses.replace(split, labels_N=labels)
+    examples = dataclasses.replace(examples, splits=examples.splits | {"validation": partly})
+    scores, predicted = classification.evaluate(
+        config, examples, task.mesh, task.eval_step, params, "validation"
+    )
+    batch = split.batch(np.arange(len(split)), config.classify.length, examples.pad_id)
+    logits = task.module.logits(params, batch["input_ids"], batch["attention_mask"])
+    losses = -jax.nn.log_softmax(logits)[labels >= 0, labels[labels >= 0]]
+    assert scores["rows"] == len(losses) == len(split) // 2 and len(predicted) == len(split)
+    assert scores["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+
+
 @pytest.mark.standard
 def test_it_predicts_numbers(tmp_path, tokenizer_folder):
     overrides = ("classify.kind=regression", "classify.label=score", "train.epochs=20")
