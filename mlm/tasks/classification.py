@@ -253,7 +253,7 @@ def evaluate(
     count = len(examples.labels)
     if words:
         row_W = words.row_W[known_N]
-        read = np.count_nonzero(words.token_W[known_N] >= 0)
+        read = int(np.count_nonzero(words.token_W[known_N] >= 0))  # a number that JSON takes
         return {
             "loss": float(np.sum(loss_N, dtype=np.float64)) / max(read, 1),
             **scores.score_words(*pair, row_W, examples.labels),
