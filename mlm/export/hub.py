@@ -49,7 +49,7 @@ class Pushes(AbstractContextManager):
         self._thread = threading.Thread()  # of the newest push; a daemon: a silent Hub may hold it
         self._step = -1  # that it pushes
         self._pushed = -1  # the newest step that arrived
-        self._stopped = threading.Event()  # a push that is on its way is not tried again
+        self._stopped = threading.Event()  # a push of an earlier step is not tried again
         disable_progress_bars()  # those of the uploads would run into that of the training
         watch.current.at_end = self._folder.cleanup
 
@@ -82,9 +82,11 @@ class Pushes(AbstractContextManager):
         )
         cluster.progress(watch.UNTIMED, watch.current.step)
         deadline = time.monotonic() + LAST
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(LAST / 2)
+        is_last = self._step == step
+        if not is_last:
+            self._stopped.set()
+        if self._thread.is_alive():  # a silent Hub may hold it for ever
+            self._thread.join(LAST if is_last else LAST / 2)
         if self._pushed != step:
             self._stopped = threading.Event()
             self._start(step, deadline - time.monotonic())
