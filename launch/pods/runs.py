@@ -85,7 +85,8 @@ class RunStatus:
         for report in self.reports:
             row = f"host {report.process} ({report.host}): {how_it_is(report.state, report.exit)}"
             if at := report.progress:
-                row += f", step {at.get('step')} ({at.get('phase')})"
+                step = "" if at.get("step") is None else f"step {at['step']}, "
+                row += f", {step}{at.get('phase')}"
             rows.append(row)
         cause = [f"first cause: {self.cause.sentence}"] if self.cause else []
         return [*rows, *self.errors, *cause]
