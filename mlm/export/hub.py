@@ -75,7 +75,7 @@ class Pushes(AbstractContextManager):
         """Pushes the checkpoint that `export` chooses, and waits for it."""
         best = locate.is_classifier(self._workdir)
         step = checkpoint_files.choose(self._workdir.checkpoints, on_damage="stop", best=best)
-        if self._pushed == step:
+        if self._pushed == step and not self._thread.is_alive():
             return
         _say(
             f"hub: sends the last checkpoint, for {LAST / 60:g} min at most; the run itself is saved"
