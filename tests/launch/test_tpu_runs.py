@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from pods.causes import HostReport
-from pods.runs import RunStatus
+from pods.runs import RunStatus, records
 
 from tests.launch.pod import RUN, WAITS, alive, kill_marked, wait_for
 from tests.launch.test_host import HOSTILE
@@ -211,7 +211,13 @@ def soon(pod, then) -> None:
 
 def test_ctrl_c_leaves_the_run_alone(ready_pod):
     ready_pod.ready(WAITS)
-    soon(ready_pod, lambda: os.kill(os.getpid(), signal.SIGINT))
+    logs = set(records("a").glob("*/0.log"))
+
+    def interrupt():
+        wait_for(lambda: set(records("a").glob("*/0.log")) > logs)  # it follows the run
+        os.kill(os.getpid(), signal.SIGINT)
+
+    soon(ready_pod, interrupt)
     said = ready_pod.tpu(*RUN, code=130)  # it is not done: nothing is to follow by &&
     assert "python launch/tpu.py logs a" in said and len(ready_pod.processes()) == 2
 
