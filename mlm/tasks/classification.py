@@ -238,8 +238,9 @@ def evaluate(
     batches = data.eval_batches(
         examples, split=split, batch=rows, rows=sharding.local_rows(mesh, rows)
     )
-    columns = evaluation.per_row(eval_step, params, batches, mesh=mesh, rows=rows)
     order = data.eval_order(examples, split)
+    total = math.ceil(len(order) / rows)
+    columns = evaluation.per_row(eval_step, params, batches, mesh=mesh, rows=rows, total=total)
     rows_of_split = examples.splits[split]
     labels_N = rows_of_split.labels_N
     words = rows_of_split.words
