@@ -78,7 +78,9 @@ def score(
         step = _make_step(module, room, mask_id, model.config.vocab_size)
         jitted = evaluation.jit_eval_step(step, mesh, sharding.shardings_of(params))
         with jax.default_matmul_precision(precision):
-            means = evaluation.per_row(jitted, params, map(read, chosen), mesh=mesh, rows=batch)
+            means = evaluation.per_row(
+                jitted, params, map(read, chosen), mesh=mesh, rows=batch, total=len(chosen)
+            )
         span_P = np.concatenate(chosen)
         loss, accuracy = (means[name] for name in ("loss", "accuracy"))
         nats_P[span_P] = loss.sum[: len(span_P)]
