@@ -207,7 +207,7 @@ def per_row(
     *,
     mesh: Mesh,
     rows: int,
-    total: int | None,
+    total: int | None = None,
 ) -> Any:
     """Returns what `eval_step` gives for each row, in the order of the batches' rows; arguments as in `score`."""
     results: list[Any] = []
