@@ -13,7 +13,7 @@ import pytest
 
 from mlm import config
 from tests import ROOT
-from tests.support import glue_shaped, labelled_texts, trained_model
+from tests.support import glue_shaped, labelled_texts, pytorch, trained_model
 from tests.support.processes import environment
 from tests.support.tiny import TINY
 
@@ -171,6 +171,7 @@ def test_commands_run(texts, model, pages, tmp_path):
     )
     (tmp_path / "my.txt").write_text("\n".join(text.replace("\n", " ") for text in texts))
     env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
+    pytorch.torch_python(4)  # which the page on speed names
     trained_model.publish(model, PUBLISHED, tmp_path / "hub")
     env |= {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     base = "--config=configs/base.py"
