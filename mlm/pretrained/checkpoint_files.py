@@ -90,7 +90,7 @@ def set_aside(folder: UPath, step: int, reason: str) -> None:
     while target.exists():
         number += 1
         target = folder / f"{reason}.{step}.{number}"
-    logger.warning("%s is %s; it is kept as %s.", folder / str(step), reason, target.name)
+    logger.warning("%s is %s; it is moved to %s.", folder / str(step), reason, target.name)
     move(folder / str(step), target, first=HASHES)
 
 

@@ -143,7 +143,9 @@ def _architecture(workdir: Workdir, meta: dict[str, Any]) -> dict[str, Any]:
     positions = ROTARY_BASES if model.model_type == "modernbert" else ("max_position_embeddings",)
     keys = ("model_type", "vocab_size", *positions, *family_of(model).architecture.values())
     return {
-        "class": entry.changes_evaluation(meta["class"]) and meta["class"]["code"],
+        # a file may hold several classes
+        "class": entry.changes_evaluation(meta["class"])
+        and [meta["class"]["name"], meta["class"]["code"]],
         "labels": dataset.get("labels"),
         "vocabulary": dataset["vocab_size"],
         "tokenizer": folder and tokenizer.fingerprint(folder),

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import logging
 import math
 import re
 import sys
@@ -29,12 +30,13 @@ from mlm.pretrained.checkpoint_files import (
 )
 from mlm.training.sharding import named_leaves
 
-COMMITTED = "commit_success.txt"  # in a bucket, orbax writes this file last
+COMMITTED = "commit_success.txt"  # orbax writes this file last
 # a step that was not fully written or hashed
 INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")
 # step -> further steps to keep; on the first host, in a thread
 OnComplete = Callable[[int], Iterable[int | None]]
 READ_BACK = 32  # arrays that are read back at once
+logger = logging.getLogger(__name__)
 
 
 class Checkpoints(AbstractContextManager):
@@ -196,11 +198,16 @@ def _read_back(folder: UPath, step: int, arrays: dict[str, str], meta: dict) -> 
 
 
 def _remove_incomplete(folder: UPath, step: int) -> None:
-    """Removes the incomplete steps up to a complete one."""
+    """Removes the incomplete steps up to a complete one, if orbax committed them: others may hold a person's files."""
     for path in children(folder):
         match = INCOMPLETE.fullmatch(path.name)
-        if match and int(match[1]) <= step:
+        if not (match and int(match[1]) <= step and (path / COMMITTED).is_file()):
+            continue
+        try:
             remove(path)
+        # a bucket's client raises its own errors; the next checkpoint tries again
+        except Exception as error:
+            logger.warning("%s can't be removed (%s).", path, error)
 
 
 @contextmanager

@@ -135,6 +135,20 @@ def test_another_model_has_no_mean_with_it(toys, tmp_path, capsys):
         )
 
 
+def test_two_classes_of_one_file_have_no_mean(toys, tmp_path, capsys):
+    """Their code, the hash of the file, is the same."""
+    record = {"overrides": ["make_model"], "file": "changes.py", "code": "1" * 64, "commit": ""}
+    for name in ("changes.Deep", "changes.Wide"):
+        checkpoints = Workdir(str(shutil.copytree(toys.root, tmp_path / name))).checkpoints
+        file = checkpoints / "12" / "meta" / "metadata"
+        meta = json.loads(file.read_text())
+        file.write_text(json.dumps(meta | {"class": record | {"name": name}}))
+        checkpoint_files.write_hashes(checkpoints, 12)
+    names = [f"{tmp_path / name}@12" for name in ("changes.Deep", "changes.Wide")]
+    line = refused(capsys, "average", *names, f"--workdir={tmp_path / 'new'}")
+    assert "its class (" in line and "changes.Deep" in line and "changes.Wide" in line
+
+
 @pytest.mark.standard
 @pytest.mark.usefixtures("one_device")
 def test_it_is_scored_and_exported_as_a_run_is(family, tmp_path):

@@ -36,6 +36,33 @@ def test_what_kills_leave_goes_when_a_later_step_is_complete(tmp_path, monkeypat
     assert [checkpoint_files.find_damage(folder, step) for step in (5, 20)] == [None] * 2
 
 
+def test_nothing_else_is_removed(saved, tmp_path):
+    elsewhere = tmp_path.with_name(f"{tmp_path.name} elsewhere")
+    shutil.copytree(saved / "10", elsewhere)
+    kept = {"damaged.10", "incomplete.21", "incomplete.10.copy", "notes.incomplete.10"}
+    for name in (*kept, "incomplete.9"):
+        shutil.copytree(saved / "10", saved / name)
+    (saved / "incomplete.8").mkdir()
+    (saved / "incomplete.8" / "notes.txt").write_text("a person's")
+    (saved / "incomplete.7").symlink_to(elsewhere)
+    (saved / "incomplete.6").write_text("a file")
+    save(saved, 20)
+    kept |= {"10", "20", "incomplete.6", "incomplete.7", "incomplete.8"}
+    assert {path.name for path in saved.iterdir()} == kept
+    assert (elsewhere / "state").is_dir() and (saved / "incomplete.8" / "notes.txt").is_file()
+
+
+def test_an_incomplete_step_that_cant_be_removed_is_a_warning(saved, monkeypatch, caplog):
+    def fail(path):
+        raise OSError("the bucket does not answer")
+
+    shutil.copytree(saved / "10", saved / "incomplete.9")
+    monkeypatch.setattr(checkpoint, "remove", fail)
+    save(saved, 20)
+    assert f"{saved / 'incomplete.9'} can't be removed" in caplog.text
+    assert checkpoint_files.complete_steps(saved) == [10, 20]
+
+
 @pytest.fixture
 def saved(tmp_path: pathlib.Path) -> UPath:
     save(UPath(tmp_path), 10)
