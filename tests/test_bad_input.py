@@ -34,6 +34,17 @@ def test_a_config_that_is_refused(tmp_path, capsys, flag, culprit, words):
     refuse(arguments, 2, culprit, words, capsys=capsys)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["doctor --rows=0", "evaluate --draws=0", "evaluate --draws=-1", "evaluate --split=test"],
+)
+def test_a_flag_that_is_refused(tmp_path, capsys, line):
+    command, flag = line.split()
+    arguments = [command, "--config=configs/base.py", f"--workdir={tmp_path}", flag]
+    pairs = ["--pairs=jsonl:pairs.jsonl"] if "split" in flag else []
+    refuse([*arguments, *pairs], 2, flag.partition("=")[0], capsys=capsys)
+
+
 @pytest.mark.standard
 def test_a_config_is_refused_in_three_seconds(tmp_path):
     command = ["train", "--config=configs/base.py", f"--workdir={tmp_path / 'run'}", CONFIGS[-1][0]]

@@ -22,9 +22,11 @@ def parse_address(text: str, default_port: int) -> tuple[str, int]:
     if is_ip(text):
         return text, default_port
     try:
-        place = urllib.parse.urlsplit(f"//{text}")
-        if re.fullmatch(r"\[.+\](:\d+)?|[\w.-]+(:\d+)?", text, re.ASCII):
-            return place.hostname, place.port or default_port
+        parts = urllib.parse.urlsplit(f"//{text}")
+        port = default_port if parts.port is None else parts.port
+        name = r"([\w-]{1,63}\.)*[\w-]{1,63}\.?"
+        if port and re.fullmatch(rf"(\[.+\]|{name})(:\d+)?", text, re.ASCII):
+            return parts.hostname, port
     except ValueError:
         pass
     message = "must be HOST or HOST:PORT, the address of process 0"

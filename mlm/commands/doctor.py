@@ -63,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
+    if args.rows < 1:
+        raise InputError(f"--rows={args.rows}: must be a whole number from 1 up.")
     if args.topology:
         topology.prepare()  # before jax is imported
     config = common.read_config(args, overrides, says=True)

@@ -69,6 +69,10 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
             "--masks, --draws, --pseudo, --breakdown, --dtypes: are of a masked language model's rows, not of --pairs "
             "or of a classifier; leave them out."
         )
+    if args.pairs and args.split != "validation":
+        raise InputError(f"--pairs={args.pairs}: takes no --split; leave it out.")
+    if args.draws is not None and args.draws < 1:
+        raise InputError(f"--draws={args.draws}: must be a whole number from 1 up.")
     if args.phenomenon and not args.pairs:
         raise InputError(f"--phenomenon={args.phenomenon} needs --pairs=SOURCE.")
     task = configs.CLASSIFICATION if is_classifier else configs.PRETRAINING

@@ -127,7 +127,12 @@ def _plan(args: argparse.Namespace, overrides: list[str], root: str) -> list[run
         parsed.workdir = args.workdir if evaluates else folder
         command.append(f"--workdir={parsed.workdir}")
         config = common.read_config(parsed, run_overrides, task=task, starts=not evaluates)
-        if config.hub.name and not evaluates and {"hub.name", "config"}.isdisjoint(varied):
+        if (
+            trials
+            and config.hub.name
+            and not evaluates
+            and {"hub.name", "config"}.isdisjoint(varied)
+        ):
             raise InputError(
                 f"config.hub.name = {config.hub.name}: several runs would push to it; vary it, too."
             )

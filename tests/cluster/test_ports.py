@@ -36,7 +36,20 @@ def test_address(text, where):
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":1", "http://host", "a:b:c", "a b", "host\n", "[::1", "a:99999", "a:x", "-\x1b[2J"],
+    [
+        "",
+        ":1",
+        "http://host",
+        "a:b:c",
+        "a b",
+        "host\n",
+        "[::1",
+        "a:99999",
+        "a:x",
+        "a:0",
+        "a..b",
+        "-\x1b[2J",
+    ],
 )
 def test_bad_address(text):
     with pytest.raises(InputError, match=r"^--coordinator=.*: must be HOST or HOST:PORT") as raised:
