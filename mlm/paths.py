@@ -286,12 +286,17 @@ def replacing(folder: UPath, *, last: str) -> Iterator[Path]:
             begun.unlink()
         return
     temporary = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    old = temporary / "old"
+    if old.exists() and not target.exists():
+        old.rename(target)  # a process was killed between the two renames below
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         yield temporary / "new"
         if target.exists():
-            target.rename(temporary / "old")
+            target.rename(old)
         (temporary / "new").rename(target)
     finally:
+        if old.exists() and not target.exists():
+            old.rename(target)
         shutil.rmtree(temporary, ignore_errors=True)

@@ -8,7 +8,7 @@ import pytest
 from mlm import config as configs
 from mlm.__main__ import COMMANDS, main, parser
 from mlm.errors import InputError
-from mlm.paths import UPath, expand, expand_source, inside, sizes
+from mlm.paths import UPath, expand, expand_source, inside, replacing, sizes
 
 HOME_KEYS = {  # a value of each key that holds paths, with HOME for the home folder
     "tokenizer.path": "HOME/tok",
@@ -126,3 +126,29 @@ def test_sizes_are_those_of_files_and_of_what_links_lead_to(tmp_path):
         (tmp_path / link).symlink_to(target)
     assert sizes(UPath(tmp_path)) == {"file": 4, "link": 4}
     assert sizes(UPath(tmp_path / "file")) == sizes(UPath(tmp_path / "nowhere")) == {}
+
+
+def test_a_folder_survives_a_replacement_that_fails_or_is_killed_between_its_renames(
+    tmp_path, monkeypatch
+):
+    target = tmp_path / "export"
+    target.mkdir()
+    (target / "a").write_text("old")
+    rename = Path.rename
+
+    def fail(path: Path, to: Path) -> Path:
+        if path.name == "new":
+            raise OSError("full")
+        return rename(path, to)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(Path, "rename", fail)
+        with replacing(UPath(target), last="a") as new:
+            new.mkdir()
+    assert (target / "a").read_text() == "old"
+    (tmp_path / ".export.tmp").mkdir()
+    target.rename(tmp_path / ".export.tmp" / "old")
+    with pytest.raises(ZeroDivisionError), replacing(UPath(target), last="a"):
+        _ = 1 / 0
+    assert (target / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
