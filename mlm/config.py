@@ -92,12 +92,19 @@ def run_file(path: str, function: str) -> tuple[Any, dict[str, Any]]:
 
     It may import the files beside it. What it raises is its author's to read: a traceback that ends there.
     """
-    sys.path.insert(0, str(Path(path).absolute().parent))
+    folder = Path(path).absolute().parent
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
     try:
         names = runpy.run_path(path)
         return names.get(function, lambda: None)(), names
     finally:
-        sys.path.pop(0)
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:  # another folder's file may have them, too
+            top = name.partition(".")[0]
+            file = getattr(sys.modules.get(top), "__file__", None)
+            if top not in before and file and folder in Path(file).parents[:2]:
+                del sys.modules[name]
 
 
 def read(path: UPath) -> ConfigDict | None:
@@ -253,6 +260,9 @@ def from_dict(groups: dict[str, dict[str, Any]]) -> ConfigDict:
     """
     flat = flatten(groups)
     kept = {k: v for k, v in flat.items() if k not in GONE or v != GONE[k].value}
+    random_share = kept.get("masking.random_share", math.nan)
+    if math.isclose(random_share, (1 - flat.get("masking.mask_share", math.nan)) / 2):
+        del kept["masking.random_share"]
     return unflatten(kept).lock()
 
 

@@ -349,7 +349,7 @@ GONE = {
     ),
     "data.short_share": Gone(0.9, "the first nine tenths of the steps read short rows"),
     "masking.end_rate": Gone(0.0, "masking.rate holds to the end; train.branch_from changes it"),
-    "masking.random_share": Gone(0.1, "half of what masking.mask_share leaves"),
+    "masking.random_share": Gone(..., "half of what masking.mask_share leaves"),
     "masking.longest": Gone(10, "words and spans have 10 at most; a make_masking can set others"),
     "masking.span_p": Gone(0.2, "spans are SpanBERT's; a make_masking can set another p"),
     "model.global_every": Gone(3, "every third layer sees the whole row, as in ModernBERT"),

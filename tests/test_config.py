@@ -215,6 +215,23 @@ def test_diff_of_a_config_with_itself_out_of_json_is_empty():
     assert configs.diff(configs.from_dict(content), config) == changes
 
 
+@pytest.mark.parametrize(
+    ("mask_share", "random_share", "is_known"),
+    [(0.8, 0.1, True), (1.0, 0.0, True), (0.9, 0.05, True), (0.6, 0.1, False), (0.8, 0.0, False)],
+)
+def test_an_older_config_goes_on_only_with_the_same_masks(
+    tmp_path, mask_share, random_share, is_known
+):
+    content = json.loads(configs.load(BASE, [f"masking.mask_share={mask_share}"]).to_json())
+    content["masking"]["random_share"] = random_share
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    if is_known:
+        assert configs.read(UPath(tmp_path / "config.json")).masking.mask_share == mask_share
+    else:
+        with pytest.raises(InputError, match=r"masking\.random_share = 0\.\d \(now half of what"):
+            configs.read(UPath(tmp_path / "config.json"))
+
+
 def test_values_are_replaced_as_they_are_in_a_copy():
     config = configs.load(BASE, [])
     values = {"optimizer.learning_rate": 1e-17, "data.skip_batches": ("9:9", "41:50")}
@@ -293,3 +310,15 @@ def test_a_config_imports_the_file_beside_it(tmp_path):
     write(tmp_path, "SIZE = 3\n", "sizes_of_mine.py")
     path = write(tmp_path, "from sizes_of_mine import SIZE\n" + BODY.format("c.mine.size = SIZE"))
     assert configs.load(path, []).mine.size == 3 and str(tmp_path) not in sys.path
+
+
+def test_a_config_may_change_the_path_and_has_no_other_folder_s_files(tmp_path):
+    body = "import sys\nsys.path.insert(0, '/nowhere')\nfrom sizes_of_mine import SIZE\n"
+    path = list(sys.path)
+    for size in (3, 4):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        write(folder, f"SIZE = {size}\n", "sizes_of_mine.py")
+        file = write(folder, body + BODY.format("c.mine.size = SIZE"))
+        assert configs.load(file, []).mine.size == size and str(folder) not in sys.path
+    sys.path[:] = path
