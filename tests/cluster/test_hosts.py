@@ -105,14 +105,14 @@ def test_a_signal_to_one_saves_all(manifest, tmp_path):
 
 
 def test_one_host_with_another_config(manifest, tmp_path):
-    """Found before the processes meet, and told to all: nothing compiles."""
+    """Found before the processes meet, and reported to all: nothing compiles."""
     one = pod(tmp_path, manifest.folder, 3, "data.lanes=3", "data.global_batch=12")
     one.arguments[2] = [*one.arguments[2], "--config.train.steps=-5"]
     one.start()
     cause = one.wait()
     assert (cause.process, cause.code) == (2, 2)
-    told = json.loads((tmp_path / "hosts" / "0" / "cause.json").read_text())
-    assert told["process"] == 2 and "config.train.steps = -5" in told["what"]
+    reported = json.loads((tmp_path / "hosts" / "0" / "cause.json").read_text())
+    assert reported["process"] == 2 and "config.train.steps = -5" in reported["what"]
     assert [end.exit["code"] for end in one.reports()] == [2, 2, 2]
     assert not (tmp_path / "metrics.jsonl").exists()
 

@@ -150,7 +150,7 @@ print(step, flush=True)
 
 
 @pytest.mark.parametrize("present", [[0], [0, 1]])
-def test_who_waits_for_the_others_hears_a_signal(tmp_path, present):
+def test_who_waits_for_the_others_gets_a_signal(tmp_path, present):
     """Before they have met, or at a barrier: it waits in C, and Python's main thread would hear of it at the end."""
     body = "print('waits', flush=True)\nif process == 0: time.sleep(60)\nw.barrier('end')"
     started = Started(tmp_path, body, present, 2)
@@ -162,7 +162,7 @@ def test_who_waits_for_the_others_hears_a_signal(tmp_path, present):
 
 
 def test_of_hangs_the_one_that_is_behind(tmp_path):
-    """Process 2 does not hang, and hears which of the two others is the cause."""
+    """Process 2 does not hang, and gets the name of the other that is the cause."""
     body = "w.progress('input' if process == 1 else 'step', 7)\nw._hang = 1.0 if process < 2 else 0.0\ntime.sleep(60)"
     started = Started(tmp_path, body, [0, 1, 2], 3)
     ends = started.ends()

@@ -73,9 +73,9 @@ def test_counts_are_those_of_the_texts(made, repeated, texts, tokenizer_folder):
 def test_files_are_named_as_the_tf_tpu_example_names_them(manifest):
     assert manifest.full_rows
     folder = pathlib.Path(manifest.folder)
-    for split, facts in manifest.splits.items():
-        assert len(facts.shards) == COUNTS[split]
-        for number, shard in enumerate(facts.shards):
+    for split, split_info in manifest.splits.items():
+        assert len(split_info.shards) == COUNTS[split]
+        for number, shard in enumerate(split_info.shards):
             path = folder / shard.file
             assert shard.file == f"{split}/dataset-{number}-{shard.records}.tfrecord"
             assert shard.bytes == path.stat().st_size

@@ -103,6 +103,14 @@ def test_masks_at_another_rate_than_was_set_are_an_error(predicted, kinds, level
     )
 
 
+def test_masks_that_predict_nothing_are_an_error():
+    ids = random_rows(4)
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    kinds_BxL = np.full(ids.shape, "", "U6")
+    found = first_batch.judge(tiny_config(), batch, ids, kinds_BxL, (0, 1, 2, 3, 4))
+    assert found[:2] == ("error", "nothing is predicted")
+
+
 def test_rows_are_shown_with_marks_and_nothing_of_the_corpus_is_obeyed():
     row = [
         (" the", "", ""),

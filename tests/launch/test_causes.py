@@ -38,7 +38,7 @@ def failed(process, at=0.0, kind="exception", **rest):
     return ended(process, code=1, cause=reason(process, kind, at, **rest))
 
 
-def told(process, at, kind, of):
+def reported(process, at, kind, of):
     return ended(process, code=1, at=at, cause=reason(of, kind, at, what="is damaged"))
 
 
@@ -52,7 +52,8 @@ TABLE = {
     "killed, and the others abort through a shell, where a signal is 128 + n": (
         [ended(0, code=137, at=3), ended(1, code=134, at=1)], 0, "signal", 137),
     "its own exception beats what followed": (
-        [told(0, -2, "hang", of=1), aborted(1, -1), ended(2, code=4, at=9, cause=reason(2, "exception", 3, code=4))],
+        [reported(0, -2, "hang", of=1), aborted(1, -1),
+         ended(2, code=4, at=9, cause=reason(2, "exception", 3, code=4))],
         2, "exception", 4),
     "asked to end, and the others followed": (
         [*(ended(n, code=75) for n in (0, 1)), ended(2, code=75, cause=PREEMPTED)],
@@ -71,8 +72,8 @@ TABLE = {
         [STOPPED, aborted(1), dataclasses.replace(RUNNING, process=2)], 0, "lost", 1),
     "killed by the launcher, a consequence": (
         [ended(0, signal=KILL, at=-1, us=True), failed(1, 5)], 1, "exception", 1),
-    "what another has told beats a code without a reason, as of a full disk": (
-        [ended(0, code=2), told(1, 5, "exception", of=0)], 0, "exception", 1),
+    "what another has reported beats a code without a reason, as of a full disk": (
+        [ended(0, code=2), reported(1, 5, "exception", of=0)], 0, "exception", 1),
     "all only followed: better a consequence than nothing": ([aborted(0, 2), aborted(1, 1)], 1, "signal", 134),
     "lost": ([aborted(0), LOST], 1, "lost", 1),
     "ended without a word": ([ended(1, code=1, step=None, phase=None), RUNNING], 1, "exit", 1),

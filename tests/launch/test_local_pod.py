@@ -116,7 +116,9 @@ def test_command_line(tmp_path):
     (tmp_path / "my files" / "beside.py").write_text("WORD = 'imported'\n")
     text = "import os, signal, sys, time\nimport mlm.errors\nfrom beside import WORD\n"
     text += "signal.signal(signal.SIGTERM, lambda *_: os._exit(75))\n"
-    text += "print(WORD, *sys.argv[1:5], flush=True)\ntime.sleep(60)\n"
+    text += "place = ('--coordinator=', '--processes=', '--process-id=')\n"
+    text += "print(WORD, *[a for a in sys.argv[1:] if not a.startswith(place)], flush=True)\n"
+    text += "time.sleep(60)\n"
     (tmp_path / "my files" / "rare.py").write_text(text)
     command = [sys.executable, ROOT / "launch" / "local_pod.py", "2", "a.py", "--command=train"]
     flags = ["--program=my files/rare.py", f"--workdir={tmp_path}/run", "--config.pod.hang", "7"]

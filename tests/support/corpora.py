@@ -162,13 +162,13 @@ def contents(folder: pathlib.Path | UPath | str) -> dict[str, str]:
 def manifest_of(length: int, **splits: dict) -> Manifest:
     """A manifest without shards to read: {split: its counts, and "records" of each shard}."""
     made = {}
-    for name, facts in splits.items():
+    for name, split_info in splits.items():
         names = [
             (f"{name}/dataset-{n}-{count}.tfrecord", count)
-            for n, count in enumerate(facts.pop("records", ()))
+            for n, count in enumerate(split_info.pop("records", ()))
         ]
         made[name] = Split(
-            tuple(Shard(file, count, 100 * count, "ab" * 32) for file, count in names), **facts
+            tuple(Shard(file, count, 100 * count, "ab" * 32) for file, count in names), **split_info
         )
     special = {role: number for number, role in enumerate(tokenizer.ROLES)}
     return Manifest(
