@@ -189,9 +189,12 @@ def check_use(
     if differs and name_of(saved) != name_of(now):
         raise InputError(
             f"{where} was trained by {label(saved)}, and this command has {label(now)}: {command} would compute "
-            "something else; start it from the file of that class, or of mlm's own by python -m mlm."
+            "something else; start it from the file of that class, or with python -m mlm if it was mlm's own."
         )
     if not differs:
+        left_out = "metrics" in saved.get("overrides", ()) and not stock_network
+        if left_out and name_of(saved) != name_of(now):
+            return [f"{where} was trained by {name_of(saved)}, whose metrics {command} leaves out."]
         return []
     remarks = [f"{where}: {line}." for line in changes(saved, now)]
     left_out = ", ".join(sorted(EVALUATION.intersection(saved["overrides"]) - {"make_model"}))

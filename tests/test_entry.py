@@ -50,6 +50,13 @@ class Deeper(Attends):
         return super().make_model()
 
 
+class Measured(Pretraining):
+    """A class with metrics of its own alone."""
+
+    def metrics(self, logits_BxKxV, masked, intermediates):
+        return super().metrics(logits_BxKxV, masked, intermediates)
+
+
 class Weighted(Pretraining):
     """A class whose loss reads a key of its own, and its data."""
 
@@ -130,6 +137,15 @@ def test_another_class_is_refused_on_resume_and_other_code_is_said():
         (Pretraining, Pretraining, True, False, ""),
         (Weighted, Pretraining, True, False, ""),
         (Weighted, Weighted, False, False, ""),
+        (
+            Measured,
+            Pretraining,
+            False,
+            False,
+            "RUN was trained by test_entry.Measured, whose metrics evaluate leaves out.",
+        ),
+        (Measured, Pretraining, True, False, ""),
+        (Measured, Measured, False, False, ""),
         (Attends, Pretraining, True, True, "test_entry.Attends"),
         (Pretraining, Attends, False, True, "test_entry.Attends"),
         (Attends, Attends, False, False, ""),

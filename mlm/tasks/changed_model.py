@@ -11,7 +11,7 @@ from mlm.text import say
 
 
 def with_class(
-    model: load.Pretrained, program: entry.Entry, *, command: str, stock_network: bool = True
+    model: load.Pretrained, started_from: entry.Entry, *, command: str, stock_network: bool = True
 ) -> load.Pretrained:
     """Returns a model, computed by the class that the command was started with, if that made it by its `make_model`.
 
@@ -21,11 +21,11 @@ def with_class(
     record = model.meta.get("class", {})
     stock_network = stock_network or not model.meta  # a folder's is transformers' own network
     for remark in entry.check_use(
-        record, program.record, model.source, command=command, stock_network=stock_network
+        record, started_from.record, model.source, command=command, stock_network=stock_network
     ):
         if cluster.is_primary():
             say(remark)
-    pretraining = program.pretraining
+    pretraining = started_from.pretraining
     # then it is by that class
     if pretraining is None or "make_model" not in record.get("overrides", ()):
         return model
