@@ -32,7 +32,8 @@ class MetricsHook:
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Takes the finite numbers of a line of a log.
 
-        "train" and "eval" are of metrics.jsonl, "timing/..." of timing.jsonl; norms.jsonl has a call for each norm.
+        Look at `kind` first: "train" and "eval" are of metrics.jsonl, "timing/..." of timing.jsonl; norms.jsonl has a
+        call for each norm.
         """
 
     def flush(self) -> None:

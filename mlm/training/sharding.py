@@ -144,7 +144,7 @@ def tree_shardings(tree: Any, mesh: Mesh, params: Any, rules: PartitionRules) ->
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
-@functools.lru_cache(maxsize=4)  # a pod has thousands of devices
+@functools.lru_cache(maxsize=8)  # every step asks, and a pod has thousands of devices
 def processes_of(mesh: Mesh) -> np.ndarray:
     """Returns the process of each device, int64 [S, T]."""
     processes = [device.process_index for device in mesh.devices.flat]

@@ -32,8 +32,8 @@ from mlm.training.metrics import Log, param_norms
 from mlm.training.task import Batch, Inputs, Task, TrainState, TrainStep, metric_names
 from mlm.workdir import Workdir
 
-# (parameters, inputs [B, ...], rows_B, key) -> (gradient summed over the rows, sums)
 GUARD_LIMIT = 10  # steps in a row without a finite loss and gradient
+# (parameters, inputs [B, ...], rows_B, key) -> (gradient summed over the rows, sums)
 GradientSum = Callable[[Params, Any, jax.Array, jax.Array], tuple[Params, Any]]
 
 
@@ -55,7 +55,9 @@ def make_init(task: Task) -> tuple[Callable[..., TrainState], TrainState]:
     shardings = sharding.tree_shardings(
         shapes, task.mesh, shapes.params, task.module.partition_rules()
     )
-    abstract = jax.tree.map(lambda leaf, where: leaf.update(sharding=where), shapes, shardings)
+    abstract = jax.tree.map(
+        lambda leaf, leaf_sharding: leaf.update(sharding=leaf_sharding), shapes, shardings
+    )
     return jax.jit(init, out_shardings=shardings), abstract
 
 
@@ -296,7 +298,7 @@ class Loop:
         for step in range(self.start.step + 1, last + 1):
             if step == config.log.profile_start:
                 trace.enter_context(xla_metrics.tracing(self.profile))
-            elif step == config.log.profile_start + xla_metrics.TRACED_STEPS:
+            elif 0 < config.log.profile_start == step - xla_metrics.TRACED_STEPS:
                 jax.block_until_ready(state.step)
                 trace.close()
             stage = task.stages.stage_at(step)
@@ -315,9 +317,11 @@ class Loop:
                     f"step {step}: compiling, for {stage.rows:,} rows of {stage.length:,} tokens"
                 )
             distributed.compile_together(task.train_step, state, batch, stage.length)
-            # a copy, since the step overwrites its state
             norms_due = is_due(step, config.log.norms_every)
-            before = jax.tree.map(jnp.copy, state.params) if norms_due else None
+            # also at a first step, which the clock leaves out: the programs of the norms compile there
+            measures = norms_due or (is_new and config.log.norms_every > 0)
+            # a copy, since the step overwrites its state
+            before = jax.tree.map(jnp.copy, state.params) if measures else None
             log.waits.add("host_wait")
             with (
                 jax.profiler.StepTraceAnnotation("train", step_num=step),
@@ -326,7 +330,7 @@ class Loop:
                 state, metrics = task.train_step(state, batch, stage.length)
             log.waits.running.put(metrics["grad_norm"])
             gradient_norms_P = metrics.pop("gradient_norms")
-            norms = measure(before, state.params, gradient_norms_P) if norms_due else None
+            norms = measure(before, state.params, gradient_norms_P) if measures else None
             if is_new:
                 compiled.add((stage.rows, stage.length))
                 with log.paused("first_step", step):
@@ -335,7 +339,7 @@ class Loop:
             if pending:
                 self.read(*pending)
             logs_step = step == last or is_due(step, config.log.every)
-            pending = (step, metrics if logs_step else None, norms)
+            pending = (step, metrics if logs_step else None, norms if norms_due else None)
             stopped = stop.requested(step)
             ends = step == last or task.is_epoch_end(step) or step in self.start.milestones
             evaluates = ends or is_due(step, config.evaluate.every)
@@ -386,6 +390,7 @@ class Loop:
         """Saves a checkpoint."""
         cluster.progress("save", step)
         self.log.flush()
+        jax.block_until_ready(state.step)  # training, so not part of the pause
         with self.log.paused("checkpoint", step):
             score = None if scores is None else self.task.minimized_metric(scores)
             self.checkpoints.save(step, state, self.start.metadata(self.task, step), score)
