@@ -24,10 +24,10 @@ from mlm.data import deal, deduplicate, keep_out, results, tokenizer
 from mlm.data.corpus import Corpus, Part
 from mlm.data.manifest import NAME, SPLITS, Manifest, Split, load_manifest
 from mlm.data.map_part import BLOCK, map_part
-from mlm.data.write_shard import PARTS, summarize, write_shard
+from mlm.data.write_shard import PARTS, summarize, table_name, write_shard
 from mlm.engine.engine import Engine
 from mlm.errors import InputError
-from mlm.paths import UPath, canonical, children, is_remote, remove
+from mlm.paths import UPath, canonical, children, is_remote, remove, sizes
 from mlm.workdir import lock, work_folder
 
 BLOCK_BYTES = (2**12, 2**22)  # of text, in a block: the least and the most
@@ -147,7 +147,7 @@ class _Job:
         with results.written(self.shards / NAME) as file:
             file.write_text(manifest.to_json() + "\n")
         if not is_remote(self.folder):
-            for file in self.shards.rglob(results.TEMPORARY):  # of tasks that were killed
+            for file in self.shards.glob(results.TEMPORARY):  # of starts that were killed
                 file.unlink()
             self.shards.rename(canonical(str(self.folder)))
 
@@ -312,4 +312,13 @@ class _Job:
                 kept_out=kept_out,
             )
         results.save_json(self.shards / PARTS, [[part.source, part.name] for part in self.parts])
+        self._remove_others({shard.file for split in splits.values() for shard in split.shards})
         return splits
+
+    def _remove_others(self, files: set[str]) -> None:
+        """Removes what killed tasks left beside the shards, or a start with another text."""
+        files = {*files, *map(table_name, files), PARTS}
+        for folder in (*SPLITS, "documents"):
+            for name in sizes(self.shards / folder):
+                if f"{folder}/{name}" not in files:
+                    (self.shards / folder / name).unlink(missing_ok=True)

@@ -172,6 +172,9 @@ def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, 
         assert not (tmp_path / "ended").exists()
         for split in work.glob("*/train"):
             (split / ".0123.tmp").write_text("of a task that was killed")
+            (split / "dataset-0-9999.tfrecord").write_text("of a start with another text")
+            (split.parent / "documents").mkdir(exist_ok=True)
+            (split.parent / "documents" / "train-99.npy").write_text("of that start, too")
     assert contents(tmp_path / "ended") == contents(tmp_path / "alone")
     of_tasks = [file for file in written if re.search(r"/(tasks|written-\w+)/\w+\.json", file)]
     assert len(of_tasks) == len(set(of_tasks)) > 10
