@@ -44,7 +44,8 @@ def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> di
         raise InputError(
             f"{where}: the tokenizer has {gaps}; number its entries without such gaps."
         )
-    if not is_byte_level(fast) and not ("unk" in ids and _reads_letters(fast)):
+    has_fallback = "unk" in ids or getattr(fast.model, "byte_fallback", False)
+    if not is_byte_level(fast) and not (has_fallback and _reads_letters(fast)):
         fix = "add one to its model (unk_id of Unigram, else unk_token), and name it in tokenizer_config.json"
         raise InputError(
             f"{where}: the tokenizer has no unk token for the characters that it doesn't know; {fix}."
@@ -61,9 +62,13 @@ def special_ids(fast: Tokenizer, tokens: Mapping[str, object], where: str) -> di
 
 
 def _reads_letters(fast: Tokenizer) -> bool:
-    """Returns whether each of LETTERS gets tokens."""
+    """Returns whether each of LETTERS gets tokens, unless the normalizer removes it."""
     try:
-        return all(fast.encode(letter, add_special_tokens=False).ids for letter in LETTERS)
+        return all(
+            fast.encode(letter, add_special_tokens=False).ids
+            or not any(piece for piece, _ in split_pieces(fast, letter))
+            for letter in LETTERS
+        )
     except Exception:  # tokenizers raises plain Exception where a model has no unknown token
         return False
 

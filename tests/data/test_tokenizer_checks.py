@@ -84,12 +84,31 @@ def no_unk_in_model(content: dict) -> None:
     content["model"]["unk_id"] = None
 
 
+def ascii_alone(content: dict) -> None:
+    """A normalizer that removes all other characters."""
+    pattern = {"Regex": r"[^\x00-\x7f]"}
+    content["normalizer"] = {"type": "Replace", "pattern": pattern, "content": ""}
+
+
+def bytes_as_fallback(content: dict) -> None:
+    """An entry for each byte, and no unk token."""
+    content["pre_tokenizer"] = content["decoder"] = None
+    content["model"] |= {"byte_fallback": True, "unk_token": None}
+    content["model"]["vocab"] |= {f"<0x{byte:02X}>": 20_000 + byte for byte in range(256)}
+
+
+def fewer_bytes(content: dict) -> None:
+    bytes_as_fallback(content)
+    del content["model"]["vocab"]["<0xF0>"]
+
+
 FAULTS = {
     "no post-processor": ("bpe", no_processor, {}, ["<s>", "</s>", "post_processor"]),
     "no end": ("wordpiece", no_end, {}, ["</s>", "post_processor"]),
     "pad is eos": ("bpe", same, {"pad_token": "</s>"}, ["pad token", "sep token", "</s>"]),
     "no unk": ("wordpiece", same, {"unk_token": None}, ["no unk token", "unk_token"]),
     "no unk id": ("unigram", no_unk_in_model, {}, ["no unk token", "unk_id"]),
+    "a byte is missing": ("bpe", fewer_bytes, {"unk_token": None}, ["no unk token"]),
     "id of a billion": ("bpe", far_above, {}, ["1,073,741,824", "gaps"]),
     "mask not found": ("bpe", lowered_mask, {"mask_token": "<MASK>"}, ["<MASK>", "normalized"]),
 }
@@ -107,6 +126,20 @@ def test_a_tokenizer_that_cannot_feed_a_model_is_refused(tokenizers, tmp_path, f
         with pytest.raises(InputError) as error:
             tokenizer.load(folder)
         assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "settings"),
+    [
+        ("wordpiece", ascii_alone, {}),
+        ("bpe", bytes_as_fallback, {"unk_token": None}),
+    ],
+)
+def test_characters_that_are_removed_or_read_as_bytes_need_no_entry(
+    tokenizers, tmp_path, kind, change, settings
+):
+    folder = edited(tokenizers[kind], tmp_path / "tokenizer", change, **settings)
+    tokenizer.manifest_fields(folder)
 
 
 def test_pairs_need_a_template(tokenizers, tmp_path):
