@@ -26,6 +26,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Collection, Iterator
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from mlm.data import data_sets, lines
@@ -169,6 +170,8 @@ def _texts(row: Row, columns: Columns) -> tuple[str, ...]:
         for text in _cells(row, column, columns):
             if not is_text(text):
                 raise ValueError(f"its {column!r} has {text!r:.80}, no string of valid Unicode")
+            if columns.kind == "tokens" and not text.strip(lines.SPACES):
+                raise ValueError(f"its {column!r} has {text!r:.80}, no word")
             texts.append(text)
     # one text of a pair may be, as in two rows of QQP
     if not any(map(str.strip, texts)):
@@ -195,16 +198,17 @@ def _label(value: Any, kind: str, names: Names) -> str | float | None:
         if abs(float(value)) <= FLOAT_MAX:
             return float(value)
         raise ValueError
-    if kind == "tokens" and value == -100:  # neither trained on nor scored, as in transformers
+    # neither trained on nor scored, as in transformers; in CoNLL it is a string
+    if kind == "tokens" and str(value) in ("-100", "-100.0"):
         return None
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float) and names is not None:
         return names[range(len(names)).index(value)]
-    if isinstance(value, float):
-        value = value + 0.0 if math.isfinite(value) else None  # -0.0 is 0.0
-    text = str(value)
-    if not isinstance(value, int | float | str) or not text.strip() or not is_text(text):
+    if isinstance(value, float | Decimal) and not math.isfinite(value):
+        raise ValueError
+    text = str(value + 0.0 if isinstance(value, float) else value)  # -0.0 is 0.0
+    if not isinstance(value, int | float | Decimal | str) or not text.strip() or not is_text(text):
         raise ValueError
     return text
 

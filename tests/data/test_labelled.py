@@ -1,6 +1,7 @@
 """Labelled texts out of files and libraries: what is read, and what is refused with its file and row."""
 
 import math
+from decimal import Decimal
 
 import datasets
 import pytest
@@ -158,6 +159,18 @@ def test_conll_comments_tabs_and_places(tmp_path):
     assert found.places == [f"conll:{tmp_path}/a.conll, line {number}" for number in (2, 9, 13)]
 
 
+def test_a_word_of_conll_may_have_no_label(tmp_path):
+    (tmp_path / "a.conll").write_text("EU -100\nrejects O\n")
+    assert read(f"conll:{tmp_path}/a.conll", **WORDS).labels == [(None, "O")]
+
+
+def test_labels_may_be_decimals(tmp_path):
+    table = [{"text": "a", "label": Decimal("1.50")}, {"text": "b", "label": Decimal(2)}]
+    datasets.Dataset.from_list(table).to_parquet(tmp_path / "train.parquet")
+    assert read(f"hf:{tmp_path}").labels == ["1.50", "2.00"]
+    assert read(f"hf:{tmp_path}", kind="regression").labels == [1.5, 2.0]
+
+
 def test_sentences_to_predict_need_no_labels(tmp_path):
     (tmp_path / "a.conll").write_text("EU\nrejects\n")
     assert read(f"conll:{tmp_path}/a.conll", **WORDS, require_labels=False).labels == [None]
@@ -171,6 +184,7 @@ def test_sentences_to_predict_need_no_labels(tmp_path):
     [
         (["a", "b"], ["O"], "has 2 words, 1 labels"),
         (["a", 3], ["O", "O"], "its 'tokens' has 3"),
+        (["a", ""], ["O", "O"], "its 'tokens' has '', no word"),
         (["a", "b"], [math.nan, "O"], "its 'ner_tags' is nan"),
         ("a cat", "x", "its 'tokens' is 'a cat'; config.classify.kind = tokens"),
     ],
