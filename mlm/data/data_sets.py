@@ -172,10 +172,8 @@ def load_tfds(name: str) -> tuple[Any, Callable[[str], Iterator[dict[str, Any]]]
     def rows(split: str) -> Iterator[dict[str, Any]]:
         try:
             yield from tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False))
-        except (
-            tf.errors.OpError,
-            NotImplementedError,
-        ) as error:  # of files that tf.data can't read
+        # of files that tf.data can't read
+        except (tf.errors.OpError, NotImplementedError) as error:
             reason = getattr(error, "message", error)
             raise ValueError(f"{builder.data_dir}, {split}: {reason}") from error
 
@@ -216,6 +214,8 @@ def _prepared_folder(name: str) -> UPath | None:
     if not folder.is_dir() and (match := re.fullmatch("(.+):([0-9]+[.][0-9]+[.][0-9]+)", name)):
         folder = UPath(match[1]) / match[2]
     versions = [file.parent for file in _files_of_versions(folder, "dataset_info.json")]
+    # TensorFlow Datasets prepares a version in a folder such as 1.0.0.incomplete77XY9
+    versions = [version for version in versions if "incomplete" not in version.name]
     if len({version.parent for version in versions}) > 1:
         names = ", ".join(sorted({str(version.parent) for version in versions})[:LISTED])
         raise ValueError(

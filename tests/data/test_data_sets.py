@@ -131,6 +131,9 @@ def test_tfds_reads_a_prepared_folder_and_a_name_in_the_data_folder(
     (prepared.parent / "my_rows.py").write_text(code)
     (tmp_path / "my_rows").mkdir()
     (tmp_path / "my_rows" / "my_rows.py").write_text(code)
+    unfinished = pathlib.Path(f"{prepared}.incomplete77XY9")  # of a preparation that was killed
+    shutil.copytree(prepared, unfinished)
+    lack_a_file(unfinished)
     data = tmp_path / "data"
     expected = {
         split: sorted(numbered(20, 100 * n))
