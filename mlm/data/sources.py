@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from mlm.data import data_sets, docstrings, lines
-from mlm.files import find_files, split_field, split_pattern
+from mlm.files import find_files, read_stat, split_field, split_pattern
 from mlm.memory import of_a_command
 from mlm.text import is_text
 
@@ -143,7 +143,12 @@ class _Lines(Kind):
 
     def read(self, where: tuple) -> Iterator[Document]:
         folder = split_pattern(self.rest)[0]
-        for name, start, stop, _ in where:
+        for name, start, stop, stamp in where:
+            status = read_stat(name)
+            if status is None or status.stamp != stamp:
+                raise ValueError(
+                    f"{name} has changed since it was listed; start the same command again"
+                )
             group = name.removeprefix(f"{folder}/") if self.group == FILE else ""
             parse = functools.partial(self.from_line, group=group)
             yield from lines.read_file(name, parse, start, stop)

@@ -107,6 +107,18 @@ def test_a_bad_line_in_a_later_part_has_its_number(tmp_path, monkeypatch):
         read_documents(own)
 
 
+@pytest.mark.parametrize("text", ["other", "longer than it was"])
+def test_a_file_that_changes_after_it_was_listed_is_named(tmp_path, text):
+    file = tmp_path / "a.txt"
+    file.write_text("texts")
+    own = corpus_of((f"text:{file}",))
+    (part,) = own.parts()
+    file.write_text(text)
+    os.utime(file, (1, 1))
+    with pytest.raises(InputError, match=rf"{file} has changed since it was listed"):
+        list(own.read(part, texts=""))
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path, name):
     content = "\n".join(numbered(30_000)).encode()  # more than is read at once
