@@ -18,9 +18,8 @@ from ml_collections import ConfigDict
 from mlm.config_rules import Range, parse_ranges
 from mlm.errors import InputError
 
-SHORT_SHARE = (
-    0.9  # of the steps, the first ones: they read rows of data.short_length, as BERT's did
-)
+# of the steps, the first ones: they read rows of data.short_length, as BERT's did
+SHORT_SHARE = 0.9
 UNTIMED_STEPS = 1_000_000  # of a run of train.hours until mlm/training/hours.py has timed its step
 
 
