@@ -19,6 +19,7 @@ from tqdm import tqdm
 from mlm import cluster
 from mlm.cluster import watch
 from mlm.entry import Entry
+from mlm.errors import StopError
 from mlm.export import export, push
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, locate
@@ -85,7 +86,7 @@ class Pushes(AbstractContextManager):
         is_last = self._step == step
         if not is_last:
             self._stopped.set()
-        if self._thread.is_alive():  # a silent Hub may hold it for ever
+        if self._thread.is_alive():
             self._thread.join(LAST if is_last else LAST / 2)
         if self._pushed != step:
             self._stopped = threading.Event()
@@ -124,7 +125,8 @@ class Pushes(AbstractContextManager):
             _say(f"hub: step {step} is at {address}")
         except Exception as error:  # of the Hub, a disk, a bucket: no reason to end a run
             if not stopped.is_set():  # else the run has ended, and takes the last checkpoint if any
-                reason = f"{type(error).__name__}: {error}".rstrip(".")
+                kind = "" if isinstance(error, StopError) else f"{type(error).__name__}: "
+                reason = f"{kind}{error}".rstrip(".")
                 _say(f"hub: warning: {self._name} lacks step {step}: {reason}; the run goes on")
 
 

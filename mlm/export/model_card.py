@@ -15,7 +15,7 @@ from huggingface_hub.errors import HFValidationError
 from markupsafe import Markup
 
 from mlm import config as configs
-from mlm import entry
+from mlm import entry, logs
 from mlm.cluster import fingerprints
 from mlm.data import tokenizer
 from mlm.data.stages import make_stages
@@ -113,7 +113,8 @@ def write(
             "curve": CURVE if (folder / CURVE).is_file() else "",
             "evals": evals[:: -(len(evals) // POINTS + 1)][::-1],  # the last, and some before it
             "test_names": [name for name, line in history.tests.items() if line in tests],
-            "tests": score_rows(tests),
+            # their names say the step
+            "tests": [row for row in score_rows(tests) if row[0] != logs.SCORES["step"][0]],
         }
     cards = templates(
         "mlm.export",

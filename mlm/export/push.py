@@ -5,6 +5,7 @@ sees anything of it. The Hub knows a large file by its SHA-256, so what has arri
 again.
 """
 
+import email.utils
 import itertools
 import re
 import threading
@@ -173,11 +174,18 @@ def _explained(error: BaseException, where: str, redact: Callable[[str], str]) -
         shown = redact(" ".join(words.split()))[:200]
         code = response.status_code
         if code in BUSY or code >= 500:
-            seconds = response.headers.get("Retry-After", "")
-            pause = float(seconds) if seconds.isdecimal() else 0
+            pause = _seconds(response.headers.get("Retry-After", ""))
             return HubBusyError(f"{where} answers {code} ({shown})", pause)
         hints = {401: ": the token is not valid there", 403: ": the token may not write there"}
         return InputError(f"{where} refused with {code}{hints.get(code, '')} ({shown}).")
     if isinstance(error, RequestException) and not isinstance(error, ValueError):
         return HubBusyError(f"{where} can't be reached ({type(error).__name__})")
     return InputError(f"{where} can't be used ({redact(' '.join(str(error).split()))[:200]}).")
+
+
+def _seconds(retry_after: str) -> float:
+    """Returns the pause that a Retry-After header asks for: seconds, or until a date; 0 without one."""
+    if retry_after.strip().isdecimal():
+        return float(retry_after)
+    date = email.utils.parsedate_tz(retry_after)
+    return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else 0.0

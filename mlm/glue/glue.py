@@ -215,10 +215,12 @@ def _submit(task: Task, predicted: Sequence[str], file: UPath) -> None:
         indices = [_index(task, label) for label in predicted]
         named = task.names or file.suffix == ".jsonl"
         shown = [task.labels[index] if named else str(index) for index in indices]
-    lines = ["index\tprediction", *(f"{number}\t{label}" for number, label in enumerate(shown))]
     if file.suffix == ".jsonl":
         rows = ({"idx": number, "label": label.lower()} for number, label in enumerate(shown))
-        lines = map(json.dumps, rows)
+        lines = [json.dumps(row) for row in rows]
+    else:
+        lines = ["index\tprediction"]
+        lines += [f"{number}\t{label}" for number, label in enumerate(shown)]
     make_folder(file.parent)
     write_text(file, "\n".join(lines) + "\n")
 

@@ -67,7 +67,13 @@ def tokenize(
         check_utf8(text, name)
     if not any(text.strip() for text in texts):
         raise InputError(f"{name}: is empty; give it a text.")
-    return tok(*texts, **settings)
+    encoded = tok(*texts, **settings)
+    # RoBERTa's positions in transformers depend on this id, ours on the attention mask
+    if tok.pad_token_id in encoded["input_ids"]:
+        raise InputError(
+            f"{name}: holds the padding token {tok.pad_token}, which no text may; remove it."
+        )
+    return encoded
 
 
 def check_utf8(text: str, name: str) -> None:

@@ -72,7 +72,7 @@ def score(
     nats_P = np.empty(len(row_P))
     is_right_P = np.empty(len(row_P), bool)
     # float32 products on a TPU or GPU too
-    precision = "highest" if module.dtype == "float32" else None
+    precision = "highest" if jnp.dtype(module.dtype) == jnp.float32 else None
     for room, group in itertools.groupby(batches, lambda span_B: int(room_P[span_B].max())):
         chosen = list(group)
         step = _make_step(module, room, mask_id, model.config.vocab_size)

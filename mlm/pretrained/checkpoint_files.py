@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mlm import cluster
+from mlm import cluster, logs
 from mlm import config as configs
 from mlm.errors import DamageError, InputError
 from mlm.files import files_below
@@ -35,13 +35,17 @@ def choose(folder: UPath, *, on_damage: str, best: bool = False) -> int | None:
     """
     steps = complete_steps(folder)[::-1]
     for step in sorted(steps, key=lambda step: score_of(folder, step)) if best else steps:
-        try:
-            check_step(folder, step, str(folder))
+        with reading(folder, step):
+            damage = find_damage(folder, step)
+        if damage is None:
             return step
-        except DamageError as error:
-            if on_damage != "fallback":
-                raise
-            logger.warning("%s Falling back to the checkpoint before it.", error)
+        path = folder / str(step)
+        if on_damage != "fallback":
+            raise DamageError(
+                f"{path}: {damage}; restore that folder from a copy, name another checkpoint (WORKDIR@STEP), or "
+                "continue from the newest good one with --config.checkpoint.on_damage=fallback."
+            )
+        logger.warning("%s: %s; falling back to the checkpoint before it.", path, damage)
         if cluster.is_primary():
             set_aside(folder, step, "damaged")
     return None
@@ -58,8 +62,7 @@ def check_step(folder: UPath, step: int, where: str, *, deep: bool = True) -> No
     with reading(folder, step):
         if damage := find_damage(folder, step, deep=deep):
             raise DamageError(
-                f"{folder / str(step)}: {damage}; restore that folder from a copy, name another checkpoint "
-                "(WORKDIR@STEP), or continue from the newest good one with --config.checkpoint.on_damage=fallback."
+                f"{folder / str(step)}: {damage}; restore that folder from a copy, or name another step."
             )
 
 
@@ -68,9 +71,9 @@ def score_of(folder: UPath, step: int) -> float:
     file = folder / str(step) / "metrics" / "metrics"
     try:
         score = json.loads(file.read_text())["loss"] if file.is_file() else None
-    except ValueError:  # damaged, as its hash will say
+        return math.inf if score is None or math.isnan(score) else score
+    except (ValueError, LookupError, TypeError):  # damaged, as its hash will say
         return -math.inf
-    return math.inf if score is None or math.isnan(score) else score
 
 
 def step_folders(folder: UPath) -> list[int]:
@@ -149,7 +152,7 @@ def find_damage(folder: UPath, step: int, *, deep: bool = True) -> str | None:
 def read_meta(folder: UPath, step: int) -> dict[str, Any]:
     """Returns the metadata of a step: config, fingerprints, what is known of its data and its model."""
     with reading(folder, step):
-        meta = json.loads((folder / str(step) / "meta" / "metadata").read_text())
+        meta = logs.read_object(folder / str(step) / "meta" / "metadata")
     if meta.get("format") != FORMAT:
         raise InputError(
             f"{folder / str(step)}: its format is {meta.get('format')!r}, and this code reads {FORMAT}; use the code "

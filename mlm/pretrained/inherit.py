@@ -44,9 +44,8 @@ def values(
     if INIT_FROM not in overridden or named_by_file in ("", flat[INIT_FROM]):
         is_set |= {key for key, value in flat.items() if value != base.get(key)}
     source = saved(workdir, flat[INIT_FROM]) or _of_model(flat[INIT_FROM])
-    if (
-        task == configs.CLASSIFICATION
-    ):  # the model decides, but for the tokenizer, which must fit it
+    # the model decides, but for the tokenizer, which must fit it
+    if task == configs.CLASSIFICATION:
         kept = is_set & {"tokenizer.path"}
         return {
             key: value for key, value in source.items() if value != flat[key] and key not in kept

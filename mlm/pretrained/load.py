@@ -249,6 +249,13 @@ def from_workdir(
     params = {} if headers else restore(workdir, step, meta)
     source = str(workdir.checkpoints / str(step))
     config = config_of(dataset["model"])
+    if not headers and locate.has_tokenizer(workdir.tokenizer):
+        entries = vocabulary_size(tokenizer.load_fast(str(workdir.tokenizer)))
+        if entries != dataset["vocab_size"]:
+            raise InputError(
+                f"{where}: has {dataset['vocab_size']} vocabulary entries, {workdir.tokenizer} has {entries}; use the "
+                "tokenizer that the model was trained with."
+            )
     pretrained = Pretrained(config, params, str(workdir.tokenizer), step, meta, source)
     return pretrained.with_vocabulary(dataset["vocab_size"])
 

@@ -107,7 +107,7 @@ def metadata(model: str | Workdir) -> dict[str, Any]:
     """Returns the metadata of a run's newest checkpoint that can be read, {} if there is none."""
     root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
     for step in reversed(checkpoint_files.complete_steps(root / "checkpoints")):
-        with contextlib.suppress(OSError, ValueError):  # damaged
+        with contextlib.suppress(OSError, DamageError):
             return checkpoint_files.read_meta(root / "checkpoints", step)
     return {}
 

@@ -134,16 +134,19 @@ class RunSummary:
 
 
 def read_tests(root: UPath, manifest: Manifest | None, until: float) -> dict[str, Line]:
-    """Returns the scores of the test split, as its shards are now, in evaluation.json: by masks and step, in order."""
+    """Returns the scores of the test split, as its shards are now, in evaluation.json: by step and masks, in order."""
     data = manifest.fingerprint_of("test")[:12] if manifest and "test" in manifest.splits else None
-    tests = {}
-    for key, scores in sorted(logs.read_object(root / logs.RESULTS).items()):
+    lines = []
+    for key, scores in logs.read_object(root / logs.RESULTS).items():
         match = TEST.fullmatch(key)
         if match and "loss" in scores and data in (None, match["data"]):
-            step = int(match["step"])
-            if step <= until:
-                tests[f"{match['masks']}, step {step:,}"] = {"step": step, **scores}
-    return tests
+            lines.append((int(match["step"]), match["masks"], scores))
+    lines.sort(key=lambda line: line[:2])
+    return {
+        f"{masks}, step {step:,}": {"step": step, **scores}
+        for step, masks, scores in lines
+        if step <= until
+    }
 
 
 def glue_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -82,13 +82,16 @@ def run_all(trials: Sequence[Trial], root: UPath, label: str = "runs") -> list[O
 
 
 def _earlier(trial: Trial) -> Outcome:
-    """Returns how a run has ended before, with the code None if it has not, or has with other arguments or code."""
+    """Returns how a run has ended before, with the code None if it has not, or has with other arguments or class."""
     state = logs.read_object(UPath(trial.folder) / STATE)
-    if (state.get("class"), state.get("arguments")) != (
-        trial.entry.identity,
-        list(trial.arguments),
-    ):
+    before = state.get("class", "")
+    now = trial.entry.identity
+    # a class is followed by its file
+    same_class = before.partition(" (")[0] == now.partition(" (")[0]
+    if not same_class or state.get("arguments") != list(trial.arguments):
         return Outcome(trial, None, 0.0, "")
+    if before != now:  # its file was edited
+        tqdm.write(f"{trial.name}: was done by {before}", file=sys.stderr)
     return Outcome(trial, state["code"], state["seconds"], state["last_line"])
 
 

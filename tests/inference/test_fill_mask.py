@@ -82,6 +82,7 @@ def test_a_row_as_long_as_the_positions_is_read_and_a_longer_one_refused(tok, fi
     [
         ("no mask here", "the text 'no mask here': .*<mask>"),
         ("  \t", "the text .* empty"),
+        ("a <mask> and <pad>", "the text .*: .* <pad>"),
         ("\udcff <mask>", r"the text '\\udcff <mask>': .* UTF-8"),
         ("x" * 80, r"the text 'x{57,}\.\.\.': "),
     ],
