@@ -1,11 +1,13 @@
-"""Models compared by the words of a text: equal to a plain loop in PyTorch, and what is refused."""
+"""Models compared by the words of a text: scored as by transformers, and what is refused."""
 
 import json
 import pathlib
 import shutil
 
+import jax
 import numpy as np
 import pytest
+from transformers import FlaxAutoModelForMaskedLM
 
 from mlm import __main__
 from mlm import config as configs
@@ -23,11 +25,9 @@ BIASES = {"cls/predictions/bias", "lm_head/bias", "decoder/bias"}  # of the head
 METRICS = ("nats_per_word", "bits_per_byte", "exact_match")
 
 
-def write_model(
-    folder: pathlib.Path, tokenizer_folder: str, family: str, positions: int = 256
-) -> str:
+def write_model(folder: pathlib.Path, tokenizer_folder: str, family: str) -> str:
     """A transformers folder of random values, whose bias for one word makes some matches exact."""
-    model = random_model(tokenizer_folder, f"model.family={family}", f"model.positions={positions}")
+    model = random_model(tokenizer_folder, f"model.family={family}", "model.positions=256")
     (the,) = tokenizer.load(tokenizer_folder)("of the", add_special_tokens=False)["input_ids"][-1:]
     (bias,) = (model.leaves[name] for name in BIASES & model.leaves.keys())
     bias[the] += 25.0
@@ -62,6 +62,28 @@ def run(
     return comparison.compare(
         config, comparison.open_models(folders, Entry()), texts, count=count, size=size, seed=0
     )
+
+
+def test_a_word_of_one_token_is_scored_as_by_transformers_model(folders):
+    """That with its token masked, and all others seen."""
+    name = folders[0]
+    tok = tokenizer.load(name)
+    stock = FlaxAutoModelForMaskedLM.from_pretrained(name)
+    config = configs.load(str(configs.BASE), ["evaluate.batch=8"])
+    opened = comparison.open_models([name], Entry())[name]
+    found = []
+    for text in ("one of the models", "one of model"):
+        ids = tok(text)["input_ids"]
+        masked = np.array([ids])
+        masked[0, 3] = tok.mask_token_id
+        logits_V = stock(masked).logits[0, 3]
+        spellings = np.array([(3, 4)], [("first", int), ("stop", int)])
+        scores = comparison._score(config, name, opened, [ids], spellings)
+        nats = -jax.nn.log_softmax(logits_V)[ids[3]]
+        assert scores[0, 0] == pytest.approx(float(nats), rel=1e-4, abs=1e-5)
+        assert scores[1, 0] == (logits_V.argmax() == ids[3])
+        found.append(scores[1, 0])
+    assert found == [1, 0], "the first is the word that the bias makes likely"
 
 
 def test_bits_are_per_byte_of_the_word_s_utf_8(trained_workdir, monkeypatch):

@@ -2,14 +2,16 @@
 
 import pathlib
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
 
+from mlm import cluster
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath
+from mlm.paths import UPath, children, write_text
 from mlm.pretrained import checkpoint_files
 from mlm.training import checkpoint
 from mlm.workdir import Workdir
@@ -72,6 +74,41 @@ def saved(tmp_path: pathlib.Path) -> UPath:
 def save(folder: UPath, step: int) -> None:
     with checkpoint.Checkpoints(folder, keep=3) as checkpoints:
         checkpoints.save(step, {"weight": jnp.zeros(3)}, {"step": step}, None)
+
+
+def test_names_that_only_look_incomplete_stay(saved):
+    kept = {"damaged.10", "incomplete.21", "incomplete.10.copy", "notes.incomplete.10"}
+    for name in kept:
+        shutil.copytree(saved / "10", saved / name)
+    save(saved, 20)
+    assert {path.name for path in saved.iterdir()} == {"10", "20"} | kept
+
+
+def test_other_hosts_go_on_when_all_is_complete(tmp_path, monkeypatch):
+    """They read the newest checkpoint next, whose hashes the first host alone writes."""
+    folder = UPath(tmp_path)
+    met: list[tuple[str, list[int]]] = []
+    monkeypatch.setattr(
+        cluster, "barrier", lambda name: met.append((name, checkpoint_files.complete_steps(folder)))
+    )
+    save(folder, 10)
+    assert met == [("checkpoints opened", []), ("checkpoints complete", [10])]
+
+
+def test_in_a_bucket_what_orbax_has_not_committed_goes_at_once(monkeypatch):
+    """To move it would be to copy it; what is committed and has no hashes is set aside."""
+    monkeypatch.setattr(ocp, "CheckpointManager", lambda *args, **kwargs: None)
+    folder = UPath(f"memory://bucket/{time.time_ns()}")
+    for step, files in (
+        (5, ["state/d", checkpoint.COMMITTED]),
+        (10, ["state/d"]),
+        (15, [checkpoint.COMMITTED]),
+    ):
+        for name in files:
+            write_text(folder / str(step) / name, "x")
+    checkpoint_files.write_hashes(folder, 5)
+    checkpoint.Checkpoints(folder, keep=3)
+    assert sorted(path.name for path in children(folder)) == ["5", "incomplete.15"]
 
 
 @pytest.mark.parametrize("letters", ["{a,b}", "c:d a::b@5", "é 'x\" end~", "-#\n%"])
