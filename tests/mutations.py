@@ -46,7 +46,11 @@ KNOWN = (  # file, what stands there, what stands there instead
         "masked.attention_BxL, masked.positions_BxK",
         'masked.attention_BxL, masked.positions_BxK, make_key(0), batch["record_id"]',
     ),
-    ("mlm/tasks/pretraining.py", "evaluation.MASK_SEED,", "self.config.masking.seed,"),
+    (
+        "mlm/tasks/pretraining.py",
+        "return evaluation.make_eval_step(",
+        "evaluation.MASK_SEED = self.config.masking.seed\n        return evaluation.make_eval_step(",
+    ),
     (
         "mlm/tasks/classification.py",
         'module.logits(params, batch["input_ids"], batch["attention_mask"])',

@@ -101,7 +101,7 @@ def measure(family: str, case: str) -> dict[str, float]:
     task = Pretraining(config, INFO, mesh=mesh)
     params = jax.device_put(with_signal(task), shardings_of(task.abstract_state).params)
     eval_step = evaluation.make_eval_step(
-        task.module, task.eval_masking, 0, mesh, shardings_of(params), with_breakdown=True
+        task.module, task.eval_masking, mesh, shardings_of(params), with_breakdown=True
     )
     read = [rows_of(seed) | {"valid": np.ones(ROWS, np.float32)} for seed in range(BATCHES)]
     score = partial(

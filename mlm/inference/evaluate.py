@@ -74,7 +74,6 @@ def run(
         eval_step = evaluation.make_eval_step(
             module,
             _eval_masking(masked, task, workdir, manifest),
-            evaluation.MASK_SEED,
             mesh,
             sharding.shardings_of(padded.params),
             metrics=task and task.metrics,

@@ -259,7 +259,6 @@ class Pretraining(Task):
         return evaluation.make_eval_step(
             self.module,
             self.eval_masking,
-            evaluation.MASK_SEED,
             self.mesh,
             sharding.shardings_of(self.abstract_state).params,
             metrics=self.metrics,

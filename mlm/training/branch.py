@@ -26,8 +26,8 @@ from mlm.training.task import TrainState
 from mlm.workdir import Workdir
 
 POSITIONS = "position_embeddings/embedding"
-# Turning one on or off changes the state's structure: Adafactor has no first moment if optimizer.b1 is 0.
-STATE_KEYS = ("optimizer.ema_decay", "optimizer.clip_norm", "optimizer.b1")
+# turning one on or off changes the state's structure
+STATE_KEYS = ("optimizer.ema_decay", "optimizer.clip_norm")
 SAME_DATA = ("vocab_size", "special_ids", "all_special_ids")
 
 
@@ -58,8 +58,12 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
     old = configs.flatten(saved["config"])
     new = configs.flatten(config)
 
+    state_keys = set(STATE_KEYS)
+    if config.optimizer.name == "adafactor":  # has no first moment if it is 0
+        state_keys.add("optimizer.b1")
+
     def allowed(key: str) -> bool:
-        changes_structure = key in STATE_KEYS and 0 in (old[key], new[key])
+        changes_structure = key in state_keys and 0 in (old[key], new[key])
         return configs.branch_may_change(key) and not changes_structure
 
     if refused := [line for line in changes if not allowed(line.partition(":")[0])]:
@@ -99,11 +103,11 @@ def open_source(meta: dict[str, Any], new: Stages) -> Source:
             "would have read the same."
         )
     stages.check_branch(config, new.steps)
-    one, other = (
+    source_tokenizer, new_tokenizer = (
         json.dumps([run["dataset"][key] for key in SAME_DATA], sort_keys=True)
         for run in (saved, meta)
     )
-    if one != other:  # preflight.branch compares the tokenizers themselves
+    if source_tokenizer != new_tokenizer:  # preflight.branch compares the tokenizers themselves
         raise InputError(
             f"{where}: was trained with another tokenizer; use its tokenizer, and shards made with it."
         )

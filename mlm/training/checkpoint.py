@@ -150,10 +150,10 @@ def _describe(tree: Any) -> dict[str, str]:
 def _difference(saved: dict[str, str], wanted: dict[str, str]) -> str:
     """Returns what the first array is that differs, "" if none does; orbax would cast a dtype."""
     for name in sorted(saved.keys() | wanted.keys()):
-        one = saved.get(name, "absent")
-        other = wanted.get(name, "absent")
-        if one != other:
-            return f"{name} is {one} there, and {other} here"
+        there = saved.get(name, "absent")
+        here = wanted.get(name, "absent")
+        if there != here:
+            return f"{name} is {there} there, and {here} here"
     return ""
 
 

@@ -45,7 +45,6 @@ MASK_SEED = 0  # of evaluation, whatever masking.seed is: scores of runs can be 
 def make_eval_step(
     module: Model,
     masking: TokenMasking,
-    mask_seed: int,
     mesh: Mesh,
     param_shardings: Params,
     *,
@@ -60,7 +59,7 @@ def make_eval_step(
 
     def eval_step(params: Params, batch: Batch) -> dict[str, Any]:
         columns = (batch[name] for name in ("input_ids", "attention_mask", "record_id", "epoch"))
-        masked = masking(make_key(mask_seed), *columns)
+        masked = masking(make_key(MASK_SEED), *columns)
         logits, intermediates = module.forward(
             params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK
         )
@@ -114,19 +113,19 @@ def score(
         for number in range(draws)
     )
     total = count and count * draws
-    rows_of = per_row(eval_step, params, drawn, mesh=mesh, rows=rows, total=total)
-    tables = _tables(rows_of.pop("breakdown")) if "breakdown" in rows_of else {}
+    row_means = per_row(eval_step, params, drawn, mesh=mesh, rows=rows, total=total)
+    tables = _tables(row_means.pop("breakdown")) if "breakdown" in row_means else {}
 
     def by_draw(column: np.ndarray) -> np.ndarray:
         return np.moveaxis(column.reshape(-1, draws, rows), 1, 0).reshape(draws, -1)
 
-    loss_DxN, weight_DxN = map(by_draw, rows_of["loss"])
+    loss_DxN, weight_DxN = map(by_draw, row_means["loss"])
     weight_D = np.sum(weight_DxN, axis=1, dtype=np.float64)
     predictions = int(weight_D.sum())
     if not weight_D.all():
         return _scores(math.nan, math.nan, predictions, tokens_per_byte)
     means = {}
-    for name, columns in rows_of.items():
+    for name, columns in row_means.items():
         sum_D, total_D = (np.sum(by_draw(x), axis=1, dtype=np.float64) for x in columns)
         if total_D.all():
             means[name] = sum_D / total_D

@@ -168,8 +168,8 @@ class Log(AbstractContextManager):
                 shown = [
                     "no token was masked, so there is no score; raise masking.rate, or give it more text"
                 ]
-            of_set = f"of {set_name}: " if set_name else ""
-            self.notify(f"step {step}: evaluation {of_set}{', '.join(shown)}")
+            set_label = f"of {set_name}: " if set_name else ""
+            self.notify(f"step {step}: evaluation {set_label}{', '.join(shown)}")
 
     def _metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl."""

@@ -169,7 +169,6 @@ def scores(manifest, rows: int, devices: int) -> tuple[Pretraining, dict]:
     eval_step = evaluation.make_eval_step(
         run.module,
         run.eval_masking,
-        evaluation.MASK_SEED,
         mesh,
         shardings,
         metrics=run.metrics,
