@@ -14,10 +14,10 @@ LANES = 3
 BATCH = 12  # of six shards
 
 
-def small_parts(patch: pytest.MonkeyPatch, part: int = 9000, block: int = 1500) -> None:
+def small_parts(patch: pytest.MonkeyPatch, part: int = 9000) -> None:
     """Parts and blocks of so many bytes, so that there are many."""
     patch.setattr(sources, "PART_BYTES", (part, 10**9))
-    patch.setattr(shards, "BLOCK_BYTES", (block, 10**9))
+    patch.setattr(shards, "BLOCK_BYTES", (1500, 10**9))
 
 
 def train(manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int = 0, **settings):
@@ -67,8 +67,8 @@ def write_records(path: pathlib.Path, ids: np.ndarray, masks: np.ndarray) -> Non
             writer.write(example.SerializeToString(deterministic=True))
 
 
-def shard_path(copied: Manifest, number: int = 1, split: str = "train") -> pathlib.Path:
-    return pathlib.Path(copied.folder, copied.splits[split].shards[number].file)
+def shard_path(copied: Manifest, number: int = 1) -> pathlib.Path:
+    return pathlib.Path(copied.folder, copied.splits["train"].shards[number].file)
 
 
 def record_size(data: bytes) -> int:

@@ -8,14 +8,14 @@ import pytest
 from mlm.data.deal import copies, deal
 
 
-def blocks(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    draw = np.random.default_rng(seed)
+def blocks(count: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(0)
     return draw.integers(0, 2**64, count, np.uint64), draw.integers(0, 1000, count)
 
 
-def dealt(hashes_N, tokens_N, copies_N=None, *, count=7) -> list[list[int]]:
+def dealt(hashes_N, tokens_N, copies_N=None) -> list[list[int]]:
     copies_N = np.ones(len(hashes_N), np.int64) if copies_N is None else copies_N
-    return [shard.tolist() for shard in deal(hashes_N, copies_N, tokens_N, count=count)]
+    return [shard.tolist() for shard in deal(hashes_N, copies_N, tokens_N, count=7)]
 
 
 def test_the_order_is_that_of_the_hashes_and_not_that_of_the_blocks():

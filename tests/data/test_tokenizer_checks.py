@@ -208,6 +208,7 @@ def test_what_the_last_user_of_a_tokenizer_had_set_is_off(
         found = {tuple(load(folder).encode(TEXT).ids) for _ in range(9)}
         assert found == {tuple(load(tokenizers["bpe"]).encode(TEXT).ids)}
     loaded = tokenizer.load(folder)
+    assert loaded.mask_token_id in loaded(TEXT)["input_ids"]
     assert loaded(TEXT)["input_ids"] == tokenizer.load(tokenizers["bpe"])(TEXT)["input_ids"]
     assert tokenizer.fingerprint(folder) == tokenizer.fingerprint(tokenizers["bpe"])
     assert capsys.readouterr().err.count(said) == 1 or not said

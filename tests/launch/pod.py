@@ -95,6 +95,7 @@ class StandIn(model.Cloud):
         super().__init__()
         self.folder = folder
         self.calls: list[list[str]] = []
+        self.timeouts: list[float] = []  # of each call, in seconds
         self.ssh_faults: list[tuple[str, int, str]] = []  # (fault, worker, a word of the command)
 
     def home(self, worker: int) -> pathlib.Path:
@@ -115,11 +116,12 @@ class StandIn(model.Cloud):
                 return fault[0]
         return ""
 
-    def gcloud(self, argv: list[str]) -> backend.Result:
+    def gcloud(self, argv: list[str], timeout: float) -> backend.Result:
         """Returns what gcloud prints, and how it ends."""
         if argv[0] == "config":
             return backend.Result(0, f"{self.account}\n")
         self.calls.append(argv)
+        self.timeouts.append(timeout)
         _, _, group, verb, name, *rest = argv
         flags = dict(word.partition("=")[::2] for word in rest)
         try:
@@ -149,6 +151,8 @@ class StandIn(model.Cloud):
                 body = {"tpu": {"nodeSpec": [{"node": body, "nodeId": flags["--node-id"]}]}}
         else:
             path += f"/{name}"
+        if "--force" in flags:
+            query = {"force": "true"}
         answer = self.request(METHODS[verb], path, query, body)
         if verb == "describe":
             return backend.Result(0, json.dumps(answer))
@@ -213,7 +217,7 @@ class FakePod:
 
         def answer(argv, timeout, stdin=b""):
             if argv[0] == "gcloud":
-                return self.cloud.gcloud(list(argv[1:]))
+                return self.cloud.gcloud(list(argv[1:]), timeout)
             return self._ssh(list(argv), stdin)
 
         patch.setattr(backend, "run", answer)
@@ -224,6 +228,7 @@ class FakePod:
         for folder in [*self.cloud.folder.glob("*/.mlm-pod/runs"), self.repository / "runs"]:
             shutil.rmtree(folder, ignore_errors=True)
         self.cloud.calls.clear()
+        self.cloud.timeouts.clear()
         self.cloud.ssh_faults.clear()
 
     def tpu(self, *argv: str, code: int = 0) -> str:

@@ -172,6 +172,9 @@ def test_gcloud_is_asked_for_the_way_once_for_a_pod(pod):
     said = pod.tpu("status", "a")
     assert "host 0 can't be reached by ssh: ssh: connect to host 127.0.0.1 port 22: Conn" in said
     assert "allow-ssh" in said and asked() == once
+    calls = zip(pod.cloud.calls, pod.cloud.timeouts, strict=True)
+    (seconds,) = [timeout for call, timeout in calls if "--worker=0" in call]
+    assert seconds >= 180, "gcloud makes a key first, and brings it to all hosts"
     for _ in range(2):
         pod.tpu("status", "a")
     assert asked() == once * 2

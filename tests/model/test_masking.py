@@ -83,9 +83,9 @@ def words_of(batch: dict, longest: int) -> np.ndarray:
     return numbers
 
 
-def within(sample: np.ndarray, sigmas: float = 4) -> bool:
+def within(sample: np.ndarray) -> bool:
     """Returns whether the mean of independent numbers is 0 but for chance."""
-    return abs(sample.mean()) <= sigmas * sample.std() / np.sqrt(len(sample))
+    return abs(sample.mean()) <= 4 * sample.std() / np.sqrt(len(sample))
 
 
 GOLDEN = {  # position:id for each prediction of a row, and of one that is half padding

@@ -101,9 +101,9 @@ def sentences(count: int, seed: int = 0) -> list[dict]:
 TOKENS = ("classify.kind=tokens", "classify.text=('tokens',)", "classify.label=ner_tags")
 
 
-def word_settings(folder: pathlib.Path, *, train: int = 120) -> tuple[str, ...]:
+def word_settings(folder: pathlib.Path) -> tuple[str, ...]:
     """Overrides of `settings` for a run on sentences."""
-    source = write_conll(folder / "train.conll", sentences(train))
+    source = write_conll(folder / "train.conll", sentences(120))
     held_out = write_jsonl(folder / "validation.jsonl", sentences(29, seed=1))
     return (
         *TOKENS,

@@ -55,22 +55,20 @@ def run(
     return finish(start(arguments, devices=devices, program=program), code=code)
 
 
-def finish(process: subprocess.Popen, *, code: int = 0, timeout: float = 300.0) -> tuple[str, str]:
+def finish(process: subprocess.Popen, *, code: int = 0) -> tuple[str, str]:
     """Returns what a process printed, and asserts its exit code."""
-    out, err = process.communicate(timeout=timeout)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}\n{err}"
     return out, err
 
 
-def run_together(
-    arguments: list[str], *, processes: int, devices: int, program: str = "-m mlm"
-) -> list[str]:
+def run_together(arguments: list[str], *, processes: int, devices: int) -> list[str]:
     """Runs `processes` processes of `devices` devices each as one; returns what each wrote to stderr."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     arguments = [*arguments, f"--coordinator=127.0.0.1:{port}", f"--processes={processes}"]
     lines = ([*arguments, f"--process-id={index}"] for index in range(processes))
-    started = [start(line, devices=devices, program=program) for line in lines]
+    started = [start(line, devices=devices) for line in lines]
     errors = [process.communicate(timeout=300)[1] for process in started]
     assert all(process.returncode == 0 for process in started), "\n".join(errors)
     return errors

@@ -40,11 +40,11 @@ def saved(workdir) -> list[int]:
     return checkpoint_files.complete_steps(workdir.checkpoints)
 
 
-def assert_same_run(one, other, step: int = 12) -> None:
+def assert_same_run(one, other) -> None:
     """Every line of the log and every bit of the last state."""
     assert one.metrics.read_text() == other.metrics.read_text()
     assert one.norms.read_text() == other.norms.read_text() and len(logs.read(one.norms)) == 2
-    assert_same(state_of(one.root, step), state_of(other.root, step))
+    assert_same(state_of(one.root, 12), state_of(other.root, 12))
 
 
 @pytest.fixture(scope="module")

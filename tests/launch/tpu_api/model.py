@@ -17,6 +17,11 @@ PATH = re.compile(
 REFUSED = {
     "absent": (404, "NOT_FOUND", "Resource '{resource}' was not found"),
     "exists": (409, "ALREADY_EXISTS", "Resource '{resource}' already exists."),
+    "busy": (
+        400,
+        "FAILED_PRECONDITION",
+        "Resource '{resource}' still has its node; delete that first, or use force.",
+    ),
     "quota": (429, "RESOURCE_EXHAUSTED", "Quota limit 'TPUPerZone' has been exceeded. Limit: 32."),
     "unavailable": (503, "UNAVAILABLE", "The service is currently unavailable."),
 }
@@ -91,6 +96,9 @@ class Cloud:
             if verb == "update":
                 self.nodes[name] |= {key: body[key] for key in query["updateMask"].split(",")}
             else:
+                is_forced = query.get("force", "").lower() == "true"
+                if kind != "nodes" and not is_forced and found["_node"]["_name"] in self.nodes:
+                    raise ApiError("busy", resource)
                 del self.tables[kind][name]
                 node = name if kind == "nodes" else found["_node"]["_name"]
                 self.nodes.pop(node, None)
