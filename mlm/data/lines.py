@@ -5,6 +5,7 @@ byte-order mark at the start of a file is not. Files whose names end in .gz are 
 """
 
 import codecs
+import contextlib
 import gzip
 import io
 import json
@@ -34,7 +35,7 @@ def read_file(
 
     Raises ValueError, which names the file and the line, for one that is not UTF-8 or that `parse` refuses.
     """
-    number = 0
+    number = 1
     with open_file(name) as raw:
         if is_gzip(name):
             file = gzip.GzipFile(fileobj=raw)
@@ -43,12 +44,13 @@ def read_file(
             file = io.BufferedReader(raw, 2**20)
         try:
             for line in read_lines(file, start, stop):
-                number += 1
                 yield parse(line.decode())
+                number += 1
         except (ValueError, gzip.BadGzipFile, EOFError, zlib.error) as error:
             if start:
                 file.seek(0)
-                number += sum(1 for _ in read_lines(file, 0, start))
+                with contextlib.suppress(ValueError):  # of a file that is shorter than it was
+                    number += sum(1 for _ in read_lines(file, 0, start))
             reason = "is not UTF-8; convert it" if isinstance(error, UnicodeDecodeError) else error
             raise ValueError(f"{name}, line {number}: {reason}") from error
 

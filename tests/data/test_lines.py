@@ -42,7 +42,7 @@ TEXT = "plain\ncafé\n"
     ("content", "words"),
     [
         (TEXT.encode("latin-1"), "line 2: is not UTF-8"),
-        (TEXT.encode("utf-16-be"), "UTF-16-BE"),  # without a mark
+        (TEXT.encode("utf-16-be"), "line 1: is UTF-16-BE"),  # without a mark
         (TEXT.encode("utf-32"), "UTF-32"),
         (bz2.compress(TEXT.encode()), "compressed.*gz"),
         (lzma.compress(TEXT.encode()), "compressed.*gz"),
@@ -53,3 +53,15 @@ def test_what_is_no_utf8_text_is_named(tmp_path, content, words):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(ValueError, match=rf"{tmp_path}/a, .*{words}"):
         list(lines.read_file(str(tmp_path / "a"), str))
+
+
+def test_a_broken_line_of_gzip_has_its_number(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\n") + b"not gzip")
+    with pytest.raises(ValueError, match=rf"{tmp_path}/a.gz, line 2: "):
+        list(lines.read_file(str(tmp_path / "a.gz"), str))
+
+
+def test_a_file_that_is_shorter_than_its_part_is_named(tmp_path):
+    (tmp_path / "a").write_text(TEXT)
+    with pytest.raises(ValueError, match=rf"{tmp_path}/a, .*shorter than it was"):
+        list(lines.read_file(str(tmp_path / "a"), str, 100, 200))
