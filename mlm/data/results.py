@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mlm.engine.engine import Engine
-from mlm.paths import UPath, is_remote, make_folder, put_file, refusing, sizes
+from mlm.errors import InputError
+from mlm.paths import UPath, is_remote, make_folder, os_errors, put_file, sizes
 
 THREADS = 16  # that read files of a process at the same time
 TEMPORARY = ".*.tmp"  # files that are not yet whole
@@ -46,9 +47,12 @@ def written(target: UPath, name: Callable[[], str] | None = None) -> Iterator[Pa
     file = Path(folder, f".{uuid.uuid4().hex}.tmp")
     fix = "make room there, or choose another shards.dir, and start again: what is written is kept"
     try:
-        yield file
-        with refusing(f"{target}: can't be written", fix):
+        with os_errors():
+            yield file
             put_file(file, target.parent / name() if name else target)
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{target}: can't be written ({reason}); {fix}.") from error
     finally:
         file.unlink(missing_ok=True)
 

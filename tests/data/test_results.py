@@ -1,9 +1,13 @@
 """Files of tasks: whole or not there, and read in parts."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
 from mlm.data import results
+from mlm.errors import InputError
 from mlm.paths import UPath
 
 
@@ -40,4 +44,9 @@ def test_a_file_appears_whole_or_not_at_all(folder):
         local.write_text("half")
         raise ZeroDivisionError
     np.testing.assert_array_equal(results.load(file, np.int64), np.arange(3))
+    with (
+        pytest.raises(InputError, match=r"x\.numbers: can't be written \(No space left"),
+        results.written(file),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert [path.name for path in folder.iterdir()] == ["x.numbers"], "nothing is left"
