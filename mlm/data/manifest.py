@@ -187,15 +187,23 @@ def read_manifest(folder: str) -> Manifest | None:
             shards = tuple(_known(Shard, shard) for shard in split["shards"])
             # no file outside the folder is read, whoever wrote this one
             for shard in shards:
-                if not re.fullmatch(f"{name}/{SHARD_NAME}", shard.file):
-                    raise ValueError(f"{shard.file!r} is not {name}/{SHARD_NAME}")
+                match = re.fullmatch(f"{name}/{SHARD_NAME}", shard.file)
+                if match is None or int(match[2]) != shard.records:
+                    expected = f"{name}/dataset-NUMBER-{shard.records}.tfrecord"
+                    raise ValueError(f"{shard.file!r} is not {expected}")
             splits[name] = _known(Split, split, shards=shards)
+        for name in SPLITS[:2]:
+            if name not in splits:
+                raise ValueError(f"there is no {name} split")
         return _known(
             Manifest,
             content,
             folder=folder,
             splits=splits,
             all_special_ids=tuple(content["all_special_ids"]),
+            # which no file has
+            parts=(),
+            sets={},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"is not what was written ({printable(str(error)):.200})"

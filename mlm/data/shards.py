@@ -116,8 +116,12 @@ class _Job:
             "count": (train, settings.counts["train"]),
         }
         old, new = ({key: pair[index] for key, pair in shards.items()} for index in range(2))
+        try:
+            corpus = json.loads(manifest.source)
+        except ValueError:  # of another program
+            return "config.corpus"
         changed = configs.changed_keys(
-            {"corpus": json.loads(manifest.source), "shards": old},
+            {"corpus": corpus, "shards": old},
             {"corpus": self.source, "shards": new},
         )
         if manifest.tokenizer_fingerprint != self.fingerprint:

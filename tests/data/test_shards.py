@@ -1,6 +1,7 @@
 """Shards of a corpus, by all tasks together: their rows, counts and bytes, and what is refused."""
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -139,6 +140,10 @@ def test_what_is_there_is_kept(manifest, tokenizers, monkeypatch):
         with pytest.raises(InputError, match=re.escape(f"holds shards of another {named};")):
             shards.write(**asked | change)
     assert contents(manifest.folder) == before
+    foreign = dataclasses.replace(manifest, inputs="", source="a text of another program")
+    monkeypatch.setattr(shards, "load_manifest", lambda _: foreign)
+    with pytest.raises(InputError, match=r"holds shards of another config\.corpus;"):
+        shards.write(**asked)
 
 
 def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, monkeypatch):
