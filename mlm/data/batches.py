@@ -46,7 +46,8 @@ def train_batches(
     """Returns the rows [start, stop) of the global batches after those that hold `start_row` rows, without end.
 
     Batches are {"input_ids", "attention_mask": int32 [rows, L], "record_id", "epoch": uint32 [rows]}; record ids count
-    through the shards of the split, the epoch is the lane's. DamageError names a record that can't be read.
+    through the shards of the split, the epoch is the lane's. DamageError names the shard of a record that can't
+    be read.
     """
     reader = _Reader(manifest, split)
     all_lanes = mixture.lanes(manifest, split, seed=seed, lanes=lanes)
