@@ -15,6 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from ml_collections import ConfigDict
+from orbax.checkpoint import v1
 from orbax.checkpoint.checkpoint_managers import LatestN
 
 from mlm import cluster
@@ -36,7 +37,23 @@ INCOMPLETE = re.compile(r"incomplete\.([0-9]+)(\.[0-9]+)?")
 # step -> further steps to keep; on the first host, in a thread
 OnComplete = Callable[[int], Iterable[int | None]]
 READ_BACK = 32  # arrays that are read back at once
+SMALLEST_SLICE_BYTES = 2**16
 logger = logging.getLogger(__name__)
+
+# Of an array that several devices hold, each saves a slice, and compiles a program to cut it. For the many small arrays
+# of a model that took seconds at the first save; one device saves those whole.
+ORBAX_LOGGER = logging.getLogger("absl")
+ORBAX_LOGGER.disabled = True  # it would warn at each start that its own handler is replaced
+ocp.type_handlers.register_type_handler(
+    jax.Array,
+    ocp.type_handlers.ArrayHandler(
+        min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES,
+        # as in orbax's own handler: without it a random key is restored as its numbers
+        array_metadata_store=v1.options.ArrayOptions.Saving().array_metadata_store,
+    ),
+    override=True,
+)
+ORBAX_LOGGER.disabled = False
 
 
 class Checkpoints(AbstractContextManager):

@@ -6,14 +6,16 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mlm import cluster
 from mlm.errors import DamageError, InputError
 from mlm.paths import UPath, children, write_text
 from mlm.pretrained import checkpoint_files
-from mlm.training import checkpoint
+from mlm.training import checkpoint, xla_metrics
 from mlm.workdir import Workdir
 
 
@@ -109,6 +111,18 @@ def test_in_a_bucket_what_orbax_has_not_committed_goes_at_once(monkeypatch):
     checkpoint_files.write_hashes(folder, 5)
     checkpoint.Checkpoints(folder, keep=3)
     assert sorted(path.name for path in children(folder)) == ["5", "incomplete.15"]
+
+
+def test_small_arrays_of_several_devices_are_saved_without_a_compilation(tmp_path):
+    mesh = jax.make_mesh((8,), ("data",))
+    whole = NamedSharding(mesh, PartitionSpec())
+    state = {"weight": jax.device_put(np.arange(1024.0, dtype=np.float32), whole)}
+    with xla_metrics.Compilations() as compilations:
+        with checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints:
+            checkpoints.save(1, state, {"step": 1}, None)
+        assert compilations.counts["programs"] == 0
+    restored = checkpoint.restore(UPath(tmp_path), 1, state)
+    assert restored["weight"].tolist() == state["weight"].tolist()
 
 
 @pytest.mark.parametrize("letters", ["{a,b}", "c:d a::b@5", "é 'x\" end~", "-#\n%"])
