@@ -63,5 +63,5 @@ def test_a_broken_line_of_gzip_has_its_number(tmp_path):
 
 def test_a_file_that_is_shorter_than_its_part_is_named(tmp_path):
     (tmp_path / "a").write_text(TEXT)
-    with pytest.raises(ValueError, match=rf"{tmp_path}/a, line 3: the file is shorter"):
+    with pytest.raises(ValueError, match=rf"{tmp_path}/a, .*shorter than it was"):
         list(lines.read_file(str(tmp_path / "a"), str, 100, 200))

@@ -128,5 +128,8 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path, name):
     reading = found.read(found.parts()[-1], texts="")
     next(reading)
     os.truncate(tmp_path / name, len(content) // 2)
-    with pytest.raises(InputError, match=f"text:{tmp_path}/{name}"):
-        list(reading)
+    count = 1
+    with pytest.raises(InputError, match=f"text:{tmp_path}/{name}") as error:
+        for _ in reading:
+            count += 1
+    assert f"/{name}, line {count + 1}: " in str(error.value)
