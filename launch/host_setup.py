@@ -32,7 +32,7 @@ def expand(path: str) -> pathlib.Path:
 
 def write(path: pathlib.Path, value: object) -> None:
     """Replaces a JSON file as a whole."""
-    new = path.with_name(f"{path.name}.new")
+    new = path.with_name(f"{path.name}.{os.getpid()}")  # two may write it at once
     new.write_text(json.dumps(value))
     new.replace(path)
 

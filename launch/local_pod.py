@@ -24,8 +24,9 @@ import host_setup
 from pods.causes import Cause, HostReport, first_cause
 
 ROOT = Path(__file__).resolve().parents[1]
-# seconds after jax has aborted a first process, in which it aborts the others; one that is stopped can't even end then
+# seconds for the others to end, after one has failed or was aborted by jax: one that SIGSTOP has stopped can't
 GRACE = 15.0
+STOPPED = 75  # the code of those that were asked to end, and saved
 TICK = 0.5
 
 
@@ -92,11 +93,13 @@ class Pod:
         """Waits until all processes have ended, whatever it takes; returns why, None if all is well."""
         while self.poll():
             time.sleep(TICK)
-            aborted = [
-                end["ended"] for end in self._exits.values() if end["signal"] == signal.SIGABRT
+            failed = [
+                end["ended"]
+                for end in self._exits.values()
+                if end["signal"] == signal.SIGABRT or end["code"] not in (None, 0, STOPPED)
             ]
-            if aborted and time.time() > min(aborted) + GRACE:
-                self._signal(signal.SIGKILL)
+            if failed and time.time() > min(failed) + GRACE:
+                self.kill()
         for reader in self._readers:
             reader.join(GRACE)
         return first_cause(self.reports())
@@ -123,6 +126,10 @@ class Pod:
             )
             for i, folder in enumerate(self.folders)
         ]
+
+    def kill(self) -> None:
+        """Kills what is left, with the children of each."""
+        self._signal(signal.SIGKILL)
 
     def ask(self, *_: object) -> None:
         """Asks all to save and to end; the second time, kills them. Can be a signal's handler."""
@@ -188,6 +195,7 @@ def main(argv: list[str]) -> int:
     try:
         pod.start()
     except OSError as error:
+        pod.kill()
         parser.error(f"--workdir={workdir}: {error.filename}: {error.strerror}")
     cause = pod.wait()
     if cause is None:

@@ -71,7 +71,7 @@ CHATTER = re.compile(
 )
 EXITED = re.compile(r"\[\S+\] exited with return code")
 SSH_ADVICE = (  # (pattern of all that ssh said, what to do): the first that matches
-    (r"Propagating SSH(?!.*done)", "Wait, gcloud is still bringing your key to the hosts: try again in a minute"),
+    (r"Propagating SSH(?!.*done)", "gcloud is still bringing your key to the hosts: try again in a minute"),
     (r"HOST IDENTIFICATION HAS CHANGED|Host key verification failed",
      "Another machine has this address now: ssh-keygen -R ADDRESS -f ~/.ssh/google_compute_known_hosts"),
     (r"iap|4003|4033|tunnel", "Through IAP: open port 22 to 35.235.240.0/20, and have roles/iap.tunnelResourceAccessor "

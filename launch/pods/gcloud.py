@@ -120,6 +120,12 @@ class TpuVm:
             else dataclasses.replace(pod, state="FAILED", reason="its TPU VM is gone")
         )
 
+    def refuse_stopped(self, pod: Pod) -> None:
+        """Raises PodError for one that a person has stopped: nobody else starts it again."""
+        if pod.state == "STOPPED":
+            start = shlex.join(self._argv("tpu-vm", "start", pod.name))
+            raise PodError(f"{pod.name} is STOPPED; to start it: {start}.", "settings")
+
     def connect(self, pod: Pod) -> None:
         """Finds how ssh reaches the hosts of a pod that is READY: gcloud says it, once for each pod."""
         settings = self.settings
@@ -127,8 +133,7 @@ class TpuVm:
         # of two, ssh takes the first
         words = self._argv("tpu-vm", "ssh", target, *settings.ssh_flags, PATIENCE)
         key = [pod.identity, *words]
-        file = pathlib.Path("runs/pods/ssh") / f"{pod.name}.json"  # under the folder we are in
-        saved = host_setup.read(file) or {}
+        saved = host_setup.read(self._routes_file) or {}
         if saved.get("key") != key:
             say(f"connecting to {len(pod.hosts)} hosts of {pod.name}")
             is_reached = self._connect_first(words)
@@ -138,8 +143,8 @@ class TpuVm:
                 raise self._explain("ssh", asked)
             saved = {"key": key, "lines": asked.stdout.splitlines()[-len(pod.hosts) :]}
             if is_reached:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                host_setup.write(file, saved)
+                self._routes_file.parent.mkdir(parents=True, exist_ok=True)
+                host_setup.write(self._routes_file, saved)
         flags = [word.partition("=")[2] for word in words if word.startswith("--ssh-flag=")]
         self.routes = [parse_route(line, " ".join(flags).split()) for line in saved["lines"]]
 
@@ -157,6 +162,16 @@ class TpuVm:
         say(f"host 0 can't be reached by ssh: {answers.reason(first.stderr)}. {advice}".rstrip())
         return False
 
+    def forget_routes(self) -> None:
+        """Has the next `connect` ask gcloud again, which brings a new key to the hosts."""
+        self._routes_file.unlink(missing_ok=True)
+
+    @property
+    def _routes_file(self) -> pathlib.Path:
+        return (
+            pathlib.Path("runs/pods/ssh") / f"{self.settings.name}.json"
+        )  # under the folder we are in
+
     def ssh(self, worker: int, argv: Sequence[str]) -> list[str]:
         """Returns the ssh command that runs argv on a worker."""
         return [*self.routes[worker], shlex.join(argv)]
@@ -168,7 +183,7 @@ class TpuVm:
         return Pod(
             self.settings.name,
             node["state"],
-            tuple(Host(i, end["ipAddress"]) for i, end in enumerate(primary)),
+            tuple(Host(i, end.get("ipAddress", "")) for i, end in enumerate(primary)),
             node.get("queuedResource", "").rpartition("/")[2],
             reason=_health(node),
             label=node.get("labels", {}).get(LABEL, ""),

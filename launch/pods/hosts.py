@@ -86,6 +86,7 @@ class Hosts:
                 break
             say(f"{host}: ssh failed ({why}); again in {wait:g} s.")
             over.wait(wait)
+        self.cloud.forget_routes()
         return Answer(host, {}, f"{host}: ssh failed {len(BACKOFF) + 1} times: {why}")
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:

@@ -6,36 +6,38 @@ from pods import backend
 from pods.backend import GONE, READY, Pod, PodError, say
 from pods.gcloud import TpuVm
 
-EVERY = 15.0  # seconds between two looks
+EVERY = 15.0  # seconds between two polls
 
 
 def up(cloud: TpuVm) -> None:
     """Returns once the pod is ready; creates it if need be. Raises PodError for what waiting does not make ready."""
-    pod = cloud.describe()
     begin = time.monotonic()
     is_created = False
-    while pod.state != READY:
-        if pod.state in GONE and is_created:
-            raise PodError(
-                f"{pod.name} is {pod.condition}; it won't come back: launch/tpu.py up creates another one, as "
-                "launch/tpu.py supervise does.",
-                "absent",
-            )
+    while True:
         try:
+            pod = cloud.describe()  # after trouble, too: what seemed to fail may have been done
+            if pod.state == READY:
+                break
+            cloud.refuse_stopped(pod)
+            if pod.state in GONE and is_created:
+                raise PodError(
+                    f"{pod.name} is {pod.condition}; it won't come back: launch/tpu.py up creates another one, as "
+                    "launch/tpu.py supervise does.",
+                    "absent",
+                )
             step = backend.STEPS.get(pod.state)
             minutes = f"{(time.monotonic() - begin) // 60:.0f} min so far"
             say(f"{pod.name} is {pod.condition}; {step or minutes}")
             if step:
-                take(step, cloud, pod)
                 is_created = step == backend.CREATE
-            if step != backend.CREATE:  # a pod that is deleted may still be seen for a while
-                time.sleep(EVERY)
-            pod = cloud.describe()
+                take(step, cloud, pod)
+            if is_created and step:  # one that is deleted may still be seen for a while
+                continue
         except PodError as error:
             if error.kind != "network":
                 raise
             say(f"{error} It is asked again in {EVERY:g} s.")
-            time.sleep(EVERY)
+        time.sleep(EVERY)
     settings = cloud.settings
     size = f"{settings.accelerator_type}, {settings.chips} chips on {len(pod.hosts)} hosts"
     say(f"{pod.name} is ready: {size}{price(cloud)}")

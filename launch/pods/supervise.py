@@ -146,7 +146,13 @@ class Supervisor:
                     f"come back: the same command again, or python launch/tpu.py status {self.job.id}"
                 )
                 return 130
-            self._end_pod()
+            except PodError:
+                self._say_left()
+                raise
+            if self.flags.down:
+                lifetime.down(self.cloud)
+            else:
+                self._say_left()
             return code
 
     def pause(self) -> float:
@@ -157,7 +163,6 @@ class Supervisor:
         """Polls, decides, acts; returns the exit code at the end. Raises PodError for what no new try can change."""
         try:
             pod = self.poll()
-            self._count(pod)
             action = decide(pod, self.status, self.memory)
             self._report(action)
             if action.kind in (DONE, GIVE_UP):
@@ -173,9 +178,11 @@ class Supervisor:
         return self._in_vain(action.why) if action.is_trouble else None
 
     def poll(self) -> Pod:
-        """Returns how the pod is, and asks how the run is."""
+        """Returns how the pod is, counts what it costs, and asks how the run is."""
         self.hosts = self.status = None
         pod = self.cloud.describe()
+        self._count(pod)
+        self.cloud.refuse_stopped(pod)
         if pod.state == READY:
             self.hosts = connect(self.cloud, pod)
             self.status = runs.status(self.hosts, self.job.id)
@@ -230,11 +237,9 @@ class Supervisor:
         price = dollars if settings.price else "price unknown"
         return f"{hours * settings.chips:.2f} chip-hours so far, {price}"
 
-    def _end_pod(self) -> None:
-        """Deletes the pod with --down; else says that it goes on costing, if there is one."""
-        if self.flags.down:
-            lifetime.down(self.cloud)
-        elif self.ready_at:
+    def _say_left(self) -> None:
+        """Says that the pod goes on costing, if there is one."""
+        if self.ready_at:
             price = lifetime.price(self.cloud)
             log(f"the pod is left as it is, and costs{price}: launch/tpu.py down deletes it")
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from mlm import logs
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, is_remote, sizes
+from mlm.paths import UPath, check_reachable, is_remote, sizes
 from mlm.text import printable
 from mlm.workdir import work_folder
 
@@ -171,6 +171,7 @@ def load_manifest(folder: str, *, tokenizer_folder: str | None = None) -> Manife
 
 def read_manifest(folder: str) -> Manifest | None:
     """Reads a folder's manifest.json; None if there is none."""
+    check_reachable(folder)
     file = UPath(folder) / NAME
     if not file.is_file():
         return None

@@ -261,7 +261,7 @@ def test_buckets_that_do_not_answer(trained_workdir, manifest, tmp_path, capsys,
     ):
         refuse(arguments, 2, "//", "can't be reached", capsys=capsys)
     paths._unreachable.cache_clear()
-    assert time.monotonic() - begin < 180
+    assert time.monotonic() - begin < 20
 
 
 def test_tables(trained_workdir, tmp_path, capsys, monkeypatch):

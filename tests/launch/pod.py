@@ -116,7 +116,7 @@ class StandIn(model.Cloud):
                 return fault[0]
         return ""
 
-    def gcloud(self, argv: list[str], timeout: float) -> backend.Result:
+    def gcloud(self, argv: list[str], timeout: float = 0.0) -> backend.Result:
         """Returns what gcloud prints, and how it ends."""
         if argv[0] == "config":
             return backend.Result(0, f"{self.account}\n")

@@ -49,7 +49,7 @@ TABLE = {
     "its repair failed": ((Pod("p", "UNKNOWN"), None), {}, DELETE, 0),
     "its request failed": ((Pod("p", "FAILED", reason="no quota"), None), {}, DELETE, 0),
     "under repair": ((Pod("p", "REPAIRING"), None), {}, WAIT, 0),
-    "stopped": ((Pod("p", "STOPPED"), None), {}, WAIT, 0),
+    "stopping": ((Pod("p", "STOPPING"), None), {}, WAIT, 0),
     "running": (ready(RUNS), {}, WAIT, 0),
     "running, one host silent": (ready(RunStatus(1, (report(0),))), DEAD, WAIT, 0),
     "nothing is there": (ready(RunStatus(0, (report(0, "absent"), report(1, "absent")))), {}, START, 0),

@@ -103,7 +103,7 @@ def test_it_goes_on_after_whatever_the_cloud_says(make, monkeypatch, capsys, kin
 
 
 @pytest.mark.parametrize("error", [SettingsError("its flags."), PodError("pays not.", "billing")])
-def test_what_no_new_try_can_change_ends_it(make, monkeypatch, error):
+def test_what_no_new_try_can_change_ends_it(make, monkeypatch, capsys, error):
     one = make()
 
     def fail(*_, **__):
@@ -112,7 +112,8 @@ def test_what_no_new_try_can_change_ends_it(make, monkeypatch, error):
     monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", "READY"))
     monkeypatch.setattr("pods.supervise.connect", fail)
     with pytest.raises(PodError):
-        one.step()
+        one.run()
+    assert "the pod is left as it is, and costs, 8.00 dollars an hour" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("down", "ready_at"), [(False, 1.0), (True, 1.0), (False, 0.0)])

@@ -59,6 +59,24 @@ def test_what_is_deleted_in_vain_is_not_deleted_at_once_again(pod, monkeypatch):
     assert len(calls) == 3 and calls[1] - calls[0] > 0.2
 
 
+def test_a_creation_without_an_answer_may_have_been_one(pod, monkeypatch):
+    def create(self, created=gcloud.TpuVm.create):
+        created(self)
+        raise PodError("gcloud tpu-vm create gave no answer in time.", "network")
+
+    monkeypatch.setattr(gcloud.TpuVm, "create", create)
+    assert "my-pod is ready" in pod.tpu("up")
+    assert pod.verbs().count("tpu-vm create") == 1
+
+
+def test_a_pod_that_a_person_has_stopped_is_not_waited_for(pod):
+    pod.tpu("up")
+    pod.cloud.nodes["my-pod"]["state"] = "STOPPED"
+    start = "STOPPED; to start it: gcloud compute tpus tpu-vm start my-pod --project=my-project"
+    assert start in pod.tpu("up", code=1)
+    assert start in pod.tpu("supervise", "configs/a.py", code=1)
+
+
 @pytest.mark.parametrize("queued", [False, True])
 def test_a_pod_that_up_has_not_made_is_used_and_never_deleted(pod, queued):
     """By a colleague's account, who may be called root as we are; through the queue, by a request of another name."""
@@ -182,3 +200,7 @@ def test_gcloud_is_asked_for_the_way_once_for_a_pod(pod):
     pod.tpu("up")
     pod.tpu("status", "a")
     assert asked() == once * 3, "a new pod of that name has other routes"
+    pod.cloud.ssh_faults += [("before", 1, "host.py status")] * 3
+    assert "ssh failed 3 times" in pod.tpu("status", "a", code=1)
+    pod.tpu("status", "a")
+    assert asked() == once * 4, "the hosts may have lost the key"
