@@ -224,6 +224,16 @@ def test_what_has_no_tokenizer(trained_workdir, tmp_path, capsys):
     assert "Repo id" not in refuse(command, 2, f"{tmp_path}/tokenizer: ", "shards", capsys=capsys)
 
 
+def test_a_tokenizer_that_is_not_the_run_s_is_refused(trained_workdir, tmp_path):
+    for name in ("checkpoints", "tokenizer"):
+        shutil.copytree(getattr(trained_workdir, name), tmp_path / name)
+    other = tokenizer.load(f"{tmp_path}/tokenizer")
+    other.add_tokens(["another"])
+    other.save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(InputError, match=r"vocabulary entries, .*tokenizer has .* trained with"):
+        load.load(str(tmp_path), head=load.LM_HEAD)
+
+
 @pytest.mark.parametrize("head", [load.LM_HEAD, None])
 def test_a_padding_id_that_means_another_token_is_refused(folder, head):
     """transformers gives that token the position of padding."""

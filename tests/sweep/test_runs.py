@@ -49,10 +49,14 @@ def test_a_failing_run_ends_no_other_and_what_is_done_is_skipped(tmp_path, capsy
     assert [len(output.splitlines()) for output in outputs] == [1, 4, 1]
     (other,) = runs.run_all([planned[0]._replace(arguments=("3",))], root)
     assert other.last_line == "hello 3", "done with other arguments"
-    runs.run_all(
-        [planned[2]._replace(entry=Entry(None, {"name": "mine.Edited"}, ("-c", SHORT)))], root
-    )
-    assert (tmp_path / "run2" / "output.txt").read_text() == "hello 2\n" * 2, "by other code"
+    capsys.readouterr()
+    record = {"name": "mine.Own", "file": "mine.py", "commit": ""}
+    for code, said in (("0" * 64, "run2: done"), ("1" * 64, "run2: was done by mine.Own")):
+        entry = Entry(None, record | {"code": code}, ("-c", SHORT))
+        runs.run_all([planned[2]._replace(entry=entry)], root)
+        assert said in capsys.readouterr().err
+        # by another class once more, and not because its file was edited
+        assert (tmp_path / "run2" / "output.txt").read_text() == "hello 2\n" * 2
 
 
 def test_in_a_bucket(bucket):
