@@ -37,7 +37,7 @@ KNOWN = (  # file, what stands there, what stands there instead
         "special_ids=info.all_special_ids",
         "special_ids=tuple(info.special_ids.values())",
     ),
-    ("mlm/model/token_masking.py", "(attention_L > 0) & ~jnp", "~jnp"),
+    ("mlm/model/masking.py", "(attention_L > 0) & ~jnp", "~jnp"),
     ("mlm/model/roberta.py", "return self.config.pad_token_id + 1", "return 2"),
     ("mlm/model/attention.py", 'if padding == "none" and not isolated:', "if not isolated:"),
     ("mlm/model/flax_classes.py", "if strict and wrong:", "if False:"),

@@ -16,9 +16,9 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from mlm.model.families import family_of, find
+from mlm.model.masking import TokenMasking
 from mlm.model.module import Params
 from mlm.model.reference import TransformersModel
-from mlm.model.token_masking import TokenMasking
 from mlm.tasks.pretraining import Pretraining
 from mlm.training.optimizer import decayed
 from mlm.training.sharding import BATCH

@@ -17,9 +17,8 @@ from mlm.errors import InputError
 from mlm.inference import pseudo_perplexity, results
 from mlm.inference.forward import put_on_devices
 from mlm.model.attention import make_attention
-from mlm.model.masking import make_eval_masking, make_masking
+from mlm.model.masking import TokenMasking, make_eval_masking, make_masking
 from mlm.model.module import Compute, Model
-from mlm.model.token_masking import TokenMasking
 from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.tasks import pretraining

@@ -30,8 +30,8 @@ from mlm.model import attention, families, flops, masking, priming
 from mlm.model.attention import Attention
 from mlm.model.keys import make_key
 from mlm.model.loss import Mean, RowSums, masked_cross_entropy
+from mlm.model.masking import Masked, Masking
 from mlm.model.module import Model, Params
-from mlm.model.token_masking import Masked, Masking
 from mlm.monitor.loss_spikes import LossSpikes, MetricsHook
 from mlm.pretrained import warm_start
 from mlm.text import say

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mlm.model.loss import RowSums
-from mlm.model.token_masking import Masked
+from mlm.model.masking import Masked
 
 # and their heads
 TABLES = {"by_position": "position in the row", "by_copy_distance": "distance of the nearest copy"}

@@ -19,8 +19,8 @@ from mlm import cluster
 from mlm.cluster import distributed
 from mlm.model.keys import in_32_bits, make_key
 from mlm.model.loss import Mean, prediction_scores, sum_rows
+from mlm.model.masking import Masked, TokenMasking
 from mlm.model.module import Model, Params, segment_and_position_ids
-from mlm.model.token_masking import Masked, TokenMasking
 from mlm.text import can_draw
 from mlm.training import breakdown
 from mlm.training.sharding import BATCH, logical_rows, put_batch

@@ -11,7 +11,7 @@ from mlm.data import batches, tokenizer
 from mlm.data.manifest import load_manifest
 from mlm.doctor import checks, first_batch, scan
 from mlm.doctor.checks import Finding
-from mlm.model.token_masking import Masked
+from mlm.model.masking import Masked
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import show
 from mlm.workdir import Workdir

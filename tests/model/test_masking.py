@@ -10,8 +10,7 @@ import pytest
 
 from mlm.errors import InputError
 from mlm.model import masking
-from mlm.model.masking import IndependentMasking, SpanMasking, WordMasking
-from mlm.model.token_masking import Masked, TokenMasking
+from mlm.model.masking import IndependentMasking, Masked, SpanMasking, TokenMasking, WordMasking
 from tests.support.tiny import INFO, random_batch, tiny_config
 
 SPECIAL = (0, 1, 2, 3, 4)

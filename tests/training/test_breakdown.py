@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mlm.model.loss import RowSums
+from mlm.model.masking import Masked
 from mlm.model.module import segment_and_position_ids
-from mlm.model.token_masking import Masked
 from mlm.training import breakdown
 from tests.support.tiny import INFO, random_batch
 
