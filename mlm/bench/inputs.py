@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from mlm import config as configs
 from mlm.bench import interleaved, tf_tpu_example
 from mlm.bench.steps import repeated, updates
-from mlm.data import mixture, sample, shards
+from mlm.data import sample, shards
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import make_stages
@@ -106,7 +106,7 @@ def compare_batches(config: ConfigDict, manifest: Manifest, seconds: float) -> d
     """Measures the run's batches and those of the TF-TPU example from the same shards, without its masks."""
     rows = config.data.global_batch
     stages = make_stages(config, manifest.splits["train"].records)
-    files = mixture.paths(manifest, "train")
+    files = manifest.paths("train")
     streams = {
         "mlm": train_batches(config, manifest, sharding.mesh_of(config.mesh), stages, start=0),
         "tf_tpu_example": tf_tpu_example.batches(files, length=manifest.length, rows=rows),

@@ -15,7 +15,7 @@ from mlm.cluster import detect, watch
 from mlm.cluster.fingerprints import host_fingerprint
 from mlm.config_rules import SOURCES, lanes_of_shares
 from mlm.data import tokenizer
-from mlm.data.manifest import Manifest, check_config, load_manifest, verify
+from mlm.data.manifest import Manifest, check_config, join_folders, load_manifest, verify
 from mlm.doctor import preflight
 from mlm.engine import dask_engine
 from mlm.engine.engine import Engine, open_pool
@@ -279,8 +279,6 @@ def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
 
 def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the run's shards: of its folder or mixture, and of its validation sets."""
-    from mlm.data import mixture
-
     load = functools.partial(load_manifest, tokenizer_folder=workdir.tokenizer_folder)
     folders = config.data.mixture or ((workdir.shards_of(config), 1.0),)
     parts = [(share, load(folder)) for folder, share in folders]
@@ -295,13 +293,11 @@ def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
                     f"config.{key}: {manifest.folder} has the {field} {value:.60}, but {first.folder} {expected:.60}; "
                     "write one of them again with the tokenizer and the shards.length of the other."
                 )
-    return mixture.join(parts, sets)
+    return join_folders(parts, sets)
 
 
 def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the shards, every file verified, and checks that tokenizer and config fit them."""
-    from mlm.data import mixture
-
     manifest = load_data(config, workdir)
     check_config(manifest, config)
     fingerprint = workdir.tokenizer_folder and tokenizer.fingerprint(workdir.tokenizer_folder)
@@ -310,21 +306,20 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
             f"{manifest.folder}: was not made with the tokenizer in {workdir.tokenizer}; set shards.dir to that "
             "tokenizer's shards, or tokenizer.path to these shards' tokenizer."
         )
-    parts = mixture.parts(manifest)
+    parts = manifest.parts
     lanes = lanes_of_shares([part.share for part in parts], config.data.lanes)
     needs = [
         (part.manifest, "train", count, f"data.lanes = {config.data.lanes}")
         for part, count in zip(parts, lanes, strict=True)
     ]
-    manifests = mixture.folders(manifest)
-    needs += [(one, "validation", 1, "shards.validation_count") for one in manifests]
+    needs += [(one, "validation", 1, "shards.validation_count") for one in manifest.folders]
     for one, split, minimum, key in needs:
         count = sum(shard.records > 0 for shard in one.splits[split].shards)
         if count < minimum:
             raise InputError(
                 f"{one.folder}: the {split} split has {count} shards with records, config.{key} asks for {minimum}."
             )
-    for one in manifests:
+    for one in manifest.folders:
         verify(one, deep=True)
     return manifest
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mlm.data import mixture
 from mlm.data.manifest import Manifest, verify
-from mlm.data.order import Visit, lanes_of
+from mlm.data.order import Visit, lanes_of, make_lanes
 from mlm.errors import DamageError
 
 SAMPLE = 10_000  # training rows whose tokens are counted
@@ -50,7 +49,7 @@ def train_batches(
     be read.
     """
     reader = _Reader(manifest, split)
-    all_lanes = mixture.lanes(manifest, split, seed=seed, lanes=lanes)
+    all_lanes = make_lanes(manifest, split, seed=seed, lanes=lanes)
     host_lanes = lanes_of(rows, global_batch=global_batch, lanes=lanes)
     per_lane = global_batch // lanes
     start, stop = (row - host_lanes.start * per_lane for row in rows)
@@ -129,7 +128,7 @@ def words_per_row(manifest: Manifest, words_V: np.ndarray) -> float:
 
 def _sample_sizes(manifest: Manifest) -> list[tuple[Manifest, int]]:
     """Returns the folders, and how many of the first training rows of each are in the sample."""
-    parts = mixture.parts(manifest)
+    parts = manifest.parts
     total = min([SAMPLE, *(part.manifest.splits["train"].records / part.share for part in parts)])
     return [(part.manifest, math.ceil(total * part.share)) for part in parts]
 
@@ -141,7 +140,7 @@ class _Reader:
         self.manifest = manifest
         self.shards = manifest.splits[split].shards
         self.records = tuple(shard.records for shard in self.shards)
-        self._paths = mixture.paths(manifest, split)
+        self._paths = manifest.paths(split)
 
     def stream(self, visits: Sequence[Iterator[Visit]], lane, *, count: int):
         """Returns a tf.data stream of the rows of `count` of visits[lane], a visit an element; lane may be a tensor."""
@@ -199,7 +198,7 @@ class _Reader:
                 self._check_ids(batch)
                 yield batch
         except import_tensorflow().errors.OpError as error:
-            for folder in mixture.folders(self.manifest):
+            for folder in self.manifest.folders:
                 verify(folder, deep=True)  # names the shard, unless nobody knows what was written
             raise DamageError(f"{self.manifest.folder}: {error.message}") from error
 

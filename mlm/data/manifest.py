@@ -1,19 +1,22 @@
-"""What a folder of shards holds: manifest.json, or what the files of transformers' TF-TPU example show."""
+"""What a folder of shards holds: manifest.json, or what the files of transformers' TF-TPU example show.
+
+Several folders are read as one (data.mixture): shards and record ids count through them, in the order of the mixture.
+"""
 
 import concurrent.futures
 import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 from ml_collections import ConfigDict
 
 from mlm import logs
 from mlm.data import tokenizer
 from mlm.errors import DamageError, InputError
-from mlm.paths import UPath, check_reachable, is_remote, sizes
+from mlm.paths import UPath, check_reachable, distinct_parts, is_remote, sizes
 from mlm.text import printable
 from mlm.workdir import work_folder
 
@@ -55,9 +58,17 @@ class Split:
         return sum(shard.records for shard in self.shards)
 
 
+class MixedFolder(NamedTuple):
+    """A folder of a mixture."""
+
+    name: str  # what tells its path from the others'; "" for a single folder
+    share: float  # of the rows of every batch
+    manifest: "Manifest"
+
+
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """All that is known of a folder of shards."""
+    """All that is known of a folder of shards, or of a mixture of some."""
 
     folder: str  # local or gs://
     length: int  # tokens in a row
@@ -71,9 +82,33 @@ class Manifest:
     source: str  # the corpus, for a person
     splits: dict[str, Split]
     rows: str = ""  # as config.shards.rows; "" if unknown
-    # Of a mixture, whose manifest is in no file: its folders (mixture.MixedFolder), and manifests scored by name.
-    parts: tuple[Any, ...] = ()
-    sets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Of a mixture, whose manifest is in no file: its folders, and the validation sets that are scored by name.
+    mixture: tuple[MixedFolder, ...] = ()
+    sets: Mapping[str, "Manifest"] = dataclasses.field(default_factory=dict)
+
+    @property
+    def parts(self) -> tuple[MixedFolder, ...]:
+        """The folders of a mixture, or the only one."""
+        return self.mixture or (MixedFolder("", 1.0, self),)
+
+    @property
+    def folders(self) -> list[Self]:
+        """The manifests of all folders that are read, once each; of a validation set, the held-out splits."""
+        training = [part.manifest for part in self.parts]
+        read = [*training]
+        for scored in self.sets.values():
+            if scored not in training:
+                held_out = {name: split for name, split in scored.splits.items() if name != "train"}
+                read.append(dataclasses.replace(scored, splits=held_out))
+        return read
+
+    def paths(self, split: str) -> list[str]:
+        """Returns the files of a split, in order."""
+        return [
+            f"{part.manifest.folder}/{shard.file}"
+            for part in self.parts
+            for shard in part.manifest.splits[split].shards
+        ]
 
     @property
     def fingerprint(self) -> str:
@@ -83,18 +118,18 @@ class Manifest:
     @property
     def real_share(self) -> float:
         """The share of the tokens of training rows that are not padding; 1 where the shards don't say."""
-        if self.parts:
-            return sum(part.share * part.manifest.real_share for part in self.parts)
+        if self.mixture:
+            return sum(part.share * part.manifest.real_share for part in self.mixture)
         train = self.splits["train"]
         return 1 - (train.padding_tokens or 0) / max(train.records * self.length, 1)
 
     def fingerprint_of(self, split: str) -> str:
         """Returns the SHA-256 of what decides the scores of a split: the test split's own files, or all others."""
-        if len(self.parts) == 1:
-            return self.parts[0].manifest.fingerprint_of(split)
+        if len(self.mixture) == 1:
+            return self.mixture[0].manifest.fingerprint_of(split)
         # the fingerprints of the folders of a mixture and their shares, in order
         content = [
-            (part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.parts
+            (part.manifest.fingerprint_of(split), round(part.share, 6)) for part in self.mixture
         ]
         if not content:
             files = {
@@ -109,7 +144,7 @@ class Manifest:
     def to_json(self) -> str:
         """Returns the text of manifest.json."""
         content = {"format": FORMAT} | dataclasses.asdict(self)
-        for name in ("folder", "parts", "sets"):
+        for name in ("folder", "mixture", "sets"):
             del content[name]
         return json.dumps(content, indent=1)
 
@@ -139,10 +174,9 @@ class DatasetInfo:
                 "records": data.splits["train"].records,
                 "fingerprint": data.fingerprint,
             }
-            for name, share, data in manifest.parts
+            for name, share, data in manifest.mixture
         )
-        read = [part.manifest for part in manifest.parts] or [manifest]
-        read += manifest.sets.values()
+        read = [*(part.manifest for part in manifest.parts), *manifest.sets.values()]
         padding = "end" if all(data.rows for data in read) else "any"
         if all(data.full_rows for data in read):
             padding = "none"
@@ -203,7 +237,7 @@ def read_manifest(folder: str) -> Manifest | None:
             splits=splits,
             all_special_ids=tuple(content["all_special_ids"]),
             # which no file has
-            parts=(),
+            mixture=(),
             sets={},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -217,6 +251,49 @@ def _known(cls: type[Any], content: Mapping[str, Any], **others: Any) -> Any:
     """Returns an object of a dataclass from its fields in JSON, which may have others, of other versions."""
     names = {field.name for field in dataclasses.fields(cls)}
     return cls(**{name: content[name] for name in names & content.keys()} | others)
+
+
+def join_folders(
+    folders: Sequence[tuple[float, Manifest]], sets: Mapping[str, Manifest] | None = None
+) -> Manifest:
+    """Returns (share, manifest) of folders, which must have one tokenizer and length, as one manifest.
+
+    Its shards are those of one folder after the other, its entropies the mean by share; other counts are unknown. The
+    `sets` are scored by name, without any the folders themselves.
+    """
+    first = folders[0][1]
+    if len(folders) == 1 and not sets:
+        return first
+    names = (
+        distinct_parts([manifest.folder for _, manifest in folders]) if len(folders) > 1 else [""]
+    )
+    parts = tuple(
+        MixedFolder(name, share, manifest)
+        for name, (share, manifest) in zip(names, folders, strict=True)
+    )
+    splits = {}
+    for name in SPLITS:
+        of_parts = [
+            (part.share, part.manifest.splits[name])
+            for part in parts
+            if name in part.manifest.splits
+        ]
+        if len(of_parts) == len(parts):
+            shards = tuple(shard for _, split in of_parts for shard in split.shards)
+            entropies = [split.unigram_entropy for _, split in of_parts]
+            entropy = None
+            if None not in entropies:
+                entropy = sum(share * split.unigram_entropy for share, split in of_parts)
+            splits[name] = Split(shards, unigram_entropy=entropy)
+    return dataclasses.replace(
+        first,
+        folder=" + ".join(part.manifest.folder for part in parts),
+        full_rows=all(part.manifest.full_rows for part in parts),
+        rows="" if len(parts) > 1 else first.rows,
+        splits=splits,
+        mixture=parts,
+        sets=sets or {part.name: part.manifest for part in parts},
+    )
 
 
 def holds_foreign_shards(folder: str) -> bool:

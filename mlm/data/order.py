@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlm.config_rules import lanes_of_shares
+from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 
 _SHARDS = 1
@@ -65,6 +67,20 @@ class Lane:
         for shard, epoch, rows in self.visits(start):
             for record in (starts[shard] + rows).tolist():
                 yield record, epoch
+
+
+def make_lanes(manifest: Manifest, split: str, *, seed: int, lanes: int) -> list[Lane]:
+    """Returns the lanes of a split; a folder's are spread over the batch, so that all hosts have some of them."""
+    records = tuple(shard.records for shard in manifest.splits[split].shards)
+    stop = 0
+    placed = []
+    counts = lanes_of_shares([part.share for part in manifest.parts], lanes)
+    for part, count in zip(manifest.parts, counts, strict=True):
+        start = stop
+        stop = stop + len(part.manifest.splits[split].shards)
+        folder_lanes = [Lane(seed, records, lane, count, (start, stop)) for lane in range(count)]
+        placed += [((2 * lane.lane + 1) / count, lane) for lane in folder_lanes]
+    return [lane for _, lane in sorted(placed, key=lambda place_and_lane: place_and_lane[0])]
 
 
 def lanes_of(rows: tuple[int, int], *, global_batch: int, lanes: int) -> range:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlm.config_rules import CONCATENATED, LINES
-from mlm.data import deduplicate, mixture, results, rows, tfrecord
+from mlm.data import deduplicate, results, rows, tfrecord
 from mlm.data.manifest import Manifest, Shard, Split
 from mlm.data.map_part import BLOCK, DOCUMENT, token_dtype
 from mlm.errors import InputError
@@ -189,9 +189,7 @@ def find_documents(manifest: Manifest, split: str, record: int) -> list[Document
     if not 0 <= record < total:
         raise InputError(f"record {record}: the {split} split has the records 0 to {total - 1}.")
     shards = [
-        (folder, shard)
-        for _, _, folder in mixture.parts(manifest)
-        for shard in folder.splits[split].shards
+        (folder, shard) for _, _, folder in manifest.parts for shard in folder.splits[split].shards
     ]
     stops = np.cumsum([shard.records for _, shard in shards])
     index = np.searchsorted(stops, record, side="right")

@@ -9,7 +9,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlm.config_rules import lanes_of_shares
-from mlm.data import mixture
 from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest
 from mlm.data.stretches import STRETCH
@@ -101,7 +100,7 @@ def mesh(case: DataCase) -> list[Finding]:
 def lanes(case: DataCase) -> list[Finding]:
     """The shards of each folder feed its lanes evenly."""
     findings = []
-    parts = mixture.parts(case.manifest)
+    parts = case.manifest.parts
     batch = case.config.data.global_batch
     lanes = case.config.data.lanes
     for part, count in zip(

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm import logs
-from mlm.data import mixture, tokenizer
+from mlm.data import tokenizer
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.entry import MLM, Entry, changes_evaluation
 from mlm.errors import InputError
@@ -50,7 +50,7 @@ def run(
 
     Args:
       model: as for `load.load`; "" for the workdir's newest checkpoint.
-      split: of the shards, or the name of a validation set (see `mixture.join`).
+      split: of the shards, or the name of a validation set (see `join_folders`).
       masks: kinds of masking to score besides the run's own.
       draws: of the masks; the loss is their mean.
       pseudo: rows to compute the pseudo-perplexity of.
@@ -137,7 +137,7 @@ def _check_flags(shards: Manifest, *, pseudo: int, breakdown: bool) -> None:
     if pseudo < 0:
         raise InputError(f"--pseudo={pseudo}: must be a number of rows, from 0 up.")
     for flag, is_set in ((f"--pseudo={pseudo}", pseudo), ("--breakdown", breakdown)):
-        if is_set and len(mixture.parts(shards)) > 1:
+        if is_set and len(shards.parts) > 1:
             raise InputError(
                 f"{flag}: takes rows of one set; name it by --split, as one of evaluate.sets."
             )
@@ -151,7 +151,7 @@ def _find_split(manifest: Manifest, name: str) -> tuple[Manifest, str]:
     else:
         shards, split = sets[name], "validation"
     if split not in shards.splits or not shards.splits[split].records:
-        folders = [part.manifest.folder for part in mixture.parts(shards)]
+        folders = [part.manifest.folder for part in shards.parts]
         known = [name for name, counts in shards.splits.items() if counts.records]
         raise InputError(
             f"--split={name}: the shards in {', '.join(folders)} hold no records of that split; "

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from mlm import logs
-from mlm.data import mixture
 from mlm.data.manifest import Manifest
-from mlm.data.order import batch_rows
+from mlm.data.order import batch_rows, make_lanes
 from mlm.data.stages import Stages
 from mlm.workdir import Workdir
 
@@ -150,7 +149,7 @@ class LossSpikes(MetricsHook):
         """Returns the records and epochs of each batch that the steps of a spike read."""
         data = self._config.data
         rows = []
-        lanes = mixture.lanes(self._manifest, "train", seed=data.seed, lanes=data.lanes)
+        lanes = make_lanes(self._manifest, "train", seed=data.seed, lanes=data.lanes)
         for part in self._stages.between(spike.first, spike.last):
             columns = batch_rows(
                 lanes, rows_before=part.rows_before, rows=part.rows, count=part.count

@@ -15,8 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlm import logs
-from mlm.data import mixture
-from mlm.data.manifest import Manifest, read_manifest
+from mlm.data.manifest import Manifest, join_folders, read_manifest
 from mlm.data.stages import make_stages
 from mlm.paths import UPath
 from mlm.pretrained import locate
@@ -202,4 +201,4 @@ def read_data(workdir: Workdir, config: ConfigDict | None) -> Manifest | None:
     if config is not None:
         folders = config.data.mixture or [(workdir.shards_of(config), 1.0)]
     manifests = [(share, read_manifest(folder)) for folder, share in folders]
-    return None if any(manifest is None for _, manifest in manifests) else mixture.join(manifests)
+    return None if any(manifest is None for _, manifest in manifests) else join_folders(manifests)

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlm import cluster, entry
-from mlm.data import batches, mixture, tokenizer, tokenizer_checks
+from mlm.data import batches, tokenizer, tokenizer_checks
 from mlm.data.manifest import DatasetInfo, Manifest
 from mlm.data.stages import Stages, make_stages
 from mlm.errors import InputError
@@ -347,7 +347,7 @@ def score_split(
     draws: int = 1,
 ) -> dict[str, float]:
     """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
-    folders = mixture.parts(manifest)
+    folders = manifest.parts
     sets = {
         name: data
         for name, data in manifest.sets.items()

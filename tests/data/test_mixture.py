@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from mlm.data import batches, mixture
-from mlm.data.manifest import Manifest, load_manifest
-from mlm.data.order import batch_rows
+from mlm.data import batches
+from mlm.data.manifest import Manifest, join_folders, load_manifest
+from mlm.data.order import batch_rows, make_lanes
 from mlm.data.write_shard import find_documents
 from tests.data.rows import all_rows, hosts_batches
 
@@ -20,7 +20,7 @@ SHARES = (0.75, 0.25)
 
 @pytest.fixture(scope="module")
 def mixed(manifest, web) -> Manifest:
-    return mixture.join(list(zip(SHARES, (manifest, web), strict=True)))
+    return join_folders(list(zip(SHARES, (manifest, web), strict=True)))
 
 
 def train(
@@ -31,7 +31,7 @@ def train(
 
 
 def order_of(manifest: Manifest, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    lanes = mixture.lanes(manifest, "train", seed=0, lanes=LANES)
+    lanes = make_lanes(manifest, "train", seed=0, lanes=LANES)
     return batch_rows(lanes, rows_before=start * BATCH, rows=BATCH, count=count)
 
 
@@ -40,8 +40,8 @@ def test_lanes_of_a_folder_are_spread_over_the_hosts(manifest, counts):
     """Of every half and quarter of the lanes, each folder has its part, to one lane."""
     folders = [dataclasses.replace(manifest, folder=f"gs://b/{n}") for n in range(len(counts))]
     shares = [count / 8 for count in counts]
-    mixed = mixture.join(list(zip(shares, folders, strict=True)))
-    lanes = mixture.lanes(mixed, "train", seed=3, lanes=8)
+    mixed = join_folders(list(zip(shares, folders, strict=True)))
+    lanes = make_lanes(mixed, "train", seed=3, lanes=8)
     shards = len(manifest.splits["train"].shards)
     found = [lane.folder[0] // shards for lane in lanes]
     for size in (8, 4, 2):
@@ -74,7 +74,7 @@ def test_batches_are_those_of_the_order(mixed, manifest, web, tokenizer_folder, 
     folder = pathlib.Path(shutil.copytree(web.folder, tmp_path / "web"))
     (folder / "manifest.json").unlink()
     foreign = load_manifest(str(folder), tokenizer_folder=tokenizer_folder)
-    half = mixture.join([(0.75, manifest), (0.25, foreign)])
+    half = join_folders([(0.75, manifest), (0.25, foreign)])
     assert not half.full_rows and half.splits["train"].unigram_entropy is None, (
         "its attention_mask is read"
     )
@@ -98,11 +98,11 @@ def test_the_document_of_a_record(mixed, manifest, web):
 def test_the_fingerprint_covers_folders_shares_and_order(mixed, manifest, web, tmp_path):
     """And not where they are."""
     moved = load_manifest(str(shutil.copytree(web.folder, tmp_path / "moved")))
-    assert mixture.join([(0.75, manifest), (0.25, moved)]).fingerprint == mixed.fingerprint
+    assert join_folders([(0.75, manifest), (0.25, moved)]).fingerprint == mixed.fingerprint
     changed = [
         [(0.25, web), (0.75, manifest)],
         [(0.5, manifest), (0.5, web)],
         [(0.75, manifest), (0.25, dataclasses.replace(web, length=64))],
     ]
-    found = {mixture.join(folders).fingerprint for folders in changed}
+    found = {join_folders(folders).fingerprint for folders in changed}
     assert len({mixed.fingerprint, manifest.fingerprint, web.fingerprint, *found}) == 6

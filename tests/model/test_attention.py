@@ -15,8 +15,7 @@ from flax.traverse_util import flatten_dict
 from jax._src.cudnn import fused_attention_stablehlo
 from transformers import RobertaConfig
 
-from mlm.data import mixture
-from mlm.data.manifest import DatasetInfo, Manifest, Split
+from mlm.data.manifest import DatasetInfo, Manifest, Split, join_folders
 from mlm.errors import InputError
 from mlm.model import attention, fused_attention
 from mlm.tasks.pretraining import Pretraining
@@ -339,7 +338,7 @@ def test_the_shards_say_where_rows_may_have_padding():
     foreign = dataclasses.replace(lines, rows="")
     for manifest, padding in ((full, "none"), (lines, "end"), (foreign, "any")):
         scored = dataclasses.replace(full, sets={"s": manifest})
-        mixed = mixture.join([(0.5, full), (0.5, manifest)])
+        mixed = join_folders([(0.5, full), (0.5, manifest)])
         for read in (manifest, scored, mixed):
             assert DatasetInfo.from_manifest(read).padding == padding
 
