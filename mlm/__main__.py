@@ -74,12 +74,12 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
 def _run(
     flags: list[str], overrides: list[str], argv: list[str] | None, pretraining: type | None
 ) -> int:
-    from mlm import entry, memory, platforms
+    from mlm import entry, paths, platforms
     from mlm.cluster import detect, watch
 
     args = argparse.Namespace(name=flags[0])
     watching = watch.begin(args.name)
-    memory.forget()
+    paths.forget()
     try:
         args, unknown = parser(args.name).parse_known_args(flags)
         if unknown:

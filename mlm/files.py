@@ -8,8 +8,7 @@ import stat
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from mlm.memory import of_a_command
-from mlm.paths import UPath, is_remote
+from mlm.paths import UPath, is_remote, of_a_command
 
 
 class File(NamedTuple):

@@ -19,12 +19,12 @@ import tempfile
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import fsspec
 from upath import UPath
 
 from mlm.errors import InputError
-from mlm.memory import of_a_command
 
 # gcsfs keeps the listings of folders, but other hosts write to them too.
 fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
@@ -32,6 +32,19 @@ logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises,
 ANSWER = 8.0  # seconds for the server of a bucket; its client would try for minutes
 HUB_NAME = r"[\w.-]+(/[\w.-]+)?"  # what a name on the Hugging Face Hub matches; a path may, too
 CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # whose errors have no base class in common
+_caches: list[Any] = []  # of functools, of what a command has read
+
+
+def of_a_command(cached: Any) -> Any:
+    """Returns a function of functools.cache whose cache is cleared when the next command starts, as in a notebook."""
+    _caches.append(cached)
+    return cached
+
+
+def forget() -> None:
+    """Clears the caches of `of_a_command`, as a command starts."""
+    for cached in _caches:
+        cached.cache_clear()
 
 
 def is_remote(path: UPath | Path | str) -> bool:

@@ -16,7 +16,7 @@ LIMITS = {"placeholder names": 1, "dictionaries unpacked into a call": 14}
 ROOMS = (
     "__main__ | testing | commands | doctor report export bench plan sweep glue verify | inference | tasks | training"
     "| monitor | pretrained | model | data | engine | cluster"
-    "| entry config config_across platforms config_rules workdir lease logs files paths memory errors text"
+    "| entry config config_across platforms config_rules workdir lease logs files paths errors text"
 )
 LEVELS = {
     f"mlm.{room}": level for level, rooms in enumerate(ROOMS.split("|")) for room in rooms.split()

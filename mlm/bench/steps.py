@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from mlm import config as configs
 from mlm.bench import baseline, interleaved, torch_step
 from mlm.data import batches
-from mlm.model import peaks
+from mlm.model import flops
 from mlm.model.keys import make_key
 from mlm.tasks.pretraining import Pretraining
 from mlm.text import say
@@ -62,7 +62,7 @@ def compare_steps(
         row |= row_details
         is_elsewhere = row.get("device") == "cpu"  # PyTorch, while the peak is that of jax's device
         row["mfu"] = (
-            None if is_elsewhere else peaks.mfu(row["tokens_per_second"] * useful, jax.devices())
+            None if is_elsewhere else flops.mfu(row["tokens_per_second"] * useful, jax.devices())
         )
     return comparison
 

@@ -7,15 +7,16 @@ from typing import Any, Self
 
 import jax
 from jax.experimental import multihost_utils
+from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
-from mlm import memory
 from mlm.cluster import fingerprints, watch
 from mlm.entry import Entry
 from mlm.errors import InputError
 from mlm.workdir import Workdir
 
 _compiled: set[tuple] = set()
+_program_caches: set[str | None] = {None}  # folders that no user has named
 
 
 def initialize(
@@ -42,12 +43,20 @@ def initialize(
         service.agree(
             "data", fingerprints.host_fingerprint(config, current.command, str(workdir.root), data)
         )
-    memory.cache_programs(str(workdir.root / "xla_cache") if saves else None)
+    cache_programs(str(workdir.root / "xla_cache") if saves else None)
     if (jax.process_index(), jax.process_count()) != (cluster.process_id, cluster.processes):
         other = f"its devices are those of process {jax.process_index()} of {jax.process_count()}"
         raise InputError(
             f"this is {cluster.sentence}, but {other}; start the processes in the platform's order."
         )
+
+
+def cache_programs(folder: str | None) -> None:
+    """Has jax cache its compiled programs in a folder, or nowhere, unless the user has named one."""
+    if jax.config.jax_compilation_cache_dir in _program_caches:
+        _program_caches.add(folder)
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()  # that of an earlier command, which jax would keep
 
 
 def compile_together(function: Any, tree: Any, batch: dict[str, jax.Array], *static: Any) -> None:

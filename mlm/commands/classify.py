@@ -37,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, overrides: list[str]) -> None:
     config, workdir = common.open_run(args, overrides, task=configs.CLASSIFICATION)
     from mlm.cluster import distributed
-    from mlm.export import hub
     from mlm.inference import evaluate_classifier
     from mlm.report import report
     from mlm.tasks import classification
@@ -48,7 +47,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         distributed.initialize(config, workdir, *fingerprints, saves=True)
         config, body, load_params = _find_model(config, workdir, examples)
         task = classification.Classification(config, examples, body, load_params)
-        hub.train_and_push(config, workdir, task, args.entry)
+        common.train_and_push(config, workdir, task, args.entry)
         best = write_export(workdir, args)
         split = "test" if config.classify.test else "validation"
         predict = ("validation", *dict(config.classify.predict))

@@ -1,11 +1,13 @@
 """What commands share. They import jax and TensorFlow in functions, so that a mistake is reported at once."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
@@ -19,11 +21,15 @@ from mlm.data.manifest import Manifest, check_config, join_folders, load_manifes
 from mlm.doctor import preflight
 from mlm.engine import dask_engine
 from mlm.engine.engine import Engine, open_pool
+from mlm.entry import Entry
 from mlm.errors import DamageError, InputError, StopError
 from mlm.paths import expand, expand_source, is_remote
-from mlm.pretrained import locate
+from mlm.pretrained import checkpoint_files, locate
 from mlm.text import printable, say
 from mlm.workdir import Workdir, lock
+
+if TYPE_CHECKING:  # which imports jax
+    from mlm.training.task import Task
 
 INIT_FROM = "train.init_from"
 # What folders that are read together must have in common.
@@ -158,7 +164,7 @@ def open_run(
         config = configs.replace(config, {"data.skip_batches": ranges})
     # tries whether a bucket can be written
     workdir = Workdir(args.workdir, create=is_remote(args.workdir) or None)
-    if "averaged" in locate.metadata(workdir):  # parameters alone
+    if "averaged" in checkpoint_files.newest_meta(workdir.checkpoints):  # parameters alone
         raise InputError(
             f"--workdir={args.workdir}: holds an average of checkpoints, which can't be trained further; "
             f"start from it with --config.train.init_from={workdir.root} in another --workdir."
@@ -322,6 +328,20 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     for one in manifest.folders:
         verify(one, deep=True)
     return manifest
+
+
+def train_and_push(config: ConfigDict, workdir: Workdir, task: Task, entry: Entry) -> None:
+    """Trains, and pushes the model to the Hub meanwhile if the config names a repository."""
+    from mlm.training import train
+
+    pushes = contextlib.nullcontext()
+    if config.hub.name and cluster.is_primary():
+        from mlm.export.hub import Pushes
+
+        pushes = Pushes(config.hub.name, workdir, entry)
+    with pushes as on_complete:
+        train.train(config, workdir, task, on_complete)
+    cluster.barrier("pushed")
 
 
 def fingerprints(manifest: Manifest | None) -> tuple[str, str]:

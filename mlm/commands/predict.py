@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 
-from mlm import memory
 from mlm.commands import common
 from mlm.data import tokenizer
 from mlm.errors import InputError
@@ -35,6 +34,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
         raise InputError(
             f"--targets: {args.model or args.workdir} is a classifier and fills no masks; leave it out."
         )
+    from mlm.cluster import distributed
     from mlm.inference.answers import answer_texts
     from mlm.inference.classify_texts import TextClassifier
     from mlm.inference.fill_mask import FillMask
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace, overrides: list[str]) -> None:
 
     if isinstance(name, Workdir) and os.access(programs := str(name.root / "xla_cache"), os.W_OK):
         # of training on this machine; compiling takes longer than computing
-        memory.cache_programs(programs)
+        distributed.cache_programs(programs)
     model = load.load(name, head=load.CLASSIFIER if is_classifier else load.LM_HEAD)
     model = with_class(model, args.entry, command=args.name)
     tok = tokenizer.load(model.tokenizer)

@@ -33,7 +33,6 @@ def pretrain(
     """Trains to the last step, from the newest checkpoint if there is one."""
     from mlm.cluster import distributed
     from mlm.data.manifest import DatasetInfo
-    from mlm.export import hub
     from mlm.tasks.pretraining import Pretraining
     from mlm.training import hours
 
@@ -47,4 +46,4 @@ def pretrain(
             config, workdir, records, lambda: task_class.open(config, workdir, manifest)
         )
     task = task_class.open(config, workdir, manifest)
-    hub.train_and_push(config, workdir, task, args.entry)
+    common.train_and_push(config, workdir, task, args.entry)

@@ -12,8 +12,7 @@ from typing import Any
 
 from mlm.data import batches
 from mlm.errors import InputError
-from mlm.memory import of_a_command
-from mlm.paths import UPath, os_errors
+from mlm.paths import UPath, of_a_command, os_errors
 
 # Words in the names of held-out splits, such as test_matched, testA and dev; much as `datasets` reads names of files.
 ROLES = {

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from mlm.data import data_sets, docstrings, lines
 from mlm.files import find_files, read_stat, split_field, split_pattern
-from mlm.memory import of_a_command
+from mlm.paths import of_a_command
 from mlm.text import is_text
 
 PART_BYTES = (10**6, 256 * 10**6)  # of a part, if its source can be cut: the least and the most

@@ -15,8 +15,7 @@ from mlm import logs
 from mlm.data import tokenizer_checks
 from mlm.data.tokenizer_checks import ROLES
 from mlm.errors import InputError
-from mlm.memory import of_a_command
-from mlm.paths import HUB_NAME, UPath, local_folder
+from mlm.paths import HUB_NAME, UPath, local_folder, of_a_command
 from mlm.text import printable, say
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from mlm.text import is_text, printable
 ROLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 # of which no tokenizer knows all by heart
 LETTERS = "ÿжกअ文한\N{SLIGHTLY SMILING FACE}"
-REPEATED = " ".join(f"international measurements of temperatures {number}" for number in range(20))
 LARGEST_VOCABULARY = 2**24
 SAMPLE_CHARACTERS = 1_000_000  # of the texts that `unknown_share` and `long_piece_share` read
 UNKNOWN = 0.01  # of the tokens: worth a warning above it
@@ -91,7 +90,8 @@ def _check_added(
         raise InputError(
             f"{where}: the tokenizer doesn't read {mask} in a text as its mask token; {fix}."
         )
-    if len({tuple(fast.encode(REPEATED).ids) for _ in range(3)}) > 1:
+    text = " ".join(f"international measurements of temperatures {number}" for number in range(20))
+    if len({tuple(fast.encode(text).ids) for _ in range(3)}) > 1:
         fix = "turn off its sampling (dropout, alpha, nbest_size), and save it"
         raise InputError(
             f"{where}: the tokenizer gives the same text other tokens each time; {fix}."

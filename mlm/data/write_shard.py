@@ -25,8 +25,7 @@ from mlm.data import deduplicate, results, rows, tfrecord
 from mlm.data.manifest import Manifest, Shard, Split
 from mlm.data.map_part import BLOCK, DOCUMENT, token_dtype
 from mlm.errors import InputError
-from mlm.memory import of_a_command
-from mlm.paths import UPath
+from mlm.paths import UPath, of_a_command
 
 PARTS = "documents/parts.json"
 ENCODED = 1024  # rows at once: padded, they take more memory than their tokens

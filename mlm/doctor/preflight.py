@@ -23,8 +23,7 @@ from mlm.data.manifest import NAME, check_rows, holds_foreign_shards, load_manif
 from mlm.engine import dask_engine
 from mlm.errors import DamageError, InputError, StopError
 from mlm.export import folder as export_folder
-from mlm.memory import of_a_command
-from mlm.paths import UPath, check_reachable
+from mlm.paths import UPath, check_reachable, of_a_command
 from mlm.pretrained import checkpoint_files, locate
 from mlm.workdir import Workdir
 

@@ -9,11 +9,10 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import jax
 from huggingface_hub.utils import disable_progress_bars
-from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from mlm import cluster
@@ -23,20 +22,10 @@ from mlm.errors import StopError
 from mlm.export import export, push
 from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files, locate
-from mlm.training import train
-from mlm.training.task import Task
 from mlm.workdir import Workdir
 
 LAST = 1800.0  # seconds to try to send the last checkpoint
 ENDING = 10.0  # seconds for the end of a push that is given up
-
-
-def train_and_push(config: ConfigDict, workdir: Workdir, task: Task, entry: Entry) -> None:
-    """Does as `train.train`, and pushes if the config says so."""
-    pushes = config.hub.name and cluster.is_primary()
-    with Pushes(config.hub.name, workdir, entry) if pushes else nullcontext() as on_complete:
-        train.train(config, workdir, task, on_complete)
-    cluster.barrier("pushed")
 
 
 class Pushes(AbstractContextManager):

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlm.errors import InputError
-from mlm.model import peaks
+from mlm.model import flops
 
 # Without these libtpu asks the cloud's metadata server what machine this is, and warns.
 ENVIRONMENT = {
@@ -113,7 +113,7 @@ class Topology:
     @property
     def peak_flops(self) -> float:
         """FLOP/s of a device."""
-        return peaks.peak_flops(self.family.kind)
+        return flops.peak_flops(self.family.kind)
 
     @property
     def hertz(self) -> float:

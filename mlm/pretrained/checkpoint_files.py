@@ -161,6 +161,14 @@ def read_meta(folder: UPath, step: int) -> dict[str, Any]:
     return meta | {"config": configs.from_dict(meta["config"])}
 
 
+def newest_meta(folder: UPath) -> dict[str, Any]:
+    """Returns the metadata of the newest checkpoint that can be read, {} if there is none."""
+    for step in reversed(complete_steps(folder)):
+        with contextlib.suppress(OSError, DamageError):
+            return read_meta(folder, step)
+    return {}
+
+
 def _files(root: UPath) -> dict[str, UPath]:
     """Returns {path within the step: path} of all files but the hashes."""
     return {

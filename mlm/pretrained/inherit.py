@@ -76,8 +76,7 @@ def _of_model(name: str) -> dict[str, Any]:
 
 def saved(workdir: str, init_from: str) -> dict[str, Any]:
     """Returns these keys of the run's checkpoints, {} if there are none or they started from another model."""
-    steps = workdir and checkpoint_files.complete_steps(UPath(workdir) / "checkpoints")
-    meta = locate.metadata(workdir) if steps else {}
+    meta = checkpoint_files.newest_meta(UPath(workdir) / "checkpoints") if workdir else {}
     if not meta or meta["config"].train.init_from != init_from:
         return {}
     config = configs.flatten(meta["config"])

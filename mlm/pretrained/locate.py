@@ -1,9 +1,7 @@
 """Where the model that a person named is: a workdir, a folder, a bucket or the Hub; and what it is. Without jax."""
 
-import contextlib
 import re
 from collections.abc import Collection
-from typing import Any
 
 from mlm import logs
 from mlm.errors import DamageError, InputError
@@ -86,7 +84,9 @@ def is_workdir(name: str) -> bool:
 def is_classifier(model: str | Workdir) -> bool:
     """Returns whether a model, named as for `load.load`, is a classifier; False for one that can't be read."""
     if isinstance(model, Workdir) or is_workdir(model):
-        return "labels" in metadata(model).get("dataset", ())
+        root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
+        meta = checkpoint_files.newest_meta(root / "checkpoints")
+        return "labels" in meta.get("dataset", ())
     try:
         config = logs.read_object(local_copy(model, "--model=") / "config.json")
     except DamageError:  # as `load` will say
@@ -101,15 +101,6 @@ def milestones(workdir: Workdir) -> list[int]:
     metas = [checkpoint_files.read_meta(workdir.checkpoints, step) for step in steps]
     kept = {step for meta in metas for step in meta["milestones"]}
     return sorted(kept.intersection(steps))
-
-
-def metadata(model: str | Workdir) -> dict[str, Any]:
-    """Returns the metadata of a run's newest checkpoint that can be read, {} if there is none."""
-    root = model.root if isinstance(model, Workdir) else UPath(split_step(model)[0])
-    for step in reversed(checkpoint_files.complete_steps(root / "checkpoints")):
-        with contextlib.suppress(OSError, DamageError):
-            return checkpoint_files.read_meta(root / "checkpoints", step)
-    return {}
 
 
 def local_copy(name: str, flag: str, *, weights: bool = True) -> UPath:

@@ -15,7 +15,7 @@ from mlm import entry, logs
 from mlm.data import tokenizer
 from mlm.errors import InputError
 from mlm.paths import canonical, distinct_parts, write_text
-from mlm.pretrained import locate
+from mlm.pretrained import checkpoint_files
 from mlm.report import page, summary
 from mlm.report.page import Rows
 from mlm.report.sessions import Line
@@ -43,7 +43,9 @@ def write(workdir: Workdir) -> None:
     classification = logs.read_object(workdir.classification)
     values = {
         "run": run,
-        "trained_by": entry.summary(locate.metadata(workdir).get("class", {})),
+        "trained_by": entry.summary(
+            checkpoint_files.newest_meta(workdir.checkpoints).get("class", {})
+        ),
         "last": run.evals[-1] if run.evals else {},
         "spikes": logs.read(workdir.spikes),
         "scores": [("", *columns), *score_rows(list(columns.values()), unit=run.unit_of_loss)],

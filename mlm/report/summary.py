@@ -18,7 +18,7 @@ from mlm import logs
 from mlm.data.manifest import Manifest, join_folders, read_manifest
 from mlm.data.stages import make_stages
 from mlm.paths import UPath
-from mlm.pretrained import locate
+from mlm.pretrained import checkpoint_files
 from mlm.report.sessions import Line, Session, split_sessions
 from mlm.workdir import Workdir
 
@@ -181,7 +181,7 @@ def gather(
     newest = max((step for step in tables if step <= until), default=None)
     manifest = read_data(workdir, config)
     # Of a checkpoint; before the first one, the shards say it
-    dataset = locate.metadata(workdir).get("dataset", {})
+    dataset = checkpoint_files.newest_meta(workdir.checkpoints).get("dataset", {})
     return RunSummary(
         name=workdir.root.name,
         config=config,

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from mlm import cluster, logs
 from mlm import config as configs
-from mlm.model import peaks
+from mlm.model import flops
 from mlm.model.module import Params
 from mlm.monitor.loss_spikes import MetricsHook
 from mlm.paths import UPath, is_remote, staging_folder, upload, write_text
@@ -142,7 +142,7 @@ class Log(AbstractContextManager):
             *logs.show_own_metrics(values),
         ]
         useful = tokens_per_second * task.flops_per_token(task.stages.stage_at(step).length)
-        mfu = peaks.mfu(useful, jax.devices())
+        mfu = flops.mfu(useful, jax.devices())
         if mfu is not None:
             timing["mfu"] = round(mfu, 4)
             shown.append(f"MFU {mfu:.1%}")

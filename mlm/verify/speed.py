@@ -8,7 +8,7 @@ import jax
 
 from mlm import cluster
 from mlm.bench import steps
-from mlm.model import peaks
+from mlm.model import flops
 from mlm.plan import plan, topology
 from mlm.verify.compare import Result
 from mlm.verify.session import Session, made_up_rows
@@ -36,7 +36,7 @@ def check_speed(session: Session) -> Iterator[Result]:
     median = statistics.median(seconds)
     milliseconds = [f"{1e3 * value:.2f}" for value in (median, min(seconds), max(seconds))]
     tokens = rows * task.info.length / median
-    mfu = peaks.mfu(tokens * task.flops_per_token(task.info.length), jax.devices())
+    mfu = flops.mfu(tokens * task.flops_per_token(task.info.length), jax.devices())
     memory = steps.memory(program)["memory_bytes"]
     measured = "median {} ms ({} to {})".format(*milliseconds)
     speed = f"{tokens:,.0f} tokens/s, MFU {'unknown' if mfu is None else f'{mfu:.1%}'}"

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load as load_tensors
 
 from mlm import entry
+from mlm.commands import common
 from mlm.export import hub as hub_pushes
 from mlm.export import push
 from mlm.model import weights
@@ -40,7 +41,7 @@ def exports(monkeypatch) -> None:
 def train_toy(folder, *overrides: str, task: Toy | None = None) -> Workdir:
     task = task or toy(*OVERRIDES, *overrides)
     workdir = Workdir(str(folder))
-    hub_pushes.train_and_push(task.config, workdir, task, entry.MLM)
+    common.train_and_push(task.config, workdir, task, entry.MLM)
     return workdir
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from transformers import RobertaConfig
 
-from mlm.model import flops, peaks
+from mlm.model import flops
 from mlm.model.roberta import RobertaModule
 from mlm.training import train
 from tests.support.tiny import meshes_of, random_batch, slow, tiny_run
@@ -64,8 +64,8 @@ def test_xla_counts_as_many_in_the_gradient(family):
 
 
 def test_peaks_are_per_device_of_jax():
-    assert peaks.peak_flops("TPU v4") == 275e12
-    assert 2 * peaks.peak_flops("TPU v3") == 123e12, "jax counts its two cores"
-    assert 2 * peaks.peak_flops("TPU7x") == 2307e12
-    assert peaks.peak_flops("TPU v5 lite") == peaks.peak_flops("TPU v5e") == 197e12
-    assert peaks.peak_flops(jax.devices()[0].device_kind) is None
+    assert flops.peak_flops("TPU v4") == 275e12
+    assert 2 * flops.peak_flops("TPU v3") == 123e12, "jax counts its two cores"
+    assert 2 * flops.peak_flops("TPU7x") == 2307e12
+    assert flops.peak_flops("TPU v5 lite") == flops.peak_flops("TPU v5e") == 197e12
+    assert flops.peak_flops(jax.devices()[0].device_kind) is None

@@ -8,7 +8,7 @@ from jax.experimental import topologies
 from pods import settings
 
 from mlm.errors import InputError
-from mlm.model import peaks
+from mlm.model import flops
 from mlm.plan import topology
 
 TPUS = [name for name, family in topology.FAMILIES.items() if not family.target]
@@ -26,7 +26,7 @@ def test_every_listed_name_answers():
         (family, _, sizes) = name.partition(":")
         assert place.chips == math.prod(map(int, sizes.split("x"))), name
         assert len(place.devices) == place.chips * place.family.cores, name
-        assert peaks.peak_flops(place.devices[0].device_kind) == place.peak_flops, name
+        assert flops.peak_flops(place.devices[0].device_kind) == place.peak_flops, name
         hosts = len({device.process_index for device in place.devices})
         if family == "tpu7x":  # no TPU VM; GKE's tpu7x-standard-4t has four chips
             assert hosts == place.chips // 4, name

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlm import logs
-from mlm.model import peaks
+from mlm.model import flops
 from mlm.monitor.loss_spikes import MetricsHook
 from mlm.training.metrics import Log
 from mlm.training.xla_metrics import Compilations
@@ -60,7 +60,7 @@ def open_log(folder: pathlib.Path, *settings: str, start: int = 0, **options) ->
 
 def test_lines_and_throughput(tmp_path, clock, capsys, monkeypatch):
     """Of the steps between two lines, without pauses and compilation; a mean of nothing is null."""
-    monkeypatch.setattr(peaks, "PEAK_TFLOPS", {"cpu": 1e-9})  # 8 devices of 1,000 FLOP/s
+    monkeypatch.setattr(flops, "PEAK_TFLOPS", {"cpu": 1e-9})  # 8 devices of 1,000 FLOP/s
     hook = Hook()
     with open_log(tmp_path, hooks=[hook], epoch=0.25) as log:
         clock.now += 50
