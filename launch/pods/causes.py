@@ -51,16 +51,13 @@ class Cause:
     def sentence(self) -> str:
         """The cause for a person."""
         name = f" ({self.host})" if self.host else ""
-        clock = (
-            ""
-            if self.time is None
-            else f" at {time.strftime('%H:%M:%S', time.localtime(self.time))}"
-        )
-        where = "" if self.phase is None else f" ({self.phase})"
-        if self.step is not None:
-            where = f", at step {self.step}{where}"
-        elif self.phase is not None:
-            where = f", before its first step{where}"
+        clock = ""
+        if self.time is not None:
+            clock = f" at {time.strftime('%H:%M:%S', time.localtime(self.time))}"
+        where = ""
+        if self.phase is not None:
+            step = "before its first step" if self.step is None else f"at step {self.step}"
+            where = f", {step} ({self.phase})"
         what, colon, rest = self.what.partition(": ")
         return f"host {self.process}{name} {what}{clock}{where}{colon}{rest}"
 
@@ -91,7 +88,6 @@ def _order(cause: Cause) -> tuple:
 
 def _end(host: HostReport) -> tuple[int, Cause] | None:
     """Returns (what kind of end it is, why this process ended), None if it did not, or as it should."""
-    at = host.progress or {}
     end = host.exit or {}
     code = end.get("code") or 0
     number = end.get("signal") or max(0, code - 128)  # of a signal, through a shell too
@@ -101,27 +97,30 @@ def _end(host: HostReport) -> tuple[int, Cause] | None:
         values = [reason[field.name] for field in dataclasses.fields(Cause)]
         return rank, dataclasses.replace(Cause(*values), what=f"{verb}: {reason['what']}")
 
-    def cause(kind: str, when: float | None, code: int, what: str) -> Cause:
-        place = at.get("step"), at.get("phase")
-        return Cause(host.process, host.host, kind, when, *place, code, what)
-
     if host.state == "lost":
         what = "was lost: it is gone, and nobody saw how"
-        return TOLD, cause("lost", at.get("time"), 1, what)
+        return TOLD, dataclasses.replace(_silent(host), what=what)
     if number:
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         rank = FOLLOWED if host.ended_by_us or number == signal.SIGABRT else OWN
-        return rank, cause("signal", end["ended"], 128 + number, f"was killed by {name}")
+        return rank, _make_cause(
+            host, "signal", end["ended"], 128 + number, f"was killed by {name}"
+        )
     if code:
         reason = f": {host.last_line}" if host.last_line else " and gave no reason"
-        return SILENT, cause("exit", end["ended"], code, f"ended with exit code {code}{reason}")
+        return SILENT, _make_cause(
+            host, "exit", end["ended"], code, f"ended with exit code {code}{reason}"
+        )
     return None
 
 
 def _silent(host: HostReport) -> Cause:
     """Returns the end of a process that had none of its own when jax aborted the others, at its last sign of life."""
+    when = (host.progress or {}).get("time")
+    return _make_cause(host, "lost", when, 1, "is lost: the others had no sign of it")
+
+
+def _make_cause(host: HostReport, kind: str, when: float | None, code: int, what: str) -> Cause:
+    """Returns an end at the place where a process was last."""
     at = host.progress or {}
-    what = "is lost: the others had no sign of it"
-    return Cause(
-        host.process, host.host, "lost", at.get("time"), at.get("step"), at.get("phase"), 1, what
-    )
+    return Cause(host.process, host.host, kind, when, at.get("step"), at.get("phase"), code, what)

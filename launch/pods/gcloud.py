@@ -39,6 +39,8 @@ class TpuVm:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.routes: list[list[str]] = []  # an ssh command for each host
+        # what gcloud has said of them, under the folder we are in
+        self.routes_file = pathlib.Path("runs/pods/ssh", f"{settings.name}.json")
 
     @functools.cached_property
     def label(self) -> str:
@@ -133,7 +135,7 @@ class TpuVm:
         # of two, ssh takes the first
         words = self._argv("tpu-vm", "ssh", target, *settings.ssh_flags, PATIENCE)
         key = [pod.identity, *words]
-        saved = host_setup.read(self._routes_file) or {}
+        saved = host_setup.read(self.routes_file) or {}
         if saved.get("key") != key:
             say(f"connecting to {len(pod.hosts)} hosts of {pod.name}")
             is_reached = self._connect_first(words)
@@ -143,8 +145,8 @@ class TpuVm:
                 raise self._explain("ssh", asked)
             saved = {"key": key, "lines": asked.stdout.splitlines()[-len(pod.hosts) :]}
             if is_reached:
-                self._routes_file.parent.mkdir(parents=True, exist_ok=True)
-                host_setup.write(self._routes_file, saved)
+                self.routes_file.parent.mkdir(parents=True, exist_ok=True)
+                host_setup.write(self.routes_file, saved)
         flags = [word.partition("=")[2] for word in words if word.startswith("--ssh-flag=")]
         self.routes = [parse_route(line, " ".join(flags).split()) for line in saved["lines"]]
 
@@ -161,16 +163,6 @@ class TpuVm:
         advice = answers.advice(first.stderr, self.settings)
         say(f"host 0 can't be reached by ssh: {answers.reason(first.stderr)}. {advice}".rstrip())
         return False
-
-    def forget_routes(self) -> None:
-        """Has the next `connect` ask gcloud again, which brings a new key to the hosts."""
-        self._routes_file.unlink(missing_ok=True)
-
-    @property
-    def _routes_file(self) -> pathlib.Path:
-        return (
-            pathlib.Path("runs/pods/ssh") / f"{self.settings.name}.json"
-        )  # under the folder we are in
 
     def ssh(self, worker: int, argv: Sequence[str]) -> list[str]:
         """Returns the ssh command that runs argv on a worker."""

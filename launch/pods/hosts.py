@@ -86,7 +86,8 @@ class Hosts:
                 break
             say(f"{host}: ssh failed ({why}); again in {wait:g} s.")
             over.wait(wait)
-        self.cloud.forget_routes()
+        # the next command asks gcloud again, which brings a new key to the hosts
+        self.cloud.routes_file.unlink(missing_ok=True)
         return Answer(host, {}, f"{host}: ssh failed {len(BACKOFF) + 1} times: {why}")
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:

@@ -62,21 +62,24 @@ class Settings:
     ssh_flags: tuple[str, ...] = ()
 
     @property
+    def generation(self) -> tuple[int, int, str]:
+        """What GENERATIONS says of it."""
+        return GENERATIONS[self.accelerator_type.partition("-")[0]]
+
+    @property
     def chips(self) -> int:
         """Chips of the whole pod."""
-        prefix, _, number = self.accelerator_type.partition("-")
-        return int(number) // GENERATIONS[prefix][0]
+        return int(self.accelerator_type.partition("-")[2]) // self.generation[0]
 
     @property
     def host_count(self) -> int:
         """Hosts that the pod must have."""
-        largest = GENERATIONS[self.accelerator_type.partition("-")[0]][1]
-        return 1 if self.chips <= largest else self.chips // 4
+        return 1 if self.chips <= self.generation[1] else self.chips // 4
 
     @property
     def runtime(self) -> str:
         """The runtime version, that of the generation if none is set."""
-        return self.runtime_version or GENERATIONS[self.accelerator_type.partition("-")[0]][2]
+        return self.runtime_version or self.generation[2]
 
     @property
     def dollars_per_hour(self) -> float:
