@@ -286,6 +286,15 @@ def locked(workdir: Workdir) -> contextlib.AbstractContextManager[None]:
 def load_data(config: ConfigDict, workdir: Workdir) -> Manifest:
     """Returns the manifest of the run's shards: of its folder or mixture, and of its validation sets."""
     load = functools.partial(load_manifest, tokenizer_folder=workdir.tokenizer_folder)
+    if not (config.data.mixture or config.evaluate.sets):
+        return load(workdir.shards_of(config))
+    return _load_mixture(config, workdir, load)
+
+
+def _load_mixture(
+    config: ConfigDict, workdir: Workdir, load: Callable[[str], Manifest]
+) -> Manifest:
+    """Returns the folders and sets as one manifest; raises InputError if they can't be read together."""
     folders = config.data.mixture or ((workdir.shards_of(config), 1.0),)
     parts = [(share, load(folder)) for folder, share in folders]
     sets = {name: load(folder) for name, folder in config.evaluate.sets}

@@ -1,7 +1,7 @@
 """Opens all that a command's config and flags name before the corpus is read or anything is written.
 
 No payload is read: of models the headers, of checkpoints the sizes of files, of data the first rows. Every command
-calls `refuse`; `doctor` reports all that `errors` yields. To add a check, list it with its commands in `CHECKS`.
+calls `refuse`; `doctor` reports all that `errors` yields. To add a check, list it in `CHECKS`.
 """
 
 from __future__ import annotations
@@ -79,14 +79,16 @@ def refuse(case: Case) -> None:
 
 def errors(case: Case) -> Iterator[tuple[str, StopError]]:
     """Yields (what was checked, the first error) for each check of something that the command could not use."""
-    for check, commands in CHECKS.items():
-        if case.command in commands:
-            try:
-                check(case)
-            except (InputError, DamageError) as error:
-                yield check.__name__, error
-                if check is servers:
-                    return  # the other checks would wait for it, too
+    for check, key, commands in CHECKS:
+        group, _, name = key.partition(".")
+        if case.command not in commands or (key and not case.config[group][name]):
+            continue
+        try:
+            check(case)
+        except (InputError, DamageError) as error:
+            yield check.__name__, error
+            if check is servers:
+                return  # the other checks would wait for it, too
 
 
 def servers(case: Case) -> None:
@@ -137,10 +139,11 @@ def engine(case: Case) -> None:
 
 def branch(case: Case) -> None:
     """train.branch_from: the step, what the branch changes, and the tokenizer."""
-    name = case.config.train.branch_from
-    if not name or case.begun:
+    if case.begun:
         return
     from mlm.training import branch
+
+    name = case.config.train.branch_from
 
     if case.command in ("tokenizer", "shards"):  # a config of data alone
         locate.branch_source(name)
@@ -155,8 +158,7 @@ def branch(case: Case) -> None:
 
 def wandb(case: Case) -> None:
     """log.wandb: the package, and that somebody is logged in."""
-    project = case.config.log.wandb
-    if not project or not cluster.is_primary():
+    if not cluster.is_primary():
         return
     try:
         import wandb
@@ -168,13 +170,13 @@ def wandb(case: Case) -> None:
         reason = " ".join(str(error).split())
     else:
         return
-    raise InputError(f"config.log.wandb = {project!r}: {reason}")
+    raise InputError(f"config.log.wandb = {case.config.log.wandb!r}: {reason}")
 
 
 def warmup(case: Case) -> None:
     """schedule.warmup in steps of a run of epochs, whose steps are known once the shards are there."""
     config = case.config
-    if config.train.epochs and config.schedule.warmup >= 1 and not _has_shards(case):
+    if config.schedule.warmup >= 1 and not _has_shards(case):
         raise InputError(
             f"config.schedule.warmup = {config.schedule.warmup:g}: how many steps train.epochs = "
             f"{config.train.epochs:g} are is not known before the shards are written; set it to a share of them, below "
@@ -185,7 +187,7 @@ def warmup(case: Case) -> None:
 def init_from(case: Case) -> None:
     """train.init_from: config, names and shapes of the weights, tokenizer; of the run's architecture."""
     config = case.config
-    if not config.train.init_from or case.begun:
+    if case.begun:
         return
     from mlm.model import families
     from mlm.pretrained import load, warm_start
@@ -218,9 +220,8 @@ def init_from(case: Case) -> None:
 
 def tokenizers(case: Case) -> None:
     """tokenizer.path: loads, with all special tokens."""
-    path = case.config.tokenizer.path
-    if path and case.workdir.tokenizer_folder is None:
-        fingerprint_of(path)
+    if case.workdir.tokenizer_folder is None:
+        fingerprint_of(case.config.tokenizer.path)
 
 
 def folders(case: Case) -> None:
@@ -327,32 +328,34 @@ def export(case: Case) -> None:
 def hub(case: Case) -> None:
     """hub.name: the Hub would take a push. In the middle of a run, a refusal is a warning."""
     settings = case.config.hub
-    if settings.name and case.command == "glue":
+    if case.command == "glue":
         raise InputError(
             f"config.hub.name = {settings.name}: all runs would push to it; leave it empty."
         )
-    if settings.name and not case.begun and cluster.is_primary():
+    if not case.begun and cluster.is_primary():
         from mlm.export import push  # huggingface_hub takes half a second
 
         push.try_out(settings.name)
 
 
-CHECKS: dict[Check, tuple[str, ...]] = {
-    servers: (*PRETRAINING, "classify", "glue", "evaluate", "bench", "verify"),
-    hosts: ("run", "train", "classify", "verify"),
-    torch: ("export", "bench"),
-    engine: ("run", "tokenizer", "shards"),
-    wandb: ("run", "train", "classify", "glue"),
-    warmup: ("run", "doctor"),
-    branch: PRETRAINING,
-    init_from: (*PRETRAINING, "classify", "glue"),
-    tokenizers: (*PRETRAINING, "classify"),
-    folders: PRETRAINING,
-    sources: ("run", "tokenizer", "shards", "doctor"),
-    against: ("doctor",),
-    tables: ("classify",),
-    model: ("evaluate",),
-    pairs: ("evaluate",),
-    export: ("run", "classify", "export"),
-    hub: ("run", "train", "classify", "glue"),  # the last one: it creates the repository
-}
+# Each check, the key without which there is nothing to check ("" if there always is), and the commands.
+CHECKS: tuple[tuple[Check, str, tuple[str, ...]], ...] = (
+    (servers, "", (*PRETRAINING, "classify", "glue", "evaluate", "bench", "verify")),
+    (hosts, "", ("run", "train", "classify", "verify")),
+    (torch, "", ("export", "bench")),
+    (engine, "", ("run", "tokenizer", "shards")),
+    (wandb, "log.wandb", ("run", "train", "classify", "glue")),
+    (warmup, "train.epochs", ("run", "doctor")),
+    (branch, "train.branch_from", PRETRAINING),
+    (init_from, "train.init_from", (*PRETRAINING, "classify", "glue")),
+    (tokenizers, "tokenizer.path", (*PRETRAINING, "classify")),
+    (folders, "", PRETRAINING),
+    (sources, "", ("run", "tokenizer", "shards", "doctor")),
+    (against, "", ("doctor",)),
+    (tables, "", ("classify",)),
+    (model, "", ("evaluate",)),
+    (pairs, "", ("evaluate",)),
+    (export, "", ("run", "classify", "export")),
+    # the last one: it creates the repository
+    (hub, "hub.name", ("run", "train", "classify", "glue")),
+)

@@ -80,36 +80,9 @@ def unsupported(
     name: str, config: PretrainedConfig, *, length: int, window: int, mesh: Mesh, dtype: str
 ) -> str | None:
     """Returns what the kernel does not support of this model on these devices, None if it supports it."""
-    device = mesh.devices.flat[0]
-    heads = config.num_attention_heads
-    head_size = config.hidden_size // heads
-    rate = dropout_rate(config)
     if name == "cudnn":
-        if device.platform != "gpu":
-            return f"a {device.platform.upper()}, only NVIDIA GPUs"
-        if getattr(device, "compute_capability", "8")[0] in "67":
-            return f"a {device.device_kind}, only GPUs since Ampere"
-        if rate > 0:
-            return f"dropout (model.attention_dropout = {rate})"
-        if dtype != "bfloat16":
-            return f"{dtype}, only bfloat16"
-        if head_size % 8 or head_size > 128:
-            return f"heads of {head_size}, only multiples of 8 up to 128"
-        return f"rows of {length} tokens, only even numbers" if length % 2 else None
-    if name != "fused":
-        return None
-    on_device = heads // mesh.shape["tensor"]
-    if heads % mesh.shape["tensor"]:
-        return f"{heads} heads over mesh.tensor = {mesh.shape['tensor']}, only whole heads"
-    if device.platform == "gpu":
-        return "a GPU, only TPUs"
-    if device.platform == "tpu" and dtype != "bfloat16":
-        return f"{dtype}, only bfloat16"
-    from mlm.model import fused_attention  # Pallas takes a quarter of a second
-
-    return fused_attention.unsupported(
-        device.device_kind, length, window, rate, on_device, head_size
-    )
+        return _unsupported_by_cudnn(config, length, mesh, dtype)
+    return _unsupported_by_fused(config, length, window, mesh, dtype) if name == "fused" else None
 
 
 # Plain jax -----------------------------------------------------------------------------------------------------------
@@ -155,18 +128,36 @@ def _attend(
 ) -> Array:
     """Attention by `weigh(q, k, v, allowed, dropout_mask)`; with a window, in blocks where that spares work.
 
-    Each block of queries attends to its own keys and to `window` (at most `block`) on both sides (Beltagy et al., 2020,
-    Longformer). `weigh` is called once, with q, k and v as [B, L, heads, D]; the blocks of all rows are its rows.
-    Its masks are [B, 1, Q, K], and [K, Q] or [B, 1, K, Q] or None.
+    `weigh` gets q, k and v as [B, L, heads, D]. Its masks are [B, 1, Q, K], and [K, Q] or [B, 1, K, Q] or None.
     """
     if rotation is not None:
         q_BxLxH = rotate(q_BxLxH, *rotation)
         k_BxLxH = rotate(k_BxLxH, *rotation)
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
+    if window and block + 2 * window < segments_BxL.shape[1]:
+        return _attend_in_blocks(
+            weigh, q, k, v, segments_BxL, window, block, isolated, dropout_mask_LxL
+        )
+    allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
+    return weigh(q, k, v, allowed, dropout_mask_LxL).reshape(q_BxLxH.shape)
+
+
+def _attend_in_blocks(
+    weigh: Callable[..., Array],
+    q: Array,
+    k: Array,
+    v: Array,
+    segments_BxL: Array,
+    window: int,
+    block: int,
+    isolated: bool,
+    dropout_mask_LxL: Array | None,
+) -> Array:
+    """Each block of queries attends to its own keys and to `window` (at most `block`) on both sides.
+
+    As in Longformer (Beltagy et al., 2020). `weigh` is called once: the blocks of all rows are its rows.
+    """
     rows, length = segments_BxL.shape
-    if not window or block + 2 * window >= length:
-        allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
-        return weigh(q, k, v, allowed, dropout_mask_LxL).reshape(q_BxLxH.shape)
     count = -(-length // block)
     rest = count * block - length
 
@@ -260,6 +251,25 @@ def cudnn(
     return _attend(weigh, *arrays, window=window, block=block, isolated=isolated, **settings)
 
 
+def _unsupported_by_cudnn(
+    config: PretrainedConfig, length: int, mesh: Mesh, dtype: str
+) -> str | None:
+    device = mesh.devices.flat[0]
+    head_size = config.hidden_size // config.num_attention_heads
+    rate = dropout_rate(config)
+    if device.platform != "gpu":
+        return f"a {device.platform.upper()}, only NVIDIA GPUs"
+    if getattr(device, "compute_capability", "8")[0] in "67":
+        return f"a {device.device_kind}, only GPUs since Ampere"
+    if rate > 0:
+        return f"dropout (model.attention_dropout = {rate})"
+    if dtype != "bfloat16":
+        return f"{dtype}, only bfloat16"
+    if head_size % 8 or head_size > 128:
+        return f"heads of {head_size}, only multiples of 8 up to 128"
+    return f"rows of {length} tokens, only even numbers" if length % 2 else None
+
+
 # TPU -----------------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +308,30 @@ def fused(
             check_vma=False,
         )
     return kernel(*arrays, dropout_mask_LxL, rotation)
+
+
+def _unsupported_by_fused(
+    config: PretrainedConfig, length: int, window: int, mesh: Mesh, dtype: str
+) -> str | None:
+    device = mesh.devices.flat[0]
+    heads = config.num_attention_heads
+    on_device = heads // mesh.shape["tensor"]
+    if heads % mesh.shape["tensor"]:
+        return f"{heads} heads over mesh.tensor = {mesh.shape['tensor']}, only whole heads"
+    if device.platform == "gpu":
+        return "a GPU, only TPUs"
+    if device.platform == "tpu" and dtype != "bfloat16":
+        return f"{dtype}, only bfloat16"
+    from mlm.model import fused_attention  # Pallas takes a quarter of a second
+
+    return fused_attention.unsupported(
+        device.device_kind,
+        length,
+        window,
+        dropout_rate(config),
+        on_device,
+        config.hidden_size // heads,
+    )
 
 
 KERNELS = {"xla": xla, "fused": fused, "cudnn": cudnn}

@@ -109,9 +109,10 @@ class LossSpikes(MetricsHook):
 
     def on_metrics(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Gives a training line to the detector, and notes the spike that it finds."""
-        spike = self._detector.add(step, values.get("loss")) if kind == "train" else None
-        if spike is None:
-            return
+        if kind == "train" and (spike := self._detector.add(step, values.get("loss"))):
+            self._note(spike)
+
+    def _note(self, spike: Spike) -> None:
         batches = [
             f"{first}:{last}"
             for first, last, _ in self._stages.batches_between(spike.first, spike.last)

@@ -347,17 +347,11 @@ def score_split(
     draws: int = 1,
 ) -> dict[str, float]:
     """Returns the scores of a split, the mean of a mixture's folders; those of its sets are "NAME/loss" and so on."""
-    folders = manifest.parts
-    sets = {
-        name: data
-        for name, data in manifest.sets.items()
-        if split in data.splits and split != "train"
-    }
     rows = config.evaluate.batch
-    local = sharding.local_rows(mesh, rows)
-    scored = [folder.manifest for folder in folders] + list(sets.values())
-    scores = {
-        folder: evaluation.score(
+
+    def score(data: Manifest) -> dict[str, float]:
+        local = sharding.local_rows(mesh, rows)
+        return evaluation.score(
             eval_step,
             params,
             batches.eval_batches(data, split=split, batch=rows, rows=local),
@@ -367,7 +361,22 @@ def score_split(
             draws=draws,
             count=math.ceil(data.splits[split].records / rows),
         )
-        for folder, data in {data.folder: data for data in scored}.items()
+
+    return _score_mixture(manifest, split, score) if manifest.mixture else score(manifest)
+
+
+def _score_mixture(
+    manifest: Manifest, split: str, score: Callable[[Manifest], dict[str, float]]
+) -> dict[str, float]:
+    folders = manifest.mixture
+    sets = {
+        name: data
+        for name, data in manifest.sets.items()
+        if split in data.splits and split != "train"
+    }
+    scored = [folder.manifest for folder in folders] + list(sets.values())
+    scores = {
+        folder: score(data) for folder, data in {data.folder: data for data in scored}.items()
     }
     mean = evaluation.mean(
         [folder.share for folder in folders],

@@ -33,32 +33,20 @@ def make_optimizer(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.Gra
     clip = [optax.clip_by_global_norm(optimizer.clip_norm)] if optimizer.clip_norm > 0 else []
     adam = optax.scale_by_adam(b1, b2, eps)
     decay = optax.add_decayed_weights(optimizer.weight_decay, decayed)
-    as_matrices = functools.partial(jax.tree.map, lambda p: MuonDimensionNumbers(0, p.ndim - 1))
-    orthogonal = optax.contrib.scale_by_muon(
-        ns_steps=optimizer.muon_iterations, beta=b1, eps=eps, weight_dimension_numbers=as_matrices
-    )
-    sized = optax.stateless(
-        lambda updates, _: jax.tree.map(
-            lambda u: 0.2 * max(u.shape[0], u.shape[-1]) ** 0.5 * u, updates
-        )
-    )
-    parts = functools.partial(
-        jax.tree_util.tree_map_with_path,
-        lambda path, _: "kernel" if path[-1].key == "kernel" else "rest",
-    )
-    directions = {
-        "adamw": [adam, decay],
-        "stable_adamw": [divide_by_rms(optax.chain(adam, decay), b2, eps)],
-        "lamb": [adam, decay, optax.scale_by_trust_ratio()],
-        "lion": [optax.scale_by_lion(b1, b2), decay],
-        # Adafactor ends in a sign flip: undone here, redone by the rate.
-        "adafactor": [optax.adafactor(None, momentum=b1 or None), optax.scale(-1.0), decay],
-        "muon": [
-            optax.partition({"kernel": optax.chain(orthogonal, sized), "rest": adam}, parts),
-            decay,
-        ],
-    }
-    return optax.chain(*clip, *directions[optimizer.name], scale_by_learning_rate(schedule))
+    match optimizer.name:
+        case "adamw":
+            direction = [adam, decay]
+        case "stable_adamw":
+            direction = [divide_by_rms(optax.chain(adam, decay), b2, eps)]
+        case "lamb":
+            direction = [adam, decay, optax.scale_by_trust_ratio()]
+        case "lion":
+            direction = [optax.scale_by_lion(b1, b2), decay]
+        case "adafactor":  # it ends in a sign flip: undone here, redone by the rate
+            direction = [optax.adafactor(None, momentum=b1 or None), optax.scale(-1.0), decay]
+        case "muon":
+            direction = [muon_or_adam(adam, b1, eps, optimizer.muon_iterations), decay]
+    return optax.chain(*clip, *direction, scale_by_learning_rate(schedule))
 
 
 def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
@@ -104,6 +92,29 @@ def divide_by_rms(
         return jax.tree.map(divide, updates, grads, moments), state
 
     return optax.GradientTransformation(adamw.init, update)
+
+
+def muon_or_adam(
+    adam: optax.GradientTransformation, beta: float, eps: float, iterations: int
+) -> optax.GradientTransformation:
+    """Returns Muon's direction for kernels, and `adam` for all other parameters."""
+
+    def orthogonal_dims(params: Params) -> Params:
+        return jax.tree.map(lambda p: MuonDimensionNumbers(0, p.ndim - 1), params)
+
+    def size(updates: Params, _: Params | None) -> Params:
+        return jax.tree.map(lambda u: 0.2 * max(u.shape[0], u.shape[-1]) ** 0.5 * u, updates)
+
+    def kind(path: jax.tree_util.KeyPath, _: jax.Array) -> str:
+        return "kernel" if path[-1].key == "kernel" else "rest"
+
+    orthogonal = optax.contrib.scale_by_muon(
+        ns_steps=iterations, beta=beta, eps=eps, weight_dimension_numbers=orthogonal_dims
+    )
+    muon = optax.chain(orthogonal, optax.stateless(size))
+    return optax.partition(
+        {"kernel": muon, "rest": adam}, functools.partial(jax.tree_util.tree_map_with_path, kind)
+    )
 
 
 def make_schedule(config: ConfigDict, steps: int) -> optax.Schedule:

@@ -29,24 +29,34 @@ BATCH = P(("data", "fsdp"))  # both: a batch is replicated over an axis that is 
 def make_mesh(
     *, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Returns the mesh over all devices of all hosts; an axis of -1 takes the devices that the others leave.
-
-    TPU slices follow one another along the data axis, the only one that crosses the network between them.
-    """
+    """Returns the mesh over all devices of all hosts; an axis of -1 takes the devices that the others leave."""
     devices = jax.devices() if devices is None else devices
     shape = mesh_shape(data, fsdp, tensor, len(devices))
+    is_tpu = devices[0].platform == "tpu"
+    grid = _on_slices(shape, devices) if is_tpu else _by_host(shape, devices)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _by_host(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarray:
+    by_host = sorted(devices, key=lambda device: (device.process_index, device.id))
+    return np.array(by_host).reshape(shape)
+
+
+def _on_slices(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarray:
+    """Returns the devices of TPU slices, which follow one another along the data axis.
+
+    It is the only axis that crosses the network between them.
+    """
     slices: defaultdict[int, list[jax.Device]] = defaultdict(list)
     for device in devices:
-        index = getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
-        slices[index].append(device)
+        slices[getattr(device, "slice_index", 0)].append(device)
     if shape[0] % len(slices):
         raise InputError(
             f"config.mesh: {len(slices)} slices can't share a data axis of {shape[0]}, the only one that crosses the "
             "network between them; set mesh.fsdp and mesh.tensor lower."
         )
     slice_shape = (shape[0] // len(slices), *shape[1:])
-    blocks = [_slice_devices(slice_shape, slices[index]) for index in sorted(slices)]
-    return Mesh(np.concatenate(blocks), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return np.concatenate([_on_torus(slice_shape, slices[index]) for index in sorted(slices)])
 
 
 def mesh_of(mesh: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -54,16 +64,12 @@ def mesh_of(mesh: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Me
     return make_mesh(data=-1, fsdp=mesh.fsdp, tensor=mesh.tensor, devices=devices)
 
 
-def _slice_devices(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
-    """Returns the devices of one slice as jax.make_mesh lays them on the torus.
+def _on_torus(shape: tuple[int, ...], devices: list[jax.Device]) -> np.ndarray:
+    """Returns the devices of one slice as jax.make_mesh lays them.
 
     They are sorted by host where jax has no layout, or one that splits tensor groups although a host has room for them.
     """
-    by_host = np.array(
-        sorted(devices, key=lambda device: (device.process_index, device.id))
-    ).reshape(shape)
-    if devices[0].platform != "tpu":
-        return by_host
+    by_host = _by_host(shape, devices)
     try:
         mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
     except NotImplementedError:

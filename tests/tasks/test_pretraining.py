@@ -76,11 +76,8 @@ def test_bits_per_byte_are_not_of_text_that_is_unknown_tokens(monkeypatch, unkno
     monkeypatch.setattr(
         pretraining.evaluation, "score", lambda *_, **settings: calls.append(settings) or {}
     )
-    monkeypatch.setattr(
-        pretraining.evaluation, "mean", lambda shares, scores, ratios: {"ratios": ratios}
-    )
     counts = {"records": [8], "tokens": 1000, "text_bytes": 4000, "unknown_tokens": unknown}
     data = manifest_of(32, validation=counts)
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1)
-    found = pretraining.score_split(tiny_config(), data, mesh, None, None, "validation")
-    assert found == {"ratios": [ratio]} and calls[0]["tokens_per_byte"] == ratio
+    pretraining.score_split(tiny_config(), data, mesh, None, None, "validation")
+    assert calls[0]["tokens_per_byte"] == ratio
