@@ -63,9 +63,6 @@ def main(argv: list[str] | None = None, *, pretraining: type | None = None) -> i
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("absl").addFilter(logs.Once())  # orbax also logs what it raises, with stacks
     flags, overrides = configs.split_overrides(arguments)
-    if not flags:
-        parser("").print_help(sys.stderr)
-        return InputError.code
     # Until the training loop takes it over; a program that is more than this command gets its own back.
     with watch.handling(_stop, *watch.STOP_SIGNALS, restores=argv is not None):
         return _run(flags, overrides, argv, pretraining)

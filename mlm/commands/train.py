@@ -32,7 +32,6 @@ def pretrain(
 ) -> None:
     """Trains to the last step, from the newest checkpoint if there is one."""
     from mlm.cluster import distributed
-    from mlm.data.manifest import DatasetInfo
     from mlm.tasks.pretraining import Pretraining
     from mlm.training import hours
 
@@ -41,7 +40,7 @@ def pretrain(
     )
     task_class = args.entry.pretraining or Pretraining
     if config.train.hours:
-        records = DatasetInfo.from_manifest(manifest).records
+        records = manifest.splits["train"].records
         config = hours.with_steps(
             config, workdir, records, lambda: task_class.open(config, workdir, manifest)
         )

@@ -136,7 +136,15 @@ def _attend(
     q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q_BxLxH, k_BxLxH, v_BxLxH))
     if window and block + 2 * window < segments_BxL.shape[1]:
         return _attend_in_blocks(
-            weigh, q, k, v, segments_BxL, window, block, isolated, dropout_mask_LxL
+            weigh,
+            q,
+            k,
+            v,
+            segments_BxL,
+            window=window,
+            block=block,
+            isolated=isolated,
+            dropout_mask_LxL=dropout_mask_LxL,
         )
     allowed = _allowed(segments_BxL, segments_BxL, isolated, window)
     return weigh(q, k, v, allowed, dropout_mask_LxL).reshape(q_BxLxH.shape)
@@ -148,6 +156,7 @@ def _attend_in_blocks(
     k: Array,
     v: Array,
     segments_BxL: Array,
+    *,
     window: int,
     block: int,
     isolated: bool,

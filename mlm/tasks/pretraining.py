@@ -368,6 +368,7 @@ def score_split(
 def _score_mixture(
     manifest: Manifest, split: str, score: Callable[[Manifest], dict[str, float]]
 ) -> dict[str, float]:
+    """Returns the mean of a mixture's folders, and "NAME/loss" and so on of its sets."""
     folders = manifest.mixture
     sets = {
         name: data

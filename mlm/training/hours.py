@@ -31,9 +31,9 @@ def with_steps(
 
     Every process gets the number of process 0. `make_task` makes the task of the config, whose state is thrown away.
     """
-    hours = config.train.hours
-    if not hours or config.train.steps:
+    if config.train.steps:  # as in the config.json of a run that has begun
         return config
+    hours = config.train.hours
     saved = configs.read(workdir.config)
     steps = saved.train.steps if saved is not None and saved.train.hours == hours else 0
     if not steps:
