@@ -113,11 +113,17 @@ def read(path: UPath) -> ConfigDict | None:
         return None
     try:
         config = from_dict(logs.read_object(path))
-        flat = flatten(config)
+        check_version(config, str(path))
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(
             f"{path}: is not a config in JSON ({error}); restore it from a copy, {OR_CONFIG}."
         ) from None
+    return config
+
+
+def check_version(config: ConfigDict, where: str) -> None:
+    """Raises InputError for a saved config that has other keys than today's."""
+    flat = flatten(config)
     gone = sorted(flat.keys() & GONE.keys())
     unknown = [key for key in flat if key not in KEYS and not is_mine(key)]
     missing = sorted(KEYS.keys() - flat.keys())
@@ -128,10 +134,9 @@ def read(path: UPath) -> ConfigDict | None:
         else:
             problem = f"has {unknown[0]}" if unknown else f"has no {missing[0]}"
         raise InputError(
-            f"{path}: {problem}, as if another version of this code had written it; use that code, another --workdir, "
+            f"{where}: {problem}, as if another version of this code had written it; use that code, another --workdir, "
             f"{OR_CONFIG}."
         )
-    return config
 
 
 def load_saved(path: UPath, overrides: list[str], *, task: str = PRETRAINING) -> ConfigDict:

@@ -23,6 +23,7 @@ from flax.errors import FlaxError
 from flax.serialization import msgpack_restore, to_bytes
 from safetensors.numpy import save_file
 
+from mlm import config as configs
 from mlm import logs
 from mlm.data import tokenizer
 from mlm.entry import Entry
@@ -58,6 +59,7 @@ def load_checkpoint(
 ) -> Pretrained:
     """Returns the model of a checkpoint, see `load.from_workdir`, by the class that made it."""
     model = load.from_workdir(workdir, head=None, step=step, best=best)
+    configs.check_version(model.run_config, model.source)  # the card shows it
     return with_class(model, entry, command="export")
 
 

@@ -15,10 +15,11 @@ from transformers import AutoTokenizer, FlaxAutoModelForMaskedLM, FlaxRobertaFor
 
 from mlm import config as configs
 from mlm.data import tokenizer
+from mlm.entry import Entry
 from mlm.errors import DamageError, InputError
 from mlm.export import export, reference
 from mlm.paths import UPath
-from mlm.pretrained import load
+from mlm.pretrained import checkpoint_files, load
 from mlm.pretrained.locate import SAFETENSORS
 from mlm.workdir import Workdir
 from tests.export.folders import SCORES
@@ -182,3 +183,14 @@ def test_the_tokenizer_gives_what_the_model_takes_alone(tmp_path, monkeypatch):
     encoded = AutoTokenizer.from_pretrained(str(tmp_path / "export"))(*texts)
     assert set(encoded) == {"input_ids", "attention_mask"}
     assert encoded["input_ids"] == tokenizer.load(model.tokenizer)(*texts)["input_ids"]
+
+
+def test_a_run_of_an_older_version_is_refused(trained_workdir, tmp_path):
+    workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
+    file = workdir.checkpoints / "5" / "meta" / "metadata"
+    meta = json.loads(file.read_text())
+    del meta["config"]["hub"]["language"]
+    file.write_text(json.dumps(meta))
+    checkpoint_files.write_hashes(workdir.checkpoints, 5)
+    with pytest.raises(InputError, match=r"checkpoints/5: has no hub\.language, as if another"):
+        export.load_checkpoint(workdir, Entry())
