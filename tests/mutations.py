@@ -7,7 +7,6 @@ Prints a line for each, and the share noticed.
 """
 
 import argparse
-import concurrent.futures
 import shutil
 import subprocess
 import sys
@@ -103,26 +102,11 @@ def first_failure(root: Path, marker: str, file: Path) -> str:
     folder = file.parts[1]
     module = f"{file.parts[1]}/test_{file.name}"
     for room in ([module] if (root / "tests" / module).exists() else []) + ROOMS[folder]:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            f"tests/{room}",
-            "-m",
-            marker,
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-        ]
+        command = [sys.executable, "-m", "pytest", f"tests/{room}", "-m", marker]
+        command += ["-x", "-q", "-p", "no:cacheprovider"]
         try:
             done = subprocess.run(
-                command,
-                cwd=root,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                timeout=LONGEST,
+                command, cwd=root, capture_output=True, text=True, timeout=LONGEST
             )
         except subprocess.TimeoutExpired:  # a loop that the fault leaves without end
             return f"tests/{room} take more than {LONGEST} s"
@@ -139,29 +123,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--standard", action="store_true", help="also against the standard tests")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of faults; default: all")
-    parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     numbers = args.only or range(len(KNOWN))
     markers = [MARKERS[name] for name in MARKERS if args.standard or name == "quick"]
-
-    def attempt(number: int) -> str:
-        """Returns the first test that fails of those that the fault is shown to, "" where none does."""
-        name, old, new = KNOWN[number]
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder) / "mlm"
-            ignored = shutil.ignore_patterns(".git", "runs", "__pycache__", ".venv*")
-            shutil.copytree(ROOT, root, symlinks=True, ignore=ignored)
-            for environment in ROOT.glob(".venv*"):
-                (root / environment.name).symlink_to(environment)
-            (root / name).write_text((ROOT / name).read_text().replace(old, new))
-            failures = (first_failure(root, marker, Path(name)) for marker in markers)
-            return next(filter(None, failures), "")
-
     noticed = 0
-    with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
-        for number, failure in zip(numbers, pool.map(attempt, numbers), strict=True):
-            noticed += failure != ""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "mlm"
+        ignored = shutil.ignore_patterns(".git", "runs", "__pycache__", ".venv*")
+        shutil.copytree(ROOT, root, symlinks=True, ignore=ignored)
+        for environment in ROOT.glob(".venv*"):
+            (root / environment.name).symlink_to(environment)
+        for number in numbers:
             name, old, new = KNOWN[number]
+            right = (ROOT / name).read_text()
+            (root / name).write_text(right.replace(old, new))
+            failures = (first_failure(root, marker, Path(name)) for marker in markers)
+            failure = next(filter(None, failures), "")
+            (root / name).write_text(right)
+            noticed += failure != ""
             print(f"{number} {name}: {old} -> {new}: {failure or 'NOT NOTICED'}", flush=True)
     print(f"{noticed} of {len(numbers)} noticed")
 

@@ -110,7 +110,8 @@ def test_a_kernel_that_can_not_compute_the_model(tokenizer_folder, tmp_path, cap
     monkeypatch.setattr(
         Pretraining, "initial_state", lambda *_: pytest.fail("something was to be compiled")
     )
-    foreign(tmp_path / "shards", np.random.default_rng(0).integers(5, 600, (64, 32)))
+    ids = np.random.default_rng(0).integers(5, 600, (64, 32))
+    foreign(tmp_path / "shards", train=ids, validation=ids)
     shutil.copytree(tokenizer_folder, tmp_path / "run" / "tokenizer")
     arguments = train_arguments(tmp_path / "run", str(tmp_path / "shards"), "model.attention=fused")
     refuse(arguments, 2, "model.attention = fused", "rows of 32 tokens", capsys=capsys)

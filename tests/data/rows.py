@@ -1,7 +1,6 @@
 """Rows of batches to be compared, damage to shards, and parts of a corpus small enough for many."""
 
 import pathlib
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -28,20 +27,16 @@ def train(manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int 
 
 
 def hosts_batches(
-    train: Callable, manifest: Manifest, *, hosts: int, batch: int, start: int, count: int
+    manifest: Manifest, *, hosts: int, batch: int = BATCH, count: int, **settings
 ) -> dict[str, np.ndarray]:
     """The columns of `count` global batches, each put together from the rows that every host reads."""
     held = batch // hosts
-    parts = [
-        in_epochs(train(manifest, start=start, rows=(host * held, (host + 1) * held)), count)
-        for host in range(hosts)
+    streams = [
+        train(manifest, rows=(first, first + held), global_batch=batch, **settings)
+        for first in range(0, batch, held)
     ]
-    shaped = [
-        {key: column.reshape(count, held, *column.shape[1:]) for key, column in part.items()}
-        for part in parts
-    ]
-    joined = {key: np.concatenate([part[key] for part in shaped], axis=1) for key in parts[0]}
-    return {key: column.reshape(count * batch, *column.shape[2:]) for key, column in joined.items()}
+    parts = [next(stream) for _ in range(count) for stream in streams]
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def all_rows(manifest: Manifest, split: str) -> np.ndarray:
@@ -80,21 +75,18 @@ def damage(copied: Manifest, fault: str) -> pathlib.Path:
     path = shard_path(copied)
     data = path.read_bytes()
     if fault == "cut between records":
-        path.write_bytes(data[: last_record(data)])
+        offset = 0
+        while (following := offset + record_size(data[offset:])) < len(data):
+            offset = following
+        path.write_bytes(data[:offset])
     elif fault == "bit flipped":
         path.write_bytes(data[:777] + bytes([data[777] ^ 4]) + data[778:])
     elif fault == "missing":
         path.unlink()
     elif fault == "extra":
         path = path.with_name("dataset-99-3.tfrecord")
-        path.write_bytes(data[: record_size(data)])
+        path.write_bytes(data)
     elif fault == "another shard's records":
         path.write_bytes(shard_path(copied, 2).read_bytes())
     return path
 
-
-def last_record(data: bytes) -> int:
-    offset = 0
-    while offset + record_size(data[offset:]) < len(data):
-        offset += record_size(data[offset:])
-    return offset

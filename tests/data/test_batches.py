@@ -53,7 +53,7 @@ def test_hosts_share_the_same_global_batches_from_any_step(manifest, seed, start
     dtypes = [column.dtype for column in whole.values()]
     assert dtypes == ["int32", "int32", "uint32", "uint32"]
     if seed == 0:
-        found = hosts_batches(train, manifest, hosts=6, batch=BATCH, start=start, count=count)
+        found = hosts_batches(manifest, hosts=6, start=start, count=count)
         assert_same(found, whole)
 
 

@@ -9,9 +9,6 @@ from mlm.data import corpus, sources
 from mlm.errors import InputError
 from tests.support.corpora import corpus_of, numbered, split_of, write_jsonl, write_shards
 
-# Splits ---------------------------------------------------------------------------------------------------------------
-
-
 def test_validation_never_changes_as_the_corpus_grows(tmp_path):
     small = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),)))
     large = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(5000)[::-1]),)))
@@ -111,12 +108,6 @@ def test_max_documents_are_the_first_of_each_source(tmp_path, monkeypatch, most)
         texts += [text for text, _ in itertools.islice(documents, count)]
     assert texts == numbered(min(most, 20)) + numbered(min(most, 500), 20)
     assert len(parts) < len(own.parts()) / 2 or most > 20
-
-
-def test_a_source_without_text_is_named(tmp_path):
-    blank = write_jsonl(tmp_path / "b.jsonl", ["", " "])
-    with pytest.raises(InputError, match=r"b\.jsonl has no text in it"):
-        corpus_of((blank,)).check(blank)
 
 
 @pytest.mark.parametrize(

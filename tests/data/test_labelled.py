@@ -118,16 +118,19 @@ BAD_FILES = {  # format and fault: content, what the sentence must name
     "jsonl list label": ('{"text": "a", "label": [1]}\n', "line 1: its 'label' is [1]"),
     "jsonl nan label": ('{"text": "a", "label": NaN}\n', "line 1: its 'label' is nan"),
     "jsonl surrogate": ('{"text": "\\ud800", "label": 1}\n', "line 1: its 'text' has"),
+    "conll no label": ("EU\tO\nrejects\n", "line 2: lacks"),
+    "conll no word": ("EU\tO\n\tO\n", "line 2: lacks"),
 }
 
 
 @pytest.mark.parametrize("fault", BAD_FILES)
 def test_bad_files(tmp_path, fault):
     kind = fault.partition(" ")[0]
-    (content, words) = BAD_FILES[fault]
-    (tmp_path / f"bad.{kind}").write_text(content)
-    sentence = refused(f"{kind}:{tmp_path}/bad.{kind}", split="validation")
-    assert words in sentence and f"{tmp_path}/bad.{kind}" in sentence
+    content, words = BAD_FILES[fault]
+    columns = WORDS if kind == "conll" else {}
+    (tmp_path / "bad").write_text(content)
+    sentence = refused(f"{kind}:{tmp_path}/bad", split="validation", **columns)
+    assert words in sentence and f"{tmp_path}/bad" in sentence
 
 
 def test_the_same_sentences_of_each_source(tmp_path):
@@ -151,17 +154,13 @@ def test_the_same_sentences_of_each_source(tmp_path):
 
 def test_conll_comments_tabs_and_places(tmp_path):
     text = "# id = 1\nEU B-X\r\nrejects O\n\n\n-DOCSTART- O\n\n# x\n# B-X\n#tag O\n# O\n\n"
-    text += "New York\tNNP\tB-X\n.\t.\tO"
+    text += "New York\tNNP\tB-X\n.\t.\t-100"  # no label
     (tmp_path / "a.conll").write_text(text, encoding="utf-8")
     found = read(f"conll:{tmp_path}/a.conll", **WORDS)
     assert found.texts == [("EU", "rejects"), ("#", "#tag", "#"), ("New York", ".")]
-    assert found.labels == [("B-X", "O"), ("B-X", "O", "O"), ("B-X", "O")]
+    assert found.labels == [("B-X", "O"), ("B-X", "O", "O"), ("B-X", None)]
     assert found.places == [f"conll:{tmp_path}/a.conll, line {number}" for number in (2, 9, 13)]
 
-
-def test_a_word_of_conll_may_have_no_label(tmp_path):
-    (tmp_path / "a.conll").write_text("EU -100\nrejects O\n")
-    assert read(f"conll:{tmp_path}/a.conll", **WORDS).labels == [(None, "O")]
 
 
 def test_labels_may_be_decimals(tmp_path):
@@ -193,8 +192,3 @@ def test_bad_sentences(tmp_path, words, labels, message):
     source = write_jsonl(tmp_path / "a.jsonl", [{"tokens": words, "ner_tags": labels}])
     assert f"line 1: {message}" in refused(source, **WORDS)
 
-
-@pytest.mark.parametrize("line", ["rejects", "\tO"])
-def test_a_line_without_a_word_or_a_label(tmp_path, line):
-    (tmp_path / "a.conll").write_text(f"EU\tO\n{line}\n")
-    assert "line 2: lacks" in refused(f"conll:{tmp_path}/a.conll", **WORDS)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from mlm.data import manifest as manifests
-from mlm.data.manifest import Manifest, load_manifest, verify
+from mlm.data.manifest import load_manifest, verify
 from mlm.errors import DamageError, InputError, StopError
 from tests.data.rows import damage, shard_path
 
@@ -67,30 +67,28 @@ def test_a_manifest_that_was_changed(copied, place, value, words):
     assert str(file) in str(error.value) and str(error.value).isprintable()
 
 
-@pytest.mark.parametrize("content", [b"{", b'{"format": 2, "splits": NaN}'])
-def test_a_file_that_is_no_manifest_is_named(copied, content):
+def test_a_file_that_is_no_manifest_is_named(copied):
     file = pathlib.Path(copied.folder, manifests.NAME)
-    file.write_bytes(content)
+    file.write_bytes(b"{")
     with pytest.raises(DamageError, match=str(file)):
         load_manifest(copied.folder)
 
 
 def test_no_shards(tmp_path):
-    for folder in (tmp_path, tmp_path / "gone"):
-        with pytest.raises(InputError, match=f"{folder}.*holds no shards"):
-            load_manifest(str(folder))
+    with pytest.raises(InputError, match=f"{tmp_path}.*holds no shards"):
+        load_manifest(str(tmp_path))
 
 
 @pytest.fixture
-def foreign(copied: Manifest, tokenizer_folder: str) -> Manifest:
+def foreign(copied, tokenizer_folder):
     pathlib.Path(copied.folder, manifests.NAME).unlink()
     return load_manifest(copied.folder, tokenizer_folder=tokenizer_folder)
 
 
 def test_without_a_manifest_the_names_tell(manifest, foreign):
     assert not foreign.full_rows, "their attention_mask must be read"
-    same = ("length", "vocab_size", "special_ids", "all_special_ids", "tokenizer_fingerprint")
-    assert [getattr(foreign, key) for key in same] == [getattr(manifest, key) for key in same]
+    for key in ("length", "vocab_size", "special_ids", "all_special_ids", "tokenizer_fingerprint"):
+        assert getattr(foreign, key) == getattr(manifest, key)
     for name, split in foreign.splits.items():
         assert split.shards == tuple(
             dataclasses.replace(s, sha256=None) for s in manifest.splits[name].shards

@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 
-from mlm.data import batches
 from mlm.data.manifest import Manifest, join_folders, load_manifest
 from mlm.data.order import batch_rows, make_lanes
 from mlm.data.write_shard import find_documents
@@ -21,13 +20,6 @@ SHARES = (0.75, 0.25)
 @pytest.fixture(scope="module")
 def mixed(manifest, web) -> Manifest:
     return join_folders(list(zip(SHARES, (manifest, web), strict=True)))
-
-
-def train(
-    manifest: Manifest, *, rows: tuple[int, int] = (0, BATCH), start: int = 0, lanes: int = LANES
-):
-    order = {"split": "train", "seed": 0, "global_batch": BATCH, "lanes": lanes}
-    return batches.train_batches(manifest, start_row=start * BATCH, rows=rows, **order)
 
 
 def order_of(manifest: Manifest, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +73,7 @@ def test_batches_are_those_of_the_order(mixed, manifest, web, tokenizer_folder, 
     rows = np.concatenate([all_rows(manifest, "train"), all_rows(web, "train")])
     assert len(rows) == mixed.splits["train"].records
     ids, epochs = order_of(mixed, 89, 4)
-    found = hosts_batches(train, half, hosts=4, batch=BATCH, start=89, count=4)
+    found = hosts_batches(half, hosts=4, batch=BATCH, lanes=LANES, start=89, count=4)
     np.testing.assert_array_equal(found["record_id"], ids.ravel())
     np.testing.assert_array_equal(found["epoch"], epochs.ravel())
     np.testing.assert_array_equal(found["input_ids"], rows[ids.ravel()])

@@ -1,16 +1,14 @@
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
 
 from mlm.data import shards
-from mlm.data.manifest import Manifest
 from tests.support.corpora import write_shards
 
 
 @pytest.fixture(scope="session")
-def healthy(texts, tokenizer_folder, tmp_path_factory) -> Manifest:
+def healthy(texts, tokenizer_folder, tmp_path_factory):
     """Shards of documents that have nothing in common but their words."""
     # of a few tokens
     words = sorted({word for text in texts for word in text.split() if len(word) < 12})
@@ -23,6 +21,6 @@ def healthy(texts, tokenizer_folder, tmp_path_factory) -> Manifest:
 
 
 @pytest.fixture
-def workdir(tokenizer_folder, tmp_path) -> pathlib.Path:
+def workdir(tokenizer_folder, tmp_path):
     shutil.copytree(tokenizer_folder, tmp_path / "run" / "tokenizer")
     return tmp_path / "run"

@@ -77,38 +77,29 @@ def test_masks_that_predict_special_tokens(healthy, workdir):
 
 
 @pytest.mark.parametrize(
-    ("predicted", "kinds", "level"),
+    ("predicted", "kinds", "level", "of_own_masks"),
     [
-        (6, ["mask"] * 8 + ["random", "kept"], "ok"),
-        (9, ["mask"] * 8 + ["random", "kept"], "error"),  # of 30 tokens, where 6 were asked for
+        (6, ["mask"] * 8 + ["random", "kept"], "ok", "ok"),
+        # of 30 tokens, where 6 were asked for
+        (9, ["mask"] * 8 + ["random", "kept"], "error", "ok"),
         # nothing is masked, as with random bits of another width
-        (6, ["random"] * 9 + ["kept"], "error"),
-        (6, ["mask"], "error"),
+        (6, ["random"] * 9 + ["kept"], "error", "ok"),
+        (6, ["mask"], "error", "ok"),
+        (0, ["mask"], "error", "error"),
     ],
 )
-def test_masks_at_another_rate_than_was_set_are_an_error(predicted, kinds, level):
-    config = tiny_config("masking.rate=0.2")
+def test_masks_at_another_rate_than_was_set_are_an_error(predicted, kinds, level, of_own_masks):
+    """But those of a class that draws its own."""
     ids = random_rows(500)
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     kinds_BxL = np.full(ids.shape, "", "U6")
     kinds_BxL[:, 1 : 1 + predicted] = np.resize(kinds, (len(ids), predicted))
     read_BxL = np.where(kinds_BxL == "mask", 4, 9)
-    found = first_batch.judge(config, batch, read_BxL, kinds_BxL, (0, 1, 2, 3, 4))
-    assert found[0] == level, found
-    assert (
-        first_batch.judge(config, batch, read_BxL, kinds_BxL, (0, 1, 2, 3, 4), draws_as_set=False)[
-            0
-        ]
-        == "ok"
-    )
-
-
-def test_masks_that_predict_nothing_are_an_error():
-    ids = random_rows(4)
-    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    kinds_BxL = np.full(ids.shape, "", "U6")
-    found = first_batch.judge(tiny_config(), batch, ids, kinds_BxL, (0, 1, 2, 3, 4))
-    assert found[:2] == ("error", "nothing is predicted")
+    for draws_as_set, expected in ((True, level), (False, of_own_masks)):
+        found, *_ = first_batch.judge(
+            tiny_config(), batch, read_BxL, kinds_BxL, (0, 1, 2, 3, 4), draws_as_set=draws_as_set
+        )
+        assert found == expected
 
 
 def test_rows_are_shown_with_marks_and_nothing_of_the_corpus_is_obeyed():
@@ -133,7 +124,7 @@ def random_rows(count: int) -> np.ndarray:
 def test_ids_that_the_vocabulary_lacks(workdir, tokenizer_folder, tmp_path):
     ids = random_rows(64)
     ids[13, 7] = 600
-    foreign(tmp_path / "shards", ids)
+    foreign(tmp_path / "shards", train=ids, validation=ids)
     manifest = load_manifest(str(tmp_path / "shards"), tokenizer_folder=tokenizer_folder)
     (found,) = checks.run(checks.ids, case_of(manifest, workdir))
     assert found.level == "error" and "has the token id 600" in found.what
@@ -143,28 +134,24 @@ def test_ids_that_the_vocabulary_lacks(workdir, tokenizer_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "devices", "hosts", "check", "message"),
+    ("overrides", "devices", "hosts", "message"),
     [
-        ((), 12, 1, "mesh", "16 rows can't be split over 12 devices"),
-        ((), 8, 3, "mesh", "--devices=8: must be a multiple of --hosts=3"),
+        ((), 12, 1, "16 rows can't be split over 12 devices"),
+        ((), 8, 3, "--devices=8: must be a multiple of --hosts=3"),
         (
             ("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"),
             6,
             3,
-            "mesh",
             "a multiple or a divisor of 3",
         ),
     ],
 )
 def test_devices_hosts_and_lanes_that_do_not_fit(
-    healthy, workdir, overrides, devices, hosts, check, message
+    healthy, workdir, overrides, devices, hosts, message
 ):
     case = case_of(healthy, workdir, *overrides, devices=devices, hosts=hosts)
-    found = checks.run(getattr(checks, check), case)
-    assert any(
-        each.level == "error" and each.check == check and message in each.what for each in found
-    ), found
-    assert all(each.fix for each in found)
+    (found,) = checks.run(checks.mesh, case)
+    assert found.level == "error" and message in found.what and found.fix
 
 
 @pytest.mark.parametrize(
@@ -173,10 +160,8 @@ def test_devices_hosts_and_lanes_that_do_not_fit(
 )
 def test_hosts_that_are_not_there_are_fed(lanes, message, healthy, workdir):
     (found,) = checks.mesh(case_of(healthy, workdir, f"data.lanes={lanes}", devices=8, hosts=4))
-    assert (
-        found.level == "ok"
-        and found.what == f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; {message}"
-    )
+    expected = f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; {message}"
+    assert (found.level, found.what) == ("ok", expected)
 
 
 @pytest.mark.parametrize(("slices", "hosts"), [(1, 2), (2, 4)])
@@ -237,11 +222,7 @@ def test_rows_too_short_to_compare_are_not_called_fine(texts, tokenizer_folder, 
     lines = [f"{texts[n % 400][:8]} {n}" for n in range(4000)]
     made = write_shards(lines, tmp_path / "shards", tokenizer_folder)
     found = named(checks.ids(case_of(made, workdir)), "overlap")
-    assert (
-        found.level == "warning"
-        and "no validation row" in found.what
-        and "short documents" in found.fix
-    )
+    assert found.level == "warning" and "no validation row" in found.what
 
 
 def test_a_benchmark_that_training_holds(healthy, workdir, texts, tmp_path):

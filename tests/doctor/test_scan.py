@@ -1,15 +1,14 @@
 """The look for what comes twice, against plain Python on rows that were made for it."""
 
-import pathlib
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from mlm.data import tfrecord
 from mlm.data.manifest import Manifest, load_manifest
 from mlm.data.stretches import STRETCH
 from mlm.doctor import scan
+from tests.support.refusals import foreign
 
 CLS = 0
 SEP = 2
@@ -17,16 +16,8 @@ LENGTH = 48
 SPECIAL = (0, 1, 2, 3, 4)
 
 
-def write(
-    folder: pathlib.Path, tokenizer_folder: str, splits: dict[str, np.ndarray], shards: int = 3
-) -> Manifest:
-    for split, ids in splits.items():
-        (folder / split).mkdir(parents=True)
-        for shard, part in enumerate(np.array_split(ids, shards)):
-            records = tfrecord.encode(part)
-            (folder / split / f"dataset-{shard}-{len(records)}.tfrecord").write_bytes(
-                b"".join(records)
-            )
+def write(folder, tokenizer_folder: str, splits: dict[str, np.ndarray], shards: int) -> Manifest:
+    foreign(folder, shards, **splits)
     return load_manifest(str(folder), tokenizer_folder=tokenizer_folder)
 
 
@@ -68,7 +59,7 @@ def splits() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def found(splits, tokenizer_folder, tmp_path_factory) -> scan.Repeats:
-    manifest = write(tmp_path_factory.mktemp("scan"), tokenizer_folder, splits)
+    manifest = write(tmp_path_factory.mktemp("scan"), tokenizer_folder, splits, shards=3)
     return scan.find_repeats(manifest, max_rows=10_000)
 
 

@@ -27,26 +27,24 @@ def emulating(folder: pathlib.Path) -> Iterator[str]:
     command += ["-port", str(port), "-backend", "memory", "-data", folder]
     command += ["-external-url", url, "-public-host", f"127.0.0.1:{port}"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    before = {name: os.environ.get(name) for name in (*VARIABLES, "GOOGLE_AUTH_TOKEN_FOR_TESTING")}
+    before = dict(os.environ)
     os.environ.update(dict.fromkeys(VARIABLES, url), GOOGLE_AUTH_TOKEN_FOR_TESTING="nobody's")
     try:
-        _wait(url, server)
+        deadline = time.monotonic() + 60
+        while not _answers(url):
+            assert server.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
         yield url
     finally:
         server.terminate()
         server.wait()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        os.environ.clear()
+        os.environ.update(before)
 
 
-def _wait(url: str, server: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/storage/v1/b"):
-                return
-        except OSError:
-            assert server.poll() is None and time.monotonic() < deadline, (
-                "the emulator does not answer"
-            )
-            time.sleep(0.05)
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/storage/v1/b"):
+            return True
+    except OSError:
+        return False

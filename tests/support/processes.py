@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from tests import QUICK_COMPILE, ROOT
-from tests.support.tiny import TINY
+from tests.support.tiny import TINY, command
 
 DELAYED = "tests/programs/delayed_train.py"
 
@@ -28,13 +28,7 @@ def seconds_of_children() -> float:
 
 
 def train_arguments(workdir: pathlib.Path, shards: str, *overrides: str) -> list[str]:
-    settings = (*TINY, f"shards.dir={shards}", "shards.length=32", "data.lanes=4", *overrides)
-    return [
-        "train",
-        "--config=configs/base.py",
-        f"--workdir={workdir}",
-        *(f"--config.{text}" for text in settings),
-    ]
+    return command("train", workdir, *TINY, f"shards.dir={shards}", "data.lanes=4", *overrides)
 
 
 def start(arguments: list[str], *, devices: int = 2, program: str = "-m mlm") -> subprocess.Popen:

@@ -26,12 +26,10 @@ def snapshot(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def foreign(folder: pathlib.Path, ids: np.ndarray) -> None:
+def foreign(folder: pathlib.Path, shards: int = 4, **splits: np.ndarray) -> None:
     """Shards as the TF-TPU example writes them: no manifest, so nothing but reading them tells what they hold."""
-    for split in ("train", "validation"):
+    for split, ids in splits.items():
         (folder / split).mkdir(parents=True)
-        for shard in range(4):
-            records = tfrecord.encode(ids[shard::4])
-            (folder / split / f"dataset-{shard}-{len(records)}.tfrecord").write_bytes(
-                b"".join(records)
-            )
+        for shard, part in enumerate(np.array_split(ids, shards)):
+            file = folder / split / f"dataset-{shard}-{len(part)}.tfrecord"
+            file.write_bytes(b"".join(tfrecord.encode(part)))

@@ -47,6 +47,15 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def command(name: str, workdir: object, *overrides: str) -> list[str]:
+    """The arguments of a command on the base config."""
+    return [name, "--config=configs/base.py", f"--workdir={workdir}", *flags(*overrides)]
+
+
+def flags(*overrides: str) -> list[str]:
+    return [f"--config.{text}" for text in overrides]
+
+
 def tiny_config(*overrides: str):
     return configs.load("configs/base.py", [*TINY, *overrides])
 

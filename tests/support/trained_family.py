@@ -1,16 +1,11 @@
 """A run of twelve steps with its tokenizer and shards; its checkpoints are 4 and 8, which are milestones, and 12."""
 
-import functools
 import pathlib
 import shutil
 
-import jax
-import pytest
-
 from mlm.data.manifest import Manifest
-from mlm.training import sharding
 from mlm.workdir import Workdir
-from tests.support.tiny import pretrain, tiny_config
+from tests.support.tiny import meshes_of, pretrain, tiny_config
 
 SETTINGS = (
     "data.lanes=4",
@@ -24,9 +19,6 @@ def train_family(folder: pathlib.Path, manifest: Manifest, tokenizer_folder: str
     workdir = Workdir(str(folder))
     shutil.copytree(tokenizer_folder, str(workdir.tokenizer))
     shutil.copytree(manifest.folder, str(workdir.shards))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            sharding, "make_mesh", functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
-        )
+    with meshes_of(1):
         pretrain(tiny_config(*SETTINGS), workdir, manifest)
     return workdir

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType
 from ml_collections import ConfigDict
 from transformers import ModernBertConfig
 
@@ -59,9 +58,7 @@ def info_of(tok, records: int = 0) -> DatasetInfo:
 
 def save_checkpoint(workdir: Workdir, config: ConfigDict, info: DatasetInfo, step: int) -> None:
     """Saves a state of random values, and averages of their own if the config asks for them."""
-    mesh = jax.make_mesh(
-        (1, 1, 1), sharding.AXES, devices=jax.devices()[:1], axis_types=(AxisType.Auto,) * 3
-    )
+    mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     shapes = Pretraining(config, info, mesh=mesh).abstract_state
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     ema = None if shapes.ema is None else random_params(shapes.ema, stddev=0.2)

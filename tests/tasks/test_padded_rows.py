@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import pathlib
 import shutil
 
 import jax
@@ -21,7 +20,7 @@ from mlm.tasks.pretraining import Pretraining
 from mlm.workdir import Workdir
 from tests.support.corpora import LENGTH, shard_rows, write_shards
 from tests.support.refusals import refuse
-from tests.support.tiny import TINY, tiny_config
+from tests.support.tiny import TINY, command, tiny_config
 
 CLS = 0
 STEPS = 6
@@ -38,52 +37,35 @@ def shards(texts, tokenizer_folder, tmp_path_factory) -> dict[str, Manifest]:
     }
 
 
-def command(name: str, workdir: pathlib.Path, folder: str, *overrides: str) -> list[str]:
-    settings = (
-        *TINY,
-        f"shards.dir={folder}",
-        "data.lanes=2",
-        f"train.steps={STEPS}",
-        "log.every=1",
-        *overrides,
-    )
-    return [
-        name,
-        "--config=configs/base.py",
-        f"--workdir={workdir}",
-        *(f"--config.{text}" for text in settings),
-    ]
+def settings(manifest: Manifest, *overrides: str) -> tuple[str, ...]:
+    steps = f"train.steps={STEPS}"
+    return (f"shards.dir={manifest.folder}", "data.lanes=2", steps, "log.every=1", *overrides)
 
 
 @pytest.fixture(scope="module", params=["lines", "documents"])
 def ran(
     request, one_device, shards, tokenizer_folder, tmp_path_factory
-) -> tuple[Manifest, Workdir, tuple[str, ...]]:
-    """A run on lines, or on packed documents that don't see one another; and its overrides."""
+) -> tuple[Manifest, Workdir, ConfigDict]:
+    """A run on lines, or on packed documents that don't see one another; and its config."""
     kind = request.param
     folder = tmp_path_factory.mktemp("ran") / "run"
     manifest = shards[kind]
     shutil.copytree(tokenizer_folder, folder / "tokenizer")
-    overrides = (
+    overrides = settings(
+        manifest,
         f"shards.rows={kind}",
         f"data.isolate_documents={kind == 'documents'}",
         "model.init_stddev=0.2",  # so large that who attends to whom changes a loss
     )
-    assert __main__.main(command("train", folder, manifest.folder, *overrides)) == 0
-    return manifest, Workdir(str(folder)), overrides
-
-
-def config_of(manifest: Manifest, overrides: tuple[str, ...]) -> ConfigDict:
-    return tiny_config(
-        f"shards.dir={manifest.folder}", "data.lanes=2", f"train.steps={STEPS}", *overrides
-    )
+    assert __main__.main(command("train", folder, *TINY, *overrides)) == 0
+    return manifest, Workdir(str(folder)), tiny_config(*overrides)
 
 
 @pytest.mark.standard
 def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
     """The first step's, of the same masks: each document is a batch of its own, as long as it is."""
-    manifest, workdir, overrides = ran
-    task = Pretraining.open(config_of(manifest, overrides), workdir, manifest)
+    manifest, workdir, config = ran
+    task = Pretraining.open(config, workdir, manifest)
     total = 0.0
     batch = next(task.batches(0))
     params = task.initial_state().params
@@ -93,19 +75,11 @@ def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
     alone = {}
     # by number, padding is -1
     rows = np.concatenate(shard_rows(manifest, "train"))[batch["record_id"]]
-    assert (
-        np.array_equal(np.where(batch["attention_mask"], batch["input_ids"], -1), rows)
-        and (rows < 0).any()
-    )
+    real_ids = np.where(batch["attention_mask"], batch["input_ids"], -1)
+    assert np.array_equal(real_ids, rows) and (rows < 0).any()
     masked = jax.device_get(task.inputs(batch, 0))
-    for row, ids, positions, labels, weights in zip(
-        rows,
-        masked.ids_BxL,
-        masked.positions_BxK,
-        masked.labels_BxK,
-        masked.weights_BxK,
-        strict=True,
-    ):
+    columns = (masked.ids_BxL, masked.positions_BxK, masked.labels_BxK, masked.weights_BxK)
+    for row, ids, positions, labels, weights in zip(rows, *columns, strict=True):
         real = int((row >= 0).sum())
         predicted = positions[weights > 0]
         ordinary = np.flatnonzero(row > 4)
@@ -128,13 +102,12 @@ def test_the_loss_is_that_of_each_document_alone_without_padding(ran):
 @pytest.mark.standard
 def test_tokens_are_real_ones(ran):
     """By hand: the mean of the rows in the shards, times the rows of the steps; bits a byte are of whole documents."""
-    manifest, workdir, overrides = ran
+    manifest, workdir, config = ran
     real = np.mean([(row >= 0).sum() for row in np.concatenate(shard_rows(manifest, "train"))])
     assert real == pytest.approx(LENGTH * manifest.real_share) and real < LENGTH
-    assert Pretraining.open(config_of(manifest, overrides), workdir, manifest).tokens_read(
-        9
-    ) == round(9 * ROWS * real)
-    run = summary.gather(workdir, config_of(manifest, overrides))
+    task = Pretraining.open(config, workdir, manifest)
+    assert task.tokens_read(9) == round(9 * ROWS * real)
+    run = summary.gather(workdir, config)
     assert run.tokens(STEPS) == round(STEPS * ROWS * real)
     split = manifest.splits["validation"]
     line = logs.read(workdir.metrics, "eval")[-1]
@@ -156,16 +129,15 @@ def test_useful_flops_are_of_real_tokens(shards):
 
 def test_other_rows_than_the_config_s_are_refused(shards, manifest, tmp_path, capsys):
     """By one sentence with both, before anything is written."""
-    lines = shards["lines"].folder
-    for folder, asked, there in (
-        (manifest.folder, "lines", "concatenated"),
+    lines = shards["lines"]
+    for made, asked, there in (
+        (manifest, "lines", "concatenated"),
         (lines, "documents", "lines"),
     ):
-        arguments = command("train", tmp_path / "run", folder, f"shards.rows={asked}")
-        refuse(arguments, 2, f"shards.rows = {asked}", folder, there, capsys=capsys)
+        overrides = settings(made, f"shards.rows={asked}")
+        arguments = command("train", tmp_path / "run", *TINY, *overrides)
+        refuse(arguments, 2, f"shards.rows = {asked}", made.folder, there, capsys=capsys)
     assert not (tmp_path / "run").exists()
-    for other in ("data.short_length=16", f"data.mixture=(('{lines}', 1.0),)"):
-        with pytest.raises(
-            InputError, match=rf"shards\.rows.*concatenated.*{other.partition('=')[0]}"
-        ):
-            tiny_config("shards.rows=lines", other)
+    for key, value in (("data.short_length", 16), ("data.mixture", ((lines.folder, 1.0),))):
+        with pytest.raises(InputError, match=rf"shards\.rows.*concatenated.*{key}"):
+            tiny_config("shards.rows=lines", f"{key}={value}")

@@ -34,31 +34,19 @@ def batches_of(manifest, start: int, *overrides: str):
     return pretraining.train_batches(config, manifest, mesh, stages, start=start)
 
 
-@pytest.fixture(scope="module")
-def straight(one_device, manifest) -> list[dict[str, np.ndarray]]:
-    return list(itertools.islice(batches_of(manifest, 0), 150))
-
-
-def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
-
-
-def test_seeking_gives_the_batches_of_a_straight_run(straight, manifest):
-    for start in (1, 29, 30, 59, 60):
-        found = in_epochs(batches_of(manifest, start), 4)
-        expected = joined(straight[start : start + 4])
-        for key in expected:
-            np.testing.assert_array_equal(found[key], expected[key], err_msg=f"{key} from {start}")
-
-
-def test_skipped_batches_leave_the_others_as_they_are(straight, manifest):
-    skipped = {2, 3, *range(29, 33), 60}
+@pytest.mark.parametrize(
+    ("ranges", "skipped"),
+    [("()", ()), ("('2:3', '29:32', '60:60')", (2, 3, *range(29, 33), 60))],
+)
+def test_from_any_step_the_batches_are_those_of_a_straight_run(manifest, ranges, skipped):
+    """But for those that are skipped, which leave the others as they are."""
+    straight = itertools.islice(batches_of(manifest, 0), 80)
     kept = [batch for number, batch in enumerate(straight, 1) if number not in skipped]
-    ranges = "data.skip_batches=('2:3', '29:32', '60:60')"
-    for start in (0, 26, 50):
-        expected = joined(kept[start : start + 6])
-        found = in_epochs(batches_of(manifest, start, ranges), 6)
-        np.testing.assert_array_equal(found["record_id"], expected["record_id"])
+    for start in (0, 1, 26, 29, 30, 50, 59, 60):
+        found = in_epochs(batches_of(manifest, start, f"data.skip_batches={ranges}"), 6)
+        for key in found:
+            expected = np.concatenate([batch[key] for batch in kept[start : start + 6]])
+            np.testing.assert_array_equal(found[key], expected, err_msg=f"{key} from {start}")
 
 
 @pytest.mark.parametrize("role", ["sep", "unk"])
@@ -72,10 +60,9 @@ def test_documents_are_not_isolated_by_a_token_that_also_stands_within_them(role
 @pytest.mark.parametrize(("unknown", "ratio"), [(None, 0.25), (10, 0.25), (11, None)])
 def test_bits_per_byte_are_not_of_text_that_is_unknown_tokens(monkeypatch, unknown, ratio):
     """WordPiece makes one of a word of Thai: the scores of the other tokens, over all bytes, would be near 0 bits."""
+    evaluation = pretraining.evaluation
     calls = []
-    monkeypatch.setattr(
-        pretraining.evaluation, "score", lambda *_, **settings: calls.append(settings) or {}
-    )
+    monkeypatch.setattr(evaluation, "score", lambda *_, **settings: calls.append(settings) or {})
     counts = {"records": [8], "tokens": 1000, "text_bytes": 4000, "unknown_tokens": unknown}
     data = manifest_of(32, validation=counts)
     mesh = sharding.make_mesh(data=1, fsdp=1, tensor=1)

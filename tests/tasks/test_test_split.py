@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import pathlib
 
@@ -15,7 +16,7 @@ from mlm.paths import UPath
 from mlm.pretrained import load
 from mlm.workdir import Workdir
 from tests.support.corpora import contents, shard_texts, write_jsonl
-from tests.support.tiny import TINY
+from tests.support.tiny import TINY, command
 
 SETTINGS = (
     "data.lanes=2",
@@ -48,21 +49,9 @@ def write_set(folder: pathlib.Path, texts: list[str], test: list[str]) -> str:
     return f"hf:{folder}"
 
 
-def command(
-    name: str, workdir: pathlib.Path | str, source: str, tokenizer_folder: str, *overrides: str
-) -> list[str]:
-    own = (
-        f"corpus.sources=('{source}',)",
-        f"tokenizer.path={tokenizer_folder}",
-        *SETTINGS,
-        *overrides,
-    )
-    return [
-        name,
-        "--config=configs/base.py",
-        f"--workdir={workdir}",
-        *(f"--config.{text}" for text in (*TINY, *own)),
-    ]
+def start(name: str, workdir: pathlib.Path, source: str, tokenizer_folder: str) -> None:
+    data = (f"corpus.sources=('{source}',)", f"tokenizer.path={tokenizer_folder}")
+    assert __main__.main(command(name, workdir, *TINY, *SETTINGS, *data)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +60,7 @@ def run(one_device, texts, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("run")
     source = write_set(folder / "set", texts, texts[340:380])
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert __main__.main(command("run", folder / "run", source, tokenizer_folder)) == 0
+        start("run", folder / "run", source, tokenizer_folder)
     assert f"evaluate --workdir={folder / 'run'} --split=test" in out.getvalue()
     return folder / "run"
 
@@ -83,22 +72,14 @@ def test_its_texts_are_in_no_other_split(run, texts, tokenizer_folder):
     assert counts == {"train": 300 - 5 - 10, "validation": 50 - 5, "test": 50}, (
         "test keeps all of its own"
     )
-    held = {
-        split: {
-            text
-            for shard in shard_texts(manifest, split, texts[:380], tokenizer_folder)
-            for text in shard
-        }
-        for split in manifest.splits
-    }
-    assert (
-        held["test"] <= {*texts[:5], *texts[330:335], *texts[340:380]} and len(held["test"]) >= 49
+    train, validation, test = (
+        set(itertools.chain(*shard_texts(manifest, split, texts[:380], tokenizer_folder)))
+        for split in ("train", "validation", "test")
     )
-    assert not held["test"] & (held["train"] | held["validation"])
-    records = manifest.splits["test"].records
-    assert [path.name for path in (run / "shards" / "test").iterdir()] == [
-        f"dataset-0-{records}.tfrecord"
-    ]
+    assert test <= {*texts[:5], *texts[330:335], *texts[340:380]} and len(test) >= 49
+    assert not test & (train | validation)
+    (file,) = (run / "shards" / "test").iterdir()
+    assert file.name == f"dataset-0-{manifest.splits['test'].records}.tfrecord"
 
 
 @pytest.mark.standard
@@ -106,39 +87,37 @@ def test_nothing_chooses_by_it(run, texts, tokenizer_folder, tmp_path):
     """Another one leaves the same training and validation rows, logs, parameters and best step, to the bit."""
     source = write_set(tmp_path / "set", texts, texts[400:480])
     for name in ("shards", "train"):
-        assert __main__.main(command(name, tmp_path / "run", source, tokenizer_folder)) == 0
+        start(name, tmp_path / "run", source, tokenizer_folder)
     one, other = (Workdir(str(folder), create=False) for folder in (run, tmp_path / "run"))
-    manifests = [load_manifest(str(workdir.shards)) for workdir in (one, other)]
-    assert manifests[0].splits["test"] != manifests[1].splits["test"]
-    assert manifests[0].fingerprint == manifests[1].fingerprint
-    assert manifests[0].fingerprint_of("test") != manifests[1].fingerprint_of("test")
+    manifest, changed = (load_manifest(str(workdir.shards)) for workdir in (one, other))
+    assert manifest.splits["test"] != changed.splits["test"]
+    assert manifest.fingerprint == changed.fingerprint
+    assert manifest.fingerprint_of("test") != changed.fingerprint_of("test")
     for split in ("train", "validation"):
         assert contents(one.shards / split) == contents(other.shards / split)
     assert one.metrics.read_text() == other.metrics.read_text()
-    models = [load.load(workdir, head=None) for workdir in (one, other)]
-    assert jax.tree.all(jax.tree.map(np.array_equal, models[0].params, models[1].params))
-    kept = [sorted(path.name for path in workdir.checkpoints.iterdir()) for workdir in (one, other)]
-    assert kept[0] == kept[1]
+    params, others = (load.load(workdir, head=None).params for workdir in (one, other))
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, others))
+    steps, other_steps = ({path.name for path in w.checkpoints.iterdir()} for w in (one, other))
+    assert steps == other_steps
 
 
 @pytest.mark.standard
 def test_it_is_scored_and_shown(run, capsys):
-    assert (
-        "Test" not in (run / "report.html").read_text() + (run / "export" / "README.md").read_text()
+    page = run / "report.html"
+    card = run / "export" / "README.md"
+    assert "Test" not in page.read_text() + card.read_text()
+    for line in (["evaluate", "--split=test"], ["evaluate"], ["report"], ["export"]):
+        assert __main__.main([*line, f"--workdir={run}"]) == 0
+    first, second, *_ = (
+        json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")
     )
-    assert __main__.main(["evaluate", f"--workdir={run}", "--split=test"]) == 0
-    first = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert __main__.main(["evaluate", f"--workdir={run}"]) == 0
-    validation = json.loads(capsys.readouterr().out.splitlines()[0])
     logged = logs.read(UPath(run / "metrics.jsonl"), "eval")[-1]["loss"]
-    assert first["split"] == "test" and validation["loss"] == logged != first["loss"]
-    for name in ("report", "export"):
-        assert __main__.main([name, f"--workdir={run}"]) == 0
-    page = (run / "report.html").read_text()
-    card = (run / "export" / "README.md").read_text()
-    assert "test, " in page
-    assert f"{first['loss']:.4f}" in page and f"{validation['loss']:.4f}" in page
-    before, _, after = card.partition("## Test scores")
+    assert first["split"] == "test" and second["loss"] == logged != first["loss"]
+    test, validation = (f"{scores['loss']:.4f}" for scores in (first, second))
+    assert "test, " in page.read_text()
+    assert test in page.read_text() and validation in page.read_text()
+    before, _, after = card.read_text().partition("## Test scores")
     of_test = after.partition("\n## ")[0]
-    assert f"{first['loss']:.4f}" in of_test and f"{validation['loss']:.4f}" not in of_test
-    assert f"{validation['loss']:.4f}" in before and f"{first['loss']:.4f}" not in before
+    assert test in of_test and validation not in of_test
+    assert validation in before and test not in before
