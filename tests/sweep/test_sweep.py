@@ -1,27 +1,24 @@
 """The command `sweep`: real runs over a grid, stopped and continued, one failing; its table; what it refuses."""
 
 import json
-import os
 import pathlib
 import signal
-import subprocess
-import sys
 
+import psutil
 import pytest
 
 from mlm import __main__
 from mlm.doctor import preflight
 from mlm.paths import UPath
 from mlm.sweep import runs, table
-from tests import ROOT
 from tests.support import processes
 from tests.support.dask_cluster import until
 from tests.support.refusals import refuse
-from tests.support.tiny import TINY
+from tests.support.tiny import TINY, flags
 
 BASE = [
     "--config=configs/base.py",
-    *(f"--config.{each}" for each in TINY if not each.startswith("optimizer")),
+    *flags(*(each for each in TINY if not each.startswith("optimizer"))),
 ]
 
 
@@ -37,32 +34,23 @@ def test_stopped_it_goes_on_and_evaluate_scores_its_models(manifest, tmp_path, m
     settings = ("log.every=1", "checkpoint.every=0", f"train.steps={steps}")
     train = processes.train_arguments(root, manifest.folder, *settings)
     arguments = ["sweep", *train, "--vary", "masking.seed=0,1"]
-    env = processes.environment(1)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mlm", *arguments],
-        cwd=ROOT,
-        env=env,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = processes.start(arguments, devices=1)
     until(lambda: processes.logged_step(root / "seed=0") >= 20 or process.poll() is not None)
-    os.killpg(process.pid, signal.SIGINT)
+    for running in (process, *psutil.Process(process.pid).children()):
+        running.send_signal(signal.SIGINT)
     err = process.communicate(timeout=200)[1]
     assert process.returncode == 75 and "0 of 2 runs" in err.splitlines()[-1]
     stopped = processes.logged_step(root / "seed=0")
     assert 20 <= stopped < steps
     assert not (root / "seed=1").exists() and not (root / "sweep.json").exists()
-    monkeypatch.setenv("XLA_FLAGS", env["XLA_FLAGS"])
+    monkeypatch.setenv("XLA_FLAGS", processes.environment(1)["XLA_FLAGS"])
     assert __main__.main(arguments) == 0
     lines = (root / "seed=0" / "metrics.jsonl").read_text().splitlines()
     logged = dict.fromkeys(json.loads(line)["step"] for line in lines)
     assert list(logged) == list(range(1, steps + 1))
     printed = (root / "seed=0" / "output.txt").read_text()
-    assert (
-        printed.count(f"step 2/{steps}") == 1
-        and f"stopped after step {stopped} of {steps}" in printed
-    )
+    assert printed.count(f"step 2/{steps}") == 1
+    assert f"stopped after step {stopped} of {steps}" in printed
     (group,) = content(root)["groups"]
     assert len(group["scores"]) == 2, "scores are summarized over seeds"
     vary = f"model='{root}/seed=0'"
@@ -81,8 +69,8 @@ def test_evaluate_names_the_newest_step_so_that_a_score_is_of_no_earlier_one(
     root = str(trained_workdir.root)
     vary = ["--vary", f"model={root},{root}@5"]
     assert __main__.main(["sweep", "evaluate", *BASE, f"--workdir={root}", *vary]) == 0
-    flags = [[flag for flag in trial.arguments if "--step" in flag] for trial in planned]
-    assert flags == [["--step=5"], []]
+    named = ["--step=5" in trial.arguments for trial in planned]
+    assert named == [True, False]
 
 
 def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, monkeypatch):
@@ -91,9 +79,10 @@ def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, mo
         good.mkdir()
         (good / "metrics.jsonl").write_text('{"kind": "eval", "step": 1, "loss": 2.0}\n')
         (good / "timing.jsonl").write_text('{"kind": "checkpoint", "step": 1}\n')
+        endings = ((3, "mlm train: why"), (0, ""))
         return [
-            runs.Outcome(trials[0], 3, 1.0, "mlm train: why"),
-            runs.Outcome(trials[1], 0, 1.0, ""),
+            runs.Outcome(trial, code, 1.0, line)
+            for trial, (code, line) in zip(trials, endings, strict=True)
         ]
 
     monkeypatch.setattr(runs, "run_all", run_all)
