@@ -7,7 +7,7 @@ import pytest
 
 from mlm.data import batches, shards, sources
 from mlm.data.manifest import Manifest
-from tests.support.corpora import in_epochs, shard_rows
+from tests.support.corpora import shard_rows
 
 LANES = 3
 BATCH = 12  # of six shards
@@ -89,4 +89,3 @@ def damage(copied: Manifest, fault: str) -> pathlib.Path:
     elif fault == "another shard's records":
         path.write_bytes(shard_path(copied, 2).read_bytes())
     return path
-

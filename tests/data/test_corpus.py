@@ -9,6 +9,7 @@ from mlm.data import corpus, sources
 from mlm.errors import InputError
 from tests.support.corpora import corpus_of, numbered, split_of, write_jsonl, write_shards
 
+
 def test_validation_never_changes_as_the_corpus_grows(tmp_path):
     small = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),)))
     large = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(5000)[::-1]),)))

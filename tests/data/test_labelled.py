@@ -162,7 +162,6 @@ def test_conll_comments_tabs_and_places(tmp_path):
     assert found.places == [f"conll:{tmp_path}/a.conll, line {number}" for number in (2, 9, 13)]
 
 
-
 def test_labels_may_be_decimals(tmp_path):
     table = [{"text": "a", "label": Decimal("1.50")}, {"text": "b", "label": Decimal(2)}]
     datasets.Dataset.from_list(table).to_parquet(tmp_path / "train.parquet")
@@ -191,4 +190,3 @@ def test_sentences_to_predict_need_no_labels(tmp_path):
 def test_bad_sentences(tmp_path, words, labels, message):
     source = write_jsonl(tmp_path / "a.jsonl", [{"tokens": words, "ner_tags": labels}])
     assert f"line 1: {message}" in refused(source, **WORDS)
-

@@ -55,4 +55,3 @@ def test_what_is_no_utf8_text_is_named(tmp_path, content, words):
     file.write_bytes(content)
     with pytest.raises(ValueError, match=rf"{file}, .*{words}"):
         list(lines.read_file(str(file), str))
-

@@ -12,39 +12,39 @@ from tests.support.corpora import manifest_of
 
 
 # A run that logs every 10 steps, evaluates and saves every 20, is killed after 34 and goes on from 20. Seconds.
-def _logged(kind: str, step: int, time: float, seconds: float = 0.0, **rest) -> dict:
+def logged(kind: str, step: int, time: float, seconds: float = 0.0, **rest) -> dict:
     return {"kind": kind, "step": step, "time": time, "seconds": seconds} | rest
 
 
 def _start(step: int, time: float, devices: int) -> dict:
-    return _logged("start", step, time, devices=devices, device="cpu")
+    return logged("start", step, time, devices=devices, device="cpu")
 
 
 def _trained(step: int, time: float, seconds: float, tokens: int) -> dict:
     speed = {"tokens_per_second": tokens, "rows_per_second": tokens / 100}
-    return _logged("train", step, time, seconds, **speed)
+    return logged("train", step, time, seconds, **speed)
 
 
 TIMING = [
     _start(0, 100.0, devices=8),
-    _logged("first_step", 1, 130.0, 1.0),  # 30 start
+    logged("first_step", 1, 130.0, 1.0),  # 30 start
     _trained(10, 148.0, 18.0, 900),
     _trained(20, 168.0, 20.0, 1000),
-    _logged("eval", 20, 173.0, 5.0),
-    _logged("checkpoint", 20, 175.0, 2.0),
+    logged("eval", 20, 173.0, 5.0),
+    logged("checkpoint", 20, 175.0, 2.0),
     _trained(30, 195.0, 20.0, 100),  # made again
     # 55 down
     _start(20, 250.0, devices=4),
-    _logged("first_step", 21, 260.0, 1.0),
+    logged("first_step", 21, 260.0, 1.0),
     _trained(30, 296.0, 36.0, 500),
     # SIGTERM: 19 training, 3 checkpoints
-    _logged("checkpoint", 35, 318.0, 3.0),
+    logged("checkpoint", 35, 318.0, 3.0),
     # 82 down
     _start(35, 400.0, devices=4),
-    _logged("first_step", 36, 410.0, 1.0),
+    logged("first_step", 36, 410.0, 1.0),
     _trained(40, 426.0, 16.0, 700),
-    _logged("eval", 40, 430.0, 4.0),
-    _logged("checkpoint", 40, 431.0, 1.0),
+    logged("eval", 40, 430.0, 4.0),
+    logged("checkpoint", 40, 431.0, 1.0),
     # nothing left to do
     _start(40, 9000.0, devices=4),
 ]

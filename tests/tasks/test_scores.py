@@ -53,7 +53,6 @@ def test_scores_are_those_of_scikit_learn_and_scipy():
         assert own == pytest.approx({name: theirs[name] for name in own}, abs=1e-12)
 
 
-
 def test_matthews_of_many_rows():
     """Products of their counts don't fit in 63 bits."""
     labels = np.arange(400_000) % 2
