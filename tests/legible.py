@@ -43,8 +43,8 @@ def main() -> int:
     rooms: dict[str, set[str]] = defaultdict(set)
     for module, others in imports.items():
         rooms[room_of(module)] |= {room_of(other) for other in others} - {room_of(module)}
-    for names in filter(None, (circle(imports), circle(rooms))):
-        faults.append(f"circle: {' <- '.join(names)}")
+    circles = filter(None, (circle(imports), circle(rooms)))
+    faults += [f"circle: {' <- '.join(names)}" for names in circles]
     for room in sorted(rooms.keys() - {"mlm"}):
         if room not in LEVELS:
             faults.append(f"{room}: has no place in ROOMS")
