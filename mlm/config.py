@@ -113,7 +113,7 @@ def read(path: UPath) -> ConfigDict | None:
         return None
     try:
         config = from_dict(logs.read_object(path))
-        check_version(config, str(path))
+        check_version(config, str(path), f"another --workdir, {OR_CONFIG}")
     except (ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamageError(
             f"{path}: is not a config in JSON ({error}); restore it from a copy, {OR_CONFIG}."
@@ -121,7 +121,7 @@ def read(path: UPath) -> ConfigDict | None:
     return config
 
 
-def check_version(config: ConfigDict, where: str) -> None:
+def check_version(config: ConfigDict, where: str, fix: str = "or another --workdir") -> None:
     """Raises InputError for a saved config that has other keys than today's."""
     flat = flatten(config)
     gone = sorted(flat.keys() & GONE.keys())
@@ -134,8 +134,7 @@ def check_version(config: ConfigDict, where: str) -> None:
         else:
             problem = f"has {unknown[0]}" if unknown else f"has no {missing[0]}"
         raise InputError(
-            f"{where}: {problem}, as if another version of this code had written it; use that code, another --workdir, "
-            f"{OR_CONFIG}."
+            f"{where}: {problem}, as if another version of this code had written it; use that code, {fix}."
         )
 
 

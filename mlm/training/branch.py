@@ -54,6 +54,7 @@ def read_source(config: ConfigDict, *, deep: bool = True) -> tuple[Source, dict[
         raise InputError(
             f"{where}: holds an average or a classifier, not the state of pretraining; name a pretraining run."
         )
+    configs.check_version(saved["config"], where)
     changes = configs.diff(saved["config"], config, {"train.branch_from"}.__contains__)
     old = configs.flatten(saved["config"])
     new = configs.flatten(config)

@@ -86,6 +86,7 @@ def _check_resume(workdir: Workdir, step: int, meta: dict[str, Any]) -> dict[str
     folder = workdir.checkpoints
     where = folder / str(step)
     saved = checkpoint_files.read_meta(folder, step)
+    configs.check_version(saved["config"], str(where))
     if changes := configs.diff(saved["config"], meta["config"]):
         fix = "a resumed run can't change these keys; set them back, or use another --workdir"
         if all(configs.branch_may_change(change.partition(":")[0]) for change in changes):

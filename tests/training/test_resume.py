@@ -4,6 +4,7 @@ What a resumed run computes, to the bit: test_train.
 """
 
 import contextlib
+import json
 import re
 from types import SimpleNamespace
 
@@ -63,6 +64,22 @@ def test_what_affects_numbers_can_not_change(straight, key, words):
         run(straight.root, task=changed(key))
     assert re.search(words, str(caught.value))
     assert snapshot(straight.root) == before
+
+
+@pytest.mark.parametrize("way", ["resume", "branch"])
+def test_a_run_of_an_older_version_is_refused_as_such(straight, tmp_path, way):
+    """And not by what a person could set back."""
+    folder = back_to(straight.root, tmp_path / "old", 12)
+    file = folder / "checkpoints" / "12" / "meta" / "metadata"
+    meta = json.loads(file.read_text())
+    meta["config"]["schedule"]["warmup_steps"] = 0
+    file.write_text(json.dumps(meta))
+    checkpoint_files.write_hashes(folder / "checkpoints", 12)
+    with pytest.raises(InputError, match=r"12: has schedule\.warmup_steps = 0 \(now .*version"):
+        if way == "resume":
+            run(folder, *SETTINGS)
+        else:
+            run(tmp_path / "new", *SETTINGS, f"train.branch_from={folder}@12")
 
 
 @pytest.mark.parametrize("change", ["train.accumulate=2", "mesh", "log.every=3"])
