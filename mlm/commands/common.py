@@ -335,7 +335,7 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
                 f"{one.folder}: the {split} split has {count} shards with records, config.{key} asks for {minimum}."
             )
     for one in manifest.folders:
-        verify(one, deep=True)
+        verify(one)
     return manifest
 
 

@@ -199,7 +199,7 @@ class _Reader:
                 yield batch
         except import_tensorflow().errors.OpError as error:
             for folder in self.manifest.folders:
-                verify(folder, deep=True)  # names the shard, unless nobody knows what was written
+                verify(folder)  # names the shard, unless nobody knows what was written
             raise DamageError(f"{self.manifest.folder}: {error.message}") from error
 
     def _check_ids(self, batch: Batch) -> None:

@@ -371,8 +371,8 @@ def check_config(manifest: Manifest, config: ConfigDict) -> None:
         )
 
 
-def verify(manifest: Manifest, *, deep: bool) -> None:
-    """Raises DamageError unless the folder holds these shards, of these sizes (`deep`: and hashes), and no others."""
+def verify(manifest: Manifest) -> None:
+    """Raises DamageError unless the folder holds these shards, of these sizes and hashes, and no others."""
     root = UPath(manifest.folder)
     files = {
         f"{split}/{name}": size
@@ -387,7 +387,7 @@ def verify(manifest: Manifest, *, deep: bool) -> None:
     def is_good(shard: Shard) -> bool:
         if files.get(shard.file) != shard.bytes:
             return False
-        if not deep or shard.sha256 is None:
+        if shard.sha256 is None:
             return True
         with (root / shard.file).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256

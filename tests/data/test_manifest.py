@@ -15,13 +15,10 @@ FAULTS = ("cut between records", "bit flipped", "missing", "extra", "another sha
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_damaged_shards_are_named(copied, fault):
-    """Sizes alone tell most of it."""
-    verify(copied, deep=True)
+    verify(copied)
     path = damage(copied, fault)
-    by_size = fault not in ("bit flipped", "another shard's records")
-    for deep in [True, False] if by_size else [True]:
-        with pytest.raises(DamageError, match=str(path)):
-            verify(copied, deep=deep)
+    with pytest.raises(DamageError, match=str(path)):
+        verify(copied)
 
 
 def test_fingerprint_is_of_the_batches_not_of_the_place(manifest, copied):
@@ -94,7 +91,7 @@ def test_without_a_manifest_the_names_tell(manifest, foreign):
             dataclasses.replace(s, sha256=None) for s in manifest.splits[name].shards
         )
         assert split.unigram_entropy is None
-    verify(foreign, deep=True)
+    verify(foreign)
 
 
 def test_without_a_manifest_a_tokenizer_is_needed(foreign):
@@ -111,4 +108,4 @@ def test_without_a_manifest_what_the_names_tell_is_checked(foreign, tokenizer_fo
     else:
         path.unlink()
     with pytest.raises(DamageError, match=r"train.*dataset-1"):
-        verify(load_manifest(foreign.folder, tokenizer_folder=tokenizer_folder), deep=True)
+        verify(load_manifest(foreign.folder, tokenizer_folder=tokenizer_folder))

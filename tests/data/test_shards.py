@@ -88,7 +88,7 @@ def test_files_are_named_as_the_tf_tpu_example_names_them(manifest):
         "/manifest.json",
     }, "nothing else"
     assert load_manifest(manifest.folder) == manifest
-    verify(manifest, deep=True)
+    verify(manifest)
 
 
 @pytest.mark.standard
