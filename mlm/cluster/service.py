@@ -54,7 +54,6 @@ class Service:
         `on_end` is called in a thread when the run ends, unless by `notify`; it ends this process. Raises InputError
         or StopError if process 0 can't listen, or does not answer.
         """
-        self._cluster = cluster
         self._on_end = on_end
         self._heartbeat = pod.heartbeat
         self._process = cluster.process_id

@@ -5,7 +5,6 @@ from jax.sharding import PartitionSpec as P
 # (pattern of a parameter's whole name, how its axes are split over the mesh); the first pattern that matches applies
 PartitionRules = tuple[tuple[str, P], ...]
 
-REPLICATED: PartitionRules = ((r".*", P()),)
 BERT: PartitionRules = (  # and RoBERTa, without a head
     (r"\w+/embeddings/word_embeddings/embedding", P(("tensor", "fsdp"), None)),
     (r"\w+/embeddings/(position|token_type)_embeddings/embedding", P()),

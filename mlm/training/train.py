@@ -278,6 +278,8 @@ class Loop:
     checkpoints: Checkpoints
     log: Log
     profile: UPath
+    # step, metrics and norms, which are read when the next step is dispatched
+    pending: tuple[int, dict | None, dict | None] | None = None
 
     def run(
         self, state: TrainState, stop: distributed.StopSignal, trace: contextlib.ExitStack
@@ -294,7 +296,6 @@ class Loop:
         batches = task.batches(self.start.step)
         measure = jax.jit(param_norms, out_shardings=NamedSharding(task.mesh, P()))
         compiled: set[tuple[int, int]] = set()
-        pending = None  # step, metrics and norms, which are read when the next step is dispatched
         for step in range(self.start.step + 1, last + 1):
             if step == config.log.profile_start:
                 trace.enter_context(xla_metrics.tracing(self.profile))
@@ -304,8 +305,8 @@ class Loop:
             stage = task.stages.stage_at(step)
             # the first call opens the data, or compiles
             is_new = (stage.rows, stage.length) not in compiled
-            if is_new and pending:  # before it compiles, which is no time of steps
-                pending = self.read(*pending)
+            if is_new:  # before it compiles, which is no time of steps
+                self.read_pending()
             cluster.progress("start" if is_new else "input", step)
             log.waits.add("host_wait")
             columns = next(batches)
@@ -336,17 +337,16 @@ class Loop:
                 with log.paused("first_step", step):
                     jax.block_until_ready(metrics)
                 log.restart_clock(step)
-            if pending:
-                self.read(*pending)
+            self.read_pending()
             logs_step = step == last or is_due(step, config.log.every)
-            pending = (step, metrics if logs_step else None, norms if norms_due else None)
+            self.pending = (step, metrics if logs_step else None, norms if norms_due else None)
             stopped = stop.requested(step)
             ends = step == last or task.is_epoch_end(step) or step in self.start.milestones
             evaluates = ends or is_due(step, config.evaluate.every)
             pushes = evaluates and config.hub.name != ""
             saves = ends or stopped or is_due(step, config.checkpoint.every) or pushes
             if evaluates or saves:
-                pending = self.read(*pending)
+                self.read_pending()
             if saves and int(metrics["consecutive_nonfinite"]) >= GUARD_LIMIT:
                 self.read(step, metrics, None)  # raises
             scores = self.evaluate(step, state) if evaluates else None
@@ -358,6 +358,12 @@ class Loop:
                 raise PreemptedError(
                     f"stopped after step {step} of {last}, and saved; run the same command to continue."
                 )
+
+    def read_pending(self) -> None:
+        """Reads the step before, unless it was read already."""
+        if self.pending:
+            self.read(*self.pending)
+            self.pending = None
 
     def read(
         self, step: int, metrics: dict[str, jax.Array] | None, norms: dict[str, jax.Array] | None
