@@ -13,8 +13,16 @@ from mlm.model import families
 from mlm.model.loss import Mean
 from mlm.model.roberta import RobertaModule
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding, train
-from tests.support.tiny import INFO, meshes_of, random_batch, slow, tiny_config, tiny_run
+from mlm.training import train
+from tests.support.tiny import (
+    INFO,
+    assert_close,
+    meshes_of,
+    random_batch,
+    slow,
+    tiny_config,
+    tiny_run,
+)
 
 STOCK = "model.implementation=transformers"
 
@@ -97,41 +105,31 @@ def test_rows_longer_than_the_position_table_are_refused():
 @pytest.mark.standard
 @pytest.mark.parametrize("family", ["roberta", slow("bert")])
 def test_the_loop_trains_transformers_own_class(family):
-    """Equal to ours in losses, gradients and parameters without dropout; with it, each device draws its own."""
-    axes = ("mesh.fsdp=2", "mesh.tensor=2")
-    runs = [
-        tiny_run(f"model.family={family}"),
-        tiny_run(f"model.family={family}", STOCK, *axes, mesh=(2, 2, 2)),
-    ]
-    states = [run.init() for run in runs]
-    norms = []
-    first = sharding.put_tree(
-        jax.device_get(states[0].params), sharding.shardings_of(states[1].params)
+    """Equal to ours in the loss, the gradient and the parameters of a step without dropout."""
+    with meshes_of(1):
+        ours, theirs = (
+            tiny_run(f"model.family={family}", *keys, mesh=(1, 1, 1)) for keys in ((), (STOCK,))
+        )
+    params = ours.init().params  # transformers draws BERT's head wider
+    (one, means), (other, stock) = (
+        jax.jit(train.make_gradient(run))(params, random_batch(16), np.int32(0))
+        for run in (ours, theirs)
     )
-    states[1] = states[1].replace(params=first)  # transformers draws BERT's head wider
-    for step in range(2):
-        for index, run in enumerate(runs):
-            batch = sharding.put_batch(random_batch(16, step), run.mesh, 16)
-            states[index], metrics = run.train_step(states[index], batch)
-            norms.append((float(metrics["loss"]), float(metrics["grad_norm"])))
-    np.testing.assert_allclose(norms[::2], norms[1::2], rtol=1e-5)
-    ours, theirs = (flatten_dict(jax.device_get(state.params)) for state in states)
-    assert ours.keys() == theirs.keys()
-    for path, value in ours.items():
-        np.testing.assert_allclose(theirs[path], value, atol=1e-4, err_msg="/".join(path))
+    assert_close(one, other, 1e-4, "gradient")
+    assert float(means["loss"].sum) == pytest.approx(float(stock["loss"].sum), rel=1e-5)
 
 
 # A module of one's own -----------------------------------------------------------------------------------------------
 
 
+def entropy(logits_BxKxV):
+    return -jnp.sum(jax.nn.softmax(logits_BxKxV) * jax.nn.log_softmax(logits_BxKxV), axis=(1, 2))
+
+
 class Entropy(RobertaModule):
     def predict(self, x_BxKxH, noise):
         logits = super().predict(x_BxKxH, noise)
-        self.sow(
-            "intermediates",
-            "entropy",
-            -jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=(1, 2)),
-        )
+        self.sow("intermediates", "entropy", entropy(logits))
         return logits
 
 
@@ -140,8 +138,9 @@ class SownMetric(Pretraining):
         return families.make_module(self.config.model, self.info, module_class=Entropy)
 
     def metrics(self, logits_BxKxV, masked, intermediates):
-        (entropy_B,) = intermediates["entropy"]
-        return {"entropy": Mean(entropy_B, jnp.ones_like(entropy_B))}
+        (sown_B,) = intermediates["entropy"]
+        ones_B = jnp.ones_like(sown_B)
+        return {"sown": Mean(sown_B, ones_B), "expected": Mean(entropy(logits_BxKxV), ones_B)}
 
 
 @pytest.mark.standard
@@ -149,17 +148,9 @@ class SownMetric(Pretraining):
 def test_what_a_module_sows_is_a_metric():
     run = tiny_run("train.accumulate=2", "model.remat=true", mesh=(1, 1, 1))
     task = SownMetric(run.config, run.info, mesh=run.mesh)
-    params = jax.jit(task.module.init_params)(jax.random.key(0))
-    batch = random_batch(16)
-    masked = task.inputs(batch, 0)
-    _, sown = task.module.forward(
-        params, masked.ids_BxL, masked.attention_BxL, masked.positions_BxK
-    )
-    _, means = jax.jit(train.make_gradient(task))(params, batch, np.int32(0))
-    expected = float(sown["entropy"][0].mean())
-    assert float(means["entropy"].sum / means["entropy"].weight) == pytest.approx(
-        expected, rel=1e-5
-    )
+    params = task.init().params
+    _, means = jax.jit(train.make_gradient(task))(params, random_batch(16), np.int32(0))
+    assert float(means["sown"].sum) == pytest.approx(float(means["expected"].sum), rel=1e-5)
 
 
 def test_a_module_of_ones_own_isolates_documents_and_is_no_class_of_transformers():
