@@ -1,6 +1,6 @@
 """Where a run starts: from its newest checkpoint, on other devices too, unless something changed that affects numbers.
 
-What a resumed run computes, to the bit: test_train.
+What a resumed run computes, to the bit: test_train, and tests/test_testing.py with a real model.
 """
 
 import contextlib
@@ -15,8 +15,10 @@ from mlm.cluster.distributed import StopSignal
 from mlm.data.stages import make_stages
 from mlm.errors import DamageError, InputError, PreemptedError
 from mlm.pretrained import checkpoint_files
+from mlm.tasks.pretraining import Pretraining
 from mlm.training import resume
 from mlm.workdir import Workdir
+from tests.support.corpora import train_tokenizer, write_shards
 from tests.support.refusals import snapshot
 from tests.support.states import assert_same, back_to, state_of
 from tests.support.tiny import tiny_config
@@ -155,6 +157,18 @@ def test_words_are_counted_over_stages(capsys):
     with pytest.raises(InputError, match="words can't be counted"):
         milestones(("words:900",), same_rows=False)
     assert milestones(("3",), same_rows=False) == [3]
+
+
+@pytest.mark.standard
+def test_words_are_counted_as_a_person_counts_them(texts, tmp_path):
+    """Within a tenth of the words of the documents, cut at white space, whatever the tokenizer does; not indented."""
+    flat = [text for text in texts if "\n " not in text][:400]
+    folder = train_tokenizer(texts, tmp_path / "tokenizer", "unigram", vocab_size=2000)
+    manifest = write_shards(flat, tmp_path / "shards", folder)
+    task = Pretraining.open(tiny_config(), Workdir(str(tmp_path)), manifest)
+    words = sum(len(text.split()) for number, text in enumerate(flat) if number % 10)
+    rows = manifest.splits["train"].records
+    assert task.words_per_row() == pytest.approx(words / rows, rel=0.1)
 
 
 @pytest.mark.parametrize(
