@@ -1,9 +1,9 @@
 """The reference: transformers' model in PyTorch, with the usual AdamW loop. Run by tests/model/test_torch.py.
 
-    PYTHON tests/pytorch/reference.py FOLDER
+    PYTHON tests/pytorch/reference.py FOLDER...
 
-reads from the folder: settings.json (the recipe, and the config of the model), params.safetensors (PyTorch's names) and
-batches.safetensors ("ids", "attention", "labels" [steps, rows, length], int64; labels are -100 where nothing is
+reads from each folder: settings.json (the recipe, and the config of the model), params.safetensors (PyTorch's names)
+and batches.safetensors ("ids", "attention", "labels" [steps, rows, length], int64; labels are -100 where nothing is
 predicted); writes gradient.safetensors (of the first batch), trained.safetensors (parameters after all steps) and
 losses.json (losses and gradient norms of each step).
 """
@@ -66,4 +66,5 @@ def run(folder: pathlib.Path) -> None:
     (folder / "losses.json").write_text(json.dumps({"losses": losses, "norms": norms}))
 
 
-run(pathlib.Path(sys.argv[1]))
+for name in sys.argv[1:]:
+    run(pathlib.Path(name))

@@ -93,10 +93,11 @@ def test_dropout_is_one_of_the_global_batch(monkeypatch):
     assert_close(found, wanted, 1e-5, "hosts that interleave")
 
 
-def test_one_trace_of_a_step_that_takes_its_state():
-    """Shardings are pinned and the state is donated."""
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
+def test_one_trace_of_a_step_that_takes_its_state(name):
+    """Shardings, those of moments of other shapes too, are pinned and the state is donated."""
     settings = ("optimizer.learning_rate=0.01", "schedule.warmup=2", "schedule.name=constant")
-    task = toy(*settings, mesh=(2, 2, 2))
+    task = toy(*settings, f"optimizer.name={name}", mesh=(2, 2, 2))
     state = first = task.init()
     rates = []
     for count in range(1, 4):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlm import __main__
 from mlm.bench import steps
 from mlm.commands import verify as command
 from mlm.errors import InputError
@@ -15,7 +16,6 @@ from mlm.training import sharding
 from mlm.verify import kernels, numbers, speed
 from mlm.verify.compare import Result, compare
 from mlm.verify.session import Session
-from tests.support import processes
 from tests.support.refusals import refuse
 from tests.support.tiny import TINY, tiny_config
 
@@ -37,12 +37,13 @@ def verdicts(results) -> dict[str, bool | None]:
 
 
 @pytest.mark.standard
-def test_the_screen(tmp_path):
+def test_the_screen(tmp_path, capsys):
     """On eight devices with the parameters split, one microbatch a step, in the run's dtype."""
     sizes = ("model.dtype=bfloat16", "train.accumulate=2", "mesh.fsdp=2")
     config = [f"--config.{text}" for text in (*TINY, *SMALL, *sizes)]
     arguments = ["verify", "--config=configs/base.py", f"--workdir={tmp_path}", *config]
-    out, _ = processes.run(arguments, devices=8)
+    assert __main__.main(arguments) == 0
+    out = capsys.readouterr().out
     lines = [line.split(maxsplit=2) for line in out.splitlines()]
     assert len(lines) <= 24 and {line[0] for line in lines} == {"verify:"}
     right = [rest for _, status, rest in lines if status == "ok"]
@@ -94,18 +95,18 @@ class LossByDevice(Pretraining):
         return super().loss(logits_BxKxV * (1 + 1e-3 * (self.mesh.size > 1)), masked)
 
 
+ROWS = {"rows of a batch": True, "masks": False, "dropout's bits": True}
+STEP = {"logits in float32": True, "gradients in float32": False}
+
+
 @pytest.mark.standard
 @pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        (MasksByDevice, {"masks", "logits in float32", "gradients in float32"}),
-        (LossByDevice, {"gradients in float32"}),
-    ],
+    ("wrong", "check", "expected"),
+    [(MasksByDevice, numbers.check_rows, ROWS), (LossByDevice, numbers.check_step, STEP)],
 )
-def test_what_is_wrong_is_named(wrong, named):
-    run = session(pretraining=wrong)
-    results = [*numbers.check_rows(run), *numbers.check_step(run)]
-    assert {what for what, is_right in verdicts(results).items() if is_right is False} == named
+def test_what_is_wrong_is_named(wrong, check, expected):
+    results = list(check(session(pretraining=wrong)))
+    assert verdicts(results) == expected
     assert all("host 0" in result.measured for result in results if result.is_right is False)
 
 
