@@ -1,7 +1,6 @@
 """Nothing around a run chooses its random bits or types: no variable of the environment, no setting of a notebook."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -11,7 +10,10 @@ import pytest
 
 from mlm.errors import InputError
 from mlm.model import keys
+from mlm.training import sharding
 from tests import ROOT
+from tests.support import processes
+from tests.support.tiny import meshes_of, random_batch, tiny_run
 from tests.training.toy import run
 
 VARIABLES = {
@@ -21,33 +23,29 @@ VARIABLES = {
     "JAX_RANDOM_SEED_OFFSET": "3",
     "FLAX_FIX_RNG_SEPARATOR": "1",
 }
-PROGRAM = """
-import json, sys
-import jax, numpy as np
-from tests.support.tiny import random_batch, tiny_run
-from mlm.training import sharding
-task = tiny_run("model.hidden_dropout=0.1", mesh=(1, 1, 1))
-batch = sharding.put_batch(random_batch(), task.mesh, 16)
-state = task.init()
-for _ in range(2):
-    state, metrics = task.train_step(state, batch)
-arrays = [[leaf.dtype.name, np.asarray(leaf).tobytes().hex()] for leaf in jax.tree.leaves(state)]
-print(json.dumps([float(metrics["loss"]).hex(), *arrays]))
-"""
+
+
+def trained() -> list:
+    """The loss of two steps, and every array of their state."""
+    task = tiny_run("model.hidden_dropout=0.1", mesh=(1, 1, 1))
+    batch = sharding.put_batch(random_batch(), task.mesh, 16)
+    state = task.init()
+    for _ in range(2):
+        state, metrics = task.train_step(state, batch)
+    arrays = (
+        (leaf.dtype.name, np.asarray(leaf).tobytes().hex()) for leaf in jax.tree.leaves(state)
+    )
+    return [float(metrics["loss"]).hex(), *map(list, arrays)]
 
 
 @pytest.mark.standard
+@meshes_of(1)
 def test_no_variable_of_the_environment_changes_a_parameter():
     """Initial values, masks and dropout, to the bit."""
-
-    def trained(variables: dict[str, str]) -> list:
-        flags = {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", PROGRAM]
-        return json.loads(
-            subprocess.check_output(command, cwd=ROOT, env=os.environ | flags | variables)
-        )
-
-    assert trained(VARIABLES) == trained({})
+    program = "import json; from tests.training.test_numerics import trained; print(json.dumps(trained()))"
+    command = [sys.executable, "-c", program]
+    settings = processes.environment(devices=1) | VARIABLES
+    assert json.loads(subprocess.check_output(command, cwd=ROOT, env=settings)) == trained()
 
 
 def test_a_key_is_that_of_jax_as_it_comes():
