@@ -10,6 +10,7 @@ import transformers
 from flax.traverse_util import flatten_dict
 from transformers import FlaxPreTrainedModel
 
+from mlm.model import rotary
 from mlm.model.module import Compute
 from tests.model.models import PAD, class_of, config_of, inputs, make
 from tests.support.tiny import slow
@@ -98,6 +99,14 @@ def test_modernbert_has_the_logits_of_pytorch_s(head):
     logits = jax.jit(lambda params: model(ids, mask, params=params).logits)(model.params)
     found = logits[1, (0, 19), :3] if head == "MaskedLM" else logits[1]
     np.testing.assert_allclose(found, GOLDEN[head], atol=1e-4)
+
+
+def test_rotary_frequencies_have_the_last_bits_of_pytorch_s():
+    """A cosine late in a row shows them; sums weighted by the number of the plane, from ModernBertRotaryEmbedding."""
+    config = transformers.ModernBertConfig(hidden_size=64, num_attention_heads=1)
+    found = rotary.rotations(config, np.array([[2**17]]))
+    cosines = {kind: cos[0, 0] @ np.arange(32.0) for kind, (cos, _) in found.items()}
+    assert cosines == pytest.approx({"global": -6.09241, "local": 40.26922}, abs=1e-3)
 
 
 @pytest.mark.parametrize(

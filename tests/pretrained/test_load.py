@@ -21,6 +21,7 @@ from mlm.pretrained import checkpoint_files, load, locate
 from mlm.workdir import Workdir
 from tests.support import trained_model
 from tests.support.refusals import refuse
+from tests.support.states import edit_meta
 
 # what a model is named with, and the head that it must have
 READERS = {"--model=": load.LM_HEAD, load.INIT_FROM: None}
@@ -174,8 +175,7 @@ def test_a_step_that_a_run_removes_while_it_is_read(trained_workdir, tmp_path, m
 
 def test_a_checkpoint_of_an_older_version_is_refused(trained_workdir, tmp_path):
     workdir = Workdir(shutil.copytree(trained_workdir.root, tmp_path / "run"))
-    change(workdir.checkpoints / "5" / "meta" / "metadata", format=1)
-    checkpoint_files.write_hashes(workdir.checkpoints, 5)
+    edit_meta(workdir.checkpoints, 5, format=1)
     with pytest.raises(
         InputError, match=rf"checkpoints/5: .*format is 1, .* {checkpoint_files.FORMAT};"
     ):

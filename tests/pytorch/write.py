@@ -1,7 +1,7 @@
 """Models that PyTorch's transformers writes, for tests: `PYTHON tests/pytorch/write.py FOLDER MODEL_TYPE...`.
 
 FOLDER holds ids.json, rows of token ids of one length. A model, random, in float32, is written to FOLDER/TYPE/whole
-and, in several files, to FOLDER/TYPE/parts, its logits of the last 32 tokens of each row to FOLDER/TYPE/logits.json,
+and, in several files, to FOLDER/TYPE/parts, its logits to FOLDER/TYPE/logits.json,
 and the standard deviation and the largest value of each parameter as it was initialised, under each of two heads, to
 FOLDER/TYPE/drawn.json. Biases and normalizations are random too: those of a fresh model are alike, and would hide a
 mistake.
@@ -68,7 +68,7 @@ def write(folder: pathlib.Path, model_type: str, ids: list[list[int]]) -> None:
     model = fresh["MaskedLM"]
     randomize(model)
     with torch.no_grad():
-        logits = model(torch.tensor(ids)).logits[:, -32:]
+        logits = model(torch.tensor(ids)).logits
     model.save_pretrained(folder / "whole")
     model.save_pretrained(folder / "parts", max_shard_size="150KB")
     (folder / "logits.json").write_text(json.dumps(logits.tolist()))

@@ -9,6 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from mlm import entry
+from mlm.paths import UPath
 from mlm.pretrained import checkpoint_files
 from mlm.training.task import Task
 
@@ -34,6 +35,13 @@ def back_to(workdir: pathlib.Path, target: pathlib.Path, step: int) -> pathlib.P
         if later > step:
             shutil.rmtree(target / "checkpoints" / str(later))
     return target
+
+
+def edit_meta(checkpoints: UPath, step: int, **values) -> None:
+    """Changes the metadata of a checkpoint, with its hashes."""
+    file = checkpoints / str(step) / "meta" / "metadata"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    checkpoint_files.write_hashes(checkpoints, step)
 
 
 def lines_after(workdir: pathlib.Path, step: int) -> list[dict]:

@@ -1,6 +1,5 @@
 """Branches: a run that goes on from another one's full state, the same to the bit where nothing changes."""
 
-import json
 import re
 import shutil
 
@@ -13,7 +12,7 @@ from mlm.errors import InputError
 from mlm.pretrained import checkpoint_files
 from mlm.training import branch, sharding
 from mlm.workdir import Workdir
-from tests.support.states import assert_same, back_to, lines_after, meta_of, state_of
+from tests.support.states import assert_same, back_to, edit_meta, lines_after, meta_of, state_of
 from tests.support.tiny import tiny_config
 from tests.training.toy import VOCABULARY, Toy, run, toy
 
@@ -42,13 +41,6 @@ def start(trunk: Workdir, folder, *overrides: str, step: int = 6) -> Workdir:
 
 def source_of(task: Toy) -> branch.Source:
     return branch.open_source(meta_of(task), task.stages)
-
-
-def edit_meta(workdir: Workdir, step: int = 6, **values) -> None:
-    """Changes the metadata of a checkpoint, with its hashes."""
-    file = workdir.checkpoints / str(step) / "meta" / "metadata"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-    checkpoint_files.write_hashes(workdir.checkpoints, step)
 
 
 def test_a_branch_that_changes_nothing_is_the_run_it_left(trunk, tmp_path):
@@ -217,20 +209,20 @@ def test_a_branch_goes_on_where_the_batches_were(tmp_path):
     read = "batches 1 to 2 of 4 rows, batches 3 to 4 of 8 rows, batches 5 to 6 of 16 rows"
     with pytest.raises(InputError, match=f"@6: it read {read};"):
         opens(6, "data.batch_stages=()")
-    edit_meta(trunk, data_fingerprint="other")
+    edit_meta(trunk.checkpoints, 6, data_fingerprint="other")
     assert not opens(6, "data.batch_stages=()"), "of other data"
 
 
 def test_other_sources_are_refused(trunk, tmp_path):
-    other = Workdir(str(shutil.copytree(trunk.root, tmp_path / "other")))
-    dataset = checkpoint_files.read_meta(other.checkpoints, 6)["dataset"]
-    for changes, words in (
-        ({"averaged": []}, "an average or"),
-        ({"dataset": dataset | {"labels": ["a", "b"]}}, "or a classifier"),
-        ({"dataset": dataset | {"vocab_size": VOCABULARY + 1}}, "another tokenizer"),
+    dataset = checkpoint_files.read_meta(trunk.checkpoints, 6)["dataset"]
+    for number, (changes, words) in enumerate(
+        (
+            ({"averaged": []}, "an average or"),
+            ({"dataset": dataset | {"labels": ["a", "b"]}}, "or a classifier"),
+            ({"dataset": dataset | {"vocab_size": VOCABULARY + 1}}, "another tokenizer"),
+        )
     ):
-        shutil.rmtree(other.root)
-        shutil.copytree(trunk.root, tmp_path / "other")
-        edit_meta(other, **changes)
-        with pytest.raises(InputError, match=f"other@6: .*{words}"):
+        other = Workdir(str(shutil.copytree(trunk.root, tmp_path / f"other {number}")))
+        edit_meta(other.checkpoints, 6, **changes)
+        with pytest.raises(InputError, match=f"{other.root}@6: .*{words}"):
             start(other, tmp_path / "new")
