@@ -6,15 +6,14 @@ every task of Slurm one GPU, whatever its node has (jax-ml/jax#16788; see `Servi
 """
 
 import dataclasses
-import glob
 import json
 import os
 
+from mlm import platforms
 from mlm.errors import InputError
 
 # Importing jax takes a second, so it is asked only where its detection has something to go by.
 HINTS = ("TPU_WORKER_ID", "SLURM_", "OMPI_", "GCE_METADATA_IP")
-DEVICES = ("/dev/accel*", "/dev/vfio/[0-9]*")  # a TPU's, on its host
 SOURCES = {  # jax's name of a platform: ours
     "gketpu": "GKE's variables",
     "gcetpu": "the TPU VM's metadata",
@@ -85,8 +84,7 @@ def detect(
 
 def refuse_part_of_a_slice() -> None:
     """Refuses to be alone on one host of a larger slice: its TPU would wait for the others. Raises InputError."""
-    platforms = os.environ.get("JAX_PLATFORMS") or "tpu"
-    if not has_tpu() or "tpu" not in platforms:
+    if not platforms.is_here("tpu") or "tpu" not in (os.environ.get("JAX_PLATFORMS") or "tpu"):
         return
     try:
         hosts = _of_jax("not asked for").processes
@@ -100,15 +98,10 @@ def refuse_part_of_a_slice() -> None:
         )
 
 
-def has_tpu() -> bool:
-    """Returns whether this machine has what looks like a TPU."""
-    return any(map(glob.glob, DEVICES))
-
-
 def _of_platform(coordinator: str) -> Cluster:
     """Returns what the platform says, a single process where it says nothing. Raises InputError."""
     cluster = Cluster()
-    if has_tpu() or any(name.startswith(HINTS) for name in os.environ):
+    if platforms.is_here("tpu") or any(name.startswith(HINTS) for name in os.environ):
         cluster = _of_jax(coordinator)
     slurm = (os.environ.get("SLURM_PROCID"), os.environ.get("SLURM_STEP_NUM_TASKS"))
     for launcher, (rank, size) in LAUNCHERS.items():

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from ml_collections import ConfigDict
 
-from mlm.cluster import detect
+from mlm import platforms
 from mlm.cluster.detect import Cluster
 from mlm.cluster.termination import Termination
 from mlm.errors import PreemptedError, StopError
@@ -85,7 +85,7 @@ class Watch:
         if self._folder is not None:  # what an earlier run left
             with contextlib.suppress(OSError):
                 (self._folder / "cause.json").unlink(missing_ok=True)
-        if self._folder is not None or several or detect.has_tpu():
+        if self._folder is not None or several or platforms.is_here("tpu"):
             faulthandler.enable(STDERR)
             self._thread.start()
         if several and cluster.coordinator:

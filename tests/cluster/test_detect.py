@@ -8,6 +8,7 @@ import pytest
 from jax._src import cloud_tpu_init
 from jax._src.clusters import cloud_tpu_cluster
 
+from mlm import platforms
 from mlm.cluster import detect
 from mlm.cluster.detect import Cluster
 from mlm.errors import InputError
@@ -57,7 +58,7 @@ def nowhere(monkeypatch):
     for name in list(os.environ):
         if name.startswith(PLATFORM):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(detect, "DEVICES", ())
+    monkeypatch.setitem(platforms.DEVICES, "tpu", ())
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def platform(monkeypatch):
 def tpu(monkeypatch, tmp_path):
     """A TPU's device, for us and for jax."""
     (tmp_path / "accel0").touch()
-    monkeypatch.setattr(detect, "DEVICES", (str(tmp_path / "accel*"),))
+    monkeypatch.setitem(platforms.DEVICES, "tpu", (str(tmp_path / "accel*"),))
     monkeypatch.setattr(cloud_tpu_init, "running_in_cloud_tpu_vm", True)
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
 
