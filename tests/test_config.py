@@ -38,6 +38,13 @@ def test_overrides_of_each_type(override, value):
     )
 
 
+BODY = "from configs.base import get_config as base\ndef get_config():\n    c = base()\n    {}\n    return c\n"
+OWN = BODY.format(
+    "c.mine.alpha, c.mine.n, c.mine.deep, c.mine.name, c.mine.pairs = 1.0, 2, False, 'x', ((1, 0.5),)"
+)
+RULE = "\nRULES = {'mine.alpha': (lambda v: v > 0, 'a number above 0')}\n"
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -48,30 +55,40 @@ def test_overrides_of_each_type(override, value):
         ("train.steps=many", "--config.train.steps=many: whole"),
         ("model.remat=maybe", "--config.model.remat=maybe: true false"),
         ("corpus.weights=(1", "--config.corpus.weights=(1: tuple"),
+        ("optimizer.lr=1", "did you mean optimizer.learning_rate?"),
+        ("train.batch_size=1", "did you mean data.global_batch?"),
+        ("learning_rate=1", "did you mean optimizer.learning_rate?"),
+        ("train.max_steps=1", "did you mean train.steps?"),
+        ("eval.every=1", "did you mean evaluate.every?"),
+        ("model.num-layers=1", "did you mean model.layers?"),
+        ("train.stps=1", "did you mean train.steps?"),
     ],
 )
-def test_overrides_that_cannot_be_read(override, words):
+def test_overrides_that_are_refused(override, words):
     sentence = refused(override)
     assert all(word in sentence for word in words.split()), sentence
 
 
-BODY = "from configs.base import get_config as base\ndef get_config():\n    c = base()\n    {}\n    return c\n"
-
-
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "override", "words"),
     [
-        (BODY.format("c.optimizer.lr = 1e-3"), "config.optimizer.lr: optimizer.learning_rate?"),
-        (BODY.format("del c.train.seed"), "config.train.seed missing"),
-        (
-            BODY.format("c.train.steps = True"),
-            "config.train.steps = True: must be a whole number from 0 up.",
-        ),
-        ("x = 1\n", "get_config() ConfigDict"),
+        (BODY.format("c.optimizer.lr = 1e-3"), "", "config.optimizer.lr: optimizer.learning_rate?"),
+        (BODY.format("del c.train.seed"), "", "config.train.seed missing"),
+        (BODY.format("c.train.steps = True"), "", "config.train.steps = True: whole number 0 up."),
+        ("x = 1\n", "", "get_config() ConfigDict"),
+        (OWN, "mine.alhpa=1", "--config.mine.alhpa mine.alpha"),
+        (OWN, "mine.seed=1", "--config.mine.seed config.mine.seed"),
+        (OWN, "mine.n=0.5", "--config.mine.n=0.5 whole 2"),
+        (OWN, "mine.alpha=nan", "config.mine.alpha nan finite"),
+        (OWN + RULE, "mine.alpha=-1", "config.mine.alpha -1.0 above 0"),
+        (OWN + RULE.replace("alpha", "alhpa"), "", "RULES mine.alhpa mine.alpha"),
+        (BODY.format("c.mine.x = None"), "mine.x=1", "config.mine.x None"),
+        (BODY.format("c.mine.x = [1]"), "", "config.mine.x [1] tuple"),
+        (BODY.format("c.research = type(c)({'x': 1})"), "", "config.research.x config.mine"),
     ],
 )
-def test_configs_that_are_refused(tmp_path, text, words):
-    sentence = refused(path=write(tmp_path, text))
+def test_configs_that_are_refused(tmp_path, text, override, words):
+    sentence = refused(*filter(None, [override]), path=write(tmp_path, text))
     assert all(word in sentence for word in words.split()), sentence
 
 
@@ -82,11 +99,7 @@ def test_configs_that_are_refused(tmp_path, text, words):
         (BODY.format("c.optimiser.b1 = 0.8"), AttributeError, 4),
         ("import math\nraise ValueError('two\\nlines')\n", ValueError, 2),
         ("def get_config(:\n", SyntaxError, 1),
-        (
-            BODY.format("c.mine.x = 1") + "RULES = {'mine.x': (lambda v: v.y, 'a number')}\n",
-            AttributeError,
-            6,
-        ),
+        (OWN + "RULES = {'mine.n': (lambda v: v.y, 'a number')}\n", AttributeError, 6),
     ],
 )
 def test_an_error_in_a_config_file_is_its_own_traceback(tmp_path, text, error, line):
@@ -116,28 +129,10 @@ def test_a_key_that_is_gone_is_refused_by_name(tmp_path, key):
         assert configs.diff(configs.load_saved(saved, []), config) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "near"),
-    [
-        ("optimizer.lr", "optimizer.learning_rate"),
-        ("train.batch_size", "data.global_batch"),
-        ("learning_rate", "optimizer.learning_rate"),
-        ("train.max_steps", "train.steps"),
-        ("eval.every", "evaluate.every"),
-        ("model.num-layers", "model.layers"),
-        ("train.stps", "train.steps"),
-    ],
-)
-def test_an_unknown_key_suggests_what_is_near(key, near):
-    assert refused(f"{key}=1").endswith(f"did you mean {near}?")
-
-
 def test_saved_config_comes_back(tmp_path):
     path = UPath(tmp_path) / "config.json"
-    config = configs.load(
-        "configs/quickstart.py",
-        ["corpus.sources=('docstrings', 'text:a')", "corpus.weights=(1, 2)"],
-    )
+    overrides = ["corpus.sources=('docstrings', 'text:a')", "corpus.weights=(1, 2)"]
+    config = configs.load("configs/quickstart.py", overrides)
     path.write_text(config.to_json())
     again = configs.load_saved(path, [])
     assert configs.flatten(again) == configs.flatten(config)
@@ -162,28 +157,19 @@ def test_saved_config_that_is_damaged_is_named(tmp_path, data):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "words"),
+    ("group", "change", "words"),
     [
-        ("train.steps", "many", r"config\.train\.steps = 'many': must be"),
-        ("train.epochs", None, r"config\.train\.epochs = None: must be"),
-        (
-            "train.stepz",
-            3,
-            r"config\.json: has train\.stepz, as if another version .*; use that code, another --workdir, or",
-        ),
-        (
-            "pod.port",
-            ...,
-            r"config\.json: has no pod\.port, as if another version .*; use that code, another --workdir, or",
-        ),
+        ("train", {"steps": "many"}, r"config\.train\.steps = 'many': must be"),
+        ("train", {"epochs": None}, r"config\.train\.epochs = None: must be"),
+        ("train", {"stepz": 3}, r"config\.json: has train\.stepz, as if another version .* --workdir"),
+        ("pod", None, r"config\.json: has no pod\..*, as if another version .* --workdir"),
     ],
 )
-def test_saved_configs_of_another_type_or_version(tmp_path, key, value, words):
+def test_saved_configs_of_another_type_or_version(tmp_path, group, change, words):
     path = UPath(tmp_path) / "config.json"
-    flat = configs.flatten(configs.load(BASE, [])) | {key: value}
-    path.write_text(
-        configs.unflatten({name: each for name, each in flat.items() if each is not ...}).to_json()
-    )
+    content = configs.load(BASE, []).to_dict()
+    content[group] = change and content[group] | change
+    path.write_text(json.dumps({name: keys for name, keys in content.items() if keys}))
     with pytest.raises(InputError, match=words):
         configs.load_saved(path, [])
 
@@ -201,12 +187,7 @@ def test_diff_names_each_key_that_must_not_change():
 
 
 def test_diff_of_a_config_with_itself_out_of_json_is_empty():
-    keys = [
-        "corpus.sources=('docstrings', 'text:a')",
-        "corpus.weights=(1, 2)",
-        "data.batch_stages=((8, 2),)",
-    ]
-    config = configs.load(BASE, [*keys])
+    config = configs.load(BASE, ["data.batch_stages=((8, 2),)"])
     content = json.loads(config.to_json())
     assert configs.diff(configs.from_dict(content), config) == [], "JSON knows no tuples"
     del content["train"]["seed"]
@@ -217,19 +198,20 @@ def test_diff_of_a_config_with_itself_out_of_json_is_empty():
 
 @pytest.mark.parametrize(
     ("mask_share", "random_share", "is_known"),
-    [(0.8, 0.1, True), (1.0, 0.0, True), (0.9, 0.05, True), (0.6, 0.1, False), (0.8, 0.0, False)],
+    [(0.8, 0.1, True), (1.0, 0.0, True), (0.6, 0.1, False), (0.8, 0.0, False)],
 )
 def test_an_older_config_goes_on_only_with_the_same_masks(
     tmp_path, mask_share, random_share, is_known
 ):
-    content = json.loads(configs.load(BASE, [f"masking.mask_share={mask_share}"]).to_json())
+    content = configs.load(BASE, [f"masking.mask_share={mask_share}"]).to_dict()
     content["masking"]["random_share"] = random_share
-    (tmp_path / "config.json").write_text(json.dumps(content))
+    saved = UPath(tmp_path / "config.json")
+    saved.write_text(json.dumps(content))
     if is_known:
-        assert configs.read(UPath(tmp_path / "config.json")).masking.mask_share == mask_share
+        assert configs.read(saved).masking.mask_share == mask_share
     else:
         with pytest.raises(InputError, match=r"masking\.random_share = 0\.\d \(now half of what"):
-            configs.read(UPath(tmp_path / "config.json"))
+            configs.read(saved)
 
 
 def test_values_are_replaced_as_they_are_in_a_copy():
@@ -243,24 +225,10 @@ def test_values_are_replaced_as_they_are_in_a_copy():
 
 
 def test_overrides_are_told_from_other_arguments():
-    argv = [
-        "train",
-        "--config=a.py",
-        "--config.train.steps=3",
-        "--config.a.b",
-        "c=d",
-        "--workdir=x",
-    ]
-    assert configs.split_overrides(argv) == (
-        ["train", "--config=a.py", "--workdir=x"],
-        ["train.steps=3", "a.b=c=d"],
-    )
-
-
-OWN = BODY.format(
-    "c.mine.alpha, c.mine.n, c.mine.deep, c.mine.name, c.mine.pairs = 1.0, 2, False, 'x', ((1, 0.5),)"
-)
-RULE = "\nRULES = {'mine.alpha': (lambda v: v > 0, 'a number above 0')}\n"
+    line = "train --config=a.py --config.train.steps=3 --config.a.b c=d --workdir=x"
+    arguments, overrides = configs.split_overrides(line.split())
+    assert arguments == ["train", "--config=a.py", "--workdir=x"]
+    assert overrides == ["train.steps=3", "a.b=c=d"]
 
 
 def write(folder, text: str = OWN, name: str = "own.py") -> str:
@@ -285,31 +253,6 @@ def test_keys_of_ones_own(tmp_path):
     assert configs.diff(*changed, configs.branch_may_change) == []
     with pytest.raises(InputError, match=r"mine\.alpha = -1.*above 0"):
         configs.replace(config, {"mine.alpha": -1.0}, rules=configs.load_rules(path))
-
-
-@pytest.mark.parametrize(
-    ("text", "override", "words"),
-    [
-        (OWN, "mine.alhpa=1", "--config.mine.alhpa mine.alpha"),
-        (OWN, "mine.seed=1", "--config.mine.seed config.mine.seed"),
-        (OWN, "mine.n=0.5", "--config.mine.n=0.5 whole 2"),
-        (OWN, "mine.alpha=nan", "config.mine.alpha nan finite"),
-        (OWN + RULE, "mine.alpha=-1", "config.mine.alpha -1.0 above 0"),
-        (OWN + RULE.replace("alpha", "alhpa"), "", "RULES mine.alhpa mine.alpha"),
-        (BODY.format("c.mine.x = None"), "mine.x=1", "config.mine.x None"),
-        (BODY.format("c.mine.x = [1]"), "", "config.mine.x [1] tuple"),
-        (BODY.format("c.research = type(c)({'x': 1})"), "", "config.research.x config.mine"),
-    ],
-)
-def test_keys_of_ones_own_that_are_refused(tmp_path, text, override, words):
-    sentence = refused(*[override] * bool(override), path=write(tmp_path, text))
-    assert all(word in sentence for word in words.split()), sentence
-
-
-def test_a_config_imports_the_file_beside_it(tmp_path):
-    write(tmp_path, "SIZE = 3\n", "sizes_of_mine.py")
-    path = write(tmp_path, "from sizes_of_mine import SIZE\n" + BODY.format("c.mine.size = SIZE"))
-    assert configs.load(path, []).mine.size == 3 and str(tmp_path) not in sys.path
 
 
 def test_a_config_may_change_the_path_and_has_no_other_folder_s_files(tmp_path):
