@@ -214,16 +214,6 @@ def test_an_older_config_goes_on_only_with_the_same_masks(
             configs.read(saved)
 
 
-def test_values_are_replaced_as_they_are_in_a_copy():
-    config = configs.load(BASE, [])
-    values = {"optimizer.learning_rate": 1e-17, "data.skip_batches": ("9:9", "41:50")}
-    found = configs.replace(config, values)
-    assert configs.flatten(found) == configs.flatten(config) | values
-    assert configs.flatten(config) == configs.flatten(configs.load(BASE, []))
-    with pytest.raises(InputError, match=r"config\.data\.lanes = 0: must be a whole number"):
-        configs.replace(config, {"data.lanes": 0})
-
-
 def test_overrides_are_told_from_other_arguments():
     line = "train --config=a.py --config.train.steps=3 --config.a.b c=d --workdir=x"
     arguments, overrides = configs.split_overrides(line.split())

