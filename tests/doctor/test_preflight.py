@@ -3,10 +3,10 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pyarrow
@@ -16,69 +16,54 @@ import safetensors.flax
 from safetensors.numpy import load_file, save_file
 
 from mlm import __main__, paths
-from mlm.data import corpus, sample, shards, tokenizer
+from mlm.data import corpus, examples, sample, shards, tokenizer
 from mlm.export import export
 from mlm.workdir import Workdir
 from tests.support import labelled_texts
 from tests.support.corpora import train_tokenizer, write_jsonl
 from tests.support.dask_cluster import free_port
 from tests.support.refusals import refuse
-from tests.support.tiny import TINY
+from tests.support.tiny import TINY, command
 
-SIZES = [
-    f"model.{key}" for key in ("hidden_size", "layers", "heads", "intermediate_size", "positions")
+# But for the model's sizes, which then are those of train.init_from.
+WITHOUT_SIZES = [
+    key
+    for key in TINY
+    if not re.match(r"model\.(hidden_size|layers|heads|intermediate_size|positions)=", key)
 ]
 
 
-def without_sizes(settings: tuple[str, ...]) -> list[str]:
-    """Settings but for those of the model's sizes, which then are those of train.init_from."""
-    return [setting for setting in settings if setting.partition("=")[0] not in SIZES]
+def nothing(folder: pathlib.Path) -> None:
+    """Leaves the folder as it is."""
 
 
-def change_weights(folder: pathlib.Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
-    """Writes the weights again, `change` having changed {name: tensor}."""
+def deberta(folder: pathlib.Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "deberta"}))
+
+
+def another_shape(folder: pathlib.Path) -> None:
     tensors = load_file(folder / "model.safetensors")
-    change(tensors)
+    tensors["roberta.encoder.layer.1.output.dense.weight"] = np.zeros((64, 63), np.float32)
     save_file(tensors, folder / "model.safetensors")
 
 
-def edit_config(folder: pathlib.Path, **values) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+def cut_short(folder: pathlib.Path) -> None:
+    os.truncate(folder / "model.safetensors", 5000)
 
 
-def another_shape(tensors: dict[str, np.ndarray]) -> None:
-    tensors["roberta.encoder.layer.1.output.dense.weight"] = np.zeros((64, 63), np.float32)
+def no_tokenizer(folder: pathlib.Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
 
 
-MODELS = {  # what is done to a good folder, settings, and what the sentence names
-    "a DeBERTa": (
-        lambda folder: edit_config(folder, model_type="deberta"),
-        [],
-        ("model_type = deberta",),
-    ),
-    "fewer layers": (lambda folder: None, ["model.layers=1"], ("model.layers = 1", "has 2")),
-    "another family": (
-        lambda folder: None,
-        ["model.family=modernbert"],
-        ("model.family = modernbert", "roberta"),
-    ),
-    "other layers": (
-        lambda folder: change_weights(folder, another_shape),
-        [],
-        ("1/output/dense/kernel", "(63, 64)"),
-    ),
-    "cut short": (
-        lambda folder: os.truncate(folder / "model.safetensors", 5000),
-        [],
-        ("weights can't be read",),
-    ),
-    "no tokenizer": (
-        lambda folder: (folder / "tokenizer.json").write_text("{"),
-        [],
-        ("tokenizer",),
-    ),
-}
+MODELS = [  # command, what is done to a good folder, a setting, and what the sentence names
+    ("train", deberta, "", ("model_type = deberta",)),
+    ("run", nothing, "model.layers=1", ("model.layers = 1", "has 2")),
+    ("run", nothing, "model.family=modernbert", ("model.family = modernbert", "roberta")),
+    ("tokenizer", another_shape, "", ("1/output/dense/kernel", "(63, 64)")),
+    ("run", cut_short, "", ("weights can't be read",)),
+    ("run", no_tokenizer, "", ("tokenizer",)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -92,38 +77,37 @@ def good_folder(model, tmp_path_factory) -> pathlib.Path:
 @pytest.fixture
 def unread(monkeypatch):
     """The test fails if the corpus is listed, read or written, or if weights are read: a model may have many GB."""
-    for place, name in ((sample, "draw"), (shards, "write"), (corpus.Corpus, "parts"), (corpus.Corpus, "read"),
-                        (safetensors.flax, "load_file")):  # fmt: skip
-        monkeypatch.setattr(
-            place, name, lambda *_, name=name, **__: pytest.fail(f"{name} was called")
-        )
+    forbid(monkeypatch, corpus.Corpus, "parts")
+    forbid(monkeypatch, corpus.Corpus, "read")
+    forbid(monkeypatch, safetensors.flax, "load_file")
+    forbid(monkeypatch, sample, "draw")
+    forbid(monkeypatch, shards, "write")
 
 
-def check(
-    command: str, workdir: pathlib.Path, settings: list[str], *words: str, capsys, doctor=True
-) -> None:
+def forbid(monkeypatch, place: object, name: str) -> None:
+    monkeypatch.setattr(place, name, lambda *_, **__: pytest.fail(f"{name} was called"))
+
+
+def check(name: str, tmp_path, settings: list[str], *words: str, capsys, doctor=True) -> None:
     """Asserts that a command refuses without writing, in a sentence with `words` that `doctor` has, too."""
-    arguments = ["--config=configs/base.py", *(f"--config.{each}" for each in settings)]
-    refuse([command, f"--workdir={workdir}", *arguments], 2, *words, capsys=capsys)
+    workdir = tmp_path / "run"
+    refuse(command(name, workdir, *settings), 2, *words, capsys=capsys)
     assert not workdir.exists(), "something was written"
     if doctor:
-        assert __main__.main(["doctor", "--json", f"--workdir={workdir}", *arguments]) == 2
+        assert __main__.main([*command("doctor", workdir, *settings), "--json"]) == 2
         found = json.loads(capsys.readouterr().out)["findings"]
-        assert any(
-            f["level"] == "error" and all(word in f["what"] for word in words) for f in found
-        ), found
+        errors = [finding["what"] for finding in found if finding["level"] == "error"]
+        assert any(all(word in what for word in words) for what in errors), found
         assert not workdir.exists()
 
 
-@pytest.mark.parametrize("fault", MODELS)
+@pytest.mark.parametrize(("name", "change", "setting", "words"), MODELS)
 @pytest.mark.usefixtures("unread")
-def test_models(good_folder, tmp_path, capsys, fault):
-    change, settings, words = MODELS[fault]
+def test_models(good_folder, tmp_path, capsys, name, change, setting, words):
     folder = pathlib.Path(shutil.copytree(good_folder, tmp_path / "model"))
     change(folder)
-    settings = [*without_sizes(TINY), f"train.init_from={folder}", *settings]
-    command = {"a DeBERTa": "train", "other layers": "tokenizer"}.get(fault, "run")
-    check(command, tmp_path / "run", settings, *words, capsys=capsys)
+    settings = [*WITHOUT_SIZES, f"train.init_from={folder}", *filter(None, [setting])]
+    check(name, tmp_path, settings, *words, capsys=capsys)
 
 
 @pytest.mark.parametrize(
@@ -142,21 +126,14 @@ def test_wandb_without_its_package_or_a_key(tmp_path, capsys, monkeypatch, stub,
         (tmp_path / "wandb.py").write_text(stub)
         monkeypatch.syspath_prepend(tmp_path)
     words = ("log.wandb = 'mine'", words)
-    check("run", tmp_path / "run", [*TINY, "log.wandb=mine"], *words, capsys=capsys, doctor=False)
+    check("run", tmp_path, [*TINY, "log.wandb=mine"], *words, capsys=capsys, doctor=False)
 
 
 @pytest.mark.usefixtures("unread")
 def test_warmup_steps_of_epochs_that_are_not_counted_yet(tmp_path, capsys):
     settings = [*TINY, "train.steps=0", "train.epochs=1", "schedule.warmup=30"]
-    check(
-        "run",
-        tmp_path / "run",
-        settings,
-        "schedule.warmup = 30",
-        "train.epochs",
-        "share",
-        capsys=capsys,
-    )
+    words = ("schedule.warmup = 30", "train.epochs", "share")
+    check("run", tmp_path, settings, *words, capsys=capsys)
 
 
 def test_doctor_refuses_a_config_of_classify(tmp_path, capsys):
@@ -167,14 +144,6 @@ def test_doctor_refuses_a_config_of_classify(tmp_path, capsys):
 def text(file: pathlib.Path, content: bytes) -> str:
     file.write_bytes(content)
     return f"text:{file}"
-
-
-def parquet(folder: pathlib.Path, column: str) -> str:
-    folder.mkdir()
-    pyarrow.parquet.write_table(
-        pyarrow.table({column: ["a text", "another"]}), folder / "train.parquet"
-    )
-    return f"hf:{folder}"
 
 
 SOURCES = {
@@ -190,53 +159,40 @@ SOURCES = {
 
 @pytest.mark.parametrize("fault", SOURCES)
 def test_sources(tmp_path, capsys, fault, monkeypatch):
-    for place, name in ((sample, "draw"), (shards, "write")):
-        monkeypatch.setattr(
-            place, name, lambda *_, name=name, **__: pytest.fail(f"{name} was called")
-        )
+    forbid(monkeypatch, sample, "draw")
+    forbid(monkeypatch, shards, "write")
     make, words = SOURCES[fault]
     source = make(tmp_path / "source")
-    check("run", tmp_path / "run", [*TINY, f"corpus.sources={source}"], *words, capsys=capsys)
+    check("run", tmp_path, [*TINY, f"corpus.sources={source}"], *words, capsys=capsys)
     good = write_jsonl(tmp_path / "good.jsonl", ["a text"])
     settings = [*TINY, f"corpus.sources={good}", f"corpus.keep_out={source}"]
-    check("shards", tmp_path / "run", settings, "corpus.keep_out", *words[1:], capsys=capsys)
+    check("shards", tmp_path, settings, "corpus.keep_out", *words[1:], capsys=capsys)
 
 
 @pytest.mark.standard
 def test_other_folders(manifest, family, tmp_path, capsys, texts, unread):
     """Shards, validation sets, tokenizers and branches that are missing, or do not fit."""
     other = train_tokenizer(texts[:50], tmp_path / "other", kind="bpe")
-    cases = [
-        ([f"evaluate.sets=(('news', '{tmp_path}/news'),)"], ("evaluate.sets", f"{tmp_path}/news")),
-        (
-            [f"evaluate.sets=(('news', '{manifest.folder}'),)", f"tokenizer.path={other}"],
-            ("evaluate.sets", other),
-        ),
-        (
-            [f"data.mixture=(('{manifest.folder}', 1.0),)", f"tokenizer.path={other}"],
-            ("data.mixture", other),
-        ),
-        (
-            [f"shards.dir={manifest.folder}", "shards.length=40", f"tokenizer.path={other}"],
-            ("shards.length = 40",),
-        ),
-        ([f"tokenizer.path={tmp_path}/none"], (f"{tmp_path}/none",)),
-        (
-            [f"train.branch_from={family.root}@5", "train.steps=20"],
-            ("train.branch_from", "step 5", "4, 8, 12"),
-        ),
-        (
-            [f"train.branch_from={family.root}@8", "model.layers=2"],
-            ("train.branch_from", "can't change"),
-        ),
-        ([f"train.branch_from={family.root}@8", "train.steps=6"], ("train.branch_from", "step 8")),
-    ]
-    for number, (settings, words) in enumerate(cases):
+    missing = f"{tmp_path}/none"
+    another = f"tokenizer.path={other}"
+    folder = f"shards.dir={manifest.folder}"
+    branch = f"train.branch_from={family.root}@"
+    for name, settings, *words in (
+        ("run", [f"evaluate.sets=(('news', '{missing}'),)"], "evaluate.sets", missing),
+        ("run", [f"tokenizer.path={missing}"], missing),
+        ("run", [f"{branch}5", "train.steps=20"], "train.branch_from", "step 5", "4, 8, 12"),
+    ):
+        check(name, tmp_path, [*TINY, "data.lanes=4", *settings], *words, capsys=capsys)
+    for name, settings, *words in (
+        ("run", [f"evaluate.sets=(('n', '{manifest.folder}'),)", another], "evaluate.sets", other),
+        ("run", [f"data.mixture=(('{manifest.folder}', 1.0),)", another], "data.mixture", other),
+        ("run", [folder, "shards.length=40", another], "shards.length = 40"),
+        ("train", [folder, another], other),
+        ("run", [f"{branch}8", "model.layers=2"], "train.branch_from", "can't change"),
+        ("run", [f"{branch}8", "train.steps=6"], "train.branch_from", "step 8"),
+    ):
         settings = [*TINY, "data.lanes=4", *settings]
-        doctor = number in (0, 4, 5)
-        check("run", tmp_path / "run", settings, *words, capsys=capsys, doctor=doctor)
-    settings = [*TINY, "data.lanes=4", f"shards.dir={manifest.folder}", f"tokenizer.path={other}"]
-    check("train", tmp_path / "run", settings, other, capsys=capsys, doctor=False)
+        check(name, tmp_path, settings, *words, capsys=capsys, doctor=False)
 
 
 @pytest.mark.standard
@@ -252,7 +208,7 @@ def test_buckets_that_do_not_answer(trained_workdir, manifest, tmp_path, capsys,
         ("tokenizer.path=nowhere://b/tokenizer", "nowhere://b/tokenizer"),
     ):
         settings = [*run, setting]
-        check("train", tmp_path / "run", settings, name, capsys=capsys, doctor="sets" in setting)
+        check("train", tmp_path, settings, name, capsys=capsys, doctor="sets" in setting)
     scores = ["evaluate", f"--workdir={trained_workdir.root}", "--model=https://127.0.0.1:9/a"]
     for arguments in (
         ["predict", "--model=gs://b/run", "a"],
@@ -266,55 +222,38 @@ def test_buckets_that_do_not_answer(trained_workdir, manifest, tmp_path, capsys,
 
 def test_tables(trained_workdir, tmp_path, capsys, monkeypatch):
     """Columns of the first row, before any table is read as a whole."""
-    monkeypatch.setattr(
-        "mlm.data.examples.read_tables", lambda *_, **__: pytest.fail("the tables were read")
-    )
-    good = labelled_texts.settings(
-        tmp_path, str(trained_workdir.tokenizer), f"train.init_from={trained_workdir.root}"
-    )
+    forbid(monkeypatch, examples, "read_tables")
+    start = f"train.init_from={trained_workdir.root}"
+    good = labelled_texts.settings(tmp_path, str(trained_workdir.tokenizer), start)
     words = [f"the {number} words" for number in range(300)]
     other = train_tokenizer(words, tmp_path / "other", kind="bpe", vocab_size=280)
     bare = labelled_texts.write_csv(tmp_path / "bare.csv", [{"text": "a text", "topic": "x"}])
-    cases = [
-        (f"classify.validation={bare}", ("classify.validation", "no column 'label'", "topic")),
-        (
-            f"classify.test={parquet(tmp_path / 'data', 'text')}#train",
-            ("classify.test", "no column 'label'"),
-        ),
-        (
-            f"classify.predict=(('new', 'jsonl:{tmp_path}/none.jsonl'),)",
-            ("classify.predict", "none.jsonl"),
-        ),
-        ("train.init_from=/no/such/model", ("train.init_from = /no/such/model",)),
-        ("classify.length=40", ("classify.length = 40", "32 tokens")),
-        (f"tokenizer.path={other}", ("train.init_from", other)),
-    ]
-    for setting, words in cases:
-        check("classify", tmp_path / "run", [*good, setting], *words, capsys=capsys, doctor=False)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), texts / "train.parquet")
+    for key, value, *words in (
+        ("classify.validation", bare, "no column 'label'", "topic"),
+        ("classify.test", f"hf:{texts}#train", "no column 'label'"),
+        ("classify.predict", (("new", f"jsonl:{tmp_path}/none.jsonl"),), "none.jsonl"),
+        ("train.init_from", "/no/such/model", " = /no/such/model"),
+        ("classify.length", 40, " = 40", "32 tokens"),
+        ("tokenizer.path", other, "train.init_from", other),
+    ):
+        settings = [*good, f"{key}={value}"]
+        words = words if key == "tokenizer.path" else [key, *words]
+        check("classify", tmp_path, settings, *words, capsys=capsys, doctor=False)
     pairs = write_jsonl(tmp_path / "pairs.jsonl", ["a text"], field="sentence_good")
-    refuse(["evaluate", f"--workdir={trained_workdir.root}", "--config=configs/base.py", f"--pairs={pairs}"], 2,
-           "--pairs", "sentence_bad", capsys=capsys)  # fmt: skip
+    line = [*command("evaluate", trained_workdir.root), f"--pairs={pairs}"]
+    refuse(line, 2, "--pairs", "sentence_bad", capsys=capsys)
 
 
 def test_the_runs_of_a_sweep_are_checked_before_the_first(
     trained_workdir, manifest, tokenizer_folder, tmp_path, capsys
 ):
-    settings = [
-        *TINY,
-        f"shards.dir={manifest.folder}",
-        f"tokenizer.path={tokenizer_folder}",
-        "data.lanes=4",
-        "model.hidden_size=64",
-        "model.layers=2",
-    ]
-    flags = ("--vary", "train.seed=0,1", f"train.init_from={trained_workdir.root},/no/such/model")
-    arguments = ["--config=configs/base.py", *(f"--config.{each}" for each in settings), *flags]
-    refuse(
-        ["sweep", "train", f"--workdir={tmp_path / 'runs'}", *arguments],
-        2,
-        "/no/such/model",
-        capsys=capsys,
-    )
+    data = (f"shards.dir={manifest.folder}", f"tokenizer.path={tokenizer_folder}", "data.lanes=4")
+    line = command("train", tmp_path / "runs", *WITHOUT_SIZES, *data)
+    vary = ("--vary", "train.seed=0,1", f"train.init_from={trained_workdir.root},/no/such/model")
+    refuse(["sweep", *line, *vary], 2, "/no/such/model", capsys=capsys)
     assert not (tmp_path / "runs").exists()
 
 
@@ -326,8 +265,11 @@ def test_the_runs_of_a_sweep_are_checked_before_the_first(
 def test_continued_pretraining_needs_no_sizes(good_folder, texts, tmp_path, capsys):
     """They, the vocabulary and the tokenizer are the model's; a finished run needs the model no more."""
     copy = shutil.copytree(good_folder, tmp_path / "model")
-    settings = [
-        *(setting for setting in without_sizes(TINY) if not setting.startswith("tokenizer.")),
+    workdir = Workdir(str(tmp_path / "run"))
+    train = command(
+        "train",
+        workdir.root,
+        *WITHOUT_SIZES,
         "data.lanes=4",
         "shards.count=4",
         "shards.validation_count=1",
@@ -336,11 +278,8 @@ def test_continued_pretraining_needs_no_sizes(good_folder, texts, tmp_path, caps
         f"corpus.sources={write_jsonl(tmp_path / 'corpus.jsonl', texts[:300])}",
         "train.steps=1",
         f"train.init_from={copy}",
-    ]
-    workdir = Workdir(str(tmp_path / "run"))
-    arguments = ["--config=configs/base.py", f"--workdir={workdir.root}"]
-    arguments += [f"--config.{setting}" for setting in settings]
-    assert __main__.main(["shards", *arguments]) == __main__.main(["train", *arguments]) == 0
+    )
+    assert __main__.main(["shards", *train[1:]]) == __main__.main(train) == 0
     err = capsys.readouterr().err
     assert f"from train.init_from = {copy}: " in err and "newly initialized" not in err
     ours = json.loads(workdir.config.read_text())
@@ -350,18 +289,26 @@ def test_continued_pretraining_needs_no_sizes(good_folder, texts, tmp_path, caps
     assert tokenizer.fingerprint(str(copy)) == tokenizer.fingerprint(str(workdir.tokenizer))
     shutil.rmtree(copy)
     before = workdir.metrics.read_bytes()
-    assert __main__.main(["train", *arguments]) == 0, "it is finished"
+    assert __main__.main(train) == 0, "it is finished"
     assert workdir.metrics.read_bytes() == before and json.loads(workdir.config.read_text()) == ours
+
+
+DEEP = """
+from configs.base import get_config as base
+def get_config():
+    config = base()
+    config.model.layers, config.tokenizer.lowercase = 4, True
+    return config
+"""
 
 
 def test_what_the_config_says_stays(good_folder, modernbert_folder, trained_workdir, tmp_path):
     """On the command line or in the file; a tiled model keeps all sizes of the config."""
     from mlm.commands import common
 
-    def read(start: object, *settings: str, file: str = "configs/base.py"):
-        args = __main__.parser("run").parse_args(
-            ["run", f"--config={file}", f"--workdir={tmp_path / 'run'}"]
-        )
+    def read(start: object, *settings: str, file: object = "configs/base.py"):
+        line = ["run", f"--config={file}", f"--workdir={tmp_path}/run"]
+        args = __main__.parser("run").parse_args(line)
         return common.read_config(args, [f"train.init_from={start}", *settings], starts=True)
 
     def sizes(config) -> tuple:
@@ -381,15 +328,8 @@ def test_what_the_config_says_stays(good_folder, modernbert_folder, trained_work
     rest = (rotary.family, rotary.global_rope_theta, rotary.local_attention)
     assert rest == ("modernbert", 9000, 8)
     file = tmp_path / "deep.py"
-    lines = [
-        "from configs.base import get_config as base",
-        "def get_config():",
-        "    config = base()",
-        "    config.model.layers, config.tokenizer.lowercase = 4, True",
-        "    return config",
-    ]
-    file.write_text("\n".join(lines))
-    assert sizes(read(good_folder, file=str(file))) == (4, 64, "")
+    file.write_text(DEEP)
+    assert sizes(read(good_folder, file=file)) == (4, 64, "")
     # in the place of the file's own model
     own_start = read(good_folder, file="configs/continue_wikitext103.py")
     assert sizes(own_start) == sizes(taken) and own_start.model.family == "roberta"
