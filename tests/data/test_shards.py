@@ -1,5 +1,6 @@
 """Shards of a corpus, by all tasks together: their rows, counts and bytes, and what is refused."""
 
+import collections
 import contextlib
 import dataclasses
 import errno
@@ -14,19 +15,21 @@ import numpy as np
 import pytest
 
 from mlm.data import results, shards
-from mlm.data.corpus import Corpus, text_hash
+from mlm.data.corpus import Corpus
 from mlm.data.manifest import Manifest, load_manifest, verify
+from mlm.data.write_shard import find_documents
 from mlm.errors import InputError
 from mlm.workdir import lock, work_folder
 from tests.data.rows import small_parts
 from tests.support.corpora import (
     COUNTS,
     LENGTH,
-    InProcess,
     contents,
     corpus_of,
     ids_of,
+    read_documents,
     shard_rows,
+    split_of,
     write_jsonl,
     write_shards,
     written_texts,
@@ -51,22 +54,59 @@ def made(repeated, tokenizer_folder, tmp_path_factory) -> Manifest:
         return write_shards(repeated, tmp_path_factory.mktemp("made") / "shards", tokenizer_folder)
 
 
-def test_counts_are_those_of_the_texts(made, repeated, texts, tokenizer_folder):
+def test_counts_are_those_of_the_texts(made, repeated, tokenizer_folder):
     """Of each split: distinct documents, duplicates, bytes, and what is dropped."""
-    everything = [*texts[:200], *texts[198:200], *texts[:20], *texts[200:300], *texts[100:110]]
-    part = repeated.parts()[0]
-    split_of = {text: repeated.split_of(part, "", text_hash(text)) for text in everything}
+    counts = collections.Counter(text for _, (text, _) in read_documents(repeated))
+    splits = split_of(repeated)
     for split in SPLITS:
-        held = [text for text in split_of if split_of[text] == split]
+        held = [text for text in counts if splits[text] == split]
         found = made.splits[split]
         assert found.documents == len(held)
-        copies = sum(split_of[text] == split for text in everything)
-        assert found.duplicates == copies - len(held) > 0
+        assert found.duplicates == sum(counts[text] - 1 for text in held) > 0
         assert found.text_bytes == sum(len(text.encode()) for text in held)
         tokens = list(map(len, ids_of(held, tokenizer_folder)))
         rows = sum(len(rows) for rows in shard_rows(made, split))
         assert found.records == rows and sum(tokens) == rows * LENGTH + found.dropped_tokens
         assert 0 < found.dropped_tokens < len(found.shards) * LENGTH
+
+
+def test_the_documents_of_every_record(small, made, repeated, tokenizer_folder):
+    """Those whose tokens it holds, and no others."""
+    places = collections.Counter()
+    ids = {}
+    for part, (text, _) in read_documents(repeated):
+        (ids[part.source, part.name, places[part]],) = ids_of([text], tokenizer_folder)
+        places[part] += 1
+    for split in SPLITS:
+        rows_NxL = np.concatenate(shard_rows(made, split))
+        for record in [*range(0, len(rows_NxL), 17), len(rows_NxL) - 1]:
+            names = find_documents(made, split, record)
+            stream = [token for name in names for token in ids[name]]
+            # the row begins in the first document, and ends in the last
+            starts = [
+                start
+                for start in range(len(ids[names[0]]))
+                if len(stream) - len(ids[names[-1]]) < start + LENGTH <= len(stream)
+            ]
+            row = rows_NxL[record].tolist()
+            assert row in [stream[start : start + LENGTH] for start in starts], record
+
+
+def test_a_record_that_is_not_there(manifest):
+    count = manifest.splits["train"].records
+    for record in (-1, count):
+        with pytest.raises(InputError, match=f"record {record}: .* 0 to {count - 1}"):
+            find_documents(manifest, "train", record)
+
+
+def test_shards_that_do_not_say_where_they_are_from(manifest, tmp_path):
+    folder = shutil.copytree(manifest.folder, tmp_path / "shards")
+    np.save(folder / "documents" / "train-0.npy", np.array([object()]), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle"):  # nothing of it is executed
+        find_documents(load_manifest(str(folder)), "train", 0)
+    shutil.rmtree(folder / "documents")
+    with pytest.raises(InputError, match="doesn't say where its records are from"):
+        find_documents(load_manifest(str(folder)), "train", 0)
 
 
 def test_files_are_named_as_the_tf_tpu_example_names_them(manifest):
@@ -79,14 +119,10 @@ def test_files_are_named_as_the_tf_tpu_example_names_them(manifest):
             assert shard.file == f"{split}/dataset-{number}-{shard.records}.tfrecord"
             assert shard.bytes == path.stat().st_size
             assert shard.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    tables = {
-        f"/documents/{split}-{n}.npy" for split, count in COUNTS.items() for n in range(count)
-    }
-    files = {f"/{shard.file}" for split in manifest.splits.values() for shard in split.shards}
-    assert contents(folder).keys() == files | tables | {
-        "/documents/parts.json",
-        "/manifest.json",
-    }, "nothing else"
+    files = {"/manifest.json", "/documents/parts.json"}
+    files |= {f"/{shard.file}" for split in manifest.splits.values() for shard in split.shards}
+    files |= {f"/documents/{split}-{n}.npy" for split in COUNTS for n in range(COUNTS[split])}
+    assert contents(folder).keys() == files, "nothing else"
     assert load_manifest(manifest.folder) == manifest
     verify(manifest)
 
@@ -94,10 +130,8 @@ def test_files_are_named_as_the_tf_tpu_example_names_them(manifest):
 @pytest.mark.standard
 def test_bytes_do_not_depend_on_the_workers(small, repeated, tokenizer_folder, tmp_path):
     one = write_shards(repeated, tmp_path / "one", tokenizer_folder, rows="documents")
-    again = write_shards(
-        repeated, tmp_path / "shards", tokenizer_folder, workers=3, rows="documents"
-    )
-    assert contents(tmp_path / "shards") == contents(tmp_path / "one")
+    again = write_shards(repeated, tmp_path / "b", tokenizer_folder, workers=3, rows="documents")
+    assert contents(tmp_path / "b") == contents(tmp_path / "one")
     assert again.fingerprint == one.fingerprint
 
 
@@ -111,37 +145,28 @@ def test_what_is_there_is_kept(manifest, tokenizers, monkeypatch):
     before = contents(manifest.folder)
     leftovers = work_folder(manifest.folder)  # of a start that was killed while it removed them
     (leftovers / "tasks").mkdir(parents=True)
-    asked = {
-        "corpus": corpus_of(("text:no such file",)),
-        "settings": shards.Settings(LENGTH, COUNTS),
-        "tokenizer_folder": tokenizers["unigram"],
-        "folder": manifest.folder,
-        "source": {"sources": "texts"},
-        "engine": InProcess(),
-    }
-    assert shards.write(**asked) == manifest and not leftovers.exists()
-    settings = asked["settings"]
-    for change, named in (
-        ({"source": {"sources": "others"}}, "config.corpus.sources"),
-        ({"settings": settings._replace(length=16)}, "config.shards.length"),
-        ({"settings": settings._replace(rows="lines")}, "config.shards.rows"),
-        ({"settings": settings._replace(counts=COUNTS | {"train": 5})}, "config.shards.count"),
-        (
-            {"settings": settings._replace(counts=COUNTS | {"validation": 1})},
-            "config.shards.validation_count",
-        ),
-        (
-            {"tokenizer_folder": tokenizers["bpe"]},
-            f"tokenizer (not {tokenizers['bpe']}/tokenizer.json)",
-        ),
+    corpus = corpus_of(("text:no such file",))
+    unigram, bpe = tokenizers["unigram"], tokenizers["bpe"]
+
+    def write(tokenizer_folder: str = unigram, **settings) -> Manifest:
+        return write_shards(corpus, pathlib.Path(manifest.folder), tokenizer_folder, **settings)
+
+    assert write() == manifest and not leftovers.exists()
+    for settings, named in (
+        ({"source": "others"}, "config.corpus.sources"),
+        ({"length": 16}, "config.shards.length"),
+        ({"rows": "lines"}, "config.shards.rows"),
+        ({"counts": COUNTS | {"train": 5}}, "config.shards.count"),
+        ({"counts": COUNTS | {"validation": 1}}, "config.shards.validation_count"),
+        ({"tokenizer_folder": bpe}, f"tokenizer (not {bpe}/tokenizer.json)"),
     ):
         with pytest.raises(InputError, match=re.escape(f"holds shards of another {named};")):
-            shards.write(**asked | change)
+            write(**settings)
     assert contents(manifest.folder) == before
     foreign = dataclasses.replace(manifest, inputs="", source="a text of another program")
     monkeypatch.setattr(shards, "load_manifest", lambda _: foreign)
     with pytest.raises(InputError, match=r"holds shards of another config\.corpus;"):
-        shards.write(**asked)
+        write()
 
 
 def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, monkeypatch):
