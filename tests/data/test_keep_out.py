@@ -1,7 +1,6 @@
 """Stretches of words against plain Python, on docstrings."""
 
 import json
-import pathlib
 import unicodedata
 
 import numpy as np
@@ -27,7 +26,7 @@ def index_of(texts: list[str]) -> StretchIndex:
 
 
 @pytest.fixture(scope="module")
-def texts_(texts: list[str]) -> list[str]:
+def texts_(texts) -> list[str]:
     return [*texts[:1500], "", "one", " ".join("abcdefghijklm"), "\u3000 " * 20]
 
 
@@ -48,7 +47,7 @@ def test_words_have_no_case_and_no_punctuation():
 
 
 @pytest.fixture
-def benchmark(texts, tmp_path: pathlib.Path) -> tuple[list[str], str]:
+def benchmark(texts, tmp_path) -> tuple[list[str], str]:
     """Lines of a corpus whose name is not UTF-8, and the source of a benchmark that shares stretches with some."""
     lines = list(dict.fromkeys(" ".join(text.split()) for text in texts[:600]))
     questions = [
@@ -62,7 +61,7 @@ def benchmark(texts, tmp_path: pathlib.Path) -> tuple[list[str], str]:
     return lines, f"jsonl:{tmp_path}/benchmark.jsonl#question"
 
 
-def test_shards_without_what_is_kept_out(benchmark, tokenizer_folder, tmp_path: pathlib.Path):
+def test_shards_without_what_is_kept_out(benchmark, tokenizer_folder, tmp_path):
     lines, source = benchmark
     corpus = corpus_of((f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source,))
     manifest = write_shards(corpus, tmp_path / "shards", tokenizer_folder)
@@ -79,9 +78,7 @@ def test_shards_without_what_is_kept_out(benchmark, tokenizer_folder, tmp_path: 
     assert known.isdisjoint(pieces(text))
 
 
-def test_a_benchmark_that_cannot_be_read_is_named(
-    benchmark, tokenizer_folder, tmp_path: pathlib.Path
-):
+def test_a_benchmark_that_cannot_be_read_is_named(benchmark, tokenizer_folder, tmp_path):
     _, source = benchmark
     corpus = corpus_of(
         (f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source.replace("question", "answer"),)

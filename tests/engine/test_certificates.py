@@ -1,13 +1,12 @@
 """Certificates of a Dask cluster."""
 
-import pathlib
 import ssl
 import stat
 
 from mlm.engine import certificates
 
 
-def test_the_key_is_its_owners_alone_and_belongs_to_the_certificate(tmp_path: pathlib.Path) -> None:
+def test_the_key_is_its_owners_alone_and_belongs_to_the_certificate(tmp_path):
     certificates.make(tmp_path / "new")
     certificates.make(tmp_path / "new")  # again: replaced
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(certificates.NAMES)

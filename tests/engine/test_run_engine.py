@@ -12,6 +12,8 @@ from mlm.__main__ import main
 from tests.support import processes
 from tests.support.corpora import contents
 from tests.support.dask_cluster import free_port, written
+from tests.support.refusals import refuse
+from tests.support.tiny import command
 
 DELAYED = "tests/programs/delayed_tasks.py"
 FILES = 12
@@ -41,8 +43,7 @@ def arguments(texts, tokenizer_folder, tmp_path_factory) -> Callable[..., list[s
     )
 
     def of(workdir: pathlib.Path, *more: str) -> list[str]:
-        keys = [f"--config.{text}" for text in settings]
-        return ["shards", "--config=configs/base.py", f"--workdir={workdir}", *keys, *more]
+        return [*command("shards", workdir, *settings), *more]
 
     return of
 
@@ -89,9 +90,6 @@ def test_killed_in_mid_run_other_hosts_do_what_is_missing(alone, arguments, tmp_
     assert (tmp_path / "hosts" / "certificates" / "key.pem").stat().st_mode & 0o777 == 0o600
 
 
-def test_flags_of_the_engine_are_checked(arguments, tmp_path, capfd):
-    for flags, named in (
-        (["--engine=tls://127.0.0.1:8786"], "hosts/certificates/ca.pem: can't be read"),
-    ):
-        assert main([*arguments(tmp_path), *flags]) == 2
-        assert named in capfd.readouterr().err
+def test_certificates_of_an_engine_that_are_not_there(arguments, tmp_path, capsys):
+    line = arguments(tmp_path, "--engine=tls://127.0.0.1:8786")
+    refuse(line, 2, "hosts/certificates/ca.pem: can't be read", capsys=capsys)

@@ -7,12 +7,10 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from transformers import RobertaConfig
 
 from mlm import __main__, logs
 from mlm.data import examples as data
 from mlm.data import tokenizer
-from mlm.data.examples import Examples
 from mlm.errors import InputError
 from mlm.model.families import ROBERTA
 from mlm.pretrained import checkpoint_files
@@ -23,25 +21,31 @@ from mlm.workdir import Workdir
 from tests.support import labelled_texts
 from tests.support.refusals import refuse
 from tests.support.states import assert_same, back_to, state_of
-from tests.support.tiny import meshes_of
+from tests.support.tiny import command, flags, meshes_of
 
 STEPS = 16  # three epochs of 83 rows in batches of 16
 FAST = ("optimizer.learning_rate=0.01", "model.init_stddev=0.1")
 
 
-def load(config, folder: pathlib.Path, tokenizer_folder: str) -> tuple[Examples, RobertaConfig]:
-    own = config.classify
-    sources = {split: own[split] for split in ("train", "validation")}
-    tables, names = data.read_tables(sources, data.Columns(own.text, own.label, own.kind))
-    examples = data.tokenize(tables, names, tokenizer_folder=tokenizer_folder, length=own.length)
-    special_ids = tokenizer.manifest_fields(tokenizer_folder)["special_ids"]
-    return examples, ROBERTA.make_config(config.model, examples.vocab_size, special_ids)
-
-
-def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str):
+def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str, pad_id: int = 1):
     config = labelled_texts.config(folder, tokenizer_folder, *overrides)
-    examples, body = load(config, folder, tokenizer_folder)
+    settings = config.classify
+    sources = {"train": settings.train, "validation": settings.validation}
+    columns = data.Columns(settings.text, settings.label, settings.kind)
+    tables, names = data.read_tables(sources, columns)
+    examples = data.tokenize(
+        tables, names, tokenizer_folder=tokenizer_folder, length=settings.length
+    )
+    special_ids = tokenizer.manifest_fields(tokenizer_folder)["special_ids"] | {"pad": pad_id}
+    body = ROBERTA.make_config(config.model, examples.vocab_size, special_ids)
     return config, examples, classification.Classification(config, examples, body, None)
+
+
+def evaluate(task, params) -> tuple[dict[str, float], np.ndarray]:
+    """Scores and predictions of the validation rows."""
+    return classification.evaluate(
+        task.config, task.examples, task.mesh, task.eval_step, params, "validation"
+    )
 
 
 def train(task, config):
@@ -82,16 +86,17 @@ def test_a_classifier_is_evaluated_without_dropout(tmp_path, tokenizer_folder):
     params = None
     for overrides in ((), rates):
         with meshes_of(1):
-            config, examples, task = build(
-                tmp_path, tokenizer_folder, "model.init_stddev=0.3", *overrides
-            )
+            *_, task = build(tmp_path, tokenizer_folder, "model.init_stddev=0.3", *overrides)
         params = params or task.initial_state().params
-        scores.append(
-            classification.evaluate(
-                config, examples, task.mesh, task.eval_step, params, "validation"
-            )
-        )
+        scores.append(evaluate(task, params))
     assert scores[0][0] == scores[1][0] and np.array_equal(scores[0][1], scores[1][1])
+
+
+def losses_of(task, params, batch: dict) -> np.ndarray:
+    """Of what has a label, by the module."""
+    logits = task.module.logits(params, batch["input_ids"], batch["attention_mask"])
+    labels = batch["label"]
+    return -np.asarray(jax.nn.log_softmax(logits))[labels >= 0, labels[labels >= 0]]
 
 
 def test_rows_without_a_label_are_in_no_score(tmp_path, tokenizer_folder):
@@ -101,15 +106,12 @@ def test_rows_without_a_label_are_in_no_score(tmp_path, tokenizer_folder):
     split = examples.splits["validation"]
     labels = np.where(np.arange(len(split)) % 2, split.labels_N, -1)
     partly = dataclasses.replace(split, labels_N=labels)
-    examples = dataclasses.replace(examples, splits=examples.splits | {"validation": partly})
-    scores, predicted = classification.evaluate(
-        config, examples, task.mesh, task.eval_step, params, "validation"
-    )
-    batch = split.batch(np.arange(len(split)), config.classify.length, examples.pad_id)
-    logits = task.module.logits(params, batch["input_ids"], batch["attention_mask"])
-    losses = -jax.nn.log_softmax(logits)[labels >= 0, labels[labels >= 0]]
+    task.examples = dataclasses.replace(examples, splits=examples.splits | {"validation": partly})
+    scores, predicted = evaluate(task, params)
+    batch = partly.batch(np.arange(len(split)), config.classify.length, examples.pad_id)
+    losses = losses_of(task, params, batch)
     assert scores["rows"] == len(losses) == len(split) // 2 and len(predicted) == len(split)
-    assert scores["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert scores["loss"] == pytest.approx(losses.mean(), rel=1e-5)
 
 
 @pytest.mark.standard
@@ -134,9 +136,7 @@ def test_it_labels_words_and_those_that_are_cut_off_are_wrong(tmp_path, tokenize
         config, examples, task = build(tmp_path, tokenizer_folder, *words, *FAST, *overrides)
     params = train(task, config)[0].params
     split = examples.splits["validation"]
-    found, predicted = classification.evaluate(
-        config, examples, task.mesh, task.eval_step, params, "validation"
-    )
+    found, predicted = evaluate(task, params)
     cut = split.words.token_W < 0
     assert found["words"] == len(split.words.texts) and found["rows"] == 29
     assert found["words_cut"] == cut.sum() > 0 and (predicted[cut] == -1).all()
@@ -144,12 +144,9 @@ def test_it_labels_words_and_those_that_are_cut_off_are_wrong(tmp_path, tokenize
     assert np.mean((predicted == split.labels_N)[~cut]) > 0.7 and found["loss"] < 0.8
     assert task.minimized_metric(found) == 1 - found["f1"]
     batch = split.batch(np.arange(len(split)), 12, examples.pad_id)
-    logits = task.module.logits(params, batch["input_ids"], batch["attention_mask"])
-    label = batch["label"]
-    log_probs = np.asarray(jax.nn.log_softmax(logits))[label >= 0, label[label >= 0]]
-    assert len(log_probs) == (~cut).sum() and found["loss"] == pytest.approx(
-        -log_probs.mean(), rel=1e-5
-    )
+    losses = losses_of(task, params, batch)
+    assert len(losses) == (~cut).sum()
+    assert found["loss"] == pytest.approx(losses.mean(), rel=1e-5)
     hidden = config.model.hidden_size
     layer = 4 * hidden + 2 * config.model.intermediate_size + 2 * task._mean_length
     expected = 6 * hidden * (layer + len(examples.labels))
@@ -157,21 +154,17 @@ def test_it_labels_words_and_those_that_are_cut_off_are_wrong(tmp_path, tokenize
 
 
 def test_what_can_not_be_right_is_refused(tmp_path, tokenizer_folder):
+    few = labelled_texts.write_csv(tmp_path / "few.csv", labelled_texts.rows(9))
     for overrides, words in (
-        (("classify.length=65",), r"classify\.length = 65: the model reads 64 tokens"),
-        (("data.lanes=16", "classify.train=" + labelled_texts.write_csv(tmp_path / "few.csv", labelled_texts.rows(9))),
-         r"data\.lanes = 16: there are only 9 training rows"),
-        (("data.global_batch=12", "data.lanes=4"), "12 rows can't be split over 8 devices"),
-        (("train.steps=0", "train.epochs=1", "schedule.warmup=999"),
-         r"warmup = 999: the run has \d+ steps"),
-    ):  # fmt: skip
+        (["classify.length=65"], r"classify\.length = 65: the model reads 64 tokens"),
+        (["data.lanes=16", f"classify.train={few}"], r"lanes = 16: .* only 9 training rows"),
+        (["data.global_batch=12"], "12 rows can't be split over 8 devices"),
+        (["train.epochs=1", "schedule.warmup=999"], r"warmup = 999: the run has \d+ steps"),
+    ):
         with pytest.raises(InputError, match=words):
             build(tmp_path, tokenizer_folder, *overrides)
-    config = labelled_texts.config(tmp_path, tokenizer_folder)
-    examples, body = load(config, tmp_path, tokenizer_folder)
-    body.pad_token_id = 0
     with pytest.raises(InputError, match="pad id 0, its tokenizer 600 and 1"):
-        classification.Classification(config, dataclasses.replace(examples), body, None)
+        build(tmp_path, tokenizer_folder, pad_id=0)
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -180,9 +173,7 @@ def test_what_can_not_be_right_is_refused(tmp_path, tokenizer_folder):
 def arguments(workdir: pathlib.Path, data_folder: pathlib.Path, tokenizer_folder: str) -> list[str]:
     settings = labelled_texts.settings(data_folder, tokenizer_folder)
     dropout = ("model.hidden_dropout=0.1", "optimizer.ema_decay=0.9")
-    keys = (*settings, *dropout, "log.every=4", "checkpoint.every=4")
-    flags = [f"--config.{text}" for text in keys]
-    return ["classify", "--config=configs/base.py", f"--workdir={workdir}", *flags]
+    return command("classify", workdir, *settings, *dropout, "log.every=4", "checkpoint.every=4")
 
 
 @pytest.fixture(scope="module")
@@ -207,18 +198,15 @@ def test_each_epoch_is_saved_and_a_resumed_run_is_the_same(
     assert (here / "report.html").is_file() and (here / "export" / "proof.json").is_file()
 
     again = back_to(here, tmp_path / "again", 11)
-    command = arguments(again, tmp_path, tokenizer_folder)
+    line = arguments(again, tmp_path, tokenizer_folder)
     with meshes_of(2):
-        assert __main__.main(command) == 0
+        assert __main__.main(line) == 0
         assert (again / "metrics.jsonl").read_text() == (here / "metrics.jsonl").read_text()
         assert_same(state_of(here, STEPS), state_of(again, STEPS))
         test = labelled_texts.write_csv(tmp_path / "test.csv", labelled_texts.rows(17, seed=2))
-        assert __main__.main([*command, f"--config.classify.test={test}"]) == 0, (
-            "which chooses nothing"
-        )
+        assert __main__.main([*line, *flags(f"classify.test={test}")]) == 0, "it chooses nothing"
         changed = labelled_texts.rows(83)
         changed[40]["label"] = "money" if changed[40]["label"] != "money" else "animal"
         other = labelled_texts.write_csv(tmp_path / "other.csv", changed)
-        refuse(
-            [*command, f"--config.classify.train={other}"], 2, "other shards or rows", capsys=capsys
-        )
+        line += flags(f"classify.train={other}")
+        refuse(line, 2, "other shards or rows", capsys=capsys)
