@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -21,24 +22,14 @@ def test_special_tokens_are_robertas_and_a_mask_takes_the_space_before_it(tokeni
     fields = tokenizer.manifest_fields(tokenizers[kind])
     assert fields["special_ids"] == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
     assert fields["all_special_ids"] == (0, 1, 2, 3, 4)
-    plain, masked = (
-        loaded(text, add_special_tokens=False)["input_ids"]
-        for text in ("Returns the", "Returns the <mask> of it")
-    )
+    _, *plain, _ = loaded("Returns the")["input_ids"]
     assert loaded("Returns the", "Returns the")["input_ids"] == [0, *plain, 2, 2, *plain, 2]
-    assert masked[: len(plain) + 1] == [*plain, 4]
-    assert loaded.decode(masked[len(plain) + 1 :]).strip() == "of it"
+    first, rest = np.split(loaded("Returns the <mask> of it")["input_ids"], [len(plain) + 2])
+    assert first.tolist() == [0, *plain, 4] and loaded.decode(rest[:-1]).strip() == "of it"
 
 
-@pytest.mark.parametrize(
-    ("kind", "normal"),
-    [
-        ("unigram", lambda text: text),
-        ("bpe", lambda text: text),
-        ("wordpiece", lambda text: "".join(text.split())),
-    ],
-)
-def test_text_comes_back(tokenizers, texts, kind, normal):
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_comes_back(tokenizers, texts, kind):
     """Unigram: every character that the sample had; byte-level BPE: every text; WordPiece: all but white space."""
     loaded = tokenizer.load(tokenizers[kind])
     some = [*texts[:150], "two  spaces\n\n    and lines \n", "x_y = 3.14  # (foo_bar)[0]"]
@@ -46,7 +37,9 @@ def test_text_comes_back(tokenizers, texts, kind, normal):
         some += ["  spaces first", "a\tb", "日本語 ▁ \u200b 🙂", "\r\n\x00"]
     for text in some:
         back = loaded.decode(loaded(text)["input_ids"][1:-1], clean_up_tokenization_spaces=False)
-        assert normal(back) == normal(text)
+        if kind == "wordpiece":
+            back, text = ("".join(each.split()) for each in (back, text))
+        assert back == text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +48,7 @@ def test_words_start_where_the_tokenizer_says(tokenizers, texts, kind):
     starts_V = tokenizer.word_starts(tokenizers[kind], key="test")
     loaded = tokenizer.load(tokenizers[kind])
     inner = []
-    for text in [*texts[:400], "two  spaces\n\n    and\tlines \r\n(foo_bar)[0]"]:
+    for text in [*texts[:100], "two  spaces\n\n    and\tlines \r\n(foo_bar)[0]"]:
         encoded = loaded(text, add_special_tokens=False).encodings[0]
         for place in range(1, len(encoded.ids)):
             starts = text[encoded.offsets[place][0]].isspace()
@@ -64,7 +57,7 @@ def test_words_start_where_the_tokenizer_says(tokenizers, texts, kind):
             if encoded.tokens[place] != "<unk>":
                 assert starts_V[encoded.ids[place]] == starts, (encoded.tokens[place], text)
                 inner.append(not starts)
-    assert len(inner) > 20_000 and 0.1 < sum(inner) / len(inner) < 0.9
+    assert len(inner) > 5000 and 0.1 < sum(inner) / len(inner) < 0.9
 
 
 def test_words_that_cannot_be_told_are_refused(tmp_path):
@@ -95,34 +88,30 @@ def test_fingerprint_is_of_the_ids_alone(tokenizers, tmp_path):
 def test_vocabulary_that_the_text_cannot_make_is_refused(texts, tmp_path, kind):
     """The size that the sentence names works."""
     for vocab_size in (30, 20_000):
-        with pytest.raises(
-            InputError, match=f"tokenizer.vocab_size = {vocab_size}: .* set it to [0-9]+"
-        ) as error:
+        with pytest.raises(InputError, match=f"tokenizer.vocab_size = {vocab_size}: ") as error:
             train_tokenizer(texts[:100], tmp_path / "none", kind, vocab_size=vocab_size)
         assert not (tmp_path / "none").exists()
         size = int(re.search("set it to ([0-9]+)", str(error.value))[1])
         assert (size < vocab_size) == (vocab_size == 20_000)
-        folder = train_tokenizer(texts[:100], tmp_path / f"{kind}{size}", kind, vocab_size=size)
+        folder = train_tokenizer(texts[:100], tmp_path / str(size), kind, vocab_size=size)
         assert tokenizer.load_fast(folder).get_vocab_size() == size
 
 
-NO_TOKENIZER = {
-    "no json": ("tokenizer.json", b"{"),
-    "no mask": ("tokenizer_config.json", b"{}"),
-    "a mask that is a number": ("tokenizer_config.json", b'{"mask_token": 3}'),
-}
-
-
-@pytest.mark.parametrize("fault", ["gone", "slow", *NO_TOKENIZER])
-def test_folders_that_are_no_tokenizer_are_refused(tokenizers, tmp_path, fault):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", None),
+        ("tokenizer.json", "{"),
+        ("tokenizer_config.json", "{}"),
+        ("tokenizer_config.json", '{"mask_token": 3}'),
+    ],
+)
+def test_folders_that_are_no_tokenizer_are_refused(tokenizers, tmp_path, name, content):
     folder = tmp_path / "tokenizer"
-    if fault != "gone":
-        shutil.copytree(tokenizers["bpe"], folder)
-    if fault == "slow":
-        (folder / "tokenizer.json").unlink()
-    elif fault in NO_TOKENIZER:
-        name, content = NO_TOKENIZER[fault]
-        (folder / name).write_bytes(content)
+    shutil.copytree(tokenizers["bpe"], folder)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_text(content)
     for function in (tokenizer.load, tokenizer.manifest_fields):
         with pytest.raises(InputError, match=str(folder)) as error:
             function(str(folder))
@@ -135,10 +124,9 @@ def test_a_folder_saved_by_transformers_5_gives_the_same_ids(tokenizers, tmp_pat
     written = {
         "backend": "tokenizers",
         "is_local": True,
-        "local_files_only": False,
-        "mask_token": "<mask>",
+        "tokenizer_class": "TokenizersBackend",
+        "extra_special_tokens": ["the"],
     }
-    written |= {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["the"]}
     file.write_text(json.dumps(json.loads(file.read_text()) | written))
     loaded = tokenizer.load(str(tmp_path))
     text = "Returns  a <mask> of an array."
