@@ -27,21 +27,13 @@ def cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("role", "names"),
     [
-        (
-            "train",
-            "train training train_extra unsupervised unlabelled latest challenge contest values",
-        ),
+        ("train", "train training train_extra unlabelled latest challenge contest values"),
         ("validation", "validation validation_matched valid val dev devset dev.clean Validation"),
-        (
-            "test",
-            "test test_mismatched test.other testing testset testA test2014 TEST evaluation held_out dev_test",
-        ),
+        ("test", "test test_mismatched test.other testing testA test2014 TEST held_out dev_test"),
     ],
 )
 def test_the_name_of_a_split_says_its_role(role, names):
-    assert {name: data_sets.role_of(name) for name in names.split()} == dict.fromkeys(
-        names.split(), role
-    )
+    assert {data_sets.role_of(name) for name in names.split()} == {role}
 
 
 @pytest.fixture
@@ -68,21 +60,17 @@ def test_a_source_names_a_split_or_a_slice_of_it(local_set, tmp_path):
     train, validation, test = (numbered(20, 100 * n) for n in range(3))
     own = f"hf:{local_set}"
     text = f"text:{tmp_path}/own.txt"
-    assert roles_of(own) == {"train": train, "validation": validation, "test": test}
-    assert roles_of(f"{own}#test", text) == {"test": test, "": numbered(5, 900)}, (
-        "and not the other splits"
-    )
-    assert roles_of(f"{own}#train") == {"": train}, (
-        "without its validation split, that is cut by group"
-    )
-    assert roles_of(f"{own}#train", f"{own}#validation") == {
-        "train": train,
-        "validation": validation,
-    }
-    assert roles_of(f"{own}#train[:50%]+train[15:]", f"{own}#test[-2:]") == {
-        "test": test[-2:],
-        "": train[:10] + train[15:],
-    }
+    sliced = (f"{own}#train[:50%]+train[15:]", f"{own}#test[-2:]")
+    for names, expected in (
+        ([own], {"train": train, "validation": validation, "test": test}),
+        # and not the other splits
+        ([f"{own}#test", text], {"test": test, "": numbered(5, 900)}),
+        # without its validation split, that is cut by group
+        ([f"{own}#train"], {"": train}),
+        ([f"{own}#train", f"{own}#validation"], {"train": train, "validation": validation}),
+        (sliced, {"test": test[-2:], "": train[:10] + train[15:]}),
+    ):
+        assert roles_of(*names) == expected
     assert roles_of(f"{own}#test", f"{own}#train", streaming=True) == {"test": test, "": train}
 
 
@@ -178,12 +166,11 @@ def test_a_folder_that_is_no_prepared_set_is_named(prepared, tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "hostile.py").write_text('raise SystemExit("executed")')
     words = break_(prepared)
-    for name in (f"tfds:{prepared.parent}", "tfds:my_rows")[: 1 + (break_ is name_a_class)]:
-        with pytest.raises(InputError) as error:
-            texts_of(name)
-        assert all(word in str(error.value) for word in [name, *words]) and "\n" not in str(
-            error.value
-        )
+    name = "tfds:my_rows" if break_ is name_a_class else f"tfds:{prepared.parent}"
+    with pytest.raises(InputError) as error:
+        texts_of(name)
+    message = str(error.value)
+    assert all(word in message for word in [name, *words]) and "\n" not in message
 
 
 def test_a_row_of_a_data_set_is_named(tmp_path):

@@ -12,22 +12,15 @@ from mlm.data import tokenizer
 from mlm.data.examples import Examples
 from mlm.data.labelled import Columns, Table
 from mlm.errors import InputError
+from tests.data.rows import assert_same
 from tests.support.labelled_texts import rows, sentences, write_conll, write_jsonl
 
 ORDER = {"seed": 3, "global_batch": 16, "lanes": 4}
+ROWS = rows(83)
 
 
-def table(texts: list[tuple[str, ...]], labels: list) -> Table:
-    return Table(
-        "csv:x.csv", texts, labels, [f"csv:x.csv, line {n + 2}" for n in range(len(texts))]
-    )
-
-
-def make(folder: str, *, count: int = 83, length: int = 24) -> Examples:
-    found = rows(count)
-    tables = {"train": table([(row["text"],) for row in found], [row["label"] for row in found])}
-    names = data.class_names(tables["train"])
-    return data.tokenize(tables, names, tokenizer_folder=folder, length=length)
+def table(texts: list[tuple[str, ...]], labels: list, **kind) -> Table:
+    return Table("x.csv", texts, labels, ["line 1"] * len(texts), **kind)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +30,9 @@ def short_batches(monkeypatch):
 
 @pytest.fixture(scope="module")
 def examples(tokenizer_folder) -> Examples:
-    return make(tokenizer_folder)
+    train = table([(row["text"],) for row in ROWS], [row["label"] for row in ROWS])
+    names = data.class_names(train)
+    return data.tokenize({"train": train}, names, tokenizer_folder=tokenizer_folder, length=24)
 
 
 def take(
@@ -70,7 +65,7 @@ def test_ids_and_labels_are_those_of_the_rows(examples, tokenizer_folder):
     split = examples.splits["train"]
     assert examples.labels == ("animal", "money", "weather")
     truncated = 0
-    for number, row in enumerate(rows(83)):
+    for number, row in enumerate(ROWS):
         ids = tok(row["text"], truncation=True, max_length=24)["input_ids"]
         assert split.tokens[split.starts[number] : split.starts[number + 1]].tolist() == ids
         assert examples.labels[split.labels_N[number]] == row["label"]
@@ -81,13 +76,10 @@ def test_ids_and_labels_are_those_of_the_rows(examples, tokenizer_folder):
 def test_the_order_does_not_depend_on_hosts_or_restarts(examples):
     whole = take(examples, 12)
     for start, part in ((0, (0, 8)), (5, (8, 16)), (9, (4, 12))):
-        for batch, other in zip(
-            whole[start:], take(examples, 12 - start, start, part), strict=True
-        ):
-            assert batch.keys() == other.keys()
-            for key in batch:
-                np.testing.assert_array_equal(batch[key][slice(*part)], other[key])
-    other = take(examples, 1, seed=4)[0]
+        found = take(examples, 12 - start, start, part)
+        for batch, expected in zip(found, whole[start:], strict=True):
+            assert_same(batch, {key: column[slice(*part)] for key, column in expected.items()})
+    (other,) = take(examples, 1, seed=4)
     assert not np.array_equal(other["record_id"], whole[0]["record_id"])
 
 
@@ -110,25 +102,24 @@ def test_rows_are_padded_to_few_lengths(examples):
 def test_evaluation_meets_each_row_once(examples, batch):
     """Every host pads its rows to the longest of all."""
     half = batch // 2
-    of_hosts = [
-        list(data.eval_batches(examples, split="train", batch=batch, rows=(start, start + half)))
-        for start in (0, half)
+    hosts = [
+        data.eval_batches(examples, split="train", batch=batch, rows=rows)
+        for rows in ((0, half), (half, batch))
     ]
     ids = []
-    for one, other in zip(*of_hosts, strict=True):
+    for one, other in zip(*hosts, strict=True):
         assert one["input_ids"].shape == other["input_ids"].shape
         ids += [*one["record_id"], *other["record_id"]]
-    np.testing.assert_array_equal(ids[:83], data.eval_order(examples, "train"))
+    assert ids[:83] == data.eval_order(examples, "train").tolist()
     assert sorted(ids[:83]) == list(range(83))
 
 
 def test_a_label_that_the_training_split_lacks(tmp_path):
-    sources = {
-        "train": write_conll(tmp_path / "a", sentences(9)),
-        "test": write_jsonl(tmp_path / "b", [{"tokens": ["a"], "ner_tags": ["B-NEW"]}]),
-    }
+    train = write_conll(tmp_path / "a", sentences(9))
+    test = write_jsonl(tmp_path / "b", [{"tokens": ["a"], "ner_tags": ["B-NEW"]}])
+    columns = Columns(("tokens",), "ner_tags", "tokens")
     with pytest.raises(InputError, match=r"/b, line 1: .*'B-NEW'"):
-        data.read_tables(sources, Columns(("tokens",), "ner_tags", "tokens"))
+        data.read_tables({"train": train, "test": test}, columns)
 
 
 SENTENCE = "Peter's cat , in Zürich-West , is called # Numpy 3.5 ( the naïve one ) ."
@@ -138,27 +129,26 @@ SENTENCE = "Peter's cat , in Zürich-West , is called # Numpy 3.5 ( the naïve o
 def test_the_pieces_of_words_are_those_of_running_text(tokenizers, kind):
     """And the first piece is transformers' of words that are split already."""
     tok = tokenizer.load(tokenizers[kind])
+    if kind == "bpe":  # transformers asks for a space before the first word, too
+        tok.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     words = SENTENCE.split()
     encoding = tok(SENTENCE).encodings[0]
-    first = data.first_pieces(encoding, words)
-    assert first[0] == 1 and (np.diff(first) > 0).all()
+    first = data.first_pieces(encoding, words).tolist()
+    assert first[0] == 1 and first == sorted(set(first))
     for start, word in zip(first, words, strict=True):
         piece = tok.decode([encoding.ids[start]]).strip()
         assert word.startswith(piece) or not word.isascii()
-    if kind == "bpe":  # transformers asks for a space before the first word, too
-        tok.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     if kind != "unigram":
         stock = tok(words, is_split_into_words=True).encodings[0]
-        encoding = tok(SENTENCE).encodings[0]
-        wanted = [stock.word_ids.index(word) for word in range(len(words))]
-        assert stock.ids == encoding.ids and data.first_pieces(encoding, words).tolist() == wanted
+        assert stock.ids == encoding.ids
+        assert first == [stock.word_ids.index(word) for word in range(len(words))]
 
 
 def test_the_label_of_a_word_is_at_its_first_piece(tokenizer_folder):
     found = sentences(40)
     texts = [tuple(row["tokens"]) for row in found]
     labels = [tuple(row["ner_tags"]) for row in found]
-    train = Table("conll:x", texts, labels, ["line 1"] * 40, is_tokens=True)
+    train = table(texts, labels, is_tokens=True)
     new = dataclasses.replace(train, labels=[None] * 40)
     names = data.class_names(train)
     tables = {"train": train, "new": new}

@@ -1,7 +1,6 @@
 """What each step of a run reads, against a plain list of batches: sizes, short rows, skipped batches, branches."""
 
 import itertools
-from typing import NamedTuple
 
 import pytest
 
@@ -20,23 +19,16 @@ SIZES = ("data.lanes=4", "data.batch_stages=((4, 3), (8, 3))")  # of batches of 
 RANGES = [[], [(1, 1)], [(3, 5)], [(3, 5), (6, 6), (9, 12)], [(2, 2), (4, 4), (20, 90)]]
 
 
-class Batch(NamedTuple):
-    number: int
-    rows: int
-    rows_before: int
-
-
 def stages_of(*overrides: str) -> Stages:
     return make_stages(tiny_config(*overrides), records=200)
 
 
-def batches_kept(ranges: list[tuple[int, int]]) -> list[Batch]:
-    """The first batches of SIZES without those of the ranges."""
+def batches_kept(ranges: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Number, rows and rows before of the first batches of SIZES without those of the ranges."""
     rows = [4] * 3 + [8] * 3 + [16] * 200
-    before = itertools.accumulate(rows, initial=0)
-    batches = [Batch(*columns) for columns in zip(range(1, 200), rows, before, strict=False)]
+    batches = zip(range(1, 200), rows, itertools.accumulate(rows, initial=0), strict=False)
     skipped = {number for first, last in ranges for number in range(first, last + 1)}
-    return [batch for batch in batches if batch.number not in skipped]
+    return [batch for batch in batches if batch[0] not in skipped]
 
 
 @pytest.mark.parametrize("short", [(), ("data.short_length=8",)])
@@ -53,7 +45,7 @@ def test_a_step_reads_what_the_list_of_batches_says(ranges, short, monkeypatch):
         assert stage.length == (8 if short and step <= 7 else 32)
     for first, last in itertools.combinations(range(1, 16), 2):
         read = [
-            Batch(part.batch + index, part.rows, part.rows_before + index * part.rows)
+            (part.batch + index, part.rows, part.rows_before + index * part.rows)
             for part in stages.between(first, last)
             for index in range(part.count)
         ]
@@ -64,7 +56,7 @@ def test_a_step_reads_what_the_list_of_batches_says(ranges, short, monkeypatch):
         for (_, b, rows), (a, _, next_rows) in itertools.pairwise(spans):
             assert b + 1 < a or rows != next_rows, "as few ranges as possible"
     for step in range(40):
-        assert stages.rows_read(step) == sum(batch.rows for batch in kept[:step])
+        assert stages.rows_read(step) == sum(rows for _, rows, _ in kept[:step])
 
 
 def test_the_steps_of_a_run():
