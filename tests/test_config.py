@@ -161,7 +161,11 @@ def test_saved_config_that_is_damaged_is_named(tmp_path, data):
     [
         ("train", {"steps": "many"}, r"config\.train\.steps = 'many': must be"),
         ("train", {"epochs": None}, r"config\.train\.epochs = None: must be"),
-        ("train", {"stepz": 3}, r"config\.json: has train\.stepz, as if another version .* --workdir"),
+        (
+            "train",
+            {"stepz": 3},
+            r"config\.json: has train\.stepz, as if another version .* --workdir",
+        ),
         ("pod", None, r"config\.json: has no pod\..*, as if another version .* --workdir"),
     ],
 )

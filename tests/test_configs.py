@@ -5,7 +5,6 @@ import re
 import shlex
 
 import jax
-import numpy as np
 import pytest
 
 from mlm import config as configs
@@ -25,13 +24,10 @@ def test_every_config_is_valid_and_says_how_to_run_it(name):
     text = importlib.import_module(f"configs.{name[:-3]}").__doc__
     if name != "base.py":
         assert f"--config=configs/{name} --workdir=" in text, "the command must name this very file"
-        others = set(re.findall(r"--config=(configs/\w+\.py)", text)) - {f"configs/{name}"}
-        assert not others
+        assert set(re.findall(r"--config=configs/(\w+\.py)", text)) == {name}
     if rehearsal := re.search(r"rehearse it with (.*?)\)\n", text, re.DOTALL):
-        configs.load(
-            f"configs/{name}",
-            [flag.removeprefix("--config.") for flag in shlex.split(rehearsal[1])],
-        )
+        flags = shlex.split(rehearsal[1])
+        configs.load(f"configs/{name}", [flag.removeprefix("--config.") for flag in flags])
     for mentioned in re.findall(r"configs/\w+\.py", text):
         assert (ROOT / mentioned).is_file()
 
@@ -69,27 +65,14 @@ def test_the_arithmetic_of_the_docstrings(name):
 
 
 def test_the_arithmetic_of_the_budget_on_tpus():
-    """Tokens, steps, dollars and the law's losses follow from the figures that the docstring quotes."""
+    """Tokens, steps and dollars follow from the figures that the docstring quotes."""
     text = " ".join(importlib.import_module("configs.budget_v5e8").__doc__.split())
     config = configs.load("configs/budget_v5e8.py", [])
     batch = config.data.global_batch * config.shards.length
     tokens = config.train.hours * 3600 * 964_000
     assert f"{tokens / 1e9:.1f}e9 tokens in {tokens / batch / 1e3:.0f},000 steps" in text
-    assert (
-        f"{config.train.hours * 8 * 1.2:.0f} dollars at 1.20" in text
-        and f"are {batch:,}: 16 rows" in text
-    )
-    law = re.search(r"L = (\S+) \+ (\S+) / N\^(\S+) \+ (\S+) / D\^(\S+)", text).groups()
-    e, a, alpha, b, beta = map(float, law)
-
-    def loss(parameters: float, tokens: float) -> float:
-        return e + a / parameters**alpha + b / tokens**beta
-
-    for size, read, quoted in re.findall(r"(\d+) million and (\d+)e9 tokens ([\d.]+)", text):
-        assert loss(float(size) * 1e6, float(read) * 1e9) == pytest.approx(float(quoted), abs=2e-3)
-    assert f"{6 * 111e6 * tokens:.1e}" == "5.5e+19"
-    sizes = np.geomspace(1e6, 1e9, 1000)
-    assert sizes[loss(sizes, 5.5e19 / 6 / sizes).argmin()] == pytest.approx(39e6, rel=0.05)
+    assert f"{config.train.hours * 8 * 1.2:.0f} dollars at 1.20" in text
+    assert f"are {batch:,}: 16 rows" in text
 
 
 def test_published_recipes():
