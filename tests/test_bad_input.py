@@ -42,7 +42,7 @@ def test_a_config_is_refused_in_three_seconds(tmp_path):
     seconds = seconds_of_children() - before
     (sentence,) = (line for line in error.splitlines() if not line.startswith("import time:"))
     assert process.returncode == 2 and sentence.startswith("mlm train: ")
-    assert "/nowhere/shards holds no shards" in sentence
+    assert "/nowhere/shards: holds no shards" in sentence
     assert not re.search(r"\| +(jax|tensorflow)$", error, re.MULTILINE), "it was imported"
     assert seconds < 3, f"{seconds:.1f} s"
 
