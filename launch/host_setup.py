@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -32,7 +33,7 @@ def expand(path: str) -> pathlib.Path:
 
 def write(path: pathlib.Path, value: object) -> None:
     """Replaces a JSON file as a whole."""
-    new = path.with_name(f"{path.name}.{os.getpid()}")  # two may write it at once
+    new = path.with_name(f"{path.name}.{threading.get_native_id()}")  # two may write it at once
     new.write_text(json.dumps(value))
     new.replace(path)
 

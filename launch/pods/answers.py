@@ -66,7 +66,7 @@ ADVICE = (
 )  # fmt: skip
 # what gcloud's ssh says of itself, between ssh's own lines
 CHATTER = re.compile(
-    r"SSH: |Retrying: SSH|Using ssh batch|Propagating SSH|WARNING: |\.*done\.|Warning: Permanently added|"
+    r"^\.+$|SSH: |Retrying: SSH|Using ssh batch|Propagating SSH|WARNING: |\.*done\.|Warning: Permanently added|"
     r"Updating project ssh metadata|@@@|\s+File |Traceback "
 )
 EXITED = re.compile(r"\[\S+\] exited with return code")

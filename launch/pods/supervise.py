@@ -68,6 +68,10 @@ def decide(pod: Pod, status: RunStatus | None, memory: Memory) -> Action:
         memory.trouble = 0.0
     if status:
         action = _of_run(pod, status, memory)
+        if pod.reason:
+            action = action._replace(
+                why=f"{action.why}; Google Cloud says of the pod: {pod.reason}"
+            )
     else:
         action = Action(STEPS.get(pod.state, WAIT), f"the pod is {pod.condition}")
     if action.kind == DELETE:
@@ -79,7 +83,6 @@ def _of_run(pod: Pod, status: RunStatus, memory: Memory) -> Action:
     """The pod is READY."""
     missing = len(pod.hosts) - len(status.reports)
     quiet = f"; {missing} of {len(pod.hosts)} hosts do not answer" if missing else ""
-    unwell = f"; Google Cloud says of the pod: {pod.reason}" if pod.reason else ""
     attempt = f"attempt {status.attempt}"
     cause = status.cause
     final = None
@@ -89,7 +92,7 @@ def _of_run(pod: Pod, status: RunStatus, memory: Memory) -> Action:
     if quiet and not status.running:
         # nobody who answers is running: a lost connection, or a dead host
         memory.silent += 1
-        what = f"{attempt}{quiet}{unwell} ({'; '.join(status.errors)}), poll {memory.silent}"
+        what = f"{attempt}{quiet} ({'; '.join(status.errors)}), poll {memory.silent}"
         # if no host answers it may well be us; and one that Google moves or repairs comes back
         if memory.silent <= SILENT or not status.reports or "MAINTENANCE" in pod.reason:
             return Action(WAIT, what, is_trouble=True)
@@ -98,21 +101,21 @@ def _of_run(pod: Pod, status: RunStatus, memory: Memory) -> Action:
     memory.silent = 0
     # a host that does not answer is not missed: if it is dead, the others end, and if not, not
     if status.running:
-        why = f"{attempt} runs{quiet}{unwell}"
+        why = f"{attempt} runs{quiet}"
         if ended := sum(report.state != "running" for report in status.reports):
             why += f", but {ended} of {len(pod.hosts)} hosts have ended; the others should follow"
         return Action(WAIT, why)
     is_watched = memory.watched and memory.watched == status.attempt
     memory.watched = 0
     if not is_watched:  # a person's, and a person wants another one
-        return Action(START, f"nothing of this run is alive on the hosts{unwell}")
+        return Action(START, "nothing of this run is alive on the hosts")
     if status.code == 0:
         return Action(DONE, f"{attempt} ended with 0 on all {len(pod.hosts)} hosts")
     if status.stopped:
         return Action(GIVE_UP, f"{attempt} was ended by launch/tpu.py stop", STOPPED)
     why = cause.sentence if cause else f"{attempt} ended"
     is_trouble = not cause or cause.code != STOPPED
-    return final or Action(START, f"{why}{unwell}", is_trouble=is_trouble)
+    return final or Action(START, why, is_trouble=is_trouble)
 
 
 class Supervisor:

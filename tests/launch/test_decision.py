@@ -82,8 +82,9 @@ def test_what_is_done(name):
 
 def test_health_stands_in_every_line():
     nothing = RunStatus(0, (report(0, "absent"), report(1, "absent")))
-    for found in (RUNS, ONE_SILENT, ended(1, 134), nothing):
-        assert "is moved" in supervise.decide(*ready(found, **MOVED), Memory()).why
+    bad = ended(2, 2, kind="exception")
+    for found in (RUNS, ONE_SILENT, ended(1, 134), nothing, ended(0, 0), bad):
+        assert "is moved" in supervise.decide(*ready(found, **MOVED), Memory(watched=1)).why
     assert "is moved" in supervise.decide(Pod("p", "REPAIRING", **MOVED), None, Memory()).why
 
 

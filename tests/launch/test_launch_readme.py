@@ -55,6 +55,10 @@ def test_the_bare_line():
     assert args.name == "run" and pathlib.Path(LAUNCH.parent / args.config).exists()
 
 
+def test_a_key_with_a_passphrase_is_told_what_to_do():
+    assert "`ssh-add ~/.ssh/google_compute_engine`" in TEXT
+
+
 def test_files_and_sections_that_it_names_are_there():
     for name in re.findall(r"`((?:launch|configs)/[\w./]+)`|^COPY (\S+) ", TEXT, re.MULTILINE):
         assert (LAUNCH.parent / "".join(name)).exists(), name

@@ -80,7 +80,7 @@ def test_cost_is_that_of_all_pods_while_they_are_ready(make, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["network", "hosts", "absent", "other"])
-@pytest.mark.parametrize("where", ["describe", "create"])
+@pytest.mark.parametrize("where", ["describe", "create", "connect"])
 def test_it_goes_on_after_whatever_the_cloud_says(make, monkeypatch, capsys, kind, where):
     """With longer and longer pauses, from the first poll on, until --patience is over."""
     one = make()
@@ -88,10 +88,14 @@ def test_it_goes_on_after_whatever_the_cloud_says(make, monkeypatch, capsys, kin
     def fail(*_, **__):
         raise PodError("update is not supported while in state PREEMPTED.", kind)
 
-    look = fail if where == "describe" else lambda: Pod("pod", "ABSENT")
-    monkeypatch.setattr(one.cloud, "describe", look)
-    if where == "create":
-        monkeypatch.setattr("pods.lifetime.take", fail)
+    state = "READY" if where == "connect" else "ABSENT"
+    monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", state))
+    at = {
+        "describe": "pods.gcloud.TpuVm.describe",
+        "create": "pods.lifetime.take",
+        "connect": "pods.supervise.connect",
+    }
+    monkeypatch.setattr(at[where], fail)
     pauses = []
     while (code := one.step()) is None:
         pauses.append(one.pause())

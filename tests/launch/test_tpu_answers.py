@@ -84,7 +84,7 @@ GAVE_UP = "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with re
         (SAID["api of ssh"][1], "Could not fetch resource: - Compute Engine API has not been used", ""),
         ("Traceback (most recent call last):\n  File \"host.py\"\nOSError: [Errno 28] No space left on device\n",
          "OSError: [Errno 28] No space left on device", ""),
-        ("Propagating SSH public key to all TPU workers...", "it said nothing", "still bringing your key"),
+        ("Propagating SSH public key to all TPU workers...\n......", "it said nothing", "still bringing your key"),
     ],
 )  # fmt: skip
 def test_why_ssh_failed(stderr, reason, advice):
