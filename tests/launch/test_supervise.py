@@ -89,7 +89,7 @@ def test_it_goes_on_after_whatever_the_cloud_says(make, monkeypatch, capsys, kin
         raise PodError("update is not supported while in state PREEMPTED.", kind)
 
     state = "READY" if where == "connect" else "ABSENT"
-    monkeypatch.setattr(one.cloud, "describe", lambda: Pod("pod", state))
+    monkeypatch.setattr(TpuVm, "describe", lambda _: Pod("pod", state))
     at = {
         "describe": "pods.gcloud.TpuVm.describe",
         "create": "pods.lifetime.take",
