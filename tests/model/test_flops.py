@@ -3,27 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from transformers import RobertaConfig
 
 from mlm.model import flops
-from mlm.model.roberta import RobertaModule
 from mlm.training import train
 from tests.support.tiny import meshes_of, random_batch, slow, tiny_run
-
-
-def test_by_hand():
-    """A layer: 2 x (4 x 2 x 2 + 2 x 2 x 8) + 4 x 4 x 2 = 128, 72 of them behind the attention; the head: 48."""
-
-    def count(layers: int, predicted_share: float) -> float:
-        sizes = {"hidden_size": 2, "num_attention_heads": 1, "intermediate_size": 8}
-        module = RobertaModule(RobertaConfig(num_hidden_layers=layers, vocab_size=128, **sizes))
-        params = jax.eval_shape(module.init_params, jax.random.key(0))
-        return flops.per_token(
-            module, params, length=4, predicted_share=predicted_share, vocab_size=10
-        )
-
-    assert count(1, predicted_share=0.5) == 3 * (56 + 0.5 * (72 + 48))
-    assert count(5, predicted_share=0) == 3 * (5 * 128 - 72)
 
 
 def test_local_layers_count_their_window_alone():
