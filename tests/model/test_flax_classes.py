@@ -11,7 +11,7 @@ import pytest
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import mlm.model
 from mlm.model import weights
@@ -20,48 +20,40 @@ from tests.model.models import class_of, inputs, make
 CLASSES = ["XLMRobertaForMaskedLM", "ModernBertForMaskedLM"]
 
 
-def write(name: str, folder: pathlib.Path, files: int) -> dict:
-    """Writes a small model as PyTorch has it, in several files; returns its parameters."""
+def write(name: str, folder: pathlib.Path) -> dict:
+    """Writes a small model as PyTorch has it; returns its parameters."""
     model = make(name)
-    model.config.save_pretrained(folder)
-    tensors = weights.to_torch(jax.device_get(model.params))
-    file_of = {name: f"model-{1 + index % files}.safetensors" for index, name in enumerate(tensors)}
-    for file in set(file_of.values()):
-        save_file(
-            {name: tensors[name] for name in tensors if file_of[name] == file},
-            folder / file,
-            {"format": "pt"},
-        )
-    if files == 1:
-        (folder / "model-1.safetensors").rename(folder / "model.safetensors")
-    else:
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
+    model.save_pretrained(folder, safe_serialization=True)
     return model.params
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_safetensors_in_several_files_are_read_and_none_outside_the_folder(name, tmp_path):
-    params = write(name, tmp_path / "a", 3)
+    params = write(name, tmp_path / "a")
     cls = class_of(name)
+    tensors = load_file(tmp_path / "a" / "model.safetensors")
+    (tmp_path / "a" / "model.safetensors").unlink()
+    weight_map = {key: f"model-{number % 3}.safetensors" for number, key in enumerate(tensors)}
+    for file in set(weight_map.values()):
+        part = {key: value for key, value in tensors.items() if weight_map[key] == file}
+        save_file(part, tmp_path / "a" / file, {"format": "pt"})
+    index = tmp_path / "a" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
     model = cls.from_pretrained(tmp_path, subfolder="a")
     jax.tree.map(np.testing.assert_array_equal, model.params, params)
-    index = tmp_path / "a" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "../model.safetensors"}}))
     with pytest.raises(ValueError, match="inside its folder"):
         cls.from_pretrained(tmp_path / "a")
 
 
 def test_parameters_are_jax_s_arrays_and_numpy_s_can_be_used_in_a_traced_call(tmp_path):
-    """Or `to_bf16` would leave them, and `save_pretrained` write those that PyTorch has transposed as they lie."""
-    write("ModernBertForMaskedLM", tmp_path, 1)
+    """Or `to_bf16` would leave them."""
+    write("ModernBertForMaskedLM", tmp_path)
     model = mlm.model.FlaxModernBertForMaskedLM.from_pretrained(tmp_path)
     (ids, mask) = inputs()
     assert {leaf.dtype for leaf in jax.tree.leaves(model.to_bf16(model.params))} == {
         jnp.dtype("bfloat16")
     }
-    model.save_pretrained(tmp_path / "again", safe_serialization=True)
-    again = type(model).from_pretrained(tmp_path / "again")
-    jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
     host = jax.device_get(model.params)
     logits = jax.jit(
         lambda ids: [model(ids, mask, params=params).logits for params in (model.params, host)]
@@ -71,7 +63,7 @@ def test_parameters_are_jax_s_arrays_and_numpy_s_can_be_used_in_a_traced_call(tm
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_new_head_is_drawn_by_init_weights(name, tmp_path):
-    params = write(name, tmp_path, 1)
+    params = write(name, tmp_path)
     cls = class_of(name.replace("MaskedLM", "TokenClassification"))
     model, loaded = cls.from_pretrained(
         tmp_path, _do_init=False, num_labels=3, gradient_checkpointing=True
@@ -90,21 +82,23 @@ def test_a_new_head_is_drawn_by_init_weights(name, tmp_path):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_safetensors_are_saved_as_pytorch_has_them(name, tmp_path):
-    params = write(name, tmp_path, 1)
-    cls = class_of(name)
-    model = cls.from_pretrained(tmp_path)
+    """Those that PyTorch has transposed not as they lie; what is read is written, and other parameters if given."""
+    params = write(name, tmp_path)
+    model = class_of(name).from_pretrained(tmp_path)
     doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
-    model.save_pretrained(tmp_path / "again", params=doubled, safe_serialization=True)
-    with safe_open(tmp_path / "again" / "model.safetensors", framework="np") as file:
-        assert file.metadata() == {"format": "pt"}
-        for key, value in weights.to_torch(jax.device_get(doubled)).items():
-            np.testing.assert_array_equal(file.get_tensor(key), value)
+    model.save_pretrained(tmp_path / "read", safe_serialization=True)
+    model.save_pretrained(tmp_path / "given", params=doubled, safe_serialization=True)
+    for folder, wanted in (("", params), ("read", params), ("given", doubled)):
+        with safe_open(tmp_path / folder / "model.safetensors", framework="np") as file:
+            assert file.metadata() == {"format": "pt"}
+            for key, value in weights.to_torch(jax.device_get(wanted)).items():
+                np.testing.assert_array_equal(file.get_tensor(key), value)
     with pytest.raises(ValueError, match="push_to_hub"):
-        model.save_pretrained(tmp_path / "again", push_to_hub=True, safe_serialization=True)
+        model.save_pretrained(tmp_path, push_to_hub=True, safe_serialization=True)
 
 
 def test_what_a_flax_class_has_saved_beside_pytorch_s_weights_is_read(tmp_path):
-    write("ModernBertForMaskedLM", tmp_path, 1)
+    write("ModernBertForMaskedLM", tmp_path)
     model = mlm.model.FlaxModernBertForMaskedLM.from_pretrained(tmp_path)
     model.params = jax.tree.map(lambda leaf: 2 * leaf, model.params)
     model.save_pretrained(tmp_path)
@@ -114,7 +108,7 @@ def test_what_a_flax_class_has_saved_beside_pytorch_s_weights_is_read(tmp_path):
 
 
 def test_a_pickle_is_no_modernbert(tmp_path):
-    write("ModernBertForMaskedLM", tmp_path, 1)
+    write("ModernBertForMaskedLM", tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     for kwargs in ({}, {"from_pt": True}):
         with pytest.raises(OSError, match=r"neither flax_model\.msgpack nor model\.safetensors"):

@@ -24,13 +24,17 @@ TAIL = 2 * (H * H + 2 * H * FEED) + 2 * H * H + 2 * H * VOCABULARY
 USEFUL = 3 * (2 * 3 * H * H + 4 * LENGTH * H + 0.2 * TAIL)  # of a token of one layer
 
 
-@pytest.fixture(scope="module")
-def found():
-    return planned(compare=True, price=2.0)
-
-
 @pytest.mark.standard
-def test_bytes_are_those_counted_by_hand(found):
+def test_a_step_beside_the_baseline():
+    """Compiled once, for all that is said of it."""
+    found = planned(compare=True, price=2.0)
+    assert_bytes_are_those_counted_by_hand(found)
+    assert_speed_follows_from_the_cycles(found)
+    assert_baseline_is_beside_it(found)
+    assert_tables_show_it(found)
+
+
+def assert_bytes_are_those_counted_by_hand(found):
     """Parameters and two moments in float32 on every device, 9 counters at most, and the device's rows."""
     row = found["plan"]
     assert row["fits"] and (row["chips"], row["devices"], row["rows_per_chip"]) == (4, 8, 4)
@@ -48,8 +52,7 @@ def test_bytes_are_those_counted_by_hand(found):
     assert 3 * 4 * PARAMETERS < compiling.state_bytes(run) <= 3 * 4 * PARAMETERS + 9 * 4
 
 
-@pytest.mark.standard
-def test_speed_follows_from_the_cycles(found):
+def assert_speed_follows_from_the_cycles(found):
     """v3: 123 TFLOP/s a chip at 0.938 GHz; 12 steps; 2 dollars for each of 4 chips and an hour."""
     row = found["plan"]
     cycles = row["cycles"]
@@ -71,8 +74,7 @@ def test_speed_follows_from_the_cycles(found):
     assert gradients["count"] >= 1 and 2 * PARAMETERS < gradients["bytes"] < 4.1 * PARAMETERS
 
 
-@pytest.mark.standard
-def test_baseline_beside_it(found):
+def assert_baseline_is_beside_it(found):
     ours = found["plan"]["bytes_per_chip"]
     other = found["baseline"]
     theirs = other["bytes_per_chip"]
@@ -84,8 +86,7 @@ def test_baseline_beside_it(found):
     assert ours["arguments"] == pytest.approx(theirs["arguments"], rel=0.02)
 
 
-@pytest.mark.standard
-def test_tables_show_it(found):
+def assert_tables_show_it(found):
     text = shown_by(tables.plan, found)
     row = found["plan"]
     speed = f"{row['milliseconds']:.2f} ms a step, {row['tokens_per_second']:,.0f} tokens/s"

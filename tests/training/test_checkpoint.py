@@ -139,6 +139,13 @@ def test_paths_that_orbax_takes_for_others_are_refused_before_anything_is_writte
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"meta/metadata": 1}'])
+def test_hashes_that_can_not_be_read_are_damage(saved, text):
+    (saved / "10" / checkpoint_files.HASHES).write_text(text)
+    with pytest.raises(DamageError, match=r"10: hashes.json can't be read"):
+        checkpoint_files.choose(saved, on_damage="stop")
+
+
 def lose_the_parts(step: pathlib.Path) -> None:
     shutil.rmtree(step / "state" / "ocdbt.process_0")
 
@@ -205,14 +212,14 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_checkpoint_before(saved, mon
 
 
 @pytest.mark.parametrize(
-    ("scores", "kept"),
+    ("scores", "kept", "best"),
     [
-        ([3.0, 1.0, 2.0, None, None], [10, 20, 40, 50]),
-        ([1.0, None, 1.0, 2.0, 3.0], [10, 30, 40, 50]),
-        ([None, float("nan"), None, None, None], [10, 40, 50]),
+        ([3.0, 1.0, 2.0, None, None], [10, 20, 40, 50], 20),
+        ([1.0, None, 1.0, 2.0, 3.0], [10, 30, 40, 50], 30),
+        ([None, float("nan"), None, None, None], [10, 40, 50], 50),
     ],
 )
-def test_the_newest_two_the_best_one_and_the_milestone_are_kept(tmp_path, scores, kept):
+def test_the_newest_two_the_best_one_and_the_milestone_are_kept(tmp_path, scores, kept, best):
     folder = UPath(tmp_path)
     for part in (slice(3), slice(3, 5)):  # started again after three
         with checkpoint.Checkpoints(folder, keep=2, milestones=[10]) as checkpoints:
@@ -220,6 +227,8 @@ def test_the_newest_two_the_best_one_and_the_milestone_are_kept(tmp_path, scores
                 checkpoints.save(step, {"weight": jnp.zeros(3)}, {"step": step}, score)
     assert checkpoint_files.complete_steps(folder) == kept
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, kept))
+    assert checkpoint_files.choose(folder, on_damage="stop", best=True) == best
+    assert checkpoint_files.choose(folder, on_damage="stop") == 50
 
 
 def test_a_random_key_in_the_state_is_kept(tmp_path):
