@@ -1,6 +1,7 @@
 """Scores of a masked language model: a checkpoint and a folder, and the file beside the model that loses nothing."""
 
 import contextlib
+import csv
 import dataclasses
 import io
 import json
@@ -9,11 +10,14 @@ import shutil
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from mlm.commands import common
+from mlm.data.examples import Examples, LabelledSplit
 from mlm.errors import InputError
 from mlm.inference import evaluate, results
+from mlm.inference.evaluate_classifier import _prediction_rows
 from mlm.paths import UPath
 from mlm.workdir import Workdir
 from tests.support.corpora import real_texts, write_shards
@@ -159,3 +163,13 @@ def test_what_does_not_fit_is_refused(setting, model, tmp_path):
     refuse("other: its tokenizer gives other ids than .*tokenizer", folder)
     headless = dataclasses.replace(model, params={"roberta": model.params["roberta"]})
     refuse("--model=.*headless: .*head", write_folder(headless, tmp_path / "headless"))
+
+
+def test_predicted_numbers_are_the_float32_so_that_scores_can_be_recomputed():
+    predicted_N = np.nextafter(np.full(3, 1.2, np.float32), np.float32([0, 1.2, 9]))
+    labels_N = np.float32([1.6, 0.12345679, np.nan])
+    rows = LabelledSplit(np.zeros(3, np.int32), np.arange(4), labels_N, 0)
+    text = _prediction_rows(Examples({"new": rows}, (), 8, 0, 9, ""), "new", predicted_N)
+    lines = list(csv.DictReader(text.splitlines(), delimiter="\t"))
+    assert [np.float32(line["prediction"]) for line in lines] == predicted_N.tolist()
+    assert [line["label"] for line in lines] == ["1.6", "0.12345679", ""]
