@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from mlm.model import bert, classifier
+from mlm.model import classifier
 from tests.model.models import config_of
 
 
@@ -13,18 +13,6 @@ def test_a_regression_has_no_classes():
     assert config.num_labels == 1 and config.problem_type == classifier.kind(config) == "regression"
     config.problem_type = None
     assert classifier.kind(config) == "regression" and classifier.class_names(config) == ()
-
-
-def test_the_second_text_of_a_bert_s_pair_has_another_type():
-    ids = np.array([[0, 7, 2, 8, 9, 2, 1], [0, 7, 8, 9, 9, 9, 2]])
-    found = bert.second_texts(ids, (ids != 1).astype(np.int32), 2)
-    assert found.tolist() == [[0, 0, 0, 1, 1, 1, 0], [0] * 7]
-    for sep_id in (2, None):
-        config = config_of("BertForSequenceClassification", sep_token_id=sep_id)
-        rows = classifier.make_module(config).make_rows(
-            ids, (ids != 1).astype(np.int32), None, None, None
-        )
-        assert (rows.token_types_BxL is None) == (sep_id is None)
 
 
 # Losses --------------------------------------------------------------------------------------------------------------

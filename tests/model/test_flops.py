@@ -44,11 +44,3 @@ def test_xla_counts_as_many_in_the_gradient(family):
     compiled = jax.jit(train.make_gradient(task)).lower(params, batch, np.int32(0)).compile()
     useful = 8 * 32 * task.flops_per_token(32)
     assert 1.0 < compiled.cost_analysis()["flops"] / useful < 1.1
-
-
-def test_peaks_are_per_device_of_jax():
-    assert flops.peak_flops("TPU v4") == 275e12
-    assert 2 * flops.peak_flops("TPU v3") == 123e12, "jax counts its two cores"
-    assert 2 * flops.peak_flops("TPU7x") == 2307e12
-    assert flops.peak_flops("TPU v5 lite") == flops.peak_flops("TPU v5e") == 197e12
-    assert flops.peak_flops(jax.devices()[0].device_kind) is None

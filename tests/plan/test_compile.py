@@ -122,6 +122,18 @@ def test_short_rows_of_the_first_updates_on_several_slices():
         assert words in text, text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "family"), [("v3:2x2", "modernbert"), ("v5e:2x4", "roberta")])
+def test_long_rows_of_isolated_documents_compile(name, family):
+    """By our kernel, in whole rows and in windows, and with dropout."""
+    rate = 0.1 if family == "roberta" else 0.0
+    model = (f"model.family={family}", "model.layers=2", "model.attention=fused")
+    dropout = (f"model.attention_dropout={rate}", f"model.hidden_dropout={rate}")
+    rows = ("shards.length=512", "model.positions=512", "data.isolate_documents=true")
+    found = planned(*model, *dropout, *rows, "data.global_batch=64", name=name)
+    assert found["plan"]["fits"] and found["plan"]["cycles"]["kernels"] > 0
+
+
 @pytest.mark.parametrize(
     ("message", "temporaries"),
     [

@@ -69,18 +69,6 @@ def test_an_unknown_name_gets_the_families_or_the_slices_of_its_own(name, known)
         topology.find(name)
 
 
-def test_figures_of_a_device_and_of_a_chip():
-    """v3: 123 TFLOP/s and 900 GB/s a chip of two devices; the compiler's clock is 0.94 GHz."""
-    v3 = topology.find("v3:2x2")
-    v5e = topology.find("v5e:16x16")
-    assert (v3.chips, len(v3.devices)) == (4, 8)
-    assert v3.hertz == pytest.approx(0.94e9, rel=0.01) and v5e.hertz == pytest.approx(
-        1.5e9, rel=0.01
-    )
-    assert v3.hbm_bytes_per_cycle * v3.hertz == pytest.approx(450e9)
-    assert v3.capacity * 2 == pytest.approx(33.2e9, rel=0.01)
-
-
 def test_links_of_a_slice():
     """One link along an axis, two where it is closed to a ring; within a chip the memory carries it."""
     rates = {"v5e:2x4": 100e9, "v5e:16x16": 200e9}

@@ -73,9 +73,12 @@ def saved(tmp_path: pathlib.Path) -> UPath:
     return UPath(tmp_path)
 
 
-def save(folder: UPath, step: int) -> None:
-    with checkpoint.Checkpoints(folder, keep=3) as checkpoints:
-        checkpoints.save(step, {"weight": jnp.zeros(3)}, {"step": step}, None)
+STATE = {"weight": jnp.zeros(3)}
+
+
+def save(folder: UPath, step: int, state=STATE, score: float | None = None, **settings) -> None:
+    with checkpoint.Checkpoints(folder, **{"keep": 3} | settings) as checkpoints:
+        checkpoints.save(step, state, {"step": step}, score)
 
 
 def test_other_hosts_go_on_when_all_is_complete(tmp_path, monkeypatch):
@@ -106,12 +109,10 @@ def test_in_a_bucket_what_orbax_has_not_committed_goes_at_once(monkeypatch):
 
 
 def test_small_arrays_of_several_devices_are_saved_without_a_compilation(tmp_path):
-    mesh = jax.make_mesh((8,), ("data",))
-    whole = NamedSharding(mesh, PartitionSpec())
+    whole = NamedSharding(jax.make_mesh((8,), ("data",)), PartitionSpec())
     state = {"weight": jax.device_put(np.arange(1024.0, dtype=np.float32), whole)}
     with xla_metrics.Compilations() as compilations:
-        with checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints:
-            checkpoints.save(1, state, {"step": 1}, None)
+        save(UPath(tmp_path), 1, state)
         assert compilations.counts["programs"] == 0
     restored = checkpoint.restore(UPath(tmp_path), 1, state)
     assert restored["weight"].tolist() == state["weight"].tolist()
@@ -120,12 +121,9 @@ def test_small_arrays_of_several_devices_are_saved_without_a_compilation(tmp_pat
 @pytest.mark.parametrize("letters", ["{a,b}", "c:d a::b@5", "é 'x\" end~", "-#\n%"])
 def test_any_letters_of_a_path(tmp_path, letters):
     folder = UPath(tmp_path / letters / "checkpoints")
-    state = {"weight": jnp.arange(3.0), "step": jnp.int32(7)}
-    with checkpoint.Checkpoints(folder, keep=1) as checkpoints:
-        checkpoints.save(7, state, {"step": 7}, None)
+    save(folder, 7, {"weight": jnp.arange(3.0)})
     assert checkpoint_files.choose(folder, on_damage="stop") == 7
-    restored = checkpoint.restore(folder, 7, jax.eval_shape(lambda: state))
-    assert restored["weight"].tolist() == [0.0, 1.0, 2.0] and restored["step"] == 7
+    assert checkpoint.restore(folder, 7, STATE)["weight"].tolist() == [0.0, 1.0, 2.0]
     assert [path.name for path in tmp_path.iterdir()] == [letters]
 
 
@@ -221,10 +219,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_checkpoint_before(saved, mon
 )
 def test_the_newest_two_the_best_one_and_the_milestone_are_kept(tmp_path, scores, kept, best):
     folder = UPath(tmp_path)
-    for part in (slice(3), slice(3, 5)):  # started again after three
-        with checkpoint.Checkpoints(folder, keep=2, milestones=[10]) as checkpoints:
-            for step, score in list(zip(range(10, 60, 10), scores, strict=True))[part]:
-                checkpoints.save(step, {"weight": jnp.zeros(3)}, {"step": step}, score)
+    for step, score in zip(range(10, 60, 10), scores, strict=True):  # each in a start of its own
+        save(folder, step, score=score, keep=2, milestones=[10])
     assert checkpoint_files.complete_steps(folder) == kept
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, kept))
     assert checkpoint_files.choose(folder, on_damage="stop", best=True) == best
@@ -237,13 +233,11 @@ def test_a_random_key_in_the_state_is_kept(tmp_path):
         "key": jax.random.fold_in(jax.random.key(3), 1),
         "others": jax.random.split(jax.random.key(4, impl="rbg")),
     }
-    with checkpoint.Checkpoints(UPath(tmp_path), keep=1) as checkpoints:
-        checkpoints.save(5, state, {"step": 5}, None)
+    save(UPath(tmp_path), 5, state)
     where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(
         lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=where), state
     )
     restored = checkpoint.restore(UPath(tmp_path), 5, shapes)
-    assert jax.tree.all(
-        jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), restored, state)
-    )
+    for name, key in state.items():
+        assert restored[name].dtype == key.dtype and (restored[name] == key).all()
