@@ -53,24 +53,21 @@ def other(toys, tmp_path) -> Workdir:
 def test_it_is_the_mean_of_numpy(toys, tmp_path, arguments, steps, weights):
     """Of what is evaluated, the averages over steps; the rest is that of the newest checkpoint, whose weight is 1."""
     new = tmp_path / "mean"
-    assert (
-        average(*(text.replace("ROOT", str(toys.root)) for text in arguments), f"--workdir={new}")
-        == 0
-    )
+    arguments = [text.replace("ROOT", str(toys.root)) for text in arguments]
+    assert average(*arguments, f"--workdir={new}") == 0
     parts = [averages_of(toys.root, step) for step in steps]
     found = averages_of(new, steps[-1])
-    assert found.keys() == parts[0].keys() and len(found) == 4
-    assert state_of(new, steps[-1]).keys() == found.keys()
+    assert found.keys() == parts[0].keys() == state_of(new, steps[-1]).keys() and len(found) == 4
     for name, value in found.items():
-        assert value.dtype == np.float32
-        wanted = np.average(np.float64([part[name] for part in parts]), axis=0, weights=weights)
-        np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-8, err_msg=name)
+        values = [part[name] for part in parts]
+        mean = np.average(np.float64(values), axis=0, weights=weights)
+        np.testing.assert_allclose(value, mean, rtol=1e-6, atol=1e-8, err_msg=name)
         if set(weights) == {1}:
-            np.testing.assert_array_equal(value, np.mean([part[name] for part in parts], axis=0))
+            np.testing.assert_array_equal(value, np.mean(values, axis=0))
     meta = checkpoint_files.read_meta(Workdir(str(new)).checkpoints, steps[-1])
-    pairs = zip(steps, weights, strict=True)
     assert meta["averaged"] == [
-        {"checkpoint": f"{toys.root}@{step}", "weight": weight} for step, weight in pairs
+        {"checkpoint": f"{toys.root}@{step}", "weight": weight}
+        for step, weight in zip(steps, weights, strict=True)
     ]
     assert meta["config"].shards.dir == str(toys.root / "shards") and meta["milestones"] == []
 

@@ -50,8 +50,3 @@ def test_lines_are_those_of_a_double_loop(isolated):
             expected[b, table, int(np.log2(number))] += values
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert (expected[:, 1, :, 1].sum(0) > 0)[[0, 1, 2, 6]].all(), "near, farther, and no copy"
-
-
-def test_the_names_of_the_lines():
-    assert breakdown.names("by_position", 4) == ["0-1", "2-3", "4-7", "no copy"]
-    assert breakdown.names("by_copy_distance", 3) == ["1", "2-3", "no copy"]
