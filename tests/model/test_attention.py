@@ -92,8 +92,7 @@ class Case:
         q, k, v = (x.reshape(self.rows, self.length, self.heads, self.size) for x in qkv)
         if self.rotated:
             turn = jnp.exp(1j * self.angles)[:, :, None]
-            half = self.size // 2
-            complex_qk = ((x[..., :half] + 1j * x[..., half:]) * turn for x in (q, k))
+            complex_qk = (jax.lax.complex(*jnp.split(x, 2, axis=-1)) * turn for x in (q, k))
             q, k = (jnp.concatenate([x.real, x.imag], -1) for x in complex_qk)
         place = jnp.arange(self.length)
         allowed = self.documents[:, None, None, :] > 0
@@ -330,23 +329,20 @@ def test_auto_takes_the_fastest_that_supports_the_model(model, chosen):
 @pytest.mark.parametrize(
     ("name", "model", "what"),
     [
-        ("fused", {"platform": "gpu"}, ["a GPU"]),
-        ("fused", {"length": 640, "dropout": 0.1}, ["model.attention_dropout = 0.1", "640"]),
-        ("fused", {"length": 8320}, ["rows of 8320 tokens", "8192"]),
-        ("fused", {"length": 640, "kind": "TPU v2"}, ["rows of 640 tokens", "TPU v2", "512"]),
-        ("fused", {"heads": 24, "kind": "TPU v3"}, ["4 heads of 32", "TPU v3"]),
-        ("fused", {"heads": 3, "tensor": 1, "hidden_size": 192}, ["3 heads of 64"]),
-        ("fused", {"tensor": 8}, ["12 heads", "mesh.tensor = 8"]),
-        ("fused", {"length": 2048, "window": 129}, ["129 tokens"]),
-        ("cudnn", {"platform": "gpu", "dropout": 0.1}, ["model.attention_dropout = 0.1"]),
-        ("cudnn", {"platform": "gpu", "kind": "Tesla V100", "capability": "7.0"}, ["Tesla V100"]),
-        ("cudnn", {"platform": "gpu", "heads": 64}, ["heads of 12"]),
-        ("cudnn", {"platform": "gpu", "length": 511}, ["rows of 511 tokens"]),
+        ("fused", {"platform": "gpu"}, "a GPU"),
+        ("fused", {"length": 640, "dropout": 0.1}, "model.attention_dropout = 0.1.* 640"),
+        ("fused", {"length": 8320}, "rows of 8320 tokens.* 8192"),
+        ("fused", {"length": 640, "kind": "TPU v2"}, "rows of 640 tokens.* TPU v2.* 512"),
+        ("fused", {"heads": 24, "kind": "TPU v3"}, "4 heads of 32.* TPU v3"),
+        ("fused", {"heads": 3, "tensor": 1, "hidden_size": 192}, "3 heads of 64"),
+        ("fused", {"tensor": 8}, "12 heads.* mesh.tensor = 8"),
+        ("fused", {"length": 2048, "window": 129}, "129 tokens"),
+        ("cudnn", {"platform": "gpu", "dropout": 0.1}, "model.attention_dropout = 0.1"),
+        ("cudnn", {"platform": "gpu", "kind": "Tesla V100", "capability": "7.0"}, "Tesla V100"),
+        ("cudnn", {"platform": "gpu", "heads": 64}, "heads of 12"),
+        ("cudnn", {"platform": "gpu", "length": 511}, "rows of 511 tokens"),
     ],
 )
 def test_what_a_kernel_does_not_support_is_named(name, model, what):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=rf"config\.model\.attention = {name}.*{what}"):
         choose(name, **model)
-    assert all(word in str(error.value) for word in [f"config.model.attention = {name}", *what]), (
-        error.value
-    )

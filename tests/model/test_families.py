@@ -74,23 +74,22 @@ def test_a_family_s_parameters_are_where_it_says(family):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "names"),
+    ("overrides", "words"),
     [
-        (["model.attention=fused"], ["config.model.attention = fused", "32 tokens"]),
+        (["model.attention=fused"], r"config\.model\.attention = fused.* 32 tokens"),
         (
             ["model.family=modernbert", STOCK],
-            ["config.model.family = 'modernbert'", "model.implementation = mlm"],
+            r"config\.model\.family = 'modernbert'.*model\.implementation = mlm",
         ),
         (
             ["data.isolate_documents=true", STOCK],
-            ["config.data.isolate_documents", "model.implementation = mlm"],
+            r"config\.data\.isolate_documents.*model\.implementation = mlm",
         ),
     ],
 )
-def test_what_cannot_be_computed_is_refused(overrides, names):
-    with pytest.raises(InputError) as error:
+def test_what_cannot_be_computed_is_refused(overrides, words):
+    with pytest.raises(InputError, match=words):
         tiny_run(*overrides)
-    assert all(name in str(error.value) for name in names), error.value
 
 
 def test_rows_longer_than_the_position_table_are_refused():

@@ -121,83 +121,71 @@ def test_other_hosts_write_nothing(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
 
 
-def test_tensorboard_gets_the_numbers_of_each_line(tmp_path, monkeypatch):
-    """Lines after the checkpoint come again, so what was written of them is to be left out."""
-    written = []
-    starts = []
+@pytest.fixture
+def trackers(monkeypatch) -> types.SimpleNamespace:
+    """Stand-ins for TensorBoard, and for wandb with some of its parameters, which refuses what wandb refuses."""
+    seen = types.SimpleNamespace(starts=[], scalars=[], lines=[], ends=[])
 
     class Writer:
         def __init__(self, folder, purge_step):
-            starts.append((pathlib.Path(folder).name, purge_step))
-
-        def add_scalar(self, *scalar):
-            written.append(scalar)
+            seen.starts.append((pathlib.Path(folder).name, purge_step))
 
         def add_text(self, tag, text, step):
-            assert "train.steps = 4" in text
+            assert "log.wandb = 'my-project'" in text
+
+        def add_scalar(self, *scalar):
+            seen.scalars.append(scalar)
 
         def flush(self):
-            written.append("flush")
+            pass
 
         def close(self):
-            written.append("close")
-
-    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Writer))
-    settings = ("log.tensorboard=true", *SETTINGS)
-    workdir = run(tmp_path / "run", *settings)
-    lines = logs.read(workdir.metrics)
-    expected = [(f"{line['kind']}/loss", line["loss"], line["step"]) for line in lines]
-    assert [scalar for scalar in written if scalar[0].endswith("/loss")] == expected
-    assert len(lines) == 3 and written[-2:] == ["flush", "close"]
-    run(back_to(workdir.root, tmp_path / "again", 2), *settings)
-    assert starts == [("tensorboard", 1), ("tensorboard", 3)]
-
-
-@pytest.fixture
-def wandb(monkeypatch) -> types.SimpleNamespace:
-    """A stand-in with some of wandb's parameters, which refuses what wandb refuses."""
-    seen = types.SimpleNamespace(settings=None, lines=[], finished=0)
+            seen.ends.append("tensorboard")
 
     def init(*, project, name, id, config, resume, allow_val_change):
         assert resume == "allow" and allow_val_change
         assert id.strip() == id != "" and not set(id) & set("/\\#?%:")
-        seen.settings = (project, name, id, config["train.steps"])
-        return types.SimpleNamespace(log=log, finish=finish)
+        seen.starts.append((project, name, id, config["train.steps"]))
+        return types.SimpleNamespace(
+            log=lambda data, step: seen.lines.append((step, data)),
+            finish=lambda: seen.ends.append("wandb"),
+        )
 
-    def log(data, step):
-        seen.lines.append((step, data))
-
-    def finish():
-        seen.finished += 1
-
+    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Writer))
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     return seen
 
 
-def test_weights_and_biases_goes_on_with_the_same_run(tmp_path, wandb):
-    """Started again from step 2, with another key that may change; another workdir is another run."""
-    settings = (*SETTINGS, "log.wandb=my-project")
-    first = run(tmp_path / "run", *settings)
+TRACKERS = ("log.tensorboard=true", "log.wandb=my-project")
+
+
+def test_trackers_go_on_with_the_same_run(tmp_path, trackers):
+    """From step 2, whose later lines come again, with another key that may change; another workdir is another run."""
+    first = run(tmp_path / "run", *SETTINGS, *TRACKERS)
     number = (first.root / "wandb_id").read_text().strip()
-    assert wandb.settings == ("my-project", "run", number, 4) and wandb.finished == 1
-    run(back_to(first.root, tmp_path / "again", 2), *settings, "log.every=1")
-    assert wandb.settings[2] == number and len(number) == 32
-    run(tmp_path / "other", *settings)
-    assert wandb.settings[2] != number
+    assert len(number) == 32
+    assert trackers.starts == [("tensorboard", 1), ("my-project", "run", number, 4)]
+    assert sorted(trackers.ends) == ["tensorboard", "wandb"]
+    run(back_to(first.root, tmp_path / "again", 2), *SETTINGS, *TRACKERS, "log.every=1")
+    assert trackers.starts[2:] == [("tensorboard", 3), ("my-project", "again", number, 4)]
+    run(tmp_path / "other", *SETTINGS, *TRACKERS)
+    assert trackers.starts[-1][2] != number
 
 
-def test_trackers_and_the_hooks_of_a_task_get_the_same_lines(tmp_path, wandb, clock):
+def test_trackers_and_the_hooks_of_a_task_get_the_same_lines(tmp_path, trackers, clock):
     """Of all logs, whatever the order in which they were made."""
     hook = Hook()
-    with open_log(tmp_path, "log.wandb=my-project", hooks=[hook]) as log:
+    with open_log(tmp_path, *TRACKERS, hooks=[hook]) as log:
         clock.now += 1
         log.train(5, metrics(1.25))
         log.norms(5, ["a"], dict.fromkeys(logs.NORMS, np.ones(1, np.float32)))
     calls = [call for call in hook.seen if isinstance(call, tuple)]
-    sent = [
-        (step, {f"{kind}/{name}": value for name, value in values.items()})
-        for kind, step, values in calls
-    ]
-    assert wandb.lines == sent
-    kinds = [call[0] for call in calls]
+    kinds = [kind for kind, *_ in calls]
     assert kinds == ["timing/start", "train", "timing/train", *logs.NORMS]
+    scalars = [
+        (f"{kind}/{name}", value, step)
+        for kind, step, values in calls
+        for name, value in values.items()
+    ]
+    assert trackers.scalars == scalars
+    assert [(name, data[name], step) for step, data in trackers.lines for name in data] == scalars
