@@ -5,6 +5,7 @@ own reason, or another's. One that is killed writes nothing; how it ended is in 
 """
 
 import dataclasses
+import re
 import signal
 import time
 from collections.abc import Iterable
@@ -108,9 +109,10 @@ def _end(host: HostReport) -> tuple[int, Cause] | None:
         )
     if code:
         reason = f": {host.last_line}" if host.last_line else " and gave no reason"
-        return SILENT, _make_cause(
-            host, "exit", end["ended"], code, f"ended with exit code {code}{reason}"
-        )
+        # what another process has said, as mlm/cluster/termination.py words it
+        is_told = re.search(rf": host (?!{host.process} )\d+ \(", host.last_line)
+        what = f"ended with exit code {code}{reason}"
+        return FOLLOWED if is_told else SILENT, _make_cause(host, "exit", end["ended"], code, what)
     return None
 
 

@@ -74,6 +74,9 @@ TABLE = {
         [ended(0, signal=KILL, at=-1, us=True), failed(1, 5)], 1, "exception", 1),
     "what another has reported beats a code without a reason, as of a full disk": (
         [ended(0, code=2), reported(1, 5, "exception", of=0)], 0, "exception", 1),
+    "what another has said is in its last line, where a full disk keeps all else": (
+        [dataclasses.replace(ended(1, code=2), last_line="mlm run: host 0 (w-0) failed: full"),
+         ended(0, code=2, at=3)], 0, "exit", 2),
     "all only followed: better a consequence than nothing": ([aborted(0, 2), aborted(1, 1)], 1, "signal", 134),
     "lost": ([aborted(0), LOST], 1, "lost", 1),
     "ended without a word": ([ended(1, code=1, step=None, phase=None), RUNNING], 1, "exit", 1),
