@@ -48,7 +48,7 @@ def cells_of(printed: str, *columns: int) -> list[list[str]]:
 @pytest.mark.standard
 def test_step_batches_and_loop(manifest, capsys, monkeypatch):
     """On devices of a known peak: parameters and two moments in memory, beside temporaries; FLOPs by the task's own."""
-    monkeypatch.setattr(steps.peaks, "peak_flops", lambda kind: 1e12)
+    monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)
     config = tiny_config("data.lanes=4", "tokenizer.vocab_size=600")
     found = measured(config, ["step", "batches", "loop"], manifest)
     tokens = 16 * 32
@@ -111,7 +111,7 @@ def test_shards(texts, tokenizer_folder, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_torch(capsys, monkeypatch):
     # of jax's devices, not of PyTorch's
-    monkeypatch.setattr(steps.peaks, "peak_flops", lambda kind: 1e12)
+    monkeypatch.setattr(steps.flops, "peak_flops", lambda kind: 1e12)
     config = tiny_config(SMALL, "model.hidden_dropout=0.1", "model.dtype=bfloat16")
     found = measured(config, ["step"], torch=torch_python(5))["step"]
     row = found["torch"]
