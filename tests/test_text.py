@@ -15,17 +15,14 @@ from mlm.text import can_draw, code, markdown, prepare_streams, printable, show,
 from tests.support.streams import Terminal
 
 
-def shown(*parts, out: io.StringIO | None = None) -> str:
-    out = out or io.StringIO()
+def shown(*parts, out: io.StringIO) -> str:
     show(*parts, out=out)
     return out.getvalue()
 
 
 def test_control_characters_are_shown_and_all_else_is_kept():
-    assert (
-        printable("a\x1b[2J\r\x9b\u202e\n\udcff\x7f")
-        == r"a\u001b[2J\u000d\u009b\u202e\u000a\udcff\u007f"
-    )
+    hostile = "a\x1b[2J\r\x9b\u202e\n\udcff\x7f"
+    assert printable(hostile) == r"a\u001b[2J\u000d\u009b\u202e\u000a\udcff\u007f"
     text = "naïve 東京 \N{THUMBS UP SIGN}\t\N{ZERO WIDTH JOINER} <mask> \\"
     assert printable(text) == text
 
@@ -49,6 +46,7 @@ def test_a_pipe_gets_whole_lines_of_plain_text(monkeypatch, forced):
         "",
         Text("x " * 100, "red"),
         "[b]\x1b[2J" + "y" * 200,
+        out=io.StringIO(),
     )
     assert text.splitlines() == [
         "  name                count  words",
@@ -72,22 +70,18 @@ def test_a_terminal_gets_colors_and_no_control_characters(monkeypatch, term, cel
     assert text.splitlines()[-1] == r"[b]\u001b[2J\u000a" + "y" * 50
 
 
-class Latin1Terminal(io.TextIOWrapper):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(
-    ("make", "encoding", "expected"),
+    ("is_terminal", "encoding", "expected"),
     [
-        (io.TextIOWrapper, "ascii", "naïve 東京 \\udcff\n東京\n".encode()),
-        (Latin1Terminal, "latin-1", b"na\xefve \\u6771\\u4eac \\udcff\n\\u6771\\u4eac\n"),
+        (False, "ascii", "naïve 東京 \\udcff\n東京\n".encode()),
+        (True, "latin-1", b"na\xefve \\u6771\\u4eac \\udcff\n\\u6771\\u4eac\n"),
     ],
 )
-def test_output_takes_any_text(monkeypatch, make, encoding, expected):
+def test_output_takes_any_text(monkeypatch, is_terminal, encoding, expected):
     """A pipe gets UTF-8, a terminal what it can show: of a table, a line, a warning."""
     for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, make(io.BytesIO(), encoding=encoding))
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding))
+        monkeypatch.setattr(getattr(sys, name), "isatty", lambda: is_terminal)
     prepare_streams()
     print("naïve 東京 \udcff")
     show(table("", rows=[("東京",)]))

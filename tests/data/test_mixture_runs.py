@@ -13,7 +13,7 @@ from mlm.data.manifest import Manifest
 from mlm.errors import InputError
 from mlm.workdir import Workdir
 from tests.support.refusals import refuse
-from tests.support.tiny import TINY, tiny_config
+from tests.support.tiny import TINY, command, tiny_config
 
 SETTINGS = (
     "data.lanes=8",
@@ -24,12 +24,11 @@ SETTINGS = (
 )
 
 
-def command(name: str, workdir: pathlib.Path, *overrides: str) -> list[str]:
-    config = [f"--config.{text}" for text in (*TINY, *SETTINGS, *overrides)]
-    return [name, "--config=configs/base.py", f"--workdir={workdir}", *config]
-
-
 SHARES = (0.75, 0.25)
+
+
+def name_of(manifest: Manifest) -> str:
+    return pathlib.Path(manifest.folder).parent.name
 
 
 def shares_of(*folders: tuple[str, float]) -> str:
@@ -44,23 +43,14 @@ def mixture(manifest, web) -> str:
 @pytest.fixture(scope="module")
 def ran(one_device, mixture, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("ran") / "run"
-    assert (
-        __main__.main(command("train", workdir, f"tokenizer.path={tokenizer_folder}", mixture)) == 0
-    )
+    settings = (*TINY, *SETTINGS, f"tokenizer.path={tokenizer_folder}", mixture)
+    assert __main__.main(command("train", workdir, *settings)) == 0
     return workdir
-
-
-def evaluations(workdir: pathlib.Path) -> list[dict]:
-    return logs.read(Workdir(str(workdir)).metrics, "eval")
-
-
-def name_of(manifest: Manifest) -> str:
-    return pathlib.Path(manifest.folder).parent.name
 
 
 @pytest.mark.standard
 def test_each_folder_is_scored_and_shown_by_name_and_the_loss_is_their_mean(ran, manifest, web):
-    names = [pathlib.Path(folder.folder).parent.name for folder in (manifest, web)]
+    names = [name_of(manifest), name_of(web)]
     lines = logs.read(Workdir(str(ran)).metrics, "eval")
     assert [line["step"] for line in lines] == [3, 6]
     for line in lines:
@@ -83,7 +73,7 @@ def test_each_folder_is_scored_and_shown_by_name_and_the_loss_is_their_mean(ran,
 @pytest.mark.standard
 def test_evaluate_names_a_folder_or_scores_all(ran, web, capsys):
     line = logs.read(Workdir(str(ran)).metrics, "eval")[-1]
-    name = pathlib.Path(web.folder).parent.name
+    name = name_of(web)
     for split, prefix in (("validation", ""), (name, f"{name}/")):
         assert __main__.main(["evaluate", f"--workdir={ran}", f"--split={split}"]) == 0
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -91,14 +81,6 @@ def test_evaluate_names_a_folder_or_scores_all(ran, web, capsys):
             assert found[key] == line[f"{prefix}{key}"]
     for flag, *words in (("--split=dev", "train, validation", "web"), ("--pseudo=2", "one set")):
         refuse(["evaluate", f"--workdir={ran}", flag], 2, flag, *words, capsys=capsys)
-
-
-def edited(folder: str, target: pathlib.Path, **fields) -> str:
-    """A copy of shards whose manifest says something else."""
-    copied = pathlib.Path(shutil.copytree(folder, target))
-    content = json.loads((copied / "manifest.json").read_text())
-    (copied / "manifest.json").write_text(json.dumps(content | fields))
-    return str(copied)
 
 
 def opened(*overrides: str) -> Manifest:
@@ -110,23 +92,23 @@ def opened(*overrides: str) -> Manifest:
     [("tokenizer_fingerprint", "ab" * 32), ("length", 64), ("special_ids", {"mask": 3})],
 )
 def test_folders_that_do_not_fit_together(manifest, web, tmp_path, field, value):
-    folder = edited(web.folder, tmp_path / "other", **{field: value})
-    mixture = shares_of((manifest.folder, 0.75), (folder, 0.25))
-    sets = (f"shards.dir={manifest.folder}", f"evaluate.sets={(('far', folder),)}")
-    for key, overrides in (("data.mixture", (mixture,)), ("evaluate.sets", sets)):
-        words = rf"config\.{key}: {folder} has the {field} .*{manifest.folder}"
-        with pytest.raises(InputError, match=words):
-            opened(*overrides)
+    folder = shutil.copytree(web.folder, f"{tmp_path}/other")
+    file = pathlib.Path(folder, "manifest.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    words = f": {folder} has the {field} .*{manifest.folder}"
+    with pytest.raises(InputError, match=rf"config\.data\.mixture{words}"):
+        opened(shares_of((manifest.folder, 0.75), (folder, 0.25)))
+    with pytest.raises(InputError, match=rf"config\.evaluate\.sets{words}"):
+        opened(f"shards.dir={manifest.folder}", f"evaluate.sets={(('far', folder),)}")
 
 
 def test_a_folder_with_too_few_shards(manifest, web):
-    few = shares_of((manifest.folder, 0.5), (web.folder, 0.5))
     words = rf"{web.folder}: the train split has 2 shards .*data.lanes = 8 asks for 4"
     with pytest.raises(InputError, match=words):
-        opened(few)
+        opened(shares_of((manifest.folder, 0.5), (web.folder, 0.5)))
 
 
 def test_commands_that_write_what_a_mixture_has(mixture, tmp_path, capsys):
     for name, words in (("shards", "folder by folder"), ("tokenizer", "tokenizer.path")):
-        line = command(name, tmp_path / "run", mixture)
+        line = command(name, tmp_path / "run", *TINY, "data.lanes=8", mixture)
         refuse(line, 2, "data.mixture", words, capsys=capsys)
