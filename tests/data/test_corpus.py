@@ -5,22 +5,22 @@ import itertools
 import numpy as np
 import pytest
 
-from mlm.data import corpus, sources
+from mlm.data import sources
+from mlm.data.corpus import text_hash
 from mlm.errors import InputError
 from tests.support.corpora import corpus_of, numbered, split_of, write_jsonl, write_shards
 
 
 def test_validation_never_changes_as_the_corpus_grows(tmp_path):
-    small = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),)))
-    large = split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(5000)[::-1]),)))
-    more = split_of(
-        corpus_of((write_jsonl(tmp_path / "a.jsonl", numbered(500)),), validation_fraction=0.2)
-    )
+    def splits(texts: list[str], **settings) -> dict[str, str]:
+        return split_of(corpus_of((write_jsonl(tmp_path / "a.jsonl", texts),), **settings))
+
+    small = splits(numbered(500))
+    large = splits(numbered(5000)[::-1])
+    more = splits(numbered(500), validation_fraction=0.2)
     assert small.items() <= large.items()
-    assert {text for text in small if small[text] == "validation"} <= {
-        t for t in more if more[t] == "validation"
-    }
-    assert corpus.text_hash(numbered(1)[0]) == 12415440598143898091, (
+    assert all(more[text] == "validation" for text in small if small[text] == "validation")
+    assert text_hash(numbered(1)[0]) == 12415440598143898091, (
         "another hash would move the validation split of every corpus"
     )
     share = np.mean([split == "validation" for split in large.values()])
@@ -48,9 +48,9 @@ def test_a_test_split_is_cut_beside_the_validation_split(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", texts, title=names)
 
     def titles_by_split(group: str, **settings) -> dict[str, set[str]]:
-        own = corpus_of((source,), group=group, validation_fraction=0.2, **settings)
+        corpus = corpus_of((source,), group=group, validation_fraction=0.2, **settings)
         splits = {"train": set(), "validation": set(), "test": set()}
-        for text, split in split_of(own).items():
+        for text, split in split_of(corpus).items():
             splits[split].add(text if group == "document" else names[texts.index(text)])
         return splits
 
@@ -58,12 +58,12 @@ def test_a_test_split_is_cut_beside_the_validation_split(tmp_path):
         found = titles_by_split(group, test_fraction=0.3)
         assert found["validation"] == titles_by_split(group)["validation"]
         assert least <= len(found["test"]) <= most
-    named = {"validation_groups": ("title 1",), "test_groups": ("title 2", "title 3")}
-    for keys in (("validation_groups", "test_groups"), ("validation_groups",), ("test_groups",)):
-        settings = {key: named[key] for key in keys}
+    validation = {"validation_groups": ("title 1",)}
+    test = {"test_groups": ("title 2", "title 3")}
+    for settings in (validation, test, validation | test):
         found = titles_by_split("title", test_fraction=0.2, **settings)
-        for key in keys:
-            assert found[key.partition("_")[0]] == set(named[key])
+        for key, groups in settings.items():
+            assert found[key.removesuffix("_groups")] == set(groups)
         assert len(found["train"]) > 20
         assert sum(map(len, found.values())) == 60, "each group is in one split"
 
@@ -88,10 +88,9 @@ def test_a_split_of_another_size_is_refused(tmp_path, tokenizer_folder, texts, s
     joined = "".join(texts)
     equally_long = [joined[start : start + 420] for start in range(0, 63 * 420, 420)]
     source = write_jsonl(tmp_path / "a.jsonl", [*equally_long, "x"], package=names)
+    corpus = corpus_of((source,), group="package", **settings)
     with pytest.raises(InputError, match=words):
-        write_shards(
-            corpus_of((source,), group="package", **settings), tmp_path / "shards", tokenizer_folder
-        )
+        write_shards(corpus, tmp_path / "shards", tokenizer_folder)
     assert not (tmp_path / "shards").exists()
 
 
@@ -101,14 +100,14 @@ def test_max_documents_are_the_first_of_each_source(tmp_path, monkeypatch, most)
     monkeypatch.setattr(sources, "PART_BYTES", (200, 10**9))
     a = write_jsonl(tmp_path / "a.jsonl", [*numbered(15), *[""] * 9, *numbered(5, 15)])
     b = write_jsonl(tmp_path / "b.jsonl", numbered(500, 20))
-    own = corpus_of((a, b), max_documents=most)
-    parts = own.limited(own.parts(), texts="")
+    corpus = corpus_of((a, b), max_documents=most)
+    parts = corpus.limited(corpus.parts(), texts="")
     texts = []
     for part, count in parts:
-        documents = own.read(part, texts="")
+        documents = corpus.read(part, texts="")
         texts += [text for text, _ in itertools.islice(documents, count)]
     assert texts == numbered(min(most, 20)) + numbered(min(most, 500), 20)
-    assert len(parts) < len(own.parts()) / 2 or most > 20
+    assert len(parts) < len(corpus.parts()) / 2 or most > 20
 
 
 @pytest.mark.parametrize(

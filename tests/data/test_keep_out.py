@@ -1,6 +1,5 @@
 """Stretches of words against plain Python, on docstrings."""
 
-import json
 import unicodedata
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from mlm.data import tokenizer
 from mlm.data.stretches import StretchIndex, stretches_of_texts
 from mlm.errors import InputError
-from tests.support.corpora import corpus_of, shard_rows, write_shards
+from tests.support.corpora import corpus_of, shard_rows, write_jsonl, write_shards
 
 
 def words(text: str) -> list[str]:
@@ -17,8 +16,8 @@ def words(text: str) -> list[str]:
 
 
 def pieces(text: str, count: int = 13) -> set[tuple[str, ...]]:
-    own = words(text)
-    return {tuple(own[place : place + count]) for place in range(len(own) - count + 1)}
+    found = words(text)
+    return {tuple(found[place : place + count]) for place in range(len(found) - count + 1)}
 
 
 def index_of(texts: list[str]) -> StretchIndex:
@@ -55,15 +54,12 @@ def benchmark(texts, tmp_path) -> tuple[list[str], str]:
         for n, line in enumerate(lines[100:160])
     ]
     (tmp_path / "corpus\udce9.txt").write_text("".join(f"{line}\n" for line in lines))
-    (tmp_path / "benchmark.jsonl").write_text(
-        "".join(json.dumps({"question": text}) + "\n" for text in questions)
-    )
-    return lines, f"jsonl:{tmp_path}/benchmark.jsonl#question"
+    return lines, write_jsonl(tmp_path / "benchmark.jsonl", questions, field="question")
 
 
 def test_shards_without_what_is_kept_out(benchmark, tokenizer_folder, tmp_path):
     lines, source = benchmark
-    corpus = corpus_of((f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source,))
+    corpus = corpus_of((f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(f"{source}#question",))
     manifest = write_shards(corpus, tmp_path / "shards", tokenizer_folder)
     whole = write_shards(corpus_of(corpus.sources), tmp_path / "whole", tokenizer_folder)
     known = set().union(*(pieces(" ".join(line.split()[3:23])) for line in lines[100:160]))
@@ -80,16 +76,13 @@ def test_shards_without_what_is_kept_out(benchmark, tokenizer_folder, tmp_path):
 
 def test_a_benchmark_that_cannot_be_read_is_named(benchmark, tokenizer_folder, tmp_path):
     _, source = benchmark
-    corpus = corpus_of(
-        (f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(source.replace("question", "answer"),)
-    )
-    with pytest.raises(
-        InputError, match=r"corpus\.keep_out: jsonl:.* line 1: has no field 'answer'"
-    ):
-        write_shards(corpus, tmp_path / "shards", tokenizer_folder)
     (tmp_path / "short.txt").write_text("twelve words are no stretch, a b c d e f g\n" * 3)
-    corpus = corpus_of(corpus.sources, keep_out=(source, f"text:{tmp_path}/short.txt"))
-    with pytest.raises(
-        InputError, match=r"corpus\.keep_out: text:.*short.txt has no text of 13 words"
+    for name, words in (
+        (f"{source}#answer", "line 1: has no field 'answer'"),
+        (f"text:{tmp_path}/short.txt", "has no text of 13 words"),
     ):
-        write_shards(corpus, tmp_path / "shards", tokenizer_folder)
+        corpus = corpus_of((f"text:{tmp_path}/corpus\udce9.txt",), keep_out=(name,))
+        with pytest.raises(
+            InputError, match=rf"corpus\.keep_out: {name.partition('#')[0]}.*{words}"
+        ):
+            write_shards(corpus, tmp_path / "shards", tokenizer_folder)

@@ -31,7 +31,7 @@ def refused(source: str, **settings) -> str:
 def test_csv_of_spreadsheets(tmp_path):
     """Windows' line ends, quoted commas, quotes and line breaks, columns without a name; places are lines."""
     text = 'text,label,,\r\n"one, two",a,,\r\n"three\r\nfour",b,,\r\n\r\n"say ""hi""",a,,\r\n'
-    (tmp_path / "a.csv").write_bytes(text.encode())
+    (tmp_path / "a.csv").write_text(text, newline="")
     found = read(f"csv:{tmp_path}/a.csv")
     assert found.texts == [("one, two",), ("three\r\nfour",), ('say "hi"',)]
     assert found.labels == ["a", "b", "a"]
@@ -47,15 +47,12 @@ def test_tsv_has_no_quotes(tmp_path):
 
 
 def test_hf_reads_a_local_folder(tmp_path):
-    for split, part in (("train", TABLE[:30]), ("test", TABLE[30:])):
+    train, test = TABLE[:30], TABLE[30:]
+    for split, part in (("train", train), ("test", test)):
         datasets.Dataset.from_list(part).to_parquet(tmp_path / f"{split}.parquet")
     source = f"hf:{tmp_path}"
-    for name, split, part in (
-        ("", "train", TABLE[:30]),
-        ("#test", "train", TABLE[30:]),
-        ("#train[10:20]", "validation", TABLE[10:20]),
-    ):
-        found = read(source + name, split=split)
+    for name, part in (("", train), ("#test", test), ("#train[10:20]", train[10:20])):
+        found = read(source + name)
         assert found.texts == [(row["text"],) for row in part]
         assert found.labels == [row["label"] for row in part]
     assert "'nothing'" in refused(source, label="nothing")
@@ -64,9 +61,8 @@ def test_hf_reads_a_local_folder(tmp_path):
 
 def test_hf_names_of_classes(tmp_path):
     """-1 marks rows without a label, as in GLUE's test splits, though a class of training has that name."""
-    table = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
-    table += [{"text": "c", "label": -1}, {"text": "d", "label": None}]
-    datasets.Dataset.from_list(table, features=CLASSES).to_parquet(tmp_path / "train.parquet")
+    table = {"text": [*"abcd"], "label": [1, 0, -1, None]}
+    datasets.Dataset.from_dict(table, features=CLASSES).to_parquet(tmp_path / "train.parquet")
     assert "row 3: its 'label' is -1" in refused(f"hf:{tmp_path}")
     found = read(f"hf:{tmp_path}", require_labels=False, classes=("-1", "yes"))
     assert found.labels == ["yes", "no", None, None]
@@ -74,9 +70,8 @@ def test_hf_names_of_classes(tmp_path):
 
 @pytest.mark.parametrize("value", ["high", None, "nan", [1], 10**400, 1e39])
 def test_targets_that_are_no_numbers(tmp_path, value):
-    table = [{"text": "a", "score": 1}, {"text": "b", "score": value}]
-    source = write_jsonl(tmp_path / "a.jsonl", table)
-    assert "line 2: its 'score'" in refused(source, label="score", kind="regression")
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": value}])
+    assert "line 1: its 'label'" in refused(source, kind="regression")
 
 
 @pytest.mark.parametrize(
@@ -134,17 +129,15 @@ def test_bad_files(tmp_path, fault):
 
 
 def test_the_same_sentences_of_each_source(tmp_path):
-    (tmp_path / "set").mkdir()
     names = ["O", "I-LIFE", "B-LIFE", "B-CASH"]
-    tags = datasets.List(datasets.ClassLabel(names=names))
-    words = datasets.List(datasets.Value("string"))
-    features = datasets.Features({"tokens": words, "ner_tags": tags})
-    made = datasets.Dataset.from_list(SENTENCES, features=features)
-    made.to_parquet(tmp_path / "set" / "train.parquet")
+    columns = {"tokens": datasets.Value("string"), "ner_tags": datasets.ClassLabel(names=names)}
+    features = datasets.Features({name: datasets.List(kind) for name, kind in columns.items()})
+    table = datasets.Dataset.from_list(SENTENCES, features=features)
+    table.to_parquet(tmp_path / "train.parquet")
     for source in (
         write_conll(tmp_path / "a.txt", SENTENCES),
         write_jsonl(tmp_path / "a.jsonl", SENTENCES),
-        f"hf:{tmp_path}/set",
+        f"hf:{tmp_path}#train",
     ):
         found = read(source, **WORDS)
         assert found.texts == [tuple(row["tokens"]) for row in SENTENCES] and found.is_tokens
@@ -163,8 +156,8 @@ def test_conll_comments_tabs_and_places(tmp_path):
 
 
 def test_labels_may_be_decimals(tmp_path):
-    table = [{"text": "a", "label": Decimal("1.50")}, {"text": "b", "label": Decimal(2)}]
-    datasets.Dataset.from_list(table).to_parquet(tmp_path / "train.parquet")
+    table = {"text": ["a", "b"], "label": [Decimal("1.50"), Decimal(2)]}
+    datasets.Dataset.from_dict(table).to_parquet(tmp_path / "train.parquet")
     assert read(f"hf:{tmp_path}").labels == ["1.50", "2.00"]
     assert read(f"hf:{tmp_path}", kind="regression").labels == [1.5, 2.0]
 
@@ -172,8 +165,8 @@ def test_labels_may_be_decimals(tmp_path):
 def test_sentences_to_predict_need_no_labels(tmp_path):
     (tmp_path / "a.conll").write_text("EU\nrejects\n")
     assert read(f"conll:{tmp_path}/a.conll", **WORDS, require_labels=False).labels == [None]
-    tags = ({}, {"ner_tags": [-1]}, {"ner_tags": ["O"]})
-    source = write_jsonl(tmp_path / "a.jsonl", [{"tokens": ["c"]} | each for each in tags])
+    rows = [{"tokens": ["c"]}, {"tokens": ["c"], "ner_tags": [-1]}]
+    source = write_jsonl(tmp_path / "a.jsonl", [*rows, {"tokens": ["c"], "ner_tags": ["O"]}])
     assert read(source, **WORDS, require_labels=False).labels == [None, None, ("O",)]
 
 
