@@ -8,7 +8,7 @@ import pytest
 from mlm import config as configs
 from mlm.__main__ import COMMANDS, main, parser
 from mlm.errors import InputError
-from mlm.paths import UPath, expand, expand_source, inside, replacing, sizes
+from mlm.paths import UPath, expand, expand_source, inside, replacing
 
 HOME_KEYS = {  # a value of each key that holds paths, with HOME for the home folder
     "tokenizer.path": "HOME/tok",
@@ -109,15 +109,6 @@ def test_a_colon_begins_no_url(tmp_path, monkeypatch):
         folder = UPath(expand(name))
         folder.mkdir(parents=True)
         assert (tmp_path / name).is_dir() and folder.absolute() == UPath(tmp_path / name)
-
-
-def test_sizes_are_those_of_files_and_of_what_links_lead_to(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("text")
-    for link, target in (("link", "file"), ("linked folder", "folder"), ("broken", "nowhere")):
-        (tmp_path / link).symlink_to(target)
-    assert sizes(UPath(tmp_path)) == {"file": 4, "link": 4}
-    assert sizes(UPath(tmp_path / "file")) == sizes(UPath(tmp_path / "nowhere")) == {}
 
 
 def test_a_folder_survives_a_replacement_that_fails_or_is_killed_between_its_renames(

@@ -22,17 +22,14 @@ def test_commas_outside_brackets_and_quotes_split(text, values):
     assert grid.split(text) == values
 
 
-@pytest.mark.parametrize("entry", ["train.seed", "=1", "a=2", "a=(1,2", "a='1"])
+@pytest.mark.parametrize("entry", ["train.seed", "=1", "a=(1,2", "a='1"])
 def test_what_is_no_grid_is_refused(entry):
     with pytest.raises(InputError, match=re.escape(entry.removeprefix("a="))):
-        grid.read(["a=1", entry] if entry == "a=2" else [entry])
+        grid.read([entry])
 
 
 def test_names_are_short_safe_and_stable():
-    assert (
-        grid.name({"optimizer.learning_rate": 1e-05, "train.seed": 0})
-        == "learning_rate=1e-05,seed=0"
-    )
+    assert grid.name({"model.layers": 4, "train.seed": 0}) == "layers=4,seed=0"
     assert grid.name({"train.seed": 0, "data.seed": 1}) == "train.seed=0,data.seed=1"
     values = ["runs/a", "runs-a", "", "-", "../x", "long" * 100, ("a", 1.0), "é", "$(rm x)"]
     names = [grid.name({"train.init_from": value}) for value in values]

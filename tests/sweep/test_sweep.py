@@ -98,6 +98,7 @@ def test_a_failing_run_is_named_and_the_others_are_compared(tmp_path, capsys, mo
 BAD = {
     "train optimizer.learning=1": ["--vary optimizer.learning", "learning_rate"],
     "train workdir=a,b": ["--vary workdir"],
+    "train train.seed=0 train.seed=1": ["--vary", "train.seed"],
     "train train.seed=0,x": ["--config.train.seed=x"],
     "train optimizer.learning_rate=1e-3,nan": ["config.optimizer.learning_rate = nan"],
     "train optimizer.learning_rate=1e-3,0.001": ["--vary", "learning_rate=0.001"],
