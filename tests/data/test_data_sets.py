@@ -107,8 +107,7 @@ def prepared(tmp_path, monkeypatch) -> pathlib.Path:
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path / "data"))
     data_sets.load_tfds.cache_clear()
     splits = {"train": numbered(20), "dev": numbered(20, 100), "test": numbered(20, 200)}
-    rows = {split: [{"text": text} for text in texts] for split, texts in splits.items()}
-    return prepare(tmp_path / "data", rows)
+    return prepare(tmp_path / "data", splits)
 
 
 def test_tfds_reads_a_prepared_folder_and_a_name_in_the_data_folder(

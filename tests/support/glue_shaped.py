@@ -8,21 +8,18 @@ from mlm.glue.tasks import AX, TASKS, Task
 from tests.support.labelled_texts import LABELS, rows, write_jsonl
 
 
-def write(folder: pathlib.Path, *, train: int = 48, held_out: int = 16) -> str:
+def write(folder: pathlib.Path) -> str:
     """Writes all splits of all tasks; returns them as --data takes them."""
     for seed, (name, task) in enumerate(TASKS.items()):
+        (folder / name).mkdir(parents=True)
         tests = [split for split, _ in task.tests if split != AX]
         for number, split in enumerate(["train", *task.validation, *tests]):
-            count = train if split == "train" else held_out
+            count = 48 if split == "train" else 16
             table = made_up(task, count, 10 * seed + number, is_test=split in tests)
-            write_split(folder / name, split, table)
-    write_split(folder / AX, "test", made_up(TASKS["mnli"], 11, 99, is_test=True))
+            write_jsonl(folder / name / f"{split}.jsonl", table)
+    (folder / AX).mkdir()
+    write_jsonl(folder / AX / "test.jsonl", made_up(TASKS["mnli"], 11, 99, is_test=True))
     return f"jsonl:{folder}"
-
-
-def write_split(folder: pathlib.Path, split: str, table: list[dict]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_jsonl(folder / f"{split}.jsonl", table)
 
 
 def made_up(task: Task, count: int, seed: int, *, is_test: bool) -> list[dict]:
@@ -32,12 +29,11 @@ def made_up(task: Task, count: int, seed: int, *, is_test: bool) -> list[dict]:
     for number, row in enumerate(rows(count, seed)):
         others = rows(len(task.text) - 1, int(rng.integers(10**6)))
         texts = [row["text"], *(other["text"] for other in others)]
-        classes = len(task.labels)
         label = 5 * row["score"]
         if is_test:
             label = -1
-        elif classes:
+        elif task.labels:
             is_clear = rng.random() < 0.9
-            label = (LABELS.index(row["label"]) if is_clear else number) % classes
+            label = (LABELS.index(row["label"]) if is_clear else number) % len(task.labels)
         table.append(dict(zip(task.text, texts, strict=True)) | {"label": label, "idx": number})
     return table

@@ -6,7 +6,6 @@ import pathlib
 
 import numpy as np
 
-from mlm import config as configs
 from tests.support.tiny import TINY
 
 COLOURS = ("red", "green", "blue", "white", "black")
@@ -35,10 +34,8 @@ def rows(count: int, seed: int = 0) -> list[dict]:
     for _ in range(count):
         label = LABELS[rng.integers(3)]
         colours = [COLOURS[n] for n in rng.integers(5, size=rng.integers(0, 12))]
-        words = [rng.choice(WORDS[label].split()), *colours]
-        found.append(
-            {"text": " ".join(words), "label": label, "score": colours[:4].count("red") / 4}
-        )
+        text = " ".join([rng.choice(WORDS[label].split()), *colours])
+        found.append({"text": text, "label": label, "score": colours[:4].count("red") / 4})
     return found
 
 
@@ -55,24 +52,14 @@ def write_jsonl(path: pathlib.Path, table: list[dict]) -> str:
     return f"jsonl:{path}"
 
 
-def settings(
-    folder: pathlib.Path,
-    tokenizer_folder: str,
-    *overrides: str,
-    train: int = 83,
-    held_out: int = 29,
-) -> list:
-    """Overrides of configs/base.py for a run on rows written into `folder`."""
+def settings(folder: pathlib.Path, tokenizer_folder: str, *overrides: str) -> list[str]:
+    """Overrides of configs/base.py for a run on rows written into `folder`: 83 to train on, 29 held out."""
     sources = (
-        f"classify.train={write_csv(folder / 'train.csv', rows(train))}",
-        f"classify.validation={write_csv(folder / 'validation.csv', rows(held_out, seed=1))}",
+        f"classify.train={write_csv(folder / 'train.csv', rows(83))}",
+        f"classify.validation={write_csv(folder / 'validation.csv', rows(29, seed=1))}",
         f"tokenizer.path={tokenizer_folder}",
     )
     return [*SETTINGS, *sources, *overrides]
-
-
-def config(folder: pathlib.Path, tokenizer_folder: str, *overrides: str, **sizes: int):
-    return configs.load("configs/base.py", settings(folder, tokenizer_folder, *overrides, **sizes))
 
 
 def sentences(count: int, seed: int = 0) -> list[dict]:
@@ -84,16 +71,11 @@ def sentences(count: int, seed: int = 0) -> list[dict]:
         tags = []
         for _ in range(rng.integers(1, 4)):
             kind = LABELS[rng.integers(3)]
-            colour = COLOURS[rng.integers(5)]
-            word = rng.choice(WORDS[kind].split())
-            both = kind == "animal" and rng.random() < 0.5
-            words += (
-                [colour, word, str(rng.choice(WORDS["animal"].split()))]
-                if both
-                else [colour, str(word)]
-            )
-            tag = {"animal": ["B-LIFE"], "money": ["B-CASH"], "weather": ["O"]}[kind]
-            tags += ["O", *tag, *["I-LIFE"] * both]
+            words += [COLOURS[rng.integers(5)], rng.choice(WORDS[kind].split())]
+            tags += ["O", {"animal": "B-LIFE", "money": "B-CASH", "weather": "O"}[kind]]
+            if kind == "animal" and rng.random() < 0.5:
+                words.append(rng.choice(WORDS[kind].split()))
+                tags.append("I-LIFE")
         found.append({"tokens": list(map(str, words)), "ner_tags": tags})
     return found
 
@@ -105,12 +87,8 @@ def word_settings(folder: pathlib.Path) -> tuple[str, ...]:
     """Overrides of `settings` for a run on sentences."""
     source = write_conll(folder / "train.conll", sentences(120))
     held_out = write_jsonl(folder / "validation.jsonl", sentences(29, seed=1))
-    return (
-        *TOKENS,
-        f"classify.train={source}",
-        f"classify.validation={held_out}",
-        "classify.length=32",
-    )
+    sources = (f"classify.train={source}", f"classify.validation={held_out}")
+    return (*TOKENS, *sources, "classify.length=32")
 
 
 def write_conll(path: pathlib.Path, table: list[dict]) -> str:

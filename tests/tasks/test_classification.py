@@ -21,14 +21,14 @@ from mlm.workdir import Workdir
 from tests.support import labelled_texts
 from tests.support.refusals import refuse
 from tests.support.states import assert_same, back_to, state_of
-from tests.support.tiny import command, flags, meshes_of
+from tests.support.tiny import command, flags, meshes_of, tiny_config
 
 STEPS = 16  # three epochs of 83 rows in batches of 16
 FAST = ("optimizer.learning_rate=0.01", "model.init_stddev=0.1")
 
 
 def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str, pad_id: int = 1):
-    config = labelled_texts.config(folder, tokenizer_folder, *overrides)
+    config = tiny_config(*labelled_texts.settings(folder, tokenizer_folder, *overrides))
     settings = config.classify
     sources = {"train": settings.train, "validation": settings.validation}
     columns = data.Columns(settings.text, settings.label, settings.kind)

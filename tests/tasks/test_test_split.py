@@ -61,7 +61,9 @@ def run(one_device, texts, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     source = write_set(folder / "set", texts, texts[340:380])
     with contextlib.redirect_stdout(io.StringIO()) as out:
         start("run", folder / "run", source, tokenizer_folder)
-    assert f"evaluate --workdir={folder / 'run'} --split=test" in out.getvalue()
+    printed = out.getvalue()
+    assert f"evaluate --workdir={folder / 'run'} --split=test" in printed
+    assert "masked tokens: the standard error" in printed and "perplexity" in printed
     return folder / "run"
 
 
