@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 import types
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from jax._src.cudnn import fused_attention_stablehlo
 from transformers import RobertaConfig
 
@@ -17,8 +19,8 @@ from mlm.data.manifest import DatasetInfo, Manifest, Split, join_folders
 from mlm.errors import InputError
 from mlm.model import attention, fused_attention
 from mlm.tasks.pretraining import Pretraining
-from mlm.training import sharding
-from tests.support.tiny import INFO, slow, tiny_config
+from mlm.training import sharding, train
+from tests.support.tiny import INFO, meshes_of, random_batch, slow, tiny_config, tiny_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +109,17 @@ class Case:
             probs = probs * self.dropout_mask.T
         return jnp.einsum("bnqk,bknd->bqnd", probs, v).reshape(qkv[0].shape)
 
-    def both_ways(self, attend) -> list[jax.Array]:
+    def both_ways(self, attend, dtype=jnp.float32) -> list[jax.Array]:
         """Returns the context of real tokens, and the gradients of q, k and v."""
 
         def run(q_BxLxH, k_BxLxH, v_BxLxH, grad_BxLxH):
             context, pull = jax.vjp(attend, q_BxLxH, k_BxLxH, v_BxLxH)
-            return [context * (self.documents > 0)[..., None], *pull(grad_BxLxH)]
+            return [
+                context * (self.documents > 0)[..., None],
+                *pull(grad_BxLxH.astype(context.dtype)),
+            ]
 
-        return jax.jit(run)(*self.arrays)
+        return jax.jit(run)(*(array.astype(dtype) for array in self.arrays))
 
 
 WHOLE_ROWS = {"isolated": False, "heads": 1, "size": 64, "length": 80}
@@ -205,6 +210,71 @@ def test_split_over_a_mesh_it_is_the_same(name):
     for split in (attend, within):
         context = jax.jit(split)(*case.arrays[:3], case.documents, case.angles)
         np.testing.assert_allclose(context, case.flax(*case.arrays[:3]), atol=1e-5)
+
+
+BFLOAT16 = [
+    Case("cudnn", padding="none", isolated=False),
+    Case("cudnn", padding="end", isolated=False),
+    Case("cudnn", padding="none", isolated=False, window=8, length=96),
+    slow(Case("fused", dropout=True)),
+]
+
+
+@pytest.mark.parametrize("case", BFLOAT16)
+def test_in_bfloat16_a_kernel_is_as_near_to_float32_as_plain_jax(case, monkeypatch):
+    monkeypatch.setattr(attention, "CUDNN_BLOCK", 32)
+    plain = dataclasses.replace(case, name="xla")
+    exact = case.both_ways(plain.attend)
+    for one, other, right in zip(
+        *(kernel.both_ways(kernel.attend, jnp.bfloat16) for kernel in (case, plain)),
+        exact,
+        strict=True,
+    ):
+        assert one.dtype == jnp.bfloat16
+        error, allowed = (np.abs(x.astype(jnp.float32) - right).max() for x in (one, other))
+        assert 0 < error < max(2 * allowed, 0.01 * np.abs(right).max())
+
+
+@pytest.mark.parametrize(
+    ("mesh", "padding", "isolated"),
+    [
+        slow((1, 1, 1), "none", False),
+        ((2, 2, 2), "end", False),
+        slow((2, 2, 2), "any", True),
+    ],
+)
+def test_a_model_has_the_loss_and_gradients_of_plain_jax(mesh, padding, isolated, monkeypatch):
+    """ModernBERT, global and local layers, in five blocks."""
+    monkeypatch.setattr(attention, "CUDNN_BLOCK", 8)
+    info = dataclasses.replace(INFO, length=34)
+    with meshes_of(math.prod(mesh)):
+        task = tiny_run(
+            "model.family=modernbert",
+            "model.layers=2",
+            "model.local_attention=4",
+            f"data.isolate_documents={isolated}",
+            "shards.length=34",
+            mesh=mesh,
+            info=info,
+        )
+    batch = random_batch(16, 0, info)
+    if padding == "none":
+        batch["attention_mask"][:] = 1
+    params = jax.jit(task.module.init_params)(jax.random.key(0))
+    batch = sharding.put_batch(batch, task.mesh, 16)
+    numbers = []
+    for attend in (
+        attention.xla,
+        functools.partial(attention.cudnn, padding=padding, implementation="xla"),
+    ):
+        compute = dataclasses.replace(task.module.compute, attend=attend)
+        task.module = task.module.clone(compute=compute)
+        gradients, means = jax.jit(train.make_gradient(task))(params, batch, np.int32(0))
+        numbers.append(flatten_dict(gradients) | {"loss": means["loss"].sum})
+    for name, value in numbers[0].items():
+        np.testing.assert_allclose(
+            numbers[1][name], value, atol=1e-5 * max(1, np.abs(value).max()), err_msg=name
+        )
 
 
 # What cuDNN is given -------------------------------------------------------------------------------------------------

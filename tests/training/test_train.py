@@ -13,8 +13,10 @@ from mlm.errors import NumericsError, PreemptedError
 from mlm.monitor.loss_spikes import MetricsHook
 from mlm.pretrained import checkpoint_files
 from mlm.training import xla_metrics
+from mlm.workdir import Workdir
+from tests.support import processes
 from tests.support.states import assert_same, back_to, lines_after, state_of
-from tests.support.tiny import tiny_config
+from tests.support.tiny import meshes_of, pretrain, tiny_config
 from tests.training.toy import Toy, run
 
 SETTINGS = (
@@ -222,3 +224,31 @@ def test_a_trace_of_some_steps(tmp_path, monkeypatch):
         run(tmp_path / str(first), f"log.profile_start={first}", "train.steps=4")
         assert seen == expected
         assert (tmp_path / str(first) / "profile" / "trace.pb").is_file() == bool(first)
+
+
+@pytest.mark.standard
+def test_killed_and_started_again_it_ends_with_the_same_bits(manifest, tmp_path):
+    """Of a real model, by SIGKILL, within the steps after a checkpoint."""
+    settings = (
+        "train.steps=16",
+        "checkpoint.every=7",
+        "evaluate.every=10",
+        "log.every=4",
+        "model.hidden_dropout=0.1",
+    )
+
+    def train(folder: pathlib.Path) -> pathlib.Path:
+        with meshes_of(1):  # as the process that is killed
+            pretrain(tiny_config("data.lanes=4", *settings), Workdir(str(folder)), manifest)
+        return folder
+
+    straight = train(tmp_path / "straight")
+    killed = tmp_path / "killed"
+    arguments = processes.train_arguments(killed, manifest.folder, *settings)
+    process = processes.start(arguments, devices=1, program=processes.DELAYED)
+    processes.kill_when(
+        process, lambda: checkpoint_files.complete_steps(killed / "checkpoints") == [7]
+    )
+    train(killed)
+    assert (straight / "metrics.jsonl").read_text() == (killed / "metrics.jsonl").read_text()
+    assert_same(state_of(straight, 16), state_of(killed, 16))
