@@ -1,6 +1,6 @@
 """Every command of README.md and of the pages in mlm/ runs: as it stands there, with overrides that make it short."""
 
-import ast
+import itertools
 import json
 import os
 import pathlib
@@ -14,6 +14,7 @@ import pytest
 from mlm import config
 from tests import ROOT
 from tests.support import glue_shaped, labelled_texts, pytorch, trained_model
+from tests.support.corpora import write_jsonl
 from tests.support.processes import environment
 from tests.support.tiny import TINY
 
@@ -77,12 +78,8 @@ def test_every_command_has_an_example():
 def test_settings_below_the_table(name):
     """`$S` and `$M` are settings that load."""
     (text,) = re.findall(rf'`{name}="([^"]*)"`', read())
-    file, *settings = (
-        argument for argument in text.split() if not argument.startswith("--workdir=")
-    )
-    loaded = config.load(
-        file.removeprefix("--config="), [each.removeprefix("--config.") for each in settings]
-    )
+    (file,) = re.findall(r"--config=(\S+)", text)
+    loaded = config.load(file, re.findall(r"--config\.(\S+)", text))
     assert loaded.shards.length == 128 and loaded.tokenizer.vocab_size == 16384
 
 
@@ -91,23 +88,14 @@ def test_each_guarantee_has_tests_that_are_not_among_the_slow():
     section = re.search(r"## Guarantees.*?\n## ", (ROOT / "README.md").read_text(), re.DOTALL)[0]
     table = tomllib.loads((ROOT / "tests" / "guarantees.toml").read_text())
     assert list(table) == re.findall(r"^- \*\*(\w+)", section, re.MULTILINE)
-    for names in table.values():
-        assert names
-        for name in names:
-            file, _, function = name.partition("::")
-            tree = ast.parse((ROOT / "tests" / file).read_text())
-            (test,) = (
-                node
-                for node in tree.body
-                if isinstance(node, ast.FunctionDef) and node.name == function
-            )
-            marks = [*map(ast.unparse, test.decorator_list)]
-            marks += [
-                ast.unparse(node)
-                for node in tree.body
-                if ast.unparse(node).startswith("pytestmark")
-            ]
-            assert not re.search("mark.(slow|hosts)", " ".join(marks)), name
+    assert all(table.values())
+    for name in itertools.chain(*table.values()):
+        file, _, function = name.partition("::")
+        text = (ROOT / "tests" / file).read_text()
+        # its decorators, and what the file says of all its tests
+        (marks,) = re.findall(rf"((?:^[@ )\]].*\n)*)^def {function}\(", text, re.MULTILINE)
+        marks += "".join(re.findall(r"^pytestmark = (?:\[[^]]*\]|.*)$", text, re.MULTILINE))
+        assert not re.search(r"mark\.(slow|hosts)", marks), name
 
 
 def with_settings(command: str, *settings: str) -> str:
@@ -122,9 +110,8 @@ def shortened(line: str, folder: pathlib.Path) -> str:
     command = command.replace("> docs.jsonl", f"> {folder}/docs.jsonl")
     corpus = f"jsonl:{folder}/corpus.jsonl"
     if line.startswith("gcloud"):  # what it runs on every host
-        command = re.search(r"--command='cd mlm && (.*)'", command)[1].replace(
-            "gs://BUCKET", str(folder)
-        )
+        command = re.search(r"--command='cd mlm && (.*)'", command)[1]
+        command = command.replace("gs://BUCKET", str(folder))
         command = with_settings(command, *TINY, *BASE_ON_A_LAPTOP)
     if "mlm bench" in line and "shards" in line:
         command += " --megabytes=0.2"
@@ -134,22 +121,14 @@ def shortened(line: str, folder: pathlib.Path) -> str:
         if "my.txt" not in command:
             command = with_settings(command, f"corpus.sources={corpus}")
     if "mlm glue" in line:
-        command = (
-            command.partition("--config.")[0]
-            + f"--data={glue_shaped.write(folder / 'glue')} --tasks rte wnli"
-        )
-        command = with_settings(
-            command, "data.global_batch=16", "train.epochs=1", "model.dtype=float32"
-        )
+        data = glue_shaped.write(folder / "glue")
+        command = f"{command.partition('--config.')[0]} --data={data} --tasks rte wnli"
+        settings = ("data.global_batch=16", "train.epochs=1", "model.dtype=float32")
+        command = with_settings(command, *settings)
     if re.search("mlm (sweep )?classify", line):
-        settings = labelled_texts.settings(folder, "")
-        sources = [
-            setting
-            for setting in settings
-            if setting.startswith(("classify.train=", "classify.validation="))
-        ]
+        *_, train, validation, _ = labelled_texts.settings(folder, "")
         lengths = ("train.steps=0", "train.epochs=1", "schedule.warmup=0", "data.global_batch=16")
-        command = with_settings(command, *sources, "classify.label=label", *lengths)
+        command = with_settings(command, train, validation, "classify.label=label", *lengths)
     if "mlm compare" in line:
         command = f"{command.partition(' --source=')[0]} --source={corpus} --words=50"
     if "mlm verify" in line:
@@ -166,20 +145,15 @@ def shortened(line: str, folder: pathlib.Path) -> str:
 @pytest.mark.parametrize("pages", [[README, *OTHERS], [BENCH]], ids=["README and others", "bench"])
 def test_commands_run(texts, model, pages, tmp_path):
     """One after the other, in the pages' order: later ones work on what earlier ones made, README's first above all."""
-    (tmp_path / "corpus.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    )
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", texts)
     (tmp_path / "my.txt").write_text("\n".join(text.replace("\n", " ") for text in texts))
     env = environment(1) | {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"}
     pytorch.torch_python(4)  # which the page on speed names
     trained_model.publish(model, PUBLISHED, tmp_path / "hub")
     env |= {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     base = "--config=configs/base.py"
-    env["S"] = with_settings(
-        f"{base} --workdir={tmp_path}/runs/speed",
-        *SHORT,
-        f"corpus.sources=jsonl:{tmp_path}/corpus.jsonl",
-    )
+    speed = f"{base} --workdir={tmp_path}/runs/speed"
+    env["S"] = with_settings(speed, *SHORT, f"corpus.sources={corpus}")
     env["M"] = with_settings(base, *TINY, SHORT[0])
     first, this, *_ = commands([README])
     assert (first, this) == ("bash launch/local.sh", "bash tests/run.sh")
