@@ -34,10 +34,10 @@ def main() -> int:
         for kind, limit in LIMITS.items()
         if counts[kind] > limit
     ]
-    files_of_mlm = {file: tree for file, tree in trees.items() if file.startswith("mlm/")}
     modules = {
-        file[:-3].removesuffix("/__init__").replace("/", "."): tree
-        for file, tree in files_of_mlm.items()
+        file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree
+        for file, tree in trees.items()
+        if file.startswith("mlm/")
     }
     imports = {module: set(imported(tree, modules)) - {module} for module, tree in modules.items()}
     rooms: dict[str, set[str]] = defaultdict(set)
@@ -60,16 +60,12 @@ def kinds(tree: ast.Module) -> Iterator[str]:
     handed_on = set()
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and function.args.kwarg:
-            for node in ast.walk(function):
-                if (
-                    isinstance(node, ast.keyword)
-                    and getattr(node.value, "id", "") == function.args.kwarg.arg
-                ):
-                    handed_on.add(node)
+            name = function.args.kwarg.arg
+            calls = (node for node in ast.walk(function) if isinstance(node, ast.keyword))
+            handed_on |= {call for call in calls if getattr(call.value, "id", "") == name}
     for node in ast.walk(tree):
-        if getattr(node, "id", "") in PLACEHOLDERS or (
-            isinstance(node, ast.arg) and node.arg in PLACEHOLDERS
-        ):
+        name = node.arg if isinstance(node, ast.arg) else getattr(node, "id", "")
+        if name in PLACEHOLDERS:
             yield "placeholder names"
         if isinstance(node, ast.keyword) and node.arg is None and node not in handed_on:
             yield "dictionaries unpacked into a call"

@@ -77,11 +77,8 @@ def test_the_arithmetic_of_the_budget_on_tpus():
 
 def test_published_recipes():
     """Warmup, and the tokens of ModernBERT's three stages: growing batches, longer rows, decay."""
-    for name, warmup in (
-        ("roberta_base", 24_000),
-        ("roberta_large", 30_000),
-        ("tf_tpu_wikitext", 14_675),
-    ):
+    steps = {"roberta_base": 24_000, "roberta_large": 30_000, "tf_tpu_wikitext": 14_675}
+    for name, warmup in steps.items():
         config = configs.load(f"configs/{name}.py", [])
         assert round(config.schedule.warmup * config.train.steps) == warmup
     for size, tokens, rate in (("base", 10e9, 3e-4), ("large", 2e9, 5e-5)):

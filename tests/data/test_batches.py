@@ -44,10 +44,11 @@ def test_hosts_share_the_same_global_batches_from_any_step(manifest, seed, start
     count = 3 * manifest.splits["train"].records // (2 * BATCH) if seed else 5
     whole = in_epochs(train(manifest, start=start, seed=seed), count)
     lanes = lanes_of(manifest, seed)
-    ids, epochs = batch_rows(lanes, rows_before=start * BATCH, rows=BATCH, count=count)
-    np.testing.assert_array_equal(whole["record_id"], ids.ravel())
-    np.testing.assert_array_equal(whole["epoch"], epochs.ravel())
-    np.testing.assert_array_equal(whole["input_ids"], all_rows(manifest, "train")[ids.ravel()])
+    order = batch_rows(lanes, rows_before=start * BATCH, rows=BATCH, count=count)
+    ids, epochs = map(np.ravel, order)
+    np.testing.assert_array_equal(whole["record_id"], ids)
+    np.testing.assert_array_equal(whole["epoch"], epochs)
+    np.testing.assert_array_equal(whole["input_ids"], all_rows(manifest, "train")[ids])
     assert whole["attention_mask"].shape == (count * BATCH, LENGTH)
     assert whole["attention_mask"].all()
     dtypes = [column.dtype for column in whole.values()]
@@ -69,20 +70,23 @@ def test_seeking_reads_one_shard_a_lane(manifest, copied):
 
 @pytest.mark.parametrize("batch", [16, 10_000])
 def test_evaluation_gives_every_record_once_in_order(manifest, batch):
+    def read(rows: tuple[int, int]) -> list[dict]:
+        return list(batches.eval_batches(manifest, split="validation", batch=batch, rows=rows))
+
     rows = all_rows(manifest, "validation")
-    found = list(batches.eval_batches(manifest, split="validation", batch=batch, rows=(0, batch)))
-    assert {columns["input_ids"].shape for columns in found} == {(batch, LENGTH)}
-    joined = {key: np.concatenate([columns[key] for columns in found]) for key in found[0]}
-    valid = joined["valid"] > 0
-    np.testing.assert_array_equal(valid, np.arange(len(valid)) < len(rows))
-    np.testing.assert_array_equal(joined["input_ids"][valid], rows)
-    np.testing.assert_array_equal(joined["record_id"][valid], np.arange(len(rows)))
+    whole = read((0, batch))
+    ids = np.concatenate([columns["input_ids"] for columns in whole])
+    assert ids.shape == (len(whole) * batch, LENGTH)
+    np.testing.assert_array_equal(ids[: len(rows)], rows)
     # the last batch is filled up with its first row
-    assert (joined["input_ids"][~valid] == joined["input_ids"][-batch]).all()
-    assert not joined["epoch"].any()
-    of_host = batches.eval_batches(manifest, split="validation", batch=batch, rows=(4, 8))
-    for part, columns in zip(found, of_host, strict=True):
-        assert_same(columns, {key: column[4:8] for key, column in part.items()})
+    assert (ids[len(rows) :] == ids[-batch]).all()
+    valid = np.concatenate([columns["valid"] for columns in whole])
+    np.testing.assert_array_equal(valid, np.arange(len(ids)) < len(rows))
+    records = np.concatenate([columns["record_id"] for columns in whole])
+    np.testing.assert_array_equal(records[: len(rows)], np.arange(len(rows)))
+    assert not any(columns["epoch"].any() for columns in whole)
+    for columns, expected in zip(read((4, 8)), whole, strict=True):
+        assert_same(columns, {key: column[4:8] for key, column in expected.items()})
 
 
 def test_shards_as_the_tf_tpu_example_writes_them(tokenizer_folder, tmp_path):

@@ -71,8 +71,7 @@ def test_the_tables_of_glue_and_of_a_classifier(tmp_path):
     glue = {"protocol": "quick", "model": "a", "device_hours": 1.5, "tasks": {"rte": rte}}
     evals = [line | {"f1": 0.5, "epoch": 1.5} for line in EVALS]
     workdir = make_workdir(tmp_path, metrics=evals, timing=[], entropy=None)
-    tables = {"20": glue | {"average": 0.5}, "40": glue | {"average": 0.61}}
-    workdir.glue.write_text(json.dumps(tables))
+    workdir.glue.write_text(json.dumps({"40": glue | {"average": 0.61}}))
 
     def with_confusion(labels: list[str], confusion: list[list[int]]) -> Cells:
         content = {"split": "test", "step": 7, "scores": {"rows": 6}, "labels": labels}
@@ -82,8 +81,8 @@ def test_the_tables_of_glue_and_of_a_classifier(tmp_path):
     shown = with_confusion(["a", "<b>"], [[2, 1], [3, 0]])
     assert shown.row("average")[1] == "61.0%" and shown.row("rte")[2] == "58.0% to 65.0%"
     assert shown.row("true, and predicted:") == ["a", "<b>"] and shown.row("<b>") == ["3", "0"]
-    assert shown.row("epochs") == ["1.50", "1.50"]
-    assert shown.row("F1, weighted") == ["50.00%", "50.00%"] and "F1 over steps" in shown.images
+    assert shown.row("epochs")[0] == "1.50" and shown.row("F1, weighted")[0] == "50.00%"
+    assert "F1 over steps" in shown.images
     confused = [[n * (n == m + 1) for n in range(40)] for m in range(40)]
     many = with_confusion([f"l{n}" for n in range(40)], confused)
     pairs = [row for row in many.rows if row[-1] == "100%"]

@@ -64,14 +64,10 @@ class Cluster:
 
 def _end(process: subprocess.Popen) -> None:
     """Ends a process and what it has started."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family = [
-            *psutil.Process(process.pid).children(recursive=True),
-            psutil.Process(process.pid),
-        ]
-        for each in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+    started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    for each in (*started, process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
     process.wait()
 
 
@@ -85,13 +81,11 @@ def until(moment) -> None:
 def greeted(port: int, context: ssl.SSLContext | None, timeout: float = 5.0) -> bool:
     """Returns whether whoever connects so is sent anything of Dask's protocol."""
     try:
-        with contextlib.ExitStack() as stack:
-            plain = stack.enter_context(
-                socket.create_connection(("127.0.0.1", port), timeout=timeout)
-            )
-            return bool(
-                (stack.enter_context(context.wrap_socket(plain)) if context else plain).recv(8)
-            )
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout) as plain:
+            if context is None:
+                return bool(plain.recv(8))
+            with context.wrap_socket(plain) as secured:
+                return bool(secured.recv(8))
     except OSError:
         return False
 
