@@ -323,20 +323,22 @@ def open_data(config: ConfigDict, workdir: Workdir) -> Manifest:
         )
     parts = manifest.parts
     lanes = lanes_of_shares([part.share for part in parts], config.data.lanes)
-    needs = [
-        (part.manifest, "train", count, f"data.lanes = {config.data.lanes}")
-        for part, count in zip(parts, lanes, strict=True)
-    ]
-    needs += [(one, "validation", 1, "shards.validation_count") for one in manifest.folders]
-    for one, split, minimum, key in needs:
-        count = sum(shard.records > 0 for shard in one.splits[split].shards)
-        if count < minimum:
-            raise InputError(
-                f"{one.folder}: the {split} split has {count} shards with records, config.{key} asks for {minimum}."
-            )
-    for one in manifest.folders:
-        verify(one)
+    for part, count in zip(parts, lanes, strict=True):
+        _require_shards(part.manifest, "train", count, f"data.lanes = {config.data.lanes}")
+    folders = manifest.folders
+    for folder in folders:
+        _require_shards(folder, "validation", 1, "shards.validation_count")
+    for folder in folders:
+        verify(folder)
     return manifest
+
+
+def _require_shards(manifest: Manifest, split: str, minimum: int, key: str) -> None:
+    count = sum(shard.records > 0 for shard in manifest.splits[split].shards)
+    if count < minimum:
+        raise InputError(
+            f"{manifest.folder}: the {split} split has {count} shards with records, config.{key} asks for {minimum}."
+        )
 
 
 def train_and_push(config: ConfigDict, workdir: Workdir, task: Task, entry: Entry) -> None:

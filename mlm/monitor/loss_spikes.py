@@ -122,8 +122,6 @@ class LossSpikes(MetricsHook):
             "kind": "spike",
             "first_update": spike.first,
             "last_update": spike.last,
-        }
-        line |= {
             "batches": batches,
             "loss": spike.loss,
             "median": spike.median,
