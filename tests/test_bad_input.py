@@ -57,12 +57,11 @@ def test_a_hostile_manifest_ends_every_command_in_a_sentence(shards, tmp_path, c
     words = "'/etc/hostname' is not train/dataset-"
     content["splits"]["train"]["shards"][0]["file"] = "/etc/hostname"
     (shards / "manifest.json").write_text(json.dumps(content))
-    arguments = train_arguments(tmp_path, str(shards))
+    _, *arguments = train_arguments(tmp_path, str(shards))
     for name in ("train", "evaluate"):
-        refuse([name, *arguments[1:]], 4, "manifest.json: ", words, capsys=capsys)
-    assert __main__.main(["doctor", *arguments[1:], "--json"]) == 2
-    (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert finding["level"] == "error" and words in finding["what"]
+        refuse([name, *arguments], 4, "manifest.json: ", words, capsys=capsys)
+    assert __main__.main(["doctor", *arguments]) == 2
+    assert words in capsys.readouterr().out
 
 
 def test_shards_that_do_not_fit(shards, tmp_path, capsys):

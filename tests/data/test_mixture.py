@@ -96,4 +96,4 @@ def test_the_fingerprint_covers_folders_shares_and_order(mixed, manifest, web, t
         [(0.75, manifest), (0.25, dataclasses.replace(web, length=64))],
     ]
     found = {join_folders(folders).fingerprint for folders in changed}
-    assert len({mixed.fingerprint, manifest.fingerprint, web.fingerprint, *found}) == 6
+    assert len(found | {mixed.fingerprint, manifest.fingerprint, web.fingerprint}) == 6

@@ -33,11 +33,10 @@ def batches_kept(ranges: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("short", [(), ("data.short_length=8",)])
 @pytest.mark.parametrize("ranges", RANGES)
-def test_a_step_reads_what_the_list_of_batches_says(ranges, short, monkeypatch):
-    """Without the skipped ones, whatever stages the short rows of the first 7 steps split."""
-    monkeypatch.setattr("mlm.data.stages.SHORT_SHARE", 7 / 40)
+def test_a_step_reads_what_the_list_of_batches_says(ranges, short):
+    """Without the skipped ones, whatever stages the short rows of the first 7 of 8 steps split."""
     texts = tuple(f"{first}:{last}" for first, last in ranges)
-    stages = stages_of(*SIZES, f"data.skip_batches={texts!r}", "train.steps=40", *short)
+    stages = stages_of(*SIZES, f"data.skip_batches={texts!r}", "train.steps=8", *short)
     kept = batches_kept(ranges)
     for step, batch in enumerate(kept[:60], 1):
         stage = stages.stage_at(step)
@@ -76,12 +75,6 @@ def test_neighbouring_stages_of_equal_rows_are_one():
 
     assert sizes("((8, 2), (8, 2))") == sizes("((8, 4),)")
     assert sizes("((8, 2), (16, 9))") == sizes("((8, 2),)") and sizes("((16, 2),)") == sizes("()")
-
-
-def test_rows_are_short_in_a_share_of_the_steps():
-    stages = stages_of(*SIZES, "data.short_length=8", "train.steps=8")
-    assert [stages.stage_at(step).length for step in range(1, 9)] == [8] * 7 + [32]
-    assert stages.sizes == [(4, 8), (8, 8), (16, 8), (16, 32)]
 
 
 def test_a_branch_counts_its_own_rows():
