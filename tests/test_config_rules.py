@@ -4,7 +4,7 @@ import pytest
 
 from mlm import config as configs
 from mlm import config_rules as rules
-from mlm.config_rules import GONE, KEYS, MODERNBERT
+from mlm.config_rules import GONE, KEYS
 from mlm.errors import InputError
 from tests.support.configs import BASE, refused
 
@@ -95,7 +95,9 @@ TIED = [
         "corpus.group",
     ),
     ("model.heads=7", "model.heads", "model.hidden_size"),
-    *((f"model.{key}=64", f"model.{key}", "modernbert") for key in MODERNBERT),
+    ("model.local_attention=64", "model.local_attention", "modernbert 128"),
+    ("model.global_rope_theta=1e4", "model.global_rope_theta", "modernbert 160000"),
+    ("model.local_rope_theta=2e4", "model.local_rope_theta", "modernbert 10000"),
     ("model.family=modernbert model.heads=256", "model.heads", "even"),
     ("shards.length=513", "shards.length", "model.positions = 512"),
     ("data.lanes=128", "shards.count", "data.lanes = 128"),

@@ -15,21 +15,20 @@ def test_the_first_stays(small, tokenizer_folder, tmp_path, monkeypatch, documen
     """Of texts of which most are in other parts, too: in one task, and in a task for a few documents."""
     monkeypatch.setattr(deduplicate, "DOCUMENTS", documents)
     draw = random.Random(0)
-    first = {}
     texts = [
-        [f"text {draw.randint(0, 90)}" for _ in range(draw.choice([1, 20, 40]))] for _ in range(7)
+        [f"text {draw.randint(0, 90)}" for _ in range(size)] for size in (20, 1, 40, 20, 40, 40, 20)
     ]
     texts[3] = texts[3][:1] * 5
-    sources = tuple(write_jsonl(tmp_path / f"{6 - part}.jsonl", texts[part]) for part in range(7))
-    for part in range(7):
-        for place, text in enumerate(texts[part]):
+    sources = []
+    first = {}
+    for part, part_texts in enumerate(texts):
+        sources.append(write_jsonl(tmp_path / f"{9 - part}.jsonl", part_texts))
+        for place, text in enumerate(part_texts):
             first.setdefault(text, (part, place))
-    made = write_shards(corpus_of(sources), tmp_path / "shards", tokenizer_folder, length=4)
+    corpus = corpus_of(tuple(sources))
+    made = write_shards(corpus, tmp_path / "shards", tokenizer_folder, length=4)
     tables = [np.load(file) for file in pathlib.Path(made.folder, "documents").glob("*.npy")]
-    kept = sorted(tuple(row) for table in tables for row in table[["part", "place"]].tolist())
-    assert kept == sorted(first.values())
-    assert (
-        sum(split.duplicates for split in made.splits.values())
-        == sum(map(len, texts)) - len(first)
-        > 50
-    )
+    kept = [tuple(row) for table in tables for row in table[["part", "place"]].tolist()]
+    assert sorted(kept) == sorted(first.values())
+    duplicates = sum(split.duplicates for split in made.splits.values())
+    assert duplicates == sum(map(len, texts)) - len(first) > 50

@@ -86,20 +86,19 @@ def test_a_score_is_the_mean_of_all_its_metrics_and_sets(tmp_path, name):
 def test_settings_of_every_cell_are_keys_that_a_config_takes(protocol, counts, tmp_path):
     for name in sorted(TASKS.keys() - {MAJORITY}):
         trials = plan(protocol, name, tmp_path)
-        assert len(trials) == len({trial.folder for trial in trials})
-        assert len(trials) == counts.get(name, counts[""])
-        keys = [flag.partition("--config.")[2] for flag in trials[-1].arguments]
-        config = configs.load("configs/base.py", list(filter(None, keys)), task="classification")
+        count = counts.get(name, counts[""])
+        assert len(trials) == len({trial.folder for trial in trials}) == count
+        _, overrides = configs.split_overrides(trials[-1].arguments)
+        config = configs.load("configs/base.py", overrides, task="classification")
         assert config.classify.length <= 128 and config.train.epochs > 0
-        assert {key: configs.flatten(config)[key] for key in trials[-1].values} == trials[-1].values
+        assert trials[-1].values.items() <= configs.flatten(config).items()
 
 
 def test_a_setting_that_is_given_is_no_choice_any_more():
-    cells = list(
-        load_protocol("roberta").cells("rte", {"data.global_batch": 8, "train.epochs": 1.0})
-    )
+    given = {"data.global_batch": 8, "train.epochs": 1.0}
+    cells = list(load_protocol("roberta").cells("rte", given))
     assert [cell["optimizer.learning_rate"] for cell in cells] == [1e-5, 2e-5, 3e-5]
-    assert {(cell["data.global_batch"], cell["train.epochs"]) for cell in cells} == {(8, 1.0)}
+    assert all(given.items() <= cell.items() for cell in cells)
 
 
 def test_the_best_cell_is_that_of_the_best_median(tmp_path):

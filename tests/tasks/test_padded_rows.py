@@ -111,9 +111,8 @@ def test_tokens_are_real_ones(ran):
     assert run.tokens(STEPS) == round(STEPS * ROWS * real)
     split = manifest.splits["validation"]
     line = logs.read(workdir.metrics, "eval")[-1]
-    assert line["bits_per_byte"] == pytest.approx(
-        line["loss"] / math.log(2) * split.tokens / split.text_bytes
-    )
+    bits_per_token = line["loss"] / math.log(2)
+    assert line["bits_per_byte"] == pytest.approx(bits_per_token * split.tokens / split.text_bytes)
 
 
 def test_useful_flops_are_of_real_tokens(shards):
