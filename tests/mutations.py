@@ -15,19 +15,10 @@ from pathlib import Path
 
 from tests import ROOT
 
-ROOMS = {  # of tests that look at a room
+ROOMS = {  # of tests that look at a room, where they are not its own alone
     "model": ["model", "training"],
     "training": ["training", "tasks"],
     "tasks": ["tasks", "training"],
-    "data": ["data"],
-    "inference": ["inference"],
-    "pretrained": ["pretrained"],
-    "export": ["export"],
-    "glue": ["glue"],
-    "report": ["report"],
-    "sweep": ["sweep"],
-    "plan": ["plan"],
-    "verify": ["verify"],
 }
 KNOWN = (  # file, what stands there, what stands there instead
     ("mlm/model/module.py", "rows.noise.seed_of(self)", "rows.noise.seed"),
@@ -101,7 +92,9 @@ def first_failure(root: Path, marker: str, file: Path) -> str:
     # which most likely notices it
     folder = file.parts[1]
     module = f"{file.parts[1]}/test_{file.name}"
-    for room in ([module] if (root / "tests" / module).exists() else []) + ROOMS[folder]:
+    for room in ([module] if (root / "tests" / module).exists() else []) + ROOMS.get(
+        folder, [folder]
+    ):
         command = [sys.executable, "-m", "pytest", f"tests/{room}", "-m", marker]
         command += ["-x", "-q", "-p", "no:cacheprovider"]
         try:

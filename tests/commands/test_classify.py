@@ -224,15 +224,3 @@ def test_bad_input_is_one_sentence(fault, trained_workdir, tmp_path, capsys):
     line = arguments(tmp_path, f"train.init_from={trained_workdir.root}", *overrides)
     refuse(line, 2, words, capsys=capsys)
     assert not {"checkpoints", "metrics.jsonl"} & {path.name for path in tmp_path.glob("run/*")}
-
-
-def test_bad_rows_are_named_with_file_and_line(trained_workdir, tmp_path, capsys):
-    start = f"train.init_from={trained_workdir.root}"
-    for text, label, words in (
-        ("x", "unheard", "line 7: its label 'unheard' "),
-        ("", "money", "line 7: its 'text' is empty"),
-    ):
-        table = [*rows(5), {"text": text, "label": label, "score": 1}]
-        bad = write_csv(tmp_path / "bad.csv", table)
-        line = arguments(tmp_path, start, f"classify.validation={bad}")
-        refuse(line, 2, words, capsys=capsys)

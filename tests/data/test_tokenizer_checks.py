@@ -210,14 +210,6 @@ def test_what_the_last_user_of_a_tokenizer_had_set_is_off(
     assert saved["model"]["dropout"] is None
 
 
-def test_a_tokenizer_that_reads_a_text_in_several_ways_is_refused(tokenizers):
-    fast = tokenizer.load_fast(tokenizers["bpe"])
-    tokenizer_checks.special_ids(fast, tokenizer_checks.ROLES, "x")
-    fast.model.dropout = 0.5
-    with pytest.raises(InputError, match=r"x: .* gives the same text other tokens each time"):
-        tokenizer_checks.special_ids(fast, tokenizer_checks.ROLES, "x")
-
-
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "wordpiece"])
 def test_special_tokens_of_a_corpus_are_the_same_tokens_everywhere(
     tokenizers, texts, tmp_path, kind

@@ -89,19 +89,6 @@ def test_the_tables_of_glue_and_of_a_classifier(tmp_path):
     assert pairs[0] == ["l38", "l39", "39", "100%"] and len(pairs) == 39
 
 
-def test_the_test_split_and_a_regression_that_has_not_been_evaluated(tmp_path):
-    overrides = ["classify.kind=regression", "classify.train=csv:a"]
-    workdir = make_workdir(tmp_path, metrics=TRAIN, entropy=None, overrides=overrides)
-    scores = {
-        "test, token masks, step 40, data abc": {"loss": 3.0},
-        "validation, token masks, step 40": {"loss": 1.0},
-    }
-    (workdir.root / "evaluation.json").write_text(json.dumps(scores))
-    shown = page_of(workdir)
-    assert shown.row("") == ["training, last", "test, token masks, step 40"]
-    assert shown.row("loss, squared error") == [f"{TRAIN[-1]['loss']:.4f}", "3.0000"]
-
-
 # Time -----------------------------------------------------------------------------------------------------------------
 
 # Of TIMING by hand: 10 steps took 9 x 2 s, as 1 was compiled, so 20; then 20. Of 30 the second start logged 9 in 36 s,

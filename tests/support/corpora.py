@@ -1,6 +1,5 @@
 """Real text, a tokenizer and shards made from it: once a session, small enough for seconds."""
 
-import atexit
 import contextlib
 import functools
 import hashlib
@@ -18,7 +17,7 @@ from mlm.data.corpus import Corpus, Part
 from mlm.data.manifest import Manifest, Shard, Split
 from mlm.data.sources import Document
 from mlm.data.train_tokenizer import train
-from mlm.engine.engine import Engine, open_pool
+from mlm.engine.engine import open_pool
 from mlm.paths import UPath
 from tests.support import labelled_texts
 
@@ -98,14 +97,6 @@ def write_shards(
         return shards.write(corpus, settings, engine=engine, **names)
 
 
-@functools.cache
-def shared_engine() -> Engine:
-    """Two processes for all tests: their start takes longer than most tasks."""
-    stack = contextlib.ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(open_pool(workers=2))
-
-
 def ids_of(texts: Iterable[str], tokenizer_folder: str) -> list[list[int]]:
     """<s> ... </s> of each text, one by one, with special tokens as text."""
     tokenizer = Tokenizer.from_file(f"{tokenizer_folder}/tokenizer.json")
@@ -131,22 +122,6 @@ def shard_rows(manifest: Manifest, split: str) -> list[np.ndarray]:
             ids[real == 0] == manifest.special_ids["pad"]
         ).all()
         found.append(np.where(real, ids, -1))
-    return found
-
-
-def shard_texts(
-    manifest: Manifest, split: str, texts: Iterable[str], tokenizer_folder: str
-) -> list[list[str]]:
-    """The texts that the rows of each shard hold from <s> to </s>, in order: so all but the last one, which is cut."""
-    texts = list(texts)
-    known = {
-        tuple(ids): text for ids, text in zip(ids_of(texts, tokenizer_folder), texts, strict=True)
-    }
-    found = []
-    for rows_NxL in shard_rows(manifest, split):
-        ids = rows_NxL.ravel()
-        pieces = np.split(ids, np.flatnonzero(ids == 0)[1:])
-        found.append([known[tuple(piece.tolist())] for piece in pieces if piece[-1] == 2])
     return found
 
 
