@@ -14,7 +14,7 @@ from mlm.paths import UPath
 from mlm.workdir import Workdir
 from tests import ROOT
 from tests.export import folders
-from tests.export.folders import KINDS, damaged
+from tests.export.folders import damaged
 from tests.support.pytorch import run_torch, torch_python
 from tests.support.tokenizers import make_bert_tokenizer, make_tokenizer_with_pad_3, random_model
 from tests.support.trained_model import train_tokenizer
@@ -51,13 +51,15 @@ def verified(generation: int, *exports: object) -> list[dict]:
     ]
 
 
-def class_of(kind: str) -> str:
-    prefix = {
-        "modernbert": "ModernBert",
-        "prelayernorm": "RobertaPreLayerNorm",
-        "real-bert": "Bert",
-    }
-    return f"{prefix.get(kind.split()[0], 'Roberta')}For{'Token' if 'tokens' in kind else 'Sequence'}Classification"
+CLASSIFIERS = {  # by the kinds of tests/export/folders.py
+    "classes": "RobertaForSequenceClassification",
+    "tokens": "RobertaForTokenClassification",
+    "pairs": "RobertaForSequenceClassification",
+    "regression": "RobertaForSequenceClassification",
+    "modernbert": "ModernBertForSequenceClassification",
+    "prelayernorm": "RobertaPreLayerNormForSequenceClassification",
+    "real-bert pairs": "BertForSequenceClassification",
+}
 
 
 def test_pytorch_gives_the_same_and_finds_what_is_not_the_model(exported, classifier_of, tmp_path):
@@ -82,7 +84,7 @@ def test_pytorch_gives_the_same_and_finds_what_is_not_the_model(exported, classi
     assert [line.split(":")[0] for line in lines[1:]] == checks
     for kind, result in zip(kinds, others[: len(kinds)], strict=True):
         assert result["code"] == 0, result["printed"]
-        assert class_of(kind) in result["printed"]
+        assert CLASSIFIERS[kind] in result["printed"]
         assert "ok    labels" in result["printed"]
     for words, result in zip(wrong, others[len(kinds) :], strict=True):
         assert result["code"] == 4 and f"WRONG {words}" in result["printed"], words
@@ -102,17 +104,16 @@ def test_every_family_tokenizer_and_kind_of_classifier(classifier_of, tmp_path):
     for name, model in models.items():
         export.export(model, UPath(tmp_path / name), scores=None, name=name)
     results = verified(
-        5, *(tmp_path / name for name in models), *(classifier_of(kind).export for kind in KINDS)
+        5,
+        *(tmp_path / name for name in models),
+        *(classifier_of(kind).export for kind in CLASSIFIERS),
     )
-    for name, result in zip([*models, *KINDS], results, strict=True):
+    for name, result in zip([*models, *CLASSIFIERS], results, strict=True):
         assert result["code"] == 0, f"{name}: {result['printed']}"
-        wanted = (
-            class_of(name)
-            if name in KINDS
-            else f"{name if name in FAMILIES else 'Roberta'}ForMaskedLM"
-        )
+        family = name if name in FAMILIES else "Roberta"
+        wanted = CLASSIFIERS.get(name, f"{family}ForMaskedLM")
         assert f"every parameter of {wanted} is there" in result["printed"]
-        assert ("ok    labels" in result["printed"]) == (name in KINDS)
+        assert ("ok    labels" in result["printed"]) == (name in CLASSIFIERS)
         if name in FAMILIES:
             difference, largest = re.search(
                 r"difference (\S+) \(largest logit (\S+),", result["printed"]

@@ -23,20 +23,14 @@ SETTINGS = (
     "optimizer.clip_norm=0.5",
     "log.norms_every=3",
 )
-EIGHT = {"mesh": (2, 2, 2)}
-
-
-def norms_of(workdir) -> dict[int, dict[str, list[float]]]:
-    return {line["step"]: line["parameters"] for line in logs.read(workdir.norms, "norms")}
 
 
 def params_at(workdir, step: int) -> dict[str, np.ndarray]:
     """Of a checkpoint, by name."""
-    state = {
-        name: x for name, x in state_of(workdir.root, step).items() if name.startswith("['params']")
-    }
     return {
-        name.removeprefix("['params']")[2:-2].replace("']['", "/"): x for name, x in state.items()
+        name.removeprefix("['params']['").removesuffix("']").replace("']['", "/"): x
+        for name, x in state_of(workdir.root, step).items()
+        if name.startswith("['params']")
     }
 
 
@@ -44,18 +38,16 @@ def norm(x: np.ndarray) -> float:
     return float(np.linalg.norm(x.astype(np.float64)))
 
 
-@pytest.fixture(scope="module")
-def eight(tmp_path_factory):
-    settings = (*SETTINGS, "train.accumulate=2")
-    return run(tmp_path_factory.mktemp("eight"), *settings, task=toy(*settings, **EIGHT))
-
-
-def test_they_are_those_of_the_saved_parameters(eight):
+def test_they_are_those_of_the_saved_parameters(tmp_path):
     """By numpy, of the whole arrays that eight devices hold parts of; the gradient before it is clipped."""
+    eight = run(tmp_path, task=toy(*SETTINGS, "train.accumulate=2", mesh=(2, 2, 2)))
     task = toy(*SETTINGS)
     gradient = jax.jit(train.make_gradient(task))
-    assert list(norms_of(eight)) == [3, 6]
-    for step, rows in norms_of(eight).items():
+    lines = logs.read(eight.norms, "norms")
+    assert [line["step"] for line in lines] == [3, 6]
+    for line in lines:
+        step = line["step"]
+        rows = line["parameters"]
         before = params_at(eight, step - 1)
         after = params_at(eight, step)
         assert rows.keys() == before.keys() and "position_embeddings/embedding" in rows
