@@ -1,6 +1,5 @@
 """The model card: metadata that the Hub's own library reads back, and the numbers of the run that made the model."""
 
-import argparse
 import dataclasses
 import html
 import html.parser
@@ -14,10 +13,9 @@ from huggingface_hub import metadata_load
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from markdown_it import MarkdownIt
 
+from mlm import __main__
 from mlm import config as configs
-from mlm.commands.export import write_export
 from mlm.data import tokenizer
-from mlm.entry import Entry
 from mlm.export import export, model_card
 from mlm.pretrained.load import Pretrained
 from mlm.report import plots
@@ -27,6 +25,7 @@ from mlm.text import printable
 from mlm.workdir import Workdir
 from tests.support.corpora import manifest_of
 from tests.support.reports import EVALS, TIMING, TRAIN
+from tests.support.trained_model import publish
 
 SCORES = {
     "step": 40,
@@ -93,10 +92,7 @@ HUB_SOURCE = "hf:Salesforce/wikitext:wikitext-103-raw-v1"
 
 def test_metadata_are_read_back_by_the_hub_s_library(model, tmp_path, monkeypatch):
     """License, language, data sets, the model that it started from, and scores, also of what is on no Hub."""
-    cached = tmp_path / "models--someone--base"
-    for file in ("refs/main", "snapshots/abc/config.json"):
-        (cached / file).parent.mkdir(parents=True)
-        (cached / file).write_text("abc")
+    publish(model, "someone/base", tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 
     def metadata(name: str = "small", scores=SCORES, **keys) -> dict:
@@ -252,7 +248,7 @@ def test_an_export_of_a_run_has_its_history(trained_workdir, tmp_path, monkeypat
     (workdir.export / "proof.json").write_text("{}")
     results = '{"of earlier weights": {}}'
     (workdir.export / "evaluation.json").write_text(results)
-    write_export(workdir, argparse.Namespace(name="export", entry=Entry()))
+    assert __main__.main(["export", f"--workdir={workdir.root}"]) == 0
     card = (workdir.export / "README.md").read_text()
     assert row(card, "documents") == ["9,000", "90"]
     assert row(card, "4") == ["4.25", "28.7%"] and "| 6 |" not in card

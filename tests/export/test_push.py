@@ -48,6 +48,10 @@ class Pauses(threading.Event):
         return False
 
 
+def send(folder: pathlib.Path, *, public: bool = False, **settings) -> str:
+    return push.push(folder, "me/small", public=public, **settings)
+
+
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".hidden"}
 
@@ -60,7 +64,7 @@ def no_token(root: pathlib.Path, *outputs: str) -> None:
 
 
 def test_everything_arrives_in_one_commit_privately(hub, folder, capsys):
-    assert push.push(folder, "me/small", public=False) == f"{hub.url}/me/small"
+    assert send(folder) == f"{hub.url}/me/small"
     assert hub.repos["me/small"] == {"private": True, "branches": {"main": contents(folder)}}
     assert [line for line in hub.sent if "/commit/" in line] == [
         "POST /api/models/me/small/commit/main"
@@ -69,13 +73,14 @@ def test_everything_arrives_in_one_commit_privately(hub, folder, capsys):
 
 
 def test_public_when_asked_and_never_by_accident(hub, folder):
-    push.push(folder, "me/open", public=True)
-    assert hub.repos["me/open"]["private"] is False
-    with pytest.raises(InputError, match=r"--push=me/open: .*--public"):
-        push.push(folder, "me/open", public=False)
-    push.push(folder, "me/small", public=False)
-    push.push(folder, "me/small", public=True)
-    assert hub.repos["me/small"]["private"] is False
+    send(folder, public=True)
+    assert not hub.repos["me/small"]["private"]
+    with pytest.raises(InputError, match=r"--push=me/small: .*--public"):
+        send(folder)
+    hub.repos.clear()
+    send(folder)
+    send(folder, public=True)
+    assert not hub.repos["me/small"]["private"]
 
 
 @pytest.mark.parametrize("path", ["/create$", "/preupload/", "/batch$", "/commit/"])
@@ -84,7 +89,7 @@ def test_a_busy_hub_is_tried_again(hub, folder, capsys, path):
     bad = [(429, "7"), (500, ""), (503, "3"), (0, ""), (502, ""), (412, "")]
     hub.bad_minutes = [(path, *minute) for minute in bad]
     pauses = Pauses()
-    assert push.push(folder, "me/small", public=False, stopped=pauses) == f"{hub.url}/me/small"
+    assert send(folder, stopped=pauses) == f"{hub.url}/me/small"
     assert hub.repos["me/small"]["branches"]["main"] == contents(folder)
     assert pauses.seconds == [7.0, 10.0, 3.0, 20.0, 40.0, 80.0]
     err = capsys.readouterr().err
@@ -98,7 +103,7 @@ def test_a_hub_that_stays_busy_may_be_tried_later(hub, folder):
     hub.refuse = "/create", 503, "a bad hour"
     pauses = Pauses()
     with pytest.raises(push.HubBusyError, match=r"--push=me/small: .* 503 \(a bad hour\)") as error:
-        push.push(folder, "me/small", public=False, patience=31.0, stopped=pauses)
+        send(folder, patience=31.0, stopped=pauses)
     assert error.value.code == 75 and pauses.seconds == [10.0, 20.0]
 
 
@@ -115,7 +120,7 @@ def test_what_the_hub_refuses_is_one_sentence_at_once(hub, folder, path, code, a
     hub.refuse = path, code, answer
     pauses = Pauses()
     with pytest.raises(InputError) as error:
-        push.push(folder, "me/small", public=False, stopped=pauses)
+        send(folder, stopped=pauses)
     assert words in str(error.value) and hub.url in str(error.value) and pauses.seconds == []
 
 
@@ -123,7 +128,7 @@ def test_offline_is_a_refusal(hub, folder, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     reset_sessions()
     with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
-        push.push(folder, "me/small", public=False)
+        send(folder)
 
 
 def test_a_start_is_refused_by_a_refusal_alone(hub, capsys, monkeypatch):

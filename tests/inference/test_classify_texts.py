@@ -43,26 +43,24 @@ def predictor(trained_classifier) -> TextClassifier:
 
 def test_probabilities_are_the_softmax_of_each_text_alone(trained_classifier, predictor):
     tok = tokenizer.load(trained_classifier.tokenizer)
-    module = trained_classifier.module
     found = predicted(predictor, "\n".join(TEXTS) + "\n")
     assert [line["text"] for line in found] == TEXTS
     names = classifier.class_names(trained_classifier.config)
-    logits = jax.jit(module.logits)
+    logits = jax.jit(trained_classifier.module.logits)
     for line in found:
-        ids = np.full((1, 32), tok.pad_token_id, np.int32)
-        encoded = tok(line["text"], truncation=True, max_length=24)["input_ids"]  # as in training
-        ids[0, : len(encoded)] = encoded
-        attention = (np.arange(32) < len(encoded)).astype(np.int32)[None]
-        probs = scipy.special.softmax(logits(trained_classifier.params, ids, attention)[0])
+        # cut as in training
+        row = tok([line["text"]], truncation=True, max_length=24, padding="max_length")
+        columns = (np.array(row[name]) for name in ("input_ids", "attention_mask"))
+        probs = scipy.special.softmax(logits(trained_classifier.params, *columns)[0])
         order = np.argsort(-probs)
-        assert line["label"] == names[order[0]]
         assert list(line["probabilities"]) == [names[at] for at in order]
+        assert line["label"] == names[order[0]]
         np.testing.assert_allclose(list(line["probabilities"].values()), probs[order], rtol=1e-4)
     assert np.ptp([line["probabilities"]["money"] for line in found]) > 0.05
 
 
-def test_a_pair_is_parted_by_a_tab_or_an_object_of_json(tmp_path_factory):
-    made = make(tmp_path_factory.mktemp("pairs"), pair=True)
+def test_a_pair_is_parted_by_a_tab_or_an_object_of_json(tmp_path):
+    made = make(tmp_path, pair=True)
     model = classifier_of(made)
     unknown = classifier_of(dataclasses.replace(made, meta={}))  # it may read one, too
     same = [
@@ -82,16 +80,14 @@ def test_a_pair_is_parted_by_a_tab_or_an_object_of_json(tmp_path_factory):
             predicted(predictor, line)
 
 
-def test_a_number(tmp_path_factory):
-    (line,) = predicted(
-        classifier_of(make(tmp_path_factory.mktemp("numbers"), labels=())), "rain\n"
-    )
+def test_a_number(tmp_path):
+    (line,) = predicted(classifier_of(make(tmp_path, labels=())), "rain\n")
     assert line.keys() == {"text", "value"} and isinstance(line["value"], float)
 
 
-def test_words(tmp_path_factory):
+def test_words(tmp_path):
     """Each has the label of its first piece, whatever the spaces; those that are cut off have "O"."""
-    model = make(tmp_path_factory.mktemp("words"), of_tokens=True)
+    model = make(tmp_path, of_tokens=True)
     predictor = classifier_of(model)
     text = "the default value of " * 9
     (found,) = predicted(predictor, f"  {text}\n")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -46,20 +45,12 @@ def ordinary_of(batch: dict) -> np.ndarray:
     return (batch["input_ids"] > 4) & (batch["attention_mask"] > 0)
 
 
-class Drawn(NamedTuple):
-    """Many rows, the number of each token's word in its row (-1 for other tokens), and masks of them."""
-
-    batch: dict
-    words: np.ndarray
-    masked: Masked
-    predicted: np.ndarray
-
-
 @functools.cache
-def many_rows(kind: str) -> Drawn:
+def many_rows(kind: str) -> tuple[dict, np.ndarray, Masked, np.ndarray]:
+    """Rows, the number of each token's word in its row (-1 for other tokens), and masks of them."""
     batch = random_batch(4096, 0, LONG)
     masked = draw(make(kind), batch)
-    return Drawn(batch, words_of(batch, longest=6), masked, predicted(masked, batch))
+    return batch, words_of(batch, longest=6), masked, predicted(masked, batch)
 
 
 def words_of(batch: dict, longest: int) -> np.ndarray:

@@ -162,22 +162,3 @@ def test_a_layer_of_ones_own_computes_its_feed_forward(name):
         changed = Changed(model.config, compute=compute)
         jax.eval_shape(changed.logits, model.params, *inputs())
         assert computed == list(range(model.config.num_hidden_layers))
-
-
-def test_layers_attend_to_the_windows_of_the_config():
-    for count, every, windows in ((4, 3, [0, 8, 8, 0]), (2, 1, [0, 0])):
-        model = make(
-            "ModernBert",
-            num_hidden_layers=count,
-            global_attn_every_n_layers=every,
-            local_attention=16,
-        )
-        attended = []
-
-        def attend(q_BxLxH, *_, window, **settings):
-            attended.append(window)  # noqa: B023
-            return q_BxLxH
-
-        module = model.module.clone(compute=Compute(attend))
-        jax.eval_shape(module.logits, model.params, *inputs())
-        assert module.windows() == attended == windows

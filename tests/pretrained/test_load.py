@@ -35,6 +35,10 @@ def folder(model, tmp_path) -> pathlib.Path:
     return folder
 
 
+def read(name: str | pathlib.Path, head=load.LM_HEAD, flag: str = "--model=") -> load.Pretrained:
+    return load.load(str(name), head=head, flag=flag)
+
+
 def change(file: pathlib.Path, **keys) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | keys))
 
@@ -84,9 +88,9 @@ def test_of_several_kinds_of_weights_those_are_read_that_transformers_reads(fold
     for flag, head in READERS.items():
         if kind in locate.PICKLES:
             with pytest.raises(InputError, match=f"^{flag}{folder}: .*{kind}, a pickle"):
-                load.load(str(folder), head=head, flag=flag)
+                read(folder, head, flag)
         else:
-            assert_same(load.load(str(folder), head=head, flag=flag).leaves, model.leaves)
+            assert_same(read(folder, head, flag).leaves, model.leaves)
 
 
 def renamed(change: Callable[[str], str]) -> Callable[[Tensors], Tensors]:
@@ -118,7 +122,7 @@ LAYOUTS = {
 def test_every_layout_gives_the_same_parameters(folder, model, layout):
     change_tensors(folder, LAYOUTS[layout])
     for flag, head in READERS.items():
-        found = load.load(str(folder), head=head, flag=flag)
+        found = read(folder, head, flag)
         assert_same(
             {name: value for name, value in found.leaves.items() if "pooler" not in name},
             model.leaves,
@@ -136,25 +140,25 @@ def test_a_model_without_a_head_is_only_a_start(folder, model, prefix):
         return {prefix + name.removeprefix("roberta."): tensors[name] for name in names}
 
     change_tensors(folder, body)
-    found = load.load(str(folder), head=None)
+    found = read(folder, None)
     assert_same(
         found.leaves,
         {name: value for name, value in model.leaves.items() if name.startswith("roberta/")},
     )
     with pytest.raises(InputError, match=f"^--model={folder}: .*language-model head"):
-        load.load(str(folder), head=load.LM_HEAD)
+        read(folder)
 
 
 def test_a_workdir_by_its_name(trained_workdir, model, tmp_path):
     name = str(trained_workdir.root)
     for flag, head in READERS.items():
-        found = load.load(name, head=head, flag=flag)
+        found = read(name, head, flag)
         assert (found.source, found.step) == (name, 5)
         assert found.tokenizer == str(trained_workdir.tokenizer)
         assert_same(found.leaves, model.leaves)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(InputError, match=f"^--model={tmp_path}: .*no complete checkpoint"):
-        load.load(str(tmp_path), head=load.LM_HEAD)
+        read(tmp_path)
     with pytest.raises(InputError, match=r"checkpoints: .* no classification head"):
         load.from_workdir(trained_workdir, head=load.CLASSIFIER)
 
@@ -191,7 +195,7 @@ def test_a_folder_in_a_bucket_and_a_name_in_the_cache_of_the_hub(
     trained_model.publish(model, "someone/small", tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for name in (str(bucket), "someone/small"):
-        found = load.load(name, head=load.LM_HEAD)
+        found = read(name)
         assert_same(found.leaves, model.leaves)
         assert found.source == name and len(tokenizer.load(found.tokenizer)) == 1000
 
@@ -204,16 +208,16 @@ def test_code_in_a_folder_is_not_run(folder, tmp_path, monkeypatch):
     (folder / "own.py").write_text(code)
     classes = {"AutoConfig": "own.Own", "AutoModelForMaskedLM": "own.Own"}
     change(folder / "config.json", auto_map=classes)
-    load.load(str(folder), head=load.LM_HEAD)
+    read(folder)
     classes = {"AutoTokenizer": ["own.Own", "own.Own"]}
     change(folder / "tokenizer_config.json", auto_map=classes, tokenizer_class="Own")
     with pytest.raises(InputError, match=str(folder)):
-        load.load(str(folder), head=load.LM_HEAD)
+        read(folder)
     for file in folder.glob("*token*"):
         file.unlink()
     (folder / locate.SAFETENSORS).write_bytes(f"cos\nmkdir\n(V{ran}\ntR.".encode())
     with pytest.raises(InputError, match=f"^--model={folder}: .*can't be read"):
-        load.load(str(folder), head=load.LM_HEAD)
+        read(folder)
     assert not ran.exists()
 
 
@@ -231,7 +235,7 @@ def test_a_tokenizer_that_is_not_the_run_s_is_refused(trained_workdir, tmp_path)
     other.add_tokens(["another"])
     other.save_pretrained(tmp_path / "tokenizer")
     with pytest.raises(InputError, match=r"vocabulary entries, .*tokenizer has .* trained with"):
-        load.load(str(tmp_path), head=load.LM_HEAD)
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("head", [load.LM_HEAD, None])
@@ -243,16 +247,16 @@ def test_a_padding_id_that_means_another_token_is_refused(folder, head):
     unk = roles["unk_token"]
     change(folder / "tokenizer_config.json", pad_token=unk, unk_token=pad)
     with pytest.raises(InputError, match=f"pad_token_id = {pad_id}, which .* {pad}; .* {unk}"):
-        load.load(str(folder), head=head)
+        read(folder, head)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused_but_for_a_start(folder):
     larger = tokenizer.load(str(folder))
     larger.add_tokens(["another"])
     larger.save_pretrained(folder)
-    assert load.load(str(folder), head=None).config.vocab_size == 1000
+    assert read(folder, None).config.vocab_size == 1000
     with pytest.raises(InputError, match=r"has 1000 vocabulary entries, .* 1001"):
-        load.load(str(folder), head=load.LM_HEAD)
+        read(folder)
 
 
 def without(part: str) -> Callable[[pathlib.Path], None]:
@@ -303,12 +307,12 @@ def test_folders_that_are_no_model_are_refused(folder, fault):
     break_folder(folder)
     for flag, head in READERS.items():
         with pytest.raises(InputError) as error:
-            load.load(str(folder), head=head, flag=flag)
+            read(folder, head, flag)
         assert str(error.value).startswith(f"{flag}{folder}: ")
         assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_name_that_is_nowhere_is_told_in_a_sentence():
     with pytest.raises(InputError, match=r"^--model=someone/none: .*Hub") as error:
-        load.load("someone/none", head=load.LM_HEAD)
+        read("someone/none")
     assert "\n" not in str(error.value)
