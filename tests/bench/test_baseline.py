@@ -3,13 +3,12 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from mlm.bench import baseline
 from mlm.model.families import family_of
 from mlm.training.train import make_gradient
+from tests.support.pytorch import draw
 from tests.support.tiny import INFO, assert_close, random_batch, tiny_run
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -21,18 +20,11 @@ def test_same_loss_and_gradient_on_the_same_masks():
     run = tiny_run(mesh=(1, 1, 1), info=info)
     batch = random_batch(16, info=info)
     params = jax.device_get(run.init().params)
-    columns = (
-        jnp.asarray(batch[key]) for key in ("input_ids", "attention_mask", "record_id", "epoch")
-    )
-    masked = jax.device_get(jax.jit(run.masking)(jax.random.key(0), *columns))
-    row_N, prediction_N = np.nonzero(masked.weights_BxK > 0)
-    labels = np.full(batch["input_ids"].shape, baseline.IGNORED, np.int32)
-    labels[row_N, masked.positions_BxK[row_N, prediction_N]] = masked.labels_BxK[
-        row_N, prediction_N
-    ]
+    drawn = draw(run, [batch])
+    assert (drawn["labels"] == baseline.IGNORED).any()
     config = run.module.config
     model = family_of(config).transformers_model(config, "float32")
-    arrays = (masked.ids_BxL, jnp.asarray(batch["attention_mask"]), labels)
+    arrays = [drawn[name][0] for name in ("ids", "attention", "labels")]
     value, grads = jax.jit(
         jax.value_and_grad(lambda params: baseline.loss(model, params, arrays, None))
     )(params)

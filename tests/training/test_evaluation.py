@@ -90,32 +90,29 @@ def test_standard_errors_are_those_of_a_plain_computation():
         places = (np.asarray(batch["epoch"]), np.asarray(batch["record_id"]))
         return jax.tree.map(lambda column: jnp.asarray(column[places] * batch["valid"]), table)
 
-    ids = np.arange(16).reshape(4, 4).astype(np.uint32)
-    batches = [
-        {"record_id": b % 13, "epoch": np.zeros(4, np.uint32), "valid": np.float32(b < 13)}
-        for b in ids
-    ]
-
-    def score(batches, **settings):
-        settings = {"mesh": mesh_of(1), "rows": 4, "tokens_per_byte": None} | settings
+    def score(valid_N, draws=1):
+        ids = np.arange(16, dtype=np.uint32).reshape(4, 4)
+        batches = [
+            {"record_id": ids_B % 13, "epoch": 0 * ids_B, "valid": np.float32(valid_N[ids_B])}
+            for ids_B in ids
+        ]
+        settings = {"mesh": mesh_of(1), "rows": 4, "tokens_per_byte": None, "draws": draws}
         return evaluation.score(step, None, batches, **settings)
 
-    found = score(batches, draws=3)
+    valid_N = np.arange(16) < 13
+    found = score(valid_N, draws=3)
     loss_D = loss_DxN.sum(1) / weight_DxN.sum(1)
-    assert (
-        found["loss"] == pytest.approx(loss_D.mean()) and found["predictions"] == weight_DxN.sum()
-    )
+    assert found["loss"] == pytest.approx(loss_D.mean())
+    assert found["predictions"] == weight_DxN.sum()
     assert found["loss_se_draws"] == pytest.approx(np.std(loss_D, ddof=1) / 3**0.5)
-    one = score(batches)
-    assert "loss_se_draws" not in one and "rare" not in one and "bits_per_byte" not in one
+    one = score(valid_N)
+    assert not {"loss_se_draws", "rare", "bits_per_byte"} & one.keys()
     assert one["loss"] == pytest.approx(loss_D[0]), "the first draw is that of one"
     influence_N = (loss_DxN[0] - loss_D[0] * weight_DxN[0]) / weight_DxN[0].sum()
-    assert one["loss_se_records"] == pytest.approx(
-        (12 / 11 * (influence_N**2).sum()) ** 0.5, rel=1e-5
-    )
-    alone = [batch | {"valid": np.float32(batch["record_id"] == 4)} for batch in batches]
-    assert "loss_se_records" not in score(alone)
-    empty = score([batch | {"valid": np.zeros(4, np.float32)} for batch in batches])
+    error = (12 / 11 * (influence_N**2).sum()) ** 0.5
+    assert one["loss_se_records"] == pytest.approx(error, rel=1e-5)
+    assert "loss_se_records" not in score(np.arange(16) == 4)
+    empty = score(0 * valid_N)
     assert math.isnan(empty["loss"]) and math.isnan(empty["accuracy"]) and empty["predictions"] == 0
 
 

@@ -1,7 +1,6 @@
 """What a run tells the outside: its logs, TensorBoard, Weights & Biases, and a trace where it is asked for."""
 
 import contextlib
-import json
 import math
 import pathlib
 import sys
@@ -196,7 +195,7 @@ def test_trackers_and_the_hooks_of_a_task_get_the_same_lines(tmp_path, trackers,
     assert [(name, data[name], step) for step, data in trackers.lines for name in data] == scalars
 
 
-# Norms by parameter ----------------------------------------------------------------------------------------------------
+# Norms by parameter ---------------------------------------------------------------------------------------------------
 
 
 NORMS = (
@@ -221,7 +220,7 @@ def norm(x: np.ndarray) -> float:
     return float(np.linalg.norm(x.astype(np.float64)))
 
 
-def test_they_are_those_of_the_saved_parameters(tmp_path):
+def test_norms_are_those_of_the_saved_parameters(tmp_path):
     """By numpy, of the whole arrays that eight devices hold parts of; the gradient before it is clipped."""
     eight = run(tmp_path, task=toy(*NORMS, "train.accumulate=2", mesh=(2, 2, 2)))
     task = toy(*NORMS)
@@ -249,7 +248,7 @@ def test_they_are_those_of_the_saved_parameters(tmp_path):
     )
 
 
-def test_a_parameter_that_is_0_or_does_not_move_or_is_not_finite(tmp_path):
+def test_norms_of_a_parameter_that_is_0_or_does_not_move_or_is_not_finite(tmp_path):
     """Nine digits are the float32; what is no number is null."""
     before = {
         "a": np.zeros(3, np.float32),
@@ -258,9 +257,9 @@ def test_a_parameter_that_is_0_or_does_not_move_or_is_not_finite(tmp_path):
     }
     gradient_norms = np.array([0.1, 0.2, np.nan], np.float32)
     found = param_norms(before, before | {"a": np.ones(3, np.float32)}, gradient_norms)
-    with Compilations() as counts, Log(tmp_path, logged_task(), counts, start=0) as log:
+    with open_log(tmp_path) as log:
         log.norms(4, list(before), found)
-    (line,) = map(json.loads, (tmp_path / "norms.jsonl").read_text().splitlines())
+    (line,) = logs.read(tmp_path / "norms.jsonl")
     rows = line["parameters"]
     assert rows["a"][1:] == [0.0, None] and rows["b"][2] == 0 and rows["c"] == [None, None, 0.0]
     assert np.float32(rows["b"][1]) == np.asarray(found["parameter_norms"])[1]

@@ -18,29 +18,29 @@ B2 = 0.98
 EPS = 1e-6
 
 
-def schedule(name: str, *, warmup: float = 0, final: float = 0.0):
-    settings = {"name": name, "warmup": warmup, "decay_fraction": 0.2, "final_fraction": final}
-    config = ConfigDict({"schedule": settings, "optimizer": {"learning_rate": 0.8}})
-    return optimizer.make_schedule(config, 100)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "points"),
     [
         ("linear", {}, {0: 0.8, 25: 0.6, 100: 0.0, 150: 0.0}),
         ("linear", {"warmup": 0.2}, {0: 0.0, 5: 0.2, 20: 0.8, 60: 0.4}),
-        ("linear", {"warmup": 20, "final": 0.25}, {20: 0.8, 60: 0.5, 100: 0.2, 120: 0.2}),
+        ("linear", {"warmup": 20, "final_fraction": 0.25}, {20: 0.8, 60: 0.5, 100: 0.2, 120: 0.2}),
         ("cosine", {}, {0: 0.8, 50: 0.4, 100: 0.0, 25: 0.4 * (1 + np.cos(np.pi / 4))}),
-        ("cosine", {"warmup": 20, "final": 0.1}, {10: 0.4, 20: 0.8, 60: 0.44, 100: 0.08}),
+        ("cosine", {"warmup": 20, "final_fraction": 0.1}, {10: 0.4, 20: 0.8, 60: 0.44, 100: 0.08}),
         ("inverse_sqrt", {"warmup": 16}, {0: 0.0, 8: 0.4, 16: 0.8, 64: 0.4, 100: 0.32}),
-        ("wsd", {"warmup": 40, "final": 0.5}, {20: 0.4, 40: 0.8, 80: 0.8, 90: 0.6, 100: 0.4}),
-        ("wsd_sqrt", {"final": 0.5}, {0: 0.8, 80: 0.8, 85: 0.6, 100: 0.4, 120: 0.4}),
+        (
+            "wsd",
+            {"warmup": 40, "final_fraction": 0.5},
+            {20: 0.4, 40: 0.8, 80: 0.8, 90: 0.6, 100: 0.4},
+        ),
+        ("wsd_sqrt", {"final_fraction": 0.5}, {0: 0.8, 80: 0.8, 85: 0.6, 100: 0.4, 120: 0.4}),
         ("constant", {"warmup": 10}, {0: 0.0, 5: 0.4, 10: 0.8, 1000: 0.8}),
         ("linear", {"warmup": 100}, {0: 0.0, 50: 0.4, 100: 0.8}),  # a run that is all warmup
     ],
 )
 def test_schedules_by_hand(name, options, points):
-    rate = schedule(name, **options)
+    settings = {"name": name, "warmup": 0, "decay_fraction": 0.2, "final_fraction": 0.0}
+    config = ConfigDict({"schedule": settings | options, "optimizer": {"learning_rate": 0.8}})
+    rate = optimizer.make_schedule(config, 100)
     for count, value in points.items():
         assert float(rate(count)) == pytest.approx(value, rel=1e-6, abs=1e-7), f"{name} at {count}"
         assert float(jax.jit(rate)(jnp.float32(count))) == pytest.approx(value, rel=1e-6, abs=1e-7)

@@ -133,21 +133,19 @@ def test_a_wrong_order_of_rows_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "expected", "limit", "is_right"),
     [
-        ([1, 2], [1, 2], 0.0, True),
-        ([1, 2], [1, 3], 0.0, False),
-        ([1.0, 2.02], [1.0, 2.0], 0.02, True),
-        ([1.0, 2.1], [1.0, 2.0], 0.02, False),
-        ([1.0, float("nan")], [1.0, 2.0], 0.02, False),
-        # of several arrays, what should be 0 is noise beside the rest
-        ({"a": 1.0, "b": 1e-9}, {"a": 1.0, "b": 0.0}, 1e-5, True),
-        ({"a": 1.0, "b": 1e-7}, {"a": 1.0, "b": 0.0}, 1e-5, False),
+        ([[1, 2]], [[1, 2]], 0.0, True),
+        ([[1, 2]], [[1, 3]], 0.0, False),
+        ([[1.0, 2.02]], [[1.0, 2.0]], 0.02, True),
+        ([[1.0, 2.1]], [[1.0, 2.0]], 0.02, False),
+        ([[1.0, float("nan")]], [[1.0, 2.0]], 0.02, False),
+        # of two arrays; what should be 0 is noise beside the rest
+        ([[1.0], [1e-9]], [[1.0], [0.0]], 1e-5, True),
+        ([[1.0], [1e-7]], [[1.0], [0.0]], 1e-5, False),
     ],
 )
 def test_errors_are_beside_the_largest_value(values, expected, limit, is_right):
-    arrays = (values, expected)
-    if isinstance(values, list):
-        arrays = map(jnp.asarray, arrays)
-    found = compare("it", *(jax.tree.map(jnp.atleast_1d, each) for each in arrays), limit)
+    arrays, others = ([jnp.asarray(array) for array in each] for each in (values, expected))
+    found = compare("it", arrays, others, limit)
     assert found.is_right is is_right
     assert str(found).startswith(f"verify: {'ok  ' if is_right else 'FAIL'} it: ")
 
