@@ -161,9 +161,8 @@ def test_two_processes_push_the_checkpoint_that_they_hold_together(
     settings = ("mesh.fsdp=2", f"tokenizer.path={tokenizer_folder}")
     overrides = (*OVERRIDES, "evaluate.every=0", *settings)
     line = processes.train_arguments(tmp_path / "run", str(manifest.folder), *overrides)
-    hub.bad_minutes = [("/commit", 503, "1")]
     errors = "".join(processes.run_together(line, processes=2, devices=1))
-    assert steps_of(hub) == [12] and hub.repos["me/small"]["private"]
+    assert steps_of(hub) == [12] and f"hub: step 12 is at {hub.url}/me/small" in errors
     files = hub.repos["me/small"]["branches"]["main"]
     model = load.from_workdir(Workdir(str(tmp_path / "run")), head=load.LM_HEAD)
     expected = weights.to_torch(model.params)
@@ -171,6 +170,5 @@ def test_two_processes_push_the_checkpoint_that_they_hold_together(
     assert pushed.keys() == expected.keys()
     assert all(np.array_equal(pushed[name], expected[name]) for name in expected)
     assert b"| steps | 12 of 12 |" in files["README.md"] and "tokenizer.json" in files
-    assert "answers 503" in errors and f"hub: step 12 is at {hub.url}/me/small" in errors
-    assert TOKEN not in errors
-    assert not [name for name, content in snapshot(tmp_path).items() if TOKEN.encode() in content]
+    written = "".join(map(str, snapshot(tmp_path).values()))
+    assert TOKEN not in errors + written

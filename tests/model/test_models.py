@@ -84,21 +84,11 @@ def test_a_model_is_drawn_as_transformers_draws_it(name):
             np.testing.assert_array_equal(ours[path], value, err_msg="/".join(path))
 
 
-# Logits of two tokens under three entries, and of a row's three classes, as PyTorch's ModernBERT computes them.
-GOLDEN = {
-    "MaskedLM": [[-1.73404, 0.98843, -0.87125], [-1.74054, 1.57087, -0.70304]],
-    "SequenceClassification": [-0.738, -0.17923, 0.83347],
-}
-
-
-@pytest.mark.parametrize("head", ["MaskedLM", "SequenceClassification"])
-def test_modernbert_has_the_logits_of_pytorch_s(head):
-    """tests/model/test_torch.py has them computed again."""
-    model = make(f"ModernBertFor{head}", num_labels=3)
-    (ids, mask) = inputs()
-    logits = jax.jit(lambda params: model(ids, mask, params=params).logits)(model.params)
-    found = logits[1, (0, 19), :3] if head == "MaskedLM" else logits[1]
-    np.testing.assert_allclose(found, GOLDEN[head], atol=1e-4)
+def test_modernbert_s_classifier_has_the_logits_of_pytorch_s():
+    """Those of a row's three classes; tests/pretrained/test_warm_start_torch.py has those of its language model."""
+    model = make("ModernBertForSequenceClassification", num_labels=3)
+    logits = jax.jit(lambda params: model(*inputs(), params=params).logits)(model.params)
+    np.testing.assert_allclose(logits[1], [-0.738, -0.17923, 0.83347], atol=1e-4)
 
 
 def test_rotary_frequencies_have_the_last_bits_of_pytorch_s():

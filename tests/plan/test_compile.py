@@ -112,11 +112,10 @@ def test_short_rows_of_the_first_updates_on_several_slices():
     assert (row["chips"], row["devices"], row["rows_per_chip"]) == (8, 8, 2)
     assert row["hosts"] == {"count": 2, "rows_per_host": 8, "lanes_per_host": 4, "fed": True}
     assert (row["length"], short["length"], short["rows_per_chip"]) == (LENGTH, 8, 8)
-    assert short["milliseconds"] * short["tokens_per_second"] == pytest.approx(1e3 * ROWS * LENGTH)
     useful = USEFUL - 3 * 4 * (LENGTH - 8) * H
     assert short["mfu"] == pytest.approx(useful * short["tokens_per_second"] / (8 * 197e12))
     seconds = (11 * short["milliseconds"] + row["milliseconds"]) / 1e3
-    assert "hours" not in short and row["hours"] == pytest.approx(seconds / 3600)
+    assert row["hours"] == pytest.approx(seconds / 3600)
     text = shown_by(tables.plan, found)
     for words in (f"{short['milliseconds']:.2f} ms a step", "2 slices of v5e:2x2: 8 chips", "DCN"):
         assert words in text, text

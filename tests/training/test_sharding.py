@@ -22,13 +22,9 @@ def module_of(*overrides: str) -> Model:
 
 
 @functools.cache
-def shapes_of(*overrides: str):
-    return jax.eval_shape(lambda: module_of(*overrides).init_params(jax.random.key(0)))
-
-
 def params_of(*overrides: str):
     """Returns the shapes of the parameters of a tiny model."""
-    return dict(shapes_of(*overrides))
+    return jax.eval_shape(lambda: module_of(*overrides).init_params(jax.random.key(0)))
 
 
 def rules_of(*overrides: str) -> PartitionRules:
@@ -62,9 +58,9 @@ def test_an_unmatched_parameter_and_an_unused_rule_are_refused():
     with pytest.raises(InputError, match=r"partition_rules\(\).* adapter/\.\*"):
         sharding.param_specs(params, mesh, more)
     assert sharding.param_specs(params | adapter, mesh, more)["adapter/kernel"] == P()
-    params["pre_lm_head"] = {"bias": params["lm_head"]["bias"]}
+    more = params | {"pre_lm_head": {"bias": params["lm_head"]["bias"]}}
     with pytest.raises(InputError, match=r"pre_lm_head/bias; add"):  # rules match whole names
-        sharding.param_specs(params, mesh, rules)
+        sharding.param_specs(more, mesh, rules)
 
 
 @pytest.mark.parametrize(("mesh", "axis"), [((4, 2, 1), "fsdp = 2"), ((4, 1, 2), "tensor = 2")])
