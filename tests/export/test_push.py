@@ -6,7 +6,6 @@ import shutil
 import socket
 import threading
 
-import numpy as np
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import reset_sessions
@@ -23,13 +22,8 @@ def folder(tmp_path) -> pathlib.Path:
     """Files as an export has them: three large ones, and small ones."""
     folder = tmp_path / "run" / "export"
     folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for name, size in (
-        ("flax_model.msgpack", 300_000),
-        ("model.safetensors", 200_000),
-        ("proof.safetensors", 1_000),
-    ):
-        (folder / name).write_bytes(rng.bytes(size))
+    for name in ("flax_model.msgpack", "model.safetensors", "proof.safetensors"):
+        (folder / name).write_bytes(name.encode() * 10_000)
     (folder / "README.md").write_text("---\nlibrary_name: transformers\n---\n\n# A model\n")
     (folder / "config.json").write_text('{"model_type": "roberta"}')
     (folder / ".hidden").write_text("not of the export")

@@ -141,17 +141,14 @@ def test_factored_moments_of_another_table_of_positions_start_anew(tmp_path, mon
     """Adafactor's row moments are those of the shorter side of a table, so they may be of rows, or of columns."""
     monkeypatch.setattr("tests.training.toy.HIDDEN", 160)
     settings = ("data.lanes=1", *SETTINGS, "optimizer.name=adafactor")
-    trunk = run(tmp_path / "trunk", task=Toy(tiny_config(*settings, "model.positions=140")))
+    trunk = run(tmp_path, task=Toy(tiny_config(*settings, "model.positions=140")))
     longer = ("model.positions=200", f"train.branch_from={trunk.root}@6")
     task = Toy(tiny_config(*settings, *longer))
     found = branch.restore(source_of(task), task.abstract_state, task.initial_state)
-    assert sharding.shardings_of(found) == sharding.shardings_of(task.abstract_state)
     moments = found.opt_state[0][0]
     for moment, size in ((moments.v_row, 160), (moments.v_col, 200)):
         table = moment["position_embeddings"]["embedding"]
         assert table.shape == (size,) and not table.any()
-    old = state_of(trunk.root, 6)["['params']['position_embeddings']['embedding']"]
-    assert np.array_equal(found.params["position_embeddings"]["embedding"][:140], old)
 
 
 @pytest.mark.parametrize(
