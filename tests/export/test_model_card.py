@@ -49,16 +49,12 @@ MANIFEST = manifest_of(
 )
 
 
-def summary_of(model: Pretrained) -> RunSummary:
-    return RunSummary("run", model.run_config, TRAIN, EVALS, split_sessions(TIMING), MANIFEST)
-
-
 @pytest.fixture
 def history(model, monkeypatch) -> RunSummary:
     """Of a run whose curve is not drawn."""
     monkeypatch.setattr(plots, "draw_loss", lambda history: None)
     monkeypatch.setattr(plots, "save", lambda figure, file: file.touch())
-    return summary_of(model)
+    return RunSummary("run", model.run_config, TRAIN, EVALS, split_sessions(TIMING), MANIFEST)
 
 
 def with_keys(model: Pretrained, **keys) -> Pretrained:

@@ -37,14 +37,6 @@ def write_model(folder: pathlib.Path, tokenizer_folder: str, family: str) -> str
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
-    """Of ASCII, short enough for a window."""
-    docstrings = [" ".join(text.split()) for text in corpora.real_texts()]
-    special = "Neither <mask> nor [MASK] or </s> is special in a text."
-    return [special, *(text for text in docstrings if text.isascii() and 40 < len(text) < 250)][:30]
-
-
-@pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> list[str]:
     root = tmp_path_factory.mktemp("compared")
     tokenizers = {
@@ -53,15 +45,6 @@ def folders(tmp_path_factory) -> list[str]:
     return [
         write_model(root / family, tokenizers[kind], family) for family, kind in FAMILIES.items()
     ]
-
-
-def run(
-    folders: list[str], texts: list[str], *overrides: str, count: int = 60, size: int = 1000
-) -> dict:
-    config = configs.load(str(configs.BASE), ["evaluate.batch=24", *overrides])
-    return comparison.compare(
-        config, comparison.open_models(folders, Entry()), texts, count=count, size=size, seed=0
-    )
 
 
 def test_a_word_of_one_token_is_scored_as_by_transformers_model(folders):
@@ -95,7 +78,9 @@ def test_bits_are_per_byte_of_the_word_s_utf_8(trained_workdir, monkeypatch):
     )
     name = str(trained_workdir.root)
     text = "na\u00efve caf\u00e9  plain \u6771"
-    result = run([name], [text], count=9)
+    config = configs.load(str(configs.BASE), [])
+    opened = comparison.open_models([name], Entry())
+    result = comparison.compare(config, opened, [text], count=9, size=1000, seed=0)
     scores = result["groups"]["words"]["as they are"]["scores"][name]
     size = sum(len(word.encode()) for word in text.split())
     assert result["asked"] == 4 and size > len("".join(text.split()))
@@ -121,9 +106,12 @@ def test_a_mean_and_its_interval_by_document():
 
 
 @pytest.mark.standard
-def test_the_command(folders, trained_workdir, texts, tmp_path, capsys):
+def test_the_command(folders, trained_workdir, tmp_path, capsys):
     """A workdir of 32 positions among the models: documents are cut to fit it; a line of JSON, a page, both kept."""
-    source = corpora.write_jsonl(tmp_path / "texts.jsonl", texts)
+    special = "Neither <mask> nor [MASK] or </s> is special in a text."
+    docstrings = [" ".join(text.split()) for text in corpora.real_texts()]
+    short = [text for text in docstrings if text.isascii() and 40 < len(text) < 250]
+    source = corpora.write_jsonl(tmp_path / "texts.jsonl", [special, *short[:29]])
     models = [folders[1], str(trained_workdir.root)]
     kept = tmp_path / "kept"
     command = ["compare", "--models", *models, f"--source={source}", "--words=40", "--json"]
@@ -146,11 +134,10 @@ def test_the_command(folders, trained_workdir, texts, tmp_path, capsys):
 
 
 def test_what_can_not_be_compared_is_refused_before_a_model_runs(
-    folders, texts, tmp_path, capsys, monkeypatch
+    folders, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(comparison, "_score", lambda *_: pytest.fail("a model runs"))
-    sources = {"text": texts[0], "marks": "\u2014 ...\n\U0001f600", "foreign": "\u0939 \u6f22"}
-    sources["long"] = "four"
+    sources = {"marks": "\u2014 ...\n\U0001f600", "foreign": "\u0939 \u6f22", "long": "four"}
     for name, text in sources.items():
         (tmp_path / name).write_text(text)
     (first, second) = folders

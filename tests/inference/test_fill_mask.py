@@ -14,7 +14,7 @@ from mlm.errors import InputError
 from mlm.inference import fill_mask
 from mlm.inference.answers import answer_texts
 from mlm.inference.fill_mask import FillMask
-from tests.support.streams import Pipe, Terminal
+from tests.support.streams import Terminal
 
 TEXT = "The function returns a <mask> of all elements."
 
@@ -27,13 +27,6 @@ def tok(model):
 @pytest.fixture(scope="module")
 def filler(model, tok):
     return FillMask(model, tok, 5)
-
-
-def run(predictor, *, texts=(), stdin="") -> str:
-    """Returns what the command prints for texts, or for lines of a pipe."""
-    stdout = io.StringIO()
-    answer_texts(predictor, list(texts), Terminal() if texts else Pipe(stdin), stdout)
-    return stdout.getvalue()
 
 
 def test_a_row_as_long_as_the_positions_is_read_and_a_longer_one_refused(tok, filler):
@@ -83,7 +76,9 @@ def test_targets_alone_are_filled_in_and_those_of_several_pieces_or_none_are_sai
     known = tok.convert_tokens_to_ids("\N{LOWER ONE EIGHTH BLOCK}the")
     assert fill_mask.target_ids(tok, ["", " the"]) == [known]
     assert "''" in capsys.readouterr().err
-    table = run(FillMask(model, tok, 5, [" the", " a"]), texts=[TEXT]).strip().splitlines()
+    stdout = io.StringIO()
+    answer_texts(FillMask(model, tok, 5, [" the", " a"]), [TEXT], Terminal(), stdout)
+    table = stdout.getvalue().strip().splitlines()
     shown = {token: share for share, token, *_ in map(str.split, table[1:])}
     probs = {f["token"]: f["score"] for f in FillMask(model, tok, 1000)([TEXT])[0][0]}
     assert shown.keys() == {"a", "the"}

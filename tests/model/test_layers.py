@@ -14,16 +14,14 @@ from mlm.model import classifier_heads, layers
 from mlm.training import sharding
 
 
-def values_and_gradients(function, *args):
-    out, pull = jax.vjp(jax.jit(function), *args)
-    return out, pull(jax.random.normal(jax.random.key(9), out.shape, out.dtype))
-
-
 def assert_same(ours, theirs, *args, tolerance=1e-5):
-    found, expected = (
-        jax.tree.leaves(values_and_gradients(function, *args)) for function in (ours, theirs)
+    """Values and gradients."""
+    (found, pull), (expected, pull_expected) = (
+        jax.vjp(jax.jit(function), *args) for function in (ours, theirs)
     )
-    for one, other in zip(found, expected, strict=True):
+    grad = jax.random.normal(jax.random.key(9), found.shape, found.dtype)
+    pairs = zip((found, *pull(grad)), (expected, *pull_expected(grad)), strict=True)
+    for one, other in pairs:
         np.testing.assert_allclose(one, other, atol=tolerance * max(1, np.abs(other).max()))
 
 

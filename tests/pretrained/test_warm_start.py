@@ -1,6 +1,5 @@
 """Parameters to start from: what is taken, by text and by position, and what is refused before anything compiles."""
 
-import functools
 import pathlib
 import shutil
 
@@ -37,18 +36,13 @@ def read(name: str) -> load.Pretrained:
     return load.load(name, head=None, flag=load.INIT_FROM)
 
 
-@functools.cache
-def run_of(folder: str, *overrides: str) -> Pretraining:
-    """A run with the tokenizer in a folder, on a mesh that splits its parameters."""
+def started(name: str, folder: str):
+    """Returns (parameters before, parameters after, the lines), by name, of a run with the tokenizer in a folder.
+
+    On a mesh that splits its parameters.
+    """
     mesh = sharding.make_mesh(data=1, fsdp=2, tensor=1, devices=jax.devices()[:2])
-    return Pretraining(
-        tiny_config(*SAME_MODEL, *overrides), info_of(tokenizer.load(folder)), mesh=mesh
-    )
-
-
-def started(name: str, folder: str, *overrides: str):
-    """Returns (parameters before, parameters after, the lines), by name."""
-    run = run_of(folder, *overrides)
+    run = Pretraining(tiny_config(*SAME_MODEL), info_of(tokenizer.load(folder)), mesh=mesh)
     source = read(name)
     warm_start.refuse_another_model(source, run.module.config)
     shapes = run.abstract_state.params
