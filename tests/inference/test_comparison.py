@@ -52,6 +52,7 @@ def test_a_word_of_one_token_is_scored_as_by_transformers_model(folders):
     name = folders[0]
     tok = tokenizer.load(name)
     stock = FlaxAutoModelForMaskedLM.from_pretrained(name)
+    forward = jax.jit(lambda ids: stock(ids).logits)
     config = configs.load(str(configs.BASE), ["evaluate.batch=8"])
     opened = comparison.open_models([name], Entry())[name]
     found = []
@@ -59,7 +60,7 @@ def test_a_word_of_one_token_is_scored_as_by_transformers_model(folders):
         ids = tok(text)["input_ids"]
         masked = np.array([ids])
         masked[0, 3] = tok.mask_token_id
-        logits_V = stock(masked).logits[0, 3]
+        logits_V = forward(masked)[0, 3]
         spellings = np.array([(3, 4)], [("first", int), ("stop", int)])
         scores = comparison._score(config, name, opened, [ids], spellings)
         nats = -jax.nn.log_softmax(logits_V)[ids[3]]

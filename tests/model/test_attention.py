@@ -97,11 +97,11 @@ class Case:
             complex_qk = (jax.lax.complex(*jnp.split(x, 2, axis=-1)) * turn for x in (q, k))
             q, k = (jnp.concatenate([x.real, x.imag], -1) for x in complex_qk)
         place = jnp.arange(self.length)
-        allowed = self.documents[:, None, None, :] > 0
+        queries = self.documents[:, None, :, None]
+        keys = self.documents[:, None, None, :]
+        allowed = keys > 0
         if self.isolated:
-            allowed = allowed & (
-                self.documents[:, None, :, None] == self.documents[:, None, None, :]
-            )
+            allowed = allowed & (queries == keys)
         if self.window:
             allowed = allowed & (jnp.abs(place[:, None] - place) <= self.window)
         probs = flax.linen.dot_product_attention_weights(q, k, bias=jnp.where(allowed, 0.0, -1e10))
@@ -351,27 +351,26 @@ def test_the_shards_say_where_rows_may_have_padding():
 # Which kernel --------------------------------------------------------------------------------------------------------
 
 
+TPU = {"platform": "tpu", "device_kind": "TPU v5 lite", "compute_capability": "10.0"}
+
+
 def choose(
-    name: str,
-    platform: str = "tpu",
-    kind: str = "TPU v5 lite",
-    tensor: int = 2,
-    heads: int = 12,
-    hidden_size: int = 768,
-    dropout: float = 0.0,
-    capability: str = "10.0",
-    length: int = 512,
-    window: int = 0,
-    dtype: str = "bfloat16",
-) -> str:
+    name,
+    tensor=2,
+    heads=12,
+    hidden_size=768,
+    dropout=0.0,
+    length=512,
+    window=0,
+    dtype="bfloat16",
+    **device,
+):
     """Returns the kernel that a model gets on a mesh of devices that need not exist."""
     config = RobertaConfig(
         num_attention_heads=heads, hidden_size=hidden_size, attention_probs_dropout_prob=dropout
     )
-    device = types.SimpleNamespace(
-        platform=platform, device_kind=kind, compute_capability=capability
-    )
-    mesh = types.SimpleNamespace(devices=np.array([device]), shape={"tensor": tensor})
+    devices = np.array([types.SimpleNamespace(**TPU | device)])
+    mesh = types.SimpleNamespace(devices=devices, shape={"tensor": tensor})
     with pytest.MonkeyPatch.context() as patch:
         for kernel in attention.KERNELS:
             patch.setitem(attention.KERNELS, kernel, lambda *_, kernel=kernel, **settings: kernel)
@@ -385,11 +384,11 @@ def choose(
     ("model", "chosen"),
     [
         ({"platform": "cpu"}, "xla"),
-        ({"platform": "gpu", "kind": "NVIDIA H200"}, "cudnn"),
-        ({"platform": "gpu", "kind": "NVIDIA H200", "dropout": 0.1}, "xla"),
+        ({"platform": "gpu", "device_kind": "NVIDIA H200"}, "cudnn"),
+        ({"platform": "gpu", "device_kind": "NVIDIA H200", "dropout": 0.1}, "xla"),
         ({"dtype": "float32"}, "xla"),
         ({"length": 8192}, "fused"),
-        ({"kind": "TPU v3", "length": 1024, "window": 64}, "fused"),
+        ({"device_kind": "TPU v3", "length": 1024, "window": 64}, "fused"),
     ],
 )
 def test_auto_takes_the_fastest_that_supports_the_model(model, chosen):
@@ -402,13 +401,17 @@ def test_auto_takes_the_fastest_that_supports_the_model(model, chosen):
         ("fused", {"platform": "gpu"}, "a GPU"),
         ("fused", {"length": 640, "dropout": 0.1}, "model.attention_dropout = 0.1.* 640"),
         ("fused", {"length": 8320}, "rows of 8320 tokens.* 8192"),
-        ("fused", {"length": 640, "kind": "TPU v2"}, "rows of 640 tokens.* TPU v2.* 512"),
-        ("fused", {"heads": 24, "kind": "TPU v3"}, "4 heads of 32.* TPU v3"),
+        ("fused", {"length": 640, "device_kind": "TPU v2"}, "rows of 640 tokens.* TPU v2.* 512"),
+        ("fused", {"heads": 24, "device_kind": "TPU v3"}, "4 heads of 32.* TPU v3"),
         ("fused", {"heads": 3, "tensor": 1, "hidden_size": 192}, "3 heads of 64"),
         ("fused", {"tensor": 8}, "12 heads.* mesh.tensor = 8"),
         ("fused", {"length": 2048, "window": 129}, "129 tokens"),
         ("cudnn", {"platform": "gpu", "dropout": 0.1}, "model.attention_dropout = 0.1"),
-        ("cudnn", {"platform": "gpu", "kind": "Tesla V100", "capability": "7.0"}, "Tesla V100"),
+        (
+            "cudnn",
+            {"platform": "gpu", "device_kind": "Tesla V100", "compute_capability": "7.0"},
+            "Tesla V100",
+        ),
         ("cudnn", {"platform": "gpu", "heads": 64}, "heads of 12"),
         ("cudnn", {"platform": "gpu", "length": 511}, "rows of 511 tokens"),
     ],
