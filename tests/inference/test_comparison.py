@@ -70,40 +70,31 @@ def test_a_word_of_one_token_is_scored_as_by_transformers_model(folders):
     assert found == [1, 0], "the first is the word that the bias makes likely"
 
 
-def test_bits_are_per_byte_of_the_word_s_utf_8(trained_workdir, monkeypatch):
-    """Not per character, and of the words alone, without the white space between them."""
+def test_means_and_their_intervals_by_document(trained_workdir, monkeypatch):
+    """Bits are per byte of the words' UTF-8, without the white space between them."""
+    scores_2xW = np.array([[1.0, 2.0, 3.0, 6.0], [1.0, 0.0, 0.0, 1.0]])
     monkeypatch.setattr(
         comparison,
         "_score",
-        lambda config, name, opened, rows, spellings_W: np.ones((2, len(rows))),
+        lambda config, name, opened, rows, words_W: scores_2xW[:, : len(words_W)],
     )
     name = str(trained_workdir.root)
-    text = "na\u00efve caf\u00e9  plain \u6771"
     config = configs.load(str(configs.BASE), [])
     opened = comparison.open_models([name], Entry())
-    result = comparison.compare(config, opened, [text], count=9, size=1000, seed=0)
-    scores = result["groups"]["words"]["as they are"]["scores"][name]
-    size = sum(len(word.encode()) for word in text.split())
-    assert result["asked"] == 4 and size > len("".join(text.split()))
-    assert scores["bits_per_byte"]["mean"] == pytest.approx(4 / np.log(2) / size)
-    assert (scores["nats_per_word"]["mean"], scores["exact_match"]["mean"]) == (1.0, 1.0)
 
+    def compare(texts: list[str]) -> tuple:
+        found = comparison.compare(config, opened, texts, count=9, size=1000, seed=0)
+        words = found["groups"]["words"]["as they are"]
+        return words["words"], *(words["scores"][name][metric] for metric in METRICS)
 
-def test_a_mean_and_its_interval_by_document():
-    scores = {"a": np.array([[1.0, 2.0, 3.0, 6.0], [1.0, 0.0, 0.0, 1.0]])}
-    bytes_W = np.array([1, 2, 3, 9])
-    documents_W = np.array([7, 7, 9, 7])
-    chosen_W = np.array([True, True, True, False])
-    result = comparison._estimates(scores, bytes_W, documents_W, chosen_W)
-    nats, bits, exact = (result["scores"]["a"][metric] for metric in METRICS)
-    assert result["words"] == 3 and (nats["mean"], exact["mean"]) == (2.0, 1 / 3)
-    assert bits["mean"] == pytest.approx(6 / np.log(2) / 6)
-    # Of the documents 3 nats in two words and 3 in one: influences of -1/3 and 1/3.
-    assert (nats["low"], nats["high"]) == pytest.approx(
-        (2 - 1.959964 * 2 / 3, 2 + 1.959964 * 2 / 3)
-    )
-    alone = comparison._estimates(scores, bytes_W, documents_W * 0, chosen_W)["scores"]["a"]
-    assert alone["nats_per_word"] == {"mean": 2.0}, "no interval of one document"
+    count, nats, bits, exact = compare(["na\u00efve  caf\u00e9", "plain \u6771"])
+    assert (count, nats["mean"], exact["mean"]) == (4, 3.0, 0.5)
+    assert bits["mean"] == pytest.approx(12 / np.log(2) / (6 + 5 + 5 + 3))
+    # Of the documents 3 nats in two words and 9 in two: influences of -3/4 and 3/4.
+    width = 1.959964 * 3 / 2
+    assert (nats["low"], nats["high"]) == pytest.approx((3 - width, 3 + width))
+    _, nats, *_ = compare(["plain \u6771"])
+    assert nats == {"mean": 1.5}, "no interval of one document"
 
 
 @pytest.mark.standard
