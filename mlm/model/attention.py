@@ -55,7 +55,11 @@ def make_attention(
     fastest = {"tpu": "fused", "gpu": "cudnn"}.get(platform, "xla") if name == "auto" else name
     chosen = {}
     for length, window in itertools.product(lengths, windows):
-        reason = unsupported(fastest, config, length=length, window=window, mesh=mesh, dtype=dtype)
+        reason = None
+        if fastest != "xla":  # which supports all
+            reason = unsupported(
+                fastest, config, length=length, window=window, mesh=mesh, dtype=dtype
+            )
         if reason and name != "auto":
             raise InputError(
                 f"config.model.attention = {name}: the kernel does not support {reason}; use another, or auto."
@@ -80,9 +84,36 @@ def unsupported(
     name: str, config: PretrainedConfig, *, length: int, window: int, mesh: Mesh, dtype: str
 ) -> str | None:
     """Returns what the kernel does not support of this model on these devices, None if it supports it."""
+    device = mesh.devices.flat[0]
+    heads = config.num_attention_heads
+    head_size = config.hidden_size // heads
+    rate = dropout_rate(config)
     if name == "cudnn":
-        return _unsupported_by_cudnn(config, length, mesh, dtype)
-    return _unsupported_by_fused(config, length, window, mesh, dtype) if name == "fused" else None
+        if device.platform != "gpu":
+            return f"a {device.platform.upper()}, only NVIDIA GPUs"
+        if getattr(device, "compute_capability", "8")[0] in "67":
+            return f"a {device.device_kind}, only GPUs since Ampere"
+        if rate > 0:
+            return f"dropout (model.attention_dropout = {rate})"
+        if dtype != "bfloat16":
+            return f"{dtype}, only bfloat16"
+        if head_size % 8 or head_size > 128:
+            return f"heads of {head_size}, only multiples of 8 up to 128"
+        return f"rows of {length} tokens, only even numbers" if length % 2 else None
+    if name != "fused":
+        return None
+    on_device = heads // mesh.shape["tensor"]
+    if heads % mesh.shape["tensor"]:
+        return f"{heads} heads over mesh.tensor = {mesh.shape['tensor']}, only whole heads"
+    if device.platform == "gpu":
+        return "a GPU, only TPUs"
+    if device.platform == "tpu" and dtype != "bfloat16":
+        return f"{dtype}, only bfloat16"
+    from mlm.model import fused_attention  # Pallas takes a quarter of a second
+
+    return fused_attention.unsupported(
+        device.device_kind, length, window, rate, on_device, head_size
+    )
 
 
 # Plain jax -----------------------------------------------------------------------------------------------------------
@@ -260,25 +291,6 @@ def cudnn(
     return _attend(weigh, *arrays, window=window, block=block, isolated=isolated, **settings)
 
 
-def _unsupported_by_cudnn(
-    config: PretrainedConfig, length: int, mesh: Mesh, dtype: str
-) -> str | None:
-    device = mesh.devices.flat[0]
-    head_size = config.hidden_size // config.num_attention_heads
-    rate = dropout_rate(config)
-    if device.platform != "gpu":
-        return f"a {device.platform.upper()}, only NVIDIA GPUs"
-    if getattr(device, "compute_capability", "8")[0] in "67":
-        return f"a {device.device_kind}, only GPUs since Ampere"
-    if rate > 0:
-        return f"dropout (model.attention_dropout = {rate})"
-    if dtype != "bfloat16":
-        return f"{dtype}, only bfloat16"
-    if head_size % 8 or head_size > 128:
-        return f"heads of {head_size}, only multiples of 8 up to 128"
-    return f"rows of {length} tokens, only even numbers" if length % 2 else None
-
-
 # TPU -----------------------------------------------------------------------------------------------------------------
 
 
@@ -317,30 +329,6 @@ def fused(
             check_vma=False,
         )
     return kernel(*arrays, dropout_mask_LxL, rotation)
-
-
-def _unsupported_by_fused(
-    config: PretrainedConfig, length: int, window: int, mesh: Mesh, dtype: str
-) -> str | None:
-    device = mesh.devices.flat[0]
-    heads = config.num_attention_heads
-    on_device = heads // mesh.shape["tensor"]
-    if heads % mesh.shape["tensor"]:
-        return f"{heads} heads over mesh.tensor = {mesh.shape['tensor']}, only whole heads"
-    if device.platform == "gpu":
-        return "a GPU, only TPUs"
-    if device.platform == "tpu" and dtype != "bfloat16":
-        return f"{dtype}, only bfloat16"
-    from mlm.model import fused_attention  # Pallas takes a quarter of a second
-
-    return fused_attention.unsupported(
-        device.device_kind,
-        length,
-        window,
-        dropout_rate(config),
-        on_device,
-        config.hidden_size // heads,
-    )
 
 
 KERNELS = {"xla": xla, "fused": fused, "cudnn": cudnn}
