@@ -46,45 +46,33 @@ CONFIG = (
 )
 
 
-def scores(model, pairs: list[Pair], *overrides: str) -> dict[str, np.ndarray]:
+def scores(model, pairs: list[Pair]) -> dict[str, np.ndarray]:
     sentences = minimal_pairs.encode(pairs, model)
-    config = tiny_config(*CONFIG, "evaluate.batch=64", *overrides)
+    config = tiny_config(*CONFIG, "evaluate.batch=64")
     return minimal_pairs.pseudo_log_likelihoods(config, model, sentences)
 
 
-@pytest.fixture(scope="module")
-def pairs() -> list[Pair]:
-    return [Pair((row["sentence_good"], row["sentence_bad"]), row["UID"], "") for row in ROWS]
-
-
-@pytest.fixture(scope="module")
-def reference(model, pairs, one_device) -> dict[str, np.ndarray]:
-    return scores(model, pairs)
-
-
-def test_they_are_sums_over_the_tokens_masked_in_turn(model, pairs, reference):
+def test_they_are_sums_over_the_tokens_masked_in_turn(model):
     """By the model's own logits: each token alone, or with the rest of its word; equal sentences are a tie."""
+    pairs = [Pair((row["sentence_good"], row["sentence_bad"]), row["UID"], "") for row in ROWS]
+    found = scores(model, pairs)
+    assert (found["within_word"] - found["original"]).std() > 0.1, "no word has several pieces"
     tok = tokenizer.load(model.tokenizer)
     logits = jax.jit(model.module.logits)
     encoded = tok(pairs[0].texts[1])
     ids = np.array(encoded["input_ids"])
     words = encoded.word_ids()
-    assert (reference["within_word"] - reference["original"]).std() > 0.1, (
-        "the words must have several pieces"
-    )
     sums = dict.fromkeys(minimal_pairs.METHODS, 0.0)
     for place in range(1, len(ids) - 1):
         rest = [later for later in range(place, len(ids)) if words[later] == words[place]]
         for method, hidden in (("original", [place]), ("within_word", rest)):
             masked = ids.copy()
             masked[hidden] = tok.mask_token_id
-            found = logits(
-                model.params, masked[None], np.ones_like(masked)[None], np.array([[place]])
-            )[0, 0]
-            sums[method] += float(jax.nn.log_softmax(found)[ids[place]])
+            row = logits(model.params, masked[None], np.ones_like(masked)[None])[0, place]
+            sums[method] += float(jax.nn.log_softmax(row)[ids[place]])
     for method, total in sums.items():
-        assert reference[method][1] == pytest.approx(total, rel=1e-5)
-        assert reference[method][-1] == reference[method][-2], "twins"
+        assert found[method][1] == pytest.approx(total, rel=1e-5)
+        assert found[method][-1] == found[method][-2], "twins"
 
 
 def test_ties_count_half_and_intervals_are_wilsons():
@@ -142,9 +130,7 @@ def test_a_pair_that_can_not_be_scored_is_named(model, tmp_path, row, match):
         minimal_pairs.encode(minimal_pairs.read_pairs(source), model)
 
 
-def test_a_model_that_gives_no_numbers_has_no_accuracy(model, pairs):
-    broken = dataclasses.replace(
-        model, params=jax.tree.map(lambda x: np.full_like(x, np.nan), model.params)
-    )
+def test_a_model_that_gives_no_numbers_has_no_accuracy(model):
+    params = jax.tree.map(lambda x: np.full_like(x, np.nan), model.params)
     with pytest.raises(DamageError, match="not finite"):
-        scores(broken, pairs[:2])
+        scores(dataclasses.replace(model, params=params), [Pair(("It is.", "It are."), "x", "")])

@@ -63,11 +63,6 @@ def started(name: str, folder: str):
     return before, after, lines
 
 
-@pytest.fixture(scope="module")
-def other_tokenizer(tmp_path_factory) -> str:
-    return train_tokenizer(tmp_path_factory.mktemp("source") / "bpe", "bpe", 700)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_the_same_model_comes_back_whole(dtype, exported, model, tmp_path):
     """But for the padding of the vocabulary, which stays as it was."""
@@ -87,7 +82,8 @@ def test_the_same_model_comes_back_whole(dtype, exported, model, tmp_path):
     assert positions == f"  {POSITIONS}: 32 of 32 copied to 32 positions"
 
 
-def test_rows_are_matched_by_the_text_of_the_tokens(exported, model, other_tokenizer):
+def test_rows_are_matched_by_the_text_of_the_tokens(exported, model, tmp_path):
+    other_tokenizer = train_tokenizer(tmp_path / "bpe", "bpe", 700)
     before, after, lines = started(str(exported), other_tokenizer)
     theirs = tokenizer.load(str(exported)).get_vocab()
     by_text = 0
@@ -140,7 +136,7 @@ def test_the_loop_starts_there_once(trained_workdir, model, tmp_path, capfd):
     """At a learning rate of nearly 0 it ends with the source's parameters; a restart takes the checkpoint."""
     workdir = Workdir(str(tmp_path / "run"))
     shutil.copytree(str(trained_workdir.tokenizer), str(workdir.tokenizer))
-    shards = write_shards(real_texts()[:300], tmp_path / "shards", str(trained_workdir.tokenizer))
+    shards = write_shards(real_texts()[:100], tmp_path / "shards", str(trained_workdir.tokenizer))
     settings = (
         "data.lanes=4",
         "train.steps=2",
