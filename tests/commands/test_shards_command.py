@@ -15,7 +15,7 @@ from tests.support.tiny import tiny_config
 
 
 @pytest.fixture
-def foreign(manifest, tmp_path) -> pathlib.Path:
+def foreign(manifest, tmp_path):
     """Shards as transformers' TF-TPU example leaves them: no manifest."""
     folder = pathlib.Path(shutil.copytree(manifest.folder, tmp_path / "shards"))
     (folder / "manifest.json").unlink()

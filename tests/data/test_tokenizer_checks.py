@@ -1,7 +1,6 @@
 """Tokenizers made elsewhere: what they do is tried when they are loaded, and works, is refused, or is said."""
 
 import json
-import pathlib
 import random
 import shutil
 from collections.abc import Callable
@@ -21,11 +20,11 @@ from tests.support.doctored import case_of
 from tests.support.tiny import tiny_config
 
 
-def same(content: dict) -> None:
+def same(content):
     """Changes nothing."""
 
 
-def edited(folder: str, target: pathlib.Path, change: Callable, **settings) -> str:
+def edited(folder: str, target, change: Callable, **settings) -> str:
     """A copy whose tokenizer.json is changed; `settings` of tokenizer_config.json."""
     shutil.copytree(folder, target)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -38,7 +37,7 @@ def edited(folder: str, target: pathlib.Path, change: Callable, **settings) -> s
     return str(target)
 
 
-def add_far_above(content: dict) -> None:
+def add_far_above(content) -> None:
     content["model"]["vocab"]["<extra>"] = 10_000
 
 
@@ -58,15 +57,15 @@ def test_ids_with_holes_work(tokenizers, texts, tmp_path, capsys):
     assert words in capsys.readouterr().err
 
 
-def no_processor(content: dict) -> None:
+def no_processor(content) -> None:
     content["post_processor"] = None
 
 
-def no_end(content: dict) -> None:
+def no_end(content):
     del content["post_processor"]["single"][-1]
 
 
-def lowered_mask(content: dict) -> None:
+def lowered_mask(content):
     """A mask that the normalizer changes before it is looked for."""
     content["normalizer"] = {"type": "Lowercase"}
     (mask,) = (token for token in content["added_tokens"] if token["content"] == "<mask>")
@@ -75,29 +74,29 @@ def lowered_mask(content: dict) -> None:
     content["added_tokens"].remove(mask)
 
 
-def far_above(content: dict) -> None:
+def far_above(content) -> None:
     content["model"]["vocab"]["zzz"] = 2**30
 
 
-def no_unk_in_model(content: dict) -> None:
+def no_unk_in_model(content):
     """What is named as unk token is not what the model gives for a character that it doesn't know."""
     content["model"]["unk_id"] = None
 
 
-def ascii_alone(content: dict) -> None:
+def ascii_alone(content):
     """A normalizer that removes all other characters."""
     pattern = {"Regex": r"[^\x00-\x7f]"}
     content["normalizer"] = {"type": "Replace", "pattern": pattern, "content": ""}
 
 
-def bytes_as_fallback(content: dict) -> None:
+def bytes_as_fallback(content):
     """An entry for each byte, and no unk token."""
     content["pre_tokenizer"] = content["decoder"] = None
     content["model"] |= {"byte_fallback": True, "unk_token": None}
     content["model"]["vocab"] |= {f"<0x{byte:02X}>": 20_000 + byte for byte in range(256)}
 
 
-def fewer_bytes(content: dict) -> None:
+def fewer_bytes(content) -> None:
     bytes_as_fallback(content)
     del content["model"]["vocab"]["<0xF0>"]
 
@@ -138,7 +137,7 @@ def test_characters_that_are_removed_or_read_as_bytes_need_no_entry(
 
 
 def test_pairs_need_a_template(tokenizers, tmp_path):
-    def no_pair(content: dict) -> None:
+    def no_pair(content):
         template = content["post_processor"]["pair"]
         content["post_processor"]["pair"] = [template[0], template[1], template[4]]  # <s> $A $B
 
@@ -172,11 +171,11 @@ def test_unknown_tokens_are_said_with_their_share(texts, tmp_path, capsys):
 TEXT = "Returns the <mask> of <url> and of all unobtainable measurements."
 
 
-def drop_out(content: dict) -> None:
+def drop_out(content) -> None:
     content["model"]["dropout"] = 0.5
 
 
-def cut_and_pad(content: dict) -> None:
+def cut_and_pad(content):
     """As a tokenizer has them after a call."""
     fast = Tokenizer.from_str(json.dumps(content))
     fast.enable_truncation(5)

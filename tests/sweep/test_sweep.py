@@ -1,7 +1,6 @@
 """The command `sweep`: real runs over a grid, stopped and continued, one failing; its table; what it refuses."""
 
 import json
-import pathlib
 import signal
 
 import psutil
@@ -22,7 +21,7 @@ BASE = [
 ]
 
 
-def content(root: pathlib.Path) -> dict:
+def content(root) -> dict:
     return json.loads((root / "sweep.json").read_text())
 
 
