@@ -70,9 +70,8 @@ def test_lanes_of_a_host(rows, lanes):
     assert list(lanes_of(rows, global_batch=24, lanes=6)) == list(lanes)
 
 
-@pytest.mark.parametrize("rows", [(0, 6), (2, 6), (3, 6), (6, 10)])
-def test_rows_that_lanes_do_not_fit(rows):
-    with pytest.raises(
-        InputError, match=rf"lanes = 6: .* 4 of 24 rows, a host {rows[1] - rows[0]},"
-    ):
-        lanes_of(rows, global_batch=24, lanes=6)
+def test_rows_that_lanes_do_not_fit():
+    for first, stop in ((0, 6), (2, 6), (3, 6), (6, 10)):
+        words = f"lanes = 6: .* 4 of 24 rows, a host {stop - first},"
+        with pytest.raises(InputError, match=words):
+            lanes_of((first, stop), global_batch=24, lanes=6)

@@ -133,45 +133,30 @@ def test_ids_that_the_vocabulary_lacks(workdir, tokenizer_folder, tmp_path):
 # Devices, hosts and lanes ---------------------------------------------------------------------------------------------
 
 
+OF_8 = {"devices": 8, "hosts": 4}
+# two hosts a slice, whatever --hosts and --devices say
+OF_V5P = {"hosts": 3, "devices": 7, "topology": "v5p:2x2x2"}
+MESH = "data 8 x fsdp 1 x tensor 1, 2 rows a device at once; "
+
+
 @pytest.mark.parametrize(
-    ("overrides", "devices", "hosts", "message"),
+    ("lanes", "batch", "flags", "level", "message"),
     [
-        ((), 12, 1, "16 rows can't be split over 12 devices"),
-        ((), 8, 3, "--devices=8: must be a multiple of --hosts=3"),
-        (
-            ("data.lanes=4", "data.global_batch=24", "evaluate.batch=24"),
-            6,
-            3,
-            "a multiple or a divisor of 3",
-        ),
+        (2, 16, {"devices": 12}, "error", "16 rows can't be split over 12 devices"),
+        (2, 16, {"hosts": 3}, "error", "--devices=8: must be a multiple of --hosts=3"),
+        (4, 24, {"devices": 6, "hosts": 3}, "error", "a multiple or a divisor of 3"),
+        (2, 16, OF_8, "ok", f"{MESH}hosts 4: 4 rows, 0.5 lanes each"),
+        (8, 16, OF_8, "ok", f"{MESH}hosts 4: 4 rows, 2 lanes each"),
+        (2, 16, OF_V5P | {"slices": 1}, "ok", "hosts 2: 8 rows"),
+        (2, 16, OF_V5P | {"slices": 2}, "ok", "hosts 4: 4 rows"),
+        (2, 16, OF_V5P | {"slices": 3}, "error", "24 devices"),
     ],
 )
-def test_devices_hosts_and_lanes_that_do_not_fit(
-    healthy, workdir, overrides, devices, hosts, message
-):
-    case = case_of(healthy, workdir, *overrides, devices=devices, hosts=hosts)
-    (found,) = checks.run(checks.mesh, case)
-    assert found.level == "error" and message in found.what and found.fix
-
-
-@pytest.mark.parametrize(
-    ("lanes", "message"),
-    [(2, "hosts 4: 4 rows, 0.5 lanes each"), (8, "hosts 4: 4 rows, 2 lanes each")],
-)
-def test_hosts_that_are_not_there_are_fed(lanes, message, healthy, workdir):
-    (found,) = checks.mesh(case_of(healthy, workdir, f"data.lanes={lanes}", devices=8, hosts=4))
-    expected = f"data 8 x fsdp 1 x tensor 1, 2 rows a device at once; {message}"
-    assert (found.level, found.what) == ("ok", expected)
-
-
-@pytest.mark.parametrize(("slices", "hosts"), [(1, 2), (2, 4)])
-def test_hosts_of_a_topology_are_those_that_it_has(slices, hosts, healthy, workdir):
-    """v5p:2x2x2 has two hosts a slice, whatever --hosts and --devices say."""
-    flags = {"hosts": 3, "devices": 7, "topology": "v5p:2x2x2"}
-    (found,) = checks.mesh(case_of(healthy, workdir, slices=slices, **flags))
-    assert found.level == "ok" and f"hosts {hosts}: {16 // hosts} rows" in found.what
-    (found,) = checks.mesh(case_of(healthy, workdir, slices=3, **flags))
-    assert found.level == "error" and "24 devices" in found.what
+def test_devices_hosts_and_lanes_fit_or_not(healthy, workdir, lanes, batch, flags, level, message):
+    settings = (f"data.lanes={lanes}", f"data.global_batch={batch}", f"evaluate.batch={batch}")
+    (found,) = checks.run(checks.mesh, case_of(healthy, workdir, *settings, **flags))
+    assert found.level == level and message in found.what
+    assert bool(found.fix) == (level == "error")
 
 
 def test_uneven_lanes_and_a_huge_batch_are_warnings(healthy, workdir):
