@@ -211,9 +211,8 @@ def test_plots_that_fail_are_left_out_and_said(tmp_path, monkeypatch, capsys, fa
 def test_hostile_strings_are_text(tmp_path):
     hostile = '<script>alert("1")</script>&$name'
     timing = [TIMING[0] | {"device": hostile}, *TIMING[1:7]]
-    workdir = make_workdir(
-        tmp_path / "<script>x<b>", timing=timing, overrides=[f"corpus.sources=text:{hostile}"]
-    )
+    sources = [f"corpus.sources=text:{hostile}"]
+    workdir = make_workdir(tmp_path / "<script>x<b>", timing=timing, overrides=sources)
     shown = page_of(workdir)
     assert not {"script", "iframe", "link", "b>"} & set(shown.tags) and "<script>x<b>" in shown.text
     assert shown.row("Device") == [f"8 x {hostile}"]
