@@ -21,7 +21,6 @@ from tests.support.trained_model import train_tokenizer
 
 pytestmark = pytest.mark.standard
 
-VERIFY = "mlm/export/verify_export.py"
 FAMILIES = {
     "Bert": ("model.family=bert",),
     "RobertaPreLayerNorm": ("model.family=roberta_prelayernorm",),
@@ -127,7 +126,7 @@ def test_the_command_with_the_proof(trained_workdir, tmp_path, capsys):
     workdir = Workdir(shutil.copytree(str(trained_workdir.root), tmp_path / "run"))
     assert __main__.main(["export", f"--workdir={workdir.root}", f"--torch={torch_python(4)}"]) == 0
     assert "ok    fillings" in capsys.readouterr().err
-    script = shutil.copy(ROOT / VERIFY, tmp_path)
+    script = shutil.copy(ROOT / "mlm/export/verify_export.py", tmp_path)
     (tmp_path / "tokenizers.py").write_text("raise AssertionError('not the installed one')")
     assert "transformers 4." in run_torch(4, script, workdir.export)
 

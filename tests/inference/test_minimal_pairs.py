@@ -37,18 +37,12 @@ ROWS = [
     for name, lines in PAIRS.items()
     for good, bad in (line.split("|") for line in lines.strip().splitlines())
 ]
-CONFIG = (
-    "model.positions=32",
-    "model.layers=2",
-    "model.hidden_size=64",
-    "shards.count=8",
-    "data.lanes=4",
-)
+CONFIG = ("model.positions=32", "model.layers=2", "model.hidden_size=64", "evaluate.batch=64")
 
 
 def scores(model, pairs: list[Pair]) -> dict[str, np.ndarray]:
     sentences = minimal_pairs.encode(pairs, model)
-    config = tiny_config(*CONFIG, "evaluate.batch=64")
+    config = tiny_config(*CONFIG)
     return minimal_pairs.pseudo_log_likelihoods(config, model, sentences)
 
 
@@ -94,7 +88,7 @@ def test_the_command(trained_workdir, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     for name in ("tokenizer", "checkpoints"):
         (tmp_path / "run" / name).symlink_to(trained_workdir.root / name)
-    config = tiny_config(*CONFIG, "evaluate.batch=64")
+    config = tiny_config(*CONFIG)
     (tmp_path / "run" / "config.json").write_text(config.to_json())
     write_jsonl(tmp_path / "a.jsonl", ROWS[:4])
     unnamed = [{k: v for k, v in row.items() if k != "UID"} for row in ROWS[4:]]
