@@ -4,10 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from mlm.model import fused_attention
 from mlm.plan.compile import no_cache
@@ -32,7 +29,7 @@ def test_what_is_supported_fits_into_a_core(topology, window, length, heads, hea
     dropout = 0.1 if is_short else 0.0
     assert fused_attention.unsupported(kind, length, window, dropout, heads, head_size) is None
     settings = fused_attention.Settings(heads, True, window, kind)
-    sharding = NamedSharding(Mesh(np.array([device]), ("x",)), P())
+    sharding = jax.sharding.SingleDeviceSharding(device)
 
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from transformers.modeling_flax_utils import ACT2FN
 
 from mlm.model import classifier_heads, layers
@@ -93,6 +91,6 @@ def test_random_bits_are_those_of_their_indices():
     mesh = sharding.make_mesh(data=4, fsdp=1, tensor=2)
     split = jax.jit(
         lambda seed: layers.random_bits(seed, (8, 16, 32)),
-        out_shardings=NamedSharding(mesh, P("data", None, "tensor")),
+        out_shardings=jax.NamedSharding(mesh, jax.P("data", None, "tensor")),
     )
     np.testing.assert_array_equal(split(jnp.uint32(5)), whole)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from mlm import cluster
 from mlm.errors import DamageError, InputError
@@ -109,7 +108,7 @@ def test_in_a_bucket_what_orbax_has_not_committed_goes_at_once(monkeypatch):
 
 
 def test_small_arrays_of_several_devices_are_saved_without_a_compilation(tmp_path):
-    whole = NamedSharding(jax.make_mesh((8,), ("data",)), PartitionSpec())
+    whole = jax.NamedSharding(jax.make_mesh((8,), ("data",)), jax.P())
     state = {"weight": jax.device_put(np.arange(1024.0, dtype=np.float32), whole)}
     with xla_metrics.Compilations() as compilations:
         save(UPath(tmp_path), 1, state)

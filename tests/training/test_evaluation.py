@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from transformers import FlaxRobertaForMaskedLM
 
 from mlm.data.batches import eval_batches
@@ -19,7 +17,7 @@ from mlm.training import evaluation, sharding
 from tests.support.tiny import random_batch, tiny_config, tiny_run
 
 
-def mesh_of(devices: int) -> Mesh:
+def mesh_of(devices: int) -> jax.sharding.Mesh:
     return sharding.make_mesh(data=devices, fsdp=1, tensor=1, devices=jax.devices()[:devices])
 
 
@@ -30,7 +28,7 @@ def test_rows_come_back_in_the_order_of_the_batch(monkeypatch):
     rows = sharding.logical_rows(mesh, 16)
     assert rows.tolist() == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
     batches = ({"record_id": (16 * number + np.arange(16))[rows]} for number in range(5))
-    shards = NamedSharding(mesh, P())
+    shards = jax.NamedSharding(mesh, jax.P())
     step = jax.jit(
         lambda params, batch: (batch["record_id"], -batch["record_id"]), out_shardings=shards
     )
