@@ -37,7 +37,7 @@ REFUSED = {  # by each rule; those that are missing here take any value of the k
     rules.COLUMN: ("",),
     rules.COLUMNS: ("()", "('',)", "('a', 'b', 'c')", "(1,)"),
     rules.FAMILY: ("", "GPT2", "roberta-prelayernorm"),
-    rules.BATCH_STAGES: ("(8,)", "((8,),)", "((0, 1),)", "((8.0, 1),)"),
+    rules.BATCH_STAGES: ("(8,)", "((8,),)", "((0, 1),)", "((8.0, 1),)", "((8, 1, 2),)"),
     rules.MIXTURE: ("('a', 1)", "(('a', 0),)", "(('', 1),)", "a:1"),
     rules.RANGES: ("('5:4',)", "('0:3',)", "('a:b',)", "(3,)"),
     rules.CHECKPOINT: ("runs/a", "@5", "runs/a@x"),

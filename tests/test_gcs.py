@@ -138,6 +138,9 @@ def test_a_log_is_put_anew_now_and_then(bucket, monkeypatch):
         log.append({"step": step, "kind": "train"})
     assert not path.exists(), "an object may be replaced about once a second"
     log.flush()
+    put = path.stat().st_mtime
+    log.flush()
+    assert path.stat().st_mtime == put
     assert [line["step"] for line in logs.read(path)] == list(range(100))
     monkeypatch.setattr(logs, "EVERY", 0.0)
     log.append({"step": 100, "kind": "train"})

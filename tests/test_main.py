@@ -82,6 +82,7 @@ def test_every_command_is_a_module_of_its_name_and_none_imports_what_is_heavy():
         ("train --config=configs/base.py", "--zzz", "there is no such flag"),
         ("report", "--config=configs/base.py", "there is no such flag"),
         ("report", "--config.train.steps=1", "report takes no --config.KEY; leave it out."),
+        ("predict", "--config.train.steps=1", "predict takes no --config.KEY; leave it out."),
     ],
 )
 def test_an_unknown_flag_suggests_the_key(tmp_path, capsys, line, flag, words):

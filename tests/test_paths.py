@@ -8,7 +8,7 @@ import pytest
 from mlm import config as configs
 from mlm.__main__ import COMMANDS, main, parser
 from mlm.errors import InputError
-from mlm.paths import UPath, expand, expand_source, inside, replacing
+from mlm.paths import UPath, expand, expand_source, inside, replacing, sizes
 
 HOME_KEYS = {  # a value of each key that holds paths, with HOME for the home folder
     "tokenizer.path": "HOME/tok",
@@ -135,3 +135,10 @@ def test_a_folder_survives_a_replacement_that_fails_or_is_killed_between_its_ren
         _ = 1 / 0
     assert (target / "a").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
+
+
+def test_sizes_are_those_of_files_and_of_what_links_lead_to(tmp_path):
+    (tmp_path / "file").write_text("text")
+    for link, target in (("link", "file"), ("broken", "nowhere")):
+        (tmp_path / link).symlink_to(target)
+    assert sizes(UPath(tmp_path)) == {"file": 4, "link": 4}

@@ -239,3 +239,10 @@ def test_bytes_that_a_byte_level_tokenizer_leaves_out_are_counted(texts):
     fast.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400))
     for documents, left_out in ((texts[:50], 0), (["ab文" * 50], 0.6), (["文" * 50], 1)):
         assert tokenizer_checks.left_out_share(fast, documents) == pytest.approx(left_out, abs=1e-9)
+
+
+def test_a_tokenizer_that_reads_a_text_in_several_ways_is_refused(tokenizers):
+    fast = tokenizer.load_fast(tokenizers["bpe"])
+    fast.model.dropout = 0.5
+    with pytest.raises(InputError, match=r"x: .* gives the same text other tokens each time"):
+        tokenizer_checks.special_ids(fast, tokenizer_checks.ROLES, "x")

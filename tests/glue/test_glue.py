@@ -9,7 +9,7 @@ import pytest
 
 from mlm import config as configs
 from mlm.glue import glue
-from mlm.glue.tasks import MAJORITY, TASKS, load_protocol
+from mlm.glue.tasks import GLUE, MAJORITY, TASKS, load_protocol
 from mlm.paths import UPath
 from tests import ROOT
 from tests.support import glue_shaped
@@ -51,6 +51,24 @@ def write_scores(trial: glue.Trial, first: dict[str, float], **others: dict[str,
     )
     (folder / "timing.jsonl").write_text('{"step": 0, "kind": "start", "devices": 4}\n')
     return folder
+
+
+def test_the_files_are_those_that_the_server_takes():
+    files = [
+        "AX",
+        "CoLA",
+        "MNLI-m",
+        "MNLI-mm",
+        "MRPC",
+        "QNLI",
+        "QQP",
+        "RTE",
+        "SST-2",
+        "STS-B",
+        "WNLI",
+    ]
+    named = [file.removesuffix(".tsv") for name in GLUE for _, file in TASKS[name].tests]
+    assert sorted(named) == files
 
 
 MOSAIC = {"": 1, "rte": 5, "stsb": 5, "mrpc": 5, "sst2": 3, "cola": 4}
@@ -155,8 +173,8 @@ def test_a_table_names_the_keys_that_are_not_as_its_protocol_says(data, tmp_path
         return glue.run(["wnli"], setup)["protocol"]
 
     assert named() == named(**{"log.every": 3}) == "quick"
-    changed = {"optimizer.clip_norm": 1.0, "model.dtype": "float32", "log.every": 3}
-    assert named(**changed) == "quick (with model.dtype=float32, optimizer.clip_norm=1.0)"
+    changed = {"optimizer.clip_norm": 1.0, "train.epochs": 1.0, "log.every": 3}
+    assert named(**changed) == "quick (with train.epochs=1.0, optimizer.clip_norm=1.0)"
 
 
 @pytest.mark.slow

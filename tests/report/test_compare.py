@@ -1,5 +1,7 @@
 """The comparison of runs: points and numbers are those of the logs, and what makes runs incomparable is said."""
 
+import contextlib
+import io
 import json
 
 import pytest
@@ -27,7 +29,9 @@ def runs(tmp_path) -> list[Workdir]:
 
 def page_of(runs: list[Workdir]) -> Cells:
     first, *others = (str(run.root) for run in runs)
-    assert __main__.main(["report", f"--workdir={first}", "--compare", *others]) == 0
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert __main__.main(["report", f"--workdir={first}", "--compare", *others]) == 0
+    assert out.getvalue().strip() == f"{first}/compare.html"
     assert not runs[0].report.exists(), "the page of the one run is another"
     return Cells((runs[0].root / "compare.html").read_text())
 

@@ -71,7 +71,10 @@ def test_the_tables_of_glue_and_of_a_classifier(tmp_path):
     glue = {"protocol": "quick", "model": "a", "device_hours": 1.5, "tasks": {"rte": rte}}
     evals = [line | {"f1": 0.5, "epoch": 1.5} for line in EVALS]
     workdir = make_workdir(tmp_path, metrics=evals, timing=[], entropy=None)
-    workdir.glue.write_text(json.dumps({"40": glue | {"average": 0.61}}))
+    averages = {"20": 0.5, "40": 0.61}
+    workdir.glue.write_text(
+        json.dumps({step: glue | {"average": value} for step, value in averages.items()})
+    )
 
     def with_confusion(labels: list[str], confusion: list[list[int]]) -> Cells:
         content = {"split": "test", "step": 7, "scores": {"rows": 6}, "labels": labels}
@@ -87,6 +90,12 @@ def test_the_tables_of_glue_and_of_a_classifier(tmp_path):
     many = with_confusion([f"l{n}" for n in range(40)], confused)
     pairs = [row for row in many.rows if row[-1] == "100%"]
     assert pairs[0] == ["l38", "l39", "39", "100%"] and len(pairs) == 39
+
+
+def test_a_regression_that_has_not_been_evaluated(tmp_path):
+    overrides = ["classify.kind=regression", "classify.train=csv:a"]
+    workdir = make_workdir(tmp_path, metrics=TRAIN, entropy=None, overrides=overrides)
+    assert page_of(workdir).row("loss, squared error") == [f"{TRAIN[-1]['loss']:.4f}"]
 
 
 # Time -----------------------------------------------------------------------------------------------------------------

@@ -128,4 +128,5 @@ def test_curves_over_a_varied_number_for_each_choice_of_the_other_keys():
     assert ranges == [[1, 3], [100, 102]], "from the lowest to the highest"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b=", r"b=\$x"]
     assert axes.get_xscale() == "log"
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "100"]
     assert table.draw(groups[:1], "loss", plots) == {}, "one value makes no curve"
