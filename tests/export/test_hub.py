@@ -100,7 +100,12 @@ def test_the_best_classifier_is_the_last_to_be_pushed(hub, tmp_path, monkeypatch
 
 @pytest.mark.usefixtures("exports")
 def test_what_fails_is_a_warning(hub, tmp_path, capsys, monkeypatch):
-    """A Hub that refuses, or whatever else breaks, ends no run."""
+    """A Hub that refuses, or whatever else breaks, ends no run; one that is busy is asked again."""
+    hub.bad_minutes = [("/create", 503, ""), ("/commit", 0, "")]
+    train_toy(tmp_path / "busy")
+    err = capsys.readouterr().err
+    assert "answers 503 (a bad minute)" in err and "lacks" not in err
+    assert steps_of(hub)[-1] == 12 and hub.repos["me/small"]["private"]
     hub.refuse = "/commit", 403, "You don't have the rights"
     train_toy(tmp_path / "refused")
     err = capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from mlm.model import classifier
 from tests.model.models import config_of
@@ -39,3 +40,14 @@ def test_loss_of_numbers():
     assert (sums.loss_B.tolist(), sums.weight_B.tolist()) == ([0.25, 6.25], [1, 1])
     assert sums.correct_B is None
     assert classifier.row_scores(logits, targets)[1].tolist() == [1.5, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "of_tokens"), [("Bert", False), ("ModernBert", False), ("Roberta", True)]
+)
+def test_the_config_names_its_classes(name, of_tokens):
+    body = config_of(name, **{"classifier_pooling": "mean"} if name == "ModernBert" else {})
+    config = classifier.make_config(body, ("no", "yes"), of_tokens=of_tokens)
+    assert (config.num_labels, config.label2id) == (2, {"no": 0, "yes": 1})
+    assert config.problem_type == (None if of_tokens else "single_label_classification")
+    assert getattr(config, "classifier_pooling", "cls") == "cls"

@@ -160,3 +160,8 @@ def test_a_layer_of_ones_own_computes_its_feed_forward(name):
         changed = Changed(model.config, compute=compute)
         jax.eval_shape(changed.logits, model.params, *inputs())
         assert computed == list(range(model.config.num_hidden_layers))
+
+
+def test_windows_are_those_of_the_config():
+    model = make("ModernBert", num_hidden_layers=5, global_attn_every_n_layers=2)
+    assert model.module.windows() == [0, 4, 0, 4, 0]

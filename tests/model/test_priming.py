@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from transformers import RobertaConfig
 
 from mlm.data.manifest import DatasetInfo
 from mlm.errors import InputError
@@ -90,3 +91,7 @@ def test_a_changed_model_with_other_parameters_is_refused(shapes):
     object.__setattr__(task.module, "init_params", changed)
     with pytest.raises(InputError, match=r"model.init = primed.*stock"):
         task.init_params(jax.random.key(0), COUNTS)
+
+
+def test_each_head_has_an_offset_of_its_own():
+    assert priming._offsets(RobertaConfig(num_attention_heads=5)) == [-1, 1, -2, 2, -3]

@@ -99,3 +99,14 @@ def test_an_attached_tpu_has_libtpu_s_name(name, slices):
     attached = topology.attached(place.devices[::-1])
     assert topology.dataclasses.replace(attached, devices=place.devices) == place
     assert topology.attached(jax.devices()) is None
+
+
+def test_figures_of_a_device_and_of_a_chip():
+    v3 = topology.find("v3:2x2")
+    assert v3.hbm_bytes_per_cycle * v3.hertz == pytest.approx(450e9)
+    assert v3.capacity * 2 == pytest.approx(33.2e9, rel=0.01)
+    assert (flops.peak_flops("TPU v4"), 2 * flops.peak_flops("TPU7x")) == (275e12, 2307e12)
+
+
+def test_slices_of_a_single_host():
+    assert len({device.process_index for device in topology.find("v5e:2x4", 2).devices}) == 2

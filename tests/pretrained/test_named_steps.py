@@ -21,6 +21,7 @@ def test_a_step_by_its_name(family, tmp_path):
     """It is verified; a folder with an at in its name is itself."""
     workdir = Workdir(shutil.copytree(str(family.root), tmp_path / "run@4"))
     root = workdir.root
+    shutil.copytree(root, tmp_path / "run")
     newest = load.load(str(root), head=load.LM_HEAD)
     assert newest.step == 12
     for step in (4, 12):

@@ -32,7 +32,11 @@ EPS = 1e-6
             {"warmup": 40, "final_fraction": 0.5},
             {20: 0.4, 40: 0.8, 80: 0.8, 90: 0.6, 100: 0.4},
         ),
-        ("wsd_sqrt", {"final_fraction": 0.5}, {0: 0.8, 80: 0.8, 85: 0.6, 100: 0.4, 120: 0.4}),
+        (
+            "wsd_sqrt",
+            {"warmup": 40, "final_fraction": 0.5},
+            {20: 0.4, 80: 0.8, 85: 0.6, 100: 0.4, 120: 0.4},
+        ),
         ("constant", {"warmup": 10}, {0: 0.0, 5: 0.4, 10: 0.8, 1000: 0.8}),
         ("linear", {"warmup": 100}, {0: 0.0, 50: 0.4, 100: 0.8}),  # a run that is all warmup
     ],
@@ -152,3 +156,9 @@ def test_muon_orthogonalises_kernels_alone(params, grads):
         assert rms(direction) == pytest.approx(0.2, rel=0.25), (
             f"{path}: AdamW's size, for AdamW's learning rate"
         )
+
+
+def test_of_a_zero_gradient_muon_decays_matrices_alone(params):
+    updates = first_update(make("muon"), jax.tree.map(jnp.zeros_like, params), params)
+    for path, p in flat(params).items():
+        assert_near(updates[path], -RATE * DECAY * p * (p.ndim > 1), path)

@@ -59,6 +59,12 @@ def test_the_screen(tmp_path, capsys):
     assert "memory of a device" in out and "FAIL" not in out
 
 
+def test_right_kernels_are_right_in_float32():
+    run = session("shards.length=128", "model.positions=128", "model.attention_dropout=0.1")
+    right = {"kernel xla": True, "kernel fused": True, "kernel cudnn": None}
+    assert verdicts(kernels.check_kernels(run)) == right
+
+
 def test_a_wrong_kernel_is_named(monkeypatch):
     """In the forward pass, and in one of the gradients alone; the others pass."""
     sizes = ("shards.length=128", "model.positions=128", "model.dtype=bfloat16")
