@@ -73,6 +73,12 @@ def test_final_scores_and_the_config_keys_that_differ(runs):
     assert len(page.images) == 3 and "b" not in page.tags and "differ, so" not in page.text
 
 
+@pytest.fixture
+def without_plots(monkeypatch):
+    monkeypatch.setattr(plots, "draw_comparison", lambda *_: {})
+
+
+@pytest.mark.usefixtures("without_plots")
 def test_other_tokenizers_and_other_validation_rows_are_said(runs):
     file = runs[1].shards / "manifest.json"
     content = json.loads(file.read_text())
@@ -83,6 +89,7 @@ def test_other_tokenizers_and_other_validation_rows_are_said(runs):
     assert "tokenizers differ" in page_of(runs).text
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_classifiers_by_their_rows_and_tokenizers(runs, tokenizer_folder):
     for number, run in enumerate(runs):
         (run.shards / "manifest.json").unlink()
@@ -98,6 +105,7 @@ def test_classifiers_by_their_rows_and_tokenizers(runs, tokenizer_folder):
     assert "tokenizers differ" in page_of(runs).text
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_a_key_that_one_config_lacks_a_regression_and_a_run_without_times(runs):
     config = json.loads(runs[0].config.read_text())
     config["mine"]["power"] = 0.5
