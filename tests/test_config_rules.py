@@ -1,11 +1,13 @@
 """Rules of the config: each key has one, and each refuses in a sentence that names key, value and what is allowed."""
 
 import pytest
+from ml_collections import ConfigDict
 
 from mlm import config as configs
 from mlm import config_rules as rules
-from mlm.config_rules import GONE, KEYS
+from mlm.config_rules import GONE, KEYS, MODERNBERT
 from mlm.errors import InputError
+from mlm.model import families
 from tests.support.configs import BASE, refused
 
 
@@ -180,3 +182,22 @@ def test_what_just_fits_is_taken():
     configs.load(BASE, ["train.steps=50", "schedule.warmup=50"])
     configs.load(BASE, ["train.steps=0", "train.epochs=0.5", "schedule.warmup=1000"])
     configs.load(BASE, ["data.lanes=64", "shards.count=64"])
+
+
+def read_by(family: str) -> set[str]:
+    """Returns the numbers of the config's group `model` that change transformers' config of a family if doubled."""
+    model = configs.load(BASE, []).model.to_dict()
+    special_ids = {"cls": 0, "pad": 1, "sep": 2}
+
+    def made(**changes: float) -> dict:
+        settings = ConfigDict(model | changes)
+        return families.find(family).make_config(settings, 1100, special_ids).to_dict()
+
+    numbers = {key: value for key, value in model.items() if type(value) in (int, float)}
+    return {key for key, value in numbers.items() if made(**{key: 2 * value}) != made()}
+
+
+def test_a_key_that_only_some_families_read_has_a_rule():
+    roberta = read_by("roberta")
+    assert roberta >= {"hidden_size", "positions", "layer_norm_eps", "hidden_dropout"}
+    assert read_by("modernbert") == roberta | MODERNBERT.keys()
