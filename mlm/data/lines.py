@@ -50,7 +50,8 @@ def read_file(
             if start:
                 file.seek(0)
                 with contextlib.suppress(ValueError):  # of a file that is shorter than it was
-                    number += sum(1 for _ in read_lines(file, 0, start))
+                    for _ in read_lines(file, 0, start):
+                        number += 1
             reason = "is not UTF-8; convert it" if isinstance(error, UnicodeDecodeError) else error
             raise ValueError(f"{name}, line {number}: {reason}") from error
 

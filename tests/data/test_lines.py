@@ -55,3 +55,10 @@ def test_what_is_no_utf8_text_is_named(tmp_path, content, words):
     file.write_bytes(content)
     with pytest.raises(ValueError, match=rf"{file}, .*{words}"):
         list(lines.read_file(str(file), str))
+
+
+def test_a_file_that_is_shorter_than_it_was_is_named_with_the_line_that_it_lacks(tmp_path):
+    file = tmp_path / "cut.txt"
+    file.write_text("one\ntwo\n")
+    with pytest.raises(ValueError, match=r"cut\.txt, line 3: the file is shorter than it was"):
+        list(lines.read_file(str(file), str, 100, 200))
