@@ -86,8 +86,9 @@ class Hosts:
                 break
             say(f"{host}: ssh failed ({why}); again in {wait:g} s.")
             over.wait(wait)
-        # the next command asks gcloud again, which brings a new key to the hosts
-        self.cloud.routes_file.unlink(missing_ok=True)
+        # the next command asks gcloud, which brings a new key to the hosts
+        if "Permission denied" in why:
+            self.cloud.routes_file.unlink(missing_ok=True)
         return Answer(host, {}, f"{host}: ssh failed {len(BACKOFF) + 1} times: {why}")
 
     def require(self, answers: Sequence[Answer], what: str) -> list[dict]:

@@ -31,7 +31,7 @@ def up(cloud: TpuVm) -> None:
             if step:
                 is_created = step == backend.CREATE
                 take(step, cloud, pod)
-            if is_created and step:  # one that is deleted may still be seen for a while
+            if step == backend.CREATE:  # one that is deleted may still be seen for a while
                 continue
         except PodError as error:
             if error.kind != "network":

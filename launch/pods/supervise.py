@@ -15,7 +15,7 @@ from typing import NamedTuple
 import host_setup
 
 from pods import lifetime, runs
-from pods.backend import CREATE, DELETE, READY, STEPS, Pod, PodError
+from pods.backend import CREATE, DELETE, READY, STEPS, Pod, PodError, printable
 from pods.gcloud import TpuVm
 from pods.hosts import Hosts, connect
 from pods.runs import RunStatus
@@ -249,4 +249,4 @@ class Supervisor:
 
 def log(text: str) -> None:
     """Prints a line, with the time."""
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}", flush=True)

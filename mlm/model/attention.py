@@ -55,11 +55,7 @@ def make_attention(
     fastest = {"tpu": "fused", "gpu": "cudnn"}.get(platform, "xla") if name == "auto" else name
     chosen = {}
     for length, window in itertools.product(lengths, windows):
-        reason = None
-        if fastest != "xla":  # which supports all
-            reason = unsupported(
-                fastest, config, length=length, window=window, mesh=mesh, dtype=dtype
-            )
+        reason = unsupported(fastest, config, length=length, window=window, mesh=mesh, dtype=dtype)
         if reason and name != "auto":
             raise InputError(
                 f"config.model.attention = {name}: the kernel does not support {reason}; use another, or auto."

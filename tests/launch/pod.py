@@ -42,6 +42,7 @@ METHODS = {"create": "POST", "delete": "DELETE", "describe": "GET"}
 # What ssh says to each fault of a connection: it is lost before or after a command has run.
 REASONS = {
     "before": "ssh: connect to host {ip} port 22: Connection timed out",
+    "denied": "me@{ip}: Permission denied (publickey).",
     "after": "client_loop: send disconnect: Broken pipe",
 }
 SETTINGS = {
@@ -283,8 +284,8 @@ class FakePod:
         fault = self.cloud.ssh_fault(int(worker), argv[-1])
         if fault == "silent":
             return backend.Result(None)
-        if fault == "before":
-            return lost
+        if fault in ("before", "denied"):
+            return backend.Result(255, "", REASONS[fault].format(ip="127.0.0.1"))
         home = self.cloud.home(int(worker))
         words = shlex.split(argv[-1])
         if "start" in words:  # it forks, which this process of many threads must not

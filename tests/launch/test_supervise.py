@@ -8,9 +8,10 @@ from argparse import Namespace
 
 import pytest
 from pods.backend import Pod, PodError, SettingsError
+from pods.causes import HostReport
 from pods.code import Code
 from pods.gcloud import TpuVm
-from pods.runs import Job
+from pods.runs import Job, RunStatus
 from pods.settings import Settings
 from pods.supervise import Supervisor
 
@@ -135,6 +136,18 @@ def test_at_its_end_the_pod_costs_on_and_it_says_so_unless_it_deletes_it(
     assert ("costs, 8.00 dollars an hour: launch/tpu.py down" in capsys.readouterr().out) == (
         not down and ready_at > 0
     )
+
+
+def test_what_the_cloud_says_steers_no_terminal(make, monkeypatch, capsys):
+    one = make()
+    ill = Pod("pod", "READY", reason="UNHEALTHY \x1b[2J")
+    monkeypatch.setattr(one.cloud, "describe", lambda: ill)
+    monkeypatch.setattr("pods.supervise.connect", lambda *_: None)
+    monkeypatch.setattr(
+        "pods.runs.status", lambda *_: RunStatus(1, (HostReport(0, "h", "running"),))
+    )
+    one.step()
+    assert "UNHEALTHY \\x1b[2J" in capsys.readouterr().out
 
 
 def test_one_supervisor_a_run(make):

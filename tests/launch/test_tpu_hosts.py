@@ -1,6 +1,5 @@
 """One call a host: each has its own result, time-out and tries, and a failure has a host's name on it."""
 
-import pathlib
 import sys
 import types
 
@@ -21,7 +20,6 @@ def fast(monkeypatch):
 def ask(timeout: float = 20.0, programs=None):
     """Asks four hosts, of which each runs a program."""
     cloud = types.SimpleNamespace(
-        routes_file=pathlib.Path("none"),
         ssh=lambda worker, argv: [
             sys._base_executable, "-I", "-c", PROGRAM, (programs or {}).get(worker, WELL), str(worker)
         ],
