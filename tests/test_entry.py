@@ -206,7 +206,7 @@ def test_a_subclass_is_on_record_and_in_the_report(
     (tmp_path / "own_config.py").write_text(CONFIG)
     workdir = Workdir(str(tmp_path / "run"))
 
-    def train(*overrides: str, pretraining=Weighted):
+    def train(*overrides: str, pretraining=Weighted) -> None:
         data = (f"shards.dir={manifest.folder}", "data.lanes=4", "train.steps=2")
         config = configs.load(f"{tmp_path}/own_config.py", [*TINY, *data, *overrides])
         train_task(config, workdir, pretraining.open(config, workdir, manifest))

@@ -1,6 +1,7 @@
 """Patterns of files, links, and names that look like patterns; in corpora, tables, pairs, shards and checkpoints."""
 
 import os
+import pathlib
 import re
 import shutil
 
@@ -17,7 +18,7 @@ from tests.support.corpora import corpus_of, read_documents, texts_of, write_jso
 LETTERS = ["a[1]", "[", "b*c", "w?", "#1", "c:d", "x::y", "@5", "50%20", "{a,b}", "~", " é'", "-x"]
 
 
-def link_as_dvc(path):
+def link_as_dvc(path: pathlib.Path) -> None:
     """Moves a file into a cache, as DVC, git-annex and the Hub do, and leaves a link that is younger."""
     cache = path.parent.parent / "cache"
     cache.mkdir(exist_ok=True)

@@ -102,7 +102,7 @@ def with_settings(command: str, *settings: str) -> str:
     return command + "".join(f" --config.{setting}" for setting in settings)
 
 
-def shortened(line: str, folder) -> str:
+def shortened(line: str, folder: pathlib.Path) -> str:
     """A command of the pages as it runs here: on a small corpus, a small model, in some steps."""
     command = line.replace("my/texts/*.txt", f"{folder}/my.txt").replace("runs/", f"{folder}/runs/")
     # the steps of the short run

@@ -67,7 +67,7 @@ except InputError as error:
 def test_the_lock_and_the_folder_of_a_colleague(tmp_path):
     """Of the same folder: a lock that can be read, one that can't, and no right to write. Another user's, if we can."""
 
-    def say(folder) -> str:
+    def say(folder: pathlib.Path) -> str:
         line = [sys.executable, "-c", OF_OTHERS, str(folder)]
         return subprocess.check_output(line, text=True)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -23,7 +24,7 @@ from tests.support.tiny import command
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
-def arguments(folder, *overrides: str) -> list[str]:
+def arguments(folder: pathlib.Path, *overrides: str) -> list[str]:
     settings = labelled_texts.settings(folder, "", *overrides)
     settings.remove("tokenizer.path=")
     return command("classify", folder / "run", *settings)

@@ -15,7 +15,7 @@ from tests.support.tiny import tiny_config
 
 
 @pytest.fixture
-def foreign(manifest, tmp_path):
+def foreign(manifest, tmp_path) -> pathlib.Path:
     """Shards as transformers' TF-TPU example leaves them: no manifest."""
     folder = pathlib.Path(shutil.copytree(manifest.folder, tmp_path / "shards"))
     (folder / "manifest.json").unlink()

@@ -40,7 +40,7 @@ def test_the_name_of_a_split_says_its_role(role, names):
 
 
 @pytest.fixture
-def local_set(tmp_path):
+def local_set(tmp_path) -> pathlib.Path:
     """A folder of a data set, of whose splits each has the numbers of its own hundred; its name holds a #."""
     folder = tmp_path / "set #1"
     folder.mkdir()
@@ -102,7 +102,7 @@ def test_a_split_that_can_not_be_read_is_named(local_set, names, streaming, word
 
 
 @pytest.fixture
-def prepared(tmp_path, monkeypatch):
+def prepared(tmp_path, monkeypatch) -> pathlib.Path:
     """The version folder of a data set of TensorFlow Datasets with a test split, which no installed code knows."""
     import tensorflow_datasets as tfds
 
@@ -133,19 +133,19 @@ def test_tfds_reads_a_prepared_folder_and_a_name_in_the_data_folder(
     assert (len(sliced["test"]), len(sliced[""])) == (5, 20)
 
 
-def lack_a_file(prepared) -> list[str]:
+def lack_a_file(prepared: pathlib.Path) -> list[str]:
     file = next(prepared.glob("*test*"))
     file.unlink()
     return [file.name]
 
 
-def cut_a_file(prepared) -> list[str]:
+def cut_a_file(prepared: pathlib.Path) -> list[str]:
     file = next(prepared.glob("*train*"))
     file.write_bytes(file.read_bytes()[:-7])
     return ["train"]
 
 
-def name_a_class(prepared) -> list[str]:
+def name_a_class(prepared: pathlib.Path) -> list[str]:
     """Of a module that ends the process when it is imported."""
     file = prepared / "features.json"
     text = file.read_text()
@@ -154,7 +154,7 @@ def name_a_class(prepared) -> list[str]:
     return ["hostile.Text", "features.json"]
 
 
-def leave_code_alone(prepared) -> list[str]:
+def leave_code_alone(prepared: pathlib.Path) -> list[str]:
     shutil.rmtree(prepared)
     (prepared.parent / "my_rows.py").write_text('raise SystemExit("executed")')
     return ["dataset_info.json"]

@@ -41,7 +41,7 @@ def mixture(manifest, web) -> str:
 
 
 @pytest.fixture(scope="module")
-def ran(one_device, mixture, tokenizer_folder, tmp_path_factory):
+def ran(one_device, mixture, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("ran") / "run"
     settings = (*TINY, *SETTINGS, f"tokenizer.path={tokenizer_folder}", mixture)
     assert __main__.main(command("train", workdir, *settings)) == 0

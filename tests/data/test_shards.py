@@ -176,7 +176,7 @@ def test_ended_at_any_file_it_goes_on(small, texts, tokenizer_folder, tmp_path, 
     put = results.put_file
     written = []
 
-    def start(limit: int, error: BaseException):
+    def start(limit: int, error: BaseException) -> None:
         """Writes shards until so many files are written in all."""
 
         def put_file(file, target):

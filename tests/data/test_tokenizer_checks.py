@@ -1,6 +1,7 @@
 """Tokenizers made elsewhere: what they do is tried when they are loaded, and works, is refused, or is said."""
 
 import json
+import pathlib
 import random
 import shutil
 from collections.abc import Callable
@@ -20,11 +21,11 @@ from tests.support.doctored import case_of
 from tests.support.tiny import tiny_config
 
 
-def same(content):
+def same(content: dict) -> None:
     """Changes nothing."""
 
 
-def edited(folder: str, target, change: Callable, **settings) -> str:
+def edited(folder: str, target: pathlib.Path, change: Callable, **settings) -> str:
     """A copy whose tokenizer.json is changed; `settings` of tokenizer_config.json."""
     shutil.copytree(folder, target)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -37,7 +38,7 @@ def edited(folder: str, target, change: Callable, **settings) -> str:
     return str(target)
 
 
-def add_far_above(content) -> None:
+def add_far_above(content: dict) -> None:
     content["model"]["vocab"]["<extra>"] = 10_000
 
 
@@ -57,15 +58,15 @@ def test_ids_with_holes_work(tokenizers, texts, tmp_path, capsys):
     assert words in capsys.readouterr().err
 
 
-def no_processor(content) -> None:
+def no_processor(content: dict) -> None:
     content["post_processor"] = None
 
 
-def no_end(content):
+def no_end(content: dict) -> None:
     del content["post_processor"]["single"][-1]
 
 
-def lowered_mask(content):
+def lowered_mask(content: dict) -> None:
     """A mask that the normalizer changes before it is looked for."""
     content["normalizer"] = {"type": "Lowercase"}
     (mask,) = (token for token in content["added_tokens"] if token["content"] == "<mask>")
@@ -74,29 +75,29 @@ def lowered_mask(content):
     content["added_tokens"].remove(mask)
 
 
-def far_above(content) -> None:
+def far_above(content: dict) -> None:
     content["model"]["vocab"]["zzz"] = 2**30
 
 
-def no_unk_in_model(content):
+def no_unk_in_model(content: dict) -> None:
     """What is named as unk token is not what the model gives for a character that it doesn't know."""
     content["model"]["unk_id"] = None
 
 
-def ascii_alone(content):
+def ascii_alone(content: dict) -> None:
     """A normalizer that removes all other characters."""
     pattern = {"Regex": r"[^\x00-\x7f]"}
     content["normalizer"] = {"type": "Replace", "pattern": pattern, "content": ""}
 
 
-def bytes_as_fallback(content):
+def bytes_as_fallback(content: dict) -> None:
     """An entry for each byte, and no unk token."""
     content["pre_tokenizer"] = content["decoder"] = None
     content["model"] |= {"byte_fallback": True, "unk_token": None}
     content["model"]["vocab"] |= {f"<0x{byte:02X}>": 20_000 + byte for byte in range(256)}
 
 
-def fewer_bytes(content) -> None:
+def fewer_bytes(content: dict) -> None:
     bytes_as_fallback(content)
     del content["model"]["vocab"]["<0xF0>"]
 
@@ -137,7 +138,7 @@ def test_characters_that_are_removed_or_read_as_bytes_need_no_entry(
 
 
 def test_pairs_need_a_template(tokenizers, tmp_path):
-    def no_pair(content):
+    def no_pair(content: dict) -> None:
         template = content["post_processor"]["pair"]
         content["post_processor"]["pair"] = [template[0], template[1], template[4]]  # <s> $A $B
 
@@ -171,11 +172,11 @@ def test_unknown_tokens_are_said_with_their_share(texts, tmp_path, capsys):
 TEXT = "Returns the <mask> of <url> and of all unobtainable measurements."
 
 
-def drop_out(content) -> None:
+def drop_out(content: dict) -> None:
     content["model"]["dropout"] = 0.5
 
 
-def cut_and_pad(content):
+def cut_and_pad(content: dict) -> None:
     """As a tokenizer has them after a call."""
     fast = Tokenizer.from_str(json.dumps(content))
     fast.enable_truncation(5)

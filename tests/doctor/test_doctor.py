@@ -17,11 +17,11 @@ ALL = ["data", "mesh", "lanes", "ids", "duplicates", "overlap", "masks"]
 SETTINGS = ("tokenizer.vocab_size=600", "data.lanes=2")
 
 
-def arguments(workdir, shards: str, *flags: str) -> list[str]:
+def arguments(workdir: pathlib.Path, shards: str, *flags: str) -> list[str]:
     return ["doctor", *train_arguments(workdir, shards, *SETTINGS)[1:], *flags]
 
 
-def run_doctor(workdir, shards: str, capsys, code: int, *flags: str) -> dict:
+def run_doctor(workdir: pathlib.Path, shards: str, capsys, code: int, *flags: str) -> dict:
     """Returns {name of the check: its first finding}, and the batch."""
     assert __main__.main(arguments(workdir, shards, "--json", *flags)) == code
     out, err = capsys.readouterr()

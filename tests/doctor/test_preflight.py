@@ -33,26 +33,26 @@ WITHOUT_SIZES = [
 ]
 
 
-def nothing(folder):
+def nothing(folder: pathlib.Path) -> None:
     """Leaves the folder as it is."""
 
 
-def deberta(folder):
+def deberta(folder: pathlib.Path) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "deberta"}))
 
 
-def another_shape(folder):
+def another_shape(folder: pathlib.Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["roberta.encoder.layer.1.output.dense.weight"] = np.zeros((64, 63), np.float32)
     save_file(tensors, folder / "model.safetensors")
 
 
-def cut_short(folder) -> None:
+def cut_short(folder: pathlib.Path) -> None:
     os.truncate(folder / "model.safetensors", 5000)
 
 
-def no_tokenizer(folder):
+def no_tokenizer(folder: pathlib.Path) -> None:
     (folder / "tokenizer.json").write_text("{")
 
 
@@ -67,7 +67,7 @@ MODELS = [  # command, what is done to a good folder, a setting, and what the se
 
 
 @pytest.fixture(scope="module")
-def good_folder(model, tmp_path_factory):
+def good_folder(model, tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("good") / "roberta"
     shutil.copytree(model.tokenizer, folder)
     export.write_model(model, folder)
@@ -88,7 +88,7 @@ def forbid(monkeypatch, place: object, name: str) -> None:
     monkeypatch.setattr(place, name, lambda *_, **__: pytest.fail(f"{name} was called"))
 
 
-def check(name: str, tmp_path, settings: list[str], *words: str, capsys, doctor=True):
+def check(name: str, tmp_path, settings: list[str], *words: str, capsys, doctor=True) -> None:
     """Asserts that a command refuses without writing, in a sentence with `words` that `doctor` has, too."""
     workdir = tmp_path / "run"
     refuse(command(name, workdir, *settings), 2, *words, capsys=capsys)
@@ -141,7 +141,7 @@ def test_doctor_refuses_a_config_of_classify(tmp_path, capsys):
     refuse(line, 2, "classify.train = csv:banking77", "pretraining", capsys=capsys)
 
 
-def text(file, content: bytes) -> str:
+def text(file: pathlib.Path, content: bytes) -> str:
     file.write_bytes(content)
     return f"text:{file}"
 

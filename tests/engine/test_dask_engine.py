@@ -3,6 +3,7 @@
 import collections
 import functools
 import os
+import pathlib
 import pickle
 import signal
 import socket
@@ -34,7 +35,7 @@ def opened(found: Cluster):
     return dask_engine.connect(found.address, certificates=str(found.certificates), timeout=250)
 
 
-def begun(folder) -> list[list[int]]:
+def begun(folder: pathlib.Path) -> list[list[int]]:
     lines = (folder / "begun").read_text().splitlines()
     return [[int(word) for word in line.split()] for line in lines]
 

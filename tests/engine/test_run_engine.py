@@ -1,5 +1,6 @@
 """The data of a run of several processes: made on the cores of all of them, and the same as by one."""
 
+import pathlib
 import signal
 import subprocess
 import time
@@ -41,14 +42,14 @@ def arguments(texts, tokenizer_folder, tmp_path_factory) -> Callable[..., list[s
         "pod.start_timeout=250",
     )
 
-    def of(workdir, *more: str) -> list[str]:
+    def of(workdir: pathlib.Path, *more: str) -> list[str]:
         return [*command("shards", workdir, *settings), *more]
 
     return of
 
 
 @pytest.fixture(scope="module")
-def alone(arguments, tmp_path_factory):
+def alone(arguments, tmp_path_factory) -> pathlib.Path:
     """What one process writes."""
     workdir = tmp_path_factory.mktemp("alone")
     assert main(arguments(workdir)) == 0

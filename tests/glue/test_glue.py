@@ -30,19 +30,21 @@ def data(tmp_path_factory) -> str:
     return glue_shaped.write(tmp_path_factory.mktemp("glue"))
 
 
-def run(model: object, workdir, *arguments: str) -> subprocess.CompletedProcess:
+def run(model: object, workdir: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
     line = ["glue", f"--model={model}", f"--workdir={workdir}", *arguments, *flags(*KEYS)]
     return subprocess.run(
         [sys.executable, "-m", "mlm", *line], cwd=ROOT, capture_output=True, text=True
     )
 
 
-def plan(protocol: str, name: str, root, **overrides) -> list[glue.Trial]:
+def plan(protocol: str, name: str, root: pathlib.Path, **overrides) -> list[glue.Trial]:
     setup = glue.Setup(protocol, "", UPath(root), ["--config=configs/base.py"], overrides, 128)
     return glue.plan(load_protocol(protocol), name, setup)
 
 
-def write_scores(trial: glue.Trial, first: dict[str, float], **others: dict[str, float]):
+def write_scores(
+    trial: glue.Trial, first: dict[str, float], **others: dict[str, float]
+) -> pathlib.Path:
     """Writes what a run leaves of its scores: on its validation rows, and on other sets."""
     folder = pathlib.Path(trial.folder)
     (folder / "predictions").mkdir(parents=True)

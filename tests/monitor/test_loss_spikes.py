@@ -1,6 +1,7 @@
 """Loss spikes on made-up curves: each once, over restarts, with its batches and records."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_the_steps_of_a_line_go_back_to_the_line_before():
 # The hook -------------------------------------------------------------------------------------------------------------
 
 
-def hook(folder, *overrides: str, said: list[str]) -> LossSpikes:
+def hook(folder: pathlib.Path, *overrides: str, said: list[str]) -> LossSpikes:
     """That of a start in the folder, on a manifest without shards to read."""
     config = tiny_config(*SETTINGS, *overrides)
     manifest = manifest_of(32, train={"records": (RECORDS,) * SHARDS}, validation={})
@@ -84,7 +85,7 @@ def hook(folder, *overrides: str, said: list[str]) -> LossSpikes:
     return LossSpikes(config, Workdir(str(folder)), manifest, said.append, stages=stages)
 
 
-def log(hook: LossSpikes, folder, *, last: int, spike: int):
+def log(hook: LossSpikes, folder: pathlib.Path, *, last: int, spike: int) -> None:
     """Logs a loss that jumps at the step `spike`."""
     with (folder / "metrics.jsonl").open("a") as file:
         for step in range(5, last + 1, 5):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import threading
 
@@ -26,7 +27,7 @@ signal.pause()
 """
 
 
-def trials(root, *codes: str) -> list[Trial]:
+def trials(root: pathlib.Path | str, *codes: str) -> list[Trial]:
     entries = [Entry(command=("-c", code)) for code in codes]
     return [
         Trial(f"run{n}", f"{root}/run{n}", (str(n),), {}, entry) for n, entry in enumerate(entries)

@@ -1,6 +1,7 @@
 """The command `sweep`: real runs over a grid, stopped and continued, one failing; its table; what it refuses."""
 
 import json
+import pathlib
 import signal
 
 import psutil
@@ -21,7 +22,7 @@ BASE = [
 ]
 
 
-def content(root) -> dict:
+def content(root: pathlib.Path) -> dict:
     return json.loads((root / "sweep.json").read_text())
 
 

@@ -16,13 +16,13 @@ from tests.support.tiny import tiny_config
 SCORES = {0.1: (3.0, 1.0, 1.5), 0.01: (2.0, 2.5, None)}  # of each rate, by seed
 
 
-def outcome_of(root, values: dict, command: str = "train", code: int = 0) -> Outcome:
+def outcome_of(root: pathlib.Path, values: dict, command: str = "train", code: int = 0) -> Outcome:
     name = grid.name(values)
     (root / name).mkdir(exist_ok=True)
     return Outcome(Trial(name, str(root / name), (command,), values), code, 60.0, "the last line")
 
 
-def write_logs(folder: str, evals: list[dict], saved: int):
+def write_logs(folder: str, evals: list[dict], saved: int) -> None:
     """Evaluations after steps 1, 2, ..., of which the first ones are saved."""
     lines = [{"kind": "eval", "step": step} | scores for step, scores in enumerate(evals, 1)]
     checkpoints = [{"kind": "checkpoint", "step": step + 1} for step in range(saved)]

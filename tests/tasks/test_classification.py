@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pathlib
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ STEPS = 16  # three epochs of 83 rows in batches of 16
 FAST = ("optimizer.learning_rate=0.01", "model.init_stddev=0.1")
 
 
-def build(folder, tokenizer_folder: str, *overrides: str, pad_id: int = 1):
+def build(folder: pathlib.Path, tokenizer_folder: str, *overrides: str, pad_id: int = 1):
     config = tiny_config(*labelled_texts.settings(folder, tokenizer_folder, *overrides))
     settings = config.classify
     sources = {"train": settings.train, "validation": settings.validation}
@@ -170,14 +171,14 @@ def test_what_can_not_be_right_is_refused(tmp_path, tokenizer_folder):
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def arguments(workdir, data_folder, tokenizer_folder: str) -> list[str]:
+def arguments(workdir: pathlib.Path, data_folder: pathlib.Path, tokenizer_folder: str) -> list[str]:
     settings = labelled_texts.settings(data_folder, tokenizer_folder)
     dropout = ("model.hidden_dropout=0.1", "optimizer.ema_decay=0.9")
     return command("classify", workdir, *settings, *dropout, "log.every=4", "checkpoint.every=4")
 
 
 @pytest.fixture(scope="module")
-def here(tokenizer_folder, tmp_path_factory):
+def here(tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     """The run of the command, in this process."""
     workdir = tmp_path_factory.mktemp("here")
     rows = tmp_path_factory.mktemp("rows")

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -38,7 +39,7 @@ def surroundings(tmp_path_factory):
         yield
 
 
-def write_set(folder, texts: list[str], test: list[str]) -> str:
+def write_set(folder: pathlib.Path, texts: list[str], test: list[str]) -> str:
     """A data set of which test and validation have texts of training, and test some of validation."""
     folder.mkdir()
     splits = {
@@ -51,13 +52,13 @@ def write_set(folder, texts: list[str], test: list[str]) -> str:
     return f"hf:{folder}"
 
 
-def start(name: str, workdir, source: str, tokenizer_folder: str):
+def start(name: str, workdir: pathlib.Path, source: str, tokenizer_folder: str) -> None:
     data = (f"corpus.sources=('{source}',)", f"tokenizer.path={tokenizer_folder}")
     assert __main__.main(command(name, workdir, *TINY, *SETTINGS, *data)) == 0
 
 
 @pytest.fixture(scope="module")
-def run(one_device, texts, tokenizer_folder, tmp_path_factory):
+def run(one_device, texts, tokenizer_folder, tmp_path_factory) -> pathlib.Path:
     """The command `run` on a data set with a test split."""
     folder = tmp_path_factory.mktemp("run")
     source = write_set(folder / "set", texts, texts[340:380])
